@@ -23,7 +23,6 @@ use tempfile::TempDir;
 use super::fio::{self, Workload};
 use super::report::{Bar, Limit, Measure, Report, Run, Setting};
 use super::server::{HOB, HOB_BEFORE, QEMU_FUSE, Server};
-use crate::packages;
 use crate::shell::{self, Interrupt};
 
 const MIB: u64 = 1 << 20;
@@ -189,29 +188,17 @@ pub(super) struct Bench {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let missing: Vec<&str> = ["fio", "qemu-nbd", "qemu-storage-daemon", "nbdkit", "setpriv"]
-        .into_iter()
-        .filter(|p| !packages::present(p))
-        .collect();
-    if !missing.is_empty() {
-        bail!("{} is not installed; run `cargo xtask install`", missing.join(", "));
-    }
+    super::require(&["fio", "qemu-nbd", "qemu-storage-daemon", "nbdkit", "setpriv"])?;
+    let hob = super::hob(arguments.hob.as_deref())?;
     let bench = Bench {
-        hob: super::hob(arguments.hob.as_deref())?,
-        rounds: if arguments.quick { 1 } else { arguments.rounds.max(1) },
-        seconds: if arguments.quick { 1 } else { arguments.seconds.max(1) },
-        quick: arguments.quick,
         workload: arguments.workload.clone().unwrap_or_default(),
         before: arguments.before.clone(),
-        interrupt: Interrupt::listen()?,
+        ..Bench::new(hob, arguments.quick, arguments.rounds, arguments.seconds)?
     };
     let wanted = |which| arguments.only.is_none_or(|only| only == which);
     let mut report = Report::of("data-path");
     if wanted(Which::Device) {
-        let dir = match &arguments.dir {
-            Some(dir) => dir.clone(),
-            None => shell::target_dir()?,
-        };
+        let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
         report.settings.push(bench.device(&dir)?);
     }
     if wanted(Which::Software) {
@@ -233,16 +220,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let (name, dir) = ("vhost-user in memory", Path::new("/dev/shm"));
         report.settings.push(bench.vhost_user(name, dir, 256 * MIB, &VHOST_USER_MEMORY_BARS)?);
     }
-    println!("\n{report}");
-    if let Some(path) = &arguments.json {
-        let text = serde_json::to_string_pretty(&report.json())?;
-        std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
-        println!("every figure: {}", path.display());
-    }
-    if arguments.strict && report.missed() > 0 {
-        bail!("{} bars missed", report.missed());
-    }
-    Ok(())
+    report.finish(arguments.json.as_deref(), arguments.strict)
 }
 
 pub(super) fn scratch(dir: &Path) -> Result<TempDir> {
@@ -252,6 +230,13 @@ pub(super) fn scratch(dir: &Path) -> Result<TempDir> {
 }
 
 impl Bench {
+    /// Creates a benchmark of all workloads; a quick one has one short round.
+    pub(super) fn new(hob: PathBuf, quick: bool, rounds: u32, seconds: u32) -> Result<Bench> {
+        let (rounds, seconds) = if quick { (1, 1) } else { (rounds.max(1), seconds.max(1)) };
+        let interrupt = Interrupt::listen()?;
+        Ok(Bench { hob, rounds, seconds, quick, workload: String::new(), before: None, interrupt })
+    }
+
     fn device(&self, dir: &Path) -> Result<Setting> {
         let scratch = scratch(dir)?;
         let size = if self.quick { 64 } else { 512 } * MIB;
@@ -358,9 +343,6 @@ impl Bench {
 
     /// Measures disks as FUSE files. All files are opened with O_DIRECT and used through libaio.
     fn fuse(&self, dir: &Path) -> Result<Setting> {
-        if !packages::present("qemu-storage-daemon") {
-            bail!("qemu-storage-daemon is not installed; run `cargo xtask install`");
-        }
         let scratch = scratch(dir)?;
         let size = if self.quick { 64 } else { 512 } * MIB;
         println!("a file: {} MiB in {}", size / MIB, scratch.path().display());

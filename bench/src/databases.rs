@@ -27,7 +27,6 @@ use self::disk::{Disk, Way};
 use self::table::{Measured, Table};
 use self::workload::{Scale, WORKLOADS};
 use super::data_path::scratch;
-use crate::packages;
 use crate::shell::{self, Interrupt};
 
 const PROGRAMS: [&str; 8] =
@@ -74,10 +73,7 @@ const SETS: [Set; 2] = [
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let missing: Vec<&str> = PROGRAMS.into_iter().filter(|p| !packages::present(p)).collect();
-    if !missing.is_empty() {
-        bail!("{} not installed; `cargo xtask install` does that", missing.join(", "));
-    }
+    super::require(&PROGRAMS)?;
     if !rustix::process::geteuid().is_root() {
         bail!("this bench mounts file systems and limits memory; run it as root");
     }
@@ -118,14 +114,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let [usual, slow_flush] = &tables[..] else { bail!("there is a table for each set") };
     let criteria = criteria(usual, slow_flush);
     println!("{}", Acceptance(&criteria));
-    if let Some(path) = &arguments.json {
-        let sets: Vec<_> = tables.iter().map(Table::json).collect();
-        let all = serde_json::json!({"sets": sets, "acceptance": Acceptance(&criteria).json()});
-        let text = serde_json::to_string_pretty(&all)?;
-        std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
-        println!("every figure: {}", path.display());
-    }
-    Ok(())
+    let sets: Vec<_> = tables.iter().map(Table::json).collect();
+    let all = serde_json::json!({"sets": sets, "acceptance": Acceptance(&criteria).json()});
+    super::write_json(arguments.json.as_deref(), &all)
 }
 
 /// Measures all rounds. Round 0 warms the caches and is not counted.

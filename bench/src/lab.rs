@@ -128,12 +128,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     measured.entry("optimum").or_default().misses = [misses[0], misses[1]];
 
     let missed = show(&measured);
-    if let Some(path) = &arguments.json {
-        let value: Vec<Value> = measured.iter().map(|(policy, measured)| measured.json(policy)).collect();
-        std::fs::write(path, serde_json::to_string_pretty(&value)? + "\n")
-            .with_context(|| format!("write {}", path.display()))?;
-        println!("every figure: {}", path.display());
-    }
+    let results: Value = measured.iter().map(|(policy, measured)| measured.json(policy)).collect();
+    super::write_json(arguments.json.as_deref(), &results)?;
     if arguments.strict && missed > 0 {
         bail!("{missed} bars missed");
     }

@@ -17,8 +17,9 @@ mod vhost;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+use serde_json::Value;
 use xtask::{packages, shell};
 
 #[derive(Debug, Parser)]
@@ -83,6 +84,24 @@ fn hob_with(named: Option<&Path>, more: &[&str]) -> Result<PathBuf> {
     }
     shell::run(shell::cargo(&["build", "--release", "-p", "hob"]).args(more))?;
     Ok(shell::target_dir()?.join("release/hob"))
+}
+
+/// Fails if a program that a benchmark needs is missing.
+fn require(programs: &[&str]) -> Result<()> {
+    let missing: Vec<&str> = programs.iter().copied().filter(|name| !packages::present(name)).collect();
+    if !missing.is_empty() {
+        bail!("{} not installed; run `cargo xtask install`", missing.join(", "));
+    }
+    Ok(())
+}
+
+/// Writes all results of a benchmark to a JSON file, if one is named.
+fn write_json(path: Option<&Path>, results: &Value) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let text = serde_json::to_string_pretty(results)?;
+    std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
+    println!("every figure: {}", path.display());
+    Ok(())
 }
 
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {

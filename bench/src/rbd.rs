@@ -10,7 +10,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use conformance::Cluster;
 use conformance::data::noise_file;
 
@@ -18,8 +18,7 @@ use super::data_path::{Bench, cache_bytes, scratch};
 use super::fio::Workload;
 use super::report::{Bar, Limit, Measure, Report, Setting};
 use super::server::Server;
-use crate::packages;
-use crate::shell::{self, Interrupt};
+use crate::shell;
 
 const MIB: u64 = 1 << 20;
 
@@ -77,22 +76,9 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let missing: Vec<&str> = ["fio", "ceph-mon", "ceph-osd", "rbd", "setpriv"]
-        .into_iter()
-        .filter(|p| !packages::present(p))
-        .collect();
-    if !missing.is_empty() {
-        bail!("{} not installed; `cargo xtask install` does that", missing.join(", "));
-    }
-    let bench = Bench {
-        hob: super::hob_with(arguments.hob.as_deref(), &["--features", "rbd"])?,
-        rounds: if arguments.quick { 1 } else { arguments.rounds.max(1) },
-        seconds: if arguments.quick { 1 } else { arguments.seconds.max(1) },
-        quick: arguments.quick,
-        workload: String::new(),
-        before: None,
-        interrupt: Interrupt::listen()?,
-    };
+    super::require(&["fio", "ceph-mon", "ceph-osd", "rbd", "setpriv"])?;
+    let hob = super::hob_with(arguments.hob.as_deref(), &["--features", "rbd"])?;
+    let bench = Bench::new(hob, arguments.quick, arguments.rounds, arguments.seconds)?;
     let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
     let mut report = Report::of("rbd");
     for way in [Way::Nbd, Way::Machine, Way::Memory] {
@@ -100,16 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     report.settings.push(write_back(&bench, &dir)?);
     report.settings.push(cold(&bench, &dir)?);
-    println!("\n{report}");
-    if let Some(path) = &arguments.json {
-        let text = serde_json::to_string_pretty(&report.json())?;
-        std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
-        println!("every figure: {}", path.display());
-    }
-    if arguments.strict && report.missed() > 0 {
-        bail!("{} bars missed", report.missed());
-    }
-    Ok(())
+    report.finish(arguments.json.as_deref(), arguments.strict)
 }
 
 /// A cluster with three images of the same data, and configurations for fio.

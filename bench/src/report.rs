@@ -1,7 +1,9 @@
 //! Results of a benchmark: medians, ratios, and required ratios that are met or missed.
 
 use std::fmt;
+use std::path::Path;
 
+use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::fio::Figures;
@@ -41,7 +43,7 @@ pub(crate) enum Limit {
     AtMost(f64),
 }
 
-/// A required ratio of hob to another server.
+/// Minimum or maximum ratio of hob's result to another server's result.
 #[derive(Debug)]
 pub(crate) struct Bar {
     pub(crate) workload: &'static str,
@@ -250,17 +252,28 @@ impl Report {
     }
 
     /// Returns the number of missed ratios.
-    pub(crate) fn missed(&self) -> usize {
+    fn missed(&self) -> usize {
         let bars = self.settings.iter().flat_map(|s| s.bars.iter().map(move |bar| (s, bar)));
         bars.filter(|(s, bar)| !s.ratio(bar).is_some_and(|r| bar.limit.met(r))).count()
     }
 
     /// Returns all results as JSON.
-    pub(crate) fn json(&self) -> Value {
+    fn json(&self) -> Value {
         let cpus = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let settings: Vec<Value> = self.settings.iter().map(Setting::json).collect();
         json!({ "bench": self.bench, "cpus": cpus, "kernel": kernel.trim(), "settings": settings })
+    }
+
+    /// Prints the report, and writes all results to a JSON file, if one is named. Fails if a required
+    /// ratio is missed and `strict` is true.
+    pub(crate) fn finish(&self, json: Option<&Path>, strict: bool) -> Result<()> {
+        println!("\n{self}");
+        crate::write_json(json, &self.json())?;
+        if strict && self.missed() > 0 {
+            bail!("{} bars missed", self.missed());
+        }
+        Ok(())
     }
 }
 

@@ -87,7 +87,7 @@ const fn kind(name: &'static str, change: Change, at: At) -> Kind {
 }
 
 /// The first kind, and the first kind with flushes, are the bases of the ratios.
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 15] = [
     kind("write of 4 KiB", Change::Write(4 * KIB), At::Random),
     kind("write of 4 KiB, clean sector", Change::Write(4 * KIB), At::Clean),
     kind("write of 4 KiB, dirty sector", Change::Write(4 * KIB), At::Dirty),
@@ -96,6 +96,8 @@ const KINDS: [Kind; 13] = [
     kind("write of 8 KiB at offset 512", Change::Write(8 * KIB), At::Clean),
     kind("zeroes, 4 KiB", Change::Zeroes(4 * KIB), At::Random),
     kind("zeroes, 64 KiB", Change::Zeroes(64 * KIB), At::Random),
+    kind("zeroes, 256 KiB", Change::Zeroes(256 * KIB), At::Random),
+    kind("zeroes, 512 bytes, clean sector", Change::Zeroes(512), At::Clean),
     kind("trim, 4 KiB", Change::Trim(4 * KIB), At::Random),
     kind("trim, 64 KiB", Change::Trim(64 * KIB), At::Random),
     kind("trim, 4 KiB of dirty data", Change::Trim(4 * KIB), At::Dirty),
@@ -194,7 +196,7 @@ impl SmallWrites {
         let mut latencies = Vec::new();
         for (number, block) in blocks.into_iter().enumerate() {
             let offset = match kind.at {
-                At::Random => REST + block * 64 * KIB,
+                At::Random => REST + block * 64 * KIB / alignment(kind) * alignment(kind),
                 At::Clean => block * BLOCK_BYTES + lead(kind),
                 At::Dirty => CLEAN_BYTES + block * BLOCK_BYTES + lead(kind),
                 At::Sequential => REST + number as u64 * 512,
@@ -231,7 +233,17 @@ impl SmallWrites {
 
 /// Returns the offset of a change in its block, bytes.
 fn lead(kind: &Kind) -> u64 {
-    if matches!(kind.change, Change::Write(bytes) if bytes != 4 * KIB) { 512 } else { 0 }
+    match kind.change {
+        Change::Write(bytes) if bytes != 4 * KIB => 512,
+        Change::Zeroes(512) => 512,
+        _ => 0,
+    }
+}
+
+/// Returns the alignment of changes anywhere in the rest of the disk, bytes.
+fn alignment(kind: &Kind) -> u64 {
+    let (Change::Write(bytes) | Change::Zeroes(bytes) | Change::Trim(bytes)) = kind.change;
+    bytes.max(4 * KIB)
 }
 
 /// Returns the numbers below `count` in random order.

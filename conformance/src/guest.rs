@@ -8,6 +8,8 @@
 
 mod tree;
 
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,6 +28,9 @@ pub const COMPLAINTS: [&str; 5] =
 /// Maximum time of a VM from power-on to power-off, on two slow cores.
 const RUN_MAX: Duration = Duration::from_secs(240);
 
+/// As [`RUN_MAX`], for a VM in which hob starts many times.
+const DEVICE_MAX: Duration = Duration::from_secs(540);
+
 /// Creates an ext4 filesystem, fills it, and checks it through two new mounts and a fsck.
 const FILES: &str = include_str!("guest/files.sh");
 
@@ -36,6 +41,9 @@ const ROUNDS: &str = include_str!("guest/rounds.sh");
 
 /// Waits until the disk has grown, and writes to the new part.
 const GROW: &str = include_str!("guest/grow.sh");
+
+/// Runs hob in the guest, with a disk as a block device of the guest.
+const DEVICE: &str = include_str!("guest/device.sh");
 
 /// Runs [`crate::load`] on the disk.
 const LOAD: &str = include_str!("guest/load.sh");
@@ -211,6 +219,46 @@ pub fn loaded(scratch: &Scratch, disk: &Disk, memory: &Path, program: &Path, hot
         .limit(RUN_MAX)
 }
 
+/// Ends the load of a guest by a line on its console, and returns the console for further input.
+///
+/// A thread reads the output and discards it, because the log file has it too. Without a reader, the
+/// guest's console would stop: QEMU sends each byte as one message, and a socket holds a few hundred.
+///
+/// # Panics
+/// If the guest's QEMU does not listen.
+#[must_use]
+#[track_caller]
+pub fn end_load(scratch: &Scratch) -> UnixStream {
+    let mut console = UnixStream::connect(scratch.path("console.sock")).expect("the console");
+    console.write_all(b"end\n").expect("the guest listens");
+    let mut output = console.try_clone().expect("a descriptor");
+    std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
+    console
+}
+
+/// Boots a VM that runs the program `hob`, and uses a disk of it as a block device. Its files
+/// `backing.img` and `pool.img` are in the scratch directory. Returns the console's output.
+///
+/// # Panics
+/// If a required program or kernel is missing, or the VM does not power off in time.
+#[must_use]
+#[track_caller]
+pub fn run_host_device(scratch: &Scratch, hob: &Path) -> String {
+    let kernel = Kernel::newest();
+    let image = scratch.path("initramfs.cpio");
+    let tree = Tree::new(scratch.path("initramfs")).script("init", DEVICE).dir("etc").program(hob, "bin/hob");
+    let tree = ["mkfs.ext4", "e2fsck", "resize2fs"]
+        .iter()
+        .fold(tree, |tree, name| tree.program(&find(name), &format!("sbin/{name}")));
+    tree.drivers(&kernel).modules(&kernel, &["nbd", "loop"], "later").pack(&image);
+    let drive = |name: &str| format!("file={},format=raw,if=virtio,cache=unsafe", scratch.text(name));
+    qemu(&kernel, &image)
+        .args(["-serial", "stdio", "-m", "1024", "-smp", "2"])
+        .args(["-drive", &drive("backing.img"), "-drive", &drive("pool.img")])
+        .limit(DEVICE_MAX)
+        .run()
+}
+
 #[track_caller]
 fn machine(scratch: &Scratch, script: &str) -> Tool {
     let kernel = Kernel::newest();
@@ -225,7 +273,7 @@ fn qemu(kernel: &Kernel, initramfs: &Path) -> Tool {
         .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults", "-no-reboot"])
         .args(["-display", "none", "-monitor", "none"])
         .args(["-kernel", &text(&kernel.image), "-initrd", &text(initramfs)])
-        .args(["-append", "console=ttyS0 panic=-1 quiet mitigations=off"])
+        .args(["-append", "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off"])
 }
 
 #[track_caller]

@@ -11,7 +11,7 @@ use conformance::authority::Files;
 use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
 use conformance::store::ONE_BY_ONE;
-use conformance::{Authority, Etcd, MIB, Plan, Scratch, Side, Store, Written};
+use conformance::{Authority, Etcd, MIB, Plan, Scratch, Store, TestHost, Written};
 use serde_json::Value;
 
 /// Size of the disk.
@@ -22,7 +22,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 /// Starts a host that lends flash to the other host and has the disk in its configuration.
 #[track_caller]
-fn start(etcd: &Etcd, authority: &Authority, name: &str, who: &Files, backing: &str) -> Side {
+fn start(etcd: &Etcd, authority: &Authority, name: &str, who: &Files, backing: &str) -> TestHost {
     let plan = Plan::new(name).reached(authority).admits("host", "admin").calls_as(who);
     let lend = plan.path("lent");
     plan.says(&format!("[peers]\nlend = {lend:?}\nlend_max = \"128M\"\nwait_seconds = 1"))
@@ -34,8 +34,8 @@ fn start(etcd: &Etcd, authority: &Authority, name: &str, who: &Files, backing: &
 
 /// Both hosts, and the disk with its data.
 struct Stage {
-    a: Side,
-    b: Side,
+    a: TestHost,
+    b: TestHost,
     written: Written,
     /// Original content of the backing.
     old: Vec<u8>,
@@ -89,7 +89,7 @@ impl Stage {
 
     /// Checks that a guest of this host reads all data.
     #[track_caller]
-    fn read_all(&self, side: &Side) {
+    fn read_all(&self, side: &TestHost) {
         self.written.read_all(&mut side.connect("vm"), DISK);
     }
 
@@ -128,7 +128,7 @@ impl Stage {
 }
 
 /// Returns the ownership record of the disk.
-fn title(side: &Side) -> Value {
+fn title(side: &TestHost) -> Value {
     side.json(&["cluster", "disks"])[0].clone()
 }
 

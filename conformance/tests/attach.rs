@@ -4,12 +4,13 @@
 //! With `HOB_QUIET=1`, no other program uses the processors, so the VM's pause is limited more
 //! strictly.
 
-use std::io::Write;
-use std::os::unix::net::UnixStream;
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use conformance::guest::{COMPLAINTS, Disk, SENTINEL, loaded};
+use conformance::guest::{COMPLAINTS, Disk, SENTINEL, end_load, loaded};
 use conformance::hob::binary;
 use conformance::load::{BLOCK_BYTES, Pattern, image};
 use conformance::process::Process;
@@ -132,14 +133,27 @@ struct Stage {
     _memory: NamedTempFile,
 }
 
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let console = self.console();
+            let lines: Vec<&str> = console.lines().collect();
+            let last = &lines[lines.len().saturating_sub(12)..];
+            eprintln!("the end of the guest's console:\n{}", last.join("\n"));
+        }
+    }
+}
+
 impl Stage {
     #[track_caller]
     fn new(given: Given, preset: &'static str) -> Stage {
         let scratch = Scratch::new();
         image(&scratch.path("disk.raw"), BLOCKS);
-        let file = scratch.text("disk.img");
-        let convert = ["convert", "-f", "raw", "-O", given.format(), &scratch.text("disk.raw"), &file];
+        let (file, volume) = (scratch.text("disk.img"), scratch.text("volume.img"));
+        let convert = ["convert", "-f", "raw", "-O", given.format(), &scratch.text("disk.raw"), &volume];
         Tool::new("qemu-img").args(convert).run();
+        // QEMU knows the image by a link, like a logical volume.
+        std::os::unix::fs::symlink(&volume, &file).unwrap();
         let config = format!(
             "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
              [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"96M\"\n",
@@ -215,6 +229,17 @@ impl Stage {
         pause_ms(&output.stderr)
     }
 
+    /// Runs `hob attach --list`.
+    #[track_caller]
+    fn list(&self) -> conformance::process::Output {
+        let (records, control) =
+            (self.scratch.text("records"), format!("unix:{}", self.scratch.text("ctl.sock")));
+        let args = ["attach", "--list", "--records", &records, "--control", &control];
+        let output = Tool::new(binary().to_str().expect("a path")).args(args).limit(STEP_MAX).output();
+        assert!(output.success(), "hob attach --list: {}", output.all());
+        output
+    }
+
     /// Starts a command that stops itself after `steps` steps, and waits until it has stopped.
     /// Returns `None` if the command ended before.
     #[track_caller]
@@ -238,10 +263,16 @@ impl Stage {
     /// Waits until the guest has completed another request.
     #[track_caller]
     fn guest_continues(&self) {
-        let lines = || self.console().matches("GUEST-LOAD second=").count();
-        let before = lines();
-        wait_until("the guest to continue", STEP_MAX, || lines() > before + 1);
+        let before = self.busy_seconds();
+        wait_until("the guest to continue", STEP_MAX, || self.busy_seconds() > before + 1);
         self.guest_has_no_errors();
+    }
+
+    /// Returns the number of seconds in which requests of the guest completed.
+    fn busy_seconds(&self) -> usize {
+        let console = self.console();
+        let seconds = console.lines().filter(|line| line.contains("GUEST-LOAD second="));
+        seconds.filter(|line| !line.contains(" reads=0 writes=0 ")).count()
     }
 
     #[track_caller]
@@ -257,10 +288,14 @@ impl Stage {
         self.daemon.as_ref().expect("it runs")
     }
 
-    /// Checks that the disk is attached, with a cache that the guest uses.
+    /// Checks that the disk is attached by the name of the image that QEMU has, with a cache that the
+    /// guest uses.
     #[track_caller]
     fn assert_attached(&self) {
         let disk = self.given.disk();
+        let record = std::fs::read(self.scratch.path(&format!("records/{disk}.json"))).expect("a record");
+        let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
+        assert_eq!(record["file"], self.file.as_str(), "{record}");
         let before = self.daemon().stats(disk);
         wait_until("requests of the guest", STEP_MAX, || {
             let now = self.daemon().stats(disk);
@@ -271,8 +306,7 @@ impl Stage {
     /// Ends the load. The guest and this test check the whole disk. The disk is detached.
     #[track_caller]
     fn end(mut self) {
-        let mut console = UnixStream::connect(self.scratch.path("console.sock")).expect("the console");
-        console.write_all(b"end\n").expect("the guest listens");
+        let _console = end_load(&self.scratch);
         let last = [SENTINEL, "GUEST-FAILED"];
         wait_until("the guest's verdict", STEP_MAX, || last.iter().any(|last| self.console().contains(last)));
         let said = self.console();
@@ -363,6 +397,11 @@ fn daemon_killed_at_every_step(given: Given) {
         for step in 1.. {
             let Some(mut process) = stage.stopped_after(verb, step) else { break };
             stage.kill_daemon();
+            // Every second time, the command calls the daemon while that is away.
+            if step % 2 == 0 {
+                process.signal(Signal::CONT);
+                std::thread::sleep(Duration::from_millis(500));
+            }
             stage.start_daemon();
             process.signal(Signal::CONT);
             let output = process.finish(STEP_MAX);
@@ -396,10 +435,15 @@ fn a_daemon_that_is_killed_at_any_step_of_a_mirror_loses_nothing() {
 fn a_command_that_is_killed_at_any_step_is_continued_or_undone() {
     let _cores = cores();
     let stage = Stage::new(Given::Nodes, "auto");
+    let pause = steps_until(&stage, "attach", "pause the VM");
     for (verb, other) in [("attach", "detach"), ("detach", "attach")] {
         for step in 1.. {
             let Some(mut process) = stage.stopped_after(verb, step) else { break };
             process.kill();
+            if (verb, step) == ("attach", pause) {
+                let listed = stage.list();
+                assert!(listed.stdout.contains("paused by hob"), "{}", listed.all());
+            }
             let is_recorded = std::fs::read_dir(stage.scratch.path("records")).is_ok_and(|files| {
                 files.flatten().any(|file| file.path().extension().is_some_and(|e| e == "json"))
             });
@@ -418,6 +462,89 @@ fn a_command_that_is_killed_at_any_step_is_continued_or_undone() {
     stage.end();
 }
 
+/// Returns the number of steps of a plan up to the step `last`, by a dry run.
+#[track_caller]
+fn steps_until(stage: &Stage, verb: &str, last: &str) -> u32 {
+    let dry = stage.command(verb, &["--dry-run"]).output();
+    let mut steps = dry.stderr.lines().filter_map(|line| line.trim_start().split_once(". "));
+    let found = steps.find(|(_, step)| step.starts_with(last));
+    let (number, _) = found.unwrap_or_else(|| panic!("no step '{last}': {}", dry.all()));
+    number.parse().expect("a number")
+}
+
+/// A lost SSH connection (SIGHUP) or `kill` (SIGTERM) while the VM is paused: `hob attach` undoes its
+/// steps, and `hob detach` completes them.
+#[test]
+fn a_command_that_is_asked_to_end_leaves_no_vm_paused() {
+    let _cores = cores();
+    let stage = Stage::new(Given::Nodes, "auto");
+    let asked_to_end = |verb: &str, signal| {
+        let steps = steps_until(&stage, verb, "pause the VM");
+        let mut process = stage.stopped_after(verb, steps).expect("the VM is paused");
+        process.signal(signal);
+        process.signal(Signal::CONT);
+        process.finish(STEP_MAX)
+    };
+    let output = asked_to_end("attach", Signal::HUP);
+    assert!(!output.success() && output.stderr.contains("nothing was changed"), "{}", output.all());
+    stage.guest_continues();
+    assert!(!stage.daemon().ctl(&["disk", "list"]).contains("web-vda"), "hob still has the disk");
+    stage.run("attach", &[]);
+    let output = asked_to_end("detach", Signal::TERM);
+    assert!(output.success(), "{}", output.all());
+    stage.guest_continues();
+    stage.end();
+}
+
+/// After an external snapshot, hob's disk is the backing file of an overlay. Both commands refuse the
+/// disk before any step, until the overlay is committed.
+#[track_caller]
+fn refused_below_a_snapshot(given: Given, name: &str, value: &str) {
+    let _cores = cores();
+    let stage = Stage::new(given, "auto");
+    stage.run("attach", &[]);
+    let listed = stage.list();
+    assert!(listed.stdout.contains("uses hob") && !listed.stderr.contains("note: "), "{}", listed.all());
+    {
+        let mut monitor = Monitor::connect(&stage.scratch.path(given.qmp()));
+        let overlay = stage.scratch.text("overlay.qcow2");
+        let mut snapshot =
+            json!({ "snapshot-node-name": "overlay", "snapshot-file": overlay, "format": "qcow2" });
+        snapshot[name] = json!(value);
+        monitor.ask("blockdev-snapshot-sync", snapshot);
+    }
+    for verb in ["attach", "detach"] {
+        let output = stage.command(verb, &[]).output();
+        assert!(!output.success(), "hob {verb} succeeded below a snapshot");
+        assert!(output.stderr.contains("below a snapshot"), "{}", output.all());
+        assert!(!output.stderr.contains("pause the VM"), "hob {verb} began: {}", output.all());
+        stage.guest_continues();
+    }
+    let listed = stage.list();
+    assert!(listed.stdout.contains("below a snapshot"), "{}", listed.all());
+    assert!(listed.stderr.contains("Commit the overlay"), "{}", listed.all());
+    {
+        let mut monitor = Monitor::connect(&stage.scratch.path(given.qmp()));
+        monitor.ask("block-commit", json!({ "job-id": "commit", "device": "overlay" }));
+        wait_until("the commit", STEP_MAX, || {
+            monitor.ask("query-block-jobs", json!({}))[0]["ready"] == json!(true)
+        });
+        monitor.ask("block-job-complete", json!({ "device": "commit" }));
+        wait_until("the end of the commit", STEP_MAX, || {
+            monitor.ask("query-block-jobs", json!({})).as_array().is_some_and(Vec::is_empty)
+        });
+    }
+    stage.run("detach", &[]);
+    stage.guest_continues();
+    stage.end();
+}
+
+#[test]
+fn a_disk_below_a_snapshot_is_refused_until_the_overlay_is_committed() {
+    refused_below_a_snapshot(Given::Nodes, "node-name", "image");
+    refused_below_a_snapshot(Given::Drive, "device", "vda");
+}
+
 #[test]
 fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
     let _cores = cores();
@@ -429,8 +556,19 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
     };
     let dry = stage.command("attach", &["--dry-run"]).output();
     assert!(dry.success() && dry.stderr.contains("pause the VM"), "{}", dry.all());
+    // The pool has one device.
+    for part in [
+        "16 MiB in pool fast",
+        "write-back, with one copy",
+        "can be lost: dirty data, if a flash device fails",
+    ] {
+        assert!(dry.stderr.contains(part), "{part}: {}", dry.stderr);
+    }
     assert!(!stage.scratch.path("records/web-vda.json").exists(), "a dry run recorded something");
+    let dry = stage.command("attach", &["--dry-run", "--nbd", "/nowhere.sock"]).output();
+    assert!(!dry.success() && dry.stderr.contains("/nowhere.sock"), "{}", dry.all());
     assert!(refused("attach", &["vdx"]).contains("has no disk vdx; it has: vda"));
+    assert!(refused("attach", &["--method", "device"]).contains("possible: reopen"));
     assert!(refused("attach", &["--size", "1T"]).contains("choose a --size"));
     assert!(refused("detach", &[]).contains("no such disk"));
     {
@@ -450,6 +588,16 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
             monitor.ask("query-block-jobs", json!({})).as_array().is_some_and(Vec::is_empty)
         });
     }
+    // QEMU's answers may be those of a guest that has taken it over.
+    std::fs::write(stage.scratch.path("lies.img"), [0; 4096]).unwrap();
+    let liar = lying_proxy(&stage.scratch.path("lies.sock"), &stage.scratch.path("qmp.sock"));
+    let (records, nbd) = (stage.scratch.text("records"), stage.scratch.text("nbd.sock"));
+    let control = format!("unix:{}", stage.scratch.text("ctl.sock"));
+    let args = ["attach", &liar, "--records", &records, "--nbd", &nbd, "--control", &control];
+    let output = Tool::new(binary().to_str().expect("a path")).args(args).limit(STEP_MAX).output();
+    assert!(!output.success() && output.stderr.contains("lies.img"), "{}", output.all());
+    assert!(output.stderr.contains("not have this file open for writing"), "{}", output.stderr);
+    assert!(!stage.daemon().ctl(&["disk", "list"]).contains("web-vda"), "the file is served");
     // If a step fails, the earlier steps are undone: QEMU cannot reach hob, or hob refuses the
     // cache's settings.
     for more in [["--nbd", "/nowhere.sock"], ["--block-size", "3K"]] {
@@ -461,6 +609,29 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
     }
     stage.guest_continues();
     stage.end();
+}
+
+/// Forwards connections from a new QMP socket to another one, and replaces the name of the image in
+/// QEMU's answers. Returns the target of `hob attach`.
+fn lying_proxy(at: &std::path::Path, qmp: &std::path::Path) -> String {
+    let (listener, qmp) = (UnixListener::bind(at).expect("a new socket"), qmp.to_owned());
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.expect("a connection");
+            let qemu = UnixStream::connect(&qmp).expect("QEMU listens");
+            let (mut to_qemu, mut to_client) = (qemu.try_clone().unwrap(), client.try_clone().unwrap());
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut client, &mut to_qemu);
+                let _ = to_qemu.shutdown(Shutdown::Both);
+            });
+            for line in BufReader::new(qemu).lines().map_while(Result::ok) {
+                if writeln!(to_client, "{}", line.replace("disk.img", "lies.img")).is_err() {
+                    break;
+                }
+            }
+        }
+    });
+    format!("qmp:{}", at.display())
 }
 
 /// A VM with the files and nodes of Proxmox VE. Its Perl modules are stubs.

@@ -17,6 +17,7 @@ fn is_clear(what: &str, output: &Output, mentions: &str) {
     assert!(said.len() == 1 && lines.len() <= 4, "{what}: {} lines: {}", lines.len(), output.stderr);
     assert!(!output.all().contains("panicked"), "{what}: {}", output.stderr);
     assert!(said[0].contains(mentions), "{what}: should mention {mentions:?}: {}", output.stderr);
+    assert!(!said[0].contains("(os error"), "{what}: {}", output.stderr);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use conformance::nbd_client::{CMD_WRITE, Client};
 use conformance::process::Process;
 use conformance::scratch::{free_port, text, wait_until};
 use conformance::store::ONE_BY_ONE;
-use conformance::{Authority, Etcd, Freezer, Host, MIB, Plan, Scratch, Side, Store, Tool};
+use conformance::{Authority, Etcd, Freezer, Host, MIB, Plan, Scratch, Store, TestHost, Tool};
 use rustix::process::Signal;
 
 /// The shortest valid lease, so that tests are short.
@@ -72,7 +72,7 @@ fn told(name: &str, etcd: &Etcd, backing: &str, cache: &str) -> Plan {
 /// Starts two hosts with the same configuration, of which the first owns the disk, and an etcd with
 /// this many members.
 #[track_caller]
-fn two_hosts(members: usize, cache: &str) -> (Etcd, Shared, Side, Side) {
+fn two_hosts(members: usize, cache: &str) -> (Etcd, Shared, TestHost, TestHost) {
     let (etcd, shared) = (Etcd::start(members), Shared::new());
     let start = |name| told(name, &etcd, &shared.store.backing(""), cache).start();
     let a = start("host-a");
@@ -338,8 +338,8 @@ fn guests_see_at_most_a_pause_when_etcd_members_change() {
     wait_until("the guest to go on", FAIL_OVER_MAX, || guest.acknowledged() > held + 20 || b.serves("vm1"));
     // Either host may own the disk now, with all acknowledged writes.
     let last = guest.end();
-    let side = if a.serves("vm1") { &a } else { &b };
-    let found = number_in(&side.connect("vm1").read(7 * BLOCK, BLOCK as u32).unwrap());
+    let host = if a.serves("vm1") { &a } else { &b };
+    let found = number_in(&host.connect("vm1").read(7 * BLOCK, BLOCK as u32).unwrap());
     assert!(found == last || found == last + 1, "{found} and {last}");
 }
 
@@ -534,7 +534,7 @@ fn a_disk_migrates_within_its_cluster_and_not_out_of_it() {
     let mut client = a.connect("vm1");
     client.write(9 * BLOCK, &filled(41)).unwrap();
     client.flush().unwrap();
-    let migrate = |to: &Side| a.try_ctl(&["migrate", "vm1", "--to", to.address(), "--wait", "warm"]);
+    let migrate = |to: &TestHost| a.try_ctl(&["migrate", "vm1", "--to", to.address(), "--wait", "warm"]);
     let refused = migrate(&c);
     assert!(!refused.success() && refused.all().contains("not in a cluster"), "{}", refused.all());
     assert!(a.serves("vm1"), "{}", a.reason("vm1"));
@@ -593,11 +593,11 @@ fn a_host_that_waits_for_many_disks_sends_few_requests() {
     first.wait_until_serving("vm1", FAIL_OVER_MAX);
     let second = told("node-b", &etcd, &shared.store.backing(""), "").start();
     let disks: Vec<String> = (0..DISKS).map(|disk| format!("more-{disk}")).collect();
-    for side in [&first, &second] {
+    for host in [&first, &second] {
         for disk in &disks {
             let image = shared.scratch.path(&format!("{disk}.img"));
             empty_file(&image, MIB);
-            side.ctl(&["disk", "add", disk, "--backing", &text(&image)]);
+            host.ctl(&["disk", "add", disk, "--backing", &text(&image)]);
         }
     }
     std::thread::sleep(Duration::from_secs(4));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use conformance::data::empty_file;
 use conformance::nbd_client::Client;
 use conformance::scratch::{text, wait_until};
-use conformance::{Authority, Etcd, MIB, Plan, Scratch, Side};
+use conformance::{Authority, Etcd, MIB, Plan, Scratch, TestHost};
 use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
@@ -46,12 +46,19 @@ impl Shared {
     /// Starts a host with a pool of `pool_mib` MiB and these disks in its configuration, each with
     /// a cache of 8 MiB.
     #[track_caller]
-    fn start(&self, name: &str, pool_mib: u64, disks: &[&str], cache: &str) -> Side {
+    fn start(&self, name: &str, pool_mib: u64, disks: &[&str], cache: &str) -> TestHost {
         self.start_with_lease(5, name, pool_mib, disks, cache)
     }
 
     #[track_caller]
-    fn start_with_lease(&self, lease: u32, name: &str, pool_mib: u64, disks: &[&str], cache: &str) -> Side {
+    fn start_with_lease(
+        &self,
+        lease: u32,
+        name: &str,
+        pool_mib: u64,
+        disks: &[&str],
+        cache: &str,
+    ) -> TestHost {
         let mut plan = Plan::new(name)
             .reached_as(&self.authority, "host")
             .admits("host", "admin")
@@ -68,7 +75,7 @@ impl Shared {
 
 /// Returns the owner of a disk according to etcd.
 #[track_caller]
-fn owner(side: &Side, disk: &str) -> (String, String) {
+fn owner(side: &TestHost, disk: &str) -> (String, String) {
     let disks = side.json(&["cluster", "disks"]);
     let found = disks.as_array().unwrap().iter().find(|one| one["name"] == disk).cloned().unwrap_or_default();
     (word(&found, "host"), word(&found, "state"))
@@ -76,13 +83,13 @@ fn owner(side: &Side, disk: &str) -> (String, String) {
 
 /// Returns true if etcd has recorded that the host's flash may have dirty data of a disk.
 #[track_caller]
-fn is_marked(side: &Side, disk: &str) -> bool {
+fn is_marked(side: &TestHost, disk: &str) -> bool {
     let disks = side.json(&["cluster", "disks"]);
     let found = disks.as_array().unwrap().iter().find(|one| one["name"] == disk).cloned();
     found.unwrap()["dirty"].as_bool().unwrap()
 }
 
-fn mode(side: &Side, disk: &str) -> String {
+fn mode(side: &TestHost, disk: &str) -> String {
     word(&side.disk(disk)["cache"], "mode")
 }
 

@@ -1,4 +1,5 @@
-//! The completion script for bash, with the names of disks and pools of a running daemon.
+//! The completion script for bash, with the names of disks and pools of a running daemon, and of
+//! attached VMs.
 
 use std::os::unix::fs::symlink;
 
@@ -7,7 +8,7 @@ use conformance::hob::{binary, command};
 use conformance::{Daemon, MIB, Scratch, Tool};
 
 #[test]
-fn bash_completes_names_of_disks_and_pools() {
+fn bash_completes_names_of_disks_pools_and_vms() {
     let scratch = Scratch::new();
     empty_file(&scratch.path("web.img"), 4 * MIB);
     let control = format!("unix:{}", scratch.text("ctl.sock"));
@@ -45,6 +46,20 @@ fn bash_completes_names_of_disks_and_pools() {
     assert_eq!(completed("hob cache enable web --pool "), "flash");
     assert!(completed("hob cache enable web --p").contains("--pool"), "options are still completed");
     assert!(completed("hob di").contains("disk"), "commands are still completed");
+    // Attached VMs. bash makes words of the parts of a target.
+    let record = serde_json::json!({
+        "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
+        "file": "/srv/web.img", "format": "raw", "method": "reopen", "cache": { "pool": "flash" }, "node": {},
+        "spare": [],
+    });
+    std::fs::write(scratch.path("web-vda.json"), record.to_string()).unwrap();
+    let detach = format!("hob detach --records {} ", scratch.text(""));
+    assert_eq!(completed(&detach), "qmp:/run/web.qmp");
+    assert_eq!(completed(&format!("{detach}q")), "qmp:/run/web.qmp");
+    assert_eq!(completed(&format!("{detach}qmp :")), "/run/web.qmp");
+    assert_eq!(completed(&format!("{detach}qmp : /run/w")), "/run/web.qmp");
+    assert_eq!(completed(&format!("{detach}qmp : /run/x")), "");
+    assert_eq!(completed(&format!("{detach}qmp : /run/web.qmp ")), "vda");
     daemon.stop();
     assert!(completed("hob stats ").contains("--help"), "options, without the daemon");
 }

@@ -241,3 +241,37 @@ fn a_discarded_cache_leaves_no_crash_log() {
     assert!(!log.exists(), "the log of the orphan is left");
     daemon.stop();
 }
+
+/// The mark of unflushed changes of a disk in an object store is treated like a crash log.
+#[test]
+fn a_lost_mark_of_changes_in_memory_fails_the_next_flush() {
+    let stage = Stage::new();
+    let spec = format!("objects+file://{}", stage.scratch.text("objects"));
+    let made = conformance::hob::command(&["objects", "create", &spec, "--size", "8M"]);
+    assert!(made.success(), "{}", made.all());
+    let config = format!("{}[[disk]]\nname = \"vm\"\nbacking = {spec:?}\n", stage.scratch.daemon_config());
+    std::fs::write(stage.scratch.path("hob.toml"), config).unwrap();
+    let killed = |content: u8| {
+        let daemon = stage.start();
+        stage.connect().write(0, &[content; 4096]).unwrap();
+        daemon.kill();
+        std::fs::remove_file(stage.crash_log()).unwrap();
+    };
+    killed(1);
+    let daemon = stage.start();
+    let mut guest = stage.connect();
+    assert!(guest.flush().is_err(), "an acknowledged write may be lost");
+    guest.flush().expect("the guest was told");
+    drop(guest);
+    daemon.stop();
+    // A disk that was closed has no mark.
+    assert!(stage.crash_logs().is_empty(), "{:?}", stage.crash_logs());
+    let daemon = stage.start();
+    stage.connect().flush().expect("nothing is lost");
+    daemon.stop();
+    // Nor has one after the host has restarted, with its guests.
+    killed(2);
+    let daemon = stage.start_in(2);
+    stage.connect().flush().expect("the guest has restarted with the host");
+    daemon.stop();
+}

@@ -12,6 +12,7 @@ use conformance::nbd_client::{Address, Client};
 use conformance::scratch::{text, wait_until};
 use conformance::tool::find;
 use conformance::{MIB, Scratch};
+use rustix::process::Signal;
 
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -114,5 +115,52 @@ fn disks_of_hob_toml_beyond_the_limit_of_open_files_are_refused_at_the_start() {
     for line in online {
         reads(&scratch, line.split_whitespace().next().expect("a name"));
     }
+    daemon.stop();
+}
+
+/// Clients cannot use the last descriptors: the control API answers, and an upgrade that could not
+/// open all disks again is refused while everything is served.
+#[test]
+fn clients_leave_descriptors_for_the_daemon_and_an_upgrade_that_lacks_them_is_refused() {
+    const LIMIT: usize = 200;
+    let scratch = Scratch::new();
+    let mut config = scratch.daemon_config();
+    for disk in 0..4 {
+        let backing = image(&scratch.path(&format!("vm{disk}.img")));
+        let _ = write!(config, "[[disk]]\nname = \"vm{disk}\"\nbacking = \"{backing}\"\n");
+    }
+    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    let mut daemon = start(&scratch, &format!("{LIMIT}:{LIMIT}"));
+    let address = Address::Unix(scratch.path("nbd.sock"));
+    wait_until("the listener", WAIT_MAX, || scratch.path("nbd.sock").exists());
+    let mut clients = Vec::new();
+    let refused = loop {
+        match Client::connect(&address, &format!("vm{}", clients.len() % 4)) {
+            Ok(client) => clients.push(client),
+            Err(error) => break error,
+        }
+    };
+    assert!((50..LIMIT - 20).contains(&clients.len()), "{} clients, then {refused}", clients.len());
+    let listed = daemon.try_ctl(&["disk", "list"]);
+    assert!(listed.success() && listed.stdout.matches("online").count() == 4, "{}", listed.all());
+    daemon.process.signal(Signal::HUP);
+    wait_until("the refusal", WAIT_MAX, || {
+        daemon.process.stderr().contains("no descriptors for an upgrade with all clients")
+    });
+    for client in &mut clients {
+        client.read(0, 4096).expect("the daemon continues");
+    }
+    // With fewer clients, it succeeds.
+    clients.truncate(40);
+    wait_until("the upgrade", WAIT_MAX, || {
+        daemon.process.signal(Signal::HUP);
+        std::thread::sleep(Duration::from_millis(500));
+        daemon.process.stderr().contains("taking over")
+    });
+    for client in &mut clients {
+        client.read(0, 4096).expect("the next program has the client");
+    }
+    let listed = daemon.ctl(&["disk", "list"]);
+    assert_eq!(listed.matches("online").count(), 4, "{listed}");
     daemon.stop();
 }

@@ -127,8 +127,8 @@ fn stop(server: &mut Process) {
 /// Sends requests that need the backing.
 fn ask_backing(guest: &mut Client) {
     guest.send(0, CMD_READ, 8 * MIB, 65536, &[]).unwrap();
-    // Too long for flash, so the zeroes go to the backing.
-    guest.send(0, CMD_WRITE_ZEROES, 12 * MIB, 131_072, &[]).unwrap();
+    // More than a quarter of the cache, so the zeroes go to the backing.
+    guest.send(0, CMD_WRITE_ZEROES, 9 * MIB, 7 * MIB as u32, &[]).unwrap();
     std::thread::sleep(Duration::from_millis(300));
 }
 

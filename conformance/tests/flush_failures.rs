@@ -8,6 +8,7 @@ use conformance::nbd_client::{Address, Client};
 use conformance::process::Process;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Tool};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -30,11 +31,32 @@ impl Stage {
     }
 
     fn nbdkit(&self) -> Process {
+        self.nbdkit_with(&[], &[])
+    }
+
+    /// Starts a server that refuses all writes, so that hob cannot repeat those that were not
+    /// flushed.
+    fn refusing_nbdkit(&self) -> Process {
+        let log = self.scratch.path("backing.log");
+        let logged = format!("logfile={}", log.display());
+        let _ = std::fs::remove_file(&log);
+        let filters = ["--filter=log", "--filter=error"];
+        let server =
+            self.nbdkit_with(&filters, &["error-pwrite=EIO", "error-pwrite-rate=100%", logged.as_str()]);
+        let has_refused = || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("error=EIO"));
+        wait_until("a refused write", WAIT_MAX, has_refused);
+        server
+    }
+
+    fn nbdkit_with(&self, filters: &[&str], parameters: &[&str]) -> Process {
         let socket = self.scratch.path("backing.sock");
         let _ = std::fs::remove_file(&socket);
         let image = self.scratch.text("disk.img");
         let server = Tool::new("nbdkit")
-            .args(["--foreground", "--unix", &self.scratch.text("backing.sock"), "file", &image])
+            .args(["--foreground", "--unix", &self.scratch.text("backing.sock")])
+            .args(filters)
+            .args(["file", &image])
+            .args(parameters)
             .start();
         wait_until("nbdkit's socket", WAIT_MAX, || socket.exists());
         server
@@ -68,7 +90,9 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
         guest.flush().expect("nothing was lost");
         guest.write(MIB, &[7; 4096]).unwrap();
         backing.kill();
+        backing = stage.refusing_nbdkit();
         wait_until("the loss in the state", WAIT_MAX, || stage.owed() == 1);
+        backing.kill();
         backing = stage.nbdkit();
         if kill {
             daemon.kill();
@@ -88,6 +112,58 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
     daemon.stop();
 }
 
+#[test]
+fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
+    let stage = Stage::new();
+    let mut backing = stage.nbdkit();
+    let daemon = stage.start();
+    let mut guest = stage.connect();
+    for round in 0..4 {
+        guest.write(MIB, &[round; 4096]).unwrap();
+        if round % 2 == 0 {
+            backing.kill();
+        } else {
+            backing.signal(Signal::TERM);
+            assert!(backing.wait(WAIT_MAX).is_some(), "hob disconnects from a server that shuts down");
+        }
+        // A crash of the server's host loses writes that were not flushed.
+        noise_file(&stage.scratch.path("disk.img"), 8 * MIB, 1);
+        backing = stage.nbdkit();
+        guest.flush().expect("hob repeats the write");
+        assert_eq!(guest.read(MIB, 4096).unwrap(), [round; 4096]);
+        let image = std::fs::read(stage.scratch.path("disk.img")).unwrap();
+        assert_eq!(image[MIB as usize..][..4096], [round; 4096]);
+    }
+    wait_until("the end of the risk in the state", WAIT_MAX, || stage.owed() == 0);
+    daemon.stop();
+}
+
+#[test]
+fn hob_ends_while_writes_wait_to_be_repeated() {
+    let stage = Stage::new();
+    let mut backing = stage.nbdkit();
+    let mut daemon = stage.start();
+    for kill in [false, true] {
+        let mut guest = stage.connect();
+        guest.flush().expect("nothing was lost");
+        guest.write(MIB, &[7; 4096]).unwrap();
+        backing.kill();
+        wait_until("the risk in the state", WAIT_MAX, || stage.owed() == 1);
+        if kill {
+            daemon.kill();
+        } else {
+            daemon.stop();
+        }
+        drop(guest);
+        backing = stage.nbdkit();
+        daemon = stage.start();
+        let mut guest = stage.connect();
+        assert!(guest.flush().is_err(), "only the former hob could repeat the write (kill: {kill})");
+        guest.flush().expect("it was told");
+    }
+    daemon.stop();
+}
+
 /// A disk that is removed takes the report with it, so the operator is told.
 #[test]
 fn removing_a_disk_tells_the_operator_of_an_undelivered_report() {
@@ -98,8 +174,8 @@ fn removing_a_disk_tells_the_operator_of_an_undelivered_report() {
     guest.flush().expect("nothing was lost");
     guest.write(MIB, &[7; 4096]).unwrap();
     backing.kill();
+    let _backing = stage.refusing_nbdkit();
     wait_until("the loss in the state", WAIT_MAX, || stage.owed() == 1);
-    let _backing = stage.nbdkit();
     drop(guest);
     let removed = daemon.try_ctl(&["disk", "remove", "vm"]);
     assert!(removed.success(), "{}", removed.all());

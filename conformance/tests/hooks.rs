@@ -9,12 +9,13 @@ use std::process::{Command, Output, Stdio};
 
 use conformance::{Scratch, Tool};
 
-/// Answers `disk show` from the file `states` (lines: host, disk, state), fails for the commands in
-/// the file `fails`, and appends all other commands to the file `said`.
+/// Answers `disk show` from the file `states` (lines: host, disk, state, and `leaving` for a disk that
+/// migrates), fails for the commands in the file `fails`, and appends all other commands to the file
+/// `said`.
 const FAKE: &str = r#"#!/bin/sh
 who=${HOB_CONTROL:-here}
 if [ "$1 $2" = "disk show" ]; then
-    awk -v who="$who" -v disk="$3" '$1 == who && $2 == disk { print "disk   " disk; print "state  " $3; found = 1 } END { exit !found }' "$BASE/states"
+    awk -v who="$who" -v disk="$3" '$1 == who && $2 == disk { print "disk   " disk; print "state  " $3; if ($4) print "migration  " $4; found = 1 } END { exit !found }' "$BASE/states"
     exit
 fi
 echo "$who: $*" >> "$BASE/said"
@@ -32,6 +33,13 @@ const XML: &str = "<domain type='kvm' id='3'>
       <source protocol='nbd' name='vm1' index='1'>
         <host transport='unix' socket='/run/hob/nbd.sock'/>
       </source>
+      <backingStore type='network'>
+        <format type='raw'/>
+        <source protocol='nbd' name='base'>
+          <host transport='unix' socket='/run/hob/nbd.sock'/>
+        </source>
+        <backingStore/>
+      </backingStore>
       <target dev='vda' bus='virtio'/>
     </disk>
     <disk type='vhostuser' device='disk' snapshot='no'>
@@ -194,6 +202,15 @@ fn libvirt_hook_reports_guest_events() {
     // A VM starts although hob does not answer. The hook prints a message and succeeds.
     stage.set("fails", "here: disk event vm1 cold-restart\n");
     assert_eq!(stage.libvirt(&["prepare", "begin", "-"]), told("cold-restart"));
+}
+
+/// After a migration, libvirt before 10.5 gives no reason for the end of the VM on the source. hob would
+/// refuse the event of a disk that migrates.
+#[test]
+fn libvirt_hook_reports_no_event_of_a_disk_that_leaves() {
+    let stage = Stage::new("here vm1 online leaving\nhere data online\n");
+    let expected = (true, "here: disk event data suspend\n".to_owned());
+    assert_eq!(stage.libvirt(&["release", "end", "-"]), expected);
 }
 
 /// If the VM did not arrive, no disk still waits for it. Disks that this host owns stay.

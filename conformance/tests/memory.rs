@@ -136,5 +136,9 @@ fn invalid_sizes_are_refused_in_one_line() {
         assert!(!output.success() && output.all().contains(part), "{size}: {}", output.all());
     }
     assert!(hob.ctl(&["disk", "show", "disk"]).contains("1 MiB"), "it has what it had");
+    let output = hob.try_ctl(&["cache", "resize", "disk", "65536T"]);
+    let said = output.all();
+    assert!(!output.success() && said.contains("the index of a cache of"), "{said}");
+    assert!(said.contains("384 TiB of memory") && said.contains("this host allows"), "{said}");
     hob.stop();
 }

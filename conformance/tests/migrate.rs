@@ -7,7 +7,7 @@ use conformance::authority::Files;
 use conformance::data::Noise;
 use conformance::process::Output;
 use conformance::scratch::wait_until;
-use conformance::{Authority, MIB, Plan, Scratch, Side, Tool, Written};
+use conformance::{Authority, MIB, Plan, Scratch, TestHost, Tool, Written};
 use serde_json::Value;
 
 /// Size of the disk.
@@ -15,15 +15,15 @@ const DISK: u64 = 32 * MIB;
 
 /// Starts a host; `role` is the role of other hosts in its API.
 #[track_caller]
-fn start(authority: &Authority, name: &str, who: &Files, role: &str) -> Side {
+fn start(authority: &Authority, name: &str, who: &Files, role: &str) -> TestHost {
     let plan = Plan::new(name).reached(authority).admits("host", role).calls_as(who);
     plan.pool("size = \"64M\"\nsegment_size = \"1M\"").start()
 }
 
 /// Returns the disk's migration according to this host; null if there is none.
 #[track_caller]
-fn migration(side: &Side) -> Value {
-    let output = side.try_ctl(&["migrate", "vm", "-o", "json"]);
+fn migration(host: &TestHost) -> Value {
+    let output = host.try_ctl(&["migrate", "vm", "-o", "json"]);
     if output.success() { serde_json::from_str(&output.stdout).expect("JSON") } else { Value::Null }
 }
 
@@ -32,8 +32,8 @@ struct Stage {
     scratch: Scratch,
     /// Format of the backing, by its name in QEMU.
     format: &'static str,
-    a: Side,
-    b: Side,
+    a: TestHost,
+    b: TestHost,
     written: Written,
 }
 
@@ -90,7 +90,7 @@ fn convert(scratch: &Scratch, from: [&str; 2], to: [&str; 2]) {
 }
 
 /// Returns the share of hits among reads of data that was in the cache before.
-fn hit_ratio(host: &Side, work: impl FnOnce()) -> f64 {
+fn hit_ratio(host: &TestHost, work: impl FnOnce()) -> f64 {
     let (hits, misses) = counted(host);
     work();
     let (hits_after, misses_after) = counted(host);
@@ -98,7 +98,7 @@ fn hit_ratio(host: &Side, work: impl FnOnce()) -> f64 {
     hits as f64 / (hits + misses).max(1) as f64
 }
 
-fn counted(host: &Side) -> (u64, u64) {
+fn counted(host: &TestHost) -> (u64, u64) {
     let stats = host.daemon().stats("vm");
     (stats.hits(), stats.misses())
 }

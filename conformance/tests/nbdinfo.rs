@@ -96,6 +96,8 @@ fn an_unknown_export_name_is_refused_without_side_effects() {
     let scratch = Scratch::new();
     let hob = serve(&scratch).start(&scratch);
     Tool::new("nbdinfo").args(["--size", &hob.address().uri("nobody")]).run_failing();
+    let refused = Tool::new("qemu-img").args(["info", &hob.address().uri("nobody")]).run_failing().stderr;
+    assert!(refused.contains(r#"there is no export "nobody"; this server has "disk""#), "{refused}");
     Tool::new("nbdinfo").args(["--size", &hob.uri()]).run();
 }
 

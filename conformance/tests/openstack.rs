@@ -63,6 +63,6 @@ fn os_brick_caches_volumes_with_hob() {
         .env("VOLUME", scratch.path("volume"))
         .limit(TESTS_MAX)
         .output();
-    assert!(output.success() && output.stderr.contains("Ran 20 tests"), "{}", output.all());
+    assert!(output.success() && output.stderr.contains("Ran 21 tests"), "{}", output.all());
     daemon.stop();
 }

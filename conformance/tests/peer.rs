@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use conformance::authority::Files;
 use conformance::nbd_client::Client;
 use conformance::scratch::{text, wait_until};
-use conformance::{Authority, MIB, Plan, Scratch, Side, Tool, Written};
+use conformance::{Authority, MIB, Plan, Scratch, TestHost, Tool, Written};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 /// Starts a host that lends flash to the other host.
 #[track_caller]
-fn start(authority: &Authority, name: &str, who: &Files) -> Side {
+fn start(authority: &Authority, name: &str, who: &Files) -> TestHost {
     let plan =
         Plan::new(name).reached(authority).admits("host", "admin").admits("other", "admin").calls_as(who);
     let lend = plan.path("lent");
@@ -32,8 +32,8 @@ fn start(authority: &Authority, name: &str, who: &Files) -> Side {
 /// Both hosts, and the disk with its data.
 struct Stage {
     scratch: Scratch,
-    a: Side,
-    b: Side,
+    a: TestHost,
+    b: TestHost,
     written: Written,
     authority: Authority,
 }

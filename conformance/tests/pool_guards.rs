@@ -152,3 +152,37 @@ fn dirty_data_of_another_pool_is_overwritten_only_with_yes() {
     daemon.ctl(&[&create[..], &["--yes"]].concat());
     daemon.stop();
 }
+
+/// Without its state, the daemon does not serve the backing's old data, and gives the cache back on
+/// command.
+#[test]
+fn a_lost_state_directory_serves_no_old_data() {
+    let scratch = Scratch::new();
+    prepare(&scratch).kill();
+    std::fs::remove_dir_all(scratch.path("state")).unwrap();
+    let config = format!(
+        "{}[[pool]]\nname = \"fast\"\ndevices = [{:?}, {:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+         [[disk]]\nname = \"vm\"\nbacking = {:?}\n",
+        scratch.daemon_config(),
+        scratch.text("flash1"),
+        scratch.text("flash2"),
+        scratch.text("disk.img"),
+    );
+    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    let daemon = start(&scratch);
+    let address = Address::Unix(scratch.path("nbd.sock"));
+    assert!(Client::connect(&address, "vm").is_err(), "the backing's old data is served");
+    let shown = daemon.try_ctl(&["health"]).all();
+    assert!(shown.contains("orphan-dirty") && shown.contains("1 MiB of dirty data"), "{shown}");
+    let owner = pool(&daemon)["orphans"][0]["owner"].as_str().unwrap().to_owned();
+    assert!(shown.contains(&format!("hob cache adopt vm {owner}")), "{shown}");
+    let refused = daemon.try_ctl(&["disk", "add", "again", "--backing", &scratch.text("disk.img")]);
+    assert!(!refused.success(), "{}", refused.all());
+    daemon.ctl(&["cache", "adopt", "vm", &owner]);
+    let mut expected = vec![0; DIRTY as usize];
+    Noise::new(5).fill(&mut expected);
+    let read = Client::connect(&address, "vm").unwrap().read(0, DIRTY as u32).unwrap();
+    assert!(read == expected, "the guest's flushed data is back");
+    assert!(!daemon.try_ctl(&["health"]).all().contains("orphan-dirty"));
+    daemon.stop();
+}

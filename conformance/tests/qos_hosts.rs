@@ -12,7 +12,7 @@ use std::time::Duration;
 use conformance::data::noise_file;
 use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
-use conformance::{Etcd, MIB, Plan, Scratch, Side, Store};
+use conformance::{Etcd, MIB, Plan, Scratch, Store, TestHost};
 
 /// Rate of the store, reads of 4 KiB per second. The latency limit corresponds to about 24 reads at
 /// once.
@@ -48,7 +48,7 @@ impl Shared {
     /// Starts a host with these disks and their shares. The first disk, which is read, has the
     /// host's name.
     #[track_caller]
-    fn host(&self, disks: &[(&str, u32)]) -> Side {
+    fn host(&self, disks: &[(&str, u32)]) -> TestHost {
         let first = disks[0].0;
         let mut plan = Plan::new(first).joins(&self.etcd, "").says(&format!(
             "[[datastore]]\nname = \"array\"\nthrottle = \"auto\"\nlatency_ms = {LATENCY_MS}"
@@ -57,9 +57,9 @@ impl Shared {
             let qos = format!("datastore = \"array\"\nqos = {{ shares = \"{shares}\" }}");
             plan = plan.disk(disk, &self.store.backing(disk), &qos);
         }
-        let side = plan.start();
-        wait_until("the disk", Duration::from_secs(20), || Client::connect(&side.nbd(), first).is_ok());
-        side
+        let host = plan.start();
+        wait_until("the disk", Duration::from_secs(20), || Client::connect(&host.nbd(), first).is_ok());
+        host
     }
 }
 
@@ -73,10 +73,10 @@ struct Readers {
 
 impl Readers {
     #[track_caller]
-    fn start(side: &Side, disk: &str) -> Self {
+    fn start(host: &TestHost, disk: &str) -> Self {
         let (stop, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let reader = |number: usize| {
-            let mut client = side.connect(disk);
+            let mut client = host.connect(disk);
             let (stop, reads) = (stop.clone(), reads.clone());
             std::thread::spawn(move || {
                 let sectors = SIZE / 4096;
@@ -111,7 +111,7 @@ fn rates(readers: &[Readers; 2]) -> [f64; 2] {
     std::thread::sleep(COUNTED);
     let seconds = begin.elapsed().as_secs_f64();
     let after = readers.each_ref().map(Readers::count);
-    let rates = [0, 1].map(|side| (after[side] - before[side]) as f64 / seconds);
+    let rates = [0, 1].map(|host| (after[host] - before[host]) as f64 / seconds);
     eprintln!("left {:.0}, right {:.0} reads a second", rates[0], rates[1]);
     rates
 }

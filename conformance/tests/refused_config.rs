@@ -115,6 +115,42 @@ fn a_daemon_that_never_started_is_refused_with_its_mistakes() {
     }
 }
 
+/// Mistakes that depend on the host. A daemon reports them after its start.
+#[test]
+fn a_check_compares_the_file_with_the_host() {
+    let stage = Stage::new();
+    let directory = stage.scratch.path("disk.img").parent().unwrap().to_owned();
+    std::os::unix::fs::symlink(&directory, stage.scratch.path("link")).unwrap();
+    noise_file(&stage.scratch.path("more.img"), MIB, 2);
+    let disk =
+        |backing: &str, more: &str| format!("[[disk]]\nname = \"more\"\nbacking = \"{backing}\"\n{more}");
+    let pool = |more: &str| {
+        let flash = stage.scratch.text("flash");
+        format!("[[pool]]\nname = \"p\"\ndevices = [\"{flash}\"]\n{more}")
+    };
+    let (link, more) = (stage.scratch.text("link"), stage.scratch.text("more.img"));
+    let cache = "cache = { pool = \"p\", size = \"2G\" }\n";
+    for (mistake, mentions) in [
+        (
+            format!("[[nbd]]\nlisten = \"unix:{link}/ctl.sock\"\n"),
+            "control.listen.0 and nbd.0.listen both use",
+        ),
+        (disk(&more, &format!("fuse = \"{link}/more.img\"\n")), "covers the backing of disk more"),
+        (disk("ftp://x/y", ""), "does not know ftp://"),
+        (disk("nbd+unix:///x", ""), "?socket="),
+        (disk(&link, ""), "a directory"),
+        (disk(&more, "format = \"qcow2\"\n"), "not a qcow2 image"),
+        (pool(""), "set 'size'"),
+        (pool("size = \"1G\"\n") + &disk(&more, cache), "size = 2G is too large"),
+    ] {
+        stage.configure(&mistake);
+        stage.check(&mistake, mentions);
+    }
+    stage.configure(&(pool("size = \"4G\"\n") + &disk(&more, cache)));
+    let checked = command(&["daemon", "--config", &stage.scratch.text("hob.toml"), "--check"]);
+    assert!(checked.success(), "{}", checked.all());
+}
+
 /// A daemon that could not save its state is found before it starts: one line with the path.
 #[test]
 fn a_check_reports_a_state_directory_that_cannot_be_written() {

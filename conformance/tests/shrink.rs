@@ -1,5 +1,5 @@
-//! A write-back cache shrinks while its backing is unavailable: guests notice nothing, and the
-//! change waits.
+//! A write-back cache shrinks, is drained or changed while its backing is unavailable: guests notice
+//! nothing, and the change waits.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -27,10 +27,17 @@ fn mib(count: u64) -> u64 {
 /// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
 #[track_caller]
 fn nbdkit(scratch: &Scratch) -> Process {
+    delayed_nbdkit(scratch, "0")
+}
+
+/// Starts an `nbdkit` like [`nbdkit`], each write of which takes at least `delay`.
+#[track_caller]
+fn delayed_nbdkit(scratch: &Scratch, delay: &str) -> Process {
     let socket = scratch.path("backing.sock");
     let _ = std::fs::remove_file(&socket);
     let server = Tool::new("nbdkit")
-        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "file", &scratch.text("disk.img")])
+        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "--filter=delay"])
+        .args(["file", &scratch.text("disk.img"), &format!("wdelay={delay}")])
         .start();
     wait_until("nbdkit's socket", Duration::from_secs(10), || socket.exists());
     server
@@ -106,13 +113,57 @@ impl Stage {
     /// Starts a command that halves the cache, and does not wait for its end.
     #[track_caller]
     fn begin_shrink(&self) -> Process {
-        let mut command = Command::new(conformance::hob::binary());
-        command.args(["cache", "resize", "disk", "32M", "--control", self.hob.control()]);
-        let resize = Process::start("hob cache resize", &mut command).expect("hob starts");
-        std::thread::sleep(Duration::from_secs(1));
+        let resize = self.begin(&["cache", "resize", "disk", "32M"]);
         let other = self.hob.try_ctl(&["cache", "set", "disk", "--dirty-start", "50"]).all();
         assert!(other.contains("getting smaller") && other.contains("hob drain disk --stop"), "{other}");
         resize
+    }
+
+    /// Starts a command that changes the disk, and does not wait for its end.
+    #[track_caller]
+    fn begin(&self, args: &[&str]) -> Process {
+        let mut command = Command::new(conformance::hob::binary());
+        command.args(args).args(["--control", self.hob.control()]);
+        let change = Process::start("hob", &mut command).expect("hob starts");
+        std::thread::sleep(Duration::from_secs(1));
+        change
+    }
+
+    /// Kills the backing, and waits until hob has noticed that.
+    #[track_caller]
+    fn kill_backing(&mut self) {
+        self.backing.kill();
+        wait_until("the loss of the backing", Duration::from_secs(10), || {
+            self.shown()["backing_state"]["state"] == "reconnecting"
+        });
+    }
+
+    /// Returns the newest drain in the list of tasks, or `Null`.
+    fn drain_task(&self) -> Value {
+        let tasks: Value = serde_json::from_str(&self.hob.ctl(&["tasks", "-o", "json"])).expect("JSON");
+        let mut newest_first = tasks.as_array().expect("a list").iter().rev();
+        newest_first.find(|task| task["what"] == "drain").cloned().unwrap_or_default()
+    }
+
+    /// Returns the drain, which must wait for the backing.
+    #[track_caller]
+    fn waiting_drain(&self) -> Value {
+        // On a busy host, a command takes seconds until it has begun.
+        wait_until("the drain", Duration::from_secs(30), || self.drain_task()["state"] == "running");
+        let task = self.drain_task();
+        assert_eq!(task["can_cancel"], true, "{task}");
+        assert!(task["dirty"]["why"].as_str().is_some_and(|why| why.contains("reconnecting")), "{task}");
+        task
+    }
+
+    /// Writes in rounds for longer than the backing's timeout. Each request must need flash only.
+    #[track_caller]
+    fn write_in_an_outage(&mut self, seed: u64) {
+        for round in 0..10 {
+            let longest = self.write(scattered(0..40).chain(scattered(mib(40)..mib(40) + 40)), seed + round);
+            assert!(longest < Duration::from_secs(1), "a request took {longest:?} in round {round}");
+            std::thread::sleep(Duration::from_millis(300));
+        }
     }
 
     /// Starts the backing again. Requests fail after 2 s, perhaps before hob's next attempt to
@@ -167,6 +218,42 @@ fn a_cache_that_gets_smaller_while_the_backing_is_away_takes_writes_and_waits() 
 }
 
 #[test]
+fn a_shrink_that_waits_is_a_task_with_progress_that_can_be_cancelled() {
+    let mut stage = Stage::new();
+    stage.backing.kill();
+    let resize = stage.begin_shrink();
+    let task = |stage: &Stage| {
+        let tasks: Value = serde_json::from_str(&stage.hob.ctl(&["tasks", "-o", "json"])).expect("JSON");
+        let mut tasks = tasks.as_array().expect("a list").iter();
+        tasks.find(|task| task["what"] == "cache set").cloned().unwrap_or_default()
+    };
+    // The daemon keeps the result, because the client has disconnected.
+    drop(resize);
+    wait_until("the progress", Duration::from_secs(10), || {
+        let task = task(&stage);
+        task["can_cancel"] == true && task["dirty"]["size"].as_u64().is_some_and(|size| size > 0)
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    stage.hob.ctl(&["tasks", "cancel", &task(&stage)["id"].to_string()]);
+    wait_until("the cancellation", Duration::from_secs(10), || task(&stage)["state"] == "cancelled");
+    let health = stage.hob.try_ctl(&["health", "-o", "json"]).all();
+    assert!(!health.contains("task-failed"), "{health}");
+    assert_eq!(stage.room(), 64 * MIB);
+    stage.restart_backing();
+    stage.hob.ctl(&["drain", "disk"]);
+    let discard = stage.hob.try_ctl(&["cache", "discard-dirty", "disk"]);
+    assert!(discard.success() && discard.all().contains("no dirty data"), "{}", discard.all());
+    let guest = stage.hob.connect();
+    let removed = stage.hob.try_ctl(&["disk", "remove", "disk"]);
+    let said = removed.all();
+    assert!(!removed.success() && said.contains("1 client would be disconnected"), "{said}");
+    assert!(!said.contains("is emptied"), "nothing is announced that does not happen: {said}");
+    drop(guest);
+    stage.check();
+    stage.hob.stop();
+}
+
+#[test]
 fn a_shrink_that_waits_is_cancelled_with_drain_stop() {
     let mut stage = Stage::new();
     stage.backing.kill();
@@ -179,18 +266,85 @@ fn a_shrink_that_waits_is_cancelled_with_drain_stop() {
     stage.write(scattered(mib(20)..mib(21)), 200);
     stage.restart_backing();
     stage.check();
-    // During a drain the disk is in write-through, and reports this.
-    let text = |stage: &Stage| stage.hob.ctl(&["disk", "show", "disk"]);
-    assert!(!text(&stage).contains("write-through"), "{}", text(&stage));
-    stage.backing.kill();
-    stage.hob.ctl(&["drain", "disk", "--no-wait"]);
-    wait_until("the mode in effect", Duration::from_secs(5), || {
-        text(&stage).contains("write-back (write-through until the drain ends)")
-    });
+    stage.hob.ctl(&["drain", "disk"]);
+    stage.check();
+    stage.hob.stop();
+}
+
+#[test]
+fn a_drain_waits_while_the_backing_is_away_and_the_disk_stays_in_write_back() {
+    let mut stage = Stage::new();
+    stage.kill_backing();
+    let said = stage.hob.try_ctl(&["drain", "disk", "--no-wait"]).all();
+    assert!(said.contains("the drain waits") && said.contains("reconnecting"), "{said}");
+    stage.write_in_an_outage(400);
+    let shown = stage.shown();
+    assert_eq!(shown["cache"]["mode_in_effect"], Value::Null, "{shown}");
+    stage.waiting_drain();
     stage.hob.ctl(&["drain", "disk", "--stop"]);
-    wait_until("the mode again", Duration::from_secs(5), || !text(&stage).contains("write-through"));
+    wait_until("the end of the drain", Duration::from_secs(5), || stage.drain_task()["state"] == "cancelled");
     stage.restart_backing();
     stage.hob.ctl(&["drain", "disk"]);
     stage.check();
     stage.hob.stop();
+}
+
+#[test]
+fn a_backing_that_dies_during_a_drain_returns_the_disk_to_write_back_until_it_is_back() {
+    let mut stage = Stage::new();
+    stage.kill_backing();
+    stage.backing = delayed_nbdkit(&stage.scratch, "1");
+    wait_until("the connection to the backing", Duration::from_secs(10), || {
+        stage.shown()["backing_state"]["state"] == "connected"
+    });
+    stage.hob.ctl(&["drain", "disk", "--no-wait"]);
+    // During a drain the disk is in write-through, and reports this.
+    wait_until("the mode in effect", Duration::from_secs(2), || {
+        let text = stage.hob.ctl(&["disk", "show", "disk"]);
+        text.contains("write-back (write-through until the drain ends)")
+    });
+    stage.kill_backing();
+    wait_until("write-back", Duration::from_secs(5), || stage.shown()["cache"]["mode_in_effect"].is_null());
+    for round in 0..5 {
+        let longest = stage.write(scattered(mib(40)..mib(40) + 40), 500 + round);
+        assert!(longest < Duration::from_secs(1), "a request took {longest:?} in round {round}");
+        std::thread::sleep(Duration::from_millis(600));
+    }
+    assert_eq!(stage.drain_task()["state"], "running");
+    stage.restart_backing();
+    wait_until("the end of the drain", Duration::from_secs(60), || stage.drain_task()["state"] == "done");
+    stage.check();
+    stage.hob.stop();
+    let on_disk = std::fs::read(stage.scratch.path("disk.img")).unwrap();
+    assert_same(&on_disk, &stage.image, 0, "the backing and what was written");
+}
+
+#[test]
+fn a_change_of_the_mode_waits_while_the_backing_is_away_and_can_be_cancelled() {
+    let mut stage = Stage::new();
+    let through = ["cache", "set", "disk", "--mode", "write-through"];
+    stage.kill_backing();
+    // The command drains the disk first.
+    let change = stage.begin(&through);
+    stage.write_in_an_outage(600);
+    let shown = stage.shown();
+    assert_eq!(shown["cache"]["mode"], "write-back", "{shown}");
+    assert_eq!(shown["cache"]["mode_in_effect"], Value::Null, "{shown}");
+    let task = stage.waiting_drain();
+    let other = stage.hob.try_ctl(&["cache", "set", "disk", "--dirty-start", "50"]).all();
+    assert!(other.contains("hob drain disk --stop"), "{other}");
+    stage.hob.ctl(&["tasks", "cancel", &task["id"].to_string()]);
+    wait_until("the cancellation", Duration::from_secs(5), || stage.drain_task()["state"] == "cancelled");
+    drop(change);
+    stage.write_in_an_outage(650);
+    let change = stage.begin(&through);
+    stage.write_in_an_outage(700);
+    stage.restart_backing();
+    wait_until("the new mode", Duration::from_secs(60), || stage.shown()["cache"]["mode"] == "write-through");
+    drop(change);
+    assert_eq!(stage.hob.stats().number("dirty_bytes").expect("a count") as u64, 0);
+    stage.check();
+    stage.hob.stop();
+    let on_disk = std::fs::read(stage.scratch.path("disk.img")).unwrap();
+    assert_same(&on_disk, &stage.image, 0, "the backing and what was written");
 }

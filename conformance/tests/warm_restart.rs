@@ -105,6 +105,15 @@ impl Stage {
         !state["disks"][0]["cache"]["journal"]["evidence"].is_null()
     }
 
+    /// Returns true if the daemon has recorded that it serves the disk with its present journal ring.
+    fn is_recorded(&self) -> bool {
+        let text = std::fs::read_to_string(self.scratch.path("state/state.json")).expect("a saved state");
+        let state: serde_json::Value = serde_json::from_str(text.trim_end()).expect("JSON");
+        let ring = state["disks"][0]["cache"]["journal"]["ring"].as_u64().expect("a ring").to_string();
+        let recorded = std::fs::read_to_string(self.scratch.path("state/last-served")).unwrap_or_default();
+        recorded.split_whitespace().nth(1) == Some(ring.as_str())
+    }
+
     #[track_caller]
     fn wait_for_verification(daemon: &Daemon) {
         wait_until("the comparison with the backing", Duration::from_secs(30), || {
@@ -216,6 +225,56 @@ fn data_written_before_the_cache_is_recovered_is_never_stale() {
     let file = std::fs::File::open(stage.scratch.path("disk.img")).unwrap();
     file.read_exact_at(&mut image, 0).unwrap();
     assert_same(&image, &stage.content, 0, "the backing");
+}
+
+/// An operator restores a backup in place while hob is dead: dirty data that is newer than the backup
+/// must not be mixed with it.
+#[test]
+fn dirty_data_stays_in_flash_if_the_file_was_changed_after_a_kill() {
+    let lazy = ["--mode", "write-back", "--dirty-age-max", "0", "--dirty-start", "60", "--dirty-stop", "50"];
+    let (mut stage, mut daemon) = Stage::new(&lazy);
+    let backup = stage.content[..REQUEST as usize].to_vec();
+    let data = Noise::new(93).bytes(REQUEST as usize);
+    let mut client = stage.connect();
+    client.write(0, &data).unwrap();
+    client.flush().unwrap();
+    stage.content[..REQUEST as usize].copy_from_slice(&data);
+    wait_until("a record", Duration::from_secs(30), || stage.is_recorded());
+    // Nothing was changed, so the disk is served.
+    daemon = stage.kill(daemon);
+    stage.pass(&daemon, &mut stage.connect());
+    Stage::wait_for_cache(&daemon);
+    wait_until("another record", Duration::from_secs(30), || stage.is_recorded());
+    daemon.kill();
+    let path = stage.scratch.path("disk.img");
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    file.write_all_at(&backup, 0).unwrap();
+    file.set_modified(std::time::SystemTime::now() + Duration::from_secs(600)).unwrap();
+    daemon = stage.start();
+    let show = |daemon: &Daemon| -> serde_json::Value {
+        serde_json::from_str(&daemon.ctl(&["disk", "show", "vm", "-o", "json"])).unwrap()
+    };
+    let refusal = "its backing was changed by another program at ";
+    wait_until("the refusal", Duration::from_secs(30), || {
+        show(&daemon)["reason"].as_str().is_some_and(|why| why.contains(refusal))
+    });
+    let shown = show(&daemon);
+    assert_eq!(shown["state"], "offline", "{shown}");
+    let why = shown["reason"].as_str().unwrap();
+    assert!(why.contains("64 KiB") && why.contains("hob cache set vm --verify trust"), "{why}");
+    let mut found = vec![0; REQUEST as usize];
+    file.read_exact_at(&mut found, 0).unwrap();
+    assert_same(&found, &backup, 0, "the backing");
+    // hob may be trying to open the disk again.
+    wait_until("the setting", Duration::from_secs(30), || {
+        daemon.try_ctl(&["cache", "set", "vm", "--verify", "trust"]).success()
+    });
+    wait_until("the accepted disk", Duration::from_secs(30), || show(&daemon)["state"] == "online");
+    stage.pass(&daemon, &mut stage.connect());
+    daemon.ctl(&["drain", "vm"]);
+    file.read_exact_at(&mut found, 0).unwrap();
+    assert_same(&found, &data, 0, "the backing after a drain");
+    daemon.stop();
 }
 
 /// Only flash has the dirty data: a reader waits for the recovery and receives the dirty data.

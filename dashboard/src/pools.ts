@@ -4,7 +4,7 @@ import { Parts, h, say } from './dom';
 import { NOTHING, bytes, count, iops, mib, percent } from './format';
 import type { Histories } from './history';
 import { SharedPart } from './shared';
-import type { DeviceFigures, PoolNow, Snapshot } from './types';
+import type { DeviceFigures, FlashWritesUsage, PoolNow, Snapshot } from './types';
 
 interface PoolPart {
   root: HTMLElement;
@@ -42,6 +42,7 @@ export class Pools {
     const fill = h('i', {});
     fill.style.background = 'var(--accent)';
     const text = h('span', {});
+    const writes = h('span', {});
     const body = h('tbody', {});
     const devices = new Parts(
       body,
@@ -57,6 +58,7 @@ export class Pools {
       h('h3', {}, name),
       h('div', { class: 'bar tall' }, fill),
       h('p', { class: 'facts' }, text),
+      h('p', { class: 'facts', 'data-flash-writes': '' }, writes),
       h(
         'div',
         { class: 'scroll' },
@@ -78,6 +80,8 @@ export class Pools {
       devices.show(
         pool.devices.map((device, index) => ({ path: device.path, device, rates: this.#rates(`${name} ${device.path}`, figures[index] ?? undefined) })),
       );
+      say(writes, flashWrites(pool.flash_writes));
+      writes.classList.toggle('state-bad', (pool.flash_writes?.debt ?? 0) > 0);
       shared.show(pool.shared, this.#histories?.ofPool(name).points ?? []);
     };
     return { root, show };
@@ -95,6 +99,17 @@ export class Pools {
       written: (figures.written_bytes - before.figures.written_bytes) / seconds,
     };
   }
+}
+
+/** Describes the flash writes of a pool, and their budget. */
+function flashWrites(writes: FlashWritesUsage | undefined): string {
+  if (!writes) return '';
+  const hours = Math.floor(writes.covered_seconds / 3600);
+  const since = writes.covered_seconds >= 86_000 ? '24 h' : hours > 0 ? `${hours} h` : `${Math.ceil(writes.covered_seconds / 60)} min`;
+  const written = `${bytes(writes.written_day)} written to flash in the last ${since}`;
+  if (writes.budget === undefined) return `${written}; no flash write budget`;
+  const left = writes.debt > 0 ? `exceeded by ${bytes(writes.debt)}` : `${bytes(writes.saved)} left`;
+  return `${written}; the flash write budget is ${bytes(writes.bytes_per_day)} a day (${writes.budget}), ${left}`;
 }
 
 interface DeviceRates {

@@ -69,7 +69,22 @@ export interface Pool {
   caches: string[];
   /** Absent without shared caches. */
   shared?: SharedCapacity;
+  /** Absent from earlier versions of the daemon. */
+  flash_writes?: FlashWritesUsage;
   orphans?: { owner: string; size: number }[];
+}
+
+/** Flash writes of a pool's caches, bytes. */
+export interface FlashWritesUsage {
+  /** Absent without a budget. */
+  budget?: string;
+  bytes_per_day: number;
+  written_day: number;
+  covered_seconds: number;
+  refused: number;
+  saved: number;
+  debt: number;
+  loan: number;
 }
 
 export interface DeviceFigures {

@@ -16,6 +16,7 @@ package PVE::Storage::Custom::HobPlugin;
 use strict;
 use warnings;
 
+use Cwd qw(realpath);
 use JSON;
 use PVE::Storage;
 use PVE::Storage::Plugin;
@@ -89,12 +90,25 @@ my sub base {
     return (PVE::Storage::Plugin->lookup($base->{type}), $base, $storeid);
 }
 
-# The name of hob's disk: a volume's name is unique in its storage.
+# The name of hob's disk. Different volumes of a storage have different names: characters that hob does not allow become
+# ".xHH.", with their code, and so does a dot before a text that looks like such a code. 'hob attach' uses the same names
+# (Volumes::disk in crates/cli/src/attach/proxmox.rs).
 my sub disk_name {
     my ($storeid, $volname) = @_;
-    my $name = "$storeid-$volname";
-    $name =~ s![^A-Za-z0-9._-]!-!g;
-    return $name;
+    utf8::encode($volname) if utf8::is_utf8($volname);
+    # The directory of a VM.
+    $volname =~ s!^(\d+)/!$1-!;
+    $volname =~ s!([^A-Za-z0-9._-]|\.(?=x[0-9a-f]{2}\.))!sprintf(".x%02x.", ord($1))!ge;
+    return "$storeid-$volname";
+}
+
+# Dies if hob's disk has another backing than the base volume at $path.
+my sub check_backing {
+    my ($disk, $path) = @_;
+    my $backing = $disk->{backing};
+    my $real = sub { realpath($_[0]) // $_[0] };
+    die "hob's disk $disk->{name} belongs to $backing, not to $path; remove it with 'hob disk remove $disk->{name}'\n"
+        if $backing ne $path && $real->($backing) ne $real->($path);
 }
 
 my sub hob {
@@ -111,6 +125,14 @@ my sub served {
     my $name = disk_name($storeid, $volname);
     my $disks = decode_json(hob(['disk', 'list', '-o', 'json'], timeout => $COMMAND_SECONDS_MAX));
     return (grep { $_->{name} eq $name } @$disks)[0];
+}
+
+# Drains and removes hob's disk of a volume, if there is one.
+my sub remove {
+    my ($storeid, $volname, $path) = @_;
+    my $disk = served($storeid, $volname) or return;
+    check_backing($disk, $path);
+    hob(['disk', 'remove', $disk->{name}]);
 }
 
 sub parse_volname {
@@ -181,11 +203,12 @@ sub activate_volume {
     $plugin->activate_volume($baseid, $base, $volname, $snapname, $cache);
     return 1 if defined($snapname);
     my $disk = served($storeid, $volname);
+    my ($path) = $plugin->path($base, $volname, $baseid);
+    check_backing($disk, $path) if $disk;
     return 1 if $disk && $disk->{cache};
 
     my $name = disk_name($storeid, $volname);
     if (!$disk) {
-        my ($path) = $plugin->path($base, $volname, $baseid);
         hob(['disk', 'add', $name, '--backing', $path, '--format', 'raw'], timeout => $COMMAND_SECONDS_MAX);
     }
     my ($size) = $plugin->volume_size_info($base, $baseid, $volname, 10);
@@ -203,8 +226,7 @@ sub deactivate_volume {
     my ($class, $storeid, $scfg, $volname, $snapname, $cache) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
     # This drains the cache. If it fails, the volume stays active, with its dirty data.
-    hob(['disk', 'remove', disk_name($storeid, $volname)])
-        if !defined($snapname) && served($storeid, $volname);
+    remove($storeid, $volname, $plugin->path($base, $volname, $baseid)) if !defined($snapname);
     return $plugin->deactivate_volume($baseid, $base, $volname, $snapname, $cache);
 }
 
@@ -218,7 +240,7 @@ sub alloc_image {
 sub free_image {
     my ($class, $storeid, $scfg, $volname, $isBase, $format) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    hob(['disk', 'remove', disk_name($storeid, $volname)]) if served($storeid, $volname);
+    remove($storeid, $volname, $plugin->path($base, $volname, $baseid));
     return $plugin->free_image($baseid, $base, $volname, $isBase, $format);
 }
 
@@ -285,7 +307,7 @@ sub volume_snapshot_rollback {
     my ($class, $scfg, $storeid, $volname, $snap) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
     # The cached data from before the rollback is stale.
-    hob(['disk', 'remove', disk_name($storeid, $volname)]) if served($storeid, $volname);
+    remove($storeid, $volname, $plugin->path($base, $volname, $baseid));
     return $plugin->volume_snapshot_rollback($base, $baseid, $volname, $snap);
 }
 

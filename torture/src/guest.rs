@@ -485,7 +485,10 @@ impl Guest {
                 model.flush_failed(*flush);
                 drop(model);
                 let explained = explained || self.shared.excused(since);
-                let is_first = !std::mem::replace(&mut self.was_told, true);
+                // A flush that the fault itself fails is no report of what the other guest of the
+                // disk loses a moment later.
+                let told = !(explained && self.habits.shares_disk);
+                let is_first = !std::mem::replace(&mut self.was_told, told);
                 let is_the_others = self.habits.shares_disk && is_first;
                 let is_owed = !explained && is_first && self.shared.take_owed();
                 ("a flush".to_owned(), explained || is_the_others || is_owed)

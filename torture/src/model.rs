@@ -19,7 +19,8 @@
 //! * After [`Model::withdraw`] (a *withdrawal*), the next FLUSH guarantees nothing about earlier
 //!   versions. This happens after a failed FLUSH reported the fault to the guest, or when two
 //!   faults coincided and hob cannot report the combination.
-//! * A read makes the content of a unit certain again. Later reads must return the same version,
+//! * A read makes the content of a unit certain again, except between a loss of the backing and the
+//!   time at which hob has noticed the loss: until then hob's cache returns the lost data. Later reads must return the same version,
 //!   and the next successful FLUSH makes this version durable. A version that a read has shown as
 //!   lost must not reappear.
 //! * A discarded unit may have zeroes or any of its earlier versions, and its content may change.
@@ -28,6 +29,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::time::Instant;
 
 use crate::stamp::{Found, Origin, UNIT, identify, image_header, stamp};
 
@@ -101,6 +103,8 @@ pub struct Read {
     /// Number of 512-byte units to read.
     pub units: u64,
     faults: u64,
+    /// False if the daemon may not have noticed the last loss when the read began.
+    is_stable: bool,
 }
 
 /// A unit with content that is not allowed.
@@ -143,6 +147,9 @@ pub struct Model {
     loss_unreported: bool,
     /// True if a failed flush has reported the loss. The next flush may fail too.
     was_told: bool,
+    /// Time by which the daemon has noticed the last loss, if there was one. Until then its cache may
+    /// return what the backing has lost.
+    noticed_by: Option<Instant>,
 }
 
 impl Model {
@@ -161,6 +168,7 @@ impl Model {
             withdrawn: 0,
             loss_unreported: false,
             was_told: false,
+            noticed_by: None,
         }
     }
 
@@ -241,13 +249,14 @@ impl Model {
     /// Begins a read.
     #[must_use]
     pub fn begin_read(&self, first: u64, units: u64) -> Read {
-        Read { first, units, faults: self.faults }
+        let is_stable = self.noticed_by.is_none_or(|by| by <= Instant::now());
+        Read { first, units, faults: self.faults, is_stable }
     }
 
     /// Checks the result of a read. The content of a wrong unit is allowed from then on, so that it
     /// is reported only once.
     pub fn check(&mut self, read: Read, bytes: &[u8]) -> Checked {
-        let certain = read.faults == self.faults;
+        let certain = read.is_stable && read.faults == self.faults;
         let (mut wrong, mut settled) = (Vec::new(), 0);
         let mut seen = vec![0; read.units as usize];
         let origin = self.origin;
@@ -306,9 +315,10 @@ impl Model {
     }
 
     /// Records that the backing may have lost data that is not durable. The guest does not know
-    /// about the loss.
-    pub fn loss(&mut self) {
+    /// about the loss, and the daemon may notice it only at `noticed_by`.
+    pub fn loss(&mut self, noticed_by: Instant) {
         (self.loss_unreported, self.was_told) = (true, false);
+        self.noticed_by = Some(noticed_by);
         self.interrupt();
     }
 

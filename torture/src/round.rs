@@ -34,6 +34,9 @@ const FINISH_MAX: Duration = Duration::from_secs(120);
 /// Size of the file system of the state directory, bytes.
 const STATE_BYTES: u64 = 1 << 20;
 
+/// Maximum time until the daemon, on a busy host, has noticed that a backing has lost data.
+const LOSS_NOTICED_MAX: Duration = Duration::from_secs(2);
+
 /// Maximum time for which changes wait for a new journal.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -192,7 +195,9 @@ impl<'a> Round<'a> {
             let guests: Vec<Arc<Shared>> = guests.collect();
             if let Some(behaviour) = backing.behaviour() {
                 let concerned = guests.clone();
-                behaviour.on_loss(Box::new(move || concerned.iter().for_each(|guest| guest.model().loss())));
+                behaviour.on_loss(Box::new(move || {
+                    concerned.iter().for_each(|guest| guest.model().loss(Instant::now() + LOSS_NOTICED_MAX))
+                }));
             }
             disks.push(Disk { name: format!("d{at}"), backing, guests });
         }
@@ -638,10 +643,10 @@ impl<'a> Round<'a> {
         let life = self.life.load(Ordering::Relaxed);
         self.with_server(disk, away, |server| {
             let guests = &self.disks[disk].guests;
-            guests.iter().for_each(|guest| guest.model().loss());
+            guests.iter().for_each(|guest| guest.model().loss(Instant::now() + LOSS_NOTICED_MAX));
             let lost = server.crash(away);
             for guest in guests {
-                guest.model().loss();
+                guest.model().loss(Instant::now() + LOSS_NOTICED_MAX);
                 if guest.connected_to.load(Ordering::Relaxed) != life {
                     guest.model().withdraw();
                 }

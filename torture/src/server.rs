@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -43,6 +43,8 @@ struct State {
     absence: Mutex<Absence>,
     connection: Mutex<Option<UnixStream>>,
     stop: AtomicBool,
+    /// Number of requests that are executed and not yet answered.
+    unanswered: AtomicUsize,
     loses_at_close: AtomicBool,
     flags: u16,
 }
@@ -78,6 +80,7 @@ impl Server {
             absence: Mutex::default(),
             connection: Mutex::new(None),
             stop: AtomicBool::new(false),
+            unanswered: AtomicUsize::new(0),
             loses_at_close: AtomicBool::new(false),
             // Transmission flags: HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM and SEND_WRITE_ZEROES.
             flags: 1 | 4 | (u16::from(fua) * 8) | 32 | 64,
@@ -109,6 +112,12 @@ impl Server {
     /// Returns the server's medium. No request is served while the guard lives.
     pub fn medium(&self) -> MutexGuard<'_, Medium> {
         lock(&self.state.medium)
+    }
+
+    /// Returns true if every request that was executed has been answered.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.state.unanswered.load(Ordering::SeqCst) == 0
     }
 
     /// Makes the server lose unflushed data at the end of each connection, like a server that keeps
@@ -267,12 +276,15 @@ impl State {
 
     fn work(&self, connection: &Connection) {
         while let Some(request) = connection.next() {
-            let Some((error, data)) = self.execute(&request, connection) else { continue };
-            let mut bytes = 0x6744_6698_u32.to_be_bytes().to_vec();
-            bytes.extend(error.to_be_bytes());
-            bytes.extend(request.cookie);
-            bytes.extend(data);
-            let _ = lock(&connection.writer).write_all(&bytes);
+            self.unanswered.fetch_add(1, Ordering::SeqCst);
+            if let Some((error, data)) = self.execute(&request, connection) {
+                let mut bytes = 0x6744_6698_u32.to_be_bytes().to_vec();
+                bytes.extend(error.to_be_bytes());
+                bytes.extend(request.cookie);
+                bytes.extend(data);
+                let _ = lock(&connection.writer).write_all(&bytes);
+            }
+            self.unanswered.fetch_sub(1, Ordering::SeqCst);
         }
     }
 

@@ -21,6 +21,9 @@ const REQUEST_MAX: Duration = Duration::from_secs(1);
 /// Maximum time until a request reaches the file system, or ends once the file system answers.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// Maximum time until a command refuses a path that hangs: one wait of a second, and no second one.
+const REFUSED_MAX: Duration = Duration::from_millis(1900);
+
 /// Two disks of one shard: `hung` on a test file system, and `well` on another.
 struct Stage {
     daemon: Option<Daemon>,
@@ -183,6 +186,23 @@ fn commands_for_a_hung_file_delay_no_other_disk() {
     stage.files.resume();
     let resized = resize.finish(WAIT_MAX);
     assert!(resized.success(), "the measurement after the file system answered: {}", resized.all());
+    stage.end();
+}
+
+/// A raw image is examined for the header of an image, then for that of an encrypted volume, and is
+/// then opened.
+#[test]
+fn a_backing_that_hangs_is_refused_after_one_second() {
+    let stage = Stage::new();
+    stage.hang();
+    let more = stage.scratch.text("mnt/more.img");
+    let args = ["disk", "add", "more", "--backing", &more, "--format", "raw"];
+    let start = Instant::now();
+    let refused = command(&stage.scratch, &args).finish(WAIT_MAX);
+    let waited = start.elapsed();
+    assert!(!refused.success() && refused.all().contains("does not respond"), "{}", refused.all());
+    assert!(waited < REFUSED_MAX, "refused after {waited:?}: {}", refused.all());
+    stage.files.resume();
     stage.end();
 }
 

@@ -16,6 +16,8 @@ use torture::medium::Medium;
 
 const SIZE: u64 = 16 * MIB;
 const POOL_BYTES: u64 = 64 * MIB;
+/// Offset of the first segment in a pool file.
+const DATA_OFFSET: u64 = 2 * MIB;
 const BLOCK: usize = 4096;
 /// Number of blocks that the guest writes.
 const BLOCKS: u64 = 300;
@@ -48,6 +50,13 @@ impl Stage {
         std::fs::write(scratch.path("hob.toml"), scratch.daemon_config() + &more).unwrap();
         let mut stage = Stage { daemon: None, flash, _files: files, scratch };
         stage.start();
+        // On a busy host the disk is served before it has its cache.
+        let daemon = stage.daemon.as_ref().expect("it runs");
+        wait_until("the cache", WAIT_MAX, || {
+            let shown = daemon.try_ctl(&["disk", "show", "vm", "-o", "json"]).stdout;
+            let shown: serde_json::Value = serde_json::from_str(&shown).unwrap_or_default();
+            shown["cache"]["state"] == "active"
+        });
         stage
     }
 
@@ -118,4 +127,46 @@ fn errors_of_a_pool_file_reach_no_guest() {
         stage.start();
         has_all(&mut stage.connect(), 2);
     }
+}
+
+/// A journal that cannot be read may have dirty data, so the disk stays offline until it can.
+#[test]
+fn a_disk_waits_until_its_journal_can_be_read() {
+    let mut stage = Stage::new("1", 1);
+    let mut client = stage.connect();
+    write_all(&mut client, 1);
+    client.flush().expect("a flush");
+    stage.kill();
+    // The superblock and the segment table can be read.
+    let (operation, range) = (Operation::Read, DATA_OFFSET..POOL_BYTES);
+    let until = Instant::now() + 2 * WAIT_MAX;
+    stage.flash[0].behaviour().fail(Failing { operation, range, error: 5, until });
+    stage.start();
+    let daemon = stage.daemon.as_ref().expect("it runs");
+    wait_until("the disk to be refused", WAIT_MAX, || {
+        daemon.try_ctl(&["disk", "show", "vm"]).all().contains("cannot be read from")
+    });
+    assert!(Client::connect(&Address::Unix(stage.scratch.path("nbd.sock")), "vm").is_err());
+    stage.flash[0].behaviour().heal();
+    has_all(&mut stage.connect(), 1);
+}
+
+/// A killed process leaves data that flash has not made durable. It is durable before anything is
+/// recovered from it, so that a power cut cannot undo what hob has read and acted on.
+#[test]
+fn flash_is_flushed_before_a_cache_is_recovered() {
+    let mut stage = Stage::new("1", 1);
+    let mut client = stage.connect();
+    write_all(&mut client, 1);
+    client.flush().expect("a flush");
+    write_all(&mut client, 2);
+    assert!(stage.flash[0].medium().unflushed() > 0, "nothing is left to flush");
+    stage.kill();
+    // Without its backing, the disk is not opened, and nothing else flushes the device.
+    let (disk, away) = (stage.scratch.path("disk.img"), stage.scratch.path("away"));
+    std::fs::rename(&disk, &away).unwrap();
+    stage.start();
+    wait_until("a flush when the pool is opened", WAIT_MAX, || stage.flash[0].medium().unflushed() == 0);
+    std::fs::rename(&away, &disk).unwrap();
+    has_all(&mut stage.connect(), 2);
 }

@@ -108,9 +108,9 @@ fn a_loss_without_a_failed_flush_is_noticed() {
     let bench = Bench::new(None);
     for _ in 0..4 {
         bench.load(400);
-        bench.shared.model().loss();
+        bench.shared.model().loss(Instant::now());
         bench.server.crash(Duration::from_millis(5));
-        bench.shared.model().loss();
+        bench.shared.model().loss(Instant::now());
     }
     let violations = bench.finish();
     assert!(violations.iter().any(|it| it.kind == "contents"), "{violations:#?}");
@@ -121,7 +121,7 @@ fn a_loss_without_a_failed_flush_is_noticed() {
 fn a_failed_flush_takes_the_promise_back() {
     let bench = Bench::new(None);
     let shared = Arc::clone(&bench.shared);
-    bench.server.behaviour().on_loss(Box::new(move || shared.model().loss()));
+    bench.server.behaviour().on_loss(Box::new(move || shared.model().loss(Instant::now())));
     for _ in 0..4 {
         bench.load(300);
         bench.server.behaviour().lose_at_flush();

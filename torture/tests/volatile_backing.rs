@@ -67,6 +67,15 @@ impl Backing {
         }
     }
 
+    /// Returns true if all data is durable and the daemon was told so.
+    fn is_flushed(&self) -> bool {
+        self.unflushed() == 0
+            && match self {
+                Backing::Server(server) => server.is_idle(),
+                Backing::File(..) => true,
+            }
+    }
+
     /// Loses unflushed data. A server closes its connections too. Returns the number of lost units.
     fn lose(&self) -> usize {
         match self {
@@ -219,7 +228,7 @@ fn flushes_at_the_opening(make: impl FnOnce(&Scratch) -> Backing) {
     stage.daemon.take().expect("it runs").kill();
     assert!(stage.backing.unflushed() > 0, "a killed program flushes nothing");
     stage.start();
-    wait_until("the flush of the opened disk", WAIT_MAX, || stage.backing.unflushed() == 0);
+    wait_until("the flush of the opened disk", WAIT_MAX, || stage.backing.is_flushed());
     assert_eq!(stage.backing.lose(), 0);
     let mut client = stage.connect();
     stage.has_all(&mut client);
@@ -229,7 +238,7 @@ fn flushes_at_the_opening(make: impl FnOnce(&Scratch) -> Backing) {
     stage.daemon.take().expect("it runs").kill();
     stage.backing.behaviour().lose_at_flush();
     stage.start();
-    wait_until("the failed flush", WAIT_MAX, || stage.backing.unflushed() == 0);
+    wait_until("the failed flush", WAIT_MAX, || stage.backing.is_flushed());
     let mut client = stage.connect();
     client.flush().expect_err("acknowledged writes may be lost");
     client.flush().expect("the loss was reported");

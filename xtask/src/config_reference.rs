@@ -32,11 +32,12 @@ const SOURCES: [&str; 12] = [
 ];
 
 /// Replacements for declared types that serde reads in another form.
-const TYPES: [(&str, &str); 9] = [
+const TYPES: [(&str, &str); 10] = [
     ("String", "text"),
     ("PathBuf", "path"),
     ("Endpoint", "address"),
     ("Size", "size"),
+    ("FlashWrites", "text"),
     ("RingKind", "text"),
     ("BackingTimeout", "text"),
     ("Role", "text"),

@@ -7,9 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::shell;
+use crate::{shell, suite};
 
-/// Runs all dashboard checks against the release binary.
+/// Runs all dashboard checks against hob without optional features.
 pub(crate) fn run() -> Result<()> {
     let dir = shell::root().join("dashboard");
     let at = |program: &str, args: &[&str]| {
@@ -29,7 +29,7 @@ pub(crate) fn run() -> Result<()> {
     for file in test_files(&dir.join("tests"))? {
         tests.arg(format!("tests/{file}"));
     }
-    tests.env("HOB_BIN", target.join("release/hob")).env("PICTURES", target.join("dashboard/pictures"));
+    tests.env("HOB_BIN", suite::plain()?).env("PICTURES", target.join("dashboard/pictures"));
     shell::run(&mut tests)
 }
 

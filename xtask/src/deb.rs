@@ -19,8 +19,12 @@ pub(crate) struct Arguments {
     debug: bool,
 }
 
+/// Features of the program in the package: TLS with pre-shared keys, Ceph RBD images, and object
+/// stores in clouds.
+const FEATURES: &str = "hob/psk,hob/rbd,hob/objects-cloud";
+
 /// Files that the package must have.
-const CONTENTS: [&str; 16] = [
+const CONTENTS: [&str; 19] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
     "./usr/lib/systemd/system/hob.service",
@@ -36,12 +40,16 @@ const CONTENTS: [&str; 16] = [
     "./usr/share/doc/hob/hob.cdx.json",
     "./usr/share/doc/hob/docs/INSTALL.md",
     "./usr/share/doc/hob/examples/openstack/hob_os_brick/engine.py",
+    "./usr/share/doc/hob/examples/proxmox/HobPlugin.pm",
+    "./usr/share/doc/hob/examples/proxmox/hob-hook.sh",
+    "./usr/share/doc/hob/examples/libvirt/hook.conf",
     "./usr/share/doc/hob/examples/prometheus/alerts.yml",
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let profile = if arguments.debug { "dev" } else { "release" };
-    shell::run(&mut shell::cargo(&["build", "--locked", "--profile", profile, "--package", "hob"]))?;
+    let mut build = shell::cargo(&["build", "--locked", "--profile", profile, "--package", "hob"]);
+    shell::run(build.args(["--features", FEATURES]))?;
     if !shell::cargo(&["deb", "--version"]).output().is_ok_and(|output| output.status.success()) {
         println!("cargo-deb is absent: installing it with cargo");
         shell::run(&mut shell::cargo(&["install", "cargo-deb", "--locked"]))?;
@@ -76,7 +84,7 @@ fn prepare(program: &Path, built: &Path) -> Result<()> {
         let script = shell::output(Command::new(&hob).args(["completions", shell_name]))?;
         fs::write(dir.join("completions").join(file), script)?;
     }
-    let (licences, _) = third_party::write(&dir, "")?;
+    let (licences, _) = third_party::write(&dir, FEATURES)?;
     compress(vec![licences])?;
     let changelog = dir.join("changelog.Debian");
     fs::write(&changelog, changelog_text(&hob)?)?;
@@ -125,7 +133,36 @@ fn check(package: &Path) -> Result<()> {
     let hob = scratch.path().join("usr/bin/hob");
     shell::run(Command::new(&hob).arg("--version"))?;
     let config: PathBuf = scratch.path().join("etc/hob/hob.toml");
-    shell::run(Command::new(&hob).args(["daemon", "--check", "--config"]).arg(config))
+    shell::run(Command::new(&hob).args(["daemon", "--check", "--config"]).arg(config))?;
+    check_features(&hob)?;
+    lint(package)
+}
+
+/// Checks that the program has the optional features: without one, it names the missing feature.
+fn check_features(hob: &Path) -> Result<()> {
+    for backing in ["rbd:none/none", "s3://none/none", "nbds://user@127.0.0.1:1/x?tls-psk-file=/none"] {
+        // With the feature, it may wait for a server that does not exist.
+        let output = Command::new("timeout")
+            .arg("10")
+            .arg(hob)
+            .args(["serve", "--disk", backing, "--listen", "unix:/nonexistent/nbd.sock"])
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() || said.contains("built without") {
+            bail!("the program in the package cannot open {backing}: {said}");
+        }
+    }
+    Ok(())
+}
+
+/// Checks the package against Debian's policy with lintian, if that is installed.
+fn lint(package: &Path) -> Result<()> {
+    if !Command::new("lintian").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("lintian is absent: the package is not checked against Debian's policy");
+        return Ok(());
+    }
+    // As root, lintian only warns about that.
+    shell::run(Command::new("lintian").args(["--fail-on", "error", "--allow-root"]).arg(package))
 }
 
 #[cfg(test)]
@@ -157,6 +194,50 @@ mod tests {
         for asset in assets.iter().filter_map(|asset| asset[0].as_str()) {
             let made = asset.strip_prefix("target/release/");
             assert!(made.is_none_or(|made| made == "hob" || made.starts_with("packaging/")), "{asset}");
+        }
+    }
+
+    /// Checks that files which pages copy from the package's examples are in the package.
+    #[test]
+    fn pages_copy_only_files_that_the_package_has() {
+        let mut missing = Vec::new();
+        let mut count = 0;
+        for page in crate::tidy::texts().iter().filter(|text| text.path.ends_with(".md")) {
+            let words = page.text.split([' ', '\n', '`', ')']);
+            for path in words.filter(|word| word.starts_with("/usr/share/doc/hob/examples/")) {
+                count += 1;
+                if !CONTENTS.contains(&format!(".{path}").as_str()) {
+                    missing.push(format!("{}: {path}", page.path));
+                }
+            }
+        }
+        assert!(count > 0 && missing.is_empty(), "{count} paths; not in CONTENTS: {missing:?}");
+    }
+
+    /// Checks that sed in the quick starts changes one line of hob.toml, above all tables.
+    #[test]
+    fn the_quick_starts_find_their_lines_in_hob_toml() {
+        let config = fs::read_to_string(shell::root().join("packaging/hob.toml")).unwrap();
+        let is_table = |line: &str| line.trim_start_matches(['#', ' ']).starts_with('[');
+        let table = config.lines().position(is_table).expect("a table");
+        for page in ["QUICKSTART_QEMU.md", "QUICKSTART_LIBVIRT.md"] {
+            let text = fs::read_to_string(shell::root().join("docs").join(page)).unwrap();
+            let sed =
+                text.lines().find(|line| line.starts_with("# sed -i")).expect("the page changes hob.toml");
+            let patterns: Vec<&str> =
+                sed.split("s/^").skip(1).filter_map(|part| part.split('/').next()).collect();
+            assert_eq!(patterns.len(), 2, "{page}: {sed}");
+            for pattern in patterns {
+                let lines: Vec<usize> = (0..)
+                    .zip(config.lines())
+                    .filter(|(_, line)| line.starts_with(pattern))
+                    .map(|it| it.0)
+                    .collect();
+                assert!(
+                    matches!(lines[..], [line] if line < table),
+                    "{page}: '{pattern}' in lines {lines:?}"
+                );
+            }
         }
     }
 

@@ -2,15 +2,17 @@
 //! other, and most black-box tests wait longer than they compute.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
 use serde_json::Value;
 
 use crate::failures::Failures;
@@ -55,6 +57,8 @@ struct Ended {
     name: String,
     status: ExitStatus,
     took: Duration,
+    /// Processor time of the executable and of the processes that it waited for.
+    computed: Duration,
     output: String,
 }
 
@@ -67,13 +71,30 @@ impl Executable {
         let mut command = Command::new(&self.path);
         command.args(arguments).envs(environment.iter().copied()).current_dir(&self.package);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file.try_clone()?);
-        let status = command.status().with_context(|| format!("start {}", self.path.display()))?;
+        let mut child = command.spawn().with_context(|| format!("start {}", self.path.display()))?;
+        let computed = processor_time(&child);
+        let status = child.wait().with_context(|| format!("wait for {}", self.path.display()))?;
         let mut bytes = Vec::new();
         file.rewind()?;
         file.read_to_end(&mut bytes).context("read the output of tests")?;
         let output = String::from_utf8_lossy(&bytes).into_owned();
-        Ok(Ended { name: self.name.clone(), status, took: start.elapsed(), output })
+        Ok(Ended { name: self.name.clone(), status, took: start.elapsed(), computed, output })
     }
+}
+
+/// Waits for the end of a process, and returns its processor time and that of the processes that it
+/// waited for. Returns zero if the kernel does not report it.
+fn processor_time(child: &Child) -> Duration {
+    let pid = rustix::process::Pid::from_child(child);
+    // The process remains a zombie, whose times can be read.
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let _ = rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), options));
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    // See proc_pid_stat(5): utime, stime, cutime and cstime are the fields 14 to 17. The second field is a
+    // name in parentheses.
+    let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(4);
+    let ticks: u64 = fields.filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// Runs all executables, `at_once` at the same time, in this order. Prints the output of each as
@@ -94,7 +115,10 @@ pub fn run(
             // One block at a time.
             let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
             if let Ok(it) = &result {
-                println!("     Running {} ({})\n{}", it.name, executable.path.display(), it.output);
+                let (name, path) = (&it.name, executable.path.display());
+                let [took, computed] = [it.took, it.computed].map(|time| time.as_secs_f64());
+                println!("     Running {name} ({path}): {took:.1} s, {computed:.1} s of processor time");
+                println!("{}", it.output);
             }
             ended.push(result);
         }
@@ -130,15 +154,22 @@ fn total(all: &mut [Ended]) -> Result<String> {
             *sum += count.trim().parse::<u64>().with_context(|| format!("a count in: {line}"))?;
         }
     }
-    all.sort_by_key(|it| std::cmp::Reverse(it.took));
     let mut text = format!("{} test executables:", all.len());
     for (word, sum) in sums {
         write!(text, " {sum} {word};")?;
     }
-    let longest: Vec<_> =
-        all.iter().take(SLOWEST).map(|it| format!("{} {:.0} s", it.name, it.took.as_secs_f64())).collect();
-    write!(text, " longest: {}", longest.join(", "))?;
+    write!(text, " longest: {};", most(all, |it| it.took))?;
+    let computed: Duration = all.iter().map(|it| it.computed).sum();
+    let most_computed = most(all, |it| it.computed);
+    write!(text, " {:.0} s of processor time, most: {most_computed}", computed.as_secs_f64())?;
     Ok(text)
+}
+
+/// Returns the executables with the most time of a kind.
+fn most(all: &mut [Ended], time: impl Fn(&Ended) -> Duration) -> String {
+    all.sort_by_key(|it| std::cmp::Reverse(time(it)));
+    let first = all.iter().take(SLOWEST);
+    first.map(|it| format!("{} {:.0} s", it.name, time(it).as_secs_f64())).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the messages of failed tests. An executable that crashed has none.
@@ -156,7 +187,8 @@ mod tests {
 
     fn ended(name: &str, seconds: u64, status: i32, output: &str) -> Ended {
         let status = ExitStatus::from_raw(status << 8);
-        Ended { name: name.to_owned(), status, took: Duration::from_secs(seconds), output: output.to_owned() }
+        let [took, computed] = [seconds, 2 * seconds].map(Duration::from_secs);
+        Ended { name: name.to_owned(), status, took, computed, output: output.to_owned() }
     }
 
     #[test]
@@ -166,7 +198,19 @@ mod tests {
             ended("b", 7, 101, "test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured\n"),
         ];
         let text = total(&mut all).unwrap();
-        assert_eq!(text, "2 test executables: 5 passed; 1 failed; 1 ignored; longest: b 7 s, a 1 s");
+        assert_eq!(
+            text,
+            "2 test executables: 5 passed; 1 failed; 1 ignored; longest: b 7 s, a 1 s; \
+             16 s of processor time, most: b 14 s, a 2 s"
+        );
+    }
+
+    #[test]
+    fn processor_time_includes_children() {
+        let busy = "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'; exit 3";
+        let mut child = Command::new("sh").args(["-c", busy]).spawn().unwrap();
+        assert!(processor_time(&child) > Duration::ZERO);
+        assert_eq!(child.wait().unwrap().code(), Some(3), "the status is still there");
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! `cargo xtask` runs all tasks of developers and CI. Each command is one file.
+//! `cargo xtask` runs all tasks of developers and CI. Each command has its own module, except
+//! `install` (`packages.rs`) and `bench`, which starts another package.
 
 mod config_reference;
 mod dashboard;
 mod deb;
+mod deny;
 mod docs;
 mod faults;
 mod mutants;
@@ -46,6 +48,8 @@ enum Command {
     Faults,
     /// Build the Debian package with cargo-deb
     Deb(deb::Arguments),
+    /// Check the licences and sources of the crates in hob with cargo-deny
+    Deny(deny::Arguments),
     /// List the crates of others in hob: their licences, and a bill of materials (CycloneDX)
     ThirdParty(third_party::Arguments),
     /// Build the documentation site with mdBook
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
         Command::ConfigReference => config_reference::run(),
         Command::Faults => faults::run(),
         Command::Deb(arguments) => deb::run(&arguments),
+        Command::Deny(arguments) => deny::run(&arguments),
         Command::ThirdParty(arguments) => third_party::run(&arguments),
         Command::Docs(arguments) => docs::run(&arguments),
         Command::Readers(arguments) => readers::run(&arguments),

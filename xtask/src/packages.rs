@@ -59,6 +59,9 @@ const PACKAGES: &[Package] = &[
     // PostgreSQL's programs are in a directory per version.
     Package { name: "postgresql", shown_by: &["psql", "/usr/lib/postgresql/*"] },
     Package { name: "rocksdb-tools", shown_by: &["db_bench"] },
+    // A test starts a libvirt daemon in namespaces of its own. The package also has the user of QEMU.
+    Package { name: "libvirt-daemon-system", shown_by: &["libvirtd", "/etc/libvirt/qemu.conf"] },
+    Package { name: "libvirt-clients", shown_by: &["virsh"] },
     Package { name: "git", shown_by: &["git"] },
     // The test of OpenStack's os-brick installs it with pip.
     Package { name: "python3-pip", shown_by: &["python3", "pip3"] },

@@ -17,9 +17,15 @@ pub fn root() -> PathBuf {
 }
 
 /// Returns a cargo command in the root directory of the workspace, with the cargo that runs xtask.
+/// The command does not inherit the variables about xtask that `cargo run` sets: some build scripts
+/// depend on them, so a build by this command and one by hand would replace each other.
 pub fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
+    let of_xtask = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_xtask)) {
+        command.env_remove(name);
+    }
     command
 }
 

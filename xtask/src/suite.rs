@@ -21,7 +21,8 @@ const CRATES_AT_ONCE: usize = 2;
 
 /// Black-box test files that take about a minute or longer. They start first, because otherwise the
 /// last one would run beside no other.
-const LONG: [&str; 6] = ["attach", "upgrade", "postgres", "reconnect", "discard", "live_migration"];
+const LONG: [&str; 8] =
+    ["host_device", "attach", "upgrade", "postgres", "reconnect", "discard", "live_migration", "libvirt"];
 
 /// Black-box test files that mostly wait, for example for leases to end or for slow stores. They run
 /// without other tests: a lease must not end because an emulated guest uses the CPUs, and the sizes
@@ -33,8 +34,15 @@ const WAITING: [&str; 7] =
 const WAITING_THREADS: &str = "--test-threads=3";
 
 /// Test files of crates that mostly wait for slow servers. They run beside the other tests of crates.
-const WAITING_OF_CRATES: [&str; 6] =
-    ["backing_file", "backing_nbd", "backing_objects", "backing_s3", "pool", "remote"];
+const WAITING_OF_CRATES: [&str; 7] = [
+    "backing_file",
+    "backing_nbd",
+    "backing_nbd_shutdown",
+    "backing_objects",
+    "backing_s3",
+    "pool",
+    "remote",
+];
 
 /// Test executables of crates that take minutes. They start first.
 const LONG_OF_CRATES: [&str; 4] = ["hob_lab", "ownership", "injection", "hob_daemon"];
@@ -42,7 +50,7 @@ const LONG_OF_CRATES: [&str; 4] = ["hob_lab", "ownership", "injection", "hob_dae
 /// Test files that move data. These tests run a second time without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
-/// Test files that need a hob of their own: with an optional feature, or a release binary.
+/// Test files of other steps: of an optional feature, or of the torture step.
 const APART: [&str; 5] = ["nbd_psk", "failed_flash", "hung_file", "stale_file", "volatile_backing"];
 
 /// Features of the tests and of hob's debug build: TLS by OpenSSL with pre-shared keys, Ceph RBD
@@ -58,10 +66,28 @@ pub(crate) fn cargo_all(command: &str) -> Command {
     cargo
 }
 
-/// Builds all tests and debug binaries, and returns the path of hob. Warnings are errors.
+/// Builds all tests and debug binaries, and returns the path of hob with all optional features.
+/// Warnings are errors.
 pub(crate) fn build_debug() -> Result<PathBuf> {
     shell::run_without_warnings(cargo_all("build").arg("--all-targets"))?;
     Ok(shell::target_dir()?.join("debug/hob"))
+}
+
+/// Builds hob without optional features for the black-box tests. Warnings are errors. It is a debug
+/// build, which has more checks than a release build and is built sooner.
+pub(crate) fn build_plain() -> Result<()> {
+    // The same packages and the same compiler as in `cargo_all`, so that libraries are built once.
+    let mut cargo = shell::cargo(&["build", "--workspace", "--bin", "hob"]);
+    shell::run_without_warnings(cargo.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver"))?;
+    let (from, to) = (shell::target_dir()?.join("debug/hob"), plain()?);
+    // A running hob has the old file.
+    let _ = fs::remove_file(&to);
+    fs::copy(&from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display())).map(drop)
+}
+
+/// Returns the path of the debug binary without optional features.
+pub(crate) fn plain() -> Result<PathBuf> {
+    Ok(shell::target_dir()?.join("debug/hob-plain"))
 }
 
 /// Returns the cargo command that runs some test targets.
@@ -120,7 +146,7 @@ fn all_of(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     Ok(())
 }
 
-/// Runs all tests against the release binary, except those of optional features.
+/// Runs all black-box tests except those of optional features.
 pub(crate) fn all() -> Result<()> {
     let files = files(&shell::root().join("conformance/tests"))?;
     if let Some(absent) = WAITING.iter().chain(&LONG).find(|file| !files.iter().any(|it| it == *file)) {
@@ -130,30 +156,30 @@ pub(crate) fn all() -> Result<()> {
         files.iter().map(String::as_str).filter(|file| !WAITING.contains(file) && !LONG.contains(file));
     let usual: Vec<&str> = LONG.into_iter().chain(short).collect();
     all_of([
-        against_release(&usual, AT_ONCE, &[], &[]),
-        against_release(&WAITING, AT_ONCE, &[WAITING_THREADS], &[]),
+        against_plain(&usual, AT_ONCE, &[], &[]),
+        against_plain(&WAITING, AT_ONCE, &[WAITING_THREADS], &[]),
     ])
 }
 
-/// Runs the test files that move data against the release binary, without io_uring.
+/// Runs the black-box test files that move data without io_uring.
 pub(crate) fn without_ring() -> Result<()> {
-    against_release(&RING_TESTS, AT_ONCE, &[], &[("HOB_RING", Path::new("threads"))])
+    against_plain(&RING_TESTS, AT_ONCE, &[], &[("HOB_RING", Path::new("threads"))])
 }
 
-/// Runs these test files against the release binary, `at_once` at the same time.
-pub(crate) fn against_release(
+/// Runs these black-box test files against hob without optional features, `at_once` at the same time.
+pub(crate) fn against_plain(
     files: &[&str],
     at_once: usize,
     arguments: &[&str],
     environment: &[(&str, &Path)],
 ) -> Result<()> {
-    let hob = hob()?;
+    let hob = plain()?;
     let environment = [&[("HOB_BIN", hob.as_path())], environment].concat();
     executables::run(&test_files(files)?, at_once, arguments, &environment)
 }
 
 /// Returns the path of the release binary.
-pub(crate) fn hob() -> Result<PathBuf> {
+pub(crate) fn release() -> Result<PathBuf> {
     Ok(shell::target_dir()?.join("release/hob"))
 }
 

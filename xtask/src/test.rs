@@ -39,11 +39,11 @@ enum Step {
     Install,
     /// Check the format with cargo fmt
     Fmt,
-    /// Build the release binary, in parallel with the next two steps
+    /// Build hob without optional features, which the black-box tests run
     Build,
     /// Build all tests with all optional features, and check them with clippy; warnings are errors
     Clippy,
-    /// Run the tests of every crate
+    /// Run the tests of every crate, in parallel with the next steps
     Unit,
     /// Run the tidy tests: file lengths, crate dependencies, generated pages and other rules
     Tidy,
@@ -51,18 +51,34 @@ enum Step {
     Conformance,
     /// Run the black-box tests that move data without io_uring
     Ring,
-    /// Run two minutes of fault injection against the release binary, and test stale file handles
+    /// Run two minutes of fault injection, and test stale file handles
     Torture,
+    /// Run the black-box tests of the feature `rbd` on their own Ceph clusters, in parallel with
+    /// the next steps
+    Rbd,
     /// Check the dashboard's bundle, and run its tests in a browser
     Dashboard,
     /// Run the black-box tests of the feature `psk`
     Psk,
-    /// Run the black-box tests of the feature `rbd` on their own Ceph clusters, in parallel with
-    /// the next step
-    Rbd,
-    /// Run each fuzz target for ten seconds
+    /// Run each fuzz target for ten seconds, after the tests of the crates and in parallel with the
+    /// other steps
     Fuzz,
 }
+
+/// How a step runs beside other steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    /// The next step waits for this one.
+    Front,
+    /// The next step starts at once.
+    Beside,
+    /// The steps of this lane compute. They run one after the other, with a lower priority than the
+    /// black-box tests, which wait more than they compute. The first one starts them all.
+    Background,
+}
+
+/// Niceness of the steps in the background. The other steps have 0.
+const BACKGROUND_NICE: i32 = 10;
 
 /// A step with its duration and result.
 type Ended = (Step, Duration, Result<()>);
@@ -78,9 +94,9 @@ impl Step {
         Self::Conformance,
         Self::Ring,
         Self::Torture,
+        Self::Rbd,
         Self::Dashboard,
         Self::Psk,
-        Self::Rbd,
         Self::Fuzz,
     ];
 
@@ -90,7 +106,7 @@ impl Step {
             Self::Fmt => "format",
             Self::Clippy => "build and lint",
             Self::Unit => "tests",
-            Self::Build => "release build",
+            Self::Build => "hob",
             Self::Tidy => "tidy",
             Self::Conformance => "conformance",
             Self::Ring => "conformance on threads",
@@ -102,45 +118,43 @@ impl Step {
         }
     }
 
-    /// Returns true if the next steps run at the same time: a cluster mostly waits for other
-    /// processes, and the last crates of a build leave processors idle.
-    fn is_beside(self) -> bool {
-        matches!(self, Self::Build | Self::Rbd)
+    /// Returns how the step runs beside the next ones.
+    fn lane(self) -> Lane {
+        match self {
+            // A cluster mostly waits for other processes.
+            Self::Rbd => Lane::Beside,
+            Self::Unit | Self::Fuzz => Lane::Background,
+            _ => Lane::Front,
+        }
     }
 
-    /// Returns true if the step needs the release binary.
-    fn needs_release(self) -> bool {
-        matches!(self, Self::Conformance | Self::Ring | Self::Torture | Self::Dashboard)
+    /// Returns true if the step runs hob without optional features.
+    fn needs_plain(self) -> bool {
+        matches!(self, Self::Tidy | Self::Conformance | Self::Ring | Self::Torture | Self::Dashboard)
     }
 
-    /// Runs the step. `hob` is the release binary if this run has built it.
-    fn timed(self, hob: Option<&Path>) -> Ended {
+    fn timed(self) -> Ended {
         let start = Instant::now();
-        let result = self.run(hob);
+        let result = self.run();
         (self, start.elapsed(), result)
     }
 
-    fn run(self, hob: Option<&Path>) -> Result<()> {
+    fn run(self) -> Result<()> {
         let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
         match self {
             Self::Install => packages::install(),
             Self::Fmt => cargo(&["fmt", "--all", "--check"]),
             Self::Clippy => suite::build_debug().map(drop),
             Self::Unit => suite::crates(),
-            // The lints above saw the code with all features only.
-            Self::Build => {
-                shell::run_without_warnings(&mut shell::cargo(&["build", "--release", "-p", "hob"]))
-            }
+            Self::Build => suite::build_plain(),
             Self::Tidy => {
                 let mut command = suite::cargo_test(&["--bin", "xtask"]);
-                // Without a binary from this run, the step builds its own.
-                command.envs(hob.map(|hob| ("HOB_BUILT", hob)));
-                shell::run_tests(&mut command)
+                shell::run_tests(command.env("HOB_BUILT", suite::plain()?))
             }
             Self::Conformance => suite::all(),
             Self::Ring => suite::without_ring(),
             Self::Torture => {
-                suite::against_release(
+                suite::against_plain(
                     &["failed_flash", "hung_file", "stale_file", "volatile_backing"],
                     1,
                     &[],
@@ -148,7 +162,7 @@ impl Step {
                 )?;
                 let program = suite::build_debug()?.with_file_name("torture");
                 let mut command = Command::new(program);
-                shell::run(command.args(["--minutes", TORTURE_MINUTES]).env("HOB_BIN", suite::hob()?))
+                shell::run(command.args(["--minutes", TORTURE_MINUTES]).env("HOB_BIN", suite::plain()?))
             }
             Self::Dashboard => dashboard::run(),
             Self::Psk => psk(),
@@ -161,7 +175,7 @@ impl Step {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let wanted = |step: Step| {
         let all = arguments.only.is_empty();
-        let needed = step == Step::Build && arguments.only.iter().any(|it| it.needs_release());
+        let needed = step == Step::Build && arguments.only.iter().any(|it| it.needs_plain());
         let refused = step == Step::Install && arguments.no_install;
         (all || needed || arguments.only.contains(&step)) && !refused
     };
@@ -169,27 +183,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut summary: Vec<Ended> = Vec::new();
     let mut beside: Vec<(Step, JoinHandle<Ended>)> = Vec::new();
     let ended = |(_, thread): (Step, JoinHandle<Ended>)| thread.join().expect("a step that does not panic");
-    let mut hob = None;
+    let mut background: Option<JoinHandle<Vec<Ended>>> = None;
     for step in Step::ALL.into_iter().filter(|&step| wanted(step)) {
-        // The tidy step would otherwise build a release binary of its own.
-        if step.needs_release() || step == Step::Tidy {
-            for (step, took, result) in beside.extract_if(.., |(step, _)| *step == Step::Build).map(ended) {
-                if result.is_ok() {
-                    hob = Some(suite::hob()?);
-                }
-                summary.push((step, took, result));
+        // The output of steps that run at the same time is mixed. Their failures are printed at the
+        // end.
+        match step.lane() {
+            Lane::Front => {
+                println!("\n=== {} ===", step.name());
+                summary.push(step.timed());
             }
+            Lane::Beside => {
+                println!("\n=== {} ===", step.name());
+                beside.push((step, thread::spawn(move || step.timed())));
+            }
+            Lane::Background if background.is_none() => {
+                let steps: Vec<Step> = Step::ALL
+                    .into_iter()
+                    .filter(|&step| step.lane() == Lane::Background && wanted(step))
+                    .collect();
+                background = Some(thread::spawn(|| in_background(steps)));
+            }
+            Lane::Background => {}
         }
-        println!("\n=== {} ===", step.name());
-        if step.is_beside() {
-            // The step's output is mixed with that of other steps, and its failures are printed at
-            // the end.
-            beside.push((step, thread::spawn(move || step.timed(None))));
-            continue;
-        }
-        summary.push(step.timed(hob.as_deref()));
     }
     summary.extend(beside.into_iter().map(ended));
+    summary.extend(background.into_iter().flat_map(|it| it.join().expect("steps that do not panic")));
     for (step, _, result) in &summary {
         if let Err(error) = result {
             println!("\n=== what failed: {} ===\n{error:#}", step.name());
@@ -206,6 +224,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         bail!("failed: {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// Runs these steps one after the other with a low priority, which on Linux belongs to the calling
+/// thread and to the threads and processes that it starts.
+fn in_background(steps: Vec<Step>) -> Vec<Ended> {
+    if let Err(error) = rustix::process::setpriority_process(None, BACKGROUND_NICE) {
+        println!("cannot lower the priority: {error}");
+    }
+    let run = |step: Step| {
+        println!("\n=== {} ===", step.name());
+        step.timed()
+    };
+    steps.into_iter().map(run).collect()
 }
 
 fn psk() -> Result<()> {

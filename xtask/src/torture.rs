@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let profile: &[&str] = if arguments.debug { &[] } else { &["--release"] };
     shell::run(&mut shell::cargo(&[&["build", "-p", "hob"], profile].concat()))?;
-    let hob = if arguments.debug { shell::target_dir()?.join("debug/hob") } else { suite::hob()? };
+    let hob = if arguments.debug { shell::target_dir()?.join("debug/hob") } else { suite::release()? };
     let mut command = shell::cargo(&["run", "--quiet", "-p", "torture", "--"]);
     shell::run(command.args(&arguments.options).env("HOB_BIN", hob))
 }

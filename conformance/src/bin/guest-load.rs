@@ -4,8 +4,8 @@
 //! Four threads, each the owner of every fourth block of the device, read and write its blocks (4 KiB) past
 //! the page cache. Each owner counts the writes of each of its blocks, and checks everything that it reads.
 //! Nine of ten requests are reads, and nine of ten of these go to the hot set, the first HOT_BLOCKS blocks;
-//! half of the writes do. Some requests are flushes. Once a second a line reports the requests done and the
-//! longest latency, in µs. A line on standard input ends the load; then the whole device is read and
+//! half of the writes do. Some requests are flushes. Once a second a line reports the requests done, the
+//! longest latency, in µs, and the age of the oldest request that has not ended, in ms. A line on standard input ends the load; then the whole device is read and
 //! checked.
 //!
 //! Exits with 1 if any block is wrong or any request fails.
@@ -51,6 +51,9 @@ struct Load {
     pattern: Pattern,
     tally: Tally,
     over: AtomicBool,
+    start: Instant,
+    /// When each thread's request began, µs after `start`; 0 between requests.
+    begun_us: [AtomicU64; THREADS as usize],
 }
 
 fn main() -> ExitCode {
@@ -64,7 +67,16 @@ fn main() -> ExitCode {
     let device = device.expect("the device opens");
     let blocks = size(&device) / BLOCK_BYTES as u64;
     let (pattern, tally) = (Pattern::new(), Tally::default());
-    let load = Load { device, blocks, hot_blocks, pattern, tally, over: AtomicBool::new(false) };
+    let load = Load {
+        device,
+        blocks,
+        hot_blocks,
+        pattern,
+        tally,
+        over: AtomicBool::new(false),
+        start: Instant::now(),
+        begun_us: Default::default(),
+    };
     let versions = load.run();
     load.sweep(load.blocks, &versions);
     let (wrong, failed) = (load.tally.wrong.load(Relaxed), load.tally.failed.load(Relaxed));
@@ -97,7 +109,7 @@ impl Load {
                 self.over.store(true, Relaxed);
             });
             let mut second = 0;
-            while !self.over.load(Relaxed) {
+            while !owners.iter().all(std::thread::ScopedJoinHandle::is_finished) {
                 std::thread::sleep(Duration::from_secs(1));
                 second += 1;
                 self.say(second);
@@ -109,8 +121,11 @@ impl Load {
     fn say(&self, second: u64) {
         let take = |count: &AtomicU64| count.swap(0, Relaxed);
         let Tally { reads, writes, slowest_read_us, slowest_write_us, wrong, failed } = &self.tally;
+        let now = self.start.elapsed().as_micros() as u64;
+        let begun = self.begun_us.iter().map(|begun| begun.load(Relaxed)).filter(|begun| *begun > 0).min();
+        let oldest_ms = now.saturating_sub(begun.unwrap_or(now)) / 1000;
         println!(
-            "GUEST-LOAD second={second} reads={} writes={} slowest_read_us={} slowest_write_us={} wrong={} failed={}",
+            "GUEST-LOAD second={second} reads={} writes={} slowest_read_us={} slowest_write_us={} wrong={} failed={} oldest_ms={oldest_ms}",
             take(reads),
             take(writes),
             take(slowest_read_us),
@@ -132,6 +147,7 @@ impl Load {
             let place = dice.below(among / THREADS);
             let (block, version) = (place * THREADS + owner, &mut versions[place as usize]);
             let start = Instant::now();
+            self.begun_us[owner as usize].store((start - self.start).as_micros() as u64, Relaxed);
             let (done, count, slowest) = if read {
                 let done = self.device.read_exact_at(&mut memory.0, block * BLOCK_BYTES as u64);
                 let done = done.map(|()| self.check(block, u64::from(*version), &memory.0));
@@ -143,6 +159,7 @@ impl Load {
                 let flush = writes.is_multiple_of(FLUSH_EACH);
                 (self.write(block, &memory.0, flush), &self.tally.writes, &self.tally.slowest_write_us)
             };
+            self.begun_us[owner as usize].store(0, Relaxed);
             slowest.fetch_max(start.elapsed().as_micros() as u64, Relaxed);
             count.fetch_add(1, Relaxed);
             self.note(block, done);

@@ -34,9 +34,9 @@ impl Kernel {
 
     /// Returns the module files to insert, each after its dependencies; built-in drivers need none.
     #[track_caller]
-    fn modules(&self) -> Vec<PathBuf> {
+    fn modules(&self, names: &[&str]) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        for module in MODULES {
+        for module in names {
             let plan = Tool::new("modprobe").args(["-S", &self.version, "--show-depends", module]).run();
             for file in plan.lines().filter_map(|line| line.strip_prefix("insmod ")) {
                 let file = PathBuf::from(file.split_whitespace().next().unwrap_or(file));
@@ -93,7 +93,13 @@ impl Tree {
     /// Adds the drivers to `/modules`, and their order as `/modules/order`.
     #[track_caller]
     pub(super) fn drivers(self, kernel: &Kernel) -> Self {
-        let modules = kernel.modules();
+        self.modules(kernel, &MODULES, "order")
+    }
+
+    /// Adds drivers to `/modules`, and their order as the file `list` there.
+    #[track_caller]
+    pub(super) fn modules(self, kernel: &Kernel, names: &[&str], list: &str) -> Self {
+        let modules = kernel.modules(names);
         let name = |module: &PathBuf| module.file_name().and_then(|n| n.to_str()).expect("ASCII").to_owned();
         let dir = self.0.join("modules");
         for module in &modules {
@@ -101,7 +107,7 @@ impl Tree {
         }
         let order: Vec<String> = modules.iter().map(name).collect();
         fs::create_dir_all(&dir).expect("a scratch directory");
-        fs::write(dir.join("order"), order.join("\n")).expect("write the order of the modules");
+        fs::write(dir.join(list), order.join("\n")).expect("write the order of the modules");
         self
     }
 

@@ -13,15 +13,15 @@ use serde_json::Value;
 const SIZE: u64 = 32 * MIB;
 const SOON: Duration = Duration::from_secs(60);
 
-struct Side {
+struct TestHost {
     scratch: Scratch,
     port: u16,
     daemon: Daemon,
 }
 
-impl Side {
+impl TestHost {
     #[track_caller]
-    fn start(authority: &Authority) -> Side {
+    fn start(authority: &Authority) -> TestHost {
         let scratch = Scratch::new();
         let files = authority.host(scratch.dir(), "host", "127.0.0.1");
         let port = free_port();
@@ -40,7 +40,7 @@ impl Side {
         );
         std::fs::write(scratch.path("hob.toml"), config).unwrap();
         let daemon = Daemon::start(&scratch.path("hob.toml"), &control);
-        Side { scratch, port, daemon }
+        TestHost { scratch, port, daemon }
     }
 
     #[track_caller]
@@ -72,7 +72,7 @@ fn lockers(cluster: &Cluster) -> Vec<String> {
 fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
     let cluster = Cluster::start(3);
     let authority = Authority::new("hosts");
-    let (a, b) = (Side::start(&authority), Side::start(&authority));
+    let (a, b) = (TestHost::start(&authority), TestHost::start(&authority));
     let file = a.scratch.path("disk.img");
     noise_file(&file, SIZE, 71);
     cluster.import(&file, "disk");

@@ -3,7 +3,7 @@
 
 use anyhow::Context;
 use clap::Args;
-use hob_control::{BlockCurve, DiskCurve};
+use hob_control::{BlockCurve, CacheFlashWrites, DiskCurve, Pool, Size};
 use hob_engine::sizing::{Curve, CurvePoint};
 use hob_lab::advise::{Endurance, Live, LiveCache, LiveCurve, LiveOptions, LiveRecent, live, live_text};
 
@@ -34,24 +34,74 @@ pub(crate) struct Advise {
 }
 
 pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
-    let learnt = ask(global, async |client| {
+    let (learnt, pool, is_shared) = ask(global, async |client| {
         let learnt = client.curve(&args.disk).await?;
+        let cache = client.disk(&args.disk).await?.cache;
+        let pool = match &cache {
+            Some(cache) => Some((client.pool(&cache.pool).await?, cache.flash_writes)),
+            None => None,
+        };
         if args.reset {
             client.curve_reset(&args.disk).await?;
         }
-        Ok(learnt)
+        Ok((learnt, pool, cache.is_some_and(|cache| cache.shared.is_some())))
     })?;
     let options = LiveOptions { target_hit: args.target_hit, endurance: args.endurance.unwrap_or_default() };
-    let learnt = taken(&learnt).context("the daemon's response is invalid")?;
-    print(global.output, &live(&learnt, &options), live_text)
+    let mut learnt = taken(&learnt).context("the daemon's response is invalid")?;
+    if let Some(cache) = &mut learnt.cache {
+        cache.is_shared = is_shared;
+    }
+    let mut advice = live(&learnt, &options);
+    let per_day = advice.wear.as_ref().map(|wear| wear.flash_write_bytes_per_day);
+    if let Some((pool, part)) = &pool {
+        advice.why.extend(about_budget(pool, part.as_ref(), per_day));
+    }
+    print(global.output, &advice, live_text)
 }
 
-/// Converts the daemon's answer into the lab's type.
+/// Describes the flash write budget of the disk's pool, and whether the recommended cache fits.
+/// `per_day` is the number of bytes that this cache would write each day, if it is known.
+fn about_budget(pool: &Pool, part: Option<&CacheFlashWrites>, per_day: Option<f64>) -> Option<String> {
+    let writes = pool.flash_writes.as_ref()?;
+    let written = writes.written_day.human();
+    let name = &pool.name;
+    let Some(budget) = writes.budget else {
+        let is_much = writes.written_day > pool.size;
+        return is_much.then(|| {
+            format!(
+                "The caches of pool {name} wrote {written} to flash in the last 24 hours, more than once the size \
+                 of the pool; 'hob pool set {name} --flash-writes \"1 DWPD\"' limits that."
+            )
+        });
+    };
+    let fits = match (part, per_day) {
+        (Some(part), Some(per_day)) if per_day > part.part.bytes() as f64 => format!(
+            " The recommended cache would write up to {} a day, and its part of the budget is {}: hob will not \
+             write all of its copies of clean data.",
+            Size(per_day as u64).human(),
+            part.part.human()
+        ),
+        _ => String::new(),
+    };
+    let pressure = match part.map_or(0, |part| part.pressure_percent) {
+        0 => String::new(),
+        percent => format!(" The budget limits the cache now ({percent} % of the way to writing nothing)."),
+    };
+    Some(format!(
+        "The flash write budget of pool {name} is {} a day ({budget}); its caches wrote {written} in the last 24 \
+         hours.{pressure}{fits}",
+        writes.bytes_per_day.human()
+    ))
+}
+
+/// Converts the daemon's answer into the lab's type. The answer does not say whether the cache is
+/// shared.
 fn taken(learnt: &DiskCurve) -> anyhow::Result<Live> {
     let cache = learnt.cache.as_ref().map(|cache| LiveCache {
         cache_bytes: cache.size.0,
         block_bytes: cache.block_size.0,
         policy: cache.policy.clone(),
+        is_shared: false,
     });
     Ok(Live {
         disk: learnt.disk.clone(),
@@ -65,6 +115,10 @@ fn taken(learnt: &DiskCurve) -> anyhow::Result<Live> {
             reads: learnt.recent.reads,
             read_hit_ratio: learnt.recent.hit_percent / 100.0,
             first_share: learnt.recent.first_percent / 100.0,
+            read_bytes: learnt.recent.read_bytes,
+            write_bytes: learnt.recent.write_bytes,
+            latest_reads: learnt.recent.latest_reads,
+            latest_hit_ratio: learnt.recent.latest_hit_percent / 100.0,
         },
         cache,
         block_sizes: learnt.block_sizes.iter().map(curve).collect::<anyhow::Result<_>>()?,
@@ -88,7 +142,7 @@ fn curve(learnt: &BlockCurve) -> anyhow::Result<LiveCurve> {
 
 #[cfg(test)]
 mod tests {
-    use hob_control::{CurvePoint, Size};
+    use hob_control::CurvePoint;
 
     use super::*;
 
@@ -103,7 +157,13 @@ mod tests {
             hit_percent: 12.5,
             writes: 0,
             write_bytes: 0,
-            recent: hob_control::RecentReads { reads: 20_000, hit_percent: 12.5, first_percent: 1.0 },
+            recent: hob_control::RecentReads {
+                reads: 20_000,
+                hit_percent: 12.5,
+                first_percent: 1.0,
+                read_bytes: 20_000 << 12,
+                ..hob_control::RecentReads::default()
+            },
             memory_bytes: 0,
             cache: None,
             block_sizes: vec![BlockCurve {

@@ -1,40 +1,47 @@
 //! `hob attach` and `hob detach`: hob's cache for the disks of a running VM (docs/decisions/0054).
 
+mod definition;
 mod graph;
+mod image;
+mod interrupt;
 mod libvirt;
+mod list;
 mod options;
+mod overlay;
 mod plan;
 mod proxmox;
 mod qmp;
 mod record;
+mod summary;
 mod survey;
+pub(super) mod targets;
+mod virsh;
 mod work;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use hob_control::client::Client;
-use hob_control::{CacheEnable, Size};
-use plan::{Goal, steps};
-use qmp::Monitor;
+use hob_control::{CacheEnable, Pool, Size};
+use interrupt::{Interrupt, OnSignal};
+use plan::{Goal, Step, steps};
+use qmp::{Monitor, NotRunning};
 use record::{Method, Record, Records};
-use serde::Serialize;
 use survey::{Persistent, Vm, Wanted};
-use work::{Work, stop_after, tell};
+use work::{Work, drain_if_present, tell};
 
-use super::drain::drain_first;
-use super::output::{print, table, word, words};
 use super::pool::absolute;
 use super::remote::{converse, explain};
 use super::settings::Settings;
 use super::{DryRunEnded, Global};
 
+/// Directory with the records of attached disks, without `--records`.
+pub(super) const RECORDS: &str = "/var/lib/hob/attach";
 /// Smallest cache without `--size`.
 const CACHE_MIN_BYTES: u64 = 64 << 20;
 /// Size of the cache without `--size`: the image size divided by this.
@@ -82,14 +89,15 @@ struct Common {
     #[arg(long)]
     dry_run: bool,
     /// Directory with the records of attached disks
-    #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/hob/attach")]
+    #[arg(long, value_name = "DIRECTORY", default_value = RECORDS)]
     records: PathBuf,
 }
 
 /// Cache the disks of a running VM, without stopping it
 ///
-/// The VM pauses for some milliseconds while its requests are redirected to hob. If a step fails,
-/// everything is undone. Repeat a command that was interrupted: it continues where it was.
+/// The VM pauses for some milliseconds while its requests are redirected to hob. If a step fails, or
+/// the command is interrupted, everything is undone. Repeat a command that was killed: it continues
+/// where it was.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
     /// The VM: qmp:PATH (QEMU's QMP socket), libvirt:NAME, or pve:VMID (Proxmox VE)
@@ -99,7 +107,7 @@ pub(crate) struct Attach {
     /// if absent
     #[arg(value_name = "DISK")]
     disks: Vec<String>,
-    /// List attached disks
+    /// List attached disks, and how their VMs use them
     #[arg(long, conflicts_with = "target")]
     list: bool,
     /// Pool for the caches; not needed if there is only one
@@ -139,20 +147,9 @@ pub(crate) struct Detach {
     common: Common,
 }
 
-/// An attached disk, for `--list`.
-#[derive(Debug, Serialize)]
-struct Row {
-    target: String,
-    device: String,
-    disk: String,
-    file: String,
-    method: Method,
-    state: String,
-}
-
 pub(super) fn run_attach(args: Attach, global: &Global) -> anyhow::Result<()> {
     if args.list {
-        return list(&args.common.records, global);
+        return list::run(&args.common.records, global);
     }
     let target =
         args.target.clone().ok_or_else(|| anyhow!("name a VM: qmp:PATH, libvirt:NAME or pve:VMID"))?;
@@ -170,15 +167,19 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
     let vm = Vm::look(&mut monitor, &default_name(target)).await?;
     vm.check(&mut monitor).await?;
     let persistent = Rc::new(persistent(target).await?);
-    let (pool, free) = pool(client, args.pool.as_deref()).await?;
+    let pools = client.pools().await.map_err(explain)?;
+    let pool = pool(&pools, args.pool.as_deref())?;
     let mut wanted = Vec::new();
-    for device in vm.choose(&args.disks)? {
+    let devices = vm.choose(&args.disks)?;
+    let is_one_of_all = args.disks.is_empty() && devices.len() > 1;
+    for device in devices {
         // An interrupted attachment continues with its record.
         if let Some(record) = known.iter().find(|record| record.backend == device.backend) {
             wanted.push(record.clone());
             continue;
         }
-        let cache = CacheEnable { pool: pool.clone(), size: None, settings: args.settings.clone().into() };
+        let cache =
+            CacheEnable { pool: pool.name.clone(), size: None, settings: args.settings.clone().into() };
         let nbd = absolute(args.nbd.to_string_lossy().into_owned()).into();
         let how = Wanted {
             target: target.text.clone(),
@@ -187,27 +188,49 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
             cache,
             persistent: persistent.clone(),
         };
-        let mut record = vm.record(&device, &how)?;
-        warn_of_next_start(&persistent, target, &device.label);
+        let mut record =
+            vm.record(&device, &how).with_context(|| not_attachable(&device.label, is_one_of_all))?;
+        warn_of_next_start(&persistent, &record);
         record.cache.size = Some(args.size.unwrap_or_else(|| usual_size(&record.file)));
         let is_taken = client.disks().await.map_err(explain)?.iter().any(|disk| disk.name == record.disk);
         if is_taken {
-            bail!("hob already has a disk {}; 'hob disk show {0}' shows it", record.disk);
+            bail!(
+                "hob already has a disk {0}, which would be the name of {1} in hob. 'hob disk show {0}' shows it: if no \
+                 VM uses it, remove it with 'hob disk remove {0}'; if another VM of the same name uses it, rename one \
+                 of the VMs",
+                record.disk,
+                record.label
+            );
+        }
+        if records.has(&record.disk) {
+            bail!(
+                "another VM has an attached disk {}, which would be the name of {} in hob; 'hob attach --list' shows \
+                 it. Detach it, or rename one of the VMs",
+                record.disk,
+                record.label
+            );
         }
         wanted.push(record);
     }
     let new = wanted.iter().filter(|record| !records.has(&record.disk));
     let new: u64 = new.filter_map(|record| record.cache.size).map(Size::bytes).sum();
-    if new > free {
+    if new > pool.free.bytes() {
         bail!(
-            "the caches need {}, and pool {pool} has {} free; choose a --size",
+            "the caches need {}, and pool {} has {} free; choose a --size or another --pool",
             Size(new).human(),
-            Size(free).human()
+            pool.name,
+            pool.free.human()
         );
     }
-    let interrupted = on_interrupt();
+    let interrupt = listen(&args.common, OnSignal::Undo)?;
+    if !args.common.dry_run {
+        for record in &wanted {
+            Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Attached).await?;
+        }
+    }
     for record in &wanted {
-        let mut work = work(&mut monitor, client, &records, record, &interrupted);
+        summary::of_attachment(record, &pools).iter().for_each(|line| tell(line));
+        let mut work = Work::new(&mut monitor, client, &records, record, &interrupt);
         if args.common.dry_run {
             dry_run(&mut work, Goal::Attached).await?;
             continue;
@@ -231,22 +254,26 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         args.disks.is_empty()
             || args.disks.iter().any(|name| {
                 [record.label.as_str(), &record.disk, &record.backend].contains(&name.as_str())
-                    || record.file == Path::new(name)
+                    || libvirt::is_same_path(&record.file, Path::new(name))
             })
     };
     let chosen: Vec<Record> = known.iter().filter(is_named).cloned().collect();
     if chosen.is_empty() {
         bail!("no such disk of {} is attached; 'hob attach --list' shows all", args.target.text);
     }
-    let interrupted = on_interrupt();
+    let interrupt = listen(&args.common, OnSignal::End)?;
     if args.stopped {
-        let monitor = connect(&args.target).await;
-        if monitor.is_ok() {
-            bail!("the VM is running; omit --stopped");
+        if args.common.dry_run {
+            bail!("--stopped has no plan to print; omit --dry-run");
+        }
+        match connect(&args.target).await {
+            Ok(_) => bail!("the VM of {} is running; omit --stopped", args.target.text),
+            Err(error) if error.is::<NotRunning>() => {}
+            Err(error) => return Err(error.context("cannot check that the VM is stopped")),
         }
         let mut none = Monitor::None;
         for record in &chosen {
-            work(&mut none, client, &records, record, &interrupted).detach_stopped().await?;
+            Work::new(&mut none, client, &records, record, &interrupt).detach_stopped().await?;
             tell(&format!(
                 "{} is detached; the VM uses {} when it starts",
                 record.label,
@@ -261,107 +288,69 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
             drain_if_present(client, &record.disk).await?;
         }
     }
-    let mut monitor = connect(&args.target)
-        .await
-        .map_err(|error| anyhow!("{error:#}; if the VM does not run, use 'hob detach --stopped'"))?;
+    let mut monitor = connect(&args.target).await.map_err(|error| match error.is::<NotRunning>() {
+        true => anyhow!("{error:#}. If the VM is stopped, use 'hob detach --stopped {}'", args.target.text),
+        false => error,
+    })?;
     Vm::look(&mut monitor, "").await?.check(&mut monitor).await?;
+    if !args.common.dry_run {
+        for record in &chosen {
+            Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Detached).await?;
+        }
+    }
     for record in &chosen {
-        let mut work = work(&mut monitor, client, &records, record, &interrupted);
+        let mut work = Work::new(&mut monitor, client, &records, record, &interrupt);
         if args.common.dry_run {
+            tell(&summary::of_detachment(record, &client.disks().await.map_err(explain)?));
             dry_run(&mut work, Goal::Detached).await?;
             continue;
         }
-        work.pursue(Goal::Detached).await?;
+        work.detach().await?;
         let pause = work.paused;
         tell(&format!("{} is detached; the VM was paused for {}", record.label, milliseconds(pause)));
     }
     end(args.common.dry_run)
 }
 
-/// Writes the dirty data of a disk to its image, if hob has the disk.
-async fn drain_if_present(client: &Client, disk: &str) -> anyhow::Result<()> {
-    let disks = client.disks().await.map_err(explain)?;
-    match disks.iter().find(|found| found.name == disk) {
-        Some(found) if found.cache.is_some() => drain_first(client, disk).await,
-        _ => Ok(()),
-    }
+/// Returns the start of the message that a disk cannot be attached. `is_one_of_all` is true if the
+/// user named no disks.
+fn not_attachable(label: &str, is_one_of_all: bool) -> String {
+    let next = if is_one_of_all { " (to attach the other disks, name them in the command)" } else { "" };
+    format!("the disk {label} cannot be attached{next}")
 }
 
-fn work<'a>(
-    monitor: &'a mut Monitor,
-    client: &'a Client,
-    records: &'a Records,
-    record: &'a Record,
-    interrupted: &Arc<AtomicBool>,
-) -> Work<'a> {
-    Work {
-        monitor,
-        client,
-        records,
-        record,
-        interrupted: interrupted.clone(),
-        paused_at: None,
-        paused: Duration::ZERO,
-        stop_after: stop_after(),
-    }
+/// Listens for signals, except during a dry run, which can end at any time.
+fn listen(common: &Common, reaction: OnSignal) -> anyhow::Result<Arc<Interrupt>> {
+    if common.dry_run { Ok(Arc::default()) } else { Interrupt::listen(reaction) }
 }
 
 async fn dry_run(work: &mut Work<'_>, goal: Goal) -> anyhow::Result<()> {
-    let state = work.look().await?;
-    let steps = steps(goal, state).map_err(|_| anyhow!("the hob daemon does not answer"))?;
+    let state = work.look(goal).await?;
+    let no_daemon = "the hob daemon does not answer; start it with 'systemctl start hob'";
+    let steps = steps(goal, state).map_err(|_| anyhow!(no_daemon))?;
     let record = work.record;
-    tell(&format!(
-        "{}: {} ({}), as hob's disk {} with a cache of {} in pool {}, by {}",
-        record.label,
-        record.file.display(),
-        record.format,
-        record.disk,
-        record.cache.size.unwrap_or_default().human(),
-        record.cache.pool,
-        word(&record.method)
-    ));
+    if steps.is_empty() {
+        tell(&format!("{}: nothing to do: the disk is attached", record.label));
+    }
     for (step, number) in steps.iter().zip(1..) {
         tell(&format!("{number:>3}. {step}"));
+    }
+    if steps.contains(&Step::AddNode)
+        && let Err(error) = tokio::net::UnixStream::connect(record.socket()).await
+    {
+        bail!(
+            "{}: the step '{}' would fail: nothing listens on hob's NBD socket {} ({error}); add it to 'listen' \
+             in hob's configuration, or name another socket with --nbd",
+            record.label,
+            Step::AddNode,
+            record.socket()
+        );
     }
     Ok(())
 }
 
 fn end(is_dry: bool) -> anyhow::Result<()> {
     if is_dry { Err(DryRunEnded.into()) } else { Ok(()) }
-}
-
-fn list(directory: &Path, global: &Global) -> anyhow::Result<()> {
-    let records = Records::list(directory)?;
-    let rows = converse(global, async |client| {
-        let disks = client.disks().await.map_err(explain)?;
-        let state = |record: &Record| match disks.iter().find(|disk| disk.name == record.disk) {
-            None => "hob does not have the disk".to_owned(),
-            Some(disk) if disk.cache.is_none() => {
-                "not complete; repeat 'hob attach' or 'hob detach'".to_owned()
-            }
-            Some(disk) => word(&disk.state),
-        };
-        Ok(records.iter().map(|record| row(record, state(record))).collect::<Vec<_>>())
-    })?;
-    let columns = ["TARGET", "DEVICE", "DISK", "IMAGE", "METHOD", "STATE"].map(words);
-    print(global.output, &rows, |rows| {
-        let cells = |row: &Row| {
-            let Row { target, device, disk, file, method, state } = row;
-            vec![target.clone(), device.clone(), disk.clone(), file.clone(), word(method), state.clone()]
-        };
-        table(&columns, rows.iter().map(cells))
-    })
-}
-
-fn row(record: &Record, state: String) -> Row {
-    Row {
-        target: record.target.clone(),
-        device: record.label.clone(),
-        disk: record.disk.clone(),
-        file: record.file.display().to_string(),
-        method: record.method,
-        state,
-    }
 }
 
 async fn connect(target: &Target) -> anyhow::Result<Monitor> {
@@ -389,15 +378,20 @@ async fn persistent(target: &Target) -> anyhow::Result<Persistent> {
     })
 }
 
-/// Warns if hob cannot change a disk in the configuration of Proxmox VE.
-fn warn_of_next_start(persistent: &Persistent, target: &Target, label: &str) {
-    if let Persistent::Proxmox(settings) = persistent
-        && let Err(reason) = settings.volumes(label)
-    {
+/// Warns if the VM's next start will not use hob's disk.
+fn warn_of_next_start(persistent: &Persistent, record: &Record) {
+    let (label, target) = (&record.label, &record.target);
+    let reason = match persistent {
+        Persistent::Proxmox(settings) => settings.volumes(label).err(),
+        Persistent::Libvirt(_) if record.definition.is_none() => {
+            Some(format!("the domain's persistent XML has no disk with the image {}", record.file.display()))
+        }
+        Persistent::Libvirt(_) | Persistent::None => None,
+    };
+    if let Some(reason) = reason {
         tell(&format!(
             "{label}: warning: the VM's configuration keeps its image: {reason}. After the VM has stopped, \
-             run 'hob detach --stopped {}' before its next start",
-            target.text
+             run 'hob detach --stopped {target}' before its next start"
         ));
     }
 }
@@ -414,36 +408,24 @@ fn of_target(records: &Records, target: &Target) -> anyhow::Result<Vec<Record>> 
     Ok(records.all()?.into_iter().filter(|record| record.target == target.text).collect())
 }
 
-/// Returns the pool, and its free bytes.
-async fn pool(client: &Client, name: Option<&str>) -> anyhow::Result<(String, u64)> {
-    let pools = client.pools().await.map_err(explain)?;
-    let found = match (name, &pools[..]) {
+/// Returns the pool for the caches.
+fn pool<'a>(pools: &'a [Pool], name: Option<&str>) -> anyhow::Result<&'a Pool> {
+    let names = || pools.iter().map(|pool| pool.name.as_str()).collect::<Vec<_>>().join(", ");
+    match (name, pools) {
+        (_, []) => bail!("hob has no pool; create one with 'hob pool create NAME DEVICE'"),
         (Some(name), _) => {
-            pools.iter().find(|pool| pool.name == name).ok_or_else(|| anyhow!("there is no pool {name}"))?
+            let found = pools.iter().find(|pool| pool.name == name);
+            found.ok_or_else(|| anyhow!("hob has no pool {name}; it has: {}", names()))
         }
-        (None, [only]) => only,
-        (None, []) => bail!("there is no pool; create one with 'hob pool create NAME DEVICE'"),
-        (None, _) => bail!("there are several pools; choose one with --pool"),
-    };
-    Ok((found.name.clone(), found.free.bytes()))
+        (None, [only]) => Ok(only),
+        (None, _) => bail!("hob has several pools; choose one with --pool: {}", names()),
+    }
 }
 
 fn usual_size(file: &Path) -> Size {
     use std::io::{Seek, SeekFrom};
     let length = std::fs::File::open(file).and_then(|mut file| file.seek(SeekFrom::End(0))).unwrap_or(0);
     Size((length / CACHE_PART).max(CACHE_MIN_BYTES))
-}
-
-/// Sets the flag on the first Ctrl-C. The command then undoes what it has done.
-fn on_interrupt() -> Arc<AtomicBool> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let set = flag.clone();
-    tokio::spawn(async move {
-        while tokio::signal::ctrl_c().await.is_ok() {
-            set.store(true, Ordering::Relaxed);
-        }
-    });
-    flag
 }
 
 fn milliseconds(time: Duration) -> String {

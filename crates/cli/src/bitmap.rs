@@ -4,7 +4,7 @@ use clap::Subcommand;
 use hob_control::{Bitmap as Shown, BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, Size};
 
 use super::Global;
-use super::output::{numbers, print, table, word, words};
+use super::output::{print, table, word};
 use super::remote::{ask, converse, explain};
 
 /// Manage dirty bitmaps, which record changed parts of a disk for incremental backups; see
@@ -97,22 +97,11 @@ pub(super) fn run(command: Bitmap, global: &Global) -> anyhow::Result<()> {
 }
 
 fn list(all: &[Bitmaps]) -> String {
-    let columns = [
-        words("DISK"),
-        words("BITMAP"),
-        words("STATE"),
-        numbers("GRANULARITY"),
-        numbers("CHANGED"),
-        words("NOTE"),
-    ];
+    let columns = "DISK|BITMAP|STATE|GRANULARITY:|CHANGED:|NOTE";
     let size = |size: Option<Size>| size.map_or("-".to_owned(), Size::human);
     let row = |disk: &str, bitmap: &Shown| {
-        let why = bitmap.everything_because.as_ref().map(|why| {
-            format!(
-                "the whole disk counts as \
-            changed: {why}"
-            )
-        });
+        let why =
+            bitmap.everything_because.as_ref().map(|why| format!("the whole disk counts as changed: {why}"));
         vec![
             disk.to_owned(),
             bitmap.name.clone(),
@@ -124,5 +113,5 @@ fn list(all: &[Bitmaps]) -> String {
     };
     let rows =
         all.iter().flat_map(|Bitmaps { disk, bitmaps }| bitmaps.iter().map(move |bitmap| row(disk, bitmap)));
-    table(&columns, rows)
+    table(columns, rows)
 }

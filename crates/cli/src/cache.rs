@@ -3,7 +3,8 @@
 use clap::Subcommand;
 use hob_control::client::Client;
 use hob_control::{
-    CacheEnable, CachePatch, CacheSettings, DiskChanged, ExportDirty, OnDirty, PlannedChange, Size,
+    AdoptCache, CacheEnable, CachePatch, CacheSettings, DiskChanged, ExportDirty, OnDirty, PlannedChange,
+    Size,
 };
 
 use super::Global;
@@ -110,6 +111,16 @@ pub(crate) enum Cache {
         /// The file, on the daemon's host, which must not exist. FILE.map lists the ranges of the file that have dirty data
         file: String,
     },
+    /// Give an offline disk a cache of no disk, with its dirty data
+    ///
+    /// If the daemon's state was lost, the caches in its pools belong to no disk. A disk stays
+    /// offline while such a cache has dirty data of its backing.
+    Adopt {
+        /// The disk
+        disk: String,
+        /// Owner id of the cache, as shown by 'hob pool show'
+        owner: String,
+    },
     /// Empty a cache
     Clear {
         /// The disk
@@ -162,12 +173,21 @@ pub(super) fn run(command: Cache, global: &Global) -> anyhow::Result<()> {
             client.cache_clear(&disk).await.map_err(explain)
         })?,
         Cache::DiscardDirty { disk, consent } => converse(global, async |client| {
-            consent.check(&client, &disk, &PlannedChange::DiscardDirty).await?;
+            let dirty = consent.check(&client, &disk, &PlannedChange::DiscardDirty).await?;
+            let shown = client.disk(&disk).await.map_err(explain)?;
+            // Data that has become dirty since needs the operator's consent.
+            if dirty == OnDirty::Drain && shown.cache.is_some() {
+                let note = format!("{disk} has no dirty data, so nothing was discarded");
+                return Ok(DiskChanged { disk: Some(shown), notes: vec![note] });
+            }
             client.discard_dirty(&disk).await.map_err(explain)
         })?,
         Cache::ExportDirty { disk, file } => {
             let export = ExportDirty { path: absolute(file) };
             ask(global, async |client| client.export_dirty(&disk, &export).await)?
+        }
+        Cache::Adopt { disk, owner } => {
+            ask(global, async |client| client.cache_adopt(&disk, &AdoptCache { owner: owner.clone() }).await)?
         }
     };
     print_change(global.output, &changed)

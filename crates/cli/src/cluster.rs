@@ -9,7 +9,7 @@ use hob_control::{Cluster as View, ClusterDisk, ClusterHost, ClusterState, DiskS
 
 use super::Global;
 use super::confirmation::Confirmation;
-use super::output::{numbers, pairs, print, table, word, words};
+use super::output::{pairs, print, table, word};
 use super::remote::{ask, converse, explain};
 
 /// Manage a cluster of hosts that agree through etcd which host serves which disk
@@ -100,15 +100,7 @@ fn status(cluster: &View) -> String {
 }
 
 fn list_hosts(hosts: &[ClusterHost]) -> String {
-    let columns = [
-        words("HOST"),
-        numbers("DISKS"),
-        numbers("FLASH"),
-        numbers("FREE"),
-        words("VERSION"),
-        words("ADDRESS"),
-        words("ID"),
-    ];
+    let columns = "HOST|DISKS:|FLASH:|FREE:|VERSION|ADDRESS|ID";
     let row = |host: &ClusterHost| {
         let sum = |of: fn(&hob_control::ClusterPool) -> Size| {
             Size(host.pools.iter().map(|pool| of(pool).bytes()).sum()).human()
@@ -123,18 +115,11 @@ fn list_hosts(hosts: &[ClusterHost]) -> String {
             host.id.clone(),
         ]
     };
-    table(&columns, hosts.iter().map(row))
+    table(columns, hosts.iter().map(row))
 }
 
 fn list_disks(disks: &[ClusterDisk]) -> String {
-    let columns = [
-        words("DISK"),
-        words("STATE"),
-        words("HOST"),
-        numbers("GENERATION"),
-        words("DIRTY THERE"),
-        words("COPY AT"),
-    ];
+    let columns = "DISK|STATE|HOST|GENERATION:|DIRTY THERE|COPY AT";
     let row = |disk: &ClusterDisk| {
         vec![
             disk.name.clone(),
@@ -145,5 +130,5 @@ fn list_disks(disks: &[ClusterDisk]) -> String {
             disk.copy.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     };
-    table(&columns, disks.iter().map(row))
+    table(columns, disks.iter().map(row))
 }

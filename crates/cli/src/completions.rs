@@ -1,14 +1,16 @@
 //! `hob completions SHELL`: completion scripts. The scripts call `hob completions --names` for the
-//! names of disks and pools, which only the daemon knows.
+//! names of disks and pools, which only the daemon knows, and of VMs.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use clap::{Arg, Args, Command};
+use clap::{Arg, ArgAction, Args, Command};
 use clap_complete::Shell;
 use hob_control::client::ClientError;
 
 use super::Global;
+use super::attach::{RECORDS, targets};
 use super::output::write;
 use super::remote::{converse, explain};
 
@@ -17,13 +19,37 @@ const REPLY_MAX: Duration = Duration::from_secs(3);
 
 /// Completes names in bash, where clap's script completes options.
 const BASH: &str = r#"
-# Adds the names of disks and pools.
+# Adds the names of disks, pools and VMs.
 _hob_with_names() {
     _hob "$@"
-    [[ ${COMP_WORDS[COMP_CWORD]} == -* ]] && return
-    local names
-    names=$(hob completions --names -- "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)
-    [[ -z $names ]] || COMPREPLY=($(compgen -W "$names" -- "${COMP_WORDS[COMP_CWORD]}"))
+    local word=${COMP_WORDS[COMP_CWORD]} prefix= part names is_split=
+    [[ $word == -* ]] && return
+    # bash splits words at colons, as in qmp:PATH. The part before the current one is in "prefix".
+    local -a words=()
+    for part in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+        if [[ $part == : && ${#words[@]} -gt 0 ]]; then
+            words[${#words[@]}-1]+=:
+            is_split=yes
+        elif [[ $is_split ]]; then
+            words[${#words[@]}-1]+=$part
+            is_split=
+        else
+            words+=("$part")
+        fi
+    done
+    if [[ $word == : && ${#words[@]} -gt 0 ]]; then
+        words[${#words[@]}-1]+=:
+        is_split=yes
+        word=
+    fi
+    if [[ $is_split ]]; then
+        prefix=${words[${#words[@]}-1]}
+        unset "words[${#words[@]}-1]"
+    fi
+    names=$(hob completions --names -- "${words[@]}" 2>/dev/null)
+    [[ -z $names ]] && return
+    COMPREPLY=($(compgen -W "$names" -- "$prefix$word"))
+    COMPREPLY=("${COMPREPLY[@]#"$prefix"}")
 }
 complete -F _hob_with_names -o bashdefault -o default hob
 "#;
@@ -39,24 +65,34 @@ _hob_pools() {
     local -a names=(${(f)"$(hob completions --names -- pool show 2>/dev/null)"})
     compadd -a names
 }
+
+_hob_vms() {
+    local -a names=(${(f)"$(hob completions --names -- attach 2>/dev/null)"})
+    compadd -a names
+}
+
+_hob_attached_vms() {
+    local -a names=(${(f)"$(hob completions --names -- detach 2>/dev/null)"})
+    compadd -a names
+}
 "#;
 
 /// Completes arguments in fish. [`fish`] completes the values of options.
 const FISH: &str = r#"
-# The names of disks and pools.
+# The names of disks, pools and VMs.
 complete -c hob -f -n 'not string match -q -- "-*" (commandline -ct)' -a '(hob completions --names -- (commandline -opc)[2..] 2>/dev/null)'
 "#;
 
 /// Print a completion script for a shell
 ///
 /// The scripts for bash, zsh and fish also complete the names of disks and pools, if the daemon
-/// answers.
+/// answers, and of running and attached VMs.
 #[derive(Debug, Args)]
 pub(crate) struct Completions {
     /// Name of the shell
     #[arg(value_enum, required_unless_present = "names")]
     shell: Option<Shell>,
-    /// Print the names of disks or pools that can follow the words after `--`, for the scripts
+    /// Print the names of disks, pools or VMs that can follow the words after `--`, for the scripts
     #[arg(long, hide = true, conflicts_with = "shell")]
     names: bool,
     #[arg(last = true, hide = true, requires = "names")]
@@ -91,6 +127,11 @@ fn zsh(script: &str) -> String {
             "_hob_disks"
         } else if is("pool", "POOL") {
             "_hob_pools"
+        } else if argument.starts_with("'::target -- The VM") {
+            // `hob attach` needs no target with `--list`.
+            "_hob_vms"
+        } else if argument.starts_with("':target -- The VM") {
+            "_hob_attached_vms"
         } else {
             "_default"
         };
@@ -121,15 +162,43 @@ fn fish(script: &str) -> String {
 enum Names {
     Disks,
     Pools,
+    /// Running VMs.
+    Vms,
+    /// VMs with attached disks.
+    AttachedVms,
+    /// Attached disks of one VM.
+    AttachedDisks,
     Other,
 }
 
 fn print_names(words: &[String], global: &Global) -> anyhow::Result<()> {
-    let names = wanted(words);
-    if names == Names::Other {
-        return Ok(());
-    }
-    let names: Vec<String> = converse(global, async |client| {
+    let names = match wanted(words) {
+        Names::Other => return Ok(()),
+        Names::Vms => targets::running(),
+        Names::AttachedVms => targets::attached(&records(words)),
+        Names::AttachedDisks => targets::attached_disks(&records(words), target(words)),
+        names @ (Names::Disks | Names::Pools) => of_daemon(names, global)?,
+    };
+    write(names.iter().map(|name| format!("{name}\n")).collect::<String>().as_bytes())
+}
+
+/// Returns the directory with the records of attached disks.
+fn records(words: &[String]) -> PathBuf {
+    let mut words =
+        words.iter().filter(|word| *word != "=").skip_while(|word| !word.starts_with("--records"));
+    let named = words.next().and_then(|word| word.strip_prefix("--records="));
+    named.or_else(|| words.next().map(String::as_str)).unwrap_or(RECORDS).into()
+}
+
+/// Returns the VM that a command line names.
+fn target(words: &[String]) -> &str {
+    let is_target = |word: &&String| ["qmp:", "libvirt:", "pve:"].iter().any(|kind| word.starts_with(kind));
+    words.iter().find(is_target).map_or("", String::as_str)
+}
+
+/// Asks the daemon for names.
+fn of_daemon(names: Names, global: &Global) -> anyhow::Result<Vec<String>> {
+    converse(global, async |client| {
         let reply = tokio::time::timeout(REPLY_MAX, async {
             Ok::<_, ClientError>(match names {
                 Names::Pools => client.pools().await?.into_iter().map(|pool| pool.name).collect(),
@@ -137,8 +206,7 @@ fn print_names(words: &[String], global: &Global) -> anyhow::Result<()> {
             })
         });
         reply.await.map_err(|_| anyhow!("the daemon does not answer"))?.map_err(explain)
-    })?;
-    write(names.iter().map(|name| format!("{name}\n")).collect::<String>().as_bytes())
+    })
 }
 
 /// Returns what follows these words of a command line, without the program's name.
@@ -161,10 +229,18 @@ fn wanted(words: &[String]) -> Names {
             position += 1;
         }
     }
-    let argument = option.or_else(|| command.get_positionals().nth(position));
-    match argument.map(|argument| argument.get_id().as_str()) {
-        Some("disk") => Names::Disks,
-        Some("pool") => Names::Pools,
+    let argument = option.or_else(|| {
+        let positionals: Vec<&Arg> = command.get_positionals().collect();
+        // The last argument may have several values.
+        let last = positionals.last().filter(|last| matches!(last.get_action(), ArgAction::Append));
+        positionals.get(position).or(last).copied()
+    });
+    match (command.get_name(), argument.map(|argument| argument.get_id().as_str())) {
+        (_, Some("disk")) => Names::Disks,
+        (_, Some("pool")) => Names::Pools,
+        ("attach", Some("target")) => Names::Vms,
+        ("detach", Some("target")) => Names::AttachedVms,
+        ("detach", Some("disks")) => Names::AttachedDisks,
         _ => Names::Other,
     }
 }
@@ -206,8 +282,34 @@ mod tests {
         {
             assert_eq!(of(line), Names::Other, "{line}");
         }
+        for (line, names) in [
+            ("attach", Names::Vms),
+            ("attach --size 4G", Names::Vms),
+            ("attach qmp:/x", Names::Other),
+            ("detach", Names::AttachedVms),
+            ("detach --records /r", Names::AttachedVms),
+            ("detach qmp:/x", Names::AttachedDisks),
+            ("detach qmp:/x vda", Names::AttachedDisks),
+        ] {
+            assert_eq!(of(line), names, "{line}");
+        }
         assert_eq!(of("cache enable --pool flash"), Names::Disks);
         assert_eq!(of("cache enable --pool = flash"), Names::Disks);
+    }
+
+    #[test]
+    fn the_records_and_the_vm_are_those_of_the_command_line() {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        for (line, directory) in [
+            ("detach", RECORDS),
+            ("detach --records /r", "/r"),
+            ("detach --records = /r", "/r"),
+            ("detach --records=/r qmp:/x", "/r"),
+        ] {
+            assert_eq!(records(&words(line)), PathBuf::from(directory), "{line}");
+        }
+        assert_eq!(target(&words("detach --records /r pve:100 virtio0")), "pve:100");
+        assert_eq!(target(&words("detach")), "");
     }
 
     fn script_of(shell: Shell) -> String {
@@ -229,8 +331,13 @@ mod tests {
     #[test]
     fn the_script_of_zsh_completes_names() {
         let script = zsh(&script_of(Shell::Zsh));
-        for part in ["':disk -- The disk:_hob_disks'", ":POOL:_hob_pools'", "':pool -- The pool:_hob_pools'"]
-        {
+        for part in [
+            "':disk -- The disk:_hob_disks'",
+            ":POOL:_hob_pools'",
+            "':pool -- The pool:_hob_pools'",
+            ":_hob_vms'",
+            ":_hob_attached_vms'",
+        ] {
             assert!(script.contains(part), "{part}");
         }
         let functions = script.find("\n_hob_pools() {").unwrap();

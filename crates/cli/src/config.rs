@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use hob_control::{ConfigApplied, ConfigApply, ConfigDiff, ConfigRemedy};
 
-use super::output::{print, table, words};
+use super::output::{print, table};
 use super::remote::ask;
 use super::{Global, NotInOrder};
 
@@ -53,7 +53,7 @@ fn show(diff: &ConfigDiff) -> String {
         };
         vec![it.what(), value(&it.file), value(&it.running), by.to_owned(), it.action.clone()]
     });
-    table(&[words("WHAT"), words("FILE"), words("DAEMON"), words("HOW"), words("ACTION")], rows)
+    table("WHAT|FILE|DAEMON|HOW|ACTION", rows)
 }
 
 fn show_applied(applied: &ConfigApplied) -> String {
@@ -63,5 +63,5 @@ fn show_applied(applied: &ConfigApplied) -> String {
     }
     let lines =
         |word: &str, all: &[String]| all.iter().map(|what| format!("{word} {what}\n")).collect::<String>();
-    lines("done:  ", done) + &lines("failed:", failed) + &lines("left:  ", left)
+    lines("applied:    ", done) + &lines("not applied:", failed) + &lines("not applied:", left)
 }

@@ -94,7 +94,13 @@ impl Confirmation {
         self.rehearsal
     }
 
-    /// Shows the effects of a change, and refuses to lose dirty data without `--yes`.
+    /// Returns true if the command only shows the changes.
+    pub(super) fn is_dry_run(self) -> bool {
+        self.rehearsal.dry_run
+    }
+
+    /// Shows the effects of a change, and refuses to lose dirty data without `--yes`. A disk or a
+    /// cache is never removed with its dirty data without `--yes`.
     pub(super) async fn preview(
         self,
         client: &Client,
@@ -104,9 +110,7 @@ impl Confirmation {
         let preview = self.rehearsal.announce(client, disk, change).await?;
         let is_asked_for = matches!(
             change,
-            PlannedChange::Remove { discard_dirty: true }
-                | PlannedChange::Disable { discard_dirty: true }
-                | PlannedChange::DiscardDirty
+            PlannedChange::Remove { discard_dirty: true } | PlannedChange::Disable { discard_dirty: true }
         );
         if (is_asked_for || preview.loses_dirty()) && !self.yes {
             anyhow::bail!("{disk}: dirty data would be lost; pass --yes to accept that; nothing was changed");

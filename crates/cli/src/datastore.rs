@@ -4,7 +4,7 @@ use clap::{ArgGroup, Subcommand};
 use hob_control::{Datastore as Store, DatastorePatch};
 
 use super::Global;
-use super::output::{duration, numbers, print, table, words};
+use super::output::{duration, print, table};
 use super::remote::ask;
 
 /// Manage datastores: storage that several backings share, and its throttling
@@ -44,18 +44,7 @@ pub(super) fn run(command: Datastore, global: &Global) -> anyhow::Result<()> {
 }
 
 fn list(stores: &[Store]) -> String {
-    let columns = [
-        words("DATASTORE"),
-        words("CONTROL"),
-        numbers("LATE FROM"),
-        numbers("LATENCY"),
-        numbers("WINDOW"),
-        numbers("IN IT"),
-        numbers("WAITING"),
-        numbers("RESERVED"),
-        numbers("CAPACITY"),
-        words("DISKS"),
-    ];
+    let columns = "DATASTORE|CONTROL|LATE FROM:|LATENCY:|WINDOW:|IN IT:|WAITING:|RESERVED:|CAPACITY:|DISKS";
     let row = |store: &Store| {
         let is_by_latency = matches!(store.control.as_str(), "auto" | "knee");
         let or_dash = |is_known: bool, text: String| if is_known { text } else { "-".to_owned() };
@@ -80,5 +69,5 @@ fn list(stores: &[Store]) -> String {
             store.disks.join(", "),
         ]
     };
-    table(&columns, stores.iter().map(row))
+    table(columns, stores.iter().map(row))
 }

@@ -2,16 +2,18 @@
 
 use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use hob_control::client::Client;
 use hob_control::{
     BackingState, BackingTimeout, BackingTimeoutChange, Disk as DiskInfo, DiskAdd, DiskChanged, DiskPatch,
-    DiskResize, EVENTS, Effect, LifeEvent, OnClients, PlannedChange, SharedLimits, Size, Verification,
+    DiskResize, EVENTS, Effect, LifeEvent, OnClients, PlannedChange, Preview, SharedLimits, Size,
+    Verification,
 };
 
 use super::Global;
 use super::cache::on_dirty;
-use super::confirmation::Confirmation;
+use super::confirmation::{Confirmation, DryRun};
 use super::drain::drain_first;
-use super::output::{Format, numbers, pairs, print, table, with_notes, word, words};
+use super::output::{Format, pairs, print, table, with_notes, word};
 use super::pool::absolute;
 use super::remote::{ask, converse, explain};
 
@@ -46,17 +48,25 @@ pub(crate) enum Disk {
         /// name, or an existing regular file, which is hidden while the disk is served
         #[arg(long, value_name = "PATH")]
         fuse: Option<String>,
+        /// Also make the disk a block device of this host, /dev/hob/NAME, through the kernel's NBD
+        /// driver; see docs/DEVICE.md
+        #[arg(long)]
+        device: bool,
         /// Also serve the disk at this vhost-user socket
         #[arg(long, value_name = "PATH")]
         vhost_user: Option<String>,
-        /// For an RBD clone: cache blocks of its parent snapshot only once for all clones of the
-        /// snapshot; the cache belongs to an additional disk, which is created if necessary; see
-        /// docs/RBD.md
+        /// For a clone of an image or of an RBD snapshot: cache blocks of its parent only once for all
+        /// clones; the cache belongs to an additional disk, which is created if necessary; see
+        /// docs/GOLDEN_IMAGES.md
         #[arg(long)]
         share_parent: bool,
-        /// Size of the cache for the parent snapshot, if this command creates the parent's disk
+        /// Size of the cache for the parent, if this command creates the parent's disk
         #[arg(long, value_name = "SIZE", requires = "share_parent")]
         parent_cache: Option<Size>,
+        /// Give the disk this cache of no disk, with its dirty data; 'hob pool show' lists such
+        /// caches
+        #[arg(long, value_name = "OWNER")]
+        adopt_cache: Option<String>,
     },
     /// Remove a disk after writing its dirty data to the backing; the backing keeps its data
     Remove {
@@ -81,7 +91,28 @@ pub(crate) enum Disk {
         /// 2m, 1h, forever, or default for the limit of the daemon; also applies to waiting
         /// requests
         #[arg(long, value_name = "DURATION")]
-        backing_timeout: BackingTimeoutChange,
+        backing_timeout: Option<BackingTimeoutChange>,
+        /// Create or remove the block device of the disk on this host, /dev/hob/NAME
+        #[arg(long, value_name = "STATE", value_parser = switch_parser())]
+        device: Option<bool>,
+        /// Refuse changes, or allow them; the disk is closed and opened again, so no client may be
+        /// connected
+        #[arg(long, value_name = "STATE", value_parser = switch_parser())]
+        read_only: Option<bool>,
+        /// Datastore of the backing, '' for the detected one; the disk is closed and opened again,
+        /// so no client may be connected
+        #[arg(long, value_name = "NAME")]
+        datastore: Option<String>,
+        /// Path of the disk's vhost-user socket, '' for none; refused while a guest is connected to
+        /// the present socket
+        #[arg(long, value_name = "PATH")]
+        vhost_user: Option<String>,
+        /// Path at which the disk appears as a file (FUSE), '' for none; refused while a program
+        /// has the present file open
+        #[arg(long, value_name = "PATH")]
+        fuse: Option<String>,
+        #[command(flatten)]
+        rehearsal: DryRun,
     },
     /// Grow a disk to the size of its backing, while the disk is served
     Resize {
@@ -129,9 +160,11 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             backing_timeout,
             datastore,
             fuse,
+            device,
             vhost_user,
             share_parent,
             parent_cache,
+            adopt_cache,
         } => {
             let backing = if is_uri(&backing) { backing } else { absolute(backing) };
             let (fuse, vhost_user) = (fuse.map(absolute), vhost_user.map(absolute));
@@ -143,16 +176,34 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
                 backing_timeout,
                 datastore,
                 fuse,
+                device,
                 vhost_user,
                 share_parent,
                 parent_cache,
                 unlocked: false,
+                adopt_cache,
             };
             ask(global, async |client| client.disk_add(&add).await)?
         }
-        Disk::Set { disk, backing_timeout } => {
-            let patch = DiskPatch { backing_timeout: Some(backing_timeout), ..DiskPatch::default() };
-            ask(global, async |client| client.disk_patch(&disk, &patch).await)?
+        Disk::Set { disk, backing_timeout, device, read_only, datastore, vhost_user, fuse, rehearsal } => {
+            let (vhost_user, fuse) = (vhost_user.map(absolute_or_none), fuse.map(absolute_or_none));
+            let is_reopened = read_only.is_some() || datastore.is_some();
+            let patch = DiskPatch {
+                backing_timeout,
+                device,
+                read_only,
+                datastore,
+                vhost_user,
+                fuse,
+                ..DiskPatch::default()
+            };
+            converse(global, async |client| {
+                match is_reopened {
+                    true => rehearsal.announce(&client, &disk, &PlannedChange::Reopen).await?,
+                    false => rehearsal.say(&disk, Preview::default())?,
+                };
+                client.disk_patch(&disk, &patch).await.map_err(explain)
+            })?
         }
         Disk::Resize { disk, size } => {
             ask(global, async |client| client.disk_resize(&disk, &DiskResize { size }).await)?
@@ -168,18 +219,40 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             Ok(DiskChanged { disk, ..changed })
         })?,
         Disk::Remove { disk, discard_dirty, force, consent } => converse(global, async |client| {
-            let preview = consent.preview(&client, &disk, &PlannedChange::Remove { discard_dirty }).await?;
-            if preview.clients > 0 && !force {
-                anyhow::bail!(
-                    "{disk} is in use; stop its guest first, or pass --force to disconnect it; nothing was changed"
-                );
+            let change = PlannedChange::Remove { discard_dirty };
+            if !force && !consent.is_dry_run() {
+                check_unused(&client, &disk, &change).await?;
             }
+            consent.preview(&client, &disk, &change).await?;
             let dirty = on_dirty(&client, &disk, discard_dirty).await?;
             let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
             client.disk_remove(&disk, dirty, clients).await.map_err(explain)
         })?,
     };
     print_change(global.output, &changed)
+}
+
+/// Refuses a change that would disconnect clients of a disk.
+async fn check_unused(client: &Client, disk: &str, change: &PlannedChange) -> anyhow::Result<()> {
+    let users = match client.preview(disk, change).await.map_err(explain)?.clients {
+        0 => return Ok(()),
+        1 => "1 client".to_owned(),
+        count => format!("{count} clients"),
+    };
+    anyhow::bail!(
+        "{disk} is in use: {users} would be disconnected; stop its guest first, or pass --force to \
+         disconnect it; '--dry-run' shows all effects; nothing was changed"
+    )
+}
+
+/// Makes a path absolute. An empty path, which removes a setting, stays empty.
+fn absolute_or_none(path: String) -> String {
+    if path.is_empty() { path } else { absolute(path) }
+}
+
+/// Returns a parser of `on` and `off`.
+fn switch_parser() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|word| word == "on")
 }
 
 /// Returns the names of life-cycle events as values for clap.
@@ -205,15 +278,7 @@ pub(super) fn print_change(format: Format, changed: &DiskChanged) -> anyhow::Res
 }
 
 fn list(disks: &[DiskInfo]) -> String {
-    let columns = [
-        words("DISK"),
-        words("STATE"),
-        numbers("SIZE"),
-        words("CACHE"),
-        numbers("ROOM"),
-        words("POOL"),
-        words("BACKING"),
-    ];
+    let columns = "DISK|STATE|SIZE:|CACHE|ROOM:|POOL|BACKING";
     let row = |disk: &DiskInfo| {
         let cache = disk.cache.as_ref();
         vec![
@@ -226,7 +291,7 @@ fn list(disks: &[DiskInfo]) -> String {
             disk.backing.clone(),
         ]
     };
-    table(&columns, disks.iter().map(row))
+    table(columns, disks.iter().map(row))
 }
 
 fn show(disk: &DiskInfo) -> String {
@@ -257,6 +322,8 @@ fn show(disk: &DiskInfo) -> String {
     }
     facts.extend(disk.fuse.clone().map(|path| ("file", path)));
     facts.extend(disk.fuse_reason.clone().map(|reason| ("file reason", reason)));
+    facts.extend(disk.device.clone().map(|path| ("device", path)));
+    facts.extend(disk.device_reason.clone().map(|reason| ("device reason", reason)));
     facts.extend(disk.reason.clone().map(|reason| ("reason", reason)));
     facts.extend(disk.migration.as_ref().map(|migration| ("migration", super::migrate::sentence(migration))));
     match &disk.cache {

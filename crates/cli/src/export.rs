@@ -5,7 +5,7 @@ use hob_control::{Disk, Export as Spec};
 
 use super::Global;
 use super::disk::print_change;
-use super::output::{print, table, words};
+use super::output::{print, table};
 use super::pool::absolute;
 use super::remote::ask;
 
@@ -84,12 +84,10 @@ fn list(disks: &[Disk]) -> String {
         exports.map(move |export| (disk, export))
     });
     let all: Vec<(&Disk, Spec)> = all.collect();
-    let mut columns = Vec::from(["EXPORT", "DISK", "ACCESS", "READS"].map(words));
     // Most exports have neither a file nor a vhost-user socket.
     let has_places = all.iter().any(|(_, export)| export.fuse.is_some() || export.vhost_user.is_some());
-    if has_places {
-        columns.extend(["FILE", "VHOST-USER"].map(words));
-    }
+    let columns =
+        if has_places { "EXPORT|DISK|ACCESS|READS|FILE|VHOST-USER" } else { "EXPORT|DISK|ACCESS|READS" };
     let row = |(disk, export): (&Disk, Spec)| {
         let access = if export.read_only || disk.read_only { "read-only" } else { "read-write" };
         let reads = if export.no_promote { "promote nothing" } else { "promote" };
@@ -99,5 +97,5 @@ fn list(disks: &[Disk]) -> String {
         }
         row
     };
-    table(&columns, all.into_iter().map(row))
+    table(columns, all.into_iter().map(row))
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 use hob_control::{Health as State, HealthStatus};
 
-use super::output::{print, table, words};
+use super::output::{print, table};
 use super::remote::ask;
 use super::{Global, NotInOrder};
 
@@ -27,5 +27,5 @@ fn show(health: &State) -> String {
     let row = |problem: &hob_control::HealthProblem| {
         vec![problem.kind.name().to_owned(), problem.subject.clone(), problem.reason.clone()]
     };
-    table(&[words("PROBLEM"), words("WHERE"), words("WHY")], health.problems.iter().map(row))
+    table("PROBLEM|WHERE|WHY", health.problems.iter().map(row))
 }

@@ -9,7 +9,7 @@ use hob_control::{DiskHistograms, RequestHistogram};
 use hob_engine::vscsi::{CLASSES, METRICS};
 
 use super::Global;
-use super::output::{duration, numbers, print, table, words, write};
+use super::output::{duration, print, table, write};
 use super::remote::ask;
 
 /// Length of the longest bar in characters.
@@ -91,8 +91,8 @@ fn show_one(histogram: &RequestHistogram) -> String {
         };
         vec![bound, bucket.count.to_string(), share, bar(bucket.count, most)]
     });
-    let columns = [numbers("VALUE"), numbers("COUNT"), numbers("SHARE"), words("")];
-    format!("{head}\n{count} values from {min} to {max}, mean {mean:.1}\n{}", table(&columns, rows))
+    let columns = "VALUE:|COUNT:|SHARE:|";
+    format!("{head}\n{count} values from {min} to {max}, mean {mean:.1}\n{}", table(columns, rows))
 }
 
 /// Returns a bar proportional to the largest count, with a resolution of an eighth of a character.

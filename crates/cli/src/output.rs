@@ -66,27 +66,16 @@ impl Write for LogWriter {
     }
 }
 
-/// Heading of a column, and the alignment of its cells.
-pub(super) struct Column(pub(super) &'static str, pub(super) CellAlignment);
-
-/// A column of words, aligned left.
-pub(super) const fn words(heading: &'static str) -> Column {
-    Column(heading, CellAlignment::Left)
-}
-
-/// A column of numbers, aligned right.
-pub(super) const fn numbers(heading: &'static str) -> Column {
-    Column(heading, CellAlignment::Right)
-}
-
-/// Formats a table without lines: headings and cells, two spaces apart.
-pub(super) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+/// Formats a table without lines: headings and cells, two spaces apart. `columns` has the headings,
+/// separated by `|`. A colon after a heading marks a column of numbers, which is aligned right.
+pub(super) fn table(columns: &str, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(columns.iter().map(|Column(heading, _)| *heading));
+    table.set_header(columns.split('|').map(|heading| heading.trim_end_matches(':')));
     table.add_rows(rows);
-    for (column, Column(_, alignment)) in table.column_iter_mut().zip(columns) {
-        column.set_padding((0, 2)).set_cell_alignment(*alignment);
+    for (column, heading) in table.column_iter_mut().zip(columns.split('|')) {
+        let alignment = if heading.ends_with(':') { CellAlignment::Right } else { CellAlignment::Left };
+        column.set_padding((0, 2)).set_cell_alignment(alignment);
     }
     table.trim_fmt()
 }
@@ -144,11 +133,11 @@ mod tests {
     #[test]
     fn tables_are_plain_and_aligned() {
         let text = table(
-            &[words("NAME"), numbers("COUNT")],
+            "NAME|COUNT:",
             [vec!["a".to_owned(), "1".to_owned()], vec!["long".to_owned(), "1000".to_owned()]],
         );
         assert_eq!(text, "NAME  COUNT\na         1\nlong   1000");
-        assert_eq!(table(&[words("NAME")], []), "NAME");
+        assert_eq!(table("NAME", []), "NAME");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use clap::Subcommand;
 use hob_control::{FlashLease, Peers, RemoteFlash};
 
 use super::Global;
-use super::output::{numbers, print, table, with_notes, word, words};
+use super::output::{print, table, with_notes, word};
 use super::remote::ask;
 
 /// Show and end loans of flash between hosts
@@ -37,7 +37,7 @@ pub(super) fn run(command: Peer, global: &Global) -> anyhow::Result<()> {
 }
 
 fn show(peers: &Peers) -> String {
-    let columns = [words("LENT TO"), words("BORROWER"), numbers("SIZE"), words("STATE"), words("FILE")];
+    let columns = "LENT TO|BORROWER|SIZE:|STATE|FILE";
     let row = |lease: &FlashLease| {
         vec![
             lease.name.clone(),
@@ -47,15 +47,8 @@ fn show(peers: &Peers) -> String {
             lease.path.clone(),
         ]
     };
-    let lent = table(&columns, peers.lent.iter().map(row));
-    let columns = [
-        words("BORROWED FROM"),
-        words("POOL"),
-        numbers("SIZE"),
-        words("STATE"),
-        words("SECOND COPIES OF"),
-        words("REASON"),
-    ];
+    let lent = table(columns, peers.lent.iter().map(row));
+    let columns = "BORROWED FROM|POOL|SIZE:|STATE|SECOND COPIES OF|REASON";
     let row = |borrowed: &RemoteFlash| {
         vec![
             borrowed.peer.clone(),
@@ -66,5 +59,5 @@ fn show(peers: &Peers) -> String {
             borrowed.reason.clone().unwrap_or_default(),
         ]
     };
-    format!("{lent}\n\n{}", table(&columns, peers.borrowed.iter().map(row)))
+    format!("{lent}\n\n{}", table(columns, peers.borrowed.iter().map(row)))
 }

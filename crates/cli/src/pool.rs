@@ -3,13 +3,14 @@
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use hob_control::{
-    Admission, Device, DeviceAdd, DevicePatch, Orphan, PlannedPoolChange, Pool as PoolInfo, PoolChanged,
-    PoolCreate, SharedCache, SharedCapacity, Size, SwapRoom,
+    Admission, Device, DeviceAdd, DevicePatch, FlashWrites, FlashWritesChange, FlashWritesUsage, Orphan,
+    PlannedPoolChange, Pool as PoolInfo, PoolChanged, PoolCreate, PoolPatch, SharedCache, SharedCapacity,
+    Size, SwapRoom,
 };
 
 use super::Global;
 use super::confirmation::Confirmation;
-use super::output::{Format, numbers, pairs, print, table, with_notes, words};
+use super::output::{Format, pairs, print, table, with_notes};
 use super::remote::{ask, converse, explain};
 
 /// Make, change and show pools of flash
@@ -28,13 +29,24 @@ pub(crate) enum Pool {
         /// Unit in which caches grow and shrink, a power of two [default: 16M]
         #[arg(long, value_name = "SIZE")]
         segment_size: Option<Size>,
+        /// Flash write budget: '1 DWPD', '500G/day' or '5 years at 600 TBW' [default: none]
+        #[arg(long, value_name = "BUDGET")]
+        flash_writes: Option<FlashWrites>,
         /// Use devices that contain other data; that data is lost
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         consent: Confirmation,
     },
-    /// Add a device to a pool
+    /// Change the settings of a pool
+    Set {
+        /// The pool
+        pool: String,
+        /// Flash write budget: '1 DWPD', '500G/day', '5 years at 600 TBW' or 'off'
+        #[arg(long, value_name = "BUDGET", required = true)]
+        flash_writes: Option<FlashWritesChange>,
+    },
+    /// Add a device to a pool, or connect a device of the pool that has another path now
     AddDevice {
         /// The pool
         pool: String,
@@ -105,9 +117,9 @@ pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
             let pool = ask(global, async |client| client.pool(&pool).await)?;
             return print(global.output, &pool, show);
         }
-        Pool::Create { name, devices, size, segment_size, force, consent } => {
+        Pool::Create { name, devices, size, segment_size, flash_writes, force, consent } => {
             let devices: Vec<String> = devices.into_iter().map(absolute).collect();
-            let create = PoolCreate { name, devices, size, segment_size, force };
+            let create = PoolCreate { name, devices, size, segment_size, force, flash_writes };
             converse(global, async |client| {
                 let change = PlannedPoolChange::UseDevices { paths: create.devices.clone() };
                 let dirty = consent.check_overwritten(&client, &create.name, &change, force).await?;
@@ -122,6 +134,10 @@ pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
                 let dirty = consent.check_overwritten(&client, &pool, &change, force).await?;
                 client.device_add(&pool, &add, dirty).await.map_err(explain)
             })?
+        }
+        Pool::Set { pool, flash_writes } => {
+            let patch = PoolPatch { flash_writes };
+            ask(global, async |client| client.pool_set(&pool, &patch).await)?
         }
         Pool::SetDevice { pool, device, admission } => {
             let path = absolute(device);
@@ -165,7 +181,7 @@ fn print_change(format: Format, changed: &PoolChanged) -> anyhow::Result<()> {
 }
 
 fn list(pools: &[PoolInfo]) -> String {
-    let columns = [words("POOL"), numbers("SIZE"), numbers("FREE"), numbers("DEVICES"), numbers("CACHES")];
+    let columns = "POOL|SIZE:|FREE:|DEVICES:|CACHES:";
     let row = |pool: &PoolInfo| {
         vec![
             pool.name.clone(),
@@ -175,7 +191,7 @@ fn list(pools: &[PoolInfo]) -> String {
             pool.caches.len().to_string(),
         ]
     };
-    table(&columns, pools.iter().map(row))
+    table(columns, pools.iter().map(row))
 }
 
 fn show(pool: &PoolInfo) -> String {
@@ -186,15 +202,7 @@ fn show(pool: &PoolInfo) -> String {
         ("segment size", pool.segment_size.to_string()),
         ("caches", if pool.caches.is_empty() { "none".to_owned() } else { pool.caches.join(", ") }),
     ]);
-    let columns = [
-        words("DEVICE"),
-        words("STATE"),
-        words("ADMISSION"),
-        numbers("SIZE"),
-        numbers("FREE"),
-        words("I/O"),
-        words("REASON"),
-    ];
+    let columns = "DEVICE|STATE|ADMISSION|SIZE:|FREE:|I/O|REASON";
     let row = |device: &Device| {
         vec![
             device.path.clone(),
@@ -206,21 +214,56 @@ fn show(pool: &PoolInfo) -> String {
             device.reason.clone().unwrap_or_default(),
         ]
     };
-    let mut text = format!("{facts}\n\n{}", table(&columns, pool.devices.iter().map(row)));
+    let mut text = format!("{facts}\n\n{}", table(columns, pool.devices.iter().map(row)));
+    if let Some(writes) = &pool.flash_writes {
+        text = format!("{text}\n\n{}", show_writes(writes));
+    }
     if let Some(shared) = &pool.shared {
         text = format!("{text}\n\n{}", show_shared(shared));
     }
     if !pool.swap.is_empty() {
-        let columns = [words("SWAP OF THE HOST"), numbers("SIZE")];
+        let columns = "SWAP OF THE HOST|SIZE:";
         let row = |swap: &SwapRoom| vec![swap.name.clone(), swap.size.human()];
-        text = format!("{text}\n\n{}", table(&columns, pool.swap.iter().map(row)));
+        text = format!("{text}\n\n{}", table(columns, pool.swap.iter().map(row)));
     }
     if !pool.orphans.is_empty() {
-        let columns = [words("CACHE OF NO DISK"), numbers("SIZE")];
-        let row = |orphan: &Orphan| vec![orphan.owner.clone(), orphan.size.human()];
-        text = format!("{text}\n\n{}", table(&columns, pool.orphans.iter().map(row)));
+        let columns = "CACHE OF NO DISK|SIZE:|DIRTY:|BACKING OF DISK";
+        let row = |orphan: &Orphan| {
+            let dirty = orphan.dirty.map_or_else(|| "unknown".to_owned(), Size::human);
+            vec![orphan.owner.clone(), orphan.size.human(), dirty, orphan.disk.clone().unwrap_or_default()]
+        };
+        text = format!("{text}\n\n{}", table(columns, pool.orphans.iter().map(row)));
     }
     text
+}
+
+/// Describes the flash writes of a pool, and their budget.
+fn show_writes(writes: &FlashWritesUsage) -> String {
+    let FlashWritesUsage { budget, bytes_per_day, written_day, covered_seconds, refused, .. } = writes;
+    let hours = covered_seconds / 3600;
+    let since = match covered_seconds {
+        0..3600 => format!("in the last {} min", covered_seconds.div_ceil(60)),
+        3600..86_000 => format!("in the last {hours} h"),
+        _ => "in the last 24 h".to_owned(),
+    };
+    let Some(budget) = budget else {
+        return pairs([
+            ("flash writes", format!("{} {since}", written_day.human())),
+            ("flash write budget", "none".to_owned()),
+        ]);
+    };
+    let share = u128::from(written_day.bytes()) * 100 / u128::from(bytes_per_day.bytes().max(1));
+    let left = match writes.debt.bytes() {
+        0 => format!("{} can be written", writes.saved.human()),
+        _ => format!("exceeded by {}", writes.debt.human()),
+    };
+    pairs([
+        ("flash writes", format!("{} {since}, {share} % of a day's budget", written_day.human())),
+        ("flash write budget", format!("{} a day ({budget})", bytes_per_day.human())),
+        ("left of the budget", left),
+        ("filled on loan", writes.loan.human()),
+        ("kept from flash", format!("{} since the daemon started", refused.human())),
+    ])
 }
 
 /// Describes the division of a pool among its shared caches.
@@ -230,15 +273,8 @@ fn show_shared(shared: &SharedCapacity) -> String {
         ("moved", format!("{} since the daemon started", shared.moved.human())),
         ("destaged for moves", shared.destaged.human()),
     ]);
-    let columns = [
-        words("SHARED CACHE"),
-        numbers("SIZE"),
-        numbers("TARGET"),
-        numbers("READS/S"),
-        numbers("HITS"),
-        numbers("HITS/S WITH 1/16 MORE"),
-        numbers("HITS/S MORE THAN EQUAL PARTS"),
-    ];
+    let columns = "SHARED CACHE|SIZE:|TARGET:|READS/S:|HITS:|HITS/S WITH 1/16 MORE:|\
+        HITS/S MORE THAN EQUAL PARTS:";
     let row = |cache: &SharedCache| {
         vec![
             cache.disk.clone(),
@@ -250,5 +286,5 @@ fn show_shared(shared: &SharedCapacity) -> String {
             format!("{:+}", cache.gained_hits_per_second),
         ]
     };
-    format!("{facts}\n\n{}", table(&columns, shared.caches.iter().map(row)))
+    format!("{facts}\n\n{}", table(columns, shared.caches.iter().map(row)))
 }

@@ -4,7 +4,7 @@ use clap::{ArgGroup, Subcommand};
 use hob_control::{DiskQos, Qos as Due, QosPatch, Size, StoragePolicy};
 
 use super::Global;
-use super::output::{numbers, print, table, with_notes, words};
+use super::output::{print, table, with_notes};
 use super::remote::ask;
 
 /// Options that set rules; at least one is required.
@@ -115,39 +115,22 @@ pub(super) fn run(command: Qos, global: &Global) -> anyhow::Result<()> {
 }
 
 fn list(disks: &[DiskQos]) -> String {
-    let columns = [
-        words("DISK"),
-        words("DATASTORE"),
-        words("POLICY"),
-        numbers("SHARES"),
-        numbers("RESERVATION"),
-        numbers("LIMIT"),
-        numbers("BYTES/S"),
-        numbers("FLASH LIMIT"),
-    ];
+    let columns = "DISK|DATASTORE|POLICY|SHARES:|RESERVATION:|LIMIT:|BYTES/S:|FLASH LIMIT:";
     let row = |disk: &DiskQos| {
         let names = [Some(disk.disk.clone()), disk.datastore.clone(), disk.policy.clone()]
             .map(Option::unwrap_or_default);
         names.into_iter().chain(rules(&disk.qos)).collect()
     };
-    table(&columns, disks.iter().map(row))
+    table(columns, disks.iter().map(row))
 }
 
 fn policies(policies: &[StoragePolicy]) -> String {
-    let columns = [
-        words("POLICY"),
-        numbers("SHARES"),
-        numbers("RESERVATION"),
-        numbers("LIMIT"),
-        numbers("BYTES/S"),
-        numbers("FLASH LIMIT"),
-        words("DISKS"),
-    ];
+    let columns = "POLICY|SHARES:|RESERVATION:|LIMIT:|BYTES/S:|FLASH LIMIT:|DISKS";
     let row = |policy: &StoragePolicy| {
         let name = std::iter::once(policy.name.clone());
         name.chain(rules(&policy.qos)).chain([policy.disks.join(", ")]).collect()
     };
-    table(&columns, policies.iter().map(row))
+    table(columns, policies.iter().map(row))
 }
 
 fn rules(due: &Due) -> [String; 5] {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use hob_control::client::{Client, ClientError};
 use hob_control::{ClientTls, Endpoint};
 use hob_daemon::CONTROL_SOCKET;
@@ -50,18 +50,23 @@ fn run(work: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
 
 /// Adds a hint to an error of the API.
 pub(super) fn explain(error: ClientError) -> anyhow::Error {
-    match &error {
-        ClientError::Unreachable { .. } => {
-            anyhow!("{error}; start it with 'hob daemon' or name its socket with --control")
-        }
+    let next = match &error {
+        ClientError::Unreachable { .. } => "; start it with 'hob daemon' or name its socket with --control",
         ClientError::Refused { status: 401, .. } => {
-            anyhow!("{error}; give a token with --token-file, or a certificate with --cert and --key")
+            "; give a token with --token-file, or a certificate with --cert and --key"
         }
-        ClientError::NoTls { .. } => {
-            anyhow!("{error}; name the authority of its certificate with --ca")
-        }
-        _ => anyhow!("{error}"),
-    }
+        ClientError::NoTls { .. } => "; name the authority of its certificate with --ca",
+        _ => "",
+    };
+    Explained { error, next }.into()
+}
+
+/// An error of a call to the daemon, with the next step for the user.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}{next}")]
+pub(super) struct Explained {
+    pub(super) error: ClientError,
+    next: &'static str,
 }
 
 fn endpoint(global: &Global) -> anyhow::Result<Endpoint> {

@@ -3,20 +3,23 @@
 //! The trace is read twice: first to check that it fits the target and that its writes are allowed,
 //! then to replay it. The report is complete however the replay ends.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use hob_engine::command::Access;
 use hob_lab::replay::{Changes, Class, FileAccess, Options, Pace, Part, Report, Survey, Target, replay};
 use hob_lab::trace::{self, OpenOptions, TraceReader};
+use hob_storage::PathLock;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Global;
-use super::output::{duration, numbers, pairs, print, table, words};
+use super::output::{duration, pairs, print, table};
 
 /// Default maximum number of requests in flight; the target may allow fewer.
 const DEPTH_DEFAULT: usize = 128;
@@ -90,6 +93,7 @@ pub(super) fn run(args: &Replay, global: &Global) -> anyhow::Result<()> {
     let access = if args.direct { FileAccess::Direct } else { FileAccess::Buffered };
     let stop = stop_on_signals()?;
     let reader = args.open()?;
+    let _lock = lock(args)?;
     let target = Target::open(&args.target, access, args.changes())?;
     let survey = look_at(args, reader, &stop)?;
     let options = Options {
@@ -114,6 +118,28 @@ pub(super) fn run(args: &Replay, global: &Global) -> anyhow::Result<()> {
         Some(failure) => bail!("the replay stopped after {} requests: {failure}", report.answered),
         None => Ok(()),
     }
+}
+
+/// Locks a file or block device that the replay writes to, as hob and QEMU lock their disks.
+fn lock(args: &Replay) -> anyhow::Result<Option<PathLock>> {
+    if args.changes() != Changes::Allow || args.target.contains("://") {
+        return Ok(None);
+    }
+    let path = Path::new(&args.target);
+    let metadata = path.metadata().with_context(|| format!("cannot open {}", args.target))?;
+    ensure!(!metadata.is_dir(), "{} is a directory, not a file or block device", args.target);
+    let lock = PathLock::take(path, Access::ReadWrite).map_err(|error| {
+        let is_in_use = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy);
+        let error = anyhow::Error::from(error);
+        match is_in_use {
+            true => error.context(
+                "the replay would overwrite a disk that another program uses; stop that program, or choose \
+                 another target",
+            ),
+            false => error,
+        }
+    })?;
+    Ok(Some(lock))
 }
 
 /// Reads the whole trace once.
@@ -170,23 +196,13 @@ fn show(report: &Report) -> String {
         (None, true) => facts.push(("interrupted", "yes".to_owned())),
         (None, false) => {}
     }
-    let columns = [
-        words("CLASS"),
-        numbers("REQUESTS"),
-        numbers("ERRORS"),
-        numbers("BYTES"),
-        numbers("MEAN"),
-        numbers("P50"),
-        numbers("P99"),
-        numbers("P99.9"),
-        numbers("MAX"),
-    ];
+    let columns = "CLASS|REQUESTS:|ERRORS:|BYTES:|MEAN:|P50:|P99:|P99.9:|MAX:";
     let row = |class: &Class| {
         let [requests, errors, bytes] = [class.requests, class.errors, class.bytes].map(|it| it.to_string());
         let times = [class.mean_ns, class.p50_ns, class.p99_ns, class.p999_ns, class.max_ns].map(duration);
         [vec![class.class.to_owned(), requests, errors, bytes], times.to_vec()].concat()
     };
-    format!("{}\n\n{}", pairs(facts), table(&columns, report.classes.iter().map(row)))
+    format!("{}\n\n{}", pairs(facts), table(columns, report.classes.iter().map(row)))
 }
 
 /// A flag that SIGINT and SIGTERM set. A second signal ends the process.

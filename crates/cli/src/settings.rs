@@ -78,8 +78,8 @@ pub(super) struct Sharing {
     /// Maximum size of a shared cache; 0 for none
     #[arg(long, value_name = "SIZE")]
     max: Option<Size>,
-    /// Weight of a shared cache's hits [default: 1000]
-    #[arg(long, value_name = "NUMBER")]
+    /// Weight of a shared cache's hits: low, normal, high or a number [default: 1000]
+    #[arg(long, value_name = "NUMBER", value_parser = hob_control::parse_shares)]
     shares: Option<u32>,
     /// Keep the present size of a shared cache
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
@@ -96,49 +96,13 @@ impl Sharing {
 
 impl From<Settings> for CacheSettings {
     fn from(settings: Settings) -> CacheSettings {
-        let Settings {
-            preset,
-            mode,
-            persistent,
-            layout,
-            admission,
-            fill,
-            policy,
-            block_size,
-            destage_order,
-            dirty_start,
-            dirty_stop,
-            dirty_full,
-            dirty_age_max,
-            copies,
-            ordered,
-            verify,
-            ram,
-        } = settings;
-        CacheSettings {
-            preset,
-            block_size,
-            policy,
-            mode,
-            persistent,
-            layout,
-            admission,
-            fill,
-            destage_order,
-            dirty_start,
-            dirty_stop,
-            dirty_full,
-            dirty_age_max,
-            copies,
-            ordered,
-            verify,
-            ram,
-            shared: None,
-            min: None,
-            max: None,
-            shares: None,
-            pin: None,
+        macro_rules! take {
+            ($($setting:ident)+) => {
+                CacheSettings { $($setting: settings.$setting,)+ ..CacheSettings::default() }
+            };
         }
+        take!(preset mode persistent layout admission fill policy block_size destage_order dirty_start
+            dirty_stop dirty_full dirty_age_max copies ordered verify ram)
     }
 }
 

@@ -4,7 +4,7 @@ use clap::Args;
 use hob_control::{DiskState, DiskStats, OutcomeStats, Size};
 
 use super::Global;
-use super::output::{duration, numbers, pairs, print, table, with_notes, word, words};
+use super::output::{duration, pairs, print, table, with_notes, word};
 use super::remote::ask;
 
 /// Show what became of each request, and the statistics of vSphere Flash Read Cache
@@ -110,15 +110,7 @@ fn show(stats: &DiskStats) -> String {
         facts.extend(write_back(stats));
     }
     let facts = pairs(facts);
-    let columns = [
-        words("CLASS"),
-        words("REASON"),
-        numbers("COUNT"),
-        numbers("SHARE"),
-        numbers("MEAN"),
-        numbers("P50"),
-        numbers("P99"),
-    ];
+    let columns = "CLASS|REASON|COUNT:|SHARE:|MEAN:|P50:|P99:";
     let row = |outcome: &OutcomeStats| {
         vec![
             outcome.class.clone(),
@@ -130,6 +122,6 @@ fn show(stats: &DiskStats) -> String {
             duration(outcome.latency.p99_ns),
         ]
     };
-    let outcomes = table(&columns, stats.outcomes.iter().filter(|outcome| outcome.count > 0).map(row));
+    let outcomes = table(columns, stats.outcomes.iter().filter(|outcome| outcome.count > 0).map(row));
     format!("{facts}\n\n{outcomes}\n\n{}", pairs(stats.vsphere.rows()))
 }

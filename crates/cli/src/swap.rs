@@ -11,7 +11,7 @@ use hob_control::{Size, Swap as Area, SwapChanged, SwapCreate, SwapPatch, SwapSt
 use hob_daemon::turn_off_as_child;
 
 use super::Global;
-use super::output::{Format, numbers, print, table, with_notes, word, words};
+use super::output::{Format, print, table, with_notes, word};
 use super::pool::absolute;
 use super::remote::{ask, converse, explain};
 use super::watch::Watch;
@@ -174,19 +174,7 @@ fn print_change(format: Format, changed: &SwapChanged) -> anyhow::Result<()> {
 }
 
 fn list(areas: &[Area]) -> String {
-    let columns = [
-        words("SWAP"),
-        words("STATE"),
-        numbers("SIZE"),
-        numbers("USED"),
-        numbers("LEFT"),
-        numbers("PRIORITY"),
-        words("AT START"),
-        words("POOL"),
-        words("DEVICE"),
-        words("LOOP DEVICE"),
-        words("REASON"),
-    ];
+    let columns = "SWAP|STATE|SIZE:|USED:|LEFT:|PRIORITY:|AT START|POOL|DEVICE|LOOP DEVICE|REASON";
     let row = |area: &Area| {
         let dash = || "-".to_owned();
         vec![
@@ -203,5 +191,5 @@ fn list(areas: &[Area]) -> String {
             area.reason.clone().unwrap_or_default(),
         ]
     };
-    table(&columns, areas.iter().map(row))
+    table(columns, areas.iter().map(row))
 }

@@ -5,7 +5,7 @@ use hob_control::{Task, TaskState};
 
 use super::Global;
 use super::drain::{sentence, time};
-use super::output::{numbers, print, table, words};
+use super::output::{print, table};
 use super::remote::ask;
 
 /// Show changes that continue in the background, and how they ended
@@ -46,9 +46,8 @@ fn show(tasks: &[Task]) -> String {
     if tasks.is_empty() {
         return "no tasks".to_owned();
     }
-    let columns =
-        [numbers("TASK"), words("WHAT"), words("OF"), words("STATE"), words("SINCE"), words("DETAIL")];
-    table(&columns, tasks.iter().map(row))
+    let columns = "TASK:|WHAT|OF|STATE|SINCE|DETAIL";
+    table(columns, tasks.iter().map(row))
 }
 
 fn row(task: &Task) -> Vec<String> {

@@ -47,8 +47,11 @@ fn these_lines_make_sense() {
         "hob cache discard-dirty vm --dry-run",
         "hob cache clear vm --dry-run",
         "hob disk remove vm --force --dry-run",
+        "hob disk set vm --read-only on --datastore array --vhost-user /s --fuse /f --device off --dry-run",
         "hob disk event vm snapshot-revert --yes",
         "hob cache export-dirty vm rescue.img",
+        "hob cache adopt vm 0123456789abcdef0123456789abcdef",
+        "hob disk add vm --backing vm.img --adopt-cache 0123456789abcdef0123456789abcdef",
         "hob pool discard-orphan fast 0123456789abcdef0123456789abcdef --yes",
         "hob attach qmp:/run/vm.qmp",
         "hob attach libvirt:web vda --pool fast --size 4G --preset auto --method mirror --dry-run",
@@ -63,6 +66,9 @@ fn these_lines_make_sense() {
         "hob stats",
         "hob top",
         "hob health -o json",
+        "hob pool create p /d --flash-writes 500G/day",
+        "hob pool set p --flash-writes off",
+        "hob lab sim t --size 1G --flash-writes 1DWPD,off",
         "hob pool remove-device p /d --dry-run",
         "hob pool discard-orphan p o --dry-run --yes",
         "hob cluster take vm --force --yes",
@@ -92,6 +98,12 @@ fn these_lines_make_sense() {
         "hob lab latency t --size 4G --policy lru --pace x0.5 --warm --limit 1000 --csv a.csv --picture a.svg -o json",
         "hob lab figures",
         "hob lab figures dss block-size --out d --threads 2 --quick -o json",
+        "hob lab figures Cargo.toml ./src --share auto,one-lru --share static --size 1%,64M --segment-size 64K",
+        "hob lab figures - --duration 60 --policy lru --admission ghost --block-size 8K --format csv --out d",
+        "hob lab share t u --share optimum --threads 2 --csv a.csv",
+        "hob lab sim t u --share auto --size 1% --threads 2 --csv a.csv",
+        "hob lab mrc t u v --share auto,optimum --block-size 8K --csv a.csv",
+        "hob lab advise t u --share static --target-hit 85%",
         "hob lab mrc t",
         "hob lab mrc t --block-size 4K,64K --mode write-back --exact --target-hit 95% --csv a.csv --picture a.svg -o json",
         "hob lab mrc - --sample 0.01 --mode write-around",
@@ -148,6 +160,8 @@ fn these_lines_are_refused_with_one_line_that_suggests_a_fix() {
         ("hob lab import t", "OUT"),
         ("hob lab info t --format best", "blkparse"),
         ("hob lab info t --disk 65536", "65535"),
+        ("hob pool set p", "--flash-writes"),
+        ("hob pool set p --flash-writes 500G", "500G/day"),
         ("hob advise vm --target-hit 120%", "85%"),
         ("hob histogram vm --kind queue", "outstanding"),
         ("hob lab advise t --target-hit 120%", "85%"),
@@ -159,6 +173,17 @@ fn these_lines_are_refused_with_one_line_that_suggests_a_fix() {
         ("hob lab latency t --no-cache --mode write-back", "--no-cache"),
         ("hob lab latency t --size 1G --preset emc", "fast-cache"),
         ("hob lab figures dds", "block-size, dss, dss-types"),
+        ("hob lab figures dss --share best", "static, auto, one-lru, optimum"),
+        ("hob lab share t --share best", "static, auto, one-lru, optimum"),
+        ("hob lab sim t --share best", "static, auto, one-lru, optimum"),
+        ("hob lab mrc t --share best", "static, auto, one-lru, optimum"),
+        ("hob lab advise t --share best", "static, auto, one-lru, optimum"),
+        ("hob lab sim t u", "--share"),
+        ("hob lab mrc t u", "--share"),
+        ("hob lab advise t u", "--share"),
+        ("hob lab sim t --share auto --picture a.svg", "--picture"),
+        ("hob lab mrc t --share auto --exact", "--exact"),
+        ("hob lab advise t --share auto --html a.html", "--html"),
         ("hob lab mrc", "TRACE"),
         ("hob lab mrc t --mode write-off", "write-back"),
         ("hob lab mrc t --sample 2", "0.01"),
@@ -172,6 +197,24 @@ fn these_lines_are_refused_with_one_line_that_suggests_a_fix() {
         let said = usage_line(&error.to_string());
         assert!(said.contains(part), "{line}: {said}");
         assert!(said.contains("--help'") && !said.contains('\n'), "{line}: {said}");
+    }
+}
+
+#[test]
+fn system_errors_are_said_without_their_numbers() {
+    for (text, kept) in [
+        (
+            "cannot open a.img: No such file or directory (os error 2)",
+            "cannot open a.img: No such file or directory",
+        ),
+        (
+            "Permission denied (os error 13): a; Input/output error (os error 5)",
+            "Permission denied: a; Input/output error",
+        ),
+        ("a file (os error x) and (os error 2", "a file (os error x) and (os error 2"),
+        ("nothing", "nothing"),
+    ] {
+        assert_eq!(without_error_numbers(text), kept);
     }
 }
 

@@ -83,7 +83,10 @@ fn print_once(args: &Top, global: &Global) -> anyhow::Result<()> {
     let lines: Vec<Line<'_>> = rows.iter().map(Line::of).collect();
     print(global.output, &lines, |_| {
         let columns: Vec<_> = COLUMNS.iter().map(model::Column::of_table).collect();
-        table(&columns, rows.iter().map(|row| COLUMNS.iter().map(|column| (column.cell)(row)).collect()))
+        table(
+            &columns.join("|"),
+            rows.iter().map(|row| COLUMNS.iter().map(|column| (column.cell)(row)).collect()),
+        )
     })
 }
 

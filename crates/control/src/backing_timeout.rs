@@ -4,10 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use utoipa::openapi::RefOr;
-use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
-use utoipa::{PartialSchema, ToSchema};
+use crate::text::text_type;
 
 /// Longest backing timeout that can be set, milliseconds: one day. Set `forever` for a longer one.
 const LIMIT_MS_MAX: u64 = 86_400_000;
@@ -17,8 +14,7 @@ const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1_000), 
 
 /// How long a disk's requests wait for its backing before they fail: a duration such as `30s`, or
 /// `forever`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackingTimeout {
     /// Requests wait until the backing returns.
     Forever,
@@ -26,14 +22,7 @@ pub enum BackingTimeout {
     Limit(Duration),
 }
 
-impl PartialSchema for BackingTimeout {
-    fn schema() -> RefOr<Schema> {
-        let text = "A duration from 100ms to 24h, such as 500ms, 30s, 2m or 1h, or forever";
-        ObjectBuilder::new().schema_type(Type::String).description(Some(text)).into()
-    }
-}
-
-impl ToSchema for BackingTimeout {}
+text_type!(BackingTimeout, "A duration from 100ms to 24h, such as 500ms, 30s, 2m or 1h, or forever");
 
 /// A text is not a valid [`BackingTimeout`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -72,8 +61,7 @@ impl fmt::Display for BackingTimeout {
 }
 
 /// Change of a disk's backing timeout: a [`BackingTimeout`], or `default` for the daemon's timeout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackingTimeoutChange {
     /// The disk uses the daemon's backing timeout.
     Default,
@@ -81,14 +69,10 @@ pub enum BackingTimeoutChange {
     Set(BackingTimeout),
 }
 
-impl PartialSchema for BackingTimeoutChange {
-    fn schema() -> RefOr<Schema> {
-        let text = "A duration from 100ms to 24h, such as 500ms, 30s, 2m or 1h, or forever, or default";
-        ObjectBuilder::new().schema_type(Type::String).description(Some(text)).into()
-    }
-}
-
-impl ToSchema for BackingTimeoutChange {}
+text_type!(
+    BackingTimeoutChange,
+    "A duration from 100ms to 24h, such as 500ms, 30s, 2m or 1h, or forever, or default"
+);
 
 impl FromStr for BackingTimeoutChange {
     type Err = BackingTimeoutError;
@@ -101,34 +85,12 @@ impl FromStr for BackingTimeoutChange {
     }
 }
 
-impl TryFrom<String> for BackingTimeoutChange {
-    type Error = BackingTimeoutError;
-
-    fn try_from(text: String) -> Result<BackingTimeoutChange, BackingTimeoutError> {
-        text.parse()
-    }
-}
-
-impl From<BackingTimeoutChange> for String {
-    fn from(change: BackingTimeoutChange) -> String {
-        match change {
-            BackingTimeoutChange::Default => "default".to_owned(),
-            BackingTimeoutChange::Set(timeout) => timeout.to_string(),
+impl fmt::Display for BackingTimeoutChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BackingTimeoutChange::Default => f.write_str("default"),
+            BackingTimeoutChange::Set(timeout) => timeout.fmt(f),
         }
-    }
-}
-
-impl TryFrom<String> for BackingTimeout {
-    type Error = BackingTimeoutError;
-
-    fn try_from(text: String) -> Result<BackingTimeout, BackingTimeoutError> {
-        text.parse()
-    }
-}
-
-impl From<BackingTimeout> for String {
-    fn from(timeout: BackingTimeout) -> String {
-        timeout.to_string()
     }
 }
 

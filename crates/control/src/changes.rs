@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Admission, BackingTimeout, BackingTimeoutChange, Disk, Pool, Size};
+use crate::{
+    Admission, BackingTimeout, BackingTimeoutChange, Disk, FlashWrites, FlashWritesChange, Pool, Size,
+};
 
 /// `POST /v1/pools`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -24,6 +26,20 @@ pub struct PoolCreate {
     /// of another pool.
     #[serde(default)]
     pub force: bool,
+    /// Flash write budget: `1 DWPD`, `500G/day`, `5 years at 600 TBW` or `off`. If absent, flash writes
+    /// are not limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::flash_writes::budget_or_off")]
+    pub flash_writes: Option<FlashWrites>,
+}
+
+/// `PATCH /v1/pools/{pool}`: absent fields keep their value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolPatch {
+    /// Flash write budget: `1 DWPD`, `500G/day`, `5 years at 600 TBW` or `off`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash_writes: Option<FlashWritesChange>,
 }
 
 /// `POST /v1/pools/{pool}/devices`
@@ -81,11 +97,14 @@ pub struct DiskAdd {
     /// existing regular file, which is covered, or a new file in an existing directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
+    /// Make the disk a block device of this host, `/dev/hob/NAME`, by the kernel's NBD driver.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub device: bool,
     /// Absolute path of the disk's vhost-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
-    /// For a clone: cache blocks of its parent's snapshot once for all clones of that snapshot. A
-    /// disk for the snapshot serves these blocks; hob creates it if there is none.
+    /// For a clone: cache blocks of its parent (backing file or RBD snapshot) once for all clones of
+    /// it. A disk for the parent serves these blocks; hob creates it if there is none.
     #[serde(default)]
     pub share_parent: bool,
     /// Cache size of the parent's disk if hob creates that disk for this clone. If absent, the
@@ -96,6 +115,10 @@ pub struct DiskAdd {
     /// disk has no cache until `PATCH /v1/disks/{disk}` locks the backing.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unlocked: bool,
+    /// Owner id of a cache in a pool that belongs to no disk, and that becomes the disk's cache,
+    /// with its dirty data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adopt_cache: Option<String>,
 }
 
 pub(crate) fn is_false(value: &bool) -> bool {
@@ -113,7 +136,7 @@ pub struct DiskResize {
 }
 
 /// `PATCH /v1/disks/{disk}`: absent fields keep their value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskPatch {
     /// How long the disk's requests wait for the backing during an outage: `30s`, `2m` or
@@ -124,6 +147,25 @@ pub struct DiskPatch {
     /// be unlocked. Every acknowledged write becomes durable in the backing first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub locked: Option<bool>,
+    /// Create the disk's block device, or remove it. A device in use is not removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<bool>,
+    /// Refuse changes, or allow them. The disk is closed and opened again, so no client may be
+    /// connected. A volatile cache is emptied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<bool>,
+    /// Datastore of the backing; an empty text selects the detected datastore. The disk is closed
+    /// and opened again, so no client may be connected. A volatile cache is emptied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datastore: Option<String>,
+    /// Absolute path of the disk's vhost-user socket; an empty text removes the socket. A socket
+    /// to which a guest is connected stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<String>,
+    /// Absolute path at which the disk appears as a file, through FUSE; an empty text removes the
+    /// file. A file that a program has open stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse: Option<String>,
 }
 
 /// A pool after a change.

@@ -1,13 +1,14 @@
 //! Client of the control API. The client opens one HTTP/1.1 connection per request, over a Unix
 //! socket, or over TCP with TLS.
 //!
-//! The file client.rs sends requests and reads responses. The files in `client/` have a method for
-//! each request.
+//! The file client.rs sends requests and reads responses. The files in `client/` have a row for
+//! each request (`requests.rs`).
 
 mod cluster;
 mod disks;
 mod pools;
 mod qos;
+mod requests;
 mod tasks;
 
 use std::io;
@@ -75,7 +76,7 @@ pub enum ClientError {
         /// The wrong part of the response.
         what: String,
     },
-    /// A streamed response ended before the client stopped reading.
+    /// The connection ended before the response was complete: the daemon was stopped or killed.
     #[error("{endpoint} closed the connection; the daemon was stopped or has failed")]
     BrokeOff {
         /// The daemon's address.
@@ -126,14 +127,6 @@ impl Client {
             over: false,
             _driver: driver,
         })
-    }
-
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.send(Method::GET, path, None::<&()>).await
-    }
-
-    async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.send(Method::DELETE, path, None::<&()>).await
     }
 
     async fn send<T: DeserializeOwned>(
@@ -232,7 +225,11 @@ impl Client {
 
     async fn collect(&self, answer: Response<Incoming>) -> Result<Bytes, ClientError> {
         let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
-        Ok(body.map_err(|error| self.garbled(error))?.to_bytes())
+        let body = body.map_err(|error| {
+            let has_ended = error.downcast_ref::<hyper::Error>().is_some_and(has_ended);
+            if has_ended { self.broke_off() } else { self.garbled(error) }
+        })?;
+        Ok(body.to_bytes())
     }
 
     /// Returns the value of the `Host` header.
@@ -241,10 +238,11 @@ impl Client {
         endpoint.strip_prefix("tcp:").unwrap_or("hob").to_owned()
     }
 
-    /// Turns a failed HTTP exchange into a TLS error or a protocol error.
+    /// Turns a failed HTTP exchange into a TLS error, the end of the daemon, or a protocol error.
     fn failed(&self, error: hyper::Error) -> ClientError {
         match tls::cause(&error) {
             Some(why) => ClientError::Untrusted { endpoint: self.endpoint.clone(), why },
+            None if has_ended(&error) => self.broke_off(),
             None => self.garbled(error),
         }
     }
@@ -257,9 +255,19 @@ impl Client {
         ClientError::Unreachable { endpoint: self.endpoint.clone(), source }
     }
 
+    fn broke_off(&self) -> ClientError {
+        ClientError::BrokeOff { endpoint: self.endpoint.clone() }
+    }
+
     fn garbled(&self, what: impl ToString) -> ClientError {
         ClientError::Garbled { endpoint: self.endpoint.clone(), what: what.to_string() }
     }
+}
+
+/// Returns true if the connection ended before the response was complete.
+fn has_ended(error: &hyper::Error) -> bool {
+    let is_io = std::error::Error::source(error).is_some_and(|cause| cause.is::<io::Error>());
+    error.is_incomplete_message() || error.is_closed() || error.is_canceled() || is_io
 }
 
 /// The task that moves a connection's bytes. Dropping this handle closes the connection.
@@ -304,7 +312,7 @@ impl Trace {
                 self.over = frame.is_last;
                 return Ok(Some(frame));
             }
-            let broke_off = || ClientError::BrokeOff { endpoint: self.client.endpoint.clone() };
+            let broke_off = || self.client.broke_off();
             let piece = self.client.in_time(async { Ok(self.body.frame().await) }).await?;
             let piece = piece.ok_or_else(broke_off)?.map_err(|_| broke_off())?;
             if let Ok(bytes) = piece.into_data() {
@@ -335,6 +343,8 @@ pub(crate) fn percent_encode(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     #[test]
@@ -350,5 +360,28 @@ mod tests {
         let endpoint = Endpoint::Unix("/nonexistent/hob.sock".into());
         let error = runtime.block_on(Client::new(endpoint, None).version()).unwrap_err();
         assert!(error.to_string().contains("unix:/nonexistent/hob.sock"), "{error}");
+    }
+
+    #[test]
+    fn a_daemon_that_is_killed_during_a_request_is_no_protocol_error() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let client = Client::new(Endpoint::Unix("/run/hob/control.sock".into()), None);
+        for answer in ["", "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"] {
+            let (near, mut far) = tokio::io::duplex(4096);
+            let request = Request::builder().uri("/v1/version").header(HOST, "hob");
+            let request = request.body(Full::new(Bytes::new())).unwrap();
+            let asked = async {
+                let (answer, _driver) = client.exchange_over(near, request).await?;
+                client.collect(answer).await
+            };
+            let daemon = async move {
+                let mut request = [0; 4096];
+                assert!(far.read(&mut request).await.unwrap() > 0);
+                far.write_all(answer.as_bytes()).await.unwrap();
+            };
+            let (result, ()) = runtime.block_on(async { tokio::join!(asked, daemon) });
+            let error = result.unwrap_err();
+            assert!(matches!(error, ClientError::BrokeOff { .. }), "{answer:?}: {error}");
+        }
     }
 }

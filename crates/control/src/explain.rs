@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use crate::CacheState;
 
 /// The answer to `hob explain DISK`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Explanation {
     /// Name of the disk.
     pub disk: String,

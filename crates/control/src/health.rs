@@ -29,7 +29,7 @@ pub enum HealthStatus {
 pub struct HealthProblem {
     /// Kind of problem.
     pub kind: ProblemKind,
-    /// The subject of the problem: a disk, a pool with a device path, a swap area, a shard, this
+    /// The subject of the problem: a disk, a pool with a device path or a cache, a swap area, a shard, this
     /// host in its cluster, the daemon's state, its configuration, or the subject of a task.
     pub subject: String,
     /// In words.
@@ -58,8 +58,12 @@ pub enum ProblemKind {
     ChecksumMismatch,
     /// Flash cannot return dirty data, and no other copy exists.
     DirtyLost,
+    /// A cache that belongs to no disk of this daemon has dirty data, or may have some.
+    OrphanDirty,
     /// hob cannot write dirty data to the backing.
     DestageStuck,
+    /// The flash writes of a pool exceed its budget, by writes that hob does not refuse.
+    FlashWritesExceeded,
     /// The connection to a backing is lost.
     BackingUnreachable,
     /// A backing answers slowly, or not at all.
@@ -69,6 +73,10 @@ pub enum ProblemKind {
     /// The crash log of a write-back cache, or the mark of a disk's unflushed changes, is missing or
     /// cannot be written. If hob is killed, acknowledged writes may be lost.
     CrashLogMissing,
+    /// The block device of a disk on this host is missing, or the kernel has no connection to hob.
+    HostDeviceMissing,
+    /// A disk's file (FUSE) or vhost-user socket cannot be served.
+    ExportFailed,
     /// A swap area that should be on is off.
     SwapOff,
     /// This host has no lease in its cluster, so its disks do not answer.
@@ -76,16 +84,21 @@ pub enum ProblemKind {
     /// The daemon's state cannot be saved. A restart loses the changes since the state was saved
     /// last.
     StateNotSaved,
+    /// The filesystem of the state directory is nearly full. The state can still be saved.
+    StateSpaceLow,
     /// A change that continued in the background failed, and no operator has acknowledged the
     /// failure.
     TaskFailed,
     /// The daemon refused hob.toml when it started, and uses the previous configuration.
     ConfigRefused,
+    /// The last reload did not make a change of hob.toml: it waits for `hob config apply --yes`,
+    /// needs commands, or failed.
+    ConfigPending,
 }
 
 impl ProblemKind {
     /// All kinds of problems.
-    pub const ALL: [ProblemKind; 19] = [
+    pub const ALL: [ProblemKind; 25] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -95,16 +108,22 @@ impl ProblemKind {
         ProblemKind::JournalLost,
         ProblemKind::ChecksumMismatch,
         ProblemKind::DirtyLost,
+        ProblemKind::OrphanDirty,
         ProblemKind::DestageStuck,
+        ProblemKind::FlashWritesExceeded,
         ProblemKind::BackingUnreachable,
         ProblemKind::BackingSlow,
         ProblemKind::FlushMissing,
         ProblemKind::CrashLogMissing,
+        ProblemKind::HostDeviceMissing,
+        ProblemKind::ExportFailed,
         ProblemKind::SwapOff,
         ProblemKind::ClusterAway,
         ProblemKind::StateNotSaved,
+        ProblemKind::StateSpaceLow,
         ProblemKind::TaskFailed,
         ProblemKind::ConfigRefused,
+        ProblemKind::ConfigPending,
     ];
 
     /// Returns the problem kind's name in the API and in metrics.
@@ -119,16 +138,22 @@ impl ProblemKind {
             ProblemKind::JournalLost => "journal-lost",
             ProblemKind::ChecksumMismatch => "checksum-mismatch",
             ProblemKind::DirtyLost => "dirty-lost",
+            ProblemKind::OrphanDirty => "orphan-dirty",
             ProblemKind::DestageStuck => "destage-stuck",
+            ProblemKind::FlashWritesExceeded => "flash-writes-exceeded",
             ProblemKind::BackingUnreachable => "backing-unreachable",
             ProblemKind::BackingSlow => "backing-slow",
             ProblemKind::FlushMissing => "flush-missing",
             ProblemKind::CrashLogMissing => "crash-log-missing",
+            ProblemKind::HostDeviceMissing => "host-device-missing",
+            ProblemKind::ExportFailed => "export-failed",
             ProblemKind::SwapOff => "swap-off",
             ProblemKind::ClusterAway => "cluster-away",
             ProblemKind::StateNotSaved => "state-not-saved",
+            ProblemKind::StateSpaceLow => "state-space-low",
             ProblemKind::TaskFailed => "task-failed",
             ProblemKind::ConfigRefused => "config-refused",
+            ProblemKind::ConfigPending => "config-pending",
         }
     }
 }

@@ -18,6 +18,7 @@ mod event;
 mod explain;
 mod export;
 mod flash_lease;
+mod flash_writes;
 mod forward;
 mod health;
 mod histograms;
@@ -37,6 +38,7 @@ mod snapshot;
 mod stats;
 mod swap;
 mod tasks;
+mod text;
 mod tls;
 mod trace;
 
@@ -44,7 +46,7 @@ pub use backing::BackingState;
 pub use backing_timeout::{BackingTimeout, BackingTimeoutChange, BackingTimeoutError};
 pub use bitmap::{BITMAPS_MAX, Bitmap, BitmapAdd, BitmapMerge, BitmapRotate, BitmapState, Bitmaps};
 pub use changes::{
-    DeviceAdd, DevicePatch, DiskAdd, DiskChanged, DiskPatch, DiskResize, PoolChanged, PoolCreate,
+    DeviceAdd, DevicePatch, DiskAdd, DiskChanged, DiskPatch, DiskResize, PoolChanged, PoolCreate, PoolPatch,
 };
 pub use cluster::{
     Cluster, ClusterDisk, ClusterDiskState, ClusterHost, ClusterPool, ClusterState, ClusterTake,
@@ -56,6 +58,9 @@ pub use event::{EVENTS, Effect, EventInfo, EventReport, LifeEvent};
 pub use explain::{Explanation, Share};
 pub use export::Export;
 pub use flash_lease::{FlashLease, FlashLeaseRequest, FlashLeaseState, Peers, RemoteFlash};
+pub use flash_writes::{
+    CacheFlashWrites, FlashWrites, FlashWritesChange, FlashWritesParseError, FlashWritesUsage,
+};
 pub use forward::Forwarded;
 pub use health::{Health, HealthProblem, HealthStatus, ProblemKind};
 pub use histograms::{DiskHistograms, RequestBucket, RequestHistogram};
@@ -75,7 +80,9 @@ pub use resources::{
     Admission, Cache, CacheState, Device, DeviceState, Disk, DiskState, IoMode, Orphan, Pool, Recording,
     SharedCache, SharedCapacity, SharedLimits, Verification, Version,
 };
-pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty};
+pub use settings::{
+    AdoptCache, CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty, parse_shares,
+};
 pub use size::{Size, SizeParseError};
 pub use sizing::{BlockCurve, CurveCache, CurvePoint, DiskCurve, RecentReads};
 pub use snapshot::{DeviceFigures, DiskFigures, DiskNow, IoFigures, OutcomeFigures, PoolNow, Snapshot};

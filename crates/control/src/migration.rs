@@ -200,7 +200,7 @@ pub struct CarrySession {
 }
 
 /// `POST /v1/disks/{disk}/arrival/arrive`: announces a disk to the destination.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Arrival {
     /// Name of the source host.
@@ -349,19 +349,10 @@ mod tests {
         let arrival = Arrival {
             from: "a".into(),
             backing: "/b".into(),
-            format: None,
-            backing_timeout: None,
             size_bytes: 4096,
-            read_only: false,
             mode: CarryMode::HeatMap,
             cache: Some(cache),
-            exports: vec![],
-            qos: None,
-            datastore: None,
-            vhost_user: None,
-            fuse: None,
-            cluster: None,
-            flush_failures_owed: 0,
+            ..Arrival::default()
         };
         let text = serde_json::to_string(&arrival).unwrap();
         assert!(!text.contains("owed"), "an older hob reads it: {text}");

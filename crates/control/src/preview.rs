@@ -31,6 +31,8 @@ pub enum PlannedChange {
         /// The event.
         event: LifeEvent,
     },
+    /// Close the disk and open it again, with another access or datastore.
+    Reopen,
     /// Change its cache.
     Set {
         /// The settings that change.
@@ -99,6 +101,7 @@ mod tests {
     fn changes_have_names() {
         for (change, text) in [
             (PlannedChange::Clear, r#"{"change":"clear"}"#),
+            (PlannedChange::Reopen, r#"{"change":"reopen"}"#),
             (PlannedChange::Remove { discard_dirty: true }, r#"{"change":"remove","discard_dirty":true}"#),
             (
                 PlannedChange::Event { event: LifeEvent::SnapshotRevert },

@@ -11,20 +11,20 @@ use crate::Size;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Qos {
-    /// Relative part of the disk when the datastore is overloaded: low is 500, normal 1000, high
-    /// 2000.
+    /// Relative share of the datastore's I/O that the disk gets while disks compete for it: low is
+    /// 500, normal 1000, high 2000.
     #[serde(default = "Qos::shares_default")]
     pub shares: u32,
-    /// Units per second that the datastore guarantees to the disk; 0 for none.
+    /// Units of I/O per second that the datastore guarantees to the disk; 0 for none.
     #[serde(default)]
     pub reservation: u32,
-    /// Most units per second that the disk uses of its datastore.
+    /// Maximum units of I/O per second that the disk may use of its datastore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
-    /// Most bytes per second that the disk uses of its datastore.
+    /// Maximum bytes per second that the disk may use of its datastore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_limit: Option<Size>,
-    /// Most units per second that the disk uses of each flash device.
+    /// Maximum units of I/O per second that the disk may use of each flash device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash_limit: Option<u32>,
 }
@@ -54,16 +54,16 @@ pub struct QosPatch {
     /// `low`, `normal`, `high` or a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares: Option<String>,
-    /// Guaranteed units per second; 0 for none.
+    /// Guaranteed units of I/O per second; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservation: Option<u32>,
-    /// Most units per second; 0 for no limit.
+    /// Maximum units of I/O per second; 0 for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
-    /// Most bytes per second; 0 for no limit.
+    /// Maximum bytes per second; 0 for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_limit: Option<Size>,
-    /// Most units per second of each flash device; 0 for no limit.
+    /// Maximum units of I/O per second of each flash device; 0 for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash_limit: Option<u32>,
 }
@@ -100,7 +100,7 @@ pub struct StoragePolicy {
 }
 
 /// The storage that several backings share and compete for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Datastore {
     /// Name of the datastore.
     pub name: String,

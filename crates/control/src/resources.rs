@@ -4,7 +4,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::changes::is_false;
-use crate::{BackingState, BackingTimeout, Dirty, Export, Migration, Size, SwapRoom};
+use crate::{
+    BackingState, BackingTimeout, CacheFlashWrites, Dirty, Export, FlashWritesUsage, Migration, Size,
+    SwapRoom,
+};
 
 /// Version of the daemon and of its API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -22,7 +25,7 @@ pub struct Version {
 }
 
 /// A pool: the flash devices that this host's caches share.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Pool {
     /// Name of the pool.
     pub name: String,
@@ -39,6 +42,10 @@ pub struct Pool {
     /// Division of the pool among its shared caches; absent without shared caches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedCapacity>,
+    /// Flash writes of the pool's caches, and their budget; absent from earlier versions of the
+    /// daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash_writes: Option<FlashWritesUsage>,
     /// Persistent caches in the pool that belong to no disk of this daemon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<Orphan>,
@@ -101,6 +108,13 @@ pub struct Orphan {
     pub owner: String,
     /// Flash that the orphan cache occupies, including its journal.
     pub size: Size,
+    /// Dirty data of the orphan cache: writes that were acknowledged to a guest. Absent if its
+    /// journal cannot be read, or is not read yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty: Option<Size>,
+    /// Disk whose backing the orphan cache belonged to, if this daemon has that disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
 }
 
 /// A flash device of a pool, or a file used as one.
@@ -172,7 +186,7 @@ pub enum IoMode {
 }
 
 /// A virtual disk.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Disk {
     /// Name of the disk, also its NBD export name.
     pub name: String,
@@ -220,6 +234,12 @@ pub struct Disk {
     /// Why the FUSE file of the disk or of an export is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse_reason: Option<String>,
+    /// Path of the disk's block device on this host, if it should have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Why the block device is missing, or not connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_reason: Option<String>,
     /// The recording of the disk's requests that is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Recording>,
@@ -264,7 +284,7 @@ pub enum DiskState {
 }
 
 /// The cache of a disk: its part of a pool, and its settings.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Cache {
     /// Name of the pool.
     pub pool: String,
@@ -334,6 +354,9 @@ pub struct Cache {
     /// compare.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Verification>,
+    /// The cache's part of the pool's flash write budget; absent without a budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash_writes: Option<CacheFlashWrites>,
 }
 
 /// Progress of a cache's comparison with its backing. A restart requires it if there is no evidence
@@ -381,26 +404,20 @@ mod tests {
             backing_state: Some(BackingState::Slow { oldest_request_ms: 2500, waiting_requests: 7 }),
             backing_timeout: Some(BackingTimeout::Forever),
             backing_timeout_in_effect: Some(BackingTimeout::Forever),
-            format: None,
             size: Size(1 << 30),
             read_only: true,
             unlocked: true,
             parent: Some("golden".into()),
-            parent_reason: None,
             clones: vec!["vm2".into()],
             vhost_user: Some("/run/vm1.sock".into()),
             cache: Some(Cache {
                 pool: "default".into(),
                 state: CacheState::Changing,
-                reason: None,
-                mode_in_effect: None,
-                shared: None,
                 size: Size(64 << 20),
                 room: Size(48 << 20),
                 block_size: Size(4096),
                 policy: "lru".into(),
                 journal: Size(1 << 20),
-                preset: None,
                 mode: "write-back".into(),
                 persistent: true,
                 layout: "unified".into(),
@@ -412,7 +429,6 @@ mod tests {
                 dirty_full: 70,
                 dirty_age_max: 30,
                 copies: "1".into(),
-                ordered: false,
                 verify: "auto".into(),
                 ram: Size(64 << 20),
                 dirty: Some(Dirty {
@@ -424,12 +440,14 @@ mod tests {
                     why: None,
                 }),
                 verification: Some(Verification { left: Size(4096), total: Size(8192) }),
+                ..Cache::default()
             }),
-            exports: vec![],
             fuse: Some("/run/vm1.img".into()),
             fuse_reason: Some("in use".into()),
+            device: Some("/dev/hob/vm1".into()),
+            device_reason: Some("no driver".into()),
             recording: Some(Recording { requests: 7, dropped: 1 }),
-            migration: None,
+            ..Disk::default()
         };
         let text = serde_json::to_string(&disk).unwrap();
         assert!(text.contains(r#""state":"offline""#) && text.contains(r#""state":"changing""#), "{text}");
@@ -457,7 +475,8 @@ mod tests {
                 devices: vec!["/a".into()],
                 size: None,
                 segment_size: None,
-                force: false
+                force: false,
+                flash_writes: None,
             }
         );
     }

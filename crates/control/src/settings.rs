@@ -2,13 +2,13 @@
 //! are those of docs/presets.md and docs/policies.md. The daemon checks them and lists the valid
 //! ones.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use crate::Size;
 
 macro_rules! settings {
-    ($($(#[doc = $doc:literal])* $field:ident: $type:ty,)*) => {
+    ($($(#[doc = $doc:literal])* $(#[serde($($wire:tt)*)])? $field:ident: $type:ty,)*) => {
         /// Settings of a cache. An absent setting has the preset's value, or keeps its present
         /// value.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
@@ -35,7 +35,7 @@ macro_rules! settings {
             pool: String,
             #[serde(default)]
             size: Option<Size>,
-            $(#[serde(default)] $field: Option<$type>,)*
+            $(#[serde(default $(, $($wire)*)?)] $field: Option<$type>,)*
         }
 
         #[derive(Deserialize)]
@@ -43,7 +43,7 @@ macro_rules! settings {
         pub(crate) struct PatchWire {
             #[serde(default)]
             size: Option<Size>,
-            $(#[serde(default)] $field: Option<$type>,)*
+            $(#[serde(default $(, $($wire)*)?)] $field: Option<$type>,)*
         }
 
         impl From<EnableWire> for CacheEnable {
@@ -116,10 +116,40 @@ settings! {
     min: Size,
     /// Maximum size of a shared cache; 0 for none.
     max: Size,
-    /// Weight of a shared cache's hits, 1000 by default.
+    /// Weight of a shared cache's hits: `low`, `normal`, `high` or a number, 1000 by default.
+    #[serde(deserialize_with = "shares_or_word")]
     shares: u32,
     /// Whether a shared cache keeps its present size.
     pin: bool,
+}
+
+/// Words for shares, as vSphere uses them, with their numbers.
+const SHARES: [(&str, u32); 3] = [("low", 500), ("normal", 1000), ("high", 2000)];
+
+/// Returns the number of shares that a text names: `low`, `normal`, `high` or a number.
+///
+/// # Errors
+/// If the text is anything else, as a sentence with the accepted forms.
+pub fn parse_shares(text: &str) -> Result<u32, String> {
+    let word = SHARES.iter().find(|(word, _)| *word == text).map(|(_, shares)| *shares);
+    word.or_else(|| text.parse().ok())
+        .ok_or_else(|| format!("shares are low, normal, high or a number, not '{text}'"))
+}
+
+/// Shares in a request or in hob.toml.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "shares are low, normal, high or a number")]
+enum SharesWire {
+    Number(u32),
+    Word(String),
+}
+
+fn shares_or_word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    match Option::<SharesWire>::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(SharesWire::Number(shares)) => Ok(Some(shares)),
+        Some(SharesWire::Word(text)) => parse_shares(&text).map(Some).map_err(serde::de::Error::custom),
+    }
 }
 
 /// `PUT /v1/disks/{disk}/cache`
@@ -196,6 +226,14 @@ pub struct ExportDirty {
     pub path: String,
 }
 
+/// `POST /v1/disks/{disk}/cache/adopt`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AdoptCache {
+    /// Owner id of the orphan cache, 32 hexadecimal digits, as shown by its pool.
+    pub owner: String,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,6 +256,21 @@ mod tests {
         let patch: CachePatch = serde_json::from_str(r#"{"mode":"write-back"}"#).unwrap();
         assert_eq!(patch.settings.mode.as_deref(), Some("write-back"));
         assert!(!patch.settings.is_empty() && CachePatch::default().settings.is_empty());
+    }
+
+    #[test]
+    fn shares_are_numbers_or_words() {
+        let of = |text: &str| serde_json::from_str::<CachePatch>(text).map(|patch| patch.settings.shares);
+        for (text, shares) in
+            [("\"low\"", 500), ("\"normal\"", 1000), ("\"high\"", 2000), ("7", 7), ("\"7\"", 7)]
+        {
+            assert_eq!(of(&format!("{{\"shares\": {text}}}")).unwrap(), Some(shares), "{text}");
+        }
+        assert_eq!(of("{}").unwrap(), None);
+        for text in ["\"many\"", "-1", "true"] {
+            let error = of(&format!("{{\"shares\": {text}}}")).unwrap_err().to_string();
+            assert!(error.contains("low, normal, high"), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -44,6 +44,19 @@ pub struct RecentReads {
     /// Estimated percentage of recent reads of data that had not been read or written since the
     /// last start or reset. A high value can mean that the cache is still warming up.
     pub first_percent: f64,
+    /// Total bytes of the recent reads.
+    #[serde(default)]
+    pub read_bytes: u64,
+    /// Bytes written since the first of the recent reads.
+    #[serde(default)]
+    pub write_bytes: u64,
+    /// Number of reads in the latest complete interval of at least a minute and 1000 reads; 0
+    /// before the first one has ended. Unlike the recent reads, these soon exclude a warm-up.
+    #[serde(default)]
+    pub latest_reads: u64,
+    /// Percentage of the latest reads that flash or memory served completely.
+    #[serde(default)]
+    pub latest_hit_percent: f64,
 }
 
 /// Size and hit ratio of a disk's present cache.

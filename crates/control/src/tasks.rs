@@ -23,7 +23,8 @@ pub struct Task {
     pub ended_seconds_ago: Option<u64>,
     /// Dirty data that the task still has to destage. Absent unless the task drains a disk.
     pub dirty: Option<Dirty>,
-    /// Whether the task can be cancelled. Only drains can.
+    /// Whether the task can be cancelled. Only drains, changes that wait for a drain, and caches that
+    /// shrink can.
     pub can_cancel: bool,
     /// Why the task failed or was cancelled.
     pub error: Option<String>,

@@ -6,6 +6,24 @@ use hob_storage::backing::OpenError;
 use crate::shard_api::ShardError;
 use crate::state::StateError;
 
+// Errors of each kind, with a message like that of `format!`.
+macro_rules! not_found {
+    ($($message:tt)*) => { $crate::api_error::ApiError::not_found(format!($($message)*)) };
+}
+macro_rules! invalid {
+    ($($message:tt)*) => { $crate::api_error::ApiError::invalid(format!($($message)*)) };
+}
+macro_rules! conflict {
+    ($($message:tt)*) => { $crate::api_error::ApiError::conflict(format!($($message)*)) };
+}
+macro_rules! failed {
+    ($($message:tt)*) => { $crate::api_error::ApiError::failed(format!($($message)*)) };
+}
+pub(crate) use {conflict, failed, invalid, not_found};
+
+/// The result of a request: an error is an API error, unless another type is named.
+pub(crate) type Result<T, E = ApiError> = std::result::Result<T, E>;
+
 /// Kind of an API error, named by the client's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
@@ -22,7 +40,8 @@ pub(crate) enum ErrorKind {
 }
 
 /// An API error with a kind and a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}")]
 pub(crate) struct ApiError {
     pub(crate) kind: ErrorKind,
     pub(crate) problem: Problem,
@@ -54,14 +73,6 @@ impl ApiError {
         ApiError { problem: self.problem.with_hint(hint), ..self }
     }
 }
-
-impl std::fmt::Display for ApiError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.problem.fmt(f)
-    }
-}
-
-impl std::error::Error for ApiError {}
 
 impl From<ShardError> for ApiError {
     fn from(error: ShardError) -> ApiError {

@@ -7,7 +7,7 @@ use hob_engine::command::{CacheConfig, Copies, Mode};
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{OneDevice, PRESETS, Preset, Verify, preset};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, failed, invalid};
 use crate::state::{CacheSpec, DestageSpec, JournalSpec, SharedSize};
 
 /// Maximum size of a cache in bytes.
@@ -37,7 +37,7 @@ pub(crate) fn new_spec(
     size: Option<Size>,
     settings: &CacheSettings,
     context: CacheContext,
-) -> Result<(CacheSpec, Vec<String>), ApiError> {
+) -> Result<(CacheSpec, Vec<String>)> {
     let mut spec = of_preset(&PRESETS[0]);
     spec.pool = pool;
     let mut notes = apply(&mut spec, settings, context)?;
@@ -85,7 +85,7 @@ pub(crate) fn changed_spec(
     size: Option<Size>,
     settings: &CacheSettings,
     context: CacheContext,
-) -> Result<(CacheSpec, Vec<String>), ApiError> {
+) -> Result<(CacheSpec, Vec<String>)> {
     let mut spec = before.clone();
     let mut notes = apply(&mut spec, settings, context)?;
     if let Some(size) = size {
@@ -112,7 +112,7 @@ fn apply_shared(
     size: Option<Size>,
     settings: &CacheSettings,
     segment_bytes: u64,
-) -> Result<(), ApiError> {
+) -> Result<()> {
     let CacheSettings { shared, min, max, shares, pin, .. } = settings;
     if size.is_some() && *shared == Some(true) {
         return Err(ApiError::invalid("a shared cache has no size of its own")
@@ -131,23 +131,23 @@ fn apply_shared(
     set(&mut limits.pin, pin);
     let SharedSize { min, max, shares, .. } = *limits;
     if !(1..=SHARES_MAX).contains(&shares) {
-        return Err(ApiError::invalid(format!("shares are 1 to {SHARES_MAX}, not {shares}")));
+        return Err(invalid!("shares are 1 to {SHARES_MAX}, not {shares}"));
     }
     if max.bytes() > 0 && max < min {
-        return Err(ApiError::invalid(format!("the minimum of {min} is above the maximum of {max}")));
+        return Err(invalid!("the minimum of {min} is above the maximum of {max}"));
     }
     // The partitioner changes the size within these limits.
     let segments = limits.in_segments(segment_bytes);
     let least = segments.min.checked_mul(segment_bytes).filter(|bytes| *bytes <= SIZE_MAX);
-    let least = least.ok_or_else(|| ApiError::invalid(format!("a cache of {min} is too large")))?;
+    let least = least.ok_or_else(|| invalid!("a cache of {min} is too large"))?;
     let most = segments.max.saturating_mul(segment_bytes);
     spec.size = Size(spec.size.bytes().max(least).min(most));
     Ok(())
 }
 
 /// Converts a cache's configuration into the engine's settings.
-pub(crate) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, ApiError> {
-    let unknown = || ApiError::failed(format!("this hob has no policy '{}'", spec.policy));
+pub(crate) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig> {
+    let unknown = || failed!("this hob has no policy '{}'", spec.policy);
     Ok(CacheConfig {
         block_bytes: u32::try_from(spec.block_size.bytes()).unwrap_or(u32::MAX),
         segment_bytes,
@@ -159,6 +159,34 @@ pub(crate) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<Cach
         destage: spec.destage.engine(),
         copies: spec.copies,
     })
+}
+
+/// Returns the settings that give a cache this configuration, without a preset.
+pub(crate) fn whole_settings(spec: &CacheSpec) -> CacheSettings {
+    CacheSettings {
+        preset: None,
+        block_size: Some(spec.block_size),
+        policy: Some(spec.policy.clone()),
+        mode: Some(spec.mode.to_string()),
+        persistent: Some(spec.journal.is_some()),
+        layout: Some(spec.layout.to_string()),
+        admission: Some(spec.admission.to_string()),
+        fill: Some(spec.fill.to_string()),
+        destage_order: Some(spec.destage.order.to_string()),
+        dirty_start: Some(spec.destage.dirty_start),
+        dirty_stop: Some(spec.destage.dirty_stop),
+        dirty_full: Some(spec.destage.dirty_full),
+        dirty_age_max: Some(spec.destage.dirty_age_max),
+        copies: Some(spec.copies.to_string()),
+        ordered: Some(spec.destage.ordered),
+        ram: Some(spec.ram),
+        verify: Some(spec.verify.to_string()),
+        shared: Some(spec.shared.is_some()),
+        min: spec.shared.map(|limits| limits.min),
+        max: spec.shared.map(|limits| limits.max),
+        shares: spec.shared.map(|limits| limits.shares),
+        pin: spec.shared.map(|limits| limits.pin),
+    }
 }
 
 /// Returns the name of the preset that matches a cache.
@@ -204,11 +232,7 @@ fn of_preset(row: &Preset) -> CacheSpec {
 }
 
 /// Applies the named settings. Returns notes about surprising results.
-fn apply(
-    spec: &mut CacheSpec,
-    settings: &CacheSettings,
-    context: CacheContext,
-) -> Result<Vec<String>, ApiError> {
+fn apply(spec: &mut CacheSpec, settings: &CacheSettings, context: CacheContext) -> Result<Vec<String>> {
     let CacheSettings {
         preset: preset_name,
         block_size,
@@ -284,9 +308,8 @@ fn apply(
     {
         spec.copies = Copies::One;
         notes.push(format!(
-            "pool {} has one device, so there is one copy of dirty data: if that device fails, \
-            dirty data is lost; with another device, 'hob cache set --copies 2-dirty' creates a \
-            second copy",
+            "pool {} has one device, so there is one copy of dirty data: if that device fails, dirty data is \
+            lost; with another device, 'hob cache set --copies 2-dirty' creates a second copy",
             spec.pool
         ));
     }
@@ -296,11 +319,7 @@ fn apply(
 
 /// Applies the persistence setting. Write-back implies a journal. The preset vfrc is volatile by
 /// definition.
-fn set_persistent(
-    spec: &mut CacheSpec,
-    asked: Option<bool>,
-    row: Option<&'static Preset>,
-) -> Result<(), ApiError> {
+fn set_persistent(spec: &mut CacheSpec, asked: Option<bool>, row: Option<&'static Preset>) -> Result<()> {
     let is_vfrc = row.is_some_and(|row| row.name == PRESETS[0].name);
     let wanted = match (asked, spec.mode) {
         (Some(false), Mode::WriteBack) => {
@@ -327,14 +346,13 @@ fn set_persistent(
     Ok(())
 }
 
-fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError> {
+fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<()> {
     if spec.copies == Copies::One {
         return Ok(());
     }
     if spec.journal.is_none() {
         return Err(ApiError::invalid(
-            "a volatile cache has one copy of its data, because the \
-            backing has all of it",
+            "a volatile cache has one copy of its data, because the backing has all of it",
         )
         .hint("make the cache persistent, or use one copy"));
     }
@@ -342,48 +360,49 @@ fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError>
         return check_peer(spec, context);
     }
     if context.devices < DEVICES_FOR_COPIES {
-        return Err(ApiError::conflict(format!(
+        return Err(conflict!(
             "two copies need two flash devices with allocation on, and pool {} has {}",
-            spec.pool, context.devices
-        ))
+            spec.pool,
+            context.devices
+        )
         .hint("add one with 'hob pool add-device', or pass --copies 1"));
     }
     Ok(())
 }
 
-fn check_peer(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError> {
+fn check_peer(spec: &CacheSpec, context: CacheContext) -> Result<()> {
     if spec.mode != Mode::WriteBack {
         return Err(ApiError::invalid("a replica on a peer contains dirty data, which only write-back has")
             .hint("also pass --mode write-back, or use one copy"));
     }
     if context.peers == 0 {
-        return Err(ApiError::conflict(format!("pool {} has no flash on a peer", spec.pool))
+        return Err(conflict!("pool {} has no flash on a peer", spec.pool)
             .hint("add remote flash with 'hob pool add-device POOL --peer HOST:PORT --size SIZE'"));
     }
     Ok(())
 }
 
-pub(crate) fn policy_name(name: &str) -> Result<String, ApiError> {
+pub(crate) fn policy_name(name: &str) -> Result<String> {
     match PolicyKind::from_name(name).map(PolicyKind::info) {
         Some(info) if info.serves => Ok(info.name.to_owned()),
         known => {
             let why = if known.is_some() { "is only for the lab" } else { "does not exist" };
             let names: Vec<_> = POLICIES.iter().filter(|row| row.serves).map(|row| row.name).collect();
             let names = names.join(", ");
-            Err(ApiError::invalid(format!("the policy '{name}' {why}; there are {names}")))
+            Err(invalid!("the policy '{name}' {why}; there are {names}"))
         }
     }
 }
 
 /// Rounds the size up to whole segments.
-fn round_up(spec: &mut CacheSpec, segment_bytes: u64) -> Result<Option<String>, ApiError> {
+fn round_up(spec: &mut CacheSpec, segment_bytes: u64) -> Result<Option<String>> {
     let size = spec.size;
     if size.bytes() == 0 {
         return Err(ApiError::invalid("a cache cannot have size 0").hint("'hob cache disable' removes it"));
     }
     let whole =
         size.bytes().div_ceil(segment_bytes).checked_mul(segment_bytes).filter(|bytes| *bytes <= SIZE_MAX);
-    spec.size = Size(whole.ok_or_else(|| ApiError::invalid(format!("a cache of {size} is too large")))?);
+    spec.size = Size(whole.ok_or_else(|| invalid!("a cache of {size} is too large"))?);
     let (whole, segment) = (spec.size, Size(segment_bytes));
     Ok((whole != size).then(|| format!("{size} is rounded up to {whole}, whole segments of {segment}")))
 }
@@ -394,7 +413,7 @@ fn set<T: Copy>(part: &mut T, asked: &Option<T>) {
     }
 }
 
-fn set_word<T>(part: &mut T, asked: &Option<String>) -> Result<(), ApiError>
+fn set_word<T>(part: &mut T, asked: &Option<String>) -> Result<()>
 where
     T: std::str::FromStr<Err: std::fmt::Display>,
 {

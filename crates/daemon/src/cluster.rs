@@ -5,17 +5,17 @@
 //! A separate thread renews the lease ([`keep`]), so that no other work of the daemon delays it.
 //! Code that opens disks calls [`Cluster::take`] first.
 
+mod acquisition;
 mod batched_reader;
 mod copies;
+mod datastore_reports;
 mod holding;
 mod identity;
-mod keep;
-mod learnt;
+mod lease_renewal;
 mod moves;
+mod placement_data;
 mod store;
-mod taking;
 mod view;
-mod wants;
 mod watcher;
 
 use std::collections::BTreeMap;
@@ -30,14 +30,14 @@ use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, OwnershipSnap
 use hob_engine::units::Instant;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 
+pub(crate) use acquisition::{FailoverCandidate, OtherOwner, TakeError, Taken, Took};
 use batched_reader::BatchedReader;
 pub(crate) use copies::Unsaid;
 pub(crate) use identity::{host_name, identity};
-use keep::Keeping;
-pub(crate) use learnt::{DiskLearnt, HostLearnt};
+use lease_renewal::LeaseRenewal;
 pub(crate) use moves::{Order, OrderFound};
+pub(crate) use placement_data::{DiskPlacement, HostPlacement};
 use store::{About, Names, StoreError};
-pub(crate) use taking::{FailoverCandidate, OtherOwner, TakeError, Taken, Took};
 use watcher::ClusterWatcher;
 
 use super::config::ClusterConfig;
@@ -94,14 +94,14 @@ pub(crate) struct Cluster {
     config: ClusterConfig,
     names: Names,
     etcd: Arc<Etcd>,
-    keeping: Arc<Keeping>,
+    keeping: Arc<LeaseRenewal>,
     membership: watch::Receiver<Option<Membership>>,
     places: Mutex<BTreeMap<String, Arc<AsyncMutex<DiskMembership>>>>,
     /// Disks that this host may take from another host once, even if acknowledged data is lost. For
     /// each disk's name, the end of this permission.
     forced: Mutex<BTreeMap<String, Instant>>,
     /// Reports of other hosts about shared datastores.
-    heard: wants::Heard,
+    heard: datastore_reports::ReportAges,
     reader: BatchedReader,
     watcher: ClusterWatcher,
     commits: Semaphore,
@@ -122,8 +122,7 @@ impl Cluster {
         let name = config.host.clone().unwrap_or_else(host_name);
         check_name(&name).with_context(|| {
             format!(
-                "'{name}' cannot be this host's name in the cluster; set another name with host \
-                in [cluster]"
+                "'{name}' cannot be this host's name in the cluster; set another name with host in [cluster]"
             )
         })?;
         let me = Member { name, id: identity(directory)? };
@@ -137,8 +136,14 @@ impl Cluster {
         let names = Names::new(&config.prefix);
         let about = About { address: config.address.clone(), ..About::default() };
         let (lease, settle) = (config.lease_seconds, config.settle_seconds);
-        let (keeping, membership) =
-            Keeping::start(me.clone(), (lease, settle), etcd.clone(), names.clone(), about, shards.to_vec())?;
+        let (keeping, membership) = LeaseRenewal::start(
+            me.clone(),
+            (lease, settle),
+            etcd.clone(),
+            names.clone(),
+            about,
+            shards.to_vec(),
+        )?;
         Ok(Arc::new(Cluster {
             me,
             config: config.clone(),
@@ -148,7 +153,7 @@ impl Cluster {
             membership,
             places: Mutex::default(),
             forced: Mutex::default(),
-            heard: wants::Heard::default(),
+            heard: datastore_reports::ReportAges::default(),
             reader: BatchedReader::default(),
             watcher,
             commits: Semaphore::new(COMMITS_MAX),

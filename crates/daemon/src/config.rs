@@ -1,13 +1,13 @@
 //! `hob.toml`: listeners, I/O, limits, and the objects to create at start.
 //!
-//! Pools and disks defined here are created at start if they do not exist. From then on they are
-//! changed by command and stored in the state directory.
+//! Pools and disks defined here are created at start if they do not exist, and stored in the state
+//! directory. Later changes of the file are applied by a reload and by `hob config apply`.
 
-mod accepted;
 mod check;
 mod cluster;
 mod control;
 mod definitions;
+mod last_valid;
 mod migrate;
 mod nbd;
 mod peers;
@@ -186,10 +186,11 @@ pub(crate) struct DiskEntry {
     /// The cache of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CacheEnable>,
-    /// Share cached blocks of the parent snapshot with other clones of it. Default: false.
+    /// Share cached blocks of the parent (backing file or RBD snapshot) with other clones of it.
+    /// Default: false.
     #[serde(default)]
     pub(crate) share_parent: bool,
-    /// Size of the parent snapshot's cache, if adding this disk creates that cache.
+    /// Size of the parent's cache, if adding this disk creates that cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parent_cache: Option<Size>,
     /// Time that requests of the disk wait for its backing during an outage. Default: as in
@@ -209,6 +210,9 @@ pub(crate) struct DiskEntry {
     /// Absolute path at which the disk appears as a file, through FUSE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
+    /// Make the disk a block device of this host, `/dev/hob/NAME`. Default: false.
+    #[serde(default)]
+    pub(crate) device: bool,
     /// Shares, limits and reservation of the disk, or the name of a storage policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) qos: Option<QosPatch>,
@@ -370,6 +374,17 @@ impl Config {
         self.outcome(found.finish())
     }
 
+    /// Checks that the sockets of the file can be created, and that this host can serve its disks
+    /// and pools.
+    pub(crate) fn check_host(&self) -> Result<(), ConfigError> {
+        let mut found = Findings::new(&self.lines);
+        check::check_places(self, &mut found);
+        // Unreadable state is reported separately.
+        let state = State::read(&self.state_dir).unwrap_or_default();
+        check::check_host(self, &state, &mut found);
+        self.outcome(found.finish())
+    }
+
     /// Returns an error with these messages, if there are any.
     pub(crate) fn refuse(&self, what: Vec<String>) -> Result<(), ConfigError> {
         self.outcome(what.into_iter().map(|what| Finding { line: None, what }).collect())
@@ -393,10 +408,7 @@ pub fn ring_kind(name: &str) -> Option<RingKind> {
 fn ring_by_name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<RingKind, D::Error> {
     let name = String::deserialize(deserializer)?;
     ring_kind(&name).ok_or_else(|| {
-        serde::de::Error::custom(format!(
-            "ring = '{name}': the value must be auto, io_uring or \
-            threads"
-        ))
+        serde::de::Error::custom(format!("ring = '{name}': the value must be auto, io_uring or threads"))
     })
 }
 
@@ -408,6 +420,8 @@ fn default_shards() -> usize {
     1
 }
 
+#[cfg(test)]
+mod doc_examples;
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -515,6 +529,28 @@ mod tests {
         assert_eq!(config.disks[0].exports, [backup]);
         assert_eq!(config.disks[0].fuse.as_deref(), Some("/run/d.img"));
         assert_eq!(config.disks[0].format.as_deref(), Some("vpc"));
+    }
+
+    #[test]
+    fn words_of_commands_are_words_of_the_file() {
+        let config = Config::parse(
+            r#"
+            [[pool]]
+            name = "p"
+            devices = ["/a"]
+            flash_writes = "off"
+            [[disk]]
+            name = "d"
+            backing = "/d.img"
+            cache = { pool = "p", shares = "high" }
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.pools[0].flash_writes, None);
+        assert_eq!(config.disks[0].cache.as_ref().unwrap().settings.shares, Some(2000));
+        let text = "[[disk]]\nname = \"d\"\nbacking = \"/d\"\ncache = { pool = \"p\", shares = \"many\" }";
+        let error = Config::parse(text).unwrap_err().to_string();
+        assert!(error.contains("low, normal, high"), "{error}");
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub(crate) struct Export {
     pub(crate) promote: Promote,
 }
 
+/// Maximum number of additional exports per disk.
+pub(crate) const EXPORTS_MAX: usize = 16;
+
 /// All exports and vhost-user sockets. Clones share one table of each.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<Gateways>>, Arc<Opening>);
@@ -106,6 +109,32 @@ impl Exports {
     /// Adds the vhost-user socket of an export; the socket exists until the export is removed.
     pub(crate) fn listen_vhost_user(&self, disk: &str, name: &str, gateway: Gateway) {
         self.gateways().insert(name.to_owned(), (disk.to_owned(), gateway));
+    }
+
+    /// Replaces the vhost-user socket of a disk's own export; `None` removes it. Returns false, and
+    /// keeps the present socket, if a guest is connected to it. May block while a filesystem hangs.
+    pub(crate) fn replace_vhost_user(&self, disk: &str, gateway: Option<Gateway>) -> bool {
+        let mut gateways = self.gateways();
+        if gateways.get(disk).is_some_and(|(_, present)| !present.end_unless_used()) {
+            return false;
+        }
+        let replaced = match gateway {
+            Some(gateway) => gateways.insert(disk.to_owned(), (disk.to_owned(), gateway)),
+            None => gateways.remove(disk),
+        };
+        drop(gateways);
+        // This removes the file of the socket.
+        drop(replaced);
+        true
+    }
+
+    /// Returns the vhost-user sockets that could not be created: disk, export and reason.
+    pub(crate) fn failing_sockets(&self) -> Vec<(String, String, String)> {
+        let gateways = self.gateways();
+        let failing = gateways
+            .iter()
+            .filter_map(|(name, (disk, gateway))| Some((disk.clone(), name.clone(), gateway.problem()?)));
+        failing.collect()
     }
 
     /// Removes all exports and vhost-user sockets of a disk.

@@ -332,6 +332,15 @@ impl State {
                 let counts = asked.into_iter().map(|asked| asked.of(&self.engine)).collect();
                 let _ = answer.send(Ok(counts));
             }
+            ShardCall::FlashCounts { ids, answer } => {
+                let counts = ids.into_iter().map(|id| self.engine.flash_counts(id)).collect();
+                let _ = answer.send(Ok(counts));
+            }
+            ShardCall::AllowFlashWrites { allowances } => {
+                for (id, allowance) in allowances {
+                    self.engine.allow_flash_writes(id, allowance);
+                }
+            }
             ShardCall::Users { answer, .. } => {
                 let _ = answer.send(Ok(self.users));
             }
@@ -439,6 +448,10 @@ impl State {
                 }
                 Event::JournalLost(disk) => {
                     self.events.push(ShardEvent::JournalLost(disk));
+                    continue;
+                }
+                Event::JournalCopyLost(disk) => {
+                    self.events.push(ShardEvent::JournalCopyLost(disk));
                     continue;
                 }
                 Event::Stalled(device) => {

@@ -2,8 +2,8 @@
 
 pub(crate) use hob_storage::area::Area;
 pub(crate) use hob_storage::backing::{
-    Backing, BackingInfo, BackingOptions, ChangeDetector, ChangeMark, ChangeToken, Condition, Lock, Monitor,
-    Reader, SizeProbe,
+    Backing, BackingInfo, BackingOptions, ChangeDetector, ChangeMark, ChangeTimes, ChangeToken, Condition,
+    Lock, Monitor, Reader, SizeProbe,
 };
 pub(crate) use hob_storage::buffers::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX};
 pub(crate) use hob_storage::flash::DeviceCounts;

@@ -80,13 +80,7 @@ pub(crate) fn router(services: Arc<Services>) -> Router {
         .merge(observe::table())
         .merge(qos::table())
         .merge(swap::table())
-        .fallback(async || {
-            Answer::no(
-                StatusCode::NOT_FOUND,
-                "there is no such path; see \
-            /openapi.json",
-            )
-        })
+        .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is no such path; see /openapi.json"))
         .method_not_allowed_fallback(async || {
             Answer::no(
                 StatusCode::METHOD_NOT_ALLOWED,

@@ -12,9 +12,10 @@ mod exports;
 mod fake_shard;
 mod half_open;
 mod hardware;
+mod host_device;
+mod host_memory;
 mod http;
 mod image;
-mod lease_clock;
 mod lifecycle;
 mod listening_sockets;
 mod metrics;
@@ -26,10 +27,7 @@ pub mod power_cut;
 #[cfg(feature = "psk")]
 mod psk;
 mod relay;
-mod request_recorder;
 mod services;
-mod shard;
-mod shard_api;
 mod socket_access;
 mod state;
 mod swap;
@@ -57,6 +55,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hob_control::{CacheEnable, DiskAdd, Endpoint};
+use hob_shard::api as shard_api;
+use hob_shard::{ShardOptions, lease_clock, request_recorder};
 use hob_storage::backing::qemu_nbd;
 use hob_storage::ring::RingConfig;
 use tokio::sync::mpsc;
@@ -72,7 +72,6 @@ use lifecycle::{Lifecycle, Signals};
 use nbd_listener::{ListenAddress, Listener, ListenerContext, NbdSession, NbdTls};
 use relay::{Relays, Spawner};
 use services::{FlashExports, MigrationTransport, Services, wait_max};
-use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
 use socket_access::SocketAccess;
 use state::{State, Store};
@@ -176,8 +175,8 @@ impl Plan {
         })
     }
 
-    /// Checks that a daemon could start with this configuration and the saved state, and could save its state. Changes nothing, so it may run
-    /// beside a daemon.
+    /// Checks that a daemon could start with this configuration and the saved state, and could save
+    /// its state. Changes nothing, so it may run beside a daemon.
     ///
     /// # Errors
     /// All errors, one line each.
@@ -188,7 +187,8 @@ impl Plan {
         // A directory whose state cannot be read is reported once.
         let state = State::read(&config.state_dir).and_then(|_| Store::check_writable(&config.state_dir));
         outside.extend(state.err().map(|error| format!("{error:#}")));
-        config.refuse(outside)
+        config.refuse(outside)?;
+        config.check_host()
     }
 
     /// Makes the plan for `hob serve` with one disk.
@@ -246,6 +246,9 @@ pub fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::obey()?;
     watchdog::abort_on_panic();
     descriptors::raise_limit();
+    // Memory that the kernel frees for hob must not wait for a block device that hob serves. Without
+    // the capability this fails, and then hob serves no such device.
+    let _ = rustix::process::configure_io_flusher_behavior(true);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -389,7 +392,7 @@ fn start_shards(plan: &Plan, events: &mpsc::UnboundedSender<ShardEvent>) -> anyh
             peer_wait: plan.peer_wait(),
             ..ShardOptions::new(number)
         };
-        shard::spawn(options, events.clone()).map_err(anyhow::Error::from)
+        hob_shard::spawn(options, events.clone()).map_err(anyhow::Error::from)
     };
     (0..plan.shards).map(start).collect()
 }

@@ -36,7 +36,8 @@ struct Table {
     inherited: BTreeMap<String, OwnedFd>,
     /// A second descriptor of each socket in use.
     open: BTreeMap<String, OwnedFd>,
-    /// Sockets that stay open for the next program although their listeners are dropped; `None` before the upgrade.
+    /// Sockets that stay open for the next program although their listeners are dropped; `None`
+    /// before the upgrade.
     kept: Option<BTreeSet<String>>,
 }
 
@@ -67,7 +68,8 @@ impl ListeningSockets {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the inherited socket of this name. `None` if there is none, or if no client can reach it because its file is gone.
+    /// Returns the inherited socket of this name. `None` if there is none, or if no client can
+    /// reach it because its file is gone.
     pub(crate) fn take_inherited(&self, name: &str) -> Option<OwnedFd> {
         let socket = self.table().inherited.remove(name)?;
         let has_file = path_of(name).is_none_or(|path| is_socket(&path));
@@ -83,7 +85,8 @@ impl ListeningSockets {
         }
     }
 
-    /// Removes a socket whose listener was dropped, and its file, unless it stays open for the next program.
+    /// Removes a socket whose listener was dropped, and its file. Keeps both if the socket is
+    /// handed over in an upgrade.
     pub(crate) fn remove(&self, name: &str) {
         let mut table = self.table();
         if table.kept.as_ref().is_some_and(|kept| kept.contains(name)) {

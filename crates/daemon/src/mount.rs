@@ -187,12 +187,10 @@ pub(crate) fn clear_stale(path: &Path) {
 pub(crate) fn check_path(path: &str) -> Result<(), String> {
     match Path::new(path) {
         at if !at.is_absolute() => Err("the path is not absolute".to_owned()),
-        _ if path.len() > PATH_BYTES_MAX || path.contains('\0') => Err("it is not a valid \
-            path"
-            .to_owned()),
-        at if at.file_name().is_none() || path.ends_with('/') => Err("the path does not name a \
-            file"
-            .to_owned()),
+        _ if path.len() > PATH_BYTES_MAX || path.contains('\0') => Err("it is not a valid path".to_owned()),
+        at if at.file_name().is_none() || path.ends_with('/') => {
+            Err("the path does not name a file".to_owned())
+        }
         _ => Ok(()),
     }
 }

@@ -18,6 +18,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
 use super::allow::{AllowList, Peer, Visible};
+use super::descriptors;
 use super::exports::{Export, Exports};
 use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpenConnections, HalfOpenGuard};
 use super::listening_sockets::{self, ListeningSockets};
@@ -166,7 +167,7 @@ impl Listener {
                     }
                 }
                 Err(error) => {
-                    // The usual error is EMFILE: wait until connections are closed.
+                    // Usually, too few descriptors are left: wait until connections are closed.
                     tracing::warn!(%error, "cannot accept an NBD client");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -190,6 +191,7 @@ impl Listener {
                 (OwnedFd::from(stream.into_std()?), Some(from.ip().to_canonical()))
             }
         };
+        descriptors::check_client(&socket)?;
         let peer = Peer { address, ..Peer::default() };
         Ok(PendingConnection { socket, peer, context: context.clone(), tls: self.tls.clone(), permit })
     }
@@ -294,6 +296,7 @@ async fn serve_inside(
         }
         Step::Done(negotiated, leftover) => {
             let (near, far) = UnixStream::pair()?;
+            descriptors::check_client(&near).and_then(|()| descriptors::check_client(&far))?;
             let attachment = (Transport::Relayed, Arc::clone(&permit));
             attach(far.into_socket()?, visible, negotiated, leftover, attachment)?;
             drop(half_open_guard);

@@ -21,9 +21,9 @@ use crate::allow::AllowList;
 use crate::exports::{Export, Exports};
 use crate::listening_sockets::ListeningSockets;
 use crate::nbd_listener::{ListenAddress, Listener, ListenerContext};
-use crate::shard::{self, ShardOptions};
 use crate::shard_api::ShardHandle;
 use crate::socket_access::SocketAccess;
+use hob_shard::ShardOptions;
 
 const DISK: DiskId = DiskId(0);
 const CONNECTIONS_MAX: usize = 64;
@@ -42,8 +42,8 @@ impl OneDisk {
     /// file `flash` as the device `device`. Ctrl-C sets `interrupted`.
     ///
     /// # Errors
-    /// Returns an error if a thread cannot be started, the shard refuses the disk or the flash file, or
-    /// the socket cannot be created.
+    /// Returns an error if a thread cannot be started, the shard refuses the disk or the flash
+    /// file, or the socket cannot be created.
     pub fn serve(
         name: &str,
         socket: &Path,
@@ -52,7 +52,7 @@ impl OneDisk {
         interrupted: Arc<AtomicBool>,
     ) -> anyhow::Result<OneDisk> {
         let (events, _) = mpsc::unbounded_channel();
-        let shard = shard::spawn(ShardOptions::new(0), events)?;
+        let shard = hob_shard::spawn(ShardOptions::new(0), events)?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             shard.add_device(device, Box::new(flash)).await?;

@@ -39,8 +39,7 @@ pub(super) fn obey() -> anyhow::Result<()> {
 /// Writes all data when the daemon ends without a simulated power cut.
 pub(super) fn end_in_peace() {
     if let Err(error) = volatile::settle() {
-        tracing::error!(%error, "power-cut test: cannot write the unflushed data to the file at the \
-            end");
+        tracing::error!(%error, "power-cut test: cannot write the unflushed data to the file at the end");
     }
 }
 

@@ -142,9 +142,10 @@ impl Services {
         tasks.connect(&registry);
         let qos = QosService::new(&registry, &tasks);
         let swap = Swaps::new(&registry, &tasks, &kernel);
+        let export_table = exports.clone();
         let exports = ExportService::new(&registry, &tasks, &exports, &bitmaps);
         let remote_flash = RemoteFlash::new(&registry, &tasks, &qos, &peers, &backing_options);
-        let observe = Observe::new(&registry, &tasks, &qos, &swap, &peers);
+        let observe = Observe::new(&registry, &tasks, &qos, &swap, &peers, &export_table);
         let pools = Pools::new(&registry, &tasks, &swap, &remote_flash, &observe, &peers);
         let disks = Disks::new(&registry, &tasks, &exports, &qos, &pools, &observe, &peers, &backing_options);
         let ownership = Arc::new(Ownership::new(&registry, &pools, &peers));
@@ -185,7 +186,7 @@ impl Services {
             &migrations,
             &hob_toml,
         );
-        let shutdown = Shutdown::new(&registry, &exports, &pools, &migrations);
+        let shutdown = Shutdown::new(&registry, &tasks, &exports, &pools, &disks, &migrations);
         let events = Events::new(
             &registry,
             &peers,

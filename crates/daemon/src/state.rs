@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use hob_control::{BackingTimeout, Export, Size};
+use hob_control::{BackingTimeout, Export, FlashWrites, Size};
 use hob_storage::backing::Format;
 use hob_storage::failing;
 use serde::{Deserialize, Serialize};
@@ -19,12 +19,14 @@ use serde::{Deserialize, Serialize};
 mod bitmap;
 mod cache;
 mod image;
+mod last_served;
 mod migration;
 mod qos;
 
 pub(crate) use bitmap::BitmapSpec;
 pub(crate) use cache::{BootId, CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec, SharedSize};
 pub(crate) use image::{FileSpec, FormatName, ImageSpec};
+pub(crate) use last_served::{LastServed, Served};
 pub(crate) use migration::{GoneState, MigrationSpec, RecordSpec};
 pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState, check_qos, patched_qos};
 
@@ -74,6 +76,9 @@ pub(crate) struct State {
     /// Why caches that hob.toml defines could not be created, by disk.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) caches_refused: BTreeMap<String, String>,
+    /// Caches whose data must not be used any more, although their segments may still be allocated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ended_caches: Vec<EndedCache>,
     /// Changes that failed in the background and were not acknowledged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) failed_tasks: Vec<FailedTask>,
@@ -91,8 +96,19 @@ pub(crate) struct FailedTask {
     pub(crate) error: String,
 }
 
-/// A pool and its devices.
+/// A cache that the daemon has ended. A failed device may have refused to free its segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EndedCache {
+    /// Name of the pool.
+    pub(crate) pool: String,
+    /// Owner id of the cache.
+    #[serde(with = "cache::word")]
+    pub(crate) owner: CacheOwner,
+}
+
+/// A pool and its devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PoolState {
     /// Name of the pool.
@@ -110,6 +126,17 @@ pub(crate) struct PoolState {
     /// UUID of the pool on its devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) uuid: Option<String>,
+    /// Number of device ids that the pool had given out. If it has given out more, devices were
+    /// added after this state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) device_ids: Option<u16>,
+    /// Flash write budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) flash_writes: Option<FlashWrites>,
+    /// True if the pool was opened without a saved state, until all its devices have been present.
+    /// Missing ones may have dirty data of disks that the state does not know.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) is_unseen: bool,
 }
 
 /// A device on another host.
@@ -147,13 +174,17 @@ pub(crate) struct SwapSpec {
 }
 
 /// A disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskState {
     /// Name of the disk.
     pub(crate) name: String,
     /// Path or URI of the disk's backing.
     pub(crate) backing: String,
+    /// Permanent name of the block device at the backing, when the disk was opened first. The path
+    /// may lead to another device after a restart of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) backing_device: Option<String>,
     /// Image format and files, if the backing is a path. State files of earlier versions lack this
     /// field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -185,6 +216,9 @@ pub(crate) struct DiskState {
     /// Path of the disk's file, if it is mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
+    /// True if the disk is a block device of this host.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) device: bool,
     /// Migration state of the disk, if it ever migrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) migration: Option<MigrationSpec>,
@@ -203,6 +237,14 @@ pub(crate) struct DiskState {
     /// True if the backing is opened without a lock, because a running QEMU has it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) unlocked: bool,
+    /// Boot of the host in which the disk is served with unflushed changes in hob's memory, until it is
+    /// closed. If hob is killed, the mark of these changes must still exist in this boot.
+    #[serde(default, with = "cache::boot", skip_serializing_if = "Option::is_none")]
+    pub(crate) in_memory: Option<BootId>,
+    /// True until the disk is served for the first time. An unreadable cache of no disk may have
+    /// dirty data of a new disk, if the state was lost.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) is_new: bool,
 }
 
 /// How a clone shares the blocks of its parent.
@@ -233,25 +275,20 @@ impl DiskState {
             backing,
             image: Some(ImageSpec::default()),
             read_only,
-            cache: None,
-            backing_timeout: None,
-            flush_failures_owed: 0,
-            datastore: None,
-            qos: None,
-            exports: Vec::new(),
-            fuse: None,
-            vhost_user: None,
-            migration: None,
-            generation: None,
-            share_parent: None,
-            for_clones: false,
-            bitmaps: Vec::new(),
-            unlocked: false,
+            is_new: true,
+            ..DiskState::default()
         }
     }
 }
 
 impl DiskState {
+    /// Returns the number of guests that may have written to the disk, if it is unknown which ones
+    /// did: at most one for each way to write.
+    pub(crate) fn writers_max(&self) -> u32 {
+        let more = self.exports.iter().filter(|export| !export.read_only).count();
+        u32::try_from(more).map_or(u32::MAX, |more| more.saturating_add(1))
+    }
+
     /// Returns the name of the decided image format, if the backing is a path.
     pub(crate) fn format_name(&self) -> Option<String> {
         Some(self.image.as_ref()?.format?.0.name().to_owned())
@@ -275,11 +312,9 @@ impl State {
         match fs::metadata(&file) {
             Err(none) if none.kind() == io::ErrorKind::NotFound => Ok(State::default()),
             Err(other) => Err(failed(other)),
-            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => Err(broken(
-                "the file is far too \
-                long"
-                    .to_owned(),
-            )),
+            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => {
+                Err(broken("the file is far too long".to_owned()))
+            }
             Ok(_) => parse(&fs::read(&file).map_err(failed)?).map_err(broken),
         }
     }
@@ -316,6 +351,7 @@ impl Default for State {
             swaps: Vec::new(),
             definitions: BTreeMap::new(),
             caches_refused: BTreeMap::new(),
+            ended_caches: Vec::new(),
             failed_tasks: Vec::new(),
         }
     }

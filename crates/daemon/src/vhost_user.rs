@@ -53,6 +53,9 @@ struct Shared {
     /// Eventfd that wakes the listener's thread when the socket is dropped.
     stop: OwnedFd,
     state: Mutex<State>,
+    /// Why the socket could not be created at the last attempt. The lock on `state` may be held
+    /// while a filesystem hangs.
+    problem: Mutex<Option<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -101,7 +104,14 @@ impl Gateway {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let capacity = Capacity::new(behind.info.size_bytes);
         let SocketPlace { path, access } = place.clone();
-        let shared = Arc::new(Shared { path, access, capacity, stop, state: Mutex::default() });
+        let shared = Arc::new(Shared {
+            path,
+            access,
+            capacity,
+            stop,
+            state: Mutex::default(),
+            problem: Mutex::default(),
+        });
         let listener = match shared.bind() {
             Err(error) if failing == Failing::Refuse => return Err(error),
             bound => bound.inspect_err(|error| shared.complain(&behind, error)).ok(),
@@ -110,6 +120,19 @@ impl Gateway {
         let gateway = Gateway { shared: Arc::clone(&shared) };
         thread.spawn(move || shared.run(listener, &behind))?;
         Ok(gateway)
+    }
+
+    /// Returns why the socket does not exist.
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.shared.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends the acceptance of guests, unless a guest is connected. Returns false if one is. May block
+    /// while a filesystem hangs.
+    pub(crate) fn end_unless_used(&self) -> bool {
+        let mut state = self.shared.state();
+        state.stopped |= state.client.is_none();
+        state.stopped
     }
 
     /// Notifies the connected guest that the disk has grown. The shard already knows the new size.
@@ -149,9 +172,13 @@ impl Shared {
         if state.stopped {
             return Err(io::Error::other("the disk was removed"));
         }
-        let listener = bind_socket(&self.path, self.access)?;
-        state.bound = true;
-        Ok(listener)
+        let bound = bind_socket(&self.path, self.access);
+        state.bound = bound.is_ok();
+        let reason =
+            |error| format!("cannot listen on the vhost-user socket {}: {error}", self.path.display());
+        let problem = bound.as_ref().err().map(reason);
+        *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+        bound
     }
 
     /// Serves one client after the other until the socket is dropped.
@@ -302,17 +329,33 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_with_a_guest_does_not_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm.sock");
+        let gateway = Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap();
+        let guest = UnixStream::pair().unwrap().0;
+        gateway.shared.state().client = Some(guest);
+        assert!(!gateway.end_unless_used());
+        gateway.shared.state().client = None;
+        assert!(gateway.end_unless_used());
+        // A guest that connects now is not served.
+        assert!(gateway.shared.state().stopped);
+    }
+
+    #[test]
     fn after_a_restart_a_socket_that_cannot_be_made_is_tried_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("later").join("vm.sock");
         assert!(Gateway::open(&at(&path), behind(), Failing::Refuse).is_err());
         let gateway = Gateway::open(&at(&path), behind(), Failing::TryAgain).unwrap();
+        assert!(gateway.problem().unwrap().contains("cannot listen on the vhost-user socket"));
         std::fs::create_dir(dir.path().join("later")).unwrap();
         let start = std::time::Instant::now();
         while !path.exists() {
             assert!(start.elapsed() < Duration::from_secs(20), "it is not tried again");
             std::thread::sleep(Duration::from_millis(20));
         }
+        assert_eq!(gateway.problem(), None);
         drop(gateway);
         assert!(!path.exists());
     }

@@ -11,20 +11,27 @@
 //! A change of the choice costs at most as many hits as the cache has blocks, because each
 //! candidate would hold other blocks. So a candidate replaces the choice only if it is ahead by
 //! [`PRICE_PERCENT`] of that number of hits, counted since the choice was made. A candidate that
-//! differs from the choice only in the treatment of writes holds mostly the same blocks, so its price
-//! is lower ([`WRITES_PRICE_PERCENT`]; docs/decisions/0061-write-admission.md). After a sudden drop
-//! of the hit ratio ([`DROP_PPM`]) the contents are worth little, and the price is lower for a while
-//! ([`PRICE_AFTER_DROP_PERCENT`]). In addition, a
-//! candidate replaces the choice to reduce flash writes. Such a candidate writes less than
-//! [`WRITES_PERCENT`] of the sectors that the choice writes. Its hit ratio is at most one
-//! percentage point ([`EQUAL_PPM`]) below the highest hit ratio of all candidates.
+//! differs from the choice only in the treatment of writes holds mostly the same blocks, so its
+//! price is lower ([`WRITES_PRICE_PERCENT`]; docs/decisions/0061-write-admission.md). After a
+//! sudden drop of the hit ratio ([`DROP_PPM`]) the contents are worth little, and the price is
+//! lower for a while ([`PRICE_AFTER_DROP_PERCENT`]). In addition, a candidate replaces the choice
+//! to reduce flash writes. Such a candidate writes less than [`WRITES_PERCENT`] of the sectors that
+//! the choice writes. Its hit ratio is at most one percentage point ([`EQUAL_PPM`]) below the
+//! highest hit ratio of all candidates.
 //!
-//! Memory use: at most 400 KiB for each cache, independent of its size.
+//! A flash write budget that is running out overrides this: only candidates whose flash writes the
+//! cache's part of the budget pays for can be chosen, and stricter candidates take part
+//! ([`BUDGET_CANDIDATES`], docs/decisions/0050-flash-write-budget.md).
+//!
+//! Memory use: at most 400 KiB for each cache, independent of its size; 600 KiB with a budget.
 
+mod budget;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
+
+use budget::ChoiceBudget;
 
 use crate::admission::streams::Streams;
 use crate::admission::{Admission, AdmissionEffect, Popularity};
@@ -80,12 +87,19 @@ const COMPARISONS_TO_SPARE: u64 = 4 * COMPARISONS;
 const FRAMES_MAX_TO_REORDER: u32 = 1 << 20;
 
 /// The candidates: ghost admission or none, and with or without writes. The first one is used until
-/// the miniatures have results. All have the same policy, so that a change keeps the eviction order.
+/// the miniatures have results. All have the same policy, so that a change keeps the eviction
+/// order.
 const CANDIDATES: &[(&str, &str)] = &[
     ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%+reads-only"),
     ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%"),
     ("s3-fifo", "always+reads-only"),
     ("s3-fifo", "always"),
+];
+
+/// Further candidates of a cache with a flash write budget.
+const BUDGET_CANDIDATES: &[(&str, &str)] = &[
+    ("s3-fifo", "nth-access:3+not-sequential:128K+reads-only"),
+    ("s3-fifo", "nth-access:5+not-sequential:128K+reads-only"),
 ];
 
 /// The policies among which `auto` chooses for a given admission.
@@ -178,6 +192,8 @@ pub struct Choice {
 /// Sums over a window of requests, with decaying weight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
+    /// Number of comparisons.
+    comparisons: i64,
     reads: i64,
     hits: i64,
     sectors: i64,
@@ -191,6 +207,7 @@ impl Window {
 
     fn add(&mut self, since: &Window, shift: u32) {
         let age = |sum: &mut i64, new: i64| *sum += new * Self::UNIT - (*sum >> shift);
+        age(&mut self.comparisons, since.comparisons);
         age(&mut self.reads, since.reads);
         age(&mut self.hits, since.hits);
         age(&mut self.sectors, since.sectors);
@@ -223,9 +240,29 @@ struct Miniature {
 }
 
 impl Miniature {
+    /// Creates an empty miniature. `admits_dirty` is true if admission applies to clean data only.
+    fn new(blocks: u32, block_shift: u32, combination: Combination, admits_dirty: bool) -> Miniature {
+        let config = SimConfig {
+            blocks,
+            block_bytes: (SECTOR_BYTES as u32) << block_shift,
+            policy: combination.policy,
+            admission: combination.admission,
+            fill: Fill::Sectors,
+        };
+        let Ok(mut cache) = CacheSim::new(&config) else {
+            panic!("a miniature is smaller than the real cache");
+        };
+        if admits_dirty {
+            cache.admit_dirty();
+        }
+        let empty = Window::default();
+        Miniature { combination, cache, seen: empty, window: empty, recent: empty, lead: 0 }
+    }
+
     fn counts(&self) -> Window {
         let stats = self.cache.stats();
         Window {
+            comparisons: self.seen.comparisons + 1,
             reads: stats.reads as i64,
             hits: stats.read_hits as i64,
             sectors: ((stats.read_bytes + stats.write_bytes) / SECTOR_BYTES) as i64,
@@ -234,10 +271,12 @@ impl Miniature {
         }
     }
 
-    /// Adds the counts since the last call to the window. Returns the hits since then.
+    /// Adds to the windows what was counted since the previous call of this function. Returns the
+    /// hits since then.
     fn compare(&mut self) -> i64 {
         let now = self.counts();
         let since = Window {
+            comparisons: 1,
             reads: now.reads - self.seen.reads,
             hits: now.hits - self.seen.hits,
             sectors: now.sectors - self.seen.sectors,
@@ -275,6 +314,10 @@ pub(crate) struct Chooser {
     has_dropped: bool,
     /// Number of comparisons for which the price after a drop applies.
     comparisons_after_drop: u64,
+    /// The cache's part of a flash write budget.
+    budget: Option<ChoiceBudget>,
+    /// True if the settings let the chooser select the admission.
+    chooses_admission: bool,
 }
 
 impl Chooser {
@@ -287,23 +330,8 @@ impl Chooser {
     ) -> Option<Chooser> {
         let combinations = combinations(frames, policy, admission)?;
         let blocks = frames.min(MINIATURE_BLOCKS);
-        let config = |combination: &Combination| SimConfig {
-            blocks,
-            block_bytes: (SECTOR_BYTES as u32) << block_shift,
-            policy: combination.policy,
-            admission: combination.admission,
-            fill: Fill::Sectors,
-        };
-        let miniature = |combination: Combination| {
-            let Ok(mut cache) = CacheSim::new(&config(&combination)) else {
-                panic!("a miniature is smaller than the real cache");
-            };
-            if admission.popularity == Popularity::Auto {
-                cache.admit_dirty();
-            }
-            let empty = Window::default();
-            Miniature { combination, cache, seen: empty, window: empty, recent: empty, lead: 0 }
-        };
+        let chooses_admission = admission.popularity == Popularity::Auto;
+        let miniature = |combination| Miniature::new(blocks, block_shift, combination, chooses_admission);
         let sectors_per_comparison = ((u64::from(blocks) << block_shift) / COMPARISONS).max(1);
         Some(Chooser {
             miniatures: combinations.into_iter().map(miniature).collect(),
@@ -320,6 +348,8 @@ impl Chooser {
             comparisons: 0,
             has_dropped: false,
             comparisons_after_drop: 0,
+            budget: None,
+            chooses_admission,
         })
     }
 
@@ -391,11 +421,16 @@ impl Chooser {
             let behind = -reads_to_fill * BEHIND_PERCENT_MAX / 100;
             mini.lead = (mini.lead - hits_of_choice).max(behind);
         }
+        let affordable = self.affordable();
         let beyond_price = |mini: &Miniature| mini.lead - self.price(&mini.combination);
-        let (leader, beyond) =
-            self.miniatures.iter().map(beyond_price).enumerate().max_by_key(|(_, beyond)| *beyond)?;
+        let candidates =
+            self.miniatures.iter().map(beyond_price).enumerate().filter(|(at, _)| affordable[*at]);
+        let (leader, beyond) = candidates.max_by_key(|(_, beyond)| *beyond)?;
         if beyond >= 0 {
             return self.adopt(leader);
+        }
+        if !affordable[self.current] && self.comparisons >= COMPARISONS {
+            return self.adopt(self.best_of(&affordable));
         }
         let sparing = self.most_sparing();
         if sparing != self.current && self.comparisons >= COMPARISONS_TO_SPARE {

@@ -548,6 +548,8 @@ pub enum Event {
     /// daemon provides a new journal, or drains the cache, records that it is gone and disables it.
     /// Changes and flushes that have waited for half a minute fail.
     JournalLost(DiskId),
+    /// A copy of a cache's journal ring is not written any more, and becomes older than the others.
+    JournalCopyLost(DiskId),
     /// A flush of the backing failed, or the backing reported a restart, so acknowledged changes of
     /// guests may be lost. The next flush of each session fails.
     WritesInDoubt(DiskId),

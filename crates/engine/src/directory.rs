@@ -15,6 +15,8 @@ use nodes::Nodes;
 
 use crate::admission::{Admission, AdmissionEffect, Gate, Popularity, Room, Run};
 use crate::chooser::{CacheAccess, Choice, Chooser, Combination};
+use crate::flash_budget::limit::{Limit, Place, Verdict};
+use crate::flash_budget::{Allowance, Counts};
 use crate::index::Index;
 use crate::policy::{Candidate, Policy, PolicyKind};
 use crate::units::{BlockNo, FrameNo, SECTOR_BYTES, sector_ceil};
@@ -38,6 +40,8 @@ pub(crate) enum Refusal {
     /// No block can be evicted: the candidates are in use, or admission does not permit their
     /// eviction.
     NoBlock,
+    /// The flash write budget of the pool is used up, or requires more accesses first.
+    FlashBudget,
 }
 
 /// Result of allocating a frame.
@@ -77,6 +81,10 @@ pub(crate) struct Directory {
     first_to_evict: FirstToEvict,
     /// Blocks beside those that guests read; the policy does not know them either.
     extra: Extra,
+    /// Limit of the flash writes of the current request; `None` without a flash write budget.
+    limit: Option<Limit>,
+    /// Copies of clean data by the current request without a limit, bytes.
+    unlimited: u64,
     /// Frames that blocks have left, with those blocks. Recorded for caches with a journal, until
     /// `take_gone`.
     gone: Vec<(FrameNo, BlockNo)>,
@@ -100,6 +108,8 @@ impl Directory {
             block_shift,
             first_to_evict: FirstToEvict::default(),
             extra: Extra::default(),
+            limit: None,
+            unlimited: 0,
             gone: Vec::new(),
         }
     }
@@ -262,6 +272,7 @@ impl Directory {
         match found {
             Some(sector) => {
                 self.touch(sector, run);
+                self.limit_update(span, sector, effect)?;
                 Ok(Placed { sector, evicted: 0 })
             }
             None => self.place(span, (run, effect), is_busy),
@@ -288,10 +299,14 @@ impl Directory {
         if self.index.takes_nothing() {
             return Err(Refusal::NoBlock);
         }
+        let accesses_min = self.limit_new(span, effect)?;
         // These functions learn from each call.
-        let popular = self.gate.admit(span.block, effect, room);
+        let popular = self.gate.admit_after(span.block, effect, room, accesses_min);
         let is_admitted = popular && self.policy.admit(span.block) || must_admit;
         if !is_admitted {
+            if !popular && accesses_min > self.gate.accesses() {
+                return Err(self.refuse_write(span.count));
+            }
             let waits_for_room = self.gate.only_while_free() && !popular;
             return Err(if waits_for_room { Refusal::NoBlock } else { Refusal::Unproven });
         }
@@ -313,6 +328,74 @@ impl Directory {
             self.policy.insert(self.nodes.node(frame), span.block);
         }
         Ok(Placed { sector: self.index.first_sector(frame) + span.first, evicted })
+    }
+
+    /// Sets the limit of flash writes for the next request.
+    #[inline]
+    pub(crate) fn set_limit(&mut self, limit: Option<Limit>) {
+        self.limit = limit;
+        self.unlimited = 0;
+    }
+
+    /// Takes a new allowance into account when the admission is chosen.
+    pub(crate) fn note_allowance(&mut self, allowance: Option<&Allowance>) {
+        if let Some(chooser) = &mut self.chooser {
+            chooser.note_allowance(allowance);
+        }
+    }
+
+    /// Charges a copy of clean data that will be written to flash.
+    #[inline]
+    pub(crate) fn charge(&mut self, sectors: u64) {
+        match &mut self.limit {
+            Some(limit) => limit.charge(sectors),
+            None => self.unlimited += sectors * SECTOR_BYTES,
+        }
+    }
+
+    /// Charges extra data that will be written to flash.
+    #[inline]
+    pub(crate) fn charge_extra(&mut self, sectors: u64) {
+        match &mut self.limit {
+            Some(limit) => limit.charge_extra(sectors),
+            None => self.unlimited += sectors * SECTOR_BYTES,
+        }
+    }
+
+    /// Returns what was charged and refused since `set_limit`.
+    #[inline]
+    pub(crate) fn charged(&self) -> Counts {
+        let unlimited = Counts { clean: self.unlimited, ..Counts::default() };
+        self.limit.as_ref().map_or(unlimited, |limit| limit.counts)
+    }
+
+    /// Applies the limit to new data of a block that has a frame.
+    #[inline]
+    fn limit_update(&mut self, span: Span, sector: u64, effect: AdmissionEffect) -> Result<(), Refusal> {
+        let Some(limit) = &mut self.limit else { return Ok(()) };
+        let missing = span.count - self.index.count_valid(sector, span.count);
+        if missing > 0 && limit.judge(span.block, effect, missing, Place::Cached) == Verdict::Refused {
+            return Err(self.refuse_write(missing));
+        }
+        Ok(())
+    }
+
+    /// Returns the number of accesses that the limit requires of a block without a frame.
+    #[inline]
+    fn limit_new(&mut self, span: Span, effect: AdmissionEffect) -> Result<u8, Refusal> {
+        let Some(limit) = &mut self.limit else { return Ok(1) };
+        let place = if self.index.room().has_free { Place::Free } else { Place::Evicts };
+        match limit.judge(span.block, effect, span.count, place) {
+            Verdict::Accesses(accesses) => Ok(accesses),
+            Verdict::Refused => Err(self.refuse_write(span.count)),
+        }
+    }
+
+    fn refuse_write(&mut self, sectors: u64) -> Refusal {
+        if let Some(limit) = &mut self.limit {
+            limit.refuse(sectors);
+        }
+        Refusal::FlashBudget
     }
 
     /// Allocates a second frame for the block at this cache sector if it has none, and evicts other

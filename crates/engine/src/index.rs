@@ -10,7 +10,7 @@ mod free;
 mod leaving;
 mod marks;
 pub(crate) mod restore;
-mod seconds;
+mod second_copies;
 mod table;
 mod unverified;
 

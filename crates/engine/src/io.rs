@@ -174,7 +174,7 @@ pub struct BufferSlice {
 pub struct BufferCopy {
     /// Source.
     pub from: CopyEnd,
-    /// Destination, which is not in the source buffer.
+    /// Destination, which does not overlap the source.
     pub to: CopyEnd,
     /// Length in bytes.
     pub len: u32,

@@ -26,6 +26,7 @@ pub mod command;
 mod device;
 mod directory;
 mod engine;
+pub mod flash_budget;
 pub mod gather;
 pub mod granularity;
 pub mod granules;

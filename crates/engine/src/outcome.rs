@@ -27,6 +27,8 @@ pub enum Outcome {
     MissSequential,
     /// A read that missed and was not filled, because admission requires another access first.
     MissUnproven,
+    /// A read that missed and was not filled, because of the pool's flash write budget.
+    MissFlashBudget,
     /// A write that went to the backing, with a copy on flash.
     WriteCopied,
     /// A write that went to the backing, without a complete copy on flash.
@@ -108,6 +110,7 @@ outcomes! {
     MissNoBlock "miss-not-admitted" "no-block" "missed, and were not written to flash, because no block could be evicted: each candidate was in use, or the admission rule does not permit evictions"
     MissSequential "miss-not-admitted" "sequential" "missed, and were not written to flash, because they belong to a sequential run, which the admission rule rejects"
     MissUnproven "miss-not-admitted" "unproven" "missed, and were not written to flash, because the admission rule requires more accesses to a block first"
+    MissFlashBudget "miss-not-admitted" "flash-budget" "missed, and were not written to flash, because of the pool's flash write budget"
     WriteCopied "write" "copied" "were writes to the backing, with a copy on flash"
     WriteNotCopied "write" "not-copied" "were writes to the backing, without a complete copy on flash"
     WriteBack "write" "to-flash" "were writes to flash; hob writes their data to the backing later"

@@ -263,7 +263,7 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "fast-cache",
-        summary: "64 KiB blocks on mirrored flash; a block is filled at its third access, and destaged when it is the least recently used",
+        summary: "64 KiB blocks on mirrored flash; a whole block is filled at its third access, and destaged when it is the least recently used",
         source: "Modelled on EMC FAST Cache",
         mode: Mode::WriteBack,
         persistent: true,
@@ -275,7 +275,7 @@ pub const PRESETS: &[Preset] = &[
             filling_percent: None,
             reads_only: false,
         },
-        fill: Fill::Sectors,
+        fill: Fill::Block,
         policy: "lru",
         destage: Destage {
             order: DestageOrder::Coldest,

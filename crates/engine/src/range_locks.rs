@@ -5,11 +5,16 @@
 //! locks ensure that a miss is fetched once, a write takes precedence over a fill, and a read never
 //! sees half of a write.
 //!
-//! | | Read | Fill | Change |
-//! |---|---|---|---|
-//! | Read (served from flash, or bypassing the cache) | – | – | waits |
-//! | Fill (a read that will fill flash) | – | waits | waits |
-//! | Change (write, discard, zeroes) | waits | waits | waits |
+//! | | Read | Fill | Transfer | Change |
+//! |---|---|---|---|---|
+//! | Read (served from flash, or bypassing the cache) | – | – | – | waits |
+//! | Fill (a read that will fill flash) | – | waits | waits | waits |
+//! | Transfer (a destage that writes to the backing) | – | waits | waits | – |
+//! | Change (write, discard, zeroes) | waits | waits | – | waits |
+//!
+//! A transfer begins as a Fill and becomes a Transfer when it has read flash. So a write to flash
+//! does not wait for a slow backing. A change that goes to the backing has to wait for the transfer
+//! itself.
 //!
 //! Locks are found through zones of 1 MiB that are hashed to buckets. So adding or removing a lock
 //! checks only nearby locks.
@@ -24,14 +29,17 @@ const NONE: u32 = u32::MAX;
 pub(crate) enum Kind {
     Read,
     Fill,
+    Transfer,
     Change,
 }
 
 impl Kind {
     fn conflicts(self, other: Kind) -> bool {
         match (self, other) {
+            (Kind::Transfer, Kind::Change) | (Kind::Change, Kind::Transfer) => false,
             (Kind::Change, _) | (_, Kind::Change) | (Kind::Fill, Kind::Fill) => true,
             (Kind::Read, _) | (_, Kind::Read) => false,
+            (Kind::Transfer, _) | (_, Kind::Transfer) => true,
         }
     }
 }
@@ -88,9 +96,11 @@ impl RangeLock {
     }
 
     fn conflicts(&self, other: &RangeLock) -> bool {
+        // A transfer was a fill when other locks counted their conflicts with it.
+        let fills = |lock: &RangeLock| matches!(lock.kind, Kind::Fill | Kind::Transfer);
         self.kind.conflicts(other.kind)
             && self.range.overlaps(&other.range)
-            && (self.kind != Kind::Fill || other.kind != Kind::Fill || self.fill.overlaps(&other.fill))
+            && (!fills(self) || !fills(other) || self.fill.overlaps(&other.fill))
     }
 }
 
@@ -156,33 +166,50 @@ impl RangeLocks {
 
     /// Reduces the range in which a granted lock of kind Fill conflicts with others of its kind,
     /// and reports each lock that becomes granted. Changes still wait for the whole range. The
-    /// range is inside one zone, and the part may be empty.
-    pub(crate) fn narrow(&mut self, id: u32, part: Range, mut granted: impl FnMut(u32)) {
+    /// part may be empty.
+    pub(crate) fn narrow(&mut self, id: u32, part: Range, granted: impl FnMut(u32)) {
         let before = self.range_locks[id as usize];
-        let zone = |sector: u64| sector / ZONE_SECTORS;
         assert!(before.kind == Kind::Fill && before.blockers == 0 && before.fill.contains(&part));
-        assert!(zone(before.range.first) == zone(before.range.end - 1));
         // The empty range at sector 0 overlaps nothing.
         let nothing = Range { first: 0, end: 0, ..part };
-        self.range_locks[id as usize].fill = if part.first < part.end { part } else { nothing };
-        let after = self.range_locks[id as usize];
-        let mut at = self.buckets[self.links[before.links as usize].bucket as usize];
-        while at != NONE {
-            let other = self.links[at as usize];
-            let lock = &mut self.range_locks[other.lock as usize];
-            if lock.order > before.order && lock.conflicts(&before) && !lock.conflicts(&after) {
-                lock.blockers -= 1;
-                if lock.blockers == 0 {
-                    granted(other.lock);
+        let fill = if part.first < part.end { part } else { nothing };
+        self.weaken(id, RangeLock { fill, ..before }, granted);
+    }
+
+    /// Replaces a granted lock by one with fewer conflicts in the same range, and reports each lock
+    /// that becomes granted.
+    fn weaken(&mut self, id: u32, after: RangeLock, mut granted: impl FnMut(u32)) {
+        let before = std::mem::replace(&mut self.range_locks[id as usize], after);
+        let mut link = before.links;
+        while link != NONE {
+            let Link { bucket, sibling, .. } = self.links[link as usize];
+            let mut at = self.buckets[bucket as usize];
+            while at != NONE {
+                let other = self.links[at as usize];
+                let lock = &mut self.range_locks[other.lock as usize];
+                if lock.order > before.order && lock.conflicts(&before) && !lock.conflicts(&after) {
+                    lock.blockers -= 1;
+                    if lock.blockers == 0 {
+                        granted(other.lock);
+                    }
                 }
+                at = other.next;
             }
-            at = other.next;
+            link = sibling;
         }
     }
 
     /// Returns true if lock `id` is of kind Read.
     pub(crate) fn only_reads(&self, id: u32) -> bool {
         self.range_locks[id as usize].kind == Kind::Read
+    }
+
+    /// Turns a granted lock of kind Fill into one of kind Transfer, and reports each change that
+    /// becomes granted.
+    pub(crate) fn permit_changes(&mut self, id: u32, granted: impl FnMut(u32)) {
+        let before = self.range_locks[id as usize];
+        assert!(before.kind == Kind::Fill && before.blockers == 0);
+        self.weaken(id, RangeLock { kind: Kind::Transfer, ..before }, granted);
     }
 
     /// Removes lock `id` and reports each lock that becomes granted.

@@ -7,6 +7,8 @@
 use crate::admission::{Admission, AdmissionEffect, Run};
 use crate::chooser::{CacheAccess, Choice};
 use crate::directory::{Directory, Placed, Refusal, whole_sectors};
+use crate::flash_budget::limit::Limit;
+use crate::flash_budget::{Allowance, Counts};
 use crate::granularity::Fill;
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
@@ -61,6 +63,8 @@ pub struct SimStats {
     pub flash_write_bytes: u64,
     /// Bytes read from the backing beside those that guests read.
     pub extra_read_bytes: u64,
+    /// Bytes that a flash write budget kept from flash.
+    pub budget_refused_bytes: u64,
     /// Number of blocks with data that were evicted.
     pub evictions: u64,
 }
@@ -108,6 +112,9 @@ pub struct CacheSim {
     config: SimConfig,
     directory: Directory,
     stats: SimStats,
+    /// The cache's part of a flash write budget.
+    allowance: Option<Allowance>,
+    counts: Counts,
     /// Cache sectors of the current request's blocks. The memory is reused from call to call.
     found: Vec<Option<u64>>,
 }
@@ -124,7 +131,14 @@ impl CacheSim {
         let block_shift = (bytes / SECTOR_BYTES).ilog2();
         let mut directory = Directory::new(blocks, block_shift, policy, admission);
         directory.set_fill(fill);
-        Ok(CacheSim { config: *config, directory, stats: SimStats::default(), found: Vec::new() })
+        Ok(CacheSim {
+            config: *config,
+            directory,
+            stats: SimStats::default(),
+            allowance: None,
+            counts: Counts::default(),
+            found: Vec::new(),
+        })
     }
 
     /// Returns the counts so far.
@@ -135,6 +149,34 @@ impl CacheSim {
     /// Returns the policy and admission that an automatic cache uses, and the reasons.
     pub fn choice(&self) -> Option<Choice> {
         self.directory.choice()
+    }
+
+    /// Sets the cache's part of a flash write budget.
+    pub fn allow_flash_writes(&mut self, allowance: Option<Allowance>) {
+        self.allowance = allowance;
+        self.directory.note_allowance(allowance.as_ref());
+        self.limit_writes();
+    }
+
+    /// Returns the flash writes that count for a budget.
+    pub fn flash_counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Counts what the current request wrote, and sets the limit for the next one.
+    fn count_writes(&mut self) {
+        let Counts { clean, borrowed, refused, .. } = self.directory.charged();
+        self.counts.written += clean;
+        self.counts.clean += clean;
+        self.counts.borrowed += borrowed;
+        self.counts.refused += refused;
+        self.stats.budget_refused_bytes += refused;
+        self.limit_writes();
+    }
+
+    fn limit_writes(&mut self) {
+        let counts = self.counts;
+        self.directory.set_limit(self.allowance.map(|allowance| Limit::new(&allowance, counts)));
     }
 
     /// Returns the memory use of the cache's index, policy and admission, bytes.
@@ -223,6 +265,9 @@ impl CacheSim {
         // A miss that writes nothing to flash releases its range at once.
         let is_filling = self.stats.flash_write_bytes > before;
         self.fill_extra(extra, if is_filling { &locked } else { &locked[1..] });
+        if self.allowance.is_some() {
+            self.count_writes();
+        }
         match filled {
             Err(refusal) => {
                 self.stats.not_admitted += 1;
@@ -248,6 +293,7 @@ impl CacheSim {
                 };
                 stats.evictions += evicted;
                 stats.flash_write_bytes += span.count * SECTOR_BYTES;
+                directory.charge_extra(span.count);
                 (sector..sector + span.count).for_each(|sector| directory.index.set_valid(sector, 0));
             }
         }
@@ -301,7 +347,11 @@ impl CacheSim {
         if whole != (first, end) {
             self.look_up(whole.0, whole.1);
         }
-        match self.fill(whole, &[(first, end)], admission) {
+        let filled = self.fill(whole, &[(first, end)], admission);
+        if self.allowance.is_some() {
+            self.count_writes();
+        }
+        match filled {
             Ok(()) if whole == (first, end) => Outcome::WriteCopied,
             _ => Outcome::WriteNotCopied,
         }
@@ -367,6 +417,7 @@ impl CacheSim {
                     stats.evictions += evicted;
                     let missing = span.count - directory.index.count_valid(sector, span.count);
                     stats.flash_write_bytes += missing * SECTOR_BYTES;
+                    directory.charge(missing);
                     (sector..sector + span.count).for_each(|sector| directory.index.set_valid(sector, 0));
                 }
                 Err(refusal) => result = Err(refusal),

@@ -3,6 +3,7 @@
 
 use crate::chooser::Choice;
 use crate::command::Mode;
+use crate::flash_budget::{Allowance, Counts};
 use crate::histogram::Histogram;
 use crate::io::{Op, Request};
 use crate::outcome::Outcome;
@@ -153,6 +154,10 @@ pub struct DiskStats {
     pub destage_failing: bool,
     /// Bytes of journal pages written, in all copies of the journal ring.
     pub journal_bytes: u64,
+    /// All flash writes of the disk's cache since the disk was added.
+    pub flash_counts: Counts,
+    /// The cache's part of a flash write budget, and the pressure ([`crate::flash_budget::limit`]).
+    pub flash_allowance: Option<(Allowance, u32)>,
     /// Bytes written to flash as second copies.
     pub second_copy_bytes: u64,
     /// Bytes that the background scrub has read from flash and compared with their checksums.
@@ -233,6 +238,8 @@ impl DiskStats {
             destage_errors: 0,
             destage_failing: false,
             journal_bytes: 0,
+            flash_counts: Counts::default(),
+            flash_allowance: None,
             second_copy_bytes: 0,
             scrubbed_bytes: 0,
             draining: false,

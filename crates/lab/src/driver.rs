@@ -11,13 +11,12 @@
 //! driver refuses a queue depth of zero. [`drive`] also refuses accesses outside the export or
 //! against its block sizes, and writes to a read-only export.
 
+mod client;
 mod connection;
-mod dialogue;
 mod flight;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::io;
 use std::sync::atomic::AtomicBool;
 
@@ -27,8 +26,8 @@ use hob_nbd::{ErrorCode, NbdUri, TransmissionFlags};
 
 use crate::summary::Sample;
 use crate::workload::{Access, Op};
+pub use client::{ClientReply, ClientRequest, ConnectionError, NbdClient};
 pub use connection::Connection;
-pub use dialogue::{Answer, Ask, Dialogue, Lost};
 
 /// Maximum queue depth of a run.
 pub const DEPTH_MAX: usize = 4096;
@@ -59,21 +58,14 @@ pub struct Done {
 }
 
 /// Error of a failed request.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// The NBD server returned this error.
+    #[error("{0}")]
     Server(ErrorCode),
     /// The kernel returned this error.
+    #[error("{0}")]
     System(io::Error),
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Fault::Server(code) => write!(f, "{code}"),
-            Fault::System(error) => write!(f, "{error}"),
-        }
-    }
 }
 
 /// Result of a run of the load driver against an NBD server.

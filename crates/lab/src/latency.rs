@@ -31,7 +31,7 @@ use hob_engine::units::SECTOR_BYTES;
 use hob_world::replay::{Ask, CacheSetup, Replay, Run, Served, Setup};
 use serde::Serialize;
 
-use crate::advise::{Backing, Flash, Material, seconds};
+use crate::advise::{Backing, Flash, Material, has_arrivals};
 use crate::generate::run::ask;
 use crate::replay::{Pace, Schedule};
 use crate::trace::Record;
@@ -203,7 +203,7 @@ pub fn measure(
     let arrivals = match options.pace {
         Some(Pace::Asap) => Arrivals::OneAtATime,
         Some(_) if held.profile.duration_ns > 0 => Arrivals::Timed,
-        None if seconds(&held).is_some() => Arrivals::Timed,
+        None if has_arrivals(&held) => Arrivals::Timed,
         _ => Arrivals::OneAtATime,
     };
     let mut schedule = Schedule::new(options.pace.unwrap_or_default());

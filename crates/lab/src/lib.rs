@@ -10,6 +10,7 @@ mod clock;
 pub mod driver;
 pub mod figures;
 pub mod generate;
+mod jobs;
 pub mod latency;
 mod markup;
 pub mod mrc;

@@ -5,11 +5,14 @@
 //! `auto` runs the daemon's partitioner with the daemon's samplers and resizes caches as the daemon
 //! does: a moved segment loses its cached blocks. A resize takes no time, and no data is dirty.
 
+mod compare;
+mod report;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use hob_engine::admission::Admission;
@@ -22,7 +25,10 @@ use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
 use hob_engine::{CacheSim, SimConfig, SimStats};
 
 use crate::mrc::{self, Mode};
+use crate::sim::serve;
 use crate::trace::{Op, Record};
+pub use compare::{DiskRow, Plan, Row, csv};
+pub use report::{Facts, write};
 
 /// Way to divide a pool's capacity between disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +40,7 @@ pub enum Share {
     /// One LRU cache for all disks.
     OneLru,
     /// The best fixed parts, computed by dynamic programming over exact LRU curves of the whole
-    /// trace.
+    /// trace, or equal parts if these have more hits. The parts are optimal only for LRU.
     Optimum,
 }
 
@@ -68,21 +74,63 @@ const CHUNK_BITS: u32 = 30;
 /// Maximum number of chunks with blocks of 4 KiB, because a cache has 2³² block addresses.
 const CHUNKS_MAX: usize = 1 << (32 + 12 - CHUNK_BITS);
 
+/// Number of requests between two checks for an interruption.
+const REQUESTS_A_CHECK: usize = 1 << 13;
+
+/// Progress and interruption of simulations, which may run in several threads.
+#[derive(Debug)]
+pub struct Watch<'a> {
+    stop: &'a AtomicBool,
+    requests: AtomicU64,
+}
+
+impl<'a> Watch<'a> {
+    /// Creates the watch of simulations that end with an error when `stop` is set.
+    pub fn new(stop: &'a AtomicBool) -> Watch<'a> {
+        Watch { stop, requests: AtomicU64::new(0) }
+    }
+
+    /// Returns the number of simulated requests. A request counts once for each simulation.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Counts the request with this number in its simulation.
+    fn note(&self, number: usize) -> Result<()> {
+        if number.is_multiple_of(REQUESTS_A_CHECK) {
+            ensure!(!self.is_stopped(), "interrupted");
+            self.requests.fetch_add(REQUESTS_A_CHECK as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
 /// Requests of all disks of one host, in order of time after [`Host::sort`].
 #[derive(Clone, Debug, Default)]
 pub struct Host {
     records: Vec<Record>,
+    /// Names of the disks, by number.
+    names: Vec<String>,
     disks: u16,
     chunks: HashMap<(u16, u64), u64>,
 }
 
 impl Host {
-    /// Adds a trace as a disk. With `duration_ns`, the times of the trace are scaled to this
-    /// duration.
+    /// Adds a trace as a disk with this name. With `duration_ns`, the times of the trace are scaled to
+    /// this duration.
     ///
     /// # Errors
     /// Returns an error if the disks do not fit into the addresses of one cache, 16 TiB.
-    pub fn add(&mut self, records: &[Record], duration_ns: Option<u64>) -> Result<()> {
+    pub fn add(
+        &mut self,
+        name: impl Into<String>,
+        records: &[Record],
+        duration_ns: Option<u64>,
+    ) -> Result<()> {
         let disk = self.disks;
         let next = disk.checked_add(1).context("more than 65,535 disks")?;
         let last = records.iter().map(|record| record.at_ns).max().unwrap_or(0).max(1);
@@ -99,6 +147,7 @@ impl Host {
             self.records.push(Record { at_ns, offset: chunk << CHUNK_BITS | inside, len, disk, ..*record });
         }
         ensure!(self.chunks.len() <= CHUNKS_MAX, "the disks span more than 16 TiB");
+        self.names.push(name.into());
         self.disks = next;
         Ok(())
     }
@@ -112,6 +161,11 @@ impl Host {
     /// Returns the number of disks.
     pub fn disks(&self) -> u16 {
         self.disks
+    }
+
+    /// Returns the names of the disks, by number.
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 
     /// Returns the requests of all disks.
@@ -143,15 +197,29 @@ pub struct Pool {
     pub admission: Admission,
 }
 
+/// Number of reads of one disk, and of those that hit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// Number of read requests.
+    pub reads: u64,
+    /// Number of read requests that were served whole from flash.
+    pub hits: u64,
+}
+
 /// Result of one way to divide the capacity.
 #[derive(Clone, Debug)]
 pub struct Shared {
     /// Way in which the capacity was divided.
     pub share: Share,
-    /// Counts of each disk. One cache for all disks has one entry.
-    pub disks: Vec<SimStats>,
-    /// Number of segments of each disk at the end.
+    /// Counts of each cache. One cache for all disks has one entry.
+    pub caches: Vec<SimStats>,
+    /// Reads of each disk.
+    pub reads: Vec<Reads>,
+    /// Number of segments of each cache at the end.
     pub segments: Vec<u32>,
+    /// Sizes of each cache over time: when the size changed, nanoseconds, and the number of segments
+    /// from then on. Empty if the sizes are fixed.
+    pub history: Vec<Vec<(u64, u32)>>,
     /// Number of segments that moved from one cache to another.
     pub moved: u64,
     /// Number of blocks dropped with moved segments.
@@ -161,34 +229,33 @@ pub struct Shared {
 impl Shared {
     /// Returns the read hit ratio of all disks together, by number of requests.
     pub fn read_hit_ratio(&self) -> f64 {
-        let sum = |of: fn(&SimStats) -> u64| self.disks.iter().map(of).sum::<u64>() as f64;
-        sum(|stats| stats.read_hits) / sum(|stats| stats.reads).max(1.0)
+        let sum = |of: fn(&Reads) -> u64| self.reads.iter().map(of).sum::<u64>() as f64;
+        sum(|disk| disk.hits) / sum(|disk| disk.reads).max(1.0)
     }
 
     /// Returns the number of bytes written to flash.
     pub fn flash_write_bytes(&self) -> u64 {
-        self.disks.iter().map(|stats| stats.flash_write_bytes).sum()
+        self.caches.iter().map(|stats| stats.flash_write_bytes).sum()
     }
 }
 
 /// Simulates the host's requests on a pool that its disks share according to `share`.
 ///
 /// # Errors
-/// Returns an error if the pool has fewer segments than the host has disks, or if the cache
-/// settings are invalid.
-pub fn play(host: &Host, pool: &Pool, share: Share) -> Result<Shared> {
+/// Returns an error if the pool has fewer segments than the host has disks, if the cache settings
+/// are invalid, or if `watch` was stopped.
+pub fn play(host: &Host, pool: &Pool, share: Share, watch: &Watch<'_>) -> Result<Shared> {
     ensure!(pool.segments >= u32::from(host.disks), "a pool of {} segments is too small", pool.segments);
     match share {
-        Share::OneLru => {
-            let policy = PolicyKind::from_name("lru").context("there is LRU")?;
-            let mut cache = cache(&Pool { policy, ..*pool }, pool.segments)?;
-            host.records.iter().for_each(|record| serve(&mut cache, record));
-            let (disks, segments) = (vec![cache.stats()], vec![pool.segments]);
-            Ok(Shared { share, disks, segments, moved: 0, dropped: 0 })
+        Share::OneLru => one_lru(host, pool, watch),
+        Share::Static => fixed(host, pool, (share, &equal(pool.segments, host.disks)), watch),
+        Share::Optimum => {
+            let best = fixed(host, pool, (share, &optimum(host, pool, watch)?), watch)?;
+            // The curves are those of LRU, so equal parts can be better with another policy.
+            let even = fixed(host, pool, (share, &equal(pool.segments, host.disks)), watch)?;
+            Ok(if even.read_hit_ratio() > best.read_hit_ratio() { even } else { best })
         }
-        Share::Static => fixed(host, pool, share, &equal(pool.segments, host.disks)),
-        Share::Optimum => fixed(host, pool, share, &optimum(host, pool)?),
-        Share::Auto => auto(host, pool),
+        Share::Auto => auto(host, pool, watch),
     }
 }
 
@@ -201,15 +268,19 @@ fn cache(pool: &Pool, segments: u32) -> Result<CacheSim> {
         .context("a cache of no block, or of blocks that are no power of two from 4 KiB to 1 MiB")
 }
 
-fn serve(cache: &mut CacheSim, record: &Record) {
-    let Record { offset, len, op, .. } = *record;
-    match op {
-        _ if len == 0 => {}
-        Op::Flush => {}
-        Op::Read => _ = cache.read(offset, u64::from(len)),
-        Op::Write => _ = cache.write(offset, u64::from(len)),
-        Op::Discard => _ = cache.discard(offset, u64::from(len)),
+fn one_lru(host: &Host, pool: &Pool, watch: &Watch<'_>) -> Result<Shared> {
+    let policy = PolicyKind::from_name("lru").context("there is LRU")?;
+    let mut cache = cache(&Pool { policy, ..*pool }, pool.segments)?;
+    let mut reads = vec![Reads::default(); usize::from(host.disks)];
+    for (number, record) in host.records.iter().enumerate() {
+        watch.note(number)?;
+        let is_hit = serve(&mut cache, record);
+        let disk = &mut reads[usize::from(record.disk)];
+        disk.reads += u64::from(record.op == Op::Read && record.len > 0);
+        disk.hits += u64::from(is_hit);
     }
+    let (caches, segments) = (vec![cache.stats()], vec![pool.segments]);
+    Ok(Shared { share: Share::OneLru, caches, reads, segments, history: vec![], moved: 0, dropped: 0 })
 }
 
 fn equal(segments: u32, disks: u16) -> Vec<u32> {
@@ -217,15 +288,25 @@ fn equal(segments: u32, disks: u16) -> Vec<u32> {
     (0..disks).map(|i| segments / disks + u32::from(i < segments % disks)).collect()
 }
 
-fn fixed(host: &Host, pool: &Pool, share: Share, segments: &[u32]) -> Result<Shared> {
+fn fixed(host: &Host, pool: &Pool, (share, segments): (Share, &[u32]), watch: &Watch<'_>) -> Result<Shared> {
     let mut caches = segments.iter().map(|count| cache(pool, *count)).collect::<Result<Vec<_>>>()?;
-    host.records.iter().for_each(|record| serve(&mut caches[usize::from(record.disk)], record));
-    let disks = caches.iter().map(CacheSim::stats).collect();
-    Ok(Shared { share, disks, segments: segments.to_vec(), moved: 0, dropped: 0 })
+    for (number, record) in host.records.iter().enumerate() {
+        watch.note(number)?;
+        serve(&mut caches[usize::from(record.disk)], record);
+    }
+    let (caches, reads) = counts(&caches);
+    Ok(Shared { share, caches, reads, segments: segments.to_vec(), history: vec![], moved: 0, dropped: 0 })
+}
+
+/// Returns the counts of caches that have one disk each.
+fn counts(caches: &[CacheSim]) -> (Vec<SimStats>, Vec<Reads>) {
+    let stats: Vec<SimStats> = caches.iter().map(CacheSim::stats).collect();
+    let reads = stats.iter().map(|stats| Reads { reads: stats.reads, hits: stats.read_hits }).collect();
+    (stats, reads)
 }
 
 /// Returns the fixed cache sizes with the most read hits under LRU, at least one segment per disk.
-fn optimum(host: &Host, pool: &Pool) -> Result<Vec<u32>> {
+fn optimum(host: &Host, pool: &Pool, watch: &Watch<'_>) -> Result<Vec<u32>> {
     let count = pool.segments as usize;
     let blocks = pool.segment_bytes / u64::from(pool.block_bytes);
     // `best` has the most hits of the disks so far, by number of segments. `chosen` has the
@@ -233,11 +314,15 @@ fn optimum(host: &Host, pool: &Pool) -> Result<Vec<u32>> {
     let mut best = vec![0.0; count + 1];
     let mut chosen: Vec<Vec<u32>> = Vec::new();
     for disk in 0..host.disks {
-        let records = || host.records.iter().filter(move |record| record.disk == disk).copied();
+        let records = || {
+            let records = host.records.iter().take_while(move |_| !watch.is_stopped());
+            records.filter(move |record| record.disk == disk).copied()
+        };
         let reads = records().filter(|record| record.op == Op::Read).count() as f64;
         let misses = mrc::exact(records(), pool.block_bytes.into(), Mode::WriteThrough)?.read_misses();
         let hits: Vec<f64> =
             (0..=count as u64).map(|size| reads * (1.0 - misses.miss_ratio_at(size * blocks))).collect();
+        ensure!(!watch.is_stopped(), "interrupted");
         let mut next = vec![f64::NEG_INFINITY; count + 1];
         let mut sizes = vec![0; count + 1];
         for have in usize::from(disk) + 1..=count {
@@ -261,15 +346,17 @@ fn optimum(host: &Host, pool: &Pool) -> Result<Vec<u32>> {
     Ok(segments)
 }
 
-fn auto(host: &Host, pool: &Pool) -> Result<Shared> {
+fn auto(host: &Host, pool: &Pool, watch: &Watch<'_>) -> Result<Shared> {
     let segment_blocks = (pool.segment_bytes / u64::from(pool.block_bytes)) as u32;
     let mut segments = vec![1; usize::from(host.disks)];
     let mut caches = segments.iter().map(|count| cache(pool, *count)).collect::<Result<Vec<_>>>()?;
     let mut samplers = vec![Live::new(Instant(0)); caches.len()];
     let mut partitioner = Partitioner::new(pool.segment_bytes);
+    let mut history: Vec<Vec<(u64, u32)>> = segments.iter().map(|count| vec![(0, *count)]).collect();
     let (mut moved, mut dropped) = (0, 0);
     let mut next_round = 0;
-    for record in &host.records {
+    for (number, record) in host.records.iter().enumerate() {
+        watch.note(number)?;
         if record.at_ns >= next_round {
             // Periods without requests are skipped, because the partitioner would decide nothing
             // new in them.
@@ -279,6 +366,7 @@ fn auto(host: &Host, pool: &Pool) -> Result<Shared> {
                 let disk = disk.0 as usize;
                 moved += from.saturating_sub(to);
                 segments[disk] = to as u32;
+                history[disk].push((record.at_ns, segments[disk]));
                 dropped += caches[disk].resize(segment_blocks, segments[disk]);
             }
         }
@@ -288,8 +376,8 @@ fn auto(host: &Host, pool: &Pool) -> Result<Shared> {
         }
         serve(&mut caches[disk], record);
     }
-    let disks = caches.iter().map(CacheSim::stats).collect();
-    Ok(Shared { share: Share::Auto, disks, segments, moved, dropped })
+    let (caches, reads) = counts(&caches);
+    Ok(Shared { share: Share::Auto, caches, reads, segments, history, moved, dropped })
 }
 
 fn round(

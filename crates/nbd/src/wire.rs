@@ -47,6 +47,9 @@ pub const BASE_ALLOCATION: &str = "base:allocation";
 /// Prefix of the names of QEMU's dirty bitmap contexts, as in its documentation
 /// (`docs/interop/nbd.rst`).
 pub const QEMU_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
+/// Name of QEMU's metadata context for the layers of an image, as in its documentation
+/// (`docs/interop/nbd.rst`).
+pub const QEMU_ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
 
 /// Handshake flags of the server. The client's flags use the same bits.
 pub mod handshake_flags {
@@ -261,7 +264,8 @@ pub struct Extent {
     /// Length of the range, bytes; never zero.
     pub length: u32,
     /// State of the range. For `base:allocation`: [`Extent::HOLE`] and [`Extent::ZERO`]. For
-    /// `qemu:dirty-bitmap:…`: [`Extent::DIRTY`] or 0.
+    /// `qemu:dirty-bitmap:…`: [`Extent::DIRTY`] or 0. For `qemu:allocation-depth`: 1 if the image
+    /// has the range itself, more if a layer below has it, 0 if no layer has it.
     pub state: u32,
 }
 

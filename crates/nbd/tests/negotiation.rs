@@ -15,8 +15,14 @@ const NEWSTYLE: &[u8] = b"NBDMAGICIHAVEOPT\x00\x03";
 
 /// Connects both ends by two pipes that deliver at most `piece` bytes at a time.
 fn join(goal: Goal, piece: usize) -> (Option<HandshakeOutcome>, Option<server::HandshakeOutcome>) {
+    join_client(Handshake::new(goal), piece)
+}
+
+fn join_client(
+    mut client: Handshake,
+    piece: usize,
+) -> (Option<HandshakeOutcome>, Option<server::HandshakeOutcome>) {
     let exports = Exports::sample();
-    let mut client = Handshake::new(goal);
     let mut server = server::Handshake::new(server::HandshakeLimits::default());
     let (mut up, mut down) = (Vec::new(), Vec::new());
     let (mut client_outcome, mut server_outcome) = (None, None);
@@ -81,6 +87,24 @@ fn client_and_server_agree_whatever_the_pieces() {
             panic!("{client:?}")
         };
         assert_eq!(name, "gone");
+    }
+}
+
+/// The client has the id of the context that it named, and none of a context that the server lacks.
+#[test]
+fn another_context_is_requested_in_place_of_base_allocation() {
+    for (export, context, id) in [
+        ("iso", "qemu:dirty-bitmap:b", Some(server::CONTEXTS_ID)),
+        ("iso", "qemu:allocation-depth", None),
+        ("vm", "qemu:dirty-bitmap:b", None),
+    ] {
+        let handshake = Handshake::new(Goal::Connect(export.into())).for_context(context);
+        let (client, server) = join_client(handshake, 7);
+        let Some(HandshakeOutcome::Connected(client)) = client else { panic!("{client:?}") };
+        let Some(server::HandshakeOutcome::Done(server)) = server else { panic!("{server:?}") };
+        assert_eq!(client.meta_context_id, id, "{export} {context}");
+        assert!(!server.base_allocation);
+        assert_eq!(server.contexts, id.map(|_| context.to_owned()).into_iter().collect::<Vec<_>>());
     }
 }
 

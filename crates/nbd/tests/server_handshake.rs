@@ -231,10 +231,43 @@ fn polite_refusals() {
     }
 }
 
+#[test]
+fn an_unknown_export_is_refused_with_the_names_that_the_client_may_list() {
+    let refusal = |names: &[&'static str], wanted: &[u8]| {
+        let info = hob_nbd::ExportInfo::new(1 << 20);
+        let exports = common::Exports(names.iter().map(|name| (*name, info.clone())).collect());
+        let mut server = hob_nbd::server::handshake::Handshake::new(Default::default());
+        server.poll_output().unwrap();
+        server.handle_input(&[&FLAGS[..], &option(7, &info_payload(wanted, &[]))].concat(), &exports);
+        let said = server.poll_output().unwrap();
+        assert_eq!(kinds(&said), [ERROR | 6]);
+        String::from_utf8(said[20..].to_vec()).unwrap()
+    };
+    for (names, wanted, message) in [
+        (&["disk"][..], "d", "there is no export \"d\"; this server has \"disk\""),
+        (&["a", "b"][..], "", "there is no default export; this server has \"a\", \"b\""),
+        (
+            &["a", "b", "c", "d"][..],
+            "e",
+            "there is no export \"e\"; this server has \"a\", \"b\", \"c\" and 1 more",
+        ),
+        (&[][..], "e", "there is no export \"e\""),
+        (&["a"][..], "x\n", "there is no export \"x\\n\"; this server has \"a\""),
+    ] {
+        assert_eq!(refusal(names, wanted.as_bytes()), message);
+    }
+    let long = "n".repeat(4096);
+    let message = refusal(&[], long.as_bytes());
+    assert_eq!(message.len(), "there is no export \"\"".len() + 256, "{message}");
+}
+
 /// Input that closes the connection.
 #[test]
 fn hostile_input() {
-    let name_error = |name: &str, reason| HandshakeError::ExportName { name: name.into(), reason };
+    let name_error = |name: &str, reason: &'static str| HandshakeError::ExportName {
+        name: name.into(),
+        reason: reason.into(),
+    };
     let mut too_many = FLAGS.to_vec();
     (0..257).for_each(|_| too_many.extend(option(5, &[])));
     let over_drain = [&FLAGS[..], b"IHAVEOPT", &[0, 0, 0, 7, 0xff, 0xff, 0xff, 0xff]].concat();
@@ -250,7 +283,7 @@ fn hostile_input() {
         (
             "unknown EXPORT_NAME",
             [&FLAGS[..], &option(1, b"gone")].concat(),
-            name_error("gone", "there is no export with this name"),
+            name_error("gone", "there is no export \"gone\"; this server has \"vm\", \"iso\", \"broken\""),
         ),
         (
             "EXPORT_NAME not UTF-8",

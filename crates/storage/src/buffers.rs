@@ -271,13 +271,15 @@ impl Arena {
         unsafe { self.memory.bytes_mut(offset, slice.len as usize) }
     }
 
-    /// Copies bytes from one buffer to another.
+    /// Copies bytes from one buffer to another, or to another place in the same buffer.
     pub fn copy(&mut self, from: BufferSlice, to: BufferSlice) {
-        assert!(from.id != to.id && from.len == to.len, "a copy from {from:?} to {to:?}");
+        let is_apart = from.id != to.id || from.offset.abs_diff(to.offset) >= from.len;
+        assert!(is_apart && from.len == to.len, "a copy from {from:?} to {to:?}");
         let (source, target) = (self.locate(from), self.locate(to));
         self.assert_not_filling(from);
         self.assert_not_filling(to);
-        // SAFETY: as in `slice` and `slice_mut`. Two live buffers do not overlap.
+        // SAFETY: as in `slice` and `slice_mut`. Two live buffers do not overlap, and
+        // neither do the two slices.
         let (source, target) = unsafe {
             (self.memory.bytes(source, from.len as usize), self.memory.bytes_mut(target, to.len as usize))
         };

@@ -10,7 +10,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -102,21 +102,42 @@ fn path_of(cache: &[u8; 16]) -> PathBuf {
     directory().join(format!("hob-{:032x}", u128::from_le_bytes(*cache)))
 }
 
-/// Opens a file that only this user can have written.
-pub(crate) fn open(path: &PathBuf, flags: OFlags) -> io::Result<File> {
-    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+/// Opens a file that only this user can have written. With [`OFlags::CREATE`], the file of another
+/// user is removed first.
+pub(crate) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    let mut flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    if flags.contains(OFlags::CREATE) && remove_foreign(path) {
+        flags |= OFlags::EXCL;
+    }
     let opened = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
         let error = io::Error::from(errno);
         io::Error::new(error.kind(), format!("{}: {error}", path.display()))
     });
     let file = File::from(opened?);
     let found = file.metadata()?;
-    let is_ours = found.is_file() && found.uid() == rustix::process::geteuid().as_raw();
-    if !is_ours || found.mode() & 0o077 != 0 {
+    if !is_own_file(&found) || found.mode() & 0o077 != 0 {
         let reason = "another user owns this file or has access to it; remove it";
         return Err(io::Error::other(format!("{}: {reason}", path.display())));
     }
     Ok(file)
+}
+
+fn is_own_file(found: &Metadata) -> bool {
+    found.is_file() && found.uid() == rustix::process::geteuid().as_raw()
+}
+
+/// Removes what another user has created at this path, because any user can create files in
+/// `/dev/shm`. Returns true if the path is free afterwards.
+fn remove_foreign(path: &Path) -> bool {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !is_own_file(&found) => {
+            let removed = std::fs::remove_file(path);
+            let result = removed.as_ref().map_or_else(ToString::to_string, |()| "hob removed it".to_owned());
+            tracing::warn!("{} is not a file of this user: {result}", path.display());
+            removed.is_ok()
+        }
+        _ => false,
+    }
 }
 
 /// Removes a new file for which there is no memory. Returns the error with the path.
@@ -266,7 +287,36 @@ mod tests {
         assert!(CrashLogFile::open(&cache).is_err());
         log.remove();
         std::os::unix::fs::symlink("/etc/passwd", log.file.path()).unwrap();
-        assert!(CrashLogFile::open(&cache).is_err() && read(&cache).is_none());
+        assert!(open(log.file.path(), OFlags::RDWR).is_err() && read(&cache).is_none());
+        log.remove();
+    }
+
+    #[test]
+    fn what_another_user_created_is_replaced_by_a_new_log() {
+        let cache = (u128::from(std::process::id()) << 64 | 0x7465_6b65).to_le_bytes();
+        let path = path_of(&cache);
+        let is_private = |log: &CrashLogFile| {
+            let found = std::fs::symlink_metadata(&path).unwrap();
+            assert!(is_own_file(&found) && found.mode() & 0o077 == 0, "{found:?}");
+            assert_eq!(log.file().problem(), None);
+        };
+        let target = tempfile::NamedTempFile::new().unwrap();
+        std::os::unix::fs::symlink(target.path(), &path).unwrap();
+        let mut log = CrashLogFile::open(&cache).unwrap();
+        is_private(&log);
+        assert_eq!(target.as_file().metadata().unwrap().len(), 0);
+        log.remove();
+        std::fs::create_dir(&path).unwrap();
+        assert!(CrashLogFile::open(&cache).is_err(), "it cannot be removed");
+        std::fs::remove_dir(&path).unwrap();
+        // Only root can create the file of another user, and remove it.
+        std::fs::write(&path, [b'x'; CRASH_LOG_BYTES]).unwrap();
+        if std::os::unix::fs::chown(&path, Some(65534), None).is_err() {
+            return std::fs::remove_file(&path).unwrap();
+        }
+        let mut log = CrashLogFile::open(&cache).unwrap();
+        is_private(&log);
+        assert_eq!(read(&cache).unwrap(), vec![0; CRASH_LOG_BYTES], "the other content is not used");
         log.remove();
     }
 }

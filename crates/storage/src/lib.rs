@@ -14,6 +14,7 @@ pub mod bitmap;
 pub mod buffers;
 pub mod checksum;
 pub mod crash_log;
+pub mod device_name;
 pub mod failing;
 pub mod flash;
 pub mod pool;
@@ -24,8 +25,10 @@ pub mod token;
 pub mod unflushed_mark;
 pub mod volatile;
 
-mod answer;
 mod direct;
 mod filesystem;
 mod lock;
 mod memory;
+mod time_limit;
+
+pub use lock::PathLock;

@@ -9,13 +9,18 @@
 //! after taking its own.
 #![allow(unsafe_code)]
 
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hob_engine::command::Access;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+
+use crate::backing::below::BelowLocks;
 
 /// Longest wait for a lock. After a process was killed, its files stay locked until the kernel has
 /// removed its io_uring. A restarted daemon must not fail because of that.
@@ -75,12 +80,26 @@ pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
     }
 }
 
+/// Whether a process uses a whole file or a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// The whole file.
+    Whole,
+    /// A part, for example through a partition. Processes with other parts do not conflict.
+    Part,
+}
+
 /// Locks a disk's file against other hobs and QEMU. Waits briefly for a process that is just
 /// ending. Several processes may read the file. A writer excludes all others.
 pub(crate) fn lock_image(file: impl AsFd, access: Access) -> Result<(), LockError> {
+    lock_share(file, access, Share::Whole)
+}
+
+/// Locks a file like [`lock_image`], or against the users of the whole file.
+pub(crate) fn lock_share(file: impl AsFd, access: Access, share: Share) -> Result<(), LockError> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match try_lock_image(file.as_fd(), access) {
+        match try_lock_image(file.as_fd(), access, share) {
             Err(LockError::InUse | LockError::Qemu(_)) if Instant::now() < deadline => {
                 std::thread::sleep(PAUSE)
             }
@@ -95,25 +114,33 @@ pub(crate) fn unlock_image(file: impl AsFd) -> Result<(), Errno> {
     flock(&file, FlockOperation::Unlock).and(qemu)
 }
 
-fn try_lock_image(file: BorrowedFd<'_>, access: Access) -> Result<(), LockError> {
-    let (operation, used): (_, &[i64]) = match access {
-        Access::ReadWrite => (FlockOperation::NonBlockingLockExclusive, &[READ, WRITE, RESIZE]),
-        Access::ReadOnly => (FlockOperation::NonBlockingLockShared, &[READ]),
+fn try_lock_image(file: BorrowedFd<'_>, access: Access, share: Share) -> Result<(), LockError> {
+    let (operation, used, unshared): (_, &[i64], &[i64]) = match (access, share) {
+        (Access::ReadWrite, Share::Whole) => {
+            (FlockOperation::NonBlockingLockExclusive, &[READ, WRITE, RESIZE], &[WRITE, RESIZE])
+        }
+        (Access::ReadOnly, Share::Whole) => {
+            (FlockOperation::NonBlockingLockShared, &[READ], &[WRITE, RESIZE])
+        }
+        (Access::ReadWrite, Share::Part) => {
+            (FlockOperation::NonBlockingLockShared, &[READ, WRITE], &[RESIZE])
+        }
+        (Access::ReadOnly, Share::Part) => (FlockOperation::NonBlockingLockShared, &[READ], &[RESIZE]),
     };
     match flock(file, operation) {
         Err(Errno::WOULDBLOCK) => return Err(LockError::InUse),
         result => result?,
     }
-    let locked = lock_for_qemu(file, used);
+    let locked = lock_for_qemu(file, used, unshared);
     if locked.is_err() {
         let _ = unlock_image(file);
     }
     locked
 }
 
-fn lock_for_qemu(file: BorrowedFd<'_>, used: &[i64]) -> Result<(), LockError> {
-    let unshared = [WRITE, RESIZE];
-    for byte in used.iter().map(|bit| USED + bit).chain(unshared.map(|bit| UNSHARED + bit)) {
+fn lock_for_qemu(file: BorrowedFd<'_>, used: &[i64], unshared: &[i64]) -> Result<(), LockError> {
+    let bytes = used.iter().map(|bit| USED + bit).chain(unshared.iter().map(|bit| UNSHARED + bit));
+    for byte in bytes {
         match set_byte(file, byte, 1, libc::F_RDLCK) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::NOLCK) => {
                 tracing::warn!(
@@ -133,13 +160,56 @@ fn lock_for_qemu(file: BorrowedFd<'_>, used: &[i64]) -> Result<(), LockError> {
             "consistent read"
         }
     };
-    let others = used.iter().map(|bit| (UNSHARED + bit, *bit)).chain(unshared.map(|bit| (USED + bit, bit)));
+    let others = used.iter().map(|bit| (UNSHARED + bit, *bit));
+    let others = others.chain(unshared.iter().map(|bit| (USED + bit, *bit)));
     for (byte, bit) in others {
         if is_locked_by_others(file, byte)? {
             return Err(LockError::Qemu(name(bit)));
         }
     }
     Ok(())
+}
+
+/// The lock of a file or block device, and of the files below it, until it is dropped. For programs
+/// that write to a disk without a backing.
+#[derive(Debug)]
+pub struct PathLock {
+    _file: File,
+    _below: Option<BelowLocks>,
+}
+
+impl PathLock {
+    /// Locks a file or a block device against hob, QEMU, and mounting.
+    ///
+    /// # Errors
+    /// Another program has it open, or the system's error. The text names the file.
+    pub fn take(path: &Path, access: Access) -> io::Result<PathLock> {
+        let named = |path: &Path, error: io::Error| {
+            io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        };
+        let kind = std::fs::metadata(path).map_err(|error| named(path, error))?.file_type();
+        // For a block device, exclusive means that it is not mounted.
+        let exclusive = if kind.is_block_device() { libc::O_EXCL } else { 0 };
+        let open = OpenOptions::new().read(true).custom_flags(exclusive | libc::O_NONBLOCK).open(path);
+        let file = open.map_err(|error| named(path, error))?;
+        lock_image(&file, access).map_err(|error| named(path, explain(error)))?;
+        let below = match kind.is_block_device() {
+            true => Some(BelowLocks::of(file.metadata()?.rdev())),
+            false => None,
+        };
+        if let Some(below) = &below {
+            below.take(access).map_err(|(path, error)| named(&path, explain(error)))?;
+        }
+        Ok(PathLock { _file: file, _below: below })
+    }
+}
+
+/// Converts a lock error without losing its text.
+fn explain(error: LockError) -> io::Error {
+    match error {
+        LockError::System(errno) => errno.into(),
+        error => io::Error::new(io::ErrorKind::WouldBlock, error),
+    }
 }
 
 fn unlock_bytes(file: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -176,8 +246,6 @@ fn last_errno() -> Errno {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::*;
 
     fn open(path: &std::path::Path) -> File {
@@ -188,7 +256,7 @@ mod tests {
     fn one_writes_or_several_read() {
         let dir = tempfile::tempdir().unwrap();
         let [one, other] = [(); 2].map(|()| open(&dir.path().join("disk")));
-        let try_it = |file: &File, access| try_lock_image(file.as_fd(), access);
+        let try_it = |file: &File, access| try_lock_image(file.as_fd(), access, Share::Whole);
         try_it(&one, Access::ReadWrite).unwrap();
         assert!(matches!(try_it(&other, Access::ReadWrite), Err(LockError::InUse)));
         assert!(matches!(try_it(&other, Access::ReadOnly), Err(LockError::InUse)));
@@ -206,7 +274,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [hob, qemu] = [(); 2].map(|()| open(&dir.path().join("disk")));
         let lock = |byte| set_byte(qemu.as_fd(), byte, 1, libc::F_RDLCK).unwrap();
-        let try_it = |access| try_lock_image(hob.as_fd(), access);
+        let try_it = |access| try_lock_image(hob.as_fd(), access, Share::Whole);
         // A guest that writes: QEMU locks its disk like this.
         [USED + READ, USED + WRITE, UNSHARED + WRITE].into_iter().for_each(lock);
         for access in [Access::ReadWrite, Access::ReadOnly] {
@@ -222,5 +290,37 @@ mod tests {
         unlock_image(&hob).unwrap();
         unlock_bytes(qemu.as_fd()).unwrap();
         try_it(Access::ReadWrite).unwrap();
+    }
+
+    #[test]
+    fn a_path_is_locked_until_the_lock_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let file = open(&path);
+        let lock = PathLock::take(&path, Access::ReadWrite).unwrap();
+        let try_it = || try_lock_image(file.as_fd(), Access::ReadWrite, Share::Whole);
+        assert!(matches!(try_it(), Err(LockError::InUse)));
+        drop(lock);
+        try_it().unwrap();
+        let refused = PathLock::take(&path, Access::ReadWrite).unwrap_err().to_string();
+        assert!(refused.contains("disk") && refused.contains("another process"), "{refused}");
+    }
+
+    #[test]
+    fn parts_exclude_the_whole_and_not_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, other] = [(); 2].map(|()| open(&dir.path().join("disk")));
+        let try_it = |file: &File, share| try_lock_image(file.as_fd(), Access::ReadWrite, share);
+        try_it(&one, Share::Part).unwrap();
+        try_it(&other, Share::Part).unwrap();
+        unlock_image(&other).unwrap();
+        assert!(matches!(try_it(&other, Share::Whole), Err(LockError::InUse)));
+        // QEMU sees the part too.
+        let unshared = lock_for_qemu(other.as_fd(), &[READ], &[WRITE]);
+        assert!(matches!(unshared, Err(LockError::Qemu("write"))), "{unshared:?}");
+        unlock_image(&other).unwrap();
+        unlock_image(&one).unwrap();
+        try_it(&other, Share::Whole).unwrap();
+        assert!(matches!(try_it(&one, Share::Part), Err(LockError::InUse)));
     }
 }

@@ -11,7 +11,7 @@
 //! and keep no reference to it.
 #![allow(unsafe_code)]
 
-mod ground;
+mod device_stack;
 mod header;
 mod loops;
 mod mapping;
@@ -153,7 +153,7 @@ pub enum SwapError {
 /// # Errors
 /// [`SwapError::Unsafe`], or a system error.
 pub fn check_ground(file: impl AsFd) -> Result<(), SwapError> {
-    ground::check(file.as_fd())
+    device_stack::check(file.as_fd())
 }
 
 /// Returns the loop devices over any part of a file or block device.
@@ -270,11 +270,7 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
                 ));
             }
             Err(source) => {
-                return Err(SwapError::System {
-                    action: "query the position of its \
-                bytes",
-                    source,
-                });
+                return Err(SwapError::System { action: "query the position of its bytes", source });
             }
         }
     }

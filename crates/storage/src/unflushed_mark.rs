@@ -42,6 +42,12 @@ pub fn guests_with_losses(backing: &[u8; 16]) -> io::Result<u32> {
     }
 }
 
+/// Returns true if a disk has no mark: it was closed, the host has restarted, or the mark was
+/// deleted.
+pub fn is_missing(backing: &[u8; 16]) -> bool {
+    std::fs::symlink_metadata(path_of(backing)).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 impl UnflushedMark {
     /// Creates the mark of a disk without unflushed changes, in place of the mark of an earlier
     /// daemon. `backing` is [`Driver::memory_id`](crate::backing::Driver::memory_id).
@@ -98,10 +104,11 @@ mod tests {
     #[test]
     fn a_mark_is_there_for_the_next_process_until_it_is_removed_or_created_again() {
         let backing = (u128::from(std::process::id()) << 64 | 0x6d61_726b).to_le_bytes();
-        assert_eq!(guests_with_losses(&backing).unwrap(), 0);
+        assert_eq!((guests_with_losses(&backing).unwrap(), is_missing(&backing)), (0, true));
         let mut mark = UnflushedMark::create(&backing).unwrap();
         mark.set(3);
         drop(mark);
+        assert!(!is_missing(&backing));
         assert_eq!(guests_with_losses(&backing).unwrap(), 3);
         let mut mark = UnflushedMark::create(&backing).unwrap();
         assert_eq!(guests_with_losses(&backing).unwrap(), 0);

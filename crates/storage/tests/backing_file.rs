@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Rig, both_kinds, options, pattern};
+use common::{Rig, both_kinds, impatient, options, pattern};
 use hob_engine::command::Access;
 use hob_engine::io::{Durability, IoError, IoOp, Zeroing};
 use hob_engine::units::IoId;
@@ -95,7 +95,7 @@ fn behind_a_gate(
     let dir = tempfile::tempdir_in("/var/tmp").unwrap().keep();
     let path = dir.join("disk.img");
     std::fs::write(&path, vec![1; 1 << 20]).unwrap();
-    let mut rig = Rig::open(kind, path.to_str().unwrap(), Access::ReadWrite);
+    let mut rig = Rig::open_impatient(kind, path.to_str().unwrap());
     let gate = Arc::new(Counted::default());
     rig.backing.set_gate(&mut rig.ring, gate.clone());
     let data = vec![2; len as usize];
@@ -169,7 +169,7 @@ fn a_change_that_the_gate_stops_for_too_long_fails() {
     for id in ids {
         assert_eq!(rig.wait(id), Err(IoError::Failed));
     }
-    assert!(start.elapsed() > options().wait_max / 2);
+    assert!(start.elapsed() > impatient().wait_max / 2);
     assert_eq!(changed_blocks(&path), 0);
     rig.close();
     std::fs::remove_dir_all(path.parent().unwrap()).unwrap();

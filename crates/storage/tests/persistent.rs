@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use hob_engine::command::DataSegment;
+use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::{Admission, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, device_bytes_for};
 
@@ -61,6 +61,20 @@ fn data_keeps_its_numbers_and_gaps_are_filled() {
 }
 
 #[test]
+fn a_ring_is_on_a_device_with_allocation_off_only_if_it_may_be_anywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut pool = create(&paths::<2>(dir.path()), 4);
+    pool.set_admission(DeviceId(1), Admission::Out).unwrap();
+    let on = |ring: &[Vec<Segment>]| ring.iter().map(|copy| copy[0].device.0).collect::<Vec<_>>();
+    assert!(matches!(pool.allocate_ring(CACHE, 1, 2, 1, &[]), Err(PoolError::TooFewDevices { .. })));
+    assert_eq!(on(&pool.allocate_ring_anywhere(CACHE, 1, 1, 1, &[DeviceId(0)]).unwrap()), [0]);
+    assert_eq!(on(&pool.allocate_ring_anywhere(CACHE, 2, 2, 1, &[]).unwrap()), [0, 1]);
+    pool.set_admission(DeviceId(0), Admission::Out).unwrap();
+    assert!(matches!(pool.allocate_ring(CACHE, 3, 1, 1, &[]), Err(PoolError::TooFewDevices { .. })));
+    assert_eq!(pool.allocate_ring_anywhere(CACHE, 3, 1, 1, &[]).unwrap().len(), 1);
+}
+
+#[test]
 fn copies_of_a_ring_are_on_different_devices() {
     let dir = tempfile::tempdir().unwrap();
     let paths = paths::<3>(dir.path());
@@ -111,6 +125,27 @@ fn copies_of_a_ring_are_on_different_devices() {
     let pool = Pool::open(&others).unwrap();
     assert_eq!(pool.rings_of(CACHE)[0].number, 1);
     assert_eq!(pool.rings_of(CACHE)[0].copies, [first[1][..2].to_vec()]);
+}
+
+#[test]
+fn outdated_segments_are_older_than_the_ring_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = paths::<2>(dir.path());
+    let mut pool = create(&paths, 8);
+    let old = pool.allocate_ring(CACHE, 1, 2, 1, &[]).unwrap().concat();
+    let data = pool.allocate_data(CACHE, 4).unwrap().into_iter().map(|segment| segment.place);
+    let mut all: Vec<Segment> = old.into_iter().chain(data).collect();
+    let new = pool.allocate_ring(CACHE, 2, 1, 1, &[]).unwrap().concat();
+    all.sort_unstable();
+    for device in [DeviceId(0), DeviceId(1)] {
+        let expected: Vec<Segment> = all.iter().filter(|place| place.device == device).copied().collect();
+        assert_eq!(expected.len(), 3);
+        assert_eq!(pool.outdated_on(device, CACHE, 2, &new), Some(expected.clone()));
+        assert_eq!(pool.outdated_on(device, CACHE, 2, &[&new[..], &expected[..]].concat()), Some(Vec::new()));
+        assert_eq!(pool.outdated_on(device, CACHE, 1, &new), None, "it has data that is newer than ring 1");
+        assert_eq!(pool.outdated_on(device, OwnerId(1), 2, &new), Some(Vec::new()));
+    }
+    assert_eq!(pool.outdated_on(new[0].device, CACHE, 2, &[]), None, "a newer ring is not outdated");
 }
 
 #[test]

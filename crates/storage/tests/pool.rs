@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use hob_engine::command::{DataSegment, Segment};
@@ -121,6 +121,7 @@ fn existing_data_is_not_overwritten() {
         ("a LUKS volume", 0, b"LUKS\xba\xbe"),
         ("a partition table or boot sector", 510, b"\x55\xaa"),
         ("unknown data", 77, b"?"),
+        ("unknown data at byte 5242880", 5 * MIB + 77, b"?"),
     ];
     for (number, (what, offset, magic)) in cases.iter().enumerate() {
         let path = dir.path().join(number.to_string());
@@ -136,6 +137,12 @@ fn existing_data_is_not_overwritten() {
         assert_eq!(&bytes, magic, "still there");
         assert!(Pool::create("p", &[spec], MIB, Overwrite::Force).is_ok());
     }
+    // A refused sparse file keeps its holes.
+    let path = dir.path().join("sparse");
+    File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+    overwrite(&path, 40 * MIB, b"?");
+    assert!(Pool::create("p", &[spec(&path, 2)], MIB, Overwrite::Refuse).is_err());
+    assert!(std::fs::metadata(&path).unwrap().blocks() * 512 < MIB, "the refused file was filled");
     // Another pool's device, and a real filesystem.
     let path = dir.path().join("pool");
     drop(create(&[(path.clone(), 2)]));

@@ -10,6 +10,7 @@
 //! - `lives`: histories with restarts of the engine;
 //! - `sound`: histories with restarts and without device failures;
 //! - `flaky`: histories with restarts in which flash devices fail only flushes;
+//! - `copies`: histories with restarts in which journals lose one of two copies;
 //! - `memory`: histories with restarts and memory tiers;
 //! - `qos`: histories with restarts, shares, limits and throttles;
 //! - `growth`: histories with restarts and growing disks;
@@ -92,8 +93,8 @@ fn main() -> ExitCode {
     let kind = arguments.first().map(String::as_str);
     let (
         Some(
-            kind @ ("lives" | "sound" | "flaky" | "memory" | "qos" | "growth" | "silent" | "fill" | "single"
-            | "hosts" | "cluster"),
+            kind @ ("lives" | "sound" | "flaky" | "copies" | "memory" | "qos" | "growth" | "silent" | "fill"
+            | "single" | "hosts" | "cluster"),
         ),
         Some(from),
         Some(seeds),
@@ -102,7 +103,7 @@ fn main() -> ExitCode {
     ) = (kind, number(1), number(2), number(3), number(4))
     else {
         eprintln!(
-            "usage: simulate lives|sound|flaky|memory|qos|growth|silent|fill|single|hosts|cluster FROM SEEDS MINUTES REQUESTS"
+            "usage: simulate lives|sound|flaky|copies|memory|qos|growth|silent|fill|single|hosts|cluster FROM SEEDS MINUTES REQUESTS"
         );
         return ExitCode::FAILURE;
     };
@@ -110,9 +111,10 @@ fn main() -> ExitCode {
         "lives" => Options::lives(),
         "sound" => Options { faults: false, ..Options::lives() },
         "flaky" => Options { faults: false, flash_flush_permille: 1000, ..Options::lives() },
+        "copies" => Options { copy_loss_permille: 1000, ..Options::lives() },
         "qos" => Options { qos_permille: 1000, ..Options::lives() },
         "silent" => Options { silent_permille: 1000, ..Options::lives() },
-        "fill" => Options { fill_permille: 1000, ..Options::lives() },
+        "fill" => Options { fill_permille: 1000, flash_budget_permille: 500, ..Options::lives() },
         "growth" => Options { growth_permille: 1000, ..Options::lives() },
         "memory" => Options { memory_permille: 1000, ..Options::lives() },
         _ => Options::default(),

@@ -283,7 +283,7 @@ struct Simulation<'a> {
     backings: Vec<Backing>,
     hosts: Vec<Host>,
     checkers: Vec<Checker>,
-    /// Forced takeover of each disk, if any.
+    /// The last requested forced takeover of each disk, until the model has recorded its data loss.
     forced: Vec<Option<Forced>>,
     /// Time at which the ownership lock of each disk was last deleted.
     gone_at: Vec<Option<Instant>>,

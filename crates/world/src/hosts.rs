@@ -21,7 +21,7 @@
 //! Recovery of caches after a crash is not included (`sim` has it): a restarted host begins with an
 //! empty cache.
 
-mod acts;
+mod actions;
 mod data;
 mod finish;
 mod guest;

@@ -129,7 +129,7 @@ impl Isolation {
         Ok(())
     }
 
-    /// Sends as many requests to this disk as the engine accepts.
+    /// Sends a random number of requests to this disk. Stops earlier if the engine refuses one.
     fn flood(&mut self, disk: DiskId) -> Result<(), String> {
         self.is_posing = self.sabotage == Some(Sabotage::OneShare);
         let disk = if self.is_posing { WATCHED } else { disk };

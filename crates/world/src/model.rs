@@ -609,6 +609,11 @@ impl Model {
         for change in &mut self.changes[self.ended_before..] {
             if change.ended == PENDING {
                 change.ended = moment;
+                if change.reverts {
+                    // A write that ended during the discard may be undone too.
+                    let units = &mut self.units[change.first as usize..change.end as usize];
+                    units.iter_mut().for_each(|unit| unit.floor = 0);
+                }
             }
         }
         self.ended_before = self.changes.len();

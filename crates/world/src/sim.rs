@@ -21,6 +21,7 @@
 //! - every request and command ends within a limit of virtual time.
 
 mod audit;
+mod budgets;
 mod clones;
 mod commands;
 mod crash_log;
@@ -30,6 +31,7 @@ mod finish;
 mod growth;
 mod guest;
 mod injection;
+mod journal_copies;
 mod journal_defects;
 mod lives;
 mod losses;
@@ -60,6 +62,7 @@ use crate::queue::Queue;
 use crate::rng::{self, SimRng};
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
+use budgets::Budgets;
 use clones::Clones;
 use direct::Direct;
 use fills::Fills;
@@ -127,6 +130,8 @@ pub struct Options {
     pub growth_permille: u32,
     /// Share of the histories in which caches fill more than guests read, per mille.
     pub fill_permille: u32,
+    /// Share of the histories with a flash write budget, per mille.
+    pub flash_budget_permille: u32,
     /// Share of the histories in which some reads go directly to guest memory, per mille.
     pub direct_permille: u32,
     /// Share of the histories in which disks are clones, per mille. A parent disk serves the
@@ -140,6 +145,9 @@ pub struct Options {
     pub in_memory_permille: u32,
     /// Share of the histories with restarts in which working flash devices fail flushes, per mille.
     pub flash_flush_permille: u32,
+    /// Share of the histories with restarts and faults in which journals lose one of two copies, and
+    /// another device fails later, per mille.
+    pub copy_loss_permille: u32,
     /// Share of the histories with restarts in which backings change undetectably while no engine
     /// runs, per mille.
     pub silent_permille: u32,
@@ -197,11 +205,13 @@ impl Default for Options {
             bitmap_permille: 250,
             growth_permille: 250,
             fill_permille: 250,
+            flash_budget_permille: 250,
             direct_permille: 500,
             clones_permille: 250,
             restart_permille: 300,
             in_memory_permille: 250,
             flash_flush_permille: 0,
+            copy_loss_permille: 100,
             silent_permille: 300,
             shrink_permille: 300,
             lives: false,
@@ -248,6 +258,10 @@ enum Event {
     Back(usize),
     /// Creates a new journal for a disk whose journal was lost.
     ReplaceRing(usize),
+    /// Creates a new journal for a disk whose journal lost a copy.
+    ReplaceCopy(usize),
+    /// A device refuses journal pages ([`Scenario::refusals`]).
+    Refusal(usize),
     /// The daemon has recorded that the journal of a disk's cache was lost.
     RecordLoss(usize),
     /// Makes the cache of this disk return segments.
@@ -287,6 +301,8 @@ struct Disk {
     /// The journal of the disk's cache was lost although no device loses data, and the daemon has
     /// not created another journal yet.
     lost_ring: bool,
+    /// The daemon is about to replace the disk's journal, which lost a copy.
+    replaces_copy: bool,
     /// The engine discards the dirty data of the disk's recovered cache when the new journal ring
     /// is complete.
     gives_up: bool,
@@ -333,6 +349,7 @@ struct Simulation<'a> {
     tracks: Option<Tracks>,
     growth: Option<Growth>,
     fills: Option<Fills>,
+    budgets: Option<Budgets>,
     /// One in four guest requests promotes nothing.
     passing: bool,
     direct: Option<Direct>,
@@ -340,6 +357,8 @@ struct Simulation<'a> {
     losses: Option<Losses>,
     /// Backings keep unflushed data in the memory of the daemon, which a kill loses.
     backings_in_memory: bool,
+    /// True if all flash was flushed when this life began.
+    is_flash_flushed: bool,
     /// Session to which the next guest requests belong.
     session: u32,
     silent: Option<Silent>,
@@ -409,6 +428,7 @@ impl<'a> Simulation<'a> {
         let direct = Direct::draw(seed, options.direct_permille);
         let growth = Growth::draw(seed, options.growth_permille);
         let fills = Fills::draw(seed, options.fill_permille, scenario.disks.len());
+        let budgets = Budgets::draw(seed, options.flash_budget_permille, scenario.disks.len());
         let lives = scenario.lives.is_some();
         scenario.limits.bulk_run_bytes_min =
             SimRng::new(seed ^ BULK_SALT).pick(&[0, 4 << 10, 16 << 10, 64 << 10]);
@@ -431,9 +451,10 @@ impl<'a> Simulation<'a> {
         }
         losses::draw_flash_flushes(&mut scenario, seed, options);
         losses::draw_returns(&mut scenario, seed);
+        journal_copies::draw(&mut scenario, seed, options);
         let world = Self::of(scenario, rng, options);
         let world = Simulation { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
-        let mut world = Simulation { losses, shrinks, fills, ..world };
+        let mut world = Simulation { losses, shrinks, fills, budgets, ..world };
         world.backings_in_memory = SimRng::new(seed ^ IN_MEMORY_SALT).chance(options.in_memory_permille);
         world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
         world.draw_crash_logs(seed);
@@ -465,6 +486,7 @@ impl<'a> Simulation<'a> {
             gated: false,
             recovering: None,
             lost_ring: false,
+            replaces_copy: false,
             gives_up: false,
             refuses_waiting: false,
             attempts: 0,
@@ -486,11 +508,13 @@ impl<'a> Simulation<'a> {
             tracks: None,
             growth: None,
             fills: None,
+            budgets: None,
             passing: false,
             direct: None,
             clones: None,
             losses: None,
             backings_in_memory: false,
+            is_flash_flushed: true,
             session: 0,
             silent: None,
             shrinks: None,
@@ -561,6 +585,7 @@ impl<'a> Simulation<'a> {
                 self.queue.push(at, Event::DeviceFailure(i));
             }
         }
+        self.schedule_refusals();
         if let Some(at) = self.scenario.power_cut {
             self.queue.push(at, Event::PowerCut);
         }
@@ -578,9 +603,8 @@ impl<'a> Simulation<'a> {
             self.command(disk, Command::RemoveDisk);
             self.drain()?;
         }
-        if self.tracks.is_some() {
-            self.run_dry()?;
-        }
+        // The backing of a removed disk is flushed first.
+        self.run_dry()?;
         self.check_empty()?;
         self.report.took_ns = self.now.0;
         Ok(())
@@ -663,6 +687,7 @@ impl<'a> Simulation<'a> {
                     self.maybe_change_bitmaps()?;
                     self.maybe_grow_disk()?;
                     self.maybe_change_fill()?;
+                    self.maybe_change_budget();
                     self.maybe_shrink()?;
                     self.maybe_record_evidence();
                 }
@@ -670,8 +695,7 @@ impl<'a> Simulation<'a> {
                 Ok(())
             }
             Event::DeviceFailure(device) => {
-                let (_, failure) = self.scenario.devices[device].failure.expect("scheduled");
-                self.flash[device].suffer(failure, &mut self.rng);
+                self.device_fails(device);
                 Ok(())
             }
             Event::Restart(disk) => self.restart(disk),
@@ -682,6 +706,14 @@ impl<'a> Simulation<'a> {
             }
             Event::ReplaceRing(disk) => {
                 self.replace_ring(disk);
+                Ok(())
+            }
+            Event::ReplaceCopy(disk) => {
+                self.replace_journal_copy(disk);
+                Ok(())
+            }
+            Event::Refusal(which) => {
+                self.refuse_pages(which);
                 Ok(())
             }
             Event::RecordLoss(disk) => {

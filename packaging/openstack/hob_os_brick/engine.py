@@ -102,14 +102,19 @@ class HobEngine(executor.Executor, caches.CacheEngineBase):
         :param dev_path: block device with the cache, or the volume's block device
         :returns: path of the volume's block device; dev_path if hob does not cache it
         :raises VolumePathsNotFound: dev_path is missing
-        :raises BrickException: the device is in use; the volume still has its cache
+        :raises BrickException: the device is in use, and the volume still has its cache; or the
+            device has lost hob's file, and its volume is unknown
         """
         path = self._dev_path(kwargs)
-        disk = self._find(path)
+        disk, dead = self._find(path), self._dead_loops(path)
+        if disk is None and dead:
+            raise exception.BrickException(
+                f"{path} has lost hob's file, and hob does not know its volume; "
+                f"'losetup --detach {path}' removes it")
         if disk is None:
             LOG.warning("hob does not cache %s", path)
             return path
-        for loop in self._loops(disk["fuse"]):
+        for loop in [*self._loops(disk["fuse"]), *dead]:
             self._run("losetup", "--detach", loop)
         self._remove(disk["name"])
         return disk["backing"]
@@ -165,6 +170,18 @@ class HobEngine(executor.Executor, caches.CacheEngineBase):
         """Returns the loop devices on a file."""
         out = self._run("losetup", "--list", "--noheadings", "--output", "NAME", "--associated", file)
         return out.split()
+
+    def _dead_loops(self, path):
+        """Returns the device at path if it is a loop device that has lost its file.
+
+        When hob's daemon is killed, its files end, and loop devices on them fail all requests. The
+        new daemon mounts other files in their place. The kernel shows an ended file as "/".
+        """
+        device = os.path.realpath(path)
+        if not re.fullmatch(r"/dev/loop\d+", device):
+            return []
+        out = self._run("losetup", "--list", "--noheadings", "--output", "BACK-FILE", device)
+        return [device] if out.strip() == "/" else []
 
     def _add_loop(self, path, file):
         """Creates a loop device with the volume's sector size."""

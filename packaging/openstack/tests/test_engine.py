@@ -102,7 +102,7 @@ class EngineTest(unittest.TestCase):
         self.assertEqual(VOLUME.read_bytes()[1 << 20:(1 << 20) + len(PATTERN)], PATTERN)
         self.assertEqual(self.manager(path=device).detach_volume(), self.volume)
         self.assertEqual(self.disks(), [])
-        self.assertEqual(self.file_of(device), "")
+        self.assertNotEqual(self.file_of(device), disk["fuse"])
 
     def test_attaching_again_returns_the_same_device(self):
         device = self.attach()
@@ -163,6 +163,20 @@ class EngineTest(unittest.TestCase):
     def test_an_identifier_finds_the_cache_without_a_path(self):
         self.attach(hob_volume="id-2")
         self.assertEqual(self.engine(hob_volume="id-2").detach_volume(dev_path="id-2"), self.volume)
+        self.assertEqual(self.disks(), [])
+
+    def test_a_device_that_has_lost_its_file_is_detached(self):
+        device = self.attach(hob_volume="id-3")
+        [disk] = self.disks()
+        # This is what remains when the daemon is killed.
+        run("umount", "--lazy", disk["fuse"])
+        self.assertEqual(self.file_of(device), "/")
+        with self.assertRaisesRegex(exception.BrickException, "has lost hob's file"):
+            self.engine().detach_volume(dev_path=device)
+        detached = self.engine(hob_volume="id-3").detach_volume(dev_path=device)
+        self.assertEqual(detached, self.volume)
+        # Another program may use the device by now.
+        self.assertNotEqual(self.file_of(device), "/")
         self.assertEqual(self.disks(), [])
 
     def test_a_volume_grows_while_it_is_used(self):

@@ -26,7 +26,7 @@ sub noted {
 sub serve {
     my ($mode) = @_;
     $PVE::Tools::disks =
-        $mode ? qq([{"name":"cached-$volume","cache":{"mode":"$mode"}}]) : '[]';
+        $mode ? qq([{"name":"cached-$volume","backing":"/srv/$volume","cache":{"mode":"$mode"}}]) : '[]';
 }
 
 is($plugin->api(), 12, 'an older Proxmox VE is offered its own version');
@@ -99,6 +99,26 @@ $PVE::Tools::fail = 'disk remove';
 ok(!eval { $plugin->deactivate_volume('cached', $scfg, $volume, undef, undef); 1 }, 'a drain that fails is an error');
 is_deeply(noted(), ["hob disk remove cached-$volume"], 'and the base volume stays active');
 $PVE::Tools::fail = '';
+
+serve('write-back');
+$PVE::Tools::disks =~ s!/srv/!/other/!;
+ok(!eval { $plugin->activate_volume('cached', $scfg, $volume, undef, undef); 1 }, "another volume's disk is refused: $@");
+like($@, qr!belongs to /other/$volume, not to /srv/$volume!, 'with both volumes');
+ok(!eval { $plugin->deactivate_volume('cached', $scfg, $volume, undef, undef); 1 }, 'and is not removed');
+is_deeply([grep { m/^hob/ } @{ noted() }], [], 'no command changes it');
+serve('');
+sub name_of {
+    my ($volname) = @_;
+    $plugin->activate_volume('cached', $scfg, $volname, undef, undef);
+    return (map { m/^hob disk add (\S+)/ ? $1 : () } @{ noted() })[0];
+}
+my %names = (
+    'vm-100-a-b' => 'cached-vm-100-a-b',
+    'vm-100-a+b' => 'cached-vm-100-a.x2b.b',
+    'vm-100-a.x2b.b' => 'cached-vm-100-a.x2e.x2b.b',
+    '100/vm-100-disk-1.raw' => 'cached-100-vm-100-disk-1.raw',
+);
+is(name_of($_), $names{$_}, "the disk of $_") for sort keys %names;
 
 is($plugin->alloc_image('cached', $scfg, 100, 'raw', undef, 1), 'local:made', 'the base storage allocates');
 ok(!eval { $plugin->alloc_image('cached', $scfg, 100, 'qcow2', undef, 1); 1 }, 'raw volumes only');

@@ -1,5 +1,7 @@
 //! Tests of the model on short histories worked out by hand: what it must accept and reject.
 
+use std::time::Duration;
+
 use super::*;
 
 const ORIGIN: Origin = Origin { run: 1, disk: 0 };
@@ -63,7 +65,7 @@ fn a_loss_undoes_what_no_flush_promised_and_a_read_settles_that() {
         let one = write(&mut model, 9);
         flush(&mut model);
         let (two, three) = (write(&mut model, 9), write(&mut model, 9));
-        model.loss();
+        model.loss(Instant::now());
         (model, [one, two, three])
     };
     for seen in 0..3 {
@@ -85,7 +87,7 @@ fn a_flush_after_an_unreported_loss_promises_everything() {
     let one = write(&mut model, 9);
     flush(&mut model);
     write(&mut model, 9);
-    model.loss();
+    model.loss(Instant::now());
     assert!(model.loss_unreported());
     flush(&mut model);
     assert!(!model.loss_unreported());
@@ -109,12 +111,12 @@ fn a_failed_flush_takes_the_promise_back_until_the_data_is_seen_or_written_again
     let (mut model, one, two) = build();
     assert!(sees(&mut model, 9, &two));
     flush(&mut model);
-    model.loss();
+    model.loss(Instant::now());
     assert!(!sees(&mut model, 9, &one), "seen, flushed, and lost");
     let (mut model, one, _) = build();
     write(&mut model, 9);
     flush(&mut model);
-    model.loss();
+    model.loss(Instant::now());
     assert!(!sees(&mut model, 9, &one), "written again, flushed, and lost");
 }
 
@@ -218,12 +220,12 @@ fn zeroes_after_a_discard_do_not_show_that_other_versions_are_lost() {
     let zeroes = model.begin_write(9, 1, Kind::Zeroes);
     model.acknowledge(zeroes, false);
     let data = write(&mut model, 9);
-    model.loss();
+    model.loss(Instant::now());
     let discard = model.begin_write(9, 1, Kind::Discard);
     model.acknowledge(discard, false);
-    model.loss();
+    model.loss(Instant::now());
     assert!(sees(&mut model, 9, &[0; UNIT]), "of the write of zeroes, or of the discard");
-    model.loss();
+    model.loss(Instant::now());
     assert!(sees(&mut model, 9, &data), "the second fault undid the discard");
 }
 
@@ -250,10 +252,21 @@ fn a_flush_that_began_before_a_write_ended_leaves_its_loss_unreported() {
     let flying = model.begin_write(9, 1, Kind::Data);
     let early = model.begin_flush();
     model.acknowledge(flying, false);
-    model.loss();
+    model.loss(Instant::now());
     model.flush_failed(early);
     assert!(model.loss_unreported(), "the next flush may fail too");
     let later = model.begin_flush();
     model.flush_failed(later);
     assert!(!model.loss_unreported());
+}
+
+#[test]
+fn a_read_before_the_daemon_notices_a_loss_settles_nothing() {
+    let mut model = model();
+    let one = write(&mut model, 9);
+    flush(&mut model);
+    let two = write(&mut model, 9);
+    model.loss(Instant::now() + Duration::from_secs(3600));
+    assert!(sees(&mut model, 9, &two), "the cache returns what the backing has lost");
+    assert!(sees(&mut model, 9, &one), "the daemon has noticed the loss");
 }

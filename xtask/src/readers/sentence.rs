@@ -20,7 +20,8 @@ pub(super) fn split(text: &str) -> Vec<(usize, &str)> {
         let next = rest.trim_start();
         let begins = next.chars().next().is_some_and(|c| !c.is_lowercase());
         let word = text[..=at].rsplit([' ', '(']).next().unwrap_or_default();
-        if rest.len() > next.len() && begins && !ABBREVIATIONS.contains(&word) {
+        let is_initial = word.len() == 2 && word.starts_with(char::is_uppercase);
+        if rest.len() > next.len() && begins && !is_initial && !ABBREVIATIONS.contains(&word) {
             let end = text.len() - rest.len();
             found.push((start, &text[start..end]));
             start = text.len() - next.len();
@@ -52,7 +53,8 @@ mod tests {
         let text = "One is 1.5 (e.g. here). `Two. It` is so! See no. 3 for three";
         let found: Vec<&str> = split(text).into_iter().map(|(_, sentence)| sentence).collect();
         assert_eq!(found, ["One is 1.5 (e.g. here).", "`Two. It` is so!", "See no. 3 for three"]);
-        assert_eq!(split("A. B.")[1], (3, "B."));
+        assert_eq!(split("Ab. Cd.")[1], (4, "Cd."));
+        assert_eq!(split("After J. Nagle.").len(), 1);
     }
 
     #[test]

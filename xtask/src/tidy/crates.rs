@@ -20,8 +20,12 @@ const RULES: &[Rule] = &[
     Rule { name: "hob-control", may_name: &[] },
     Rule { name: "hob-lab", may_name: &["hob-engine", "hob-nbd", "hob-world"] },
     Rule {
-        name: "hob-daemon",
+        name: "hob-shard",
         may_name: &["hob-engine", "hob-nbd", "hob-storage", "hob-frontends", "hob-control"],
+    },
+    Rule {
+        name: "hob-daemon",
+        may_name: &["hob-engine", "hob-nbd", "hob-storage", "hob-frontends", "hob-control", "hob-shard"],
     },
     Rule {
         name: "hob-cli",

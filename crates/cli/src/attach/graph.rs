@@ -1,6 +1,7 @@
 //! QEMU's block graph: devices of the guest, and the nodes below them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
@@ -47,16 +48,20 @@ impl Graph {
     /// Reads the block graph from QEMU.
     pub(super) async fn read(monitor: &mut Monitor) -> anyhow::Result<Graph> {
         let nodes = monitor.ask("query-named-block-nodes", json!({ "flat": true })).await?;
-        let graph = monitor
-            .ask("x-debug-query-block-graph", json!({}))
-            .await
-            .context("QEMU 5.2 or later is needed")?;
+        let graph = edges(monitor).await?;
         let jobs = monitor.ask("query-block-jobs", json!({})).await?;
         let blocks = monitor.ask("query-block", json!({})).await?;
         Ok(Graph::new(&nodes, &graph, &jobs, &blocks))
     }
 
-    fn new(nodes: &Value, graph: &Value, jobs: &Value, blocks: &Value) -> Graph {
+    /// Reads only the edges of the block graph, while the VM is paused: one command of QMP, for which
+    /// QEMU opens and asks nothing.
+    pub(super) async fn read_edges(monitor: &mut Monitor) -> anyhow::Result<Graph> {
+        let graph = edges(monitor).await?;
+        Ok(Graph::new(&Value::Null, &graph, &Value::Null, &Value::Null))
+    }
+
+    pub(super) fn new(nodes: &Value, graph: &Value, jobs: &Value, blocks: &Value) -> Graph {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let nodes = list(nodes).into_iter().map(|info| {
@@ -104,14 +109,47 @@ impl Graph {
         Some(edge.2.clone())
     }
 
+    /// Returns all nodes below a device, including backing files and their files.
+    pub(super) fn below<'a>(&'a self, backend: &'a str) -> BTreeSet<&'a str> {
+        let mut found = BTreeSet::new();
+        let mut todo = vec![backend];
+        while let Some(parent) = todo.pop() {
+            let children = self.edges.iter().filter(|(from, ..)| from == parent);
+            todo.extend(children.map(|(.., child)| child.as_str()).filter(|child| found.insert(*child)));
+        }
+        found
+    }
+
     /// Returns how many nodes and devices use a node.
     pub(super) fn users(&self, node: &str) -> usize {
         self.edges.iter().filter(|(_, _, child)| child == node).count()
     }
 
+    /// Returns the absolute paths of the image files that QEMU has open for writing.
+    pub(super) fn written_files(&self) -> Vec<PathBuf> {
+        let is_written = |node: &&Node| {
+            matches!(node.driver.as_str(), "file" | "host_device") && node.info["ro"] == json!(false)
+        };
+        let files = self.nodes.values().filter(is_written).map(|node| PathBuf::from(&node.file));
+        files.filter(|file| file.is_absolute()).collect()
+    }
+
     pub(super) fn has(&self, node: &str) -> bool {
         self.nodes.contains_key(node)
     }
+}
+
+async fn edges(monitor: &mut Monitor) -> anyhow::Result<Value> {
+    monitor.ask("x-debug-query-block-graph", json!({})).await.context("QEMU 5.2 or later is needed")
+}
+
+/// Returns true if QEMU has a node of this name. As cheap as [`Graph::read_edges`].
+pub(super) async fn has_node(monitor: &mut Monitor, node: &str) -> anyhow::Result<bool> {
+    Ok(has_name(&edges(monitor).await?, node))
+}
+
+fn has_name(graph: &Value, node: &str) -> bool {
+    graph["nodes"].as_array().into_iter().flatten().any(|found| found["name"] == node)
 }
 
 /// Converts a device that `query-block` describes.
@@ -142,6 +180,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_images_that_are_written_are_flushed() {
+        let node = |name: &str, driver: &str, file: &str, ro: bool| json!({ "node-name": name, "drv": driver, "file": file, "ro": ro });
+        let nodes = json!([
+            node("a", "file", "/a", false),
+            node("b", "host_device", "/dev/b", false),
+            node("q", "qcow2", "/q", false),
+            node("base", "file", "/base", true),
+            node("relative", "file", "image", false),
+            node("hob", "nbd", "/n", false),
+        ]);
+        let graph = Graph::new(&nodes, &Value::Null, &Value::Null, &Value::Null);
+        assert_eq!(graph.written_files(), [PathBuf::from("/a"), PathBuf::from("/dev/b")]);
+    }
+
+    #[test]
     fn the_chain_leads_from_the_device_to_the_file() {
         let node = |name: &str, driver: &str| json!({ "node-name": name, "drv": driver, "file": "a" });
         let nodes = json!([node("q", "qcow2"), node("f", "file"), node("base", "raw")]);
@@ -157,9 +210,14 @@ mod tests {
             { "device": "", "qdev": "/machine/peripheral/vd/virtio-backend", "inserted": { "ro": false } },
             { "device": "cd", "removable": true },
         ]);
+        assert!(has_name(&graph, "base") && !has_name(&graph, "other"));
+        let edges = Graph::new(&Value::Null, &graph, &Value::Null, &Value::Null);
+        assert_eq!(edges.chain("vda").unwrap(), ["q", "f"]);
         let graph = Graph::new(&nodes, &graph, &json!([]), &blocks);
         assert_eq!(graph.chain("vda").unwrap(), ["q", "f"]);
         assert_eq!(graph.child("q", "backing").as_deref(), Some("base"));
+        assert_eq!(graph.below("vda").into_iter().collect::<Vec<_>>(), ["base", "f", "q"]);
+        assert!(graph.below("other").is_empty());
         assert_eq!((graph.users("f"), graph.users("vda")), (1, 0));
         assert!(graph.chain("other").is_err());
         assert_eq!(graph.devices.len(), 1);

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 
-use super::qmp::virsh;
+use super::virsh::{is_unknown_domain, virsh};
 
 /// The disk's source in the definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +28,13 @@ pub(super) fn find(xml: &str, file: &Path, disk: &str) -> Option<Defined> {
             return Some(Defined::Hob(element.to_owned()));
         }
         let path = source(element)?;
-        let same = Path::new(&path) == file || Path::new(&path).canonicalize().is_ok_and(|path| path == file);
-        same.then(|| Defined::Image(element.to_owned()))
+        is_same_path(Path::new(&path), file).then(|| Defined::Image(element.to_owned()))
     })
+}
+
+/// Returns true if both paths lead to the same file, also through different links.
+pub(super) fn is_same_path(one: &Path, other: &Path) -> bool {
+    one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
 }
 
 /// Returns the element of a disk with hob as its source, on the NBD socket `socket`.
@@ -41,10 +45,7 @@ pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Resul
     let start = element.find("<source ").context("the disk has no source in the domain's XML")?;
     let end = start + element[start..].find('>').context("the domain's XML is invalid")? + 1;
     if !element[start..end].ends_with("/>") {
-        bail!(
-            "the disk's <source> in the domain's XML has additional elements, which hob does not \
-            convert"
-        );
+        bail!("the disk's <source> in the domain's XML has additional elements, which hob does not convert");
     }
     let indent = " ".repeat(element[..start].len() - element[..start].trim_end_matches(' ').len());
     let source = format!(
@@ -68,9 +69,12 @@ pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Resul
     Ok(new)
 }
 
-/// Returns the persistent XML of a domain, or `None` if it has none.
+/// Returns the persistent XML of a domain, or `None` if it has none or does not exist any more.
 pub(super) async fn definition(domain: &str) -> anyhow::Result<Option<String>> {
-    let info = virsh(&["dominfo", domain]).await?;
+    let info = match virsh(&["dominfo", domain]).await {
+        Err(error) if is_unknown_domain(&error) => return Ok(None),
+        info => info?,
+    };
     let is_persistent = info.lines().any(|line| {
         let (key, value) = line.split_once(':').unwrap_or_default();
         key.trim() == "Persistent" && value.trim() == "yes"
@@ -87,7 +91,7 @@ pub(super) async fn replace(domain: &str, old: &str, new: &str) -> anyhow::Resul
     let xml = xml.replacen(old, new, 1);
     let define = move || -> anyhow::Result<()> {
         let mut command = Command::new("virsh");
-        command.args(["-q", "define", "/dev/stdin"]);
+        command.env("LC_ALL", "C").args(["-q", "define", "/dev/stdin"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         child.stdin.take().context("a pipe")?.write_all(xml.as_bytes())?;
         let output = child.wait_with_output()?;
@@ -180,6 +184,21 @@ mod tests {
         assert_eq!(find(&changed, file, "web-vda"), Some(Defined::Hob(new.clone())));
         assert_eq!(changed.replacen(&new, &old, 1), XML);
         assert_eq!(find(XML, Path::new("/other"), "web-vda"), None);
+    }
+
+    #[test]
+    fn a_definition_may_name_the_image_by_another_link() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("image"), "x").unwrap();
+        let [one, other] = ["one", "other"].map(|name| dir.path().join(name));
+        for link in [&one, &other] {
+            std::os::unix::fs::symlink("image", link).unwrap();
+        }
+        let xml = format!("<disk type='block'><source dev='{}'/></disk>", one.display());
+        for file in [&one, &other, &dir.path().join("image")] {
+            assert!(matches!(find(&xml, file, "d"), Some(Defined::Image(_))), "{}", file.display());
+        }
+        assert_eq!(find(&xml, &dir.path().join("missing"), "d"), None);
     }
 
     #[test]

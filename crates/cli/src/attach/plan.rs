@@ -174,11 +174,12 @@ pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
             State { spare: Spare::None | Spare::Part, .. } => Step::AddSpare,
             _ => Step::ToImage,
         },
-        // The VM continues before any request to the daemon, which may not answer.
+        // The VM continues before anything that it need not wait for, and before any request to the
+        // daemon, which may not answer.
         (Goal::Detached, Path::Image) => match state {
-            State { node: true, .. } => Step::DeleteNode,
             State { running: false, marked: true, .. } => Step::Continue,
             State { marked: true, .. } => Step::Unmark,
+            State { node: true, .. } => Step::DeleteNode,
             State { definition: Definition::Hob, .. } => Step::Undefine,
             State { disk: HobDisk::Unknown, .. } => return Err(NoDaemon),
             State { disk: HobDisk::Cached, .. } => Step::DisableCache,
@@ -354,6 +355,28 @@ mod tests {
         }
     }
 
+    /// The guest waits only for steps that must not happen while it runs.
+    #[test]
+    fn the_pause_has_no_other_steps() {
+        let attached = State {
+            recorded: true,
+            disk: HobDisk::Cached,
+            node: true,
+            path: Path::Hob,
+            definition: Definition::Hob,
+            ..START
+        };
+        for (goal, state, expected) in [
+            (Goal::Attached, START, [Step::ToHob, Step::DeleteSpare, Step::Lock]),
+            (Goal::Detached, attached, [Step::Unlock, Step::AddSpare, Step::ToImage]),
+        ] {
+            let steps = steps(goal, state).unwrap();
+            let after_pause = steps.into_iter().skip_while(|step| *step != Step::Pause).skip(1);
+            let paused: Vec<Step> = after_pause.take_while(|step| *step != Step::Continue).collect();
+            assert_eq!(paused, expected, "{goal:?}");
+        }
+    }
+
     #[test]
     fn without_the_daemon_a_guest_that_uses_its_image_continues() {
         let state = State {
@@ -370,7 +393,7 @@ mod tests {
             done.push(step);
             now = after(step, now);
         }
-        assert_eq!(done, [Step::DeleteNode, Step::Continue, Step::Unmark]);
+        assert_eq!(done, [Step::Continue, Step::Unmark, Step::DeleteNode]);
         assert_eq!(next(Goal::Detached, now), Err(NoDaemon));
     }
 }

@@ -45,11 +45,40 @@ pub(super) struct Volumes {
 }
 
 impl Volumes {
-    /// Returns the name that the storage plugin gives to hob's disk.
+    /// Returns the name that the storage plugin gives to hob's disk (`disk_name` in HobPlugin.pm).
     pub(super) fn disk(&self) -> String {
-        let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
-        self.hob.chars().map(plain).collect()
+        let (storage, volume) = self.hob.split_once(':').unwrap_or(("", self.hob.as_str()));
+        let directory = volume.split_once('/').filter(|(vmid, _)| is_number(vmid));
+        let (directory, mut rest) = match directory {
+            Some((vmid, rest)) => (format!("{vmid}-"), rest.as_bytes()),
+            None => (String::new(), volume.as_bytes()),
+        };
+        let mut name = format!("{storage}-{directory}");
+        while let Some((&byte, after)) = rest.split_first() {
+            if is_plain(byte) && !(byte == b'.' && is_code(after)) {
+                name.push(char::from(byte));
+            } else {
+                name.push_str(&format!(".x{byte:02x}."));
+            }
+            rest = after;
+        }
+        name
     }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Returns true if the names of hob's disks may have this character.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"._-".contains(&byte)
+}
+
+/// Returns true if the text after a dot looks like the code of a character, `xHH.`.
+fn is_code(rest: &[u8]) -> bool {
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    matches!(rest, [b'x', high, low, b'.', ..] if is_hex(*high) && is_hex(*low))
 }
 
 /// The configuration of a VM and of the storages.
@@ -195,6 +224,12 @@ pub(super) fn qmp(vmid: u32) -> PathBuf {
     file(&format!("var/run/qemu-server/{vmid}.qmp"))
 }
 
+/// Returns the numbers of the VMs that run on this node.
+pub(super) fn running() -> Vec<u32> {
+    let sockets = std::fs::read_dir(file("var/run/qemu-server")).into_iter().flatten().flatten();
+    sockets.filter_map(|socket| socket.file_name().to_str()?.strip_suffix(".qmp")?.parse().ok()).collect()
+}
+
 /// Returns the process id of a VM.
 pub(super) fn pid(vmid: u32) -> Option<i32> {
     let text = std::fs::read_to_string(file(&format!("var/run/qemu-server/{vmid}.pid"))).ok()?;
@@ -263,6 +298,19 @@ hob: files
         assert_eq!(hob.definition(&volumes), Definition::Hob);
         let other = Settings { vm: "scsi1: none,media=cdrom\n".into(), ..settings() };
         assert_eq!(other.definition(&volumes), Definition::None);
+    }
+
+    /// plugin.t has the same names.
+    #[test]
+    fn different_volumes_have_different_disks() {
+        let name = |volume: &str| {
+            let (image, hob) = (format!("local:{volume}"), format!("cached:{volume}"));
+            Volumes { key: "scsi0".into(), image, hob }.disk()
+        };
+        assert_eq!(name("vm-100-a-b"), "cached-vm-100-a-b");
+        assert_eq!(name("vm-100-a+b"), "cached-vm-100-a.x2b.b");
+        assert_eq!(name("vm-100-a.x2b.b"), "cached-vm-100-a.x2e.x2b.b");
+        assert_eq!(name("100/vm-100-disk-1.raw"), "cached-100-vm-100-disk-1.raw");
     }
 
     #[test]

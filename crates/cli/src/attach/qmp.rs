@@ -1,5 +1,6 @@
 //! A connection to QEMU's control protocol (QMP): one JSON object per line.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::proxmox;
+use super::virsh::{Shell, is_unknown_domain, virsh};
 
 /// Maximum time for QEMU's greeting. QEMU sends none while it serves another client.
 const GREETING_MAX: Duration = Duration::from_secs(5);
@@ -24,6 +26,11 @@ pub(super) struct Refused {
     reason: String,
 }
 
+/// The VM does not run.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NotRunning(String);
+
 /// A connection to one VM.
 #[derive(Debug)]
 pub(super) enum Monitor {
@@ -36,7 +43,11 @@ pub(super) enum Monitor {
         sent: u64,
     },
     /// A domain of libvirt, which has the socket and forwards commands.
-    Libvirt { domain: String },
+    Libvirt {
+        domain: String,
+        /// Forwards the commands. If it is absent, each command has its own process.
+        shell: Option<Shell>,
+    },
     /// The VM does not run.
     None,
 }
@@ -45,14 +56,23 @@ impl Monitor {
     /// Connects to a QMP socket.
     ///
     /// # Errors
-    /// QEMU does not answer, for example because another client is connected.
+    /// [`NotRunning`] if there is no such socket, or no process listens on it; another error if QEMU
+    /// does not answer, for example because another client is connected.
     pub(super) async fn connect(path: &Path) -> anyhow::Result<Monitor> {
         let at = path.display();
-        let stream = UnixStream::connect(path).await.with_context(|| format!("cannot reach QEMU at {at}"))?;
+        let stream = match UnixStream::connect(path).await {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                return Err(NotRunning(format!("QEMU has no QMP socket {at}: {error}")).into());
+            }
+            stream => stream.with_context(|| format!("cannot reach QEMU at {at}"))?,
+        };
         let pid = stream.peer_cred().ok().and_then(|cred| cred.pid());
         let mut stream = BufReader::new(stream);
         timeout(GREETING_MAX, line(&mut stream)).await.map_err(|_| {
-            anyhow!("QEMU does not answer at {at}; another program may be connected to this socket")
+            anyhow!(
+                "QEMU does not answer at {at}: another program may be connected to this socket, which accepts \
+                 one at a time. End it, and repeat the command"
+            )
         })??;
         let mut monitor = Monitor::Socket { stream, pid, sent: 0 };
         monitor.ask("qmp_capabilities", json!({})).await?;
@@ -63,7 +83,8 @@ impl Monitor {
     /// time.
     ///
     /// # Errors
-    /// The VM does not run on this node, or another program stays connected.
+    /// [`NotRunning`] if the VM does not run on this node; another error if another program stays
+    /// connected.
     pub(super) async fn of_proxmox(vmid: u32) -> anyhow::Result<Monitor> {
         let path = proxmox::qmp(vmid);
         let mut monitor = Monitor::connect(&path).await?;
@@ -76,12 +97,34 @@ impl Monitor {
     /// Connects to a domain of libvirt.
     ///
     /// # Errors
-    /// The domain does not run.
+    /// [`NotRunning`] if the domain does not run or does not exist; another error if libvirt does not
+    /// answer.
     pub(super) async fn of_domain(domain: &str) -> anyhow::Result<Monitor> {
-        let state = virsh(&["domstate", domain]).await?;
+        let state = match virsh(&["domstate", domain]).await {
+            Err(error) if is_unknown_domain(&error) => {
+                let names = "'virsh list --all' shows the names";
+                return Err(NotRunning(format!("libvirt has no domain {domain}; {names}")).into());
+            }
+            state => state?,
+        };
         match state.trim() {
-            "running" | "paused" => Ok(Monitor::Libvirt { domain: domain.to_owned() }),
+            "running" | "paused" => {
+                Ok(Monitor::Libvirt { domain: domain.to_owned(), shell: Shell::open(domain).await })
+            }
+            "shut off" => Err(NotRunning(format!(
+                "the domain {domain} is shut off; start it with 'virsh start {domain}'"
+            ))
+            .into()),
             state => bail!("the domain {domain} is in the state '{state}', not running"),
+        }
+    }
+
+    /// Makes sure that commands need no new process, before the VM is paused.
+    pub(super) async fn prepare(&mut self) {
+        if let Monitor::Libvirt { domain, shell } = self
+            && shell.is_none()
+        {
+            *shell = Shell::open(domain).await;
         }
     }
 
@@ -90,7 +133,7 @@ impl Monitor {
         match self {
             Monitor::None => None,
             Monitor::Socket { pid, .. } => *pid,
-            Monitor::Libvirt { domain } => {
+            Monitor::Libvirt { domain, .. } => {
                 let pid = std::fs::read_to_string(format!("/run/libvirt/qemu/{domain}.pid")).ok()?;
                 pid.trim().parse().ok()
             }
@@ -134,7 +177,15 @@ impl Monitor {
                     }
                 }
             }
-            Monitor::Libvirt { domain } => {
+            Monitor::Libvirt { domain, shell } => {
+                if let Some(open) = shell {
+                    match open.ask(&question.to_string()).await {
+                        Ok(answer) => return Ok(answer),
+                        // libvirt may have restarted. If this command was carried out, QEMU refuses it
+                        // now, and the changes are undone.
+                        Err(_) => *shell = None,
+                    }
+                }
                 let text = virsh(&["qemu-monitor-command", domain, &question.to_string()]).await?;
                 serde_json::from_str(&text).with_context(|| format!("virsh answered {text:?}"))
             }
@@ -149,23 +200,6 @@ impl Monitor {
     }
 }
 
-/// Runs `virsh` and returns its output.
-///
-/// # Errors
-/// The error text of `virsh`.
-pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
-    let mut command = std::process::Command::new("virsh");
-    command.arg("-q").args(args);
-    let output = tokio::task::spawn_blocking(move || command.output())
-        .await?
-        .context("cannot run virsh, which is in the package libvirt-clients")?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("virsh {}: {}", args[0], said.trim().trim_start_matches("error: "));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
 async fn line(stream: &mut BufReader<UnixStream>) -> anyhow::Result<Value> {
     let mut line = String::new();
     let count = stream.read_line(&mut line).await.context("the connection to QEMU failed")?;
@@ -173,4 +207,32 @@ async fn line(stream: &mut BufReader<UnixStream>) -> anyhow::Result<Value> {
         bail!("QEMU closed the connection");
     }
     serde_json::from_str(&line).with_context(|| format!("QEMU answered {line:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn connect(path: &Path) -> anyhow::Error {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(Monitor::connect(path)).unwrap_err()
+    }
+
+    #[test]
+    fn a_socket_without_a_vm_and_a_vm_without_an_answer_differ() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let error = connect(&path);
+        assert!(error.is::<NotRunning>() && error.to_string().contains("qmp"), "{error:#}");
+        // QEMU was killed.
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(connect(&path).is::<NotRunning>());
+        // Another program has the connection, so this one gets no greeting.
+        std::fs::remove_file(&path).unwrap();
+        let _busy = UnixListener::bind(&path).unwrap();
+        let error = connect(&path);
+        assert!(!error.is::<NotRunning>() && error.to_string().contains("another program"), "{error:#}");
+    }
 }

@@ -9,11 +9,13 @@ use hob_control::{CacheEnable, check_name};
 use serde_json::{Value, json};
 
 use super::graph::{Device, Graph, is_made_up};
+use super::image::Image;
 use super::libvirt;
 use super::options::{drive_discards, name_or, node_name, of_hob, of_image, of_parent};
 use super::proxmox;
 use super::qmp::Monitor;
 use super::record::{Method, Record};
+use crate::output::word;
 
 /// VM states, as QEMU reports them, in which hob attaches and detaches the VM's disks.
 const STATES: [&str; 2] = ["running", "paused"];
@@ -25,6 +27,8 @@ pub(super) struct Vm {
     pub(super) graph: Graph,
     command_line: Vec<String>,
     directory: Option<PathBuf>,
+    /// Process id of QEMU, if it is known.
+    pid: Option<i32>,
 }
 
 /// The user's options for each disk.
@@ -51,13 +55,14 @@ impl Vm {
         let graph = Graph::read(monitor).await?;
         let name = monitor.ask("query-name", json!({})).await?;
         let name = name["name"].as_str().unwrap_or(default_name).to_owned();
-        let process = monitor.pid().map(|pid| PathBuf::from(format!("/proc/{pid}")));
+        let pid = monitor.pid();
+        let process = pid.map(|pid| PathBuf::from(format!("/proc/{pid}")));
         let command_line = process.as_ref().and_then(|process| std::fs::read(process.join("cmdline")).ok());
         let command_line = command_line.unwrap_or_default();
         let words =
             command_line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
         let directory = process.and_then(|process| std::fs::read_link(process.join("cwd")).ok());
-        Ok(Vm { name, graph, command_line: words.collect(), directory })
+        Ok(Vm { name, graph, command_line: words.collect(), directory, pid })
     }
 
     /// Refuses a VM with an operation in progress that conflicts with changing a disk.
@@ -65,10 +70,7 @@ impl Vm {
         let status = monitor.ask("query-status", json!({})).await?;
         let status = status["status"].as_str().unwrap_or_default();
         if !STATES.contains(&status) {
-            bail!(
-                "the VM is in the state '{status}'; hob changes disks only while the VM runs or \
-                is paused"
-            );
+            bail!("the VM is in the state '{status}'; hob changes disks only while the VM runs or is paused");
         }
         let migration = monitor.ask("query-migrate", json!({})).await?;
         let migration = migration["status"].as_str().unwrap_or_default();
@@ -82,7 +84,7 @@ impl Vm {
         if let Some((id, kind)) = self.graph.jobs.iter().find(|(id, _)| !id.starts_with("hob-")) {
             bail!(
                 "a block job is running in the VM: {kind} '{id}' (a backup, snapshot or copy); \
-                repeat the command when it has ended"
+                repeat the command when it has ended, or end it with 'block-job-cancel'"
             );
         }
         Ok(())
@@ -95,7 +97,7 @@ impl Vm {
             let usual = devices.iter().filter(|device| !device.read_only && !device.removable);
             let usual: Vec<Device> = usual.cloned().collect();
             if usual.is_empty() {
-                bail!("the VM has no disk that can be attached");
+                bail!("the VM has no disk that can be attached: all its drives are read-only or removable");
             }
             return Ok(usual);
         }
@@ -143,13 +145,17 @@ impl Vm {
         }
         let chain = graph.chain(&device.backend)?;
         let (image, parents) = chain.split_last().expect("a chain has a node");
-        let file = self.file(image)?;
+        let Image { given, stored: file } = self.file(image)?;
         if graph.users(image) != 1 {
-            bail!("{} is used by several nodes of QEMU", file.display());
+            bail!(
+                "several block nodes of QEMU use {}, and hob can replace only one user. End the export, the backup or \
+                 the other device that uses it, and repeat the command",
+                given.display()
+            );
         }
         let parent = parents.last();
         let method = self.method(parent, parents.len(), device, wanted.method)?;
-        let text = file.to_str().context("the image file has a name that is not UTF-8")?;
+        let text = given.to_str().context("the image file has a name that is not UTF-8")?;
         let node = &graph.nodes[image];
         let open = |name: &str| of_image(node, text, image, name, &self.command_line);
         let (spare, options) = match (method, parent) {
@@ -185,6 +191,11 @@ impl Vm {
         let top = parent.unwrap_or(image);
         let discard = method != Method::Mirror || self.discards(top, text);
         let socket = wanted.socket.to_str().context("the socket has a name that is not UTF-8")?;
+        let definition = xml.and_then(|xml| image_element(xml, &file, &disk));
+        if let Some(element) = &definition {
+            // Otherwise the last step of the plan would fail.
+            libvirt::with_hob(element, &disk, socket)?;
+        }
         Ok(Record {
             version: Record::VERSION,
             target: wanted.target.clone(),
@@ -197,19 +208,19 @@ impl Vm {
             node: of_hob(&node_name(&disk, ""), socket, &disk, discard),
             spare,
             parent: options,
-            definition: xml.and_then(|xml| image_element(xml, &file, &disk)),
+            definition,
             volumes,
             disk,
         })
     }
 
-    /// Returns the image file of a node.
-    fn file(&self, node: &str) -> anyhow::Result<PathBuf> {
+    /// Returns the image file of a node, which QEMU must have open.
+    fn file(&self, node: &str) -> anyhow::Result<Image> {
         let node = &self.graph.nodes[node];
         if !matches!(node.driver.as_str(), "file" | "host_device") {
             bail!(
-                "QEMU opens {} with the driver '{}'; only files and block devices can be \
-                attached",
+                "QEMU opens {} with the driver '{}'; only files and block devices can be attached. 'hob disk add' \
+                 serves other images, and then the VM needs a restart with hob's disk",
                 node.file,
                 node.driver
             );
@@ -222,11 +233,11 @@ impl Vm {
         if file.starts_with("/dev/fdset/") || file.is_empty() {
             bail!("QEMU was given the image as an open file, so hob does not know its path");
         }
-        let path = match &self.directory {
-            Some(directory) => directory.join(&file),
-            None => PathBuf::from(&file),
-        };
-        path.canonicalize().with_context(|| format!("cannot find {}", path.display()))
+        let image = Image::find(&file, self.directory.as_deref())?;
+        if let Some(pid) = self.pid {
+            image.check_opened_by(pid)?;
+        }
+        Ok(image)
     }
 
     fn method(
@@ -246,13 +257,22 @@ impl Vm {
         .into_iter()
         .filter_map(|(method, is_possible)| is_possible.then_some(method))
         .collect();
+        let first = possible.first().with_context(|| {
+            format!(
+                "QEMU has the image below {depth} block nodes without names, which it cannot reopen. Start the VM with \
+                 '-blockdev' and a 'node-name' for each node"
+            )
+        })?;
         match wanted {
-            None => {
-                possible.first().copied().context("QEMU has this image below nodes that hob cannot change")
-            }
+            None => Ok(*first),
             Some(method) if possible.contains(&method) => Ok(method),
             Some(method) => {
-                bail!("{}: the method {method:?} is not possible; possible: {possible:?}", device.label)
+                let possible = possible.iter().map(word).collect::<Vec<_>>().join(", ");
+                bail!(
+                    "{}: '--method {}' is not possible for this disk; possible: {possible}",
+                    device.label,
+                    word(&method)
+                )
             }
         }
     }
@@ -260,12 +280,17 @@ impl Vm {
     /// Refuses to replace a node that other parts of QEMU depend on.
     fn check_replaceable(&self, root: &str) -> anyhow::Result<()> {
         if self.graph.users(root) != 1 {
-            bail!("the node {root} is also exported or used by another node of QEMU");
+            bail!(
+                "QEMU also exports the node {root}, or another block node uses it. End that, and repeat the command"
+            );
         }
         let bitmaps =
             self.graph.nodes[root].info["dirty-bitmaps"].as_array().is_some_and(|list| !list.is_empty());
         if bitmaps {
-            bail!("the node {root} has dirty bitmaps for backups, which would be lost; remove them first");
+            bail!(
+                "the node {root} has dirty bitmaps for backups, which would be lost. Remove them with \
+                 'block-dirty-bitmap-remove', and repeat the command; the next backup is then a full one"
+            );
         }
         Ok(())
     }
@@ -320,4 +345,28 @@ async fn measure(file: &Path, format: &str) -> anyhow::Result<u64> {
     }
     let sizes: Value = serde_json::from_slice(&output.stdout).context("qemu-img measure")?;
     sizes["fully-allocated"].as_u64().context("qemu-img measure does not say how large the image can become")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_that_is_not_possible_is_refused_with_the_possible_ones() {
+        let vm = Vm {
+            name: "web".to_owned(),
+            graph: Graph::default(),
+            command_line: Vec::new(),
+            directory: None,
+            pid: None,
+        };
+        let device =
+            Device { backend: "vda".to_owned(), label: "vda".to_owned(), read_only: false, removable: false };
+        let method = |wanted| vm.method(None, 0, &device, wanted);
+        assert_eq!(method(None).unwrap(), Method::Mirror);
+        assert_eq!(
+            method(Some(Method::Reopen)).unwrap_err().to_string(),
+            "vda: '--method reopen' is not possible for this disk; possible: mirror"
+        );
+    }
 }

@@ -2,38 +2,47 @@
 //! step fails.
 
 use std::io::{self, Write as _};
+use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use hob_control::client::{Client, ClientError};
 use hob_control::{DiskAdd, DiskPatch, OnClients, OnDirty};
 use serde_json::{Value, json};
 
-use super::graph::Graph;
-use super::libvirt;
+use super::definition;
+use super::graph::{Graph, has_node};
+use super::interrupt::Interrupt;
+use super::overlay::path;
 use super::plan::{Definition, Goal, HobDisk, NoDaemon, Path, Spare, State, Step, after, next};
-use super::proxmox::{self, Settings};
 use super::qmp::Monitor;
 use super::record::{Method, Record, Records, name_of};
 use super::survey::room;
 use crate::drain::drain_first;
-use crate::remote::explain;
+use crate::remote::{Explained, explain};
 
 /// Object in QEMU which marks that hob paused the VM. The object exists until the VM ends.
-const MARK: &str = "hob-paused";
+pub(super) const MARK: &str = "hob-paused";
 
 /// Maximum time for a daemon that does not answer to restart.
 const DAEMON_MAX: Duration = Duration::from_secs(30);
+/// Maximum number of restarts of the daemon during one pursuit of a goal.
+const RESTARTS_MAX: u32 = 5;
+/// Maximum number of times that the plan is carried out to its end.
+const PASSES_MAX: usize = 4;
 /// Maximum time for a block job to start or end.
 const JOB_MAX: Duration = Duration::from_secs(20);
 /// Maximum time for hob to notice that QEMU has disconnected.
 const DISCONNECT_MAX: Duration = Duration::from_secs(10);
+/// Maximum time for another program to release the image. The VM is paused meanwhile.
+const LOCK_MAX: Duration = Duration::from_secs(5);
 /// Maximum time for QEMU to connect to hob.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Pause between two attempts.
 const CONNECT_EVERY: Duration = Duration::from_millis(100);
+/// End of the daemon's error about a disk that it is opening after its start.
+const OPENING: &str = " is being opened";
 /// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
@@ -43,63 +52,255 @@ const STOP_AFTER: &str = "HOB_ATTACH_STOP_AFTER";
 
 /// The work on one disk.
 pub(super) struct Work<'a> {
-    pub(super) monitor: &'a mut Monitor,
-    pub(super) client: &'a Client,
-    pub(super) records: &'a Records,
+    monitor: &'a mut Monitor,
+    client: &'a Client,
+    records: &'a Records,
     pub(super) record: &'a Record,
-    /// Set when the user interrupts the command.
-    pub(super) interrupted: Arc<AtomicBool>,
-    pub(super) paused_at: Option<Instant>,
+    interrupt: Arc<Interrupt>,
+    /// True after a step failed. The command undoes its changes, also if the user interrupts it.
+    is_undoing: bool,
+    paused_at: Option<Instant>,
     /// Time for which the VM was paused.
     pub(super) paused: Duration,
-    pub(super) stop_after: Option<u32>,
+    stop_after: Option<u32>,
+    /// True if the command has waited for the daemon in vain. The command does not wait again.
+    has_no_daemon: bool,
+    /// The last step that was printed. Further attempts are not printed.
+    told: Option<Step>,
+    /// Messages that wait for the end of the pause.
+    untold: Vec<String>,
+}
+
+/// Restarts of the daemon during the work.
+#[derive(Default)]
+struct Restarts {
+    count: u32,
+    /// Time of the last restart, or of the first reply that the daemon is opening the disk.
+    last: Option<Instant>,
+    is_told: bool,
+}
+
+impl Restarts {
+    /// Counts a restart. Returns false if there are too many.
+    fn count(&mut self) -> bool {
+        self.count += 1;
+        self.last = Some(Instant::now());
+        self.count <= RESTARTS_MAX
+    }
+
+    /// Returns true if a failed step may succeed later: the daemon ended during the step, or the
+    /// daemon has restarted and is still opening the disk.
+    fn may_try_again(&mut self, error: &anyhow::Error) -> bool {
+        match error.downcast_ref::<Explained>().map(|explained| &explained.error) {
+            Some(ClientError::Unreachable { .. } | ClientError::BrokeOff { .. }) => self.count(),
+            Some(ClientError::Refused { status: 404 | 409, problem }) => {
+                // The daemon may have restarted before this command began.
+                if problem.error.ends_with(OPENING) {
+                    self.last.get_or_insert_with(Instant::now);
+                    if !std::mem::replace(&mut self.is_told, true) {
+                        tell("the hob daemon is opening the disk; waiting for it");
+                    }
+                }
+                self.last.is_some_and(|at| at.elapsed() < DAEMON_MAX)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The states at which the plan was begun, to end a plan that would repeat its steps.
+#[derive(Default)]
+struct Passes(Vec<State>);
+
+impl Passes {
+    /// Begins the plan at `state`.
+    ///
+    /// # Errors
+    /// All steps of the plan were carried out, and did not change the state.
+    fn begin(&mut self, goal: Goal, state: State) -> anyhow::Result<()> {
+        if let Ok(Some(step)) = next(goal, state)
+            && (self.0.contains(&state) || self.0.len() == PASSES_MAX)
+        {
+            bail!("all steps succeeded, but the VM or hob is again in a state that needs the step '{step}'");
+        }
+        self.0.push(state);
+        Ok(())
+    }
 }
 
 /// Returns the number of steps after which a test stops the command.
-pub(super) fn stop_after() -> Option<u32> {
+fn stop_after() -> Option<u32> {
     std::env::var(STOP_AFTER).ok()?.parse().ok()
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
+    pub(super) fn new(
+        monitor: &'a mut Monitor,
+        client: &'a Client,
+        records: &'a Records,
+        record: &'a Record,
+        interrupt: &Arc<Interrupt>,
+    ) -> Work<'a> {
+        Work {
+            monitor,
+            client,
+            records,
+            record,
+            interrupt: interrupt.clone(),
+            is_undoing: false,
+            paused_at: None,
+            paused: Duration::ZERO,
+            stop_after: stop_after(),
+            has_no_daemon: false,
+            told: None,
+            untold: Vec::new(),
+        }
+    }
+
+    /// Refuses a disk whose nodes in QEMU the plan does not know. A command calls this for all of its
+    /// disks before the first step.
+    pub(super) async fn check(&mut self, goal: Goal) -> anyhow::Result<()> {
+        let Err(error) = self.look(goal).await else { return Ok(()) };
+        // An earlier command may have been killed while the VM was paused.
+        match self.resume().await {
+            vm if vm.is_empty() => Err(error),
+            vm => Err(anyhow!("{error:#}. {}", vm.trim_end())),
+        }
+    }
+
     /// Attaches the disk. Undoes everything if a step fails.
     pub(super) async fn attach(&mut self) -> anyhow::Result<()> {
         let Err(error) = self.pursue(Goal::Attached).await else { return Ok(()) };
+        self.tell_rest();
         tell(&format!("{}: {error:#}; undoing", self.record.label));
-        self.interrupted = Arc::default();
+        self.is_undoing = true;
         match self.pursue(Goal::Detached).await {
             Ok(()) => {
                 Err(error.context(format!("{} is not attached, and nothing was changed", self.record.label)))
             }
-            Err(second) => Err(anyhow!(
-                "{0}: {error:#}; undoing this failed as well: {second:#}. Repeat 'hob attach {1}', or undo it with \
-                 'hob detach {1}'",
-                self.record.label,
-                self.record.target
-            )),
+            Err(second) => {
+                let vm = self.resume().await;
+                Err(anyhow!(
+                    "{0}: {error:#}; undoing this failed as well: {second:#}. {vm}Repeat 'hob attach {1}', or undo \
+                     it with 'hob detach {1}'",
+                    self.record.label,
+                    self.record.target
+                ))
+            }
+        }
+    }
+
+    /// Detaches the disk. Attaches it again if a step fails while the VM uses hob.
+    pub(super) async fn detach(&mut self) -> anyhow::Result<()> {
+        let Err(error) = self.pursue(Goal::Detached).await else { return Ok(()) };
+        self.tell_rest();
+        self.is_undoing = true;
+        let uses_hob = self.look(Goal::Attached).await.is_ok_and(|state| state.path == Path::Hob);
+        if uses_hob {
+            tell(&format!("{}: {error:#}; undoing", self.record.label));
+            if self.pursue(Goal::Attached).await.is_ok() {
+                return Err(error.context(format!("{} is still attached", self.record.label)));
+            }
+        }
+        let vm = self.resume().await;
+        Err(anyhow!(
+            "{}: {error:#}. {vm}Repeat 'hob detach {}'; 'hob attach --list' shows the disk's state",
+            self.record.label,
+            self.record.target
+        ))
+    }
+
+    /// Continues the VM after a failure, if hob paused it. Returns a sentence about the VM for the
+    /// message, or nothing if hob had not paused it.
+    async fn resume(&mut self) -> String {
+        self.tell_rest();
+        match self.continue_vm().await {
+            Ok(false) => String::new(),
+            Ok(true) => "The VM continues. ".to_owned(),
+            Err(error) => format!("hob cannot continue the VM: {error:#}. "),
+        }
+    }
+
+    /// Continues the VM if hob paused it, and removes the mark. Returns true if the VM was paused.
+    ///
+    /// # Errors
+    /// The VM uses hob, and another program could open the image, because hob cannot lock it.
+    async fn continue_vm(&mut self) -> anyhow::Result<bool> {
+        if !self.monitor.objects().await?.iter().any(|name| name == MARK) {
+            return Ok(false);
+        }
+        let status = self.monitor.ask("query-status", json!({})).await?;
+        let is_paused = !status["running"].as_bool().unwrap_or(false);
+        if is_paused {
+            let record = self.record;
+            let mut graph = Graph::read(self.monitor).await?;
+            if graph.jobs.iter().any(|(id, _)| *id == record.job()) {
+                self.cancel_job().await?;
+                graph = Graph::read(self.monitor).await?;
+            }
+            if graph.below(&record.backend).contains(record.node_name()) {
+                self.lock_again().await?;
+            }
+            self.continue_guest().await?;
+        }
+        self.ask("object-del", json!({ "id": MARK })).await?;
+        Ok(is_paused)
+    }
+
+    /// Makes sure that hob or QEMU has the lock of the image, for a VM that uses hob.
+    async fn lock_again(&mut self) -> anyhow::Result<()> {
+        match self.disk().await? {
+            HobDisk::Locked | HobDisk::Cached => Ok(()),
+            HobDisk::Unlocked => {
+                // QEMU has the lock as long as it has the image open.
+                if self.delete_spare().await.is_err() {
+                    return Ok(());
+                }
+                self.set_lock(true).await
+            }
+            HobDisk::Absent => bail!("hob does not have the disk {}", self.record.disk),
+            HobDisk::Unknown => bail!("the hob daemon does not answer; start it and repeat the command"),
         }
     }
 
     /// Performs steps until the goal is reached.
-    pub(super) async fn pursue(&mut self, goal: Goal) -> anyhow::Result<()> {
-        let mut state = self.look().await?;
+    async fn pursue(&mut self, goal: Goal) -> anyhow::Result<()> {
+        let mut state = self.look(goal).await?;
         let mut is_fresh = true;
+        let mut restarts = Restarts::default();
+        let mut passes = Passes::default();
+        passes.begin(goal, state)?;
         loop {
-            if goal == Goal::Attached && self.interrupted.load(Ordering::Relaxed) {
+            if goal == Goal::Attached && !self.is_undoing && self.interrupt.is_requested() {
                 bail!("interrupted");
             }
             match next(goal, state) {
-                Ok(Some(step)) => {
-                    self.perform(step, state).await.with_context(|| format!("cannot {step}"))?;
-                    // The VM is paused, so this avoids the time for examining the state.
-                    (state, is_fresh) = (after(step, state), false);
-                    self.stop_here();
-                }
+                Ok(Some(step)) => match self.perform(step, state).await {
+                    Ok(()) => {
+                        // The VM is paused, so this avoids the time for examining the state.
+                        (state, is_fresh) = (after(step, state), false);
+                        self.stop_here();
+                    }
+                    Err(error) if restarts.may_try_again(&error) => {
+                        self.tell_rest();
+                        // The daemon may have completed the step or not.
+                        self.await_daemon().await?;
+                        tokio::time::sleep(CONNECT_EVERY).await;
+                        (state, is_fresh) = (self.look(goal).await?, true);
+                    }
+                    Err(error) => return Err(error.context(format!("cannot {step}"))),
+                },
                 Ok(None) if is_fresh => return Ok(()),
-                Ok(None) => (state, is_fresh) = (self.look().await?, true),
-                Err(NoDaemon) => {
-                    self.await_daemon().await?;
-                    (state, is_fresh) = (self.look().await?, true);
+                Ok(None) => {
+                    (state, is_fresh) = (self.look(goal).await?, true);
+                    passes.begin(goal, state)?;
                 }
+                Err(NoDaemon) if restarts.count() => {
+                    self.tell_rest();
+                    self.await_daemon().await?;
+                    (state, is_fresh) = (self.look(goal).await?, true);
+                }
+                Err(NoDaemon) => bail!("the hob daemon restarted more than {RESTARTS_MAX} times"),
             }
         }
     }
@@ -109,30 +310,29 @@ impl Work<'_> {
             *left = left.saturating_sub(1);
             if *left == 0 {
                 self.stop_after = None;
+                self.tell_rest();
                 let _ =
                     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
             }
         }
     }
 
-    async fn await_daemon(&self) -> anyhow::Result<()> {
-        tell("the hob daemon does not answer; waiting for it");
-        let deadline = Instant::now() + DAEMON_MAX;
-        loop {
-            match self.client.disks().await {
-                Ok(_) => return Ok(()),
-                Err(error) if Instant::now() > deadline => return Err(explain(error)),
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-            }
-        }
+    async fn await_daemon(&mut self) -> anyhow::Result<()> {
+        let max = if self.has_no_daemon { Duration::ZERO } else { DAEMON_MAX };
+        let result = await_daemon(self.client, max).await;
+        self.has_no_daemon = result.is_err();
+        result
     }
 
     /// Examines the VM, hob and the record.
-    pub(super) async fn look(&mut self) -> anyhow::Result<State> {
+    ///
+    /// # Errors
+    /// The VM uses other nodes than the record says, for example because of a snapshot.
+    pub(super) async fn look(&mut self, goal: Goal) -> anyhow::Result<State> {
         let record = self.record;
         let graph = Graph::read(self.monitor).await?;
         let job = graph.jobs.iter().any(|(id, _)| *id == record.job());
-        let path = if job { Path::Image } else { path(&graph, record)? };
+        let path = if job { Path::Image } else { path(&graph, record, goal)? };
         let present = record.spare.iter().filter(|spare| graph.has(name_of(spare))).count();
         let spare = match present {
             0 => Spare::None,
@@ -140,16 +340,19 @@ impl Work<'_> {
             _ => Spare::Part,
         };
         let status = self.monitor.ask("query-status", json!({})).await?;
+        let running = status["running"].as_bool().unwrap_or(false);
+        let marked = self.monitor.objects().await?.iter().any(|name| name == MARK);
+        self.interrupt.set_paused(marked && !running);
         Ok(State {
             recorded: self.records.has(&record.disk),
             disk: self.disk().await?,
             node: graph.has(record.node_name()),
             path,
             spare: if path == Path::Hob { spare } else { Spare::None },
-            running: status["running"].as_bool().unwrap_or(false),
-            marked: self.monitor.objects().await?.iter().any(|name| name == MARK),
+            running,
+            marked,
             job,
-            definition: self.definition().await?,
+            definition: definition::read(self.record).await?,
         })
     }
 
@@ -164,95 +367,32 @@ impl Work<'_> {
         }
     }
 
-    /// Returns the disk's source in the VM's persistent definition.
-    async fn definition(&self) -> anyhow::Result<Definition> {
-        if let (Some(vmid), Some(volumes)) = (self.record.vmid(), &self.record.volumes) {
-            return Ok(Settings::read(vmid)?.definition(volumes));
-        }
-        let (Some(domain), Some(_)) = (self.record.domain(), &self.record.definition) else {
-            return Ok(Definition::None);
-        };
-        let Some(xml) = libvirt::definition(domain).await? else { return Ok(Definition::None) };
-        Ok(match libvirt::find(&xml, &self.record.file, &self.record.disk) {
-            None => Definition::None,
-            Some(libvirt::Defined::Image(_)) => Definition::Image,
-            Some(libvirt::Defined::Hob(_)) => Definition::Hob,
-        })
-    }
-
-    /// Changes the VM's persistent definition.
-    async fn define(&self, to: Definition) -> anyhow::Result<()> {
-        let record = self.record;
-        if let (Some(vmid), Some(volumes)) = (record.vmid(), &record.volumes) {
-            let (image, hob) = (&volumes.image, &volumes.hob);
-            return match (to, self.definition().await?) {
-                (Definition::Hob, Definition::Image) => {
-                    proxmox::replace(vmid, &volumes.key, image, hob).await
-                }
-                (Definition::Image, Definition::Hob) => {
-                    proxmox::replace(vmid, &volumes.key, hob, image).await
-                }
-                _ => Ok(()),
-            };
-        }
-        let (Some(domain), Some(image)) = (record.domain(), &record.definition) else { return Ok(()) };
-        let xml = libvirt::definition(domain).await?.unwrap_or_default();
-        match (to, libvirt::find(&xml, &record.file, &record.disk)) {
-            (Definition::Hob, Some(libvirt::Defined::Image(old))) => {
-                let new = libvirt::with_hob(&old, &record.disk, record.socket())?;
-                libvirt::replace(domain, &old, &new).await?;
-                let xml = libvirt::definition(domain).await?.unwrap_or_default();
-                let defined = libvirt::find(&xml, &record.file, &record.disk);
-                if !matches!(defined, Some(libvirt::Defined::Hob(element)) if element.contains("<reconnect"))
-                {
-                    tell(&format!(
-                        "warning: this libvirt does not keep <reconnect> for NBD disks: after the next start of {domain}, \
-                         a crash of hob fails the guest's I/O. 'hob detach --stopped' before that start avoids it"
-                    ));
-                }
-                Ok(())
-            }
-            (Definition::Image, Some(libvirt::Defined::Hob(old))) => {
-                libvirt::replace(domain, &old, image).await
-            }
-            _ => Ok(()),
-        }
-    }
-
     async fn perform(&mut self, step: Step, state: State) -> anyhow::Result<()> {
-        tell(&format!("{}: {step}", self.record.label));
         let record = self.record;
+        if self.told.replace(step) != Some(step) {
+            self.say(format!("{}: {step}", record.label));
+        }
         let disk = record.disk.as_str();
         match step {
             Step::Record => self.records.save(record),
             Step::AddDisk => self.add_disk().await,
             Step::AddNode => self.add_node().await,
             Step::Mark => self.ask("object-add", json!({ "qom-type": "throttle-group", "id": MARK })).await,
-            Step::Pause => {
-                // Writes the guest's data to the disk now, and not during the pause.
-                let file = record.file.clone();
-                let _ = tokio::task::spawn_blocking(move || std::fs::File::open(file)?.sync_data()).await;
-                self.paused_at = Some(Instant::now());
-                self.ask("stop", json!({})).await
-            }
+            Step::Pause => self.pause().await,
             Step::ToHob => self.send_to(record.node_name()).await,
             Step::ToImage => self.send_to(record.image_node()).await,
             Step::DeleteSpare => self.delete_spare().await,
             Step::AddSpare => self.add_spare().await,
             Step::Lock => self.set_lock(true).await,
             Step::Unlock => self.set_lock(false).await,
-            Step::Continue => {
-                self.ask("cont", json!({})).await?;
-                self.paused += self.paused_at.take().map_or(Duration::ZERO, |at| at.elapsed());
-                Ok(())
-            }
+            Step::Continue => self.continue_guest().await,
             Step::Unmark => self.ask("object-del", json!({ "id": MARK })).await,
             Step::EnableCache => {
                 let enabled = self.client.cache_enable(disk, &record.cache).await;
                 enabled.map(|_| ()).map_err(explain)
             }
-            Step::Define => self.define(Definition::Hob).await,
-            Step::Undefine => self.define(Definition::Image).await,
+            Step::Define => definition::change(record, Definition::Hob).await,
+            Step::Undefine => definition::change(record, Definition::Image).await,
             Step::CancelJob => self.cancel_job().await,
             Step::DisableCache if state.disk == HobDisk::Cached => {
                 drain_first(self.client, disk).await?;
@@ -267,6 +407,40 @@ impl Work<'_> {
 
     async fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<()> {
         self.monitor.ask(command, arguments).await.map(|_| ())
+    }
+
+    /// Prints a message, after the end of the pause if the VM is paused: a terminal that does not
+    /// accept output must not keep the VM paused.
+    fn say(&mut self, text: String) {
+        match self.paused_at {
+            Some(_) => self.untold.push(text),
+            None => tell(&text),
+        }
+    }
+
+    /// Prints the messages that wait for the end of the pause.
+    fn tell_rest(&mut self) {
+        self.untold.drain(..).for_each(|text| tell(&text));
+    }
+
+    async fn pause(&mut self) -> anyhow::Result<()> {
+        // QEMU flushes all disks when it stops the VM. Writes their data now, and not during the
+        // pause.
+        let mut files = Graph::read(self.monitor).await?.written_files();
+        files.push(self.record.file.clone());
+        let _ = tokio::task::spawn_blocking(move || files.iter().for_each(|file| write_out(file))).await;
+        self.monitor.prepare().await;
+        self.paused_at = Some(Instant::now());
+        self.interrupt.set_paused(true);
+        self.ask("stop", json!({})).await
+    }
+
+    async fn continue_guest(&mut self) -> anyhow::Result<()> {
+        self.ask("cont", json!({})).await?;
+        self.paused += self.paused_at.take().map_or(Duration::ZERO, |at| at.elapsed());
+        self.interrupt.set_paused(false);
+        self.tell_rest();
+        Ok(())
     }
 
     /// Adds hob's disk, after enlarging the file for an image that can grow.
@@ -294,25 +468,31 @@ impl Work<'_> {
         let deadline = Instant::now() + CONNECT_MAX;
         loop {
             match self.ask("blockdev-add", self.record.node.clone()).await {
-                Err(_) if Instant::now() < deadline => tokio::time::sleep(CONNECT_EVERY).await,
+                Err(error) if !is_denied(&error) && Instant::now() < deadline => {
+                    tokio::time::sleep(CONNECT_EVERY).await;
+                }
+                Err(error) if is_denied(&error) => {
+                    return Err(anyhow!(
+                        "{error}. QEMU's user may not open hob's socket: set 'socket_group' and 'socket_mode' in \
+                         /etc/hob/hob.toml, and allow the socket in the VM's AppArmor or SELinux profile (docs/ATTACH.md, \
+                         'With libvirt')"
+                    ));
+                }
                 result => return result,
             }
         }
     }
 
-    async fn set_lock(&self, is_locked: bool) -> anyhow::Result<()> {
+    async fn set_lock(&mut self, is_locked: bool) -> anyhow::Result<()> {
         let patch = DiskPatch { locked: Some(is_locked), ..DiskPatch::default() };
-        let deadline = Instant::now() + DAEMON_MAX;
+        let begin = Instant::now();
         loop {
             match self.client.disk_patch(&self.record.disk, &patch).await {
                 Ok(_) => return Ok(()),
                 // The daemon is restarting; the VM is paused meanwhile, and the result is still
                 // open.
-                Err(
-                    ClientError::Unreachable { .. }
-                    | ClientError::BrokeOff { .. }
-                    | ClientError::Refused { status: 409, .. },
-                ) if Instant::now() < deadline => {
+                Err(error) if begin.elapsed() < lock_time_max(&error) => {
+                    self.tell_rest();
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 Err(error) => return Err(explain(error)),
@@ -358,13 +538,13 @@ impl Work<'_> {
     /// so no write occurs meanwhile.
     async fn mirror_to(&mut self, node: &str) -> anyhow::Result<()> {
         let job = self.record.job();
-        let from = Graph::read(self.monitor).await?.chain(&self.record.backend)?.swap_remove(0);
+        let from = Graph::read_edges(self.monitor).await?.chain(&self.record.backend)?.swap_remove(0);
         let arguments = json!({ "job-id": job, "device": from, "target": node, "sync": "none" });
         self.ask("blockdev-mirror", arguments).await?;
         self.await_job(&job, |found| found.is_none_or(|job| job["ready"] == true)).await?;
         self.ask("block-job-complete", json!({ "device": job })).await?;
         self.await_job(&job, |found| found.is_none()).await?;
-        let now = Graph::read(self.monitor).await?.chain(&self.record.backend)?.swap_remove(0);
+        let now = Graph::read_edges(self.monitor).await?.chain(&self.record.backend)?.swap_remove(0);
         if now != node {
             bail!("the block job ended, but the VM still uses the node {now}");
         }
@@ -395,7 +575,7 @@ impl Work<'_> {
         for spare in self.record.spare.iter().rev().map(name_of) {
             if let Err(error) = self.ask("blockdev-del", json!({ "node-name": spare })).await {
                 // Nodes inside another node's options are deleted together with it.
-                if Graph::read(self.monitor).await?.has(spare) {
+                if has_node(self.monitor, spare).await? {
                     return Err(error);
                 }
             }
@@ -406,7 +586,7 @@ impl Work<'_> {
     async fn add_spare(&mut self) -> anyhow::Result<()> {
         for spare in &self.record.spare {
             if let Err(error) = self.ask("blockdev-add", spare.clone()).await
-                && !Graph::read(self.monitor).await?.has(name_of(spare))
+                && !has_node(self.monitor, name_of(spare)).await?
             {
                 return Err(error);
             }
@@ -414,10 +594,23 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Removes hob's disk of a stopped VM, and its record.
+    /// Removes hob's disk of a stopped VM, and its record. Waits for a daemon that restarts.
     pub(super) async fn detach_stopped(&mut self) -> anyhow::Result<()> {
+        let mut restarts = Restarts::default();
+        loop {
+            match self.remove_stopped().await {
+                Err(error) if restarts.may_try_again(&error) => {
+                    self.await_daemon().await?;
+                    tokio::time::sleep(CONNECT_EVERY).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    async fn remove_stopped(&mut self) -> anyhow::Result<()> {
         let disk = self.record.disk.as_str();
-        self.define(Definition::Image).await?;
+        definition::change(self.record, Definition::Image).await?;
         if self.disk().await? == HobDisk::Cached {
             drain_first(self.client, disk).await?;
             self.client.cache_disable(disk, OnDirty::Drain).await.map_err(explain)?;
@@ -429,24 +622,154 @@ impl Work<'_> {
     }
 }
 
-/// Returns the target of a VM's requests.
-fn path(graph: &Graph, record: &Record) -> anyhow::Result<Path> {
-    let chain = graph.chain(&record.backend)?;
-    let last = chain.last().expect("a chain has a node");
-    let node = &graph.nodes[last];
-    match node.driver.as_str() {
-        _ if last == record.node_name() => Ok(Path::Hob),
-        "file" | "host_device" => Ok(Path::Image),
-        driver => bail!(
-            "{} now uses {} ({driver}); if the VM was started with hob's disk, stop the VM and use \
-            'hob detach --stopped'",
-            record.label,
-            node.file
-        ),
+/// Returns true if QEMU may not open hob's socket. Trying again does not help.
+fn is_denied(error: &anyhow::Error) -> bool {
+    error.to_string().contains("Permission denied")
+}
+
+/// Returns how long a request to lock or release the image is repeated after this error.
+fn lock_time_max(error: &ClientError) -> Duration {
+    match error {
+        ClientError::Unreachable { .. } | ClientError::BrokeOff { .. } => DAEMON_MAX,
+        ClientError::Refused { status: 409, problem } if problem.error.ends_with(OPENING) => DAEMON_MAX,
+        // A process of hob that was killed may still be ending.
+        ClientError::Refused { status: 409, .. } => LOCK_MAX,
+        _ => Duration::ZERO,
+    }
+}
+
+/// Writes the data of an image file to its disk. Errors are ignored: QEMU's own flush reports them.
+fn write_out(path: &std::path::Path) {
+    // QEMU's answers are not trusted, and opening other kinds of files can have effects.
+    let is_image =
+        std::fs::metadata(path).is_ok_and(|file| file.is_file() || file.file_type().is_block_device());
+    if is_image && let Ok(file) = std::fs::File::open(path) {
+        let _ = file.sync_data();
+    }
+}
+
+/// Waits until the daemon answers, for at most `max`.
+async fn await_daemon(client: &Client, max: Duration) -> anyhow::Result<()> {
+    let deadline = Instant::now() + max;
+    let mut is_told = false;
+    loop {
+        match client.disks().await {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() >= deadline => return Err(explain(error)),
+            Err(_) => {
+                if !std::mem::replace(&mut is_told, true) {
+                    tell("the hob daemon does not answer; waiting for it");
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// Writes the dirty data of a disk to its image, if hob has the disk. Waits for a daemon that
+/// restarts.
+pub(super) async fn drain_if_present(client: &Client, disk: &str) -> anyhow::Result<()> {
+    let mut restarts = Restarts::default();
+    loop {
+        let drained = match client.disks().await {
+            Ok(disks) if disks.iter().any(|found| found.name == disk && found.cache.is_some()) => {
+                drain_first(client, disk).await
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Err(explain(error)),
+        };
+        match drained {
+            Err(error) if restarts.may_try_again(&error) => {
+                await_daemon(client, DAEMON_MAX).await?;
+                tokio::time::sleep(CONNECT_EVERY).await;
+            }
+            result => return result,
+        }
     }
 }
 
 /// Writes a message to stderr, and ignores a closed stderr.
 pub(super) fn tell(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_control::Problem;
+
+    use super::*;
+
+    fn refused(error: &str) -> anyhow::Error {
+        explain(ClientError::Refused { status: 409, problem: Problem::new(error) })
+    }
+
+    #[test]
+    fn a_command_waits_for_a_disk_that_the_daemon_opens() {
+        let mut restarts = Restarts::default();
+        assert!(!restarts.may_try_again(&refused("vm is being resized")));
+        assert!(restarts.may_try_again(&refused("vm is being opened")));
+        let endpoint = hob_control::Endpoint::Unix("/run/hob/control.sock".into());
+        let mut restarts = Restarts::default();
+        for count in 0..=RESTARTS_MAX {
+            let ended = explain(ClientError::BrokeOff { endpoint: endpoint.clone() });
+            assert_eq!(restarts.may_try_again(&ended), count < RESTARTS_MAX);
+        }
+    }
+
+    /// The VM is paused while the command waits for the lock.
+    #[test]
+    fn a_command_waits_longer_for_a_daemon_than_for_another_program() {
+        let refused = |status, error: &str| ClientError::Refused { status, problem: Problem::new(error) };
+        assert_eq!(lock_time_max(&refused(409, "web is being opened")), DAEMON_MAX);
+        assert_eq!(lock_time_max(&refused(409, "web: another program has the backing open")), LOCK_MAX);
+        assert_eq!(lock_time_max(&refused(404, "there is no disk web")), Duration::ZERO);
+    }
+
+    /// A terminal that accepts no output must not keep the VM paused.
+    #[test]
+    fn messages_wait_for_the_end_of_the_pause() {
+        let record: Record = serde_json::from_value(json!({
+            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
+            "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" }, "node": {},
+            "spare": [],
+        }))
+        .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path()).unwrap();
+        let client = Client::new(hob_control::Endpoint::Unix("/nowhere".into()), None);
+        let mut monitor = Monitor::None;
+        let mut work = Work::new(&mut monitor, &client, &records, &record, &Arc::default());
+        work.say("before".to_owned());
+        assert!(work.untold.is_empty());
+        work.paused_at = Some(Instant::now());
+        work.say("meanwhile".to_owned());
+        assert_eq!(work.untold, ["meanwhile"]);
+        work.tell_rest();
+        assert!(work.untold.is_empty());
+    }
+
+    #[test]
+    fn a_plan_that_changes_nothing_ends() {
+        let state = State {
+            recorded: true,
+            disk: HobDisk::Cached,
+            node: true,
+            path: Path::Image,
+            spare: Spare::None,
+            running: true,
+            marked: false,
+            job: false,
+            definition: Definition::None,
+        };
+        let mut passes = Passes::default();
+        passes.begin(Goal::Attached, state).unwrap();
+        let error = passes.begin(Goal::Attached, state).unwrap_err().to_string();
+        assert!(error.contains("disable the cache"), "{error}");
+        // The plan ends here, so nothing is repeated.
+        let attached = State { path: Path::Hob, ..state };
+        passes.begin(Goal::Attached, attached).unwrap();
+        passes.begin(Goal::Attached, attached).unwrap();
+        passes.begin(Goal::Attached, State { disk: HobDisk::Absent, ..state }).unwrap();
+        assert!(passes.begin(Goal::Attached, State { disk: HobDisk::Locked, ..state }).is_err());
+    }
 }

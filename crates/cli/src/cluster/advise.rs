@@ -4,7 +4,7 @@ use clap::Args;
 use hob_control::{AdvisedDisk, AdvisedHost, ClusterAdvice};
 
 use super::super::Global;
-use super::super::output::{numbers, print, table, words};
+use super::super::output::{print, table};
 use super::super::remote::ask;
 
 /// Say where flash is to spare and which disks had better be on other hosts, from the miss-ratio curves of all
@@ -67,16 +67,7 @@ fn text(advice: &ClusterAdvice) -> String {
 }
 
 fn hosts(hosts: &[AdvisedHost]) -> String {
-    let columns = [
-        words("HOST"),
-        numbers("DISKS"),
-        numbers("REQ/S"),
-        numbers("FLASH"),
-        numbers("FREE"),
-        numbers("TO SPARE"),
-        numbers("HITS"),
-        numbers("THEN"),
-    ];
+    let columns = "HOST|DISKS:|REQ/S:|FLASH:|FREE:|TO SPARE:|HITS:|THEN:";
     let row = |host: &AdvisedHost| {
         vec![
             host.name.clone(),
@@ -89,23 +80,11 @@ fn hosts(hosts: &[AdvisedHost]) -> String {
             percent(host.hit_percent_then),
         ]
     };
-    table(&columns, hosts.iter().map(row))
+    table(columns, hosts.iter().map(row))
 }
 
 fn disks(disks: &[AdvisedDisk]) -> String {
-    let columns = [
-        words("DISK"),
-        words("HOST"),
-        numbers("READS/S"),
-        numbers("CACHE"),
-        numbers("HITS"),
-        numbers("USEFUL"),
-        numbers("BEST HERE"),
-        numbers("HITS"),
-        words("BETTER AT"),
-        numbers("WITH"),
-        numbers("HITS"),
-    ];
+    let columns = "DISK|HOST|READS/S:|CACHE:|HITS:|USEFUL:|BEST HERE:|HITS:|BETTER AT|WITH:|HITS:";
     let row = |disk: &AdvisedDisk| {
         let moves = disk.host != disk.host_then;
         let then = |text: String| if moves { text } else { "-".to_owned() };
@@ -123,21 +102,13 @@ fn disks(disks: &[AdvisedDisk]) -> String {
             then(percent(disk.hit_percent_then)),
         ]
     };
-    table(&columns, disks.iter().map(row))
+    table(columns, disks.iter().map(row))
 }
 
 fn moves(advice: &ClusterAdvice) -> String {
-    let columns = [
-        words("DISK"),
-        words("FROM"),
-        words("TO"),
-        numbers("HITS NOW"),
-        numbers("AT ONCE"),
-        numbers("DIVIDED WELL"),
-        numbers("GAIN, READS/S"),
-    ];
+    let columns = "DISK|FROM|TO|HITS NOW:|AT ONCE:|DIVIDED WELL:|GAIN, READS/S:";
     table(
-        &columns,
+        columns,
         advice.moves.iter().map(|one| {
             vec![
                 one.disk.clone(),

@@ -14,7 +14,7 @@ use hob_control::{AdvisedStay, ClusterAdvice, ClusterMove, ClusterMoveStart, Clu
 use serde::Serialize;
 
 use super::super::Global;
-use super::super::output::{numbers, print, table, words};
+use super::super::output::{print, table};
 use super::super::remote::{converse, explain};
 use super::super::watch::Watch;
 use super::moves::{Carry, look};
@@ -199,7 +199,7 @@ fn progress(outcome: &Outcome, going: &[ClusterMove], waiting: usize) -> String 
 fn text(outcome: &Outcome, is_plan: bool) -> String {
     let mut parts = Vec::new();
     if is_plan && !outcome.plan.is_empty() {
-        let columns = [words("DISK"), words("TO"), numbers("HITS NOW"), numbers("THERE"), numbers("USERS")];
+        let columns = "DISK|TO|HITS NOW:|THERE:|USERS:";
         let row = |step: &Step| {
             vec![
                 step.disk.clone(),
@@ -209,7 +209,7 @@ fn text(outcome: &Outcome, is_plan: bool) -> String {
                 step.users.to_string(),
             ]
         };
-        parts.push(table(&columns, outcome.plan.iter().map(row)));
+        parts.push(table(columns, outcome.plan.iter().map(row)));
     }
     parts.extend(outcome.moved.iter().map(|one| format!("{} is at {}", one.disk, one.to)));
     parts.extend(outcome.stays.iter().map(|stay| format!("{} stays: {}", stay.disk, stay.why)));

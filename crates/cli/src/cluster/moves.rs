@@ -159,10 +159,7 @@ pub(super) fn sentence(shown: &ClusterMove) -> String {
     let with = |text: String| note.map_or(text.clone(), |note| format!("{text}: {note}"));
     match state {
         Asked => format!("{disk} has an order to move to {to}; its owner has not read the order yet"),
-        Offered => format!(
-            "{disk} moves from {from} to {to}; {to} checks whether it can serve the \
-            disk"
-        ),
+        Offered => format!("{disk} moves from {from} to {to}; {to} checks whether it can serve the disk"),
         Welcome => format!("{disk} moves from {from} to {to}; {to} can serve the disk"),
         Leaving => with(format!("{disk} moves from {from} to {to}")),
         Given => format!("{disk} was released by {from}; {to} acquires it"),

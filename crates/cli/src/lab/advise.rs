@@ -8,10 +8,9 @@ use clap::Args;
 use hob_engine::admission::Admission;
 use hob_engine::policy::PolicyKind;
 use hob_lab::advise::{Advice, Backing, Endurance, Flash, Material, Options, advise, page, text};
-use hob_lab::share::Share;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::share::{Comparison, SEGMENT_BYTES, compare};
+use super::share::{BLOCK_BYTES, Comparison, Division, SEGMENT_BYTES, compare};
 use super::sim::CacheSize;
 use super::{Source, interruption, read_all, remarks};
 use crate::Global;
@@ -21,6 +20,7 @@ use crate::output::print;
 ///
 /// Reads the trace, works out miss-ratio curves, simulates the caches worth a thought with the daemon's own decisions,
 /// and replays a part in virtual time on models of backing and flash. Says so where a cache does not help.
+/// With --share: recommends the size of one pool for all disks of the traces, with the policy s3-fifo.
 #[derive(Debug, Args)]
 pub(crate) struct Advise {
     #[command(flatten)]
@@ -30,29 +30,28 @@ pub(crate) struct Advise {
     target_hit: Option<f64>,
     /// Type of the backing: 7.2k-raid5, 10k-raid5, 15k-raid5, ceph, nfs, cloud-general,
     /// cloud-provisioned or fixed:READ_MS,WRITE_MS [default: 7.2k-raid5]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "share")]
     backing: Option<Backing>,
     /// Type of the cache's flash: sata, pcie, sata-current, nvme4 or nvme5 [default: sata]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "share")]
     flash: Option<Flash>,
     /// Endurance of the flash: drive writes per day over five years, for a device of the cache's
     /// size, or total terabytes, like 600TBW [default: 1DWPD]
-    #[arg(long, value_name = "RATING")]
+    #[arg(long, value_name = "RATING", conflicts_with = "share")]
     endurance: Option<Endurance>,
     /// Maximum number of requests to use, from the trace's start; a million take 24 MB
-    #[arg(long, value_name = "N", default_value_t = 20_000_000, value_parser = clap::value_parser!(u32).range(1..))]
-    requests_max: u32,
-    /// Recommend the size of one pool for all disks of the trace, divided as given: static, auto,
-    /// one-lru or optimum. Simulates the policy s3-fifo at sizes up to the footprint
     #[arg(
         long,
-        value_name = "WAY",
-        value_delimiter = ',',
-        conflicts_with_all = ["backing", "flash", "endurance", "requests_max", "html"]
+        value_name = "N",
+        default_value_t = 20_000_000,
+        value_parser = clap::value_parser!(u32).range(1..),
+        conflicts_with = "share"
     )]
-    share: Vec<Share>,
+    requests_max: u32,
+    #[command(flatten)]
+    division: Division,
     /// Also write the advice with plots as an HTML page
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "share")]
     html: Option<PathBuf>,
 }
 
@@ -67,19 +66,19 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
 
 /// Sizes of the pool to try, as shares of the bytes that the disks access.
 const POOLS: [f64; 10] = [0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0];
-const BLOCK_BYTES: u64 = 4096;
 
 /// Recommends one pool for all disks of the trace.
 fn divide(args: &Advise, global: &Global) -> anyhow::Result<()> {
     let comparison = Comparison {
-        sources: vec![args.source.clone()],
+        sources: args.division.sources(&args.source),
         duration: None,
         sizes: &POOLS.map(CacheSize::Share),
         segment_bytes: SEGMENT_BYTES,
         block_bytes: BLOCK_BYTES,
         policy: PolicyKind::default(),
         admission: Admission::default(),
-        shares: &args.share,
+        shares: args.division.ways.share.clone(),
+        threads: None,
         target_hit: Some(args.target_hit.unwrap_or(0.0)),
         csv: None,
     };
@@ -87,7 +86,7 @@ fn divide(args: &Advise, global: &Global) -> anyhow::Result<()> {
 }
 
 pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
-    if !args.share.is_empty() {
+    if args.division.is_wanted() {
         return divide(args, global);
     }
     let stop = interruption()?;

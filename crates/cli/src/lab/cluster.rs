@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::scale::check;
 use super::{interruption, write};
 use crate::Global;
-use crate::output::{numbers, print, table, words};
+use crate::output::{print, table};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -200,21 +200,8 @@ fn plan(args: &ClusterArgs, hosts: u32) -> Vec<Owners> {
 }
 
 fn show(report: &Report) -> String {
-    let columns = [
-        numbers("HOSTS"),
-        numbers("DISKS"),
-        words("THEY"),
-        numbers("KILLED"),
-        numbers("ASKED/S"),
-        numbers("KB/S"),
-        numbers("BUSIEST/S"),
-        numbers("KB/S"),
-        numbers("AWAY P50 S"),
-        numbers("P99 S"),
-        numbers("MAX S"),
-        numbers("TAKES A DISK"),
-        numbers("LEASES LOST"),
-    ];
+    let columns = "HOSTS:|DISKS:|THEY|KILLED:|ASKED/S:|KB/S:|BUSIEST/S:|KB/S:|AWAY P50 S:|P99 S:|MAX S:|\
+        TAKES A DISK:|LEASES LOST:";
     let kilobytes = |bytes: f64| format!("{:.0}", bytes / 1e3);
     let seconds = |s: Option<f64>| s.map_or_else(|| format!("> {AFTER_S}"), |s| format!("{s:.1}"));
     let row = |row: &Row| {
@@ -234,7 +221,7 @@ fn show(report: &Report) -> String {
             row.leases_lost.to_string(),
         ]
     };
-    table(&columns, report.rows.iter().map(row))
+    table(columns, report.rows.iter().map(row))
 }
 
 /// Returns the points of one series: number of hosts, and the value that `of` takes from the row.

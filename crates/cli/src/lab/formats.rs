@@ -5,7 +5,7 @@ use hob_lab::trace::FORMATS;
 use serde::Serialize;
 
 use crate::Global;
-use crate::output::{print, table, words};
+use crate::output::{print, table};
 
 /// List the trace formats that can be read
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ pub(super) fn run(_: &Formats, global: &Global) -> anyhow::Result<()> {
         .collect();
     print(global.output, &rows, |rows| {
         table(
-            &[words("NAME"), words("WHAT"), words("SOURCE")],
+            "NAME|WHAT|SOURCE",
             rows.iter().map(|row| vec![row.name.to_owned(), row.summary.to_owned(), row.source.to_owned()]),
         )
     })

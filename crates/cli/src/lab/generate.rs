@@ -13,7 +13,7 @@ use super::feed::bar;
 use super::interruption;
 use super::out::{Columns, Out, To};
 use crate::Global;
-use crate::output::{print, table, tell, words};
+use crate::output::{print, table, tell};
 
 /// Time between requests of clients that wait for each reply, in nanoseconds. Only a replay knows
 /// the real times.
@@ -53,20 +53,12 @@ struct Listed {
     name: &'static str,
     summary: &'static str,
     source: &'static str,
-    parameters: Vec<ListedParameter>,
-}
-
-#[derive(Debug, Serialize)]
-struct ListedParameter {
-    name: String,
-    default: String,
-    about: &'static str,
+    parameters: Vec<Parameter>,
 }
 
 impl From<&GeneratorInfo> for Listed {
     fn from(info: &GeneratorInfo) -> Listed {
-        let parameter = |Parameter { name, default, about }| ListedParameter { name, default, about };
-        let parameters = (info.parameters)().into_iter().map(parameter).collect();
+        let parameters = (info.parameters)();
         Listed { name: info.name, summary: info.summary, source: info.source, parameters }
     }
 }
@@ -114,6 +106,6 @@ fn show(generator: &Listed) -> String {
         .parameters
         .iter()
         .map(|row| vec![format!("  {}", row.name), row.default.clone(), row.about.to_owned()]);
-    let parameters = table(&[words("  PARAMETER"), words("DEFAULT"), words("WHAT")], rows);
+    let parameters = table("  PARAMETER|DEFAULT|WHAT", rows);
     format!("{}: {}\nsource: {}\n{parameters}", generator.name, generator.summary, generator.source)
 }

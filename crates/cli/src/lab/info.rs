@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{Source, interruption, read_all, remarks, write};
 use crate::Global;
-use crate::output::{duration, numbers, pairs, print, table, words};
+use crate::output::{duration, pairs, print, table};
 
 /// Show what a trace is like: requests, footprint, reuse, sizes, arrivals
 #[derive(Debug, Args)]
@@ -74,8 +74,8 @@ fn show(report: &Report, remarks: &[String]) -> String {
         let row = |bucket: &SizeBucket| {
             vec![Size(bucket.from_bytes).human(), bucket.reads.to_string(), bucket.writes.to_string()]
         };
-        let columns = [words("SIZE FROM"), numbers("READS"), numbers("WRITES")];
-        parts.push(table(&columns, profile.sizes.buckets.iter().map(row)));
+        let columns = "SIZE FROM|READS:|WRITES:";
+        parts.push(table(columns, profile.sizes.buckets.iter().map(row)));
     }
     if profile.arrivals.buckets.len() > 1 {
         parts.push(format!(
@@ -87,7 +87,7 @@ fn show(report: &Report, remarks: &[String]) -> String {
     if report.disk_names.len() > 1 {
         let names = report.disk_names.iter().enumerate().take(DISKS_SHOWN);
         let rows = names.map(|(disk, name)| vec![disk.to_string(), name.clone()]);
-        parts.push(table(&[numbers("DISK"), words("NAME")], rows));
+        parts.push(table("DISK:|NAME", rows));
     }
     if !remarks.is_empty() {
         parts.push(remarks.join("\n"));

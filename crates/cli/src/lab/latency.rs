@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::{Source, interruption, percent, read_all, remarks, write};
 use crate::Global;
-use crate::output::{duration, numbers, pairs, print, table, with_notes, words};
+use crate::output::{duration, pairs, print, table, with_notes};
 use crate::settings::Settings;
 
 /// Maximum number of requests of one run, which take 3.2 GB.
@@ -216,17 +216,7 @@ fn facts(report: &Report) -> String {
 }
 
 fn classes(latencies: &Latencies) -> String {
-    let columns = [
-        words("CACHE"),
-        words("REQUESTS"),
-        numbers("COUNT"),
-        numbers("MEAN"),
-        numbers("P50"),
-        numbers("P90"),
-        numbers("P99"),
-        numbers("P99.9"),
-        numbers("MAX"),
-    ];
+    let columns = "CACHE|REQUESTS|COUNT:|MEAN:|P50:|P90:|P99:|P99.9:|MAX:";
     let mut rows = Vec::new();
     for (name, run) in runs(latencies) {
         let ops = [Some(&run.all), run.reads.as_ref(), run.writes.as_ref()];
@@ -234,7 +224,7 @@ fn classes(latencies: &Latencies) -> String {
         let outcomes = if name == "with" { run.classes.as_slice() } else { &[] };
         rows.extend(ops.into_iter().flatten().chain(outcomes).map(|class| row(name, class)));
     }
-    table(&columns, rows)
+    table(columns, rows)
 }
 
 fn row(name: &str, class: &Class) -> Vec<String> {
@@ -244,18 +234,8 @@ fn row(name: &str, class: &Class) -> Vec<String> {
 }
 
 fn devices(latencies: &Latencies) -> String {
-    let columns = [
-        words("CACHE"),
-        numbers("READ HITS %"),
-        numbers("FLASH I/O"),
-        numbers("READ"),
-        numbers("WRITTEN"),
-        numbers("BACKING I/O"),
-        numbers("READ"),
-        numbers("WRITTEN"),
-        numbers("IN FLIGHT"),
-        numbers("WAITED"),
-    ];
+    let columns = "CACHE|READ HITS %:|FLASH I/O:|READ:|WRITTEN:|BACKING I/O:|READ:|WRITTEN:|IN FLIGHT:|\
+        WAITED:";
     let bytes = |bytes: u64| Unit::Bytes.text(bytes as f64);
     let row = |(name, run): (&str, &Played)| {
         let mut cells = vec![name.to_owned(), run.read_hit_ratio.map_or("-".to_owned(), percent)];
@@ -265,7 +245,7 @@ fn devices(latencies: &Latencies) -> String {
         cells.extend([run.in_flight_max.to_string(), run.waited.to_string()]);
         cells
     };
-    table(&columns, runs(latencies).map(row))
+    table(columns, runs(latencies).map(row))
 }
 
 /// Returns one CSV line per interval and run. Values of an interval without requests are empty.

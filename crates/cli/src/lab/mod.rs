@@ -23,6 +23,7 @@ use anyhow::{Context, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use hob_control::Size;
+use hob_lab::figures::Progress;
 use hob_lab::trace::blocks::TraceBlocks;
 use hob_lab::trace::{self, FORMATS, FormatInfo, OnBad, OpenOptions, Record, TraceReader};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -155,6 +156,18 @@ fn read_all(
         }
         _ => Ok(records),
     }
+}
+
+/// Creates a progress bar of simulations that run in parallel.
+fn runs_bar() -> anyhow::Result<ProgressBar> {
+    let style = "{bar:40} {pos} of {len} runs, {msg} requests, {elapsed}";
+    Ok(ProgressBar::new(0).with_style(ProgressStyle::with_template(style)?))
+}
+
+fn show_runs(bar: &ProgressBar, progress: Progress) {
+    bar.set_length(progress.runs_total as u64);
+    bar.set_position(progress.runs as u64);
+    bar.set_message(progress.requests.to_string());
 }
 
 /// Returns a flag that Ctrl-C sets. From now on Ctrl-C does not end the program.

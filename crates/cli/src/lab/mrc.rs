@@ -15,11 +15,10 @@ use hob_engine::admission::Admission;
 use hob_engine::policy::PolicyKind;
 use hob_engine::sizing::{Curve, SAMPLES_MAX, Shards};
 use hob_lab::mrc::{self, At, Curves, Mode};
-use hob_lab::share::Share;
 use serde::Serialize;
 
 use super::feed::{Fed, Feed};
-use super::share::{Comparison, SEGMENT_BYTES, compare};
+use super::share::{Comparison, Division, SEGMENT_BYTES, compare};
 use super::sim::CacheSize;
 use super::{Source, interruption, write};
 use crate::Global;
@@ -39,7 +38,8 @@ const POINTS_A_DOUBLING: f64 = 16.0;
 /// Work out miss-ratio curves: what an LRU cache of every size would do with a trace
 ///
 /// Exact curves follow whole requests and their sectors. Curves from a sample (SHARDS) count block
-/// by block, and have only hits of reads; they take a megabyte of memory.
+/// by block, and have only hits of reads; they take a megabyte of memory. With --share: prints the read hits of LRU
+/// caches that divide one pool, at sizes up to the bytes that all disks access.
 #[derive(Debug, Args)]
 pub(crate) struct Mrc {
     #[command(flatten)]
@@ -48,35 +48,33 @@ pub(crate) struct Mrc {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K")]
     block_size: Vec<Size>,
     /// Write mode of the cache
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_enum, default_value_t, conflicts_with = "share")]
     mode: Writes,
     /// Track every block, also in traces of more than 8 million requests, where the default is
     /// --samples 16384
-    #[arg(long, conflicts_with_all = ["sample", "samples"])]
+    #[arg(long, conflicts_with_all = ["sample", "samples", "share"])]
     exact: bool,
     /// Track only this share of the blocks, like 0.01
-    #[arg(long, value_name = "RATE", conflicts_with = "samples", value_parser = rate)]
+    #[arg(long, value_name = "RATE", conflicts_with_all = ["samples", "share"], value_parser = rate)]
     sample: Option<f64>,
     /// Track at most this number of blocks
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SAMPLES_MAX)))]
-    samples: Option<u32>,
-    /// Hit ratio of reads to find a cache size for
-    #[arg(long, value_name = "PERCENT", default_value = "90%", value_parser = target)]
-    target_hit: f64,
-    /// Divide a pool of LRU caches between the disks of the trace: static, auto, one-lru or optimum.
-    /// Prints the read hits of each way at sizes up to the footprint
     #[arg(
         long,
-        value_name = "WAY",
-        value_delimiter = ',',
-        conflicts_with_all = ["mode", "exact", "sample", "samples", "target_hit", "picture"]
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(SAMPLES_MAX)),
+        conflicts_with = "share"
     )]
-    share: Vec<Share>,
+    samples: Option<u32>,
+    /// Hit ratio of reads to find a cache size for
+    #[arg(long, value_name = "PERCENT", default_value = "90%", value_parser = target, conflicts_with = "share")]
+    target_hit: f64,
+    #[command(flatten)]
+    division: Division,
     /// Write the curves to this file, comma-separated
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Draw the curves into this file, as SVG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "share")]
     picture: Option<PathBuf>,
 }
 
@@ -133,6 +131,8 @@ struct Report {
     curves: Vec<CurveReport>,
     /// Time for reading and counting, in seconds.
     seconds: f64,
+    /// Remarks about the trace and the accuracy of the curves.
+    notes: Vec<String>,
 }
 
 /// The curve of one block size.
@@ -199,14 +199,15 @@ struct Exact {
 fn divide(args: &Mrc, global: &Global) -> anyhow::Result<()> {
     let [block_size] = args.block_size.as_slice() else { bail!("--share takes one block size") };
     let comparison = Comparison {
-        sources: vec![args.source.clone()],
+        sources: args.division.sources(&args.source),
         duration: None,
         sizes: &SHARES.map(CacheSize::Share),
         segment_bytes: SEGMENT_BYTES.max(block_size.bytes()),
         block_bytes: block_size.bytes(),
         policy: PolicyKind::from_name("lru").context("there is LRU")?,
         admission: Admission::default(),
-        shares: &args.share,
+        shares: args.division.ways.share.clone(),
+        threads: None,
         target_hit: None,
         csv: args.csv.as_deref(),
     };
@@ -214,7 +215,7 @@ fn divide(args: &Mrc, global: &Global) -> anyhow::Result<()> {
 }
 
 pub(super) fn run(args: &Mrc, global: &Global) -> anyhow::Result<()> {
-    if !args.share.is_empty() {
+    if args.division.is_wanted() {
         return divide(args, global);
     }
     ensure!(
@@ -232,6 +233,7 @@ pub(super) fn run(args: &Mrc, global: &Global) -> anyhow::Result<()> {
             notes.extend(fed.remarks);
         }
     }
+    notes.dedup();
     let report = Report {
         trace: args.source.trace.display().to_string(),
         requests: requests.unwrap_or(0),
@@ -239,15 +241,15 @@ pub(super) fn run(args: &Mrc, global: &Global) -> anyhow::Result<()> {
         target_hit_ratio: args.target_hit,
         curves,
         seconds: began.elapsed().as_secs_f64(),
+        notes,
     };
-    notes.dedup();
     if let Some(path) = &args.csv {
         write(path, &render::csv(&report))?;
     }
     if let Some(path) = &args.picture {
         write(path, &render::draw(&report))?;
     }
-    print(global.output, &report, |report| with_notes(render::show(report), &notes))
+    print(global.output, &report, |report| with_notes(render::show(report), &report.notes))
 }
 
 /// One pass through the trace, for one block size.

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::{interruption, write};
 use crate::Global;
-use crate::output::{numbers, print, table, words};
+use crate::output::{print, table};
 
 /// Number of I/Os that the store serves at once per host. With the time of each, the next constant,
 /// this gives 1 250 I/Os per second.
@@ -143,19 +143,8 @@ pub(super) fn check(stop: &AtomicBool) -> anyhow::Result<()> {
 }
 
 fn show(report: &Report) -> String {
-    let columns = [
-        numbers("HOSTS"),
-        numbers("DISKS"),
-        words("HOSTS KNOW"),
-        numbers("UNITS/S"),
-        numbers("LATENCY MS"),
-        numbers("ERROR P50 %"),
-        numbers("P95 %"),
-        numbers("P99 %"),
-        numbers("RESERVATIONS MISSED"),
-        numbers("REPORTS/S"),
-        numbers("DELIVERIES/S"),
-    ];
+    let columns = "HOSTS:|DISKS:|HOSTS KNOW|UNITS/S:|LATENCY MS:|ERROR P50 %:|P95 %:|P99 %:|\
+        RESERVATIONS MISSED:|REPORTS/S:|DELIVERIES/S:";
     let percent = |part: f64| format!("{:.1}", part * 100.0);
     let row = |row: &Row| {
         vec![
@@ -172,7 +161,7 @@ fn show(report: &Report) -> String {
             format!("{:.0}", row.deliveries_per_s),
         ]
     };
-    table(&columns, report.rows.iter().map(row))
+    table(columns, report.rows.iter().map(row))
 }
 
 fn draw(report: &Report) -> String {

@@ -1,25 +1,28 @@
 //! `hob lab share TRACE…`: compares ways to divide one pool between the disks of traces. The option
-//! `--share` of `hob lab sim`, `mrc` and `advise` runs the same comparison for one trace.
+//! `--share` of `hob lab sim`, `mrc`, `advise` and `figures` runs the same comparison.
 
-use std::collections::BTreeMap;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::Args;
 use hob_control::Size;
 use hob_engine::admission::Admission;
 use hob_engine::policy::PolicyKind;
+use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use hob_lab::picture::Unit;
-use hob_lab::share::{self, Host, Pool, Share, Shared};
-use hob_lab::trace::{FormatInfo, Record};
-use indicatif::ProgressBar;
+use hob_lab::share::{Host, Plan, Pool, Row, Share, csv};
+use hob_lab::trace::{FormatInfo, Record, merged_files};
 use serde::Serialize;
 
-use super::sim::{CacheSize, unknown};
-use super::{Bad, Source, formats, interruption, percent, read_all, remarks, write};
+use super::sim::{CacheSize, one_policy, processors};
+use super::{Bad, Source, formats, interruption, percent, read_all, remarks, runs_bar, show_runs, write};
 use crate::Global;
-use crate::output::{numbers, print, table, with_notes, words};
+use crate::output::{print, table, with_notes};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -36,33 +39,119 @@ pub(crate) struct ShareArgs {
     /// The traces; a trace with several disks counts as several
     #[arg(value_name = "TRACE", required = true)]
     traces: Vec<PathBuf>,
+    /// Capacities of the pool, absolute or as a share of the bytes that all disks access
+    #[arg(long, value_name = "SIZE|PERCENT", value_delimiter = ',', default_value = "5%,10%,20%")]
+    size: Vec<CacheSize>,
+    #[command(flatten)]
+    pool: PoolArgs,
+    #[command(flatten)]
+    ways: Ways,
+    /// Number of parallel simulations [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Write every figure to this file, comma-separated
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+}
+
+/// Option `--share`, the same in all commands that have it.
+#[derive(Debug, Args)]
+pub(super) struct Ways {
+    /// Ways to divide one pool between all disks of the traces: static, auto, one-lru or optimum; see
+    /// 'hob lab share'
+    #[arg(long, value_name = "WAY", value_delimiter = ',')]
+    pub(super) share: Vec<Share>,
+}
+
+/// Traces and divisions of a command that reads one trace unless `--share` is given.
+#[derive(Debug, Args)]
+pub(super) struct Division {
+    /// With --share: more traces, whose disks use the same pool
+    #[arg(value_name = "TRACE", requires = "share")]
+    pub(super) more: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(super) ways: Ways,
+}
+
+impl Division {
+    /// Returns true if divisions of a pool are to be compared.
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.ways.share.is_empty()
+    }
+
+    /// Returns all traces, which are read like the first one.
+    pub(super) fn sources(&self, first: &Source) -> Vec<Source> {
+        let more = self.more.iter().map(|trace| Source { trace: trace.clone(), ..first.clone() });
+        std::iter::once(first.clone()).chain(more).collect()
+    }
+}
+
+/// Settings of the caches of one pool, and of the traces of its disks.
+#[derive(Debug, Args)]
+pub(super) struct PoolArgs {
     /// Format of the traces [default: detected]; 'hob lab formats' describes the formats
     #[arg(long, value_parser = formats(), hide_possible_values = true)]
     format: Option<&'static FormatInfo>,
     /// Scale the times of each disk, so that each lasts so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     duration: Option<u64>,
-    /// Capacities of the pool, absolute or as a share of the bytes that all disks access
-    #[arg(long, value_name = "SIZE|PERCENT", value_delimiter = ',', default_value = "5%,10%,20%")]
-    size: Vec<CacheSize>,
-    /// Unit of the division
-    #[arg(long, value_name = "SIZE", default_value = "1M")]
-    segment_size: Size,
-    /// Size of a cache block
-    #[arg(long, value_name = "SIZE", default_value = "4K")]
-    block_size: Size,
-    /// Policy of the caches; the one LRU for all disks has its own
-    #[arg(long, value_name = "NAME", default_value = "s3-fifo")]
-    policy: String,
-    /// Admission of the caches
-    #[arg(long, value_name = "ADMISSION", default_value = "always")]
-    admission: Admission,
-    /// Ways to divide the pool: static, auto, one-lru or optimum [default: all]
-    #[arg(long, value_name = "WAY", value_delimiter = ',')]
-    share: Vec<Share>,
-    /// Write every figure to this file, comma-separated
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    /// Unit of the division [default: 1M]
+    #[arg(long, value_name = "SIZE")]
+    segment_size: Option<Size>,
+    /// Size of a cache block [default: 4K]
+    #[arg(long, value_name = "SIZE")]
+    block_size: Option<Size>,
+    /// Policy of the caches; the one LRU for all disks has its own [default: s3-fifo]
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// Admission of the caches [default: always]
+    #[arg(long, value_name = "ADMISSION")]
+    admission: Option<Admission>,
+}
+
+impl PoolArgs {
+    /// Returns the first option that is given.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let PoolArgs { format, duration, segment_size, block_size, policy, admission } = self;
+        let given = [
+            ("--format", format.is_some()),
+            ("--duration", duration.is_some()),
+            ("--segment-size", segment_size.is_some()),
+            ("--block-size", block_size.is_some()),
+            ("--policy", policy.is_some()),
+            ("--admission", admission.is_some()),
+        ];
+        given.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
+    }
+
+    /// Returns the comparison of these traces.
+    pub(super) fn comparison<'a>(
+        &self,
+        traces: &[PathBuf],
+        sizes: &'a [CacheSize],
+        shares: &[Share],
+    ) -> anyhow::Result<Comparison<'a>> {
+        let source = |trace: &PathBuf| Source {
+            trace: trace.clone(),
+            format: self.format,
+            disk: None,
+            on_bad: Bad::Skip,
+            page_size: None,
+        };
+        Ok(Comparison {
+            sources: traces.iter().map(source).collect(),
+            duration: self.duration,
+            sizes,
+            segment_bytes: self.segment_size.map_or(SEGMENT_BYTES, |size| size.bytes()),
+            block_bytes: self.block_size.map_or(BLOCK_BYTES, |size| size.bytes()),
+            policy: one_policy(self.policy.as_deref().unwrap_or("s3-fifo"))?,
+            admission: self.admission.unwrap_or_default(),
+            shares: shares.to_vec(),
+            threads: None,
+            target_hit: None,
+            csv: None,
+        })
+    }
 }
 
 /// A comparison of divisions, as a command asks for it.
@@ -76,112 +165,137 @@ pub(super) struct Comparison<'a> {
     pub(super) policy: PolicyKind,
     pub(super) admission: Admission,
     /// Ways to compare; all if empty.
-    pub(super) shares: &'a [Share],
+    pub(super) shares: Vec<Share>,
+    /// Number of parallel simulations; one for each processor if `None`.
+    pub(super) threads: Option<usize>,
     /// Share of the reads to serve from flash, if a pool size is to be recommended. With 0, nine
     /// tenths of the highest share that was measured.
     pub(super) target_hit: Option<f64>,
     pub(super) csv: Option<&'a Path>,
 }
 
-/// Unit of the division for the option `--share` of other commands.
+/// Unit of the division, unless an option has another one.
 pub(super) const SEGMENT_BYTES: u64 = 1 << 20;
+/// Size of a cache block, unless an option has another one.
+pub(super) const BLOCK_BYTES: u64 = 4096;
 
 /// The recommended pool.
 #[derive(Clone, Debug, Serialize)]
-struct Recommended {
+pub(super) struct Recommended {
     target_hit_ratio: f64,
     /// The smallest measured pool that reaches the target; `None` if none does.
     pool: Option<Row>,
 }
 
-/// A row of the result.
-#[derive(Clone, Debug, Serialize)]
-struct Row {
-    /// Way to divide the capacity.
-    division: &'static str,
-    cache_bytes: u64,
-    /// Capacity as a fraction of the bytes that the disks access.
-    cache_share: f64,
-    read_hit_ratio: f64,
-    flash_write_bytes: u64,
-    /// Bytes that moved from one cache to another.
-    moved_bytes: u64,
-    /// Cached bytes that were dropped with moved segments.
-    dropped_bytes: u64,
-    /// Size of each cache at the end, in bytes.
-    sizes: Vec<u64>,
-}
-
 /// The JSON output.
 #[derive(Debug, Serialize)]
-struct Report {
+pub(super) struct Report {
     disks: u16,
-    requests: usize,
-    footprint_bytes: u64,
-    results: Vec<Row>,
+    pub(super) requests: usize,
+    pub(super) footprint_bytes: u64,
+    pub(super) results: Vec<Row>,
     #[serde(skip_serializing_if = "Option::is_none")]
     recommended: Option<Recommended>,
+    /// Remarks about the traces and the sizes.
+    pub(super) notes: Vec<String>,
+    /// Path of the page, if one was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) page: Option<PathBuf>,
+}
+
+/// Results of a comparison.
+pub(super) struct Compared {
+    pub(super) report: Report,
+    /// Time from the first to the last request, nanoseconds.
+    pub(super) duration_ns: u64,
 }
 
 pub(super) fn run(args: &ShareArgs, global: &Global) -> anyhow::Result<()> {
-    let source = |trace: &PathBuf| Source {
-        trace: trace.clone(),
-        format: args.format,
-        disk: None,
-        on_bad: Bad::Skip,
-        page_size: None,
-    };
-    let comparison = Comparison {
-        sources: args.traces.iter().map(source).collect(),
-        duration: args.duration,
-        sizes: &args.size,
-        segment_bytes: args.segment_size.bytes(),
-        block_bytes: args.block_size.bytes(),
-        policy: PolicyKind::from_name(&args.policy).with_context(|| unknown(&args.policy))?,
-        admission: args.admission,
-        shares: &args.share,
-        target_hit: None,
-        csv: args.csv.as_deref(),
-    };
-    compare(&comparison, global)
+    let comparison = args.pool.comparison(&args.traces, &args.size, &args.ways.share)?;
+    compare(&Comparison { threads: args.threads, csv: args.csv.as_deref(), ..comparison }, global)
 }
 
 /// Runs a comparison and prints its results.
 pub(super) fn compare(comparison: &Comparison<'_>, global: &Global) -> anyhow::Result<()> {
-    let Comparison { segment_bytes, policy, admission, .. } = *comparison;
-    let block_bytes = u32::try_from(comparison.block_bytes).unwrap_or(u32::MAX);
-    let shares = if comparison.shares.is_empty() { &Share::ALL } else { comparison.shares };
-    ensure!(
-        block_bytes > 0 && segment_bytes > 0 && segment_bytes.is_multiple_of(block_bytes.into()),
-        "a segment is a whole number of blocks"
-    );
     let stop = interruption()?;
-    let (host, notes) = host(comparison, &stop)?;
-    let footprint_bytes = host.footprint(block_bytes.into());
-    let bar = ProgressBar::new((comparison.sizes.len() * shares.len()) as u64);
-    let mut results = Vec::new();
-    for size in comparison.sizes {
-        let bytes = size.bytes(Some(footprint_bytes), block_bytes);
-        let segments = bytes.div_ceil(segment_bytes).max(host.disks().into());
-        if segments > SEGMENTS_MAX {
-            bail!("a pool of {segments} segments is too large; choose a larger --segment-size");
-        }
-        let pool = Pool { segments: segments as u32, segment_bytes, block_bytes, policy, admission };
-        for way in shares {
-            let shared = share::play(&host, &pool, *way)?;
-            ensure!(!stop.load(Ordering::Relaxed), "interrupted after {} results", results.len());
-            results.push(Row::new(&shared, &pool, footprint_bytes));
-            bar.set_position(results.len() as u64);
-        }
-    }
-    bar.finish_and_clear();
-    let recommended = comparison.target_hit.map(|target| recommended(&results, target));
-    let (disks, requests) = (host.disks(), host.records().len());
-    let report = Report { disks, requests, footprint_bytes, results, recommended };
+    let Compared { report, .. } = simulate(comparison, &stop)?;
     if let Some(path) = comparison.csv {
         write(path, &csv(&report.results))?;
     }
-    print(global.output, &report, |report| with_notes(show(report), &notes))
+    print(global.output, &report, |report| with_notes(show(report), &report.notes))
+}
+
+/// Reads the traces of a comparison and simulates it.
+pub(super) fn simulate(comparison: &Comparison<'_>, stop: &AtomicBool) -> anyhow::Result<Compared> {
+    let Comparison { segment_bytes, block_bytes, .. } = *comparison;
+    ensure!(
+        block_bytes.is_power_of_two() && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&block_bytes),
+        "a block size is a power of two from 4 KiB to 1 MiB, not {block_bytes} bytes"
+    );
+    ensure!(
+        segment_bytes > 0 && segment_bytes.is_multiple_of(block_bytes),
+        "a segment is a whole number of blocks, not {segment_bytes} bytes"
+    );
+    let threads = comparison.threads.unwrap_or_else(processors);
+    ensure!(threads > 0, "--threads 0 simulates nothing");
+    let (host, mut notes) = host(comparison, stop)?;
+    let footprint_bytes = host.footprint(block_bytes);
+    let pools = pools(comparison, footprint_bytes, host.disks(), &mut notes)?;
+    let shares = ways(&comparison.shares);
+    let plan = Plan { host: &host, footprint_bytes, pools: &pools, shares: &shares, threads };
+    let bar = runs_bar()?;
+    let results = plan.run(stop, |progress| show_runs(&bar, progress));
+    bar.finish_and_clear();
+    let results = results?;
+    let recommended = comparison.target_hit.map(|target| recommended(&results, target));
+    let (disks, requests) = (host.disks(), host.records().len());
+    let duration_ns = host.records().last().map_or(0, |record| record.at_ns);
+    let report = Report { disks, requests, footprint_bytes, results, recommended, notes, page: None };
+    Ok(Compared { report, duration_ns })
+}
+
+/// Returns the given ways, each once, or all if none is given.
+fn ways(shares: &[Share]) -> Vec<Share> {
+    let wanted: &[Share] = if shares.is_empty() { &Share::ALL } else { shares };
+    let mut ways = Vec::new();
+    for share in wanted {
+        if !ways.contains(share) {
+            ways.push(*share);
+        }
+    }
+    ways
+}
+
+/// Returns the pools to simulate, each once.
+fn pools(
+    comparison: &Comparison<'_>,
+    footprint_bytes: u64,
+    disks: u16,
+    notes: &mut Vec<String>,
+) -> anyhow::Result<Vec<Pool>> {
+    let Comparison { segment_bytes, policy, admission, .. } = *comparison;
+    let (block_bytes, disks) = (comparison.block_bytes as u32, u64::from(disks));
+    let (mut pools, mut is_enlarged) = (Vec::<Pool>::new(), false);
+    for size in comparison.sizes {
+        let wanted = size.bytes(Some(footprint_bytes), block_bytes).div_ceil(segment_bytes);
+        is_enlarged |= wanted < disks;
+        let segments = wanted.max(disks);
+        if segments > SEGMENTS_MAX {
+            bail!("a pool of {segments} segments is too large; choose a larger --segment-size");
+        }
+        let segments = segments as u32;
+        if pools.iter().all(|pool| pool.segments != segments) {
+            pools.push(Pool { segments, segment_bytes, block_bytes, policy, admission });
+        }
+    }
+    if is_enlarged {
+        notes.push(format!(
+            "a pool has at least one segment of {} for each disk, so smaller pools were enlarged; 'hob lab share' \
+             has --segment-size",
+            Size(segment_bytes)
+        ));
+    }
+    Ok(pools)
 }
 
 /// Returns the smallest pool that reaches the target, or nine tenths of the highest hit ratio with a
@@ -196,52 +310,63 @@ fn recommended(rows: &[Row], target: f64) -> Recommended {
 /// Reads all traces as the disks of one host.
 fn host(comparison: &Comparison<'_>, stop: &AtomicBool) -> anyhow::Result<(Host, Vec<String>)> {
     let mut host = Host::default();
-    let mut notes = Vec::new();
-    for source in &comparison.sources {
+    let (sources, mut notes) = distinct(&comparison.sources)?;
+    for (source, file) in sources.iter().zip(file_names(&sources)) {
         let mut reader = source.open()?;
         let mut disks: BTreeMap<u16, Vec<Record>> = BTreeMap::new();
         read_all(&mut reader, stop, |record| {
             disks.entry(record.disk).or_default().push(*record);
             Ok(())
         })?;
-        let duration = comparison.duration.map(|seconds| seconds.saturating_mul(SECOND_NS));
-        for records in disks.values() {
-            host.add(records, duration)?;
-        }
         let trace = source.trace.display();
+        ensure!(!disks.is_empty(), "there is no request in {trace}");
+        let duration = comparison.duration.map(|seconds| seconds.saturating_mul(SECOND_NS));
+        for (number, records) in &disks {
+            let disk = reader.disks().get(usize::from(*number)).cloned();
+            let disk = disk.unwrap_or_else(|| number.to_string());
+            let name = match (disks.len(), sources.len()) {
+                (1, _) => file.clone(),
+                (_, 1) => disk,
+                _ => format!("{file}:{disk}"),
+            };
+            host.add(name, records, duration)?;
+        }
         notes.extend(remarks(&reader).into_iter().map(|remark| format!("{trace}: {remark}")));
     }
-    ensure!(host.disks() > 0, "the traces have no request");
     host.sort();
     Ok((host, notes))
 }
 
-impl Row {
-    fn new(shared: &Shared, pool: &Pool, footprint_bytes: u64) -> Row {
-        let cache_bytes = u64::from(pool.segments) * pool.segment_bytes;
-        Row {
-            division: shared.share.name(),
-            cache_bytes,
-            cache_share: cache_bytes as f64 / footprint_bytes.max(1) as f64,
-            read_hit_ratio: shared.read_hit_ratio(),
-            flash_write_bytes: shared.flash_write_bytes(),
-            moved_bytes: shared.moved * pool.segment_bytes,
-            dropped_bytes: shared.dropped * u64::from(pool.block_bytes),
-            sizes: shared.segments.iter().map(|count| u64::from(*count) * pool.segment_bytes).collect(),
+/// Returns the traces without per-CPU files of blktrace whose trace another source opens already,
+/// and a remark about each of these.
+fn distinct(sources: &[Source]) -> anyhow::Result<(Vec<Source>, Vec<String>)> {
+    let (mut seen, mut kept, mut notes) = (BTreeSet::new(), Vec::new(), Vec::new());
+    for source in sources {
+        let files = merged_files(&source.trace)?;
+        if files.is_empty() || seen.insert(files) {
+            kept.push(source.clone());
+        } else {
+            notes.push(format!("{}: a per-CPU file that was merged already", source.trace.display()));
         }
     }
+    Ok((kept, notes))
+}
+
+/// Returns the names of the trace files without directories, or the whole paths if these names are
+/// not unique.
+fn file_names(sources: &[Source]) -> Vec<String> {
+    let path = |source: &Source| source.trace.display().to_string();
+    let name = |source: &Source| {
+        let name = source.trace.file_name().unwrap_or(source.trace.as_os_str());
+        name.to_string_lossy().into_owned()
+    };
+    let names: Vec<String> = sources.iter().map(name).collect();
+    let are_unique = names.iter().collect::<BTreeSet<_>>().len() == names.len();
+    if are_unique { names } else { sources.iter().map(path).collect() }
 }
 
 fn show(report: &Report) -> String {
-    let columns = [
-        words("DIVISION"),
-        numbers("POOL"),
-        numbers("SHARE %"),
-        numbers("READ HITS %"),
-        numbers("FLASH WRITES"),
-        numbers("MOVED"),
-        numbers("DROPPED"),
-    ];
+    let columns = "DIVISION|POOL:|SHARE %:|READ HITS %:|FLASH WRITES:|MOVED:|DROPPED:";
     let bytes = |bytes: u64| Unit::Bytes.text(bytes as f64);
     let row = |row: &Row| {
         vec![
@@ -254,7 +379,7 @@ fn show(report: &Report) -> String {
             bytes(row.dropped_bytes),
         ]
     };
-    let text = table(&columns, report.results.iter().map(row));
+    let text = table(columns, report.results.iter().map(row));
     let touched = bytes(report.footprint_bytes);
     let mut text =
         format!("{text}\n\n{} disks, {} requests, which touch {touched}\n", report.disks, report.requests);
@@ -279,46 +404,4 @@ fn advice(recommended: &Recommended) -> String {
         pool.division,
         sizes.join(", ")
     )
-}
-
-fn csv(rows: &[Row]) -> String {
-    let mut text = String::from(
-        "division,cache_bytes,cache_share,read_hit_ratio,flash_write_bytes,moved_bytes,dropped_bytes\n",
-    );
-    for row in rows {
-        let Row { division, cache_bytes, cache_share, read_hit_ratio, .. } = row;
-        let Row { flash_write_bytes, moved_bytes, dropped_bytes, .. } = row;
-        text.push_str(&format!(
-            "{division},{cache_bytes},{cache_share},{read_hit_ratio},{flash_write_bytes},{moved_bytes},{dropped_bytes}\n"
-        ));
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(division: &'static str, cache_bytes: u64, read_hit_ratio: f64) -> Row {
-        Row {
-            division,
-            cache_bytes,
-            cache_share: 0.1,
-            read_hit_ratio,
-            flash_write_bytes: 0,
-            moved_bytes: 0,
-            dropped_bytes: 0,
-            sizes: vec![cache_bytes / 2; 2],
-        }
-    }
-
-    #[test]
-    fn the_smallest_pool_that_reaches_the_target_is_recommended() {
-        let rows = [row("static", 4 << 20, 0.4), row("auto", 4 << 20, 0.6), row("auto", 8 << 20, 0.65)];
-        let pool = recommended(&rows, 0.0).pool.unwrap();
-        assert_eq!((pool.division, pool.cache_bytes), ("auto", 4 << 20));
-        assert_eq!(recommended(&rows, 0.62).pool.unwrap().cache_bytes, 8 << 20);
-        assert!(advice(&recommended(&rows, 0.62)).contains("4 MiB, 4 MiB at the end"));
-        assert!(advice(&recommended(&rows, 0.9)).contains("None of these pools"));
-    }
 }

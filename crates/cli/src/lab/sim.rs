@@ -9,21 +9,20 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use hob_control::Size;
+use hob_control::{FlashWritesChange, Size};
 use hob_engine::admission::Admission;
 use hob_engine::command::{Layout, Mode};
 use hob_engine::granularity::Fill;
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{Preset, preset};
 use hob_lab::belady::NextUses;
-use hob_lab::share::Share;
 use hob_lab::sim::{Point, grid};
 use hob_lab::trace::blocks::Blocks;
 use hob_lab::trace::profile::Profiler;
 use hob_lab::trace::{Op, Record};
 
 use super::feed::bar;
-use super::share::{Comparison, SEGMENT_BYTES, compare};
+use super::share::{Comparison, Division, SEGMENT_BYTES, compare};
 use super::{Source, interruption, remarks, write};
 use crate::Global;
 use crate::output::{print, with_notes};
@@ -31,8 +30,12 @@ use report::{OPTIMUM, Report, Row, csv, draw, show};
 
 /// Maximum number of combinations per run.
 const POINTS_MAX: usize = 10_000;
+/// Number of blocks below which the results of a sampled cache are inaccurate.
+const SAMPLED_BLOCKS_FEW: f64 = 256.0;
 
 /// Simulate caches on a trace: hit ratios, flash writes and backing I/O of every combination
+///
+/// With --share: compares divisions of one pool, as 'hob lab share' does, with one policy, admission and block size.
 #[derive(Debug, Args)]
 pub(crate) struct Sim {
     #[command(flatten)]
@@ -58,17 +61,19 @@ pub(crate) struct Sim {
     /// Fill granularities: sectors, block or auto
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "sectors")]
     fill: Vec<Fill>,
+    /// Flash write budgets: '1 DWPD', '500G/day', '5 years at 600 TBW' or off. DWPD are relative to the
+    /// size of the cache. The times of the trace count
+    #[arg(long, value_name = "BUDGET", value_delimiter = ',', default_value = "off")]
+    flash_writes: Vec<FlashWritesChange>,
     /// Use policy, admission and fill granularity of a preset whose layout is unified; see docs/presets.md. The
     /// simulation treats all writes as write-through, whatever the preset's mode
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission", "fill"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission", "fill", "share"])]
     preset: Option<String>,
     /// Track only this share of the blocks, in caches smaller by the same factor
-    #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, conflicts_with = "share")]
     sample: f64,
-    /// Divide one pool between the disks of the trace: static, auto, one-lru or optimum, compared as by
-    /// 'hob lab share'. Takes one policy, admission and block size
-    #[arg(long, value_name = "WAY", value_delimiter = ',', conflicts_with_all = ["preset", "sample", "picture"])]
-    share: Vec<Share>,
+    #[command(flatten)]
+    division: Division,
     /// Number of threads [default: one for each processor]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -76,7 +81,7 @@ pub(crate) struct Sim {
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Draw block hits against size into this file, as SVG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "share")]
     picture: Option<PathBuf>,
 }
 
@@ -112,15 +117,17 @@ fn divide(args: &Sim, global: &Global) -> anyhow::Result<()> {
         bail!("--share takes one policy, one admission and one block size");
     };
     ensure!(args.fill == [Fill::Sectors], "--share simulates only --fill sectors");
+    ensure!(args.flash_writes == [FlashWritesChange::Off], "--share simulates no flash write budget");
     let comparison = Comparison {
-        sources: vec![args.source.clone()],
+        sources: args.division.sources(&args.source),
         duration: None,
         sizes: &args.size,
         segment_bytes: SEGMENT_BYTES.max(block_size.bytes()),
         block_bytes: block_size.bytes(),
-        policy: PolicyKind::from_name(policy).with_context(|| unknown(policy))?,
+        policy: one_policy(policy)?,
         admission: *admission,
-        shares: &args.share,
+        shares: args.division.ways.share.clone(),
+        threads: args.threads,
         target_hit: None,
         csv: args.csv.as_deref(),
     };
@@ -128,7 +135,7 @@ fn divide(args: &Sim, global: &Global) -> anyhow::Result<()> {
 }
 
 pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
-    if !args.share.is_empty() {
+    if args.division.is_wanted() {
         return divide(args, global);
     }
     let wanted = Wanted::parse(args)?;
@@ -153,6 +160,7 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
     ensure!(!stop.load(Ordering::Relaxed), "interrupted after {requests} requests");
     ensure!(requests > 0, "there is no request in {}", args.source.trace.display());
     let mut notes = blocks.reader().map(remarks).unwrap_or_default();
+    notes.extend(few_blocks(&points));
 
     let mut results: Vec<Row> = simulated.iter().map(|result| Row::new(result, footprint_bytes)).collect();
     if wanted.optimum {
@@ -164,14 +172,14 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
         notes.push(format!("{out_of_reach} requests are beyond 2^32 blocks and were left out"));
     }
     let trace = args.source.trace.display().to_string();
-    let report = Report { trace, footprint_bytes, requests, sample: args.sample, seconds, results };
+    let report = Report { trace, footprint_bytes, requests, sample: args.sample, seconds, results, notes };
     if let Some(path) = &args.csv {
         write(path, &csv(&report.results))?;
     }
     if let Some(path) = &args.picture {
         write(path, &draw(&report))?;
     }
-    print(global.output, &report, |report| with_notes(show(report), &notes))
+    print(global.output, &report, |report| with_notes(show(report), &report.notes))
 }
 
 /// The simulations that the command line asks for, checked.
@@ -230,14 +238,20 @@ impl Wanted {
                 self.admissions.iter().flat_map(|it| self.fills.iter().map(move |fill| (it, fill)))
             {
                 for block_size in &args.block_size {
-                    for size in &args.size {
+                    for (size, writes) in args
+                        .size
+                        .iter()
+                        .flat_map(|it| args.flash_writes.iter().map(move |writes| (it, writes)))
+                    {
                         let block_bytes = u32::try_from(block_size.bytes()).unwrap_or(u32::MAX);
+                        let cache_bytes = size.bytes(footprint_bytes, block_bytes);
                         points.push(Point {
                             policy: *policy,
                             admission: *admission,
                             fill: *fill,
                             block_bytes,
-                            cache_bytes: size.bytes(footprint_bytes, block_bytes),
+                            cache_bytes,
+                            flash_writes: writes.budget().map(|budget| budget.bytes_per_day(cache_bytes)),
                             sample_rate: args.sample,
                         });
                     }
@@ -247,6 +261,18 @@ impl Wanted {
         ensure!(points.len() <= POINTS_MAX, "{} combinations are more than {POINTS_MAX}", points.len());
         Ok(points)
     }
+}
+
+/// Returns a remark if a sampled cache has few blocks.
+fn few_blocks(points: &[Point]) -> Option<String> {
+    let blocks =
+        |point: &Point| (point.cache_bytes / u64::from(point.block_bytes.max(1))) as f64 * point.sample_rate;
+    let sampled = points.iter().filter(|point| point.sample_rate < 1.0).map(blocks);
+    let fewest = sampled.filter(|count| *count < SAMPLED_BLOCKS_FEW).min_by(f64::total_cmp)?;
+    Some(format!(
+        "the smallest sampled cache has {fewest:.0} blocks: results of fewer than {SAMPLED_BLOCKS_FEW} blocks are \
+         inaccurate; --sample with a larger share has more blocks"
+    ))
 }
 
 /// Properties of a preset that are not simulated.
@@ -261,9 +287,24 @@ fn not_simulated(row: &Preset) -> Option<String> {
     })
 }
 
-pub(super) fn unknown(name: &str) -> String {
-    let names: Vec<&str> = POLICIES.iter().map(|row| row.name).collect();
-    format!("there is no policy '{name}'; there are {}, {OPTIMUM} and all", names.join(", "))
+fn unknown(name: &str) -> String {
+    format!("there is no policy '{name}'; there are {}, {OPTIMUM} and all", policy_names())
+}
+
+fn policy_names() -> String {
+    POLICIES.iter().map(|row| row.name).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the policy of a comparison of divisions, which simulates one policy.
+pub(super) fn one_policy(name: &str) -> anyhow::Result<PolicyKind> {
+    if matches!(name, "all" | "belady" | OPTIMUM) {
+        bail!(
+            "divisions of a pool are compared with one policy, not with '{name}': pass one of {}",
+            policy_names()
+        );
+    }
+    let unknown = || format!("there is no policy '{name}'; there are {}", policy_names());
+    PolicyKind::from_name(name).with_context(unknown)
 }
 
 impl CacheSize {
@@ -359,6 +400,32 @@ mod tests {
         assert_eq!("2G".parse(), Ok(CacheSize::Bytes(2 << 30)));
         for bad in ["", "%", "-1%", "0%", "nan%", "x", "5000%"] {
             assert!(bad.parse::<CacheSize>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_sampled_cache_of_few_blocks_is_reported() {
+        let point = |cache_bytes, sample_rate| Point {
+            policy: PolicyKind::default(),
+            admission: Admission::default(),
+            fill: Fill::Sectors,
+            block_bytes: 4096,
+            cache_bytes,
+            flash_writes: None,
+            sample_rate,
+        };
+        let remark = few_blocks(&[point(1 << 30, 0.01), point(40 << 20, 0.01), point(80 << 20, 0.01)]);
+        assert!(remark.unwrap().contains("has 102 blocks"));
+        assert_eq!(few_blocks(&[point(1 << 30, 0.01), point(4096, 1.0)]), None);
+    }
+
+    #[test]
+    fn divisions_are_compared_with_one_policy() {
+        assert!(one_policy("s3-fifo").is_ok());
+        for name in ["all", "optimum", "nonsense"] {
+            let error = one_policy(name).unwrap_err().to_string();
+            assert!(error.contains(&format!("'{name}'")) && error.contains("s3-fifo"), "{error}");
+            assert!(!error.contains("and all"), "{error}");
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use hob_daemon::power_cut;
-use hob_lab::driver::{Connection, Dialogue};
+use hob_lab::driver::{Connection, NbdClient};
 use hob_storage::crash_log;
 use hob_storage::volatile::VolatileOptions;
 use rustix::process::{Pid, Signal, kill_process};
@@ -62,7 +62,7 @@ impl Daemon {
     }
 
     /// Waits until the daemon serves its disk; returns `None` if the power was cut before.
-    pub(super) fn connect(&mut self, stage: &Stage) -> anyhow::Result<Option<Dialogue>> {
+    pub(super) fn connect(&mut self, stage: &Stage) -> anyhow::Result<Option<NbdClient>> {
         let start = Instant::now();
         loop {
             let tried = Connection::open(&stage.uri());
@@ -71,7 +71,7 @@ impl Daemon {
                 return Ok(None);
             }
             match tried {
-                Ok(connection) => return Ok(Some(Dialogue::open(connection, SILENCE_MAX)?)),
+                Ok(connection) => return Ok(Some(NbdClient::open(connection, SILENCE_MAX)?)),
                 Err(error) if start.elapsed() > READY_MAX => {
                     let said = format!("the daemon does not serve the disk after {} s", READY_MAX.as_secs());
                     return Err(error.context(format!("{said}; {}", stage.last_complaint())));
@@ -140,10 +140,6 @@ impl Drop for Daemon {
 
 /// Requires that a process was killed. A daemon that ends by itself has a bug.
 fn demand_cut(status: ExitStatus) -> anyhow::Result<()> {
-    ensure!(
-        status.signal() == Some(Signal::KILL.as_raw()),
-        "the daemon ended unexpectedly, with \
-        {status}"
-    );
+    ensure!(status.signal() == Some(Signal::KILL.as_raw()), "the daemon ended unexpectedly, with {status}");
     Ok(())
 }

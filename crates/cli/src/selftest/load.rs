@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::anyhow;
-use hob_lab::driver::{Answer, Ask, Dialogue, Lost};
+use hob_lab::driver::{ClientReply, ClientRequest, ConnectionError, NbdClient};
 use hob_lab::prng::Prng;
 use serde::Serialize;
 
@@ -57,7 +57,7 @@ enum Flying {
 
 /// The NBD client of the disk.
 pub(super) struct Client<'a> {
-    dialogue: Dialogue,
+    nbd: NbdClient,
     model: &'a mut Model,
     dice: &'a mut Prng,
     counts: &'a mut Counts,
@@ -66,12 +66,12 @@ pub(super) struct Client<'a> {
 
 impl<'a> Client<'a> {
     pub(super) fn new(
-        dialogue: Dialogue,
+        nbd: NbdClient,
         model: &'a mut Model,
         dice: &'a mut Prng,
         counts: &'a mut Counts,
     ) -> Client<'a> {
-        Client { dialogue, model, dice, counts, flying: BTreeMap::new() }
+        Client { nbd, model, dice, counts, flying: BTreeMap::new() }
     }
 
     /// Reads and checks the whole disk in random order.
@@ -117,7 +117,7 @@ impl<'a> Client<'a> {
     fn one(&mut self, flush_once_in: u64) -> Result<(), Trouble> {
         if self.dice.below(flush_once_in) == 0 {
             let answers = self.model.flush();
-            let cookie = self.dialogue.send(Ask::Flush)?;
+            let cookie = self.nbd.send(ClientRequest::Flush)?;
             self.flying.insert(cookie, Flying::Flush { answers });
             return Ok(());
         }
@@ -137,11 +137,11 @@ impl<'a> Client<'a> {
         let cookie = match content {
             Content::Stamps => {
                 let data = self.model.bytes(&write);
-                self.dialogue.send(Ask::Write { offset, data: &data, fua: durable })?
+                self.nbd.send(ClientRequest::Write { offset, data: &data, fua: durable })?
             }
             Content::Zeroes => {
                 let len = (count * UNIT_BYTES as u64) as u32;
-                self.dialogue.send(Ask::WriteZeroes { offset, len, fua: durable })?
+                self.nbd.send(ClientRequest::WriteZeroes { offset, len, fua: durable })?
             }
         };
         self.flying.insert(cookie, Flying::Write { write, count, durable });
@@ -179,19 +179,18 @@ impl<'a> Client<'a> {
 
     fn read(&mut self, first: u64, count: u64) -> Result<(), Trouble> {
         let (offset, len) = (first * UNIT_BYTES as u64, (count * UNIT_BYTES as u64) as u32);
-        let cookie = self.dialogue.send(Ask::Read { offset, len })?;
+        let cookie = self.nbd.send(ClientRequest::Read { offset, len })?;
         self.flying.insert(cookie, Flying::Read { first, count });
         Ok(())
     }
 
     /// Receives one reply.
     fn receive(&mut self) -> Result<(), Trouble> {
-        let Answer { cookie, error, data } = self.dialogue.receive()?;
+        let ClientReply { cookie, error, data } = self.nbd.receive()?;
         let flying = self.flying.remove(&cookie).expect("only what was asked is answered");
         if let Some(error) = error {
             return Err(Trouble::Wrong(anyhow!(
-                "a request failed although the test injected no \
-                fault: {error}"
+                "a request failed although the test injected no fault: {error}"
             )));
         }
         match flying {
@@ -213,11 +212,11 @@ impl<'a> Client<'a> {
     }
 }
 
-impl From<Lost> for Trouble {
-    fn from(lost: Lost) -> Trouble {
-        match lost {
-            Lost::Closed => Trouble::Cut,
-            lost => Trouble::Wrong(anyhow!("{lost}")),
+impl From<ConnectionError> for Trouble {
+    fn from(error: ConnectionError) -> Trouble {
+        match error {
+            ConnectionError::Closed => Trouble::Cut,
+            error => Trouble::Wrong(anyhow!("{error}")),
         }
     }
 }

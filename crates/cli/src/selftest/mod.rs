@@ -28,7 +28,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::Global;
-use super::output::{numbers, pairs, print, table, words};
+use super::output::{pairs, print, table};
 use super::remote::converse;
 use super::replay::stop_on_signals;
 use child::Daemon;
@@ -48,7 +48,7 @@ const LOAD_MS: (u64, u64) = (10, 250);
 /// The layer cuts the power after at most 2 to the power of this many steps.
 const STEPS_LOG2_MAX: u64 = 15;
 
-/// Cut the power of a daemon under load repeatedly, and check that no acknowledged data is lost
+/// Cut the power of a daemon under load repeatedly, and check that no flushed data is lost
 ///
 /// A daemon of its own serves scratch files over a layer that loses unflushed data, as a power cut
 /// does. It is killed under load and started again N times. Each time every sector is read twice
@@ -238,8 +238,8 @@ impl<'a> Trial<'a> {
         Daemon::start(&self.stage, &VolatileOptions { seed, flushes: self.flushes, cut_after })
     }
 
-    fn client(&mut self, dialogue: hob_lab::driver::Dialogue) -> Client<'_> {
-        Client::new(dialogue, &mut self.model, &mut self.dice, &mut self.report.counts)
+    fn client(&mut self, nbd: hob_lab::driver::NbdClient) -> Client<'_> {
+        Client::new(nbd, &mut self.model, &mut self.dice, &mut self.report.counts)
     }
 
     /// Runs a daemon from its start to its power cut.
@@ -269,12 +269,12 @@ impl<'a> Trial<'a> {
 
     /// Uses a daemon until its power is cut, and returns the phase of the cut.
     fn live(&mut self, daemon: &mut Daemon, first: bool, time: Duration) -> anyhow::Result<Phase> {
-        let Some(dialogue) = daemon.connect(&self.stage)? else { return Ok(Phase::Starting) };
+        let Some(nbd) = daemon.connect(&self.stage)? else { return Ok(Phase::Starting) };
         if first {
             self.look()?;
         }
         let stop = self.stop;
-        let mut client = self.client(dialogue);
+        let mut client = self.client(nbd);
         // Versions that the first reading determines must be the same in the second.
         match client.check_disk().and_then(|()| client.check_disk()) {
             Ok(()) => {}
@@ -340,9 +340,9 @@ impl<'a> Trial<'a> {
         then: impl FnOnce(&Self) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let mut daemon = self.start(None)?;
-        let dialogue = daemon.connect(&self.stage)?.context("another process killed the daemon")?;
+        let nbd = daemon.connect(&self.stage)?.context("another process killed the daemon")?;
         let stop = self.stop;
-        let mut client = self.client(dialogue);
+        let mut client = self.client(nbd);
         match client.check_disk().and_then(|()| client.load(requests, stop)) {
             Ok(()) => {}
             Err(Trouble::Cut) => return Err(anyhow!("the daemon closed the connection unexpectedly")),
@@ -384,16 +384,7 @@ fn show(report: &Report) -> String {
         ("time", format!("{:.1} s", report.seconds)),
         ("verdict", verdict.to_owned()),
     ];
-    let columns = [
-        words("SETUP"),
-        numbers("STARTING"),
-        numbers("CHECKING"),
-        numbers("UNDER LOAD"),
-        numbers("WRITES"),
-        numbers("FUA"),
-        numbers("FLUSHES"),
-        numbers("MIB CHECKED"),
-    ];
+    let columns = "SETUP|STARTING:|CHECKING:|UNDER LOAD:|WRITES:|FUA:|FLUSHES:|MIB CHECKED:";
     let row = |setup: &SetupReport| {
         let SetupReport { cuts, counts, .. } = setup;
         let figures = [
@@ -407,5 +398,5 @@ fn show(report: &Report) -> String {
         ];
         [vec![setup.setup.to_owned()], figures.iter().map(u64::to_string).collect()].concat()
     };
-    format!("{}\n\n{}", pairs(facts), table(&columns, report.setups.iter().map(row)))
+    format!("{}\n\n{}", pairs(facts), table(columns, report.setups.iter().map(row)))
 }

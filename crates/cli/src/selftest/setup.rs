@@ -83,7 +83,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Creates the files of a configuration in `dir`, which must not exist.
+    /// Creates `dir` with a disk image and a hob.toml. `dir` must not exist.
     pub(super) fn make(dir: PathBuf, setup: &Setup, disk_bytes: u64, ring: &str) -> anyhow::Result<Stage> {
         std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let dir = dir.canonicalize()?;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use hob_control::{BackingState, CacheState, DiskLoad, DiskState, Size};
 
-use crate::output::{self, duration, numbers, word, words};
+use crate::output::{duration, word};
 
 /// Maximum number of remembered responses.
 pub(super) const HISTORY_MAX: usize = 300;
@@ -143,9 +143,10 @@ pub(super) struct Column {
 }
 
 impl Column {
-    /// Returns the column for a table.
-    pub(super) fn of_table(&self) -> output::Column {
-        if self.width == 0 || self.heading == "STATE" { words(self.heading) } else { numbers(self.heading) }
+    /// Returns the heading for [`table`](crate::output::table).
+    pub(super) fn of_table(&self) -> String {
+        let is_text = self.width == 0 || self.heading == "STATE";
+        format!("{}{}", self.heading, if is_text { "" } else { ":" })
     }
 }
 

@@ -2,29 +2,84 @@
 
 use hyper::Method;
 
-use super::{Client, ClientError, disk_path, percent_encode};
+use super::requests::requests;
+use super::{Client, ClientError, disk_path};
 use crate::{
-    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, Disk, DiskAdd, DiskChanged,
-    DiskCurve, DiskHistograms, DiskPatch, DiskResize, DiskStats, EventReport, Explanation, Export,
-    ExportDirty, LifeEvent, OnClients, OnDirty, PlannedChange, Preview,
+    AdoptCache, BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, Disk, DiskAdd,
+    DiskChanged, DiskCurve, DiskHistograms, DiskPatch, DiskResize, DiskStats, EventReport, Explanation,
+    Export, ExportDirty, LifeEvent, OnClients, OnDirty, PlannedChange, Preview,
 };
 
-impl Client {
+requests! {
     /// Returns all disks.
-    pub async fn disks(&self) -> Result<Vec<Disk>, ClientError> {
-        self.get("/v1/disks").await
-    }
-
+    disks() -> Vec<Disk>: GET "/v1/disks";
     /// Returns one disk.
-    pub async fn disk(&self, disk: &str) -> Result<Disk, ClientError> {
-        self.get(&disk_path(disk)).await
-    }
-
+    disk[disk]() -> Disk: GET "/v1/disks/{disk}";
     /// Adds a disk to the daemon, which then serves it.
-    pub async fn disk_add(&self, add: &DiskAdd) -> Result<DiskChanged, ClientError> {
-        self.send(Method::POST, "/v1/disks", Some(add)).await
-    }
+    disk_add(add: &DiskAdd) -> DiskChanged: POST "/v1/disks", add;
+    /// Returns the effects of a change of a disk without making the change.
+    preview[disk](change: &PlannedChange) -> Preview: POST "/v1/disks/{disk}/preview", change;
+    /// Grows a disk.
+    disk_resize[disk](resize: &DiskResize) -> DiskChanged: POST "/v1/disks/{disk}/resize", resize;
+    /// Changes a disk's own settings.
+    disk_patch[disk](patch: &DiskPatch) -> DiskChanged: PATCH "/v1/disks/{disk}", patch;
+    /// Reports an event of the VM that uses a disk.
+    disk_event[disk](event: LifeEvent, dirty: OnDirty) -> DiskChanged:
+        POST "/v1/disks/{disk}/events", &EventReport { event, discard_dirty: dirty == OnDirty::Discard };
+    /// Adds an export to a disk.
+    export_add[disk](export: &Export) -> DiskChanged: POST "/v1/disks/{disk}/exports", export;
+    /// Removes an additional export of a disk.
+    export_remove[disk, export]() -> DiskChanged: DELETE "/v1/disks/{disk}/exports/{export}";
+    /// Returns the dirty bitmaps of a disk.
+    bitmaps[disk]() -> Bitmaps: GET "/v1/disks/{disk}/bitmaps";
+    /// Adds a dirty bitmap to a disk.
+    bitmap_add[disk](add: &BitmapAdd) -> Bitmaps: POST "/v1/disks/{disk}/bitmaps", add;
+    /// Removes a dirty bitmap of a disk.
+    bitmap_remove[disk, bitmap]() -> Bitmaps: DELETE "/v1/disks/{disk}/bitmaps/{bitmap}";
+    /// Empties a dirty bitmap.
+    bitmap_clear[disk, bitmap]() -> Bitmaps: POST "/v1/disks/{disk}/bitmaps/{bitmap}/clear";
+    /// Moves the changes that a bitmap recorded to a new frozen bitmap, and continues with an empty
+    /// bitmap.
+    bitmap_rotate[disk, bitmap](rotate: &BitmapRotate) -> Bitmaps:
+        POST "/v1/disks/{disk}/bitmaps/{bitmap}/rotate", rotate;
+    /// Adds the changes of one dirty bitmap to another one, and removes the first.
+    bitmap_merge[disk, bitmap](merge: &BitmapMerge) -> Bitmaps:
+        POST "/v1/disks/{disk}/bitmaps/{bitmap}/merge", merge;
+    /// Gives a disk a cache.
+    cache_enable[disk](enable: &CacheEnable) -> DiskChanged: PUT "/v1/disks/{disk}/cache", enable;
+    /// Changes settings of a disk's cache.
+    cache_patch[disk](patch: &CachePatch) -> DiskChanged: PATCH "/v1/disks/{disk}/cache", patch;
+    /// Removes a disk's cache, after a drain or by discarding its dirty data.
+    cache_disable[disk](dirty: OnDirty) -> DiskChanged: DELETE "/v1/disks/{disk}/cache{}" (dirty.query());
+    /// Starts or continues writing a cache's dirty data to the backing.
+    drain[disk]() -> DiskChanged: POST "/v1/disks/{disk}/drain";
+    /// Stops a drain before the cache is clean.
+    drain_stop[disk]() -> DiskChanged: DELETE "/v1/disks/{disk}/drain";
+    /// Discards a cache's dirty data: acknowledged writes are lost.
+    discard_dirty[disk]() -> DiskChanged:
+        POST "/v1/disks/{disk}/cache/discard-dirty{}" (OnDirty::Discard.query());
+    /// Makes the daemon write a cache's dirty data to a file on the daemon's host.
+    export_dirty[disk](export: &ExportDirty) -> DiskChanged:
+        POST "/v1/disks/{disk}/cache/export-dirty", export;
+    /// Gives an offline disk a cache that belongs to no disk, with its dirty data.
+    cache_adopt[disk](adopt: &AdoptCache) -> DiskChanged: POST "/v1/disks/{disk}/cache/adopt", adopt;
+    /// Empties a cache.
+    cache_clear[disk]() -> DiskChanged: POST "/v1/disks/{disk}/cache/clear";
+    /// Returns the counters of a disk.
+    stats[disk]() -> DiskStats: GET "/v1/disks/{disk}/stats";
+    /// Returns the histograms of a disk's requests.
+    histograms[disk]() -> DiskHistograms: GET "/v1/disks/{disk}/histograms";
+    /// Resets the histograms of a disk's requests.
+    histograms_reset[disk]() -> DiskHistograms: DELETE "/v1/disks/{disk}/histograms";
+    /// Returns the hit ratios that a disk would have with caches of other sizes.
+    curve[disk]() -> DiskCurve: GET "/v1/disks/{disk}/curve";
+    /// Resets a disk's miss-ratio curve. The daemon starts to learn the curve again.
+    curve_reset[disk]() -> DiskCurve: DELETE "/v1/disks/{disk}/curve";
+    /// Explains why a disk's I/O is, or is not, served from flash.
+    explain[disk]() -> Explanation: GET "/v1/disks/{disk}/explain";
+}
 
+impl Client {
     /// Removes a disk, after a drain or by discarding its dirty data. The backing keeps its data.
     pub async fn disk_remove(
         &self,
@@ -37,158 +92,7 @@ impl Client {
             (OnDirty::Drain, OnClients::Disconnect) => "?force=true",
             (OnDirty::Discard, OnClients::Disconnect) => "&force=true",
         };
-        self.delete(&format!("{}{}{force}", disk_path(disk), dirty.query())).await
+        let path = format!("{}{}{force}", disk_path(disk), dirty.query());
+        self.send(Method::DELETE, &path, None::<&()>).await
     }
-
-    /// Returns the effects of a change of a disk without making the change.
-    pub async fn preview(&self, disk: &str, change: &PlannedChange) -> Result<Preview, ClientError> {
-        self.send(Method::POST, &format!("{}/preview", disk_path(disk)), Some(change)).await
-    }
-
-    /// Grows a disk.
-    pub async fn disk_resize(&self, disk: &str, resize: &DiskResize) -> Result<DiskChanged, ClientError> {
-        self.send(Method::POST, &format!("{}/resize", disk_path(disk)), Some(resize)).await
-    }
-
-    /// Changes a disk's own settings.
-    pub async fn disk_patch(&self, disk: &str, patch: &DiskPatch) -> Result<DiskChanged, ClientError> {
-        self.send(Method::PATCH, &disk_path(disk), Some(patch)).await
-    }
-
-    /// Reports an event of the VM that uses a disk.
-    pub async fn disk_event(
-        &self,
-        disk: &str,
-        event: LifeEvent,
-        dirty: OnDirty,
-    ) -> Result<DiskChanged, ClientError> {
-        let report = EventReport { event, discard_dirty: dirty == OnDirty::Discard };
-        self.send(Method::POST, &format!("{}/events", disk_path(disk)), Some(&report)).await
-    }
-
-    /// Adds an export to a disk.
-    pub async fn export_add(&self, disk: &str, export: &Export) -> Result<DiskChanged, ClientError> {
-        self.send(Method::POST, &format!("{}/exports", disk_path(disk)), Some(export)).await
-    }
-
-    /// Removes an additional export of a disk.
-    pub async fn export_remove(&self, disk: &str, export: &str) -> Result<DiskChanged, ClientError> {
-        self.delete(&format!("{}/exports/{}", disk_path(disk), percent_encode(export))).await
-    }
-
-    /// Returns the dirty bitmaps of a disk.
-    pub async fn bitmaps(&self, disk: &str) -> Result<Bitmaps, ClientError> {
-        self.get(&format!("{}/bitmaps", disk_path(disk))).await
-    }
-
-    /// Adds a dirty bitmap to a disk.
-    pub async fn bitmap_add(&self, disk: &str, add: &BitmapAdd) -> Result<Bitmaps, ClientError> {
-        self.send(Method::POST, &format!("{}/bitmaps", disk_path(disk)), Some(add)).await
-    }
-
-    /// Removes a dirty bitmap of a disk.
-    pub async fn bitmap_remove(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
-        self.delete(&bitmap_path(disk, bitmap)).await
-    }
-
-    /// Empties a dirty bitmap.
-    pub async fn bitmap_clear(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
-        self.send(Method::POST, &format!("{}/clear", bitmap_path(disk, bitmap)), None::<&()>).await
-    }
-
-    /// Moves the changes that a bitmap recorded to a new frozen bitmap, and continues with an empty
-    /// bitmap.
-    pub async fn bitmap_rotate(
-        &self,
-        disk: &str,
-        bitmap: &str,
-        rotate: &BitmapRotate,
-    ) -> Result<Bitmaps, ClientError> {
-        self.send(Method::POST, &format!("{}/rotate", bitmap_path(disk, bitmap)), Some(rotate)).await
-    }
-
-    /// Adds the changes of one dirty bitmap to another one, and removes the first.
-    pub async fn bitmap_merge(
-        &self,
-        disk: &str,
-        bitmap: &str,
-        merge: &BitmapMerge,
-    ) -> Result<Bitmaps, ClientError> {
-        self.send(Method::POST, &format!("{}/merge", bitmap_path(disk, bitmap)), Some(merge)).await
-    }
-
-    /// Gives a disk a cache.
-    pub async fn cache_enable(&self, disk: &str, enable: &CacheEnable) -> Result<DiskChanged, ClientError> {
-        self.send(Method::PUT, &format!("{}/cache", disk_path(disk)), Some(enable)).await
-    }
-
-    /// Changes settings of a disk's cache.
-    pub async fn cache_patch(&self, disk: &str, patch: &CachePatch) -> Result<DiskChanged, ClientError> {
-        self.send(Method::PATCH, &format!("{}/cache", disk_path(disk)), Some(patch)).await
-    }
-
-    /// Removes a disk's cache, after a drain or by discarding its dirty data.
-    pub async fn cache_disable(&self, disk: &str, dirty: OnDirty) -> Result<DiskChanged, ClientError> {
-        self.delete(&format!("{}/cache{}", disk_path(disk), dirty.query())).await
-    }
-
-    /// Starts or continues writing a cache's dirty data to the backing.
-    pub async fn drain(&self, disk: &str) -> Result<DiskChanged, ClientError> {
-        self.send(Method::POST, &format!("{}/drain", disk_path(disk)), None::<&()>).await
-    }
-
-    /// Stops a drain before the cache is clean.
-    pub async fn drain_stop(&self, disk: &str) -> Result<DiskChanged, ClientError> {
-        self.delete(&format!("{}/drain", disk_path(disk))).await
-    }
-
-    /// Discards a cache's dirty data: acknowledged writes are lost.
-    pub async fn discard_dirty(&self, disk: &str) -> Result<DiskChanged, ClientError> {
-        let path = format!("{}/cache/discard-dirty{}", disk_path(disk), OnDirty::Discard.query());
-        self.send(Method::POST, &path, None::<&()>).await
-    }
-
-    /// Makes the daemon write a cache's dirty data to a file on the daemon's host.
-    pub async fn export_dirty(&self, disk: &str, export: &ExportDirty) -> Result<DiskChanged, ClientError> {
-        self.send(Method::POST, &format!("{}/cache/export-dirty", disk_path(disk)), Some(export)).await
-    }
-
-    /// Empties a cache.
-    pub async fn cache_clear(&self, disk: &str) -> Result<DiskChanged, ClientError> {
-        self.send(Method::POST, &format!("{}/cache/clear", disk_path(disk)), None::<&()>).await
-    }
-
-    /// Returns the counters of a disk.
-    pub async fn stats(&self, disk: &str) -> Result<DiskStats, ClientError> {
-        self.get(&format!("{}/stats", disk_path(disk))).await
-    }
-
-    /// Returns the histograms of a disk's requests.
-    pub async fn histograms(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
-        self.get(&format!("{}/histograms", disk_path(disk))).await
-    }
-
-    /// Resets the histograms of a disk's requests.
-    pub async fn histograms_reset(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
-        self.delete(&format!("{}/histograms", disk_path(disk))).await
-    }
-
-    /// Returns the hit ratios that a disk would have with caches of other sizes.
-    pub async fn curve(&self, disk: &str) -> Result<DiskCurve, ClientError> {
-        self.get(&format!("{}/curve", disk_path(disk))).await
-    }
-
-    /// Resets a disk's miss-ratio curve. The daemon starts to learn the curve again.
-    pub async fn curve_reset(&self, disk: &str) -> Result<DiskCurve, ClientError> {
-        self.delete(&format!("{}/curve", disk_path(disk))).await
-    }
-
-    /// Explains why a disk's I/O is, or is not, served from flash.
-    pub async fn explain(&self, disk: &str) -> Result<Explanation, ClientError> {
-        self.get(&format!("{}/explain", disk_path(disk))).await
-    }
-}
-
-fn bitmap_path(disk: &str, bitmap: &str) -> String {
-    format!("{}/bitmaps/{}", disk_path(disk), percent_encode(bitmap))
 }

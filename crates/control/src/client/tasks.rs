@@ -1,23 +1,13 @@
 //! Client methods for changes that continue in the background.
 
-use hyper::Method;
-
-use super::{Client, ClientError};
+use super::requests::requests;
 use crate::Task;
 
-impl Client {
+requests! {
     /// Returns the tasks in progress, and those that ended after the response to their request.
-    pub async fn tasks(&self) -> Result<Vec<Task>, ClientError> {
-        self.get("/v1/tasks").await
-    }
-
+    tasks() -> Vec<Task>: GET "/v1/tasks";
     /// Cancels a task, and returns all tasks.
-    pub async fn task_cancel(&self, id: u64) -> Result<Vec<Task>, ClientError> {
-        self.delete(&format!("/v1/tasks/{id}")).await
-    }
-
+    task_cancel(id: u64) -> Vec<Task>: DELETE "/v1/tasks/{id}";
     /// Removes a task that has ended, and returns all remaining tasks.
-    pub async fn task_acknowledge(&self, id: u64) -> Result<Vec<Task>, ClientError> {
-        self.send(Method::POST, &format!("/v1/tasks/{id}/acknowledge"), None::<&()>).await
-    }
+    task_acknowledge(id: u64) -> Vec<Task>: POST "/v1/tasks/{id}/acknowledge";
 }

@@ -5,17 +5,20 @@
 //! files on this host.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use hob_control::{Endpoint, check_name};
+use hob_storage::backing::below::{Object, Share, below};
 use hob_storage::pool::is_segment_size;
 
 use super::definitions::{self, PoolShape};
 use super::source::{FINDINGS_MAX, Finding, Lines};
 use super::{ClusterConfig, Config, DiskEntry, check_nbd};
+use crate::exports::EXPORTS_MAX;
 use crate::hardware::ARENA_BYTES_MAX;
 use crate::image::check_format;
 use crate::mount;
@@ -222,6 +225,10 @@ fn check_disk(number: usize, disk: &DiskEntry, found: &mut Findings<'_>) {
     {
         add("fuse", format!("{path} cannot be a disk's file: {what}"));
     }
+    if disk.exports.len() > EXPORTS_MAX {
+        let (count, at) = (disk.exports.len(), format!("export.{EXPORTS_MAX}"));
+        add(&at, format!("it has {count} additional exports, and {EXPORTS_MAX} is the maximum"));
+    }
     for (place, export) in disk.exports.iter().enumerate() {
         if let Some(path) = &export.vhost_user
             && let Err(what) = vhost_user::check_path(path)
@@ -330,7 +337,8 @@ fn readable(config: &Config, at: &str) -> String {
     }
 }
 
-/// Checks that no two disks with a writer share a file, and that no disk is on a pool's device.
+/// Checks that no two disks with a writer share a file, also through loop devices and partitions,
+/// and that no disk is on a pool's device.
 fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
     struct Use {
         at: String,
@@ -379,7 +387,7 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
     let identities = identities(uses.iter().map(|entry| entry.path.clone()).collect());
     for (index, this) in uses.iter().enumerate() {
         for (other_index, other) in uses[..index].iter().enumerate() {
-            let is_same = identities[index] == identities[other_index];
+            let is_same = identities[index].overlaps(&identities[other_index]);
             let is_said =
                 this.at.starts_with("pool.") && other.at.starts_with("pool.") && this.path == other.path;
             if !is_same || this.shares && other.shares || is_said {
@@ -396,18 +404,15 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
 
 /// Identities of files, independent of their names. A missing file, or one that does not answer in
 /// time, is identified by its path.
-fn identities(paths: Vec<PathBuf>) -> Vec<Identity> {
-    let mut all: Vec<Identity> = paths.iter().cloned().map(Identity::Path).collect();
+fn identities(paths: Vec<PathBuf>) -> Vec<DataLocation> {
+    let mut all: Vec<DataLocation> =
+        paths.iter().cloned().map(|path| DataLocation::of(Identity::Path(path))).collect();
     let (sender, answers) = mpsc::channel();
     // A hung filesystem must not prevent the daemon's start.
     let look = move || {
         for (index, path) in paths.iter().enumerate() {
-            let Ok(metadata) = std::fs::metadata(path) else { continue };
-            let identity = match metadata.rdev() {
-                0 => Identity::File(metadata.dev(), metadata.ino()),
-                device => Identity::Device(device),
-            };
-            if sender.send((index, identity)).is_err() {
+            let Some(place) = place_of(path) else { continue };
+            if sender.send((index, place)).is_err() {
                 return;
             }
         }
@@ -416,11 +421,51 @@ fn identities(paths: Vec<PathBuf>) -> Vec<Identity> {
         return all;
     }
     let deadline = Instant::now() + LOOK_MAX;
-    while let Ok((index, identity)) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now()))
-    {
-        all[index] = identity;
+    while let Ok((index, place)) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        all[index] = place;
     }
     all
+}
+
+/// Returns the place of an existing file or block device.
+fn place_of(path: &Path) -> Option<DataLocation> {
+    let metadata = std::fs::metadata(path).ok()?;
+    let mut place = DataLocation::of(Identity::of(&metadata));
+    if metadata.file_type().is_block_device() {
+        for (object, share) in below(metadata.rdev()) {
+            let identity = match object {
+                Object::Device(number) => Some(Identity::Device(number)),
+                Object::Path(path) => std::fs::metadata(path).ok().as_ref().map(Identity::of),
+            };
+            match share {
+                Share::Whole => place.whole.extend(identity),
+                Share::Part => place.part.extend(identity),
+            }
+        }
+    }
+    Some(place)
+}
+
+/// The place of a disk or a pool's device: a file or block device, and the objects below it.
+#[derive(Clone, Debug)]
+struct DataLocation {
+    /// Objects that have the same data.
+    whole: Vec<Identity>,
+    /// Objects of which the data are a part.
+    part: Vec<Identity>,
+}
+
+impl DataLocation {
+    fn of(identity: Identity) -> DataLocation {
+        DataLocation { whole: vec![identity], part: Vec::new() }
+    }
+
+    /// Returns true if both places have data in common. Two parts of one object are taken as
+    /// different parts.
+    fn overlaps(&self, other: &DataLocation) -> bool {
+        let any = |one: &[Identity], other: &[Identity]| one.iter().any(|identity| other.contains(identity));
+        any(&self.whole, &other.whole) || any(&self.whole, &other.part) || any(&self.part, &other.whole)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -430,5 +475,19 @@ enum Identity {
     Device(u64),
 }
 
+impl Identity {
+    fn of(metadata: &Metadata) -> Identity {
+        match metadata.rdev() {
+            0 => Identity::File(metadata.dev(), metadata.ino()),
+            device => Identity::Device(device),
+        }
+    }
+}
+
+mod host;
+mod places;
 #[cfg(test)]
 mod tests;
+
+pub(super) use host::check_host;
+pub(super) use places::check_places;

@@ -104,8 +104,7 @@ impl ControlConfig {
         if !self.clients.is_empty() && !has_authority {
             found.add(
                 "control.client",
-                "[[control.client]] needs control.tls with client_ca, the CA of the clients' \
-                certificates",
+                "[[control.client]] needs control.tls with client_ca, the CA of the clients' certificates",
             );
         }
     }

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use hob_control::{CacheEnable, CacheSettings, Qos, QosPatch};
+use hob_control::{CacheEnable, Qos, QosPatch};
 use hob_engine::admission::Admission;
 use hob_engine::command::{Copies, DestageOrder, Layout, Mode};
 use hob_engine::granularity::Fill;
@@ -30,49 +30,32 @@ impl PoolShape {
 
 /// Returns the errors in cache settings that do not depend on the pool: the setting and the reason.
 pub(crate) fn cache_faults(enable: &CacheEnable) -> Vec<(&'static str, String)> {
-    let CacheSettings {
-        preset,
-        block_size,
-        policy,
-        mode,
-        layout,
-        admission,
-        fill,
-        destage_order,
-        dirty_start,
-        dirty_stop,
-        dirty_full,
-        copies,
-        ..
-    } = &enable.settings;
+    let settings = &enable.settings;
     let mut faults = Vec::new();
     let mut note = |key, fault: Option<String>| faults.extend(fault.map(|what| (key, what)));
-    note("preset", preset.as_deref().and_then(|name| fault_of(hob_engine::preset::preset(name))));
-    note("mode", word::<Mode>(mode));
-    note("layout", word::<Layout>(layout));
-    note("admission", word::<Admission>(admission));
-    note("fill", word::<Fill>(fill));
-    note("destage_order", word::<DestageOrder>(destage_order));
-    note("copies", word::<Copies>(copies));
-    note("policy", policy.as_deref().and_then(|name| fault_of(policy_name(name))));
-    let bad_block = block_size.filter(|size| {
+    note("preset", settings.preset.as_deref().and_then(|name| fault_of(hob_engine::preset::preset(name))));
+    note("mode", word::<Mode>(&settings.mode));
+    note("layout", word::<Layout>(&settings.layout));
+    note("admission", word::<Admission>(&settings.admission));
+    note("fill", word::<Fill>(&settings.fill));
+    note("destage_order", word::<DestageOrder>(&settings.destage_order));
+    note("copies", word::<Copies>(&settings.copies));
+    note("policy", settings.policy.as_deref().and_then(|name| fault_of(policy_name(name))));
+    let bad_block = settings.block_size.filter(|size| {
         let bytes = size.bytes();
         !bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes)
     });
     let why = |size| format!("block_size = {size}: the value must be a power of two from 4K to 1M");
     note("block_size", bad_block.map(why));
-    for (key, percent) in
-        [("dirty_start", dirty_start), ("dirty_stop", dirty_stop), ("dirty_full", dirty_full)]
-    {
+    for (key, percent) in [
+        ("dirty_start", settings.dirty_start),
+        ("dirty_stop", settings.dirty_stop),
+        ("dirty_full", settings.dirty_full),
+    ] {
         let beyond = percent.filter(|percent| *percent > 100);
         note(
             key,
-            beyond.map(|percent| {
-                format!(
-                    "{key} = {percent}: the value must be a percentage, \
-            0 to 100"
-                )
-            }),
+            beyond.map(|percent| format!("{key} = {percent}: the value must be a percentage, 0 to 100")),
         );
     }
     if faults.is_empty() {
@@ -89,9 +72,9 @@ pub(crate) fn fault_in_pool(enable: &CacheEnable, shape: PoolShape) -> Option<St
 /// Checks the entitlement of a disk.
 pub(crate) fn qos_fault(patch: &QosPatch) -> Result<(), String> {
     if patch.policy.is_some() && (QosPatch { policy: None, ..patch.clone() }) != QosPatch::default() {
-        return Err("a disk with a storage policy cannot have its own shares, reservation or \
-            limits"
-            .to_owned());
+        return Err(
+            "a disk with a storage policy cannot have its own shares, reservation or limits".to_owned()
+        );
     }
     patched_qos(Qos::default(), patch).map(drop)
 }

@@ -136,10 +136,9 @@ impl Access {
             return self.by_token(shown).ok_or("the daemon does not know this token");
         }
         match request.extensions().get::<PeerCertificate>() {
-            Some(shown) => self.by_certificate(shown).ok_or(
-                "the client certificate has no role in \
-                this daemon",
-            ),
+            Some(shown) => {
+                self.by_certificate(shown).ok_or("the client certificate has no role in this daemon")
+            }
             None => Err("this socket requires a token or a client certificate"),
         }
     }

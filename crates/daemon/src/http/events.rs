@@ -115,8 +115,7 @@ pub(super) async fn events(
 ) -> Response {
     let Ok(place) = Arc::clone(&broadcaster.places).try_acquire_owned() else {
         let problem = Problem::new(format!(
-            "{LISTENERS_MAX} clients receive events on this socket \
-            already, which is the maximum"
+            "{LISTENERS_MAX} clients receive events on this socket already, which is the maximum"
         ))
         .with_hint("close a dashboard, or try again later");
         return Answer::<()>::No(StatusCode::SERVICE_UNAVAILABLE, problem).into_response();

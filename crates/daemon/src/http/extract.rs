@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::api_error::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind, Result};
 
 /// A JSON body of type `T`, whatever the content type is.
 pub(super) struct Body<T>(pub(super) T);
@@ -32,21 +32,12 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             }
             _ => Answer::no(
                 StatusCode::BAD_REQUEST,
-                "the client disconnected before the end of the \
-                request body",
+                "the client disconnected before the end of the request body",
             ),
         })?;
         let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
         T::deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| Body(value))).map_err(
-            |error| {
-                Answer::no(
-                    StatusCode::BAD_REQUEST,
-                    format!(
-                        "the request body is invalid: \
-                {error}"
-                    ),
-                )
-            },
+            |error| Answer::no(StatusCode::BAD_REQUEST, format!("the request body is invalid: {error}")),
         )
     }
 }
@@ -123,8 +114,8 @@ impl Answer<()> {
     }
 }
 
-impl<T> From<Result<T, ApiError>> for Answer<T> {
-    fn from(result: Result<T, ApiError>) -> Answer<T> {
+impl<T> From<Result<T>> for Answer<T> {
+    fn from(result: Result<T>) -> Answer<T> {
         match result {
             Ok(value) => Answer::Yes(value),
             Err(ApiError { kind, problem }) => Answer::No(status_of(kind), problem),

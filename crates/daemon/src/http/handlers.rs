@@ -7,9 +7,9 @@ use axum::extract::{Path, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
-    Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskPatch,
-    DiskResize, DiskStats, EventReport, Explanation, ExportDirty, OnClients, OnDirty, PlannedChange,
-    PlannedPoolChange, Pool, PoolChanged, PoolCreate, Preview, Problem, Version,
+    AdoptCache, Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged,
+    DiskPatch, DiskResize, DiskStats, EventReport, Explanation, ExportDirty, OnClients, OnDirty,
+    PlannedChange, PlannedPoolChange, Pool, PoolChanged, PoolCreate, PoolPatch, Preview, Problem, Version,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -38,17 +38,19 @@ endpoints! { services;
     /// another pool's caches.
     post "/v1/pools"
     pool_create(; ?dirty: WhatOfDirty; create: PoolCreate) -> PoolChanged, "4XX", "5XX" {
-        if create.force {
-            let change = PlannedPoolChange::UseDevices { paths: create.devices.clone() };
-            services.disks.check_pool_discard(&create.name, &change, dirty.discard_dirty).await?;
-        }
-        services.pools.pool_create(create).await
+        services.pools.pool_create(create, on_dirty(dirty.discard_dirty)).await
     }
 
     /// Returns a pool.
     get "/v1/pools/{pool}"
     pool(pool = "pool": "Its name") -> Pool, 404 {
         services.observe.pool(&pool)
+    }
+
+    /// Changes the settings of a pool.
+    patch "/v1/pools/{pool}"
+    pool_set(pool = "pool": "The pool"; patch: PoolPatch) -> PoolChanged, "4XX", "5XX" {
+        services.pools.pool_set(pool, patch).await
     }
 
     /// Removes a pool that no cache uses.
@@ -67,11 +69,7 @@ endpoints! { services;
     /// dirty data of another pool's caches.
     post "/v1/pools/{pool}/devices"
     device_add(pool = "pool": "The pool"; ?dirty: WhatOfDirty; add: DeviceAdd) -> PoolChanged, "4XX", "5XX" {
-        if add.force {
-            let change = PlannedPoolChange::UseDevices { paths: vec![add.path.clone()] };
-            services.disks.check_pool_discard(&pool, &change, dirty.discard_dirty).await?;
-        }
-        services.pools.device_add(pool, add).await
+        services.pools.device_add(pool, add, on_dirty(dirty.discard_dirty)).await
     }
 
     /// Returns the effects of a pool change on caches and dirty data, without making the change.
@@ -114,7 +112,8 @@ endpoints! { services;
     }
 
     /// Changes a disk's own settings while it is served. Requests that already wait for the backing
-    /// follow the new limit too.
+    /// follow the new limit too. A change of the access or the datastore closes the disk and opens it
+    /// again; it is refused while clients are connected.
     patch "/v1/disks/{disk}"
     disk_patch(disk = "disk": "The disk"; patch: DiskPatch) -> DiskChanged, "4XX", "5XX" {
         services.disks.disk_patch(disk, patch).await
@@ -149,6 +148,13 @@ endpoints! { services;
     post "/v1/disks/{disk}/cache/export-dirty"
     export_dirty(disk = "disk": "The disk"; export: ExportDirty) -> DiskChanged, "4XX", "5XX" {
         services.disks.export_dirty(disk, export).await
+    }
+
+    /// Gives an offline disk a cache that belongs to no disk, with its dirty data. The disk comes
+    /// online if the cache fits its backing.
+    post "/v1/disks/{disk}/cache/adopt"
+    cache_adopt(disk = "disk": "The disk"; adopt: AdoptCache) -> DiskChanged, "4XX", "5XX" {
+        services.disks.cache_adopt(disk, adopt.owner).await
     }
 
     /// Returns a disk's cache; null if it has none.

@@ -109,7 +109,7 @@ pub(super) async fn changed(
     services.migrations.call_in(disk, session, CallIn::Changed(body.to_vec())).await.into()
 }
 
-/// Selects a page of the list.
+/// Number of the page in the request's body, and whether it is the last page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct ListPage {
     /// Page number, from 0.
@@ -118,7 +118,8 @@ pub(super) struct ListPage {
     last: bool,
 }
 
-/// For other hosts: a page of the list of blocks cached there, hottest first.
+/// For the source host of a migration: receives a page of the list of ranges to pull, hottest
+/// first.
 ///
 /// The body is a page as in `changed`, without its length.
 #[utoipa::path(

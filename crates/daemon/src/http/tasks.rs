@@ -8,7 +8,7 @@ use axum::routing::{delete, get, post};
 use hob_control::{Problem, Task};
 
 use super::extract::Answer;
-use crate::api_error::ApiError;
+use crate::api_error::{Result, not_found};
 use crate::services::Services;
 
 type App = State<Arc<Services>>;
@@ -20,8 +20,8 @@ pub(super) fn routes() -> Router<Arc<Services>> {
         .route("/v1/tasks/{task}/acknowledge", post(acknowledge))
 }
 
-fn number(task: &str) -> Result<u64, ApiError> {
-    task.parse().map_err(|_| ApiError::not_found(format!("there is no task '{task}': tasks have numbers")))
+fn number(task: &str) -> Result<u64> {
+    task.parse().map_err(|_| not_found!("there is no task '{task}': tasks have numbers"))
 }
 
 /// Returns changes in progress, and those that ended after their request was answered. Failed

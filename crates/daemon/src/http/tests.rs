@@ -25,6 +25,11 @@ mod trace;
 const MIB: u64 = 1 << 20;
 
 fn run(test: impl AsyncFnOnce(&Path, Endpoint)) {
+    run_with_shard(async |dir, endpoint, _| test(dir, endpoint).await);
+}
+
+/// Serves the API, and runs a test with a directory, the address, and the simulated shard.
+fn run_with_shard(test: impl AsyncFnOnce(&Path, Endpoint, FakeShard)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let dir = tempfile::tempdir().unwrap();
@@ -33,14 +38,20 @@ fn run(test: impl AsyncFnOnce(&Path, Endpoint)) {
             ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
                 .await
                 .unwrap();
-        tokio::spawn(listener.serve(router(services())));
-        test(dir.path(), endpoint).await;
+        let (services, shard) = services_with_shard();
+        tokio::spawn(listener.serve(router(services)));
+        test(dir.path(), endpoint, shard).await;
     });
 }
 
 fn services() -> Arc<Services> {
-    let (shard, _) = FakeShard::start();
-    Services::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory)
+    services_with_shard().0
+}
+
+fn services_with_shard() -> (Arc<Services>, FakeShard) {
+    let (shard, fake) = FakeShard::start();
+    let options = BackingOptions::default();
+    (Services::new(vec![shard], Exports::default(), options, Store::Memory), fake)
 }
 
 /// Returns the status and body of the response to a hand-written request.
@@ -76,6 +87,7 @@ fn a_client_can_do_everything() {
             size,
             segment_size: Some(Size(MIB)),
             force: false,
+            flash_writes: None,
         };
         let pool = client.pool_create(&create, OnDirty::Drain).await.unwrap().pool.unwrap();
         assert_eq!((pool.size, pool.devices.len()), (Size(4 * MIB), 1));
@@ -125,7 +137,8 @@ fn a_client_can_do_everything() {
         let export = ExportDirty { path: path("rescue") };
         let error = client.export_dirty("vm", &export).await.unwrap_err().to_string();
         assert!(error.contains("vm is online"), "{error}");
-        assert_eq!(client.discard_dirty("vm").await.unwrap().notes, ["0 B of dirty data is lost"]);
+        let notes = client.discard_dirty("vm").await.unwrap().notes;
+        assert_eq!(notes, ["there was no dirty data, so nothing is lost"]);
         client.cache_disable("vm", OnDirty::Drain).await.unwrap();
         client.disk_remove("vm", OnDirty::Drain, OnClients::Refuse).await.unwrap();
         client.pool_remove("p").await.unwrap();

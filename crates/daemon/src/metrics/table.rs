@@ -7,7 +7,7 @@
 
 use hob_control::{
     Admission, BackingState, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk,
-    DiskQos, DiskState, Pool, SharedCapacity,
+    DiskQos, DiskState, FlashWritesUsage, Pool, SharedCapacity, Size,
 };
 use hob_engine::stats::{DiskStats, OutcomeStats};
 use hob_engine::units::SECTOR_BYTES;
@@ -167,6 +167,11 @@ impl Metric {
 
 const NS: f64 = 1e9;
 
+/// Returns a number of a pool's flash writes.
+fn writes(pool: &Pool, number: fn(&FlashWritesUsage) -> Size) -> f64 {
+    pool.flash_writes.as_ref().map_or(0.0, |writes| number(writes).bytes() as f64)
+}
+
 const fn row(name: &'static str, kind: Kind, source: Source, help: &'static str) -> Metric {
     Metric { name, kind, help, source }
 }
@@ -199,6 +204,12 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_pool_shared_moved_bytes", Counter, From::SharedCapacity(|s| s.moved.bytes() as f64), "Flash that has moved from one shared cache to another."),
     row("hob_pool_shared_destaged_bytes", Counter, From::SharedCapacity(|s| s.destaged.bytes() as f64), "Dirty data that was written to backings while shared caches gave up flash."),
     row("hob_pool_shared_hits_gained_per_second", Gauge, From::SharedCapacity(|s| s.caches.iter().map(|c| c.gained_hits_per_second).sum::<i64>() as f64), "Estimated recent hits per second more than with an equal division of the shared flash."),
+    row("hob_pool_flash_written_bytes", Counter, From::Pool(|p| writes(p, |w| w.written)), "Bytes that the caches of a pool wrote to flash: data, both copies, and journals."),
+    row("hob_pool_flash_written_day_bytes", Gauge, From::Pool(|p| writes(p, |w| w.written_day)), "Bytes that the caches of a pool wrote to flash in the last 24 hours."),
+    row("hob_pool_flash_budget_bytes_per_day", Gauge, From::Pool(|p| writes(p, |w| w.bytes_per_day)), "Flash write budget of a pool, bytes a day; 0 without a budget."),
+    row("hob_pool_flash_budget_saved_bytes", Gauge, From::Pool(|p| writes(p, |w| w.saved) - writes(p, |w| w.debt)), "Flash write budget of a pool that is not used yet; negative if the budget is exceeded."),
+    row("hob_pool_flash_budget_loan_bytes", Gauge, From::Pool(|p| writes(p, |w| w.loan)), "Bytes with which free blocks were filled beyond the flash write budget of a pool, and that later budget has not repaid."),
+    row("hob_pool_flash_budget_refused_bytes", Counter, From::Pool(|p| writes(p, |w| w.refused)), "Bytes that the flash write budget of a pool kept from flash."),
     row("hob_device_state", Gauge, From::DeviceStates, "1 for the state that a flash device is in, 0 for the others."),
     row("hob_device_admits", Gauge, From::Device(|d| yes(d.admission == Admission::In)), "1 if caches may allocate flash on a device, otherwise 0."),
     row("hob_device_size_bytes", Gauge, From::Device(|d| d.size.bytes() as f64), "Flash for caches on a device."),
@@ -259,6 +270,7 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_cache_state", Gauge, From::CacheStates, "1 for the state that a cache is in, 0 for the others."),
     row("hob_cache_wanted_bytes", Gauge, From::Cache(|c| c.size.bytes() as f64), "Configured size of a cache."),
     row("hob_cache_room_bytes", Gauge, From::Cache(|c| c.room.bytes() as f64), "Actual size of a cache; smaller than configured after the loss of a flash device."),
+    row("hob_cache_flash_budget_pressure", Gauge, From::Cache(|c| c.flash_writes.map_or(0.0, |w| f64::from(w.pressure_percent) / 100.0)), "How strict a flash write budget makes the admission of a cache: from 0 to 1, where no copy of clean data is written to flash."),
     row("hob_cache_journal_room_bytes", Gauge, From::Cache(|c| c.journal.bytes() as f64), "Flash that a cache's journal uses in addition."),
     row("hob_cache_used_bytes", Gauge, From::CacheStats(|c| (c.stats.blocks_cached * c.block_bytes) as f64), "Size of the blocks of a cache that have data."),
     row("hob_cache_capacity_bytes", Gauge, From::CacheStats(|c| (c.stats.blocks * c.block_bytes) as f64), "Size of all blocks of a cache."),

@@ -12,27 +12,12 @@ use super::*;
 
 fn disk(name: &str) -> Disk {
     Disk {
-        backing_timeout: None,
-        backing_timeout_in_effect: None,
-        migration: None,
-        parent: None,
-        parent_reason: None,
-        clones: Vec::new(),
         name: name.to_owned(),
         state: DiskState::Online,
-        reason: None,
         backing: "/vm.img".to_owned(),
         backing_state: Some(BackingState::Connected),
-        format: None,
         size: Size(1 << 30),
-        read_only: false,
-        unlocked: false,
-        vhost_user: None,
-        cache: None,
-        exports: vec![],
-        fuse: None,
-        fuse_reason: None,
-        recording: None,
+        ..Disk::default()
     }
 }
 
@@ -165,10 +150,7 @@ fn labels_are_escaped() {
         size: Size(8),
         free: Size(4),
         devices: vec![device],
-        caches: Vec::new(),
-        shared: None,
-        orphans: Vec::new(),
-        swap: Vec::new(),
+        ..Pool::default()
     };
     let mut page = Page::new(Form::Prometheus, Latencies::PerOutcome);
     page.add_pool(&pool, &[Some(DeviceCounts { errors: 7, ..DeviceCounts::default() })]);
@@ -278,15 +260,12 @@ fn unlimited_values_have_no_limit_metric() {
         name: "array".into(),
         control: "auto".into(),
         latency_ms: 30,
-        capacity: None,
         peak: 900,
-        reserved: 0,
-        disks: vec![],
         window: Some(12),
         in_flight: 7,
         waiting: 3,
         latency_ns: 30_000_000,
-        knee_ns: None,
+        ..Datastore::default()
     };
     let mut page = Page::new(Form::Prometheus, Latencies::PerOutcome);
     page.add_qos(&[due("a", qos), due("b", Qos::default())], &[store]);

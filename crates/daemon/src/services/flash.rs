@@ -16,15 +16,16 @@ use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::recovery::Recovery;
 use hob_storage::pool::{
-    Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea, check_answers,
+    Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea, check_all_answer,
+    check_answers,
 };
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, failed};
 use crate::hardware::FlashDevice;
 use crate::swap::FileId;
 use crate::watchdog::contained;
 
-/// Time in which a device must answer a read before it is opened.
+/// Time in which a device must answer a read and a flush before it is opened.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Number of segments requested: minimum and maximum.
@@ -44,6 +45,11 @@ pub(super) struct Flash {
     /// The open pool; `None` while no device is open.
     pool: Arc<Mutex<Option<Pool>>>,
 }
+
+/// A function that allocates a journal ring: owner, number of the ring, copies, segments, and the
+/// devices to avoid.
+type AllocateRing =
+    fn(&mut Pool, OwnerId, u32, usize, u64, &[DeviceId]) -> Result<Vec<Vec<Segment>>, PoolError>;
 
 /// Number and locations of the copies of a journal ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +86,7 @@ impl Flash {
         devices: Vec<DeviceSpec>,
         segment_bytes: u64,
         overwrite: Overwrite,
-    ) -> Result<Opened, ApiError> {
+    ) -> Result<Opened> {
         blocking(move || {
             let mut pool =
                 Pool::create(&name, &devices, segment_bytes, overwrite).map_err(|error| refuse(&error))?;
@@ -102,13 +108,12 @@ impl Flash {
         paths: Vec<PathBuf>,
         uuid: Option<String>,
         segment_bytes: u64,
-    ) -> Result<Opened, ApiError> {
+    ) -> Result<Opened> {
         blocking(move || {
             let (mut good, mut offline, mut uuid) = (Vec::new(), Vec::new(), uuid);
-            for path in paths {
-                let opened =
-                    check_answers(&path, ANSWER_MAX).and_then(|()| open_one(&path, &name, uuid.as_deref()));
-                match opened {
+            let answers = check_all_answer(&paths, ANSWER_MAX);
+            for (path, answer) in paths.into_iter().zip(answers) {
+                match answer.and_then(|()| open_one(&path, &name, uuid.as_deref())) {
                     Ok(pool) => {
                         uuid.get_or_insert_with(|| pool.uuid().to_string());
                         good.push(path);
@@ -134,11 +139,7 @@ impl Flash {
     }
 
     /// Opens a device of this pool that could not be opened before.
-    pub(super) async fn open_late(
-        &self,
-        path: PathBuf,
-        uuid: Option<String>,
-    ) -> Result<Vec<DeviceInfo>, ApiError> {
+    pub(super) async fn open_late(&self, path: PathBuf, uuid: Option<String>) -> Result<Vec<DeviceInfo>> {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
         // A hung device must not hold up the pool's other devices, so this comes before the lock.
         let device = path.clone();
@@ -164,7 +165,7 @@ impl Flash {
         &self,
         spec: DeviceSpec,
         overwrite: Overwrite,
-    ) -> Result<(DeviceId, Vec<DeviceInfo>), ApiError> {
+    ) -> Result<(DeviceId, Vec<DeviceInfo>)> {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
         self.with(move |pool| match pool {
             Some(pool) => {
@@ -185,18 +186,19 @@ impl Flash {
         .await
     }
 
+    /// Returns the number of device ids that the pool has given out, as far as its open devices know.
+    pub(super) async fn device_ids(&self) -> Result<u16> {
+        self.with(|pool| Ok(pool.as_ref().map_or(0, Pool::device_ids))).await.map(|(ids, _)| ids)
+    }
+
     /// Returns the UUID of the pool; `None` while none of its devices is open.
-    pub(super) async fn uuid(&self) -> Result<Option<String>, ApiError> {
+    pub(super) async fn uuid(&self) -> Result<Option<String>> {
         self.with(|pool| Ok(pool.as_ref().map(|pool| pool.uuid().to_string()))).await.map(|(uuid, _)| uuid)
     }
 
     /// Switches allocation from a device on or off. A device that cannot store the setting is not
     /// an error.
-    pub(super) async fn set_admission(
-        &self,
-        id: DeviceId,
-        admission: Admission,
-    ) -> Result<Vec<DeviceInfo>, ApiError> {
+    pub(super) async fn set_admission(&self, id: DeviceId, admission: Admission) -> Result<Vec<DeviceInfo>> {
         self.with(move |pool| {
             if let Some(pool) = pool.as_mut().filter(|pool| has(pool, id)) {
                 set(pool, id, admission);
@@ -208,11 +210,7 @@ impl Flash {
     }
 
     /// Removes a device. The device's segments in use are abandoned.
-    pub(super) async fn remove_device(
-        &self,
-        id: DeviceId,
-        in_use: Vec<Segment>,
-    ) -> Result<Vec<DeviceInfo>, ApiError> {
+    pub(super) async fn remove_device(&self, id: DeviceId, in_use: Vec<Segment>) -> Result<Vec<DeviceInfo>> {
         self.with(move |place| {
             let Some(pool) = place.as_mut().filter(|pool| has(pool, id)) else { return Ok(()) };
             release_from(pool, &in_use);
@@ -231,7 +229,7 @@ impl Flash {
         &self,
         owner: Owner,
         wanted: Wanted,
-    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), ApiError> {
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>)> {
         let segment_bytes = self.segment_bytes;
         let Wanted { least, most, spare } = wanted;
         self.with(move |pool| {
@@ -239,11 +237,11 @@ impl Flash {
             if free < least {
                 let (wanted, free) = (least * segment_bytes, free * segment_bytes);
                 let besides = if spare > 0 { " besides the space for journals" } else { "" };
-                return Err(ApiError::conflict(format!(
+                return Err(conflict!(
                     "the pool has {} free{besides} and {} are needed",
                     Size(free),
                     Size(wanted)
-                ))
+                )
                 .hint("add a device, make another cache smaller, or choose a smaller size"));
             }
             let Some(pool) = pool.as_mut().filter(|_| free > 0 && most > 0) else { return Ok(Vec::new()) };
@@ -265,7 +263,7 @@ impl Flash {
         owner: OwnerId,
         most: u64,
         besides: DeviceId,
-    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), ApiError> {
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>)> {
         self.with(move |pool| match pool {
             Some(pool) => pool.allocate_data_besides(owner, most, besides).map_err(|error| refuse(&error)),
             None => Ok(Vec::new()),
@@ -275,7 +273,8 @@ impl Flash {
 
     /// Allocates a journal ring. Each copy of the journal ring is on its own device. If there is no
     /// space for two copies, allocates one copy. The ring gets `number`, or a higher one if the
-    /// owner has used that number.
+    /// owner has used that number. `opening`: the cache has data on flash and cannot be opened
+    /// without a ring, so devices with allocation off are used if no other device has space.
     pub(super) async fn allocate_ring(
         &self,
         owner: OwnerId,
@@ -283,21 +282,32 @@ impl Flash {
         copies: RingCopies,
         segments: u64,
         avoid: Vec<DeviceId>,
-    ) -> Result<((u32, Vec<Vec<Segment>>), Vec<DeviceInfo>), ApiError> {
+        opening: bool,
+    ) -> Result<((u32, Vec<Vec<Segment>>), Vec<DeviceInfo>)> {
         self.with(move |pool| match pool {
             Some(pool) => {
                 let number = number.max(pool.ring_number_max(owner).saturating_add(1));
-                let mut ring = match copies {
-                    RingCopies::Here(copies) => pool.allocate_ring(owner, number, copies, segments, &avoid),
-                    RingCopies::OneFar => pool.allocate_ring_far(owner, number, 2, segments, &avoid),
+                let here: AllocateRing = Pool::allocate_ring;
+                let far: AllocateRing = Pool::allocate_ring_far;
+                let anywhere: AllocateRing = Pool::allocate_ring_anywhere;
+                let mut attempts = match copies {
+                    RingCopies::Here(copies) => vec![(here, copies), (here, 1)],
+                    // The last one is for failed local flash: the cache uses only data on its peer.
+                    RingCopies::OneFar => vec![(far, 2), (here, 1), (far, 1)],
                 };
-                if copies != RingCopies::Here(1) && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
-                    ring = pool.allocate_ring(owner, number, 1, segments, &avoid);
+                match copies {
+                    _ if !opening => {}
+                    RingCopies::Here(copies) => attempts.extend([(anywhere, copies), (anywhere, 1)]),
+                    RingCopies::OneFar => attempts.push((anywhere, 1)),
                 }
-                // The local flash has failed, and the cache uses only the data on its peer.
-                if copies == RingCopies::OneFar && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
-                    ring = pool.allocate_ring_far(owner, number, 1, segments, &avoid);
-                }
+                let mut attempts = attempts.into_iter();
+                let ring = loop {
+                    let (allocate, copies) = attempts.next().expect("the last attempt ends the loop");
+                    match allocate(pool, owner, number, copies, segments, &avoid) {
+                        Err(PoolError::TooFewDevices { .. }) if attempts.len() > 0 => {}
+                        result => break result,
+                    }
+                };
                 ring.map(|ring| (number, ring)).map_err(|error| refuse(&error))
             }
             None => Err(ApiError::conflict("no device of the pool is online")),
@@ -312,7 +322,7 @@ impl Flash {
         owner: OwnerId,
         most: u64,
         spare: u64,
-    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), ApiError> {
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>)> {
         self.with(move |pool| match pool {
             Some(pool) => pool.allocate_seconds(owner, most, spare).map_err(|error| refuse(&error)),
             None => Ok(Vec::new()),
@@ -340,19 +350,19 @@ impl Flash {
         segments: u64,
         device: Option<DeviceId>,
         but: Vec<DeviceId>,
-    ) -> Result<(SwapArea, Vec<DeviceInfo>), ApiError> {
+    ) -> Result<(SwapArea, Vec<DeviceInfo>)> {
         let segment_bytes = self.segment_bytes;
         self.with(move |pool| match pool {
             Some(pool) => pool.allocate_swap(owner, segments, device, &but).map_err(|error| match error {
                 PoolError::InPieces { free, longest, .. } => {
                     let size = |segments: u64| Size(segments * segment_bytes).human();
-                    ApiError::conflict(format!(
+                    conflict!(
                         "no device has {} free in one piece; the longest free piece is {}, and its \
                         device has {} free",
                         size(segments),
                         size(longest),
                         size(free)
-                    ))
+                    )
                     .hint("choose a smaller size, make a cache smaller, or add a device to the pool")
                 }
                 error => refuse(&error),
@@ -363,36 +373,33 @@ impl Flash {
     }
 
     /// Returns the swap areas on the present devices, with their files.
-    pub(super) async fn swap_areas(&self) -> Result<Vec<(SwapArea, FileId, PathBuf)>, ApiError> {
+    pub(super) async fn swap_areas(&self) -> Result<Vec<(SwapArea, FileId, PathBuf)>> {
         let areas = self.with(|pool| {
             let Some(pool) = pool else { return Ok(Vec::new()) };
             let devices = pool.devices();
             let found = pool.swap_areas().into_iter().map(|area| {
                 let file = pool.file(area.device).map_err(|error| refuse(&error))?;
                 let file = file.here().ok_or_else(|| {
-                    ApiError::failed(
-                        "a swap area must be on flash \
-                    of this host, not on remote flash",
-                    )
+                    ApiError::failed("a swap area must be on flash of this host, not on remote flash")
                 })?;
-                let file = FileId::of(&file.file)
-                    .map_err(|error| ApiError::failed(format!("cannot query a device: {error}")))?;
+                let file =
+                    FileId::of(&file.file).map_err(|error| failed!("cannot query a device: {error}"))?;
                 let path = devices.iter().find(|device| device.id == area.device);
                 Ok((area, file, path.map(|device| device.path.clone()).unwrap_or_default()))
             });
-            found.collect::<Result<Vec<_>, ApiError>>()
+            found.collect::<Result<Vec<_>>>()
         });
         areas.await.map(|(areas, _)| areas)
     }
 
     /// Returns all segments of an owner.
-    pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>, ApiError> {
+    pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>> {
         let segments = self.with(move |pool| Ok(pool.as_ref().map(|pool| pool.segments_of(owner))));
         Ok(segments.await?.0.unwrap_or_default())
     }
 
     /// Returns the data for recovering a persistent cache, and its highest ring number.
-    pub(super) async fn recovery(&self, owner: OwnerId) -> Result<(Recovery, u32), ApiError> {
+    pub(super) async fn recovery(&self, owner: OwnerId) -> Result<(Recovery, u32)> {
         self.read(move |pool| {
             let recovery = Recovery::of(pool, owner).map_err(|error| refuse(&error))?;
             Ok((recovery, pool.ring_number_max(owner)))
@@ -402,7 +409,7 @@ impl Flash {
 
     /// Frees the journal rings of an owner besides the ring in use, together with the next
     /// allocation.
-    pub(super) async fn free_rings_besides(&self, owner: OwnerId, in_use: u32) -> Result<(), ApiError> {
+    pub(super) async fn free_rings_besides(&self, owner: OwnerId, in_use: u32) -> Result<()> {
         let freed = self.with(move |pool| {
             pool.iter_mut().for_each(|pool| pool.free_rings_besides(owner, in_use));
             Ok(())
@@ -411,7 +418,7 @@ impl Flash {
     }
 
     /// Invalidates the journal rings of an owner up to a number.
-    pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<(), ApiError> {
+    pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<()> {
         let void = self.with(move |pool| match pool {
             Some(pool) => pool.make_void(owner, upto).map_err(|error| refuse(&error)),
             None => Err(ApiError::conflict("no device of the pool is there")),
@@ -422,8 +429,8 @@ impl Flash {
     /// Reads from the devices on a blocking thread.
     pub(super) async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Pool) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
+        read: impl FnOnce(&Pool) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let value = self.with(move |pool| match pool {
             Some(pool) => read(pool),
             None => Err(ApiError::conflict("no device of the pool is there")
@@ -433,7 +440,7 @@ impl Flash {
     }
 
     /// Returns the owners of persistent caches with their number of segments.
-    pub(super) async fn owners(&self) -> Result<(Vec<(OwnerId, u64)>, Vec<DeviceInfo>), ApiError> {
+    pub(super) async fn owners(&self) -> Result<(Vec<(OwnerId, u64)>, Vec<DeviceInfo>)> {
         self.with(|pool| {
             let owners = pool.iter().flat_map(|pool| {
                 let size = |owner| (owner, pool.segments_of(owner).len() as u64);
@@ -446,7 +453,7 @@ impl Flash {
 
     /// Releases segments. If a device cannot record the release, the release is repeated after the
     /// next start.
-    pub(super) async fn release(&self, segments: Vec<Segment>) -> Result<Vec<DeviceInfo>, ApiError> {
+    pub(super) async fn release(&self, segments: Vec<Segment>) -> Result<Vec<DeviceInfo>> {
         self.with(move |pool| {
             pool.iter_mut().for_each(|pool| release_from(pool, &segments));
             Ok(())
@@ -455,11 +462,32 @@ impl Flash {
         .map(|((), devices)| devices)
     }
 
+    /// Releases the segments of a persistent cache on a device, without those `in_use`, and returns
+    /// their number. Releases nothing and returns `None` if one of them is not older than `ring`, the
+    /// number of the ring that the cache uses.
+    pub(super) async fn release_outdated(
+        &self,
+        device: DeviceId,
+        owner: OwnerId,
+        ring: u32,
+        in_use: Vec<Segment>,
+    ) -> Result<(Option<usize>, Vec<DeviceInfo>)> {
+        self.with(move |pool| {
+            let Some(pool) = pool else { return Ok(Some(0)) };
+            let Some(outdated) = pool.outdated_on(device, owner, ring, &in_use) else { return Ok(None) };
+            if !outdated.is_empty() {
+                release_from(pool, &outdated);
+            }
+            Ok(Some(outdated.len()))
+        })
+        .await
+    }
+
     /// Opens a descriptor of a device for a shard.
-    pub(super) async fn file(&self, id: DeviceId) -> Result<FlashDevice, ApiError> {
+    pub(super) async fn file(&self, id: DeviceId) -> Result<FlashDevice> {
         self.with(move |pool| match pool.as_ref().filter(|pool| has(pool, id)) {
             Some(pool) => pool.file(id).map_err(|error| refuse(&error)),
-            None => Err(ApiError::failed(format!("device {id} is not open"))),
+            None => Err(failed!("device {id} is not open")),
         })
         .await
         .map(|(file, _)| file)
@@ -468,8 +496,8 @@ impl Flash {
     /// Runs `operation` on a blocking thread, and returns the device states after it.
     pub(super) async fn with<T: Send + 'static>(
         &self,
-        operation: impl FnOnce(&mut Option<Pool>) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<(T, Vec<DeviceInfo>), ApiError> {
+        operation: impl FnOnce(&mut Option<Pool>) -> Result<T> + Send + 'static,
+    ) -> Result<(T, Vec<DeviceInfo>)> {
         let pool = self.pool.clone();
         blocking(move || {
             let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
@@ -481,16 +509,20 @@ impl Flash {
 }
 
 /// Runs work that may wait for a device on a blocking thread.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, ApiError> {
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|error| ApiError::failed(format!("an internal task ended unexpectedly: {error}")))
+        .map_err(|error| failed!("an internal task ended unexpectedly: {error}"))
+}
+
+/// Returns an error if one of these devices does not answer in time.
+pub(super) async fn check_devices_answer(paths: Vec<PathBuf>) -> Result<()> {
+    let answers = blocking(move || check_all_answer(&paths, ANSWER_MAX)).await?;
+    answers.into_iter().collect::<Result<(), String>>().map_err(ApiError::failed)
 }
 
 /// Returns true if all paths are devices of hob pools that can be opened.
-pub(super) async fn are_pool_devices(paths: Vec<PathBuf>) -> Result<bool, ApiError> {
+pub(super) async fn are_pool_devices(paths: Vec<PathBuf>) -> Result<bool> {
     let can_open = |path: &PathBuf| Pool::open(std::slice::from_ref(path)).is_ok();
     blocking(move || contained(|| paths.iter().all(can_open))).await
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use hob_control::{ClientTls, Endpoint};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, invalid};
 use crate::cluster::{Cluster, host_name};
 use crate::config::MigrationTls;
 
@@ -48,13 +48,10 @@ impl PeerAccess {
         self.cluster.get()
     }
 
-    pub(super) fn transport(&self) -> Result<&MigrationTransport, ApiError> {
+    pub(super) fn transport(&self) -> Result<&MigrationTransport> {
         self.transport.get().ok_or_else(|| {
-            ApiError::conflict(
-                "'hob serve' saves no state, so its disk cannot be moved to another \
-                host",
-            )
-            .hint("serve the disk with 'hob daemon', which saves the owner of each disk")
+            ApiError::conflict("'hob serve' saves no state, so its disk cannot be moved to another host")
+                .hint("serve the disk with 'hob daemon', which saves the owner of each disk")
         })
     }
 
@@ -67,17 +64,13 @@ impl PeerAccess {
     }
 
     /// Returns the address of another host's daemon and the credentials for it.
-    pub(super) fn other_daemon(&self, to: &str) -> Result<(String, u16, ClientTls), ApiError> {
+    pub(super) fn other_daemon(&self, to: &str) -> Result<(String, u16, ClientTls)> {
         let Ok(Endpoint::Tcp { host, port }) = Endpoint::parse_control(&format!("tcp:{to}")) else {
-            return Err(ApiError::invalid(format!(
-                "'{to}' is not the address of a control API \
-                (HOST:PORT)"
-            )));
+            return Err(invalid!("'{to}' is not the address of a control API (HOST:PORT)"));
         };
         let tls = self.transport()?.tls.clone().ok_or_else(|| {
             ApiError::conflict("this host has no certificate for connections to other hosts").hint(
-                "set cert, key and ca in [migrate] of hob.toml, or cert, key and client_ca in \
-                [control.tls]",
+                "set cert, key and ca in [migrate] of hob.toml, or cert, key and client_ca in [control.tls]",
             )
         })?;
         crate::tls::secret(&tls.key).map_err(|error| ApiError::failed(error.to_string()))?;

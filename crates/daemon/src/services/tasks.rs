@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::registry::{Registry, StatePart};
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, not_found};
 use crate::shard_api::PATIENCE;
 use crate::state::{FailedTask, State};
 
@@ -45,6 +45,8 @@ impl StatePart for Tasks {
 struct List {
     last: u64,
     list: BTreeMap<u64, Entry>,
+    /// True if the daemon is closing its disks, which ends the tasks in progress.
+    is_closing: bool,
 }
 
 #[derive(Debug)]
@@ -102,12 +104,9 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over {
-            self.tasks.lock().end(
-                self.id,
-                Err("the task ended unexpectedly; see the daemon's \
-                log"
-                .to_owned()),
-            );
+            self.tasks
+                .lock()
+                .end(self.id, Err("the task ended unexpectedly; see the daemon's log".to_owned()));
         }
     }
 }
@@ -130,7 +129,7 @@ impl List {
 
     fn end(&mut self, id: u64, result: Result<(), String>) {
         let Some(entry) = self.list.get_mut(&id) else { return };
-        if entry.what == UNACKNOWLEDGED {
+        if entry.what == UNACKNOWLEDGED || self.is_closing && result.is_err() {
             self.list.remove(&id);
             return;
         }
@@ -175,10 +174,10 @@ impl List {
         }
     }
 
-    fn find(&mut self, id: u64) -> Result<&mut Entry, ApiError> {
-        self.list.get_mut(&id).ok_or_else(|| {
-            ApiError::not_found(format!("there is no task {id}")).hint("'hob tasks' shows all")
-        })
+    fn find(&mut self, id: u64) -> Result<&mut Entry> {
+        self.list
+            .get_mut(&id)
+            .ok_or_else(|| not_found!("there is no task {id}").hint("'hob tasks' shows all"))
     }
 }
 
@@ -207,6 +206,17 @@ impl Tasks {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Records that the daemon is closing its disks. A task that fails from now on is ended by the
+    /// daemon, so it is forgotten.
+    pub(super) fn close(&self) {
+        self.lock().is_closing = true;
+    }
+
+    /// Returns true if the daemon is closing its disks.
+    pub(super) fn is_closing(&self) -> bool {
+        self.lock().is_closing
+    }
+
     /// Registers the start of a change.
     pub(super) fn begin(&self, what: &'static str, subject: String) -> Running {
         let id = self.lock().begin(what, subject);
@@ -219,8 +229,8 @@ impl Tasks {
         &self,
         what: &'static str,
         subject: String,
-        change: impl Future<Output = Result<T, ApiError>> + Send + 'static,
-    ) -> Result<T, ApiError> {
+        change: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
         let (done, result) = tokio::sync::oneshot::channel();
         let task = self.begin(what, subject);
         let id = task.id();
@@ -269,30 +279,28 @@ impl Tasks {
     }
 
     /// Returns the operation and the subject of a task in progress.
-    pub(super) fn running(&self, id: u64) -> Result<(String, String), ApiError> {
+    pub(super) fn running(&self, id: u64) -> Result<(String, String)> {
         let mut tasks = self.lock();
         let entry = tasks.find(id)?;
         if entry.state != TaskState::Running {
-            return Err(ApiError::conflict(format!("task {id} has ended"))
+            return Err(conflict!("task {id} has ended")
                 .hint(format!("'hob tasks acknowledge {id}' removes it from the list")));
         }
         Ok((entry.what.to_string(), entry.subject.clone()))
     }
 
     /// Records that a task ends because it was cancelled.
-    pub(super) fn cancel(&self, id: u64) -> Result<(), ApiError> {
+    pub(super) fn cancel(&self, id: u64) -> Result<()> {
         self.lock().find(id)?.is_cancelled = true;
         Ok(())
     }
 
     /// Removes a task that has ended from the list, and its failure from health.
-    pub(super) fn acknowledge(&self, id: u64) -> Result<(), ApiError> {
+    pub(super) fn acknowledge(&self, id: u64) -> Result<()> {
         let mut tasks = self.lock();
         if tasks.find(id)?.state == TaskState::Running {
-            return Err(ApiError::conflict(format!("task {id} has not ended")).hint(format!(
-                "'hob tasks' shows the progress, 'hob tasks cancel {id}' stops a \
-                    drain"
-            )));
+            return Err(conflict!("task {id} has not ended")
+                .hint(format!("'hob tasks' shows the progress, 'hob tasks cancel {id}' stops a drain")));
         }
         tasks.list.remove(&id);
         drop(tasks);

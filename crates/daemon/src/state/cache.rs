@@ -121,7 +121,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-fn is_none_lost(ring: &u32) -> bool {
+fn is_no_ring(ring: &u32) -> bool {
     *ring == 0
 }
 
@@ -195,7 +195,7 @@ pub(crate) struct JournalSpec {
     pub(crate) ring: u32,
     /// Recovery must not use clean data of journal rings up to this number, because one of these
     /// rings was lost.
-    #[serde(default, skip_serializing_if = "is_none_lost")]
+    #[serde(default, skip_serializing_if = "is_no_ring")]
     pub(crate) lost_ring: u32,
     /// State of the backing when the cache was closed, until the cache is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -211,6 +211,17 @@ pub(crate) struct JournalSpec {
     /// cached data.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) foreign: bool,
+    /// The last complete ring of the journal, or 0. If flash has neither it nor a later one, the
+    /// ring was lost, or the flash was replaced by an older copy.
+    #[serde(default, skip_serializing_if = "is_no_ring")]
+    pub(crate) written: u32,
+    /// The highest ring number that was never in use, because the ring could not be made; or 0.
+    #[serde(default, skip_serializing_if = "is_no_ring")]
+    pub(crate) unused: u32,
+    /// True if hob has begun to remove the cache from flash, or if an operator has removed a missing
+    /// device, which may have the journal, from the pool. Its journal is then not lost if it is absent, and an older ring is outdated.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) ended: bool,
     /// True if the last write mode is unknown, because `hob serve` saves no state.
     #[serde(skip)]
     pub(crate) mode_unknown: bool,
@@ -251,6 +262,11 @@ impl JournalSpec {
         self.used.is_some_and(|used| Some(used.boot) == boot && used.first_ring <= ring)
     }
 
+    /// Returns the ring that flash must have at least: the newest one that may have been in use.
+    pub(crate) fn required_ring(&self) -> u32 {
+        if self.ring == self.unused { self.written } else { self.ring }
+    }
+
     /// Creates the spec of a new cache.
     pub(crate) fn new() -> JournalSpec {
         JournalSpec {
@@ -261,6 +277,9 @@ impl JournalSpec {
             evidence: None,
             used: None,
             foreign: false,
+            written: 0,
+            unused: 0,
+            ended: false,
             mode_unknown: false,
         }
     }
@@ -291,6 +310,22 @@ impl FromStr for BootId {
     }
 }
 
+/// Serializes an optional boot id as text.
+pub(crate) mod boot {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::BootId;
+
+    pub(crate) fn serialize<S: Serializer>(boot: &Option<BootId>, to: S) -> Result<S::Ok, S::Error> {
+        boot.map(|boot| boot.to_string()).serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<BootId>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| text.parse().map_err(serde::de::Error::custom)).transpose()
+    }
+}
+
 /// Owner of the segments of a persistent cache: random, 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CacheOwner(pub(crate) u128);
@@ -318,12 +353,9 @@ impl FromStr for CacheOwner {
     fn from_str(text: &str) -> Result<CacheOwner, String> {
         let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = digits.then(|| u128::from_str_radix(text, 16).ok()).flatten();
-        number.map(CacheOwner).ok_or_else(|| {
-            format!(
-                "'{text}' is not an owner id; an owner id has \
-            32 hexadecimal digits"
-            )
-        })
+        number
+            .map(CacheOwner)
+            .ok_or_else(|| format!("'{text}' is not an owner id; an owner id has 32 hexadecimal digits"))
     }
 }
 

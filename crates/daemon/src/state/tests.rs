@@ -18,9 +18,14 @@ fn example() -> State {
             peers: vec![],
             segment_size: Size(16 << 20),
             uuid: Some("01234567-89ab-4cde-8f01-23456789abcd".into()),
+            device_ids: Some(2),
+            flash_writes: None,
+            is_unseen: true,
         }],
         disks: vec![DiskState {
             flush_failures_owed: 1,
+            in_memory: Some("0000000000000000000000000000002a".parse().unwrap()),
+            is_new: true,
             backing_timeout: Some("90s".parse().expect("it is a duration")),
             generation: Some(7),
             share_parent: Some(ShareSpec { cache: Some(Size(1 << 30)), disk: Some("golden".into()) }),
@@ -28,6 +33,7 @@ fn example() -> State {
             migration: None,
             name: "vm".into(),
             backing: "/vm.img".into(),
+            backing_device: Some("device-mapper LVM-abc".into()),
             image: Some(ImageSpec {
                 format: Some(FormatName(Format::Qcow2)),
                 files: Some(vec![FileSpec {
@@ -53,6 +59,7 @@ fn example() -> State {
                 everything: Some("it was lost".to_owned()),
             }],
             fuse: Some("/run/vm.img".into()),
+            device: true,
             cache: Some(CacheSpec {
                 pool: "default".into(),
                 size: Size(64 << 20),
@@ -74,6 +81,9 @@ fn example() -> State {
                     evidence: Some(ChangeToken(0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF)),
                     used: None,
                     foreign: true,
+                    written: 1,
+                    unused: 3,
+                    ended: false,
                     mode_unknown: false,
                 }),
                 shared: Some(SharedSize { min: Size(1 << 30), pin: true, ..SharedSize::default() }),

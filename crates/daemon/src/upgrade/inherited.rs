@@ -12,7 +12,7 @@ use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::Semaphore;
 
 use super::message;
-use super::record::{ClientEntry, Record};
+use super::record::{ClientEntry, FileEntry, Record};
 use crate::allow::{Peer, Visible};
 use crate::listening_sockets::ListeningSockets;
 use crate::mount::Mount;
@@ -73,22 +73,10 @@ impl InheritedState {
         let mut next = || fds.next().expect("there are as many as the table says");
         let listening = table.listening.into_iter().map(|name| (name, next())).collect();
         let files = table.files.into_iter().map(|file| {
-            let attributes = Attributes {
-                size: file.size,
-                mode: file.mode,
-                uid: file.uid,
-                gid: file.gid,
-                seconds: file.seconds,
-            };
-            let mount = Mount::left(file.path.clone(), file.made);
-            let left = InheritedFile {
-                path: file.path,
-                device: next(),
-                mount,
-                attributes,
-                read_only: file.read_only,
-            };
-            (file.disk, left)
+            let FileEntry { disk, path, made, read_only, size, mode, uid, gid, seconds } = file;
+            let attributes = Attributes { size, mode, uid, gid, seconds };
+            let mount = Mount::left(path.clone(), made);
+            (disk, InheritedFile { path, device: next(), mount, attributes, read_only })
         });
         let files = files.collect();
         let clients = table.clients.into_iter().zip(received);
@@ -124,8 +112,7 @@ impl WaitingClients {
                 Ok(permit) => self.clients().push((client, Arc::new(permit))),
                 Err(_) => {
                     tracing::warn!(
-                        "a client must reconnect: the maximum number of connections is lower than \
-                        before"
+                        "a client must reconnect: the maximum number of connections is lower than before"
                     )
                 }
             }
@@ -171,7 +158,12 @@ impl InheritedClient {
     ) -> Option<(InheritedClient, ConnectionPermit)> {
         let peer = Peer { address: address_of(&self.socket), ..Peer::default() };
         let visible = Visible { exports: context.exports.clone(), allow: context.allow.clone(), peer };
-        let Some(export) = visible.get(&self.entry.export) else { return Some((self, permit)) };
+        // The kernel has no address and no certificate, and every disk may be a block device.
+        let found = match self.entry.is_kernel {
+            true => context.exports.get(&self.entry.export),
+            false => visible.get(&self.entry.export),
+        };
+        let Some(export) = found else { return Some((self, permit)) };
         let InheritedClient { entry, socket, received } = self;
         let negotiated = Negotiated {
             export: entry.export.clone(),
@@ -187,7 +179,8 @@ impl InheritedClient {
             );
             return None;
         }
-        let attachment = (Transport::Direct, permit);
+        let transport = if entry.is_kernel { Transport::Kernel } else { Transport::Direct };
+        let attachment = (transport, permit);
         if let Err(error) =
             export.shard.attach(export.disk, socket, negotiated, received, export.promote, attachment)
         {
@@ -238,6 +231,7 @@ mod tests {
             base_allocation: true,
             contexts: vec![],
             received: 0,
+            is_kernel: false,
         };
         let with = |change: fn(&mut ExportInfo)| {
             let mut info = was.info.clone();

@@ -69,8 +69,7 @@ pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, MessageE
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(
             control.push(SendAncillaryMessage::ScmRights(some)),
-            "the buffer has room for this \
-            number of descriptors"
+            "the buffer has room for this number of descriptors"
         );
         rustix::net::sendmsg(&near, &[IoSlice::new(b"h")], &mut control, SendFlags::NOSIGNAL)?;
     }

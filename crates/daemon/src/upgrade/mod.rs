@@ -31,6 +31,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
+use super::descriptors;
 use super::listening_sockets::ListeningSockets;
 use super::services::{InheritedFile, Services};
 use super::shard_api::{AtRest, FileRights, ShardHandle};
@@ -147,6 +148,11 @@ pub(super) async fn prepare(
     }
     listening.pause();
     listening.until_handshakes_end(CLEAR_MAX).await;
+    // From here on, no client connects.
+    if let Err(why) = descriptors::check_hand_over() {
+        resume(services, shards, listening);
+        return Err(why);
+    }
     let mut resting = JoinSet::new();
     for shard in shards {
         let shard = shard.clone();
@@ -168,11 +174,16 @@ pub(super) async fn prepare(
         )),
     };
     if result.is_err() {
-        shards.iter().for_each(ShardHandle::resume);
-        listening.resume();
-        services.shutdown.cancel();
+        resume(services, shards, listening);
     }
     result
+}
+
+/// Continues as before [`prepare`].
+fn resume(services: &Arc<Services>, shards: &[ShardHandle], listening: &ListeningSockets) {
+    shards.iter().for_each(ShardHandle::resume);
+    listening.resume();
+    services.shutdown.cancel();
 }
 
 /// Flushes all backings.
@@ -268,6 +279,7 @@ impl HandOff {
                 base_allocation: negotiated.base_allocation,
                 contexts: negotiated.contexts,
                 received: client.received.len() as u32,
+                is_kernel: client.is_kernel,
             });
             self.record.received.push(client.received);
             self.fds.push(client.socket);

@@ -102,6 +102,14 @@ pub(crate) struct ClientEntry {
     pub(crate) contexts: Vec<String>,
     /// Number of received but unprocessed bytes.
     pub(crate) received: u32,
+    /// True if the client is the kernel, for a block device of this host. Absent otherwise, so that
+    /// earlier versions accept the record.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) is_kernel: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// Why a record is invalid.
@@ -238,6 +246,7 @@ mod tests {
             base_allocation: false,
             contexts: vec!["qemu:dirty-bitmap:nightly".into()],
             received,
+            is_kernel: false,
         };
         let table = Table {
             program: "/usr/bin/hob".into(),

@@ -188,6 +188,7 @@ pub(crate) struct Gate {
     /// Number of frames in use below which every request is admitted.
     filled: u64,
     reads_only: bool,
+    frames: u32,
 }
 
 /// The data that an admitted block will hold.
@@ -230,6 +231,7 @@ impl Gate {
             sequential: admission.sequential_bytes_max.map(|bytes| (bytes, Streams::default())),
             filled: u64::from(frames) * u64::from(admission.filling_percent.unwrap_or(0)) / 100,
             reads_only: admission.reads_only,
+            frames,
         }
     }
 
@@ -262,11 +264,28 @@ impl Gate {
 
     /// Returns true if this block is admitted, which was accessed and is not in the cache.
     pub(crate) fn admit(&mut self, block: BlockNo, effect: AdmissionEffect, room: Room) -> bool {
+        self.admit_after(block, effect, room, 1)
+    }
+
+    /// Returns the same as [`admit`](Self::admit) if a flash write budget requires at least this
+    /// number of accesses. 1 requires nothing beyond the admission rule.
+    pub(crate) fn admit_after(
+        &mut self,
+        block: BlockNo,
+        effect: AdmissionEffect,
+        room: Room,
+        accesses_min: u8,
+    ) -> bool {
         let has_free = room.has_free;
         // Such a write is no access to the block: a stream of writes displaces nothing that is
         // remembered about reads.
         if self.reads_only && effect == AdmissionEffect::CleanWrite {
             return false;
+        }
+        if accesses_min > self.accesses() {
+            let recent = self.recent.get_or_insert_with(|| Recent::new(self.frames));
+            let is_popular = recent.count(block, accesses_min) >= accesses_min;
+            return is_popular && (has_free || self.popularity != Popularity::WhileFree);
         }
         if self.is_filling(room) {
             return true;
@@ -276,6 +295,15 @@ impl Gate {
             (Popularity::NthAccess(n), Some(recent)) => recent.count(block, n) >= n,
             (Popularity::Ghost, Some(recent)) => has_free || recent.count(block, 2) >= 2,
             _ => true,
+        }
+    }
+
+    /// Returns the number of accesses that the admission rule requires of a block.
+    pub(crate) fn accesses(&self) -> u8 {
+        match self.popularity {
+            Popularity::NthAccess(n) => n,
+            Popularity::Ghost => 2,
+            Popularity::Always | Popularity::WhileFree | Popularity::Auto => 1,
         }
     }
 

@@ -224,3 +224,51 @@ fn the_miniatures_are_small() {
     // Half a percent of 24 bytes per block of a cache of 16 GiB.
     assert!(bytes(4 << 20) * 200 <= (4 << 20) * 24, "{}", bytes(4 << 20));
 }
+
+/// Plays blocks, one each second, with a budget of this many blocks a day.
+fn played_with_budget(config: &SimConfig, blocks: &[u64], per_day: u64) -> CacheSim {
+    use crate::flash_budget::{FlashBudget, Member, ROUND_NS, Settings};
+    use crate::units::{DiskId, Instant};
+    let settings = Settings { bytes_per_day: per_day * BLOCK, pool_bytes: u64::from(config.blocks) * BLOCK };
+    let mut budget = FlashBudget::new(Instant(0), settings);
+    let mut cache = CacheSim::new(config).unwrap_or_else(|_| panic!("workable"));
+    for (second, block) in (0..).zip(blocks) {
+        let now = Instant(second * 1_000_000_000);
+        if now.0.is_multiple_of(ROUND_NS) {
+            let member = Member { disk: DiskId(0), weight: 1, counts: cache.flash_counts() };
+            cache.allow_flash_writes(budget.round(now, 0, &[member]).pop());
+        }
+        cache.read(block * BLOCK, BLOCK);
+    }
+    cache
+}
+
+/// `always` has the most hits on this working set, and writes a block for every fourth access.
+#[test]
+fn a_budget_overrides_the_choice_of_the_candidate_with_the_most_hits() {
+    let blocks = moving(600_000, 1500);
+    let config = config(2000, "auto", "auto");
+    let without = played(&config, &blocks);
+    let chosen = |cache: &CacheSim| cache.choice().expect("automatic").current.admission;
+    assert_eq!(chosen(&without).popularity, Popularity::Always);
+    // Seven days of budget for a tenth of the accesses.
+    let with = played_with_budget(&config, &blocks, 8640);
+    assert_ne!(chosen(&with).popularity, Popularity::Always, "{:?}", with.choice());
+    assert!(with.stats().flash_write_bytes <= (8 * 8640 + 2000) * BLOCK, "{:?}", with.stats());
+    // A budget for everything changes nothing.
+    let plenty = played_with_budget(&config, &blocks, 86_400);
+    assert_eq!(chosen(&plenty).popularity, Popularity::Always, "{:?}", plenty.choice());
+    assert_eq!(plenty.stats().budget_refused_bytes, 0);
+}
+
+#[test]
+fn a_cache_with_a_budget_has_stricter_candidates_in_the_same_memory_bound() {
+    let config = config(2000, "auto", "auto");
+    let cache = played_with_budget(&config, &looping(20_000, 3000), 8640);
+    let candidates = cache.choice().expect("automatic").alternatives;
+    assert_eq!(candidates.len(), CANDIDATES.len() + BUDGET_CANDIDATES.len());
+    let auto = PolicyKind::from_name("auto").expect("known");
+    let mut chooser = Chooser::new(1 << 20, 0, auto, config.admission).expect("automatic");
+    chooser.note_allowance(Some(&crate::flash_budget::Allowance::default()));
+    assert!(chooser.bytes() < 600 << 10, "{}", chooser.bytes());
+}

@@ -9,6 +9,7 @@
 
 use super::{Directory, FirstToEvict, Placed, Refusal, Span};
 use crate::admission::{AdmissionEffect, Run};
+use crate::flash_budget::limit::PRESSURE_MAX;
 use crate::granularity::Fill;
 use crate::index::hash;
 use crate::units::{BlockNo, FrameNo};
@@ -145,6 +146,7 @@ impl Directory {
     pub(crate) fn extra_ranges(&self, first: u64, end: u64, run: Run, sectors: u64) -> [(u64, u64); 2] {
         let (unit_first, unit_end) = match run {
             Run::Sequential => (first, end),
+            Run::Other if !self.allows_extra(first) => (first, end),
             Run::Other => self.extra.unit(first, end, self.block_shift),
         };
         let is_cached = |at: &u64| {
@@ -158,6 +160,12 @@ impl Directory {
         [(from, first), (end, to)]
     }
 
+    /// Returns true if the flash write budget permits extra data next to this sector.
+    fn allows_extra(&self, sector: u64) -> bool {
+        let block = BlockNo((sector >> self.block_shift) as u32);
+        self.limit.as_ref().is_none_or(|limit| limit.allows_extra(block))
+    }
+
     /// Ensures that the block of an extra `span` has a frame, in `found` if it has one. Evicts
     /// another extra block if they have their share of the frames.
     pub(crate) fn place_extra(
@@ -166,6 +174,9 @@ impl Directory {
         found: Option<u64>,
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
+        if self.limit.as_ref().is_some_and(|limit| limit.pressure() == PRESSURE_MAX) {
+            return Err(Refusal::FlashBudget);
+        }
         if let Some(sector) = found {
             return Ok(Placed { sector, evicted: 0 });
         }

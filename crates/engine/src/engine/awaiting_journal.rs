@@ -58,7 +58,7 @@ impl Engine {
             self.end_written(now, slot, Err(IoError::Failed));
             return true;
         }
-        self.requests[slot].forget_edges();
+        self.forget_edges(slot);
         let runnable = &mut self.runnable;
         self.range_locks.leave(slot, |granted| runnable.push_back(granted));
         self.disk_mut(request.disk).awaiting_journal.changes.push(slot);

@@ -37,8 +37,8 @@ use crate::range_locks::Range;
 use crate::regions::Regions;
 use crate::units::{DiskId, Instant, RequestId, SECTOR_BYTES, SessionId};
 
-/// Maximum number of changed ranges that are stored one by one. Beyond that number, regions of the
-/// disk are stored.
+/// Maximum number of ranges, written by guests past flash, that are stored one by one. Beyond that
+/// number, regions of the disk are stored.
 const RANGES_MAX: usize = 1024;
 
 /// Maximum number of unreported failures that are kept for guests whose sessions have ended.
@@ -345,7 +345,7 @@ impl Backed {
 
     /// Returns the number of guests that have acknowledged changes which exist only in the backing
     /// and which no flush covers. The result is at least one if there are such changes.
-    fn guests_at_risk(&self) -> u32 {
+    pub(super) fn guests_at_risk(&self) -> u32 {
         if self.bypassed <= self.flushed.max(WRITES_BEFORE) {
             return 0;
         }
@@ -489,7 +489,7 @@ impl Engine {
             return self.end_change(now, slot, Err(IoError::Failed));
         }
         self.requests[slot].resends += 1;
-        self.requests[slot].forget_edges();
+        self.forget_edges(slot);
         self.put_back(range.disk, range);
         self.runnable.push_back(slot);
     }

@@ -16,28 +16,13 @@ use super::disk::Disk;
 use crate::command::{Bitmap, BitmapChange, CommandError, Event, Role};
 use crate::granules::Granules;
 use crate::io::Request;
-use crate::units::{DiskId, Instant};
+use crate::units::DiskId;
 
 impl Engine {
     /// Returns a disk's bitmaps, in the order in which they were made.
     pub fn bitmaps(&self, disk: DiskId) -> &[Bitmap] {
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
         disk.and_then(|disk| disk.bitmaps.as_deref()).map_or(&[], Vec::as_slice)
-    }
-
-    /// Flushes the backing once before bitmaps are handed out. If unflushed writes were lost later,
-    /// the disk would differ from its bitmaps. Returns true while the flush is in progress.
-    pub(super) fn flushes_for_bitmaps(&mut self, now: Instant, id: DiskId) -> bool {
-        let disk = self.disk_mut(id);
-        if disk.bitmaps.is_none() || !disk.backed.needs_flush() {
-            return false;
-        }
-        if !std::mem::replace(&mut disk.flushed_for_bitmaps, true) && self.flush_backing(now, id) {
-            self.disk_mut(id).destager.begin_flush();
-            return true;
-        }
-        self.disk_mut(id).note_everything();
-        false
     }
 
     /// Reports the content of the bitmaps of a disk that is being removed.

@@ -8,7 +8,7 @@
 use super::disk::Disk;
 use super::{DISKS_MAX, Engine};
 use crate::cache::Cache;
-use crate::command::{CacheChange, Command, CommandError, DataSegment, Event, Mode, Segment};
+use crate::command::{CacheChange, Command, CommandError, DataSegment, Event, Mode, Role, Segment};
 use crate::device;
 use crate::qos::DiskQos;
 use crate::sizing::Live;
@@ -167,6 +167,26 @@ impl Engine {
         self.done(id, disk_id, result.map(|()| Vec::new()));
     }
 
+    /// Flushes the backing once before a disk is removed, if a guest's writes are not flushed or
+    /// bitmaps are handed out. Nobody could report a later loss of these writes, and the disk would
+    /// differ from its bitmaps. Returns true while the flush is in progress.
+    fn flushes_before_removal(&mut self, now: Instant, id: DiskId) -> bool {
+        let disk = self.disk_mut(id);
+        let has_bitmaps = disk.bitmaps.is_some() && disk.backed.needs_flush();
+        // A persistent cache was flushed when it was closed.
+        let is_written = disk.ownership.role == Role::Here && !disk.closed;
+        let is_at_risk = is_written && disk.backed.guests_at_risk() > 0;
+        if !has_bitmaps && !is_at_risk {
+            return false;
+        }
+        if !std::mem::replace(&mut disk.flushed_before_removal, true) && self.flush_backing(now, id) {
+            self.disk_mut(id).destager.begin_flush();
+            return true;
+        }
+        self.disk_mut(id).note_everything();
+        false
+    }
+
     /// Carries out changes that waited until the disk was quiesced.
     pub(super) fn settle(&mut self, now: Instant, id: DiskId) {
         if self.disks[id.0 as usize].is_none() {
@@ -199,7 +219,7 @@ impl Engine {
             && disk.is_at_rest()
             && disk.opening.is_none()
         {
-            if self.flushes_for_bitmaps(now, id) {
+            if self.flushes_before_removal(now, id) {
                 return;
             }
             let disk = self.disk_mut(id);

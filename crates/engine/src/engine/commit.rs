@@ -80,16 +80,17 @@ impl Engine {
     pub(super) fn pump_journal(&mut self, now: Instant, disk: DiskId) {
         loop {
             let it = self.disk_mut(disk);
-            let is_twofold = it.cache.as_ref().is_some_and(|cache| cache.config.copies != Copies::One);
+            let copies = it.cache.as_ref().map_or(Copies::One, |cache| cache.config.copies);
             let Some((journal, index)) = it.journal_and_index() else { return };
             if journal.dead {
                 return self.fail_waiters(now, disk);
             }
+            if journal.round.is_none() {
+                journal.prove_quiet(now, index);
+            }
             match &journal.round {
                 None if journal.is_due(now) => {
-                    if is_twofold && !journal.waiting.is_empty() {
-                        journal.prove_rewritten(now, index);
-                    }
+                    journal.record_rewritten(now, index, copies);
                     // First pack all records. A full ring takes as many as fit, and another commit
                     // takes the others.
                     let mut marks = journal.unsealed_marks;
@@ -106,9 +107,7 @@ impl Engine {
                     self.write_pages(now, disk, first, bytes);
                 }
                 None if journal.foresees_round() => {
-                    if is_twofold {
-                        journal.prove_rewritten(now, index);
-                    }
+                    journal.record_rewritten(now, index, copies);
                     let Some((first, bytes)) = journal.seal_ahead(index) else { return };
                     self.write_pages(now, disk, first, bytes);
                 }
@@ -191,6 +190,7 @@ impl Engine {
                     Ok(()) => _ = journal.written.insert(device),
                     Err(_) => journal.lost[usize::from(copy)] = true,
                 }
+                let loses_one = result.is_err() && journal.lost.contains(&false);
                 let outstanding = journal.in_flight.get_mut(&first).expect("the operation is in flight");
                 *outstanding -= 1;
                 if *outstanding == 0 {
@@ -199,6 +199,9 @@ impl Engine {
                 }
                 if journal.lost.iter().all(|lost| *lost) {
                     self.lose_journal(now, disk);
+                }
+                if loses_one {
+                    self.event_out.push_back(Event::JournalCopyLost(disk));
                 }
             }
             (JournalIo::Flush, result) => {
@@ -232,7 +235,8 @@ impl Engine {
         journal.durable = upto;
         let shift = index.block_shift();
         for sector in releases {
-            if index.is_dirty(sector) {
+            // A later record of the sector, which is not durable yet, releases it.
+            if index.is_dirty(sector) || journal.releases.contains(&sector) {
                 continue;
             }
             index.set_held(sector, false);
@@ -252,14 +256,15 @@ impl Engine {
     }
 
     /// Handles a successful flush of a device. After a failed flush, the device is trusted again
-    /// once no dirty data depends on it.
+    /// once no dirty data depends on it, nor a write in progress.
     fn flushed_device(&mut self, disk: DiskId, device: DeviceId) {
         let disk = self.disk_mut(disk);
         let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
+        let depends = dirty > 0 || disk.flash_writes > 0;
         let Some(journal) = disk.journal.as_mut().filter(|journal| journal.spared.contains(&device)) else {
             return;
         };
-        if dirty == 0 {
+        if !depends {
             journal.spared.remove(&device);
         } else {
             journal.written.insert(device);
@@ -307,17 +312,23 @@ impl Engine {
     }
 
     /// Excludes a device that cannot make data durable. Returns true if every byte on that device
-    /// has another copy: the journal ring and all dirty data are on other devices too. Sectors
-    /// being written become dirty only after all their copies are written.
-    fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
-        let disk = self.disk_mut(disk);
+    /// has another copy: the journal ring and all dirty data are on other devices too, of which no
+    /// flush failed. A write in progress becomes dirty later, but a part of it may be lost already.
+    fn spare_device(&mut self, id: DiskId, device: DeviceId) -> bool {
+        let disk = self.disks[id.0 as usize].as_mut().expect("disks outlive their I/O");
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
+        let is_excluded = |at: DeviceId| at == device || journal.spared.contains(&at);
         let on_it: Vec<_> =
-            cache.segments.iter().filter(|segment| segment.place.device == device).copied().collect();
+            cache.segments.iter().filter(|segment| is_excluded(segment.place.device)).copied().collect();
+        let before = journal.lost.clone();
         for (copy, lost) in journal.ring.copies.iter().zip(&mut journal.lost) {
             *lost |= copy.iter().any(|segment| segment.device == device);
         }
-        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it)
+        if journal.lost != before && journal.lost.contains(&false) {
+            self.event_out.push_back(Event::JournalCopyLost(id));
+        }
+        let is_written_once = cache.config.copies == Copies::One && disk.flash_writes > 0;
+        !journal.lost.iter().all(|lost| *lost) && !is_written_once && !cache.would_lose_dirty(&on_it)
     }
 
     /// Handles a journal that cannot be written any more. The cache accepts no new dirty data, and

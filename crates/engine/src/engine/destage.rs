@@ -6,6 +6,8 @@
 //! first. The period is half the dirty-age limit or, if write order is kept, the time between two
 //! flushes of the guest.
 
+use std::ops::RangeInclusive;
+
 use super::Engine;
 use super::destager::{Epochs, half_age_ns};
 use super::jobs::JobKind;
@@ -241,6 +243,9 @@ impl Engine {
                 disk.rest(now);
             }
         }
+        if moved && let Some(blocks) = self.disk(id).blocks_of(range) {
+            self.disk_mut(id).destager.end_write(range.first, range.end, blocks);
+        }
         self.put_back(id, whole);
         self.wake(id);
     }
@@ -463,6 +468,12 @@ impl super::Disk {
             }
         }
         found
+    }
+
+    /// Returns the numbers of the blocks in which the sectors of a range are.
+    pub(super) fn blocks_of(&self, range: Range) -> Option<RangeInclusive<u32>> {
+        let shift = self.cache.as_ref()?.block_shift();
+        Some((range.first >> shift) as u32..=((range.end - 1) >> shift) as u32)
     }
 
     /// Returns the urgency of destaging: an index of [`TRANSFERS`] and [`TRANSFERRED`].

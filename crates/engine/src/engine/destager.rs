@@ -11,6 +11,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
 
 use crate::command::{Destage, DestageOrder};
 use crate::units::{BlockNo, Instant};
@@ -85,6 +86,14 @@ pub(super) struct Destager {
     /// Time at which the backing got the first sector of `written`.
     pub(super) written_since: Option<Instant>,
     pub(super) transfers: u32,
+    /// Ranges of sectors that transfers are writing to the backing: disjoint, ends by starts.
+    writing: BTreeMap<u64, u64>,
+    /// Blocks of these ranges. If a block is to be destaged again after its transfer, its epoch.
+    writing_blocks: BTreeMap<BlockNo, Option<u32>>,
+    /// Sectors in `writing` that were overwritten on flash since their transfer read them.
+    overwritten: BTreeSet<u64>,
+    /// Changes with their range lock that go to the backing, and wait for the end of a transfer.
+    pub(super) write_waiters: Vec<u32>,
     /// Number of sectors in the ranges of the transfers in progress.
     pub(super) moving: u64,
     pub(super) failures: u32,
@@ -106,7 +115,7 @@ impl Destager {
     pub(super) fn bytes(&self) -> u64 {
         let blocks = (self.picked.len() + self.leaving.len()) * size_of::<BlockNo>();
         let todo = self.todo.len() * size_of::<(BlockNo, Todo)>() + blocks;
-        let moved = (self.written.len() + self.flushing.len()) * size_of::<u64>();
+        let moved = (self.written.len() + self.flushing.len() + self.overwritten.len()) * size_of::<u64>();
         ((todo + moved) * 3 / 2 + self.queue.capacity() * size_of::<(BlockNo, u32)>()) as u64
     }
 
@@ -146,6 +155,11 @@ impl Destager {
     }
 
     fn enqueue(&mut self, block: BlockNo, epoch: u32) -> bool {
+        if let Some(again) = self.writing_blocks.get_mut(&block) {
+            // Otherwise a transfer of it would wait, and later writes of guests behind that transfer.
+            *again = Some(again.map_or(epoch, |other| other.min(epoch)));
+            return false;
+        }
         let Entry::Vacant(entry) = self.todo.entry(block) else { return false };
         self.turns = self.turns.wrapping_add(1);
         entry.insert(Todo { epoch, turn: self.turns });
@@ -173,12 +187,46 @@ impl Destager {
     /// Removes sectors from the set of destaged sectors, because they were written again or
     /// dropped.
     pub(super) fn cut(&mut self, first: u64, end: u64) {
+        let written = self.writing_in(first, end).map(|(from, to)| (from.max(first), to.min(end)));
+        written.collect::<Vec<_>>().into_iter().for_each(|(from, to)| self.overwritten.extend(from..to));
         for set in [&mut self.written, &mut self.flushing] {
             if !set.is_empty() {
                 let gone: Vec<u64> = set.range(first..end).copied().collect();
                 gone.iter().for_each(|sector| _ = set.remove(sector));
             }
         }
+    }
+
+    /// Records that a transfer writes these sectors to the backing. They are in these blocks.
+    pub(super) fn begin_write(&mut self, first: u64, end: u64, blocks: RangeInclusive<u32>) {
+        assert!(!self.is_writing(first, end), "the backing has one write of a sector at a time");
+        self.writing.insert(first, end);
+        self.writing_blocks.extend(blocks.map(|block| (BlockNo(block), None)));
+    }
+
+    /// Records the end of a write that [`begin_write`](Self::begin_write) recorded. Blocks that were
+    /// overwritten meanwhile return to the destage queue.
+    pub(super) fn end_write(&mut self, first: u64, end: u64, blocks: RangeInclusive<u32>) {
+        if self.writing.remove(&first).is_none() {
+            // A request's edges: the request's lock excludes everything else.
+            return;
+        }
+        self.overwritten.retain(|sector| !(first..end).contains(sector));
+        for block in blocks.map(BlockNo) {
+            if let Some(Some(epoch)) = self.writing_blocks.remove(&block) {
+                self.add(block, epoch);
+            }
+        }
+    }
+
+    /// Returns true if a transfer writes any of these sectors to the backing.
+    pub(super) fn is_writing(&self, first: u64, end: u64) -> bool {
+        self.writing_in(first, end).next().is_some()
+    }
+
+    fn writing_in(&self, first: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+        let ranges = self.writing.range(..end).rev().map(|(from, to)| (*from, *to));
+        ranges.take_while(move |(_, to)| *to > first)
     }
 
     /// Moves a block to the oldest epoch, so that it is destaged as soon as possible.
@@ -221,7 +269,8 @@ impl Destager {
         if self.written.is_empty() {
             self.written_since = Some(now);
         }
-        self.written.extend(first..end);
+        let overwritten = &self.overwritten;
+        self.written.extend((first..end).filter(|sector| !overwritten.contains(sector)));
     }
 
     /// Returns and forgets the sectors that were destaged and may not be durable.
@@ -248,9 +297,21 @@ impl Destager {
         // Transfers that wait for their range lock check again which sectors are dirty.
         let before = std::mem::take(self);
         let Destager { order, order_waiters, flushes, transfers, moving, is_flushing, .. } = before;
+        let Destager { writing, writing_blocks, overwritten, write_waiters, .. } = before;
         // A flush in progress does not cover data that is destaged from now on.
-        *self =
-            Destager { order, order_waiters, flushes, transfers, moving, is_flushing, ..Destager::default() };
+        *self = Destager {
+            order,
+            order_waiters,
+            flushes,
+            transfers,
+            moving,
+            is_flushing,
+            writing,
+            writing_blocks,
+            overwritten,
+            write_waiters,
+            ..Destager::default()
+        };
         let oldest = self.begin_epochs(epochs);
         // Queued blocks keep their position.
         let mut dirty: BTreeSet<BlockNo> = dirty.collect();

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::awaiting_journal::{AwaitingJournal, WAIT_NS_MAX};
 use super::backed::Backed;
 use super::bulk::BulkWrites;
+use super::cache_budget::CacheBudget;
 use super::destager::Destager;
 use super::extra_fill::ReadTime;
 use super::maintenance::Maintenance;
@@ -43,8 +44,8 @@ pub(super) struct Disk {
         reason = "nearly all disks have no bitmap, and every request reads this structure"
     )]
     pub(super) bitmaps: Option<Box<Vec<Bitmap>>>,
-    /// True if the backing was flushed, or failed to flush, before the bitmaps are handed out.
-    pub(super) flushed_for_bitmaps: bool,
+    /// True if the backing was flushed, or failed to flush, before the disk is removed.
+    pub(super) flushed_before_removal: bool,
     pub(super) merger: Merger,
     /// True if the cache was lost with its last device.
     pub(super) fenced: bool,
@@ -111,6 +112,8 @@ pub(super) struct Disk {
     pub(super) closed: bool,
     /// True if the disk is queued for a check by its journal and destager.
     pub(super) awake: bool,
+    /// Flash writes of the cache, and its part of a flash write budget.
+    pub(super) flash_budget: CacheBudget,
     pub(super) stats: DiskStats,
     pub(super) stats_since: Instant,
     pub(super) histograms: Box<Histograms>,
@@ -126,7 +129,7 @@ impl Disk {
             cache: None,
             memory: None,
             bitmaps: None,
-            flushed_for_bitmaps: false,
+            flushed_before_removal: false,
             merger: Merger::default(),
             fenced: false,
             stalled: false,
@@ -164,6 +167,7 @@ impl Disk {
             edge_waiters: Vec::new(),
             closed: false,
             awake: false,
+            flash_budget: CacheBudget::default(),
             stats: DiskStats::new(),
             stats_since: now,
             histograms: Box::new(Histograms::new(now)),
@@ -267,6 +271,7 @@ impl Disk {
         stats.in_flight = u64::from(self.in_flight);
         stats.sectors_lost = self.lost.len() as u64;
         stats.draining = self.draining.is_some();
+        (stats.flash_counts, stats.flash_allowance) = self.flash_counts();
         if let Some(cache) = &self.cache {
             stats.blocks = u64::from(cache.index.frames());
             stats.blocks_cached = cache.index.blocks_holding_data();

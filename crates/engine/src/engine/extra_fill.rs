@@ -22,6 +22,7 @@
 //! when it has been read. Errors are not reported.
 
 use super::disk::Disk;
+use super::fill::sectors_of;
 use super::jobs::{Job, JobKind, Step};
 use super::read::may_take_extra;
 use super::{Active, Engine, Owner, Pending};
@@ -102,9 +103,11 @@ impl Disk {
 impl Engine {
     /// Starts the extra fills of a miss whose read of the backing has begun.
     pub(super) fn fill_extra(&mut self, now: Instant, missed: Range, run: Run) {
-        let disk = self.disk(missed.disk);
+        let disk = self.disk_mut(missed.disk);
         let may_fill = disk.may_fill_extra() && !disk.is_reading_shared;
-        let Some(cache) = disk.cache.as_ref().filter(|_| may_fill) else { return };
+        let limit = disk.flash_budget.limit();
+        let Some(cache) = disk.cache.as_mut().filter(|_| may_fill) else { return };
+        cache.set_limit(limit);
         // A sector that is only partly inside the disk is left out.
         let sectors = disk.config.size_bytes / SECTOR_BYTES;
         for (first, end) in cache.extra_ranges(missed.first, missed.end, run, sectors) {
@@ -352,7 +355,9 @@ impl Engine {
         let first_buffer_sector = buffer.first_sector() + range.first - whole.first;
         let Engine { disks, range_locks, runs, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
+        let limit = disk.flash_budget.limit();
         let cache = disk.cache.as_mut().expect("`may_fill_extra` looked at it");
+        cache.set_limit(limit);
         let is_busy = |first, end| range_locks.is_busy(&Range { disk: id, first, end });
         let (mut evicted, mut buffer_sector) = (0, first_buffer_sector);
         runs.clear();
@@ -365,12 +370,16 @@ impl Engine {
                 evicted += gone;
                 let may =
                     |i: &u64| !cache.index.is_valid(sector + i) && cache.index.may_overwrite(sector + i);
+                let mut filled = 0;
                 for i in (0..span.count).filter(may) {
                     push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
+                    filled += 1;
                 }
+                cache.charge_extra(filled);
             }
             buffer_sector += span.count;
         }
+        let charged = cache.charged();
         for (first, end, run) in taken {
             for span in cache.spans(range.first.max(*first), range.end.min(*end)) {
                 if let Some(sector) = cache.find(span) {
@@ -386,10 +395,12 @@ impl Engine {
         }
         // A hit may still be reading a sector that has become invalid.
         let lock = self.limits.requests_max + job;
+        let before = sectors_of(runs);
         runs.retain(|FlashRun { extent, buffer_sector }| {
             let first = range.first + buffer_sector - first_buffer_sector;
             !range_locks.is_shared(lock, &Range { disk: id, first, end: first + extent.count })
         });
+        disk.flash_budget.add(charged, before - sectors_of(runs));
         if !runs.is_empty() {
             self.jobs[job].step = Step::ExtraWrite;
             self.fill_bytes += (range.end - range.first) * SECTOR_BYTES;

@@ -44,6 +44,7 @@ impl Engine {
         if disk.ownership.role == Role::Standby && request.op != Op::Pull {
             return Err(Outcome::BypassStandby);
         }
+        let limit = disk.flash_budget.limit();
         let cache = disk.serving()?;
         match (cache.config.mode, request.op) {
             (Mode::ReadOnlyCache | Mode::PassThrough, _) => return Err(Outcome::BypassMode),
@@ -55,6 +56,7 @@ impl Engine {
             return Err(Outcome::MissFlashBusy);
         }
         let is_busy = |first, end| range_locks.is_busy(&Range { disk: request.disk, first, end });
+        cache.set_limit(limit);
         runs.clear();
         let mut refused = ((first, end) != (range.first, range.end)).then_some(Outcome::WriteNotCopied);
         let mut evicted = 0;
@@ -85,8 +87,13 @@ impl Engine {
                             && cache.index.may_overwrite(sector + i)
                             && !is_elsewhere(buffer_sector + i, 1)
                     };
+                    let mut filled = 0;
                     for i in (0..span.count).filter(may) {
                         push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
+                        filled += 1;
+                    }
+                    if effect != AdmissionEffect::Pulled {
+                        cache.charge(filled);
                     }
                     if cache.config.copies == Copies::TwoOfAll && cache.index.keeps_marks() {
                         let (second, gone) = cache.double(sector, is_busy);
@@ -104,21 +111,29 @@ impl Engine {
                     && cache.index.may_overwrite(second + i)
                     && !is_elsewhere(buffer_sector + i, 1)
             };
+            let mut filled = 0;
             for i in (0..count).filter(may) {
                 push_run(runs, cache.extent(second + i, 1), buffer_sector + i);
+                filled += 1;
+            }
+            if effect != AdmissionEffect::Pulled {
+                cache.charge_extra(filled);
             }
         }
+        let charged = cache.charged();
         if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
             journal.record_gone(now, cache);
         }
         // Another hit may still be reading a sector that has become invalid, by a wrong checksum or
         // a loss on the backing.
-        let before = runs.len();
+        let before = sectors_of(runs);
         runs.retain(|FlashRun { extent, buffer_sector }| {
             let first = range.first + buffer_sector;
             !range_locks.is_shared(slot, &Range { disk: request.disk, first, end: first + extent.count })
         });
-        if runs.len() < before {
+        let dropped = before - sectors_of(runs);
+        disk.flash_budget.add(charged, dropped);
+        if dropped > 0 {
             refused = Some(Outcome::MissFlashBusy);
         }
         if evicted > 0 {
@@ -180,12 +195,18 @@ impl Engine {
     }
 }
 
+/// Returns the total number of sectors.
+pub(super) fn sectors_of(runs: &[FlashRun]) -> u64 {
+    runs.iter().map(|run| run.extent.count).sum()
+}
+
 impl From<Refusal> for Outcome {
     fn from(refusal: Refusal) -> Outcome {
         match refusal {
             Refusal::Sequential => Outcome::MissSequential,
             Refusal::Unproven => Outcome::MissUnproven,
             Refusal::NoBlock => Outcome::MissNoBlock,
+            Refusal::FlashBudget => Outcome::MissFlashBudget,
         }
     }
 }

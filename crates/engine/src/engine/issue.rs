@@ -1,6 +1,6 @@
 //! Requests I/O from storage, and counts completed I/O.
 
-use super::{Active, Engine, Owner, Pending, sync_order};
+use super::{Engine, Owner, Pending, sync_order};
 use crate::cache::FlashRun;
 use crate::device;
 use crate::io::{BufferSlice, Io, IoError, IoOp, Target};
@@ -28,9 +28,9 @@ impl Engine {
             _ => (request.offset, request.offset + request.len),
         };
         let slice = match op {
-            IoOp::Read | IoOp::Write(_) => request.buffer.map(|id| BufferSlice {
+            IoOp::Read | IoOp::Write(_) => self.requests[slot].payload().map(|(id, start)| BufferSlice {
                 id,
-                offset: (offset - sector_floor(request.offset)) as u32,
+                offset: start + (offset - sector_floor(request.offset)) as u32,
                 len: (end - offset) as u32,
             }),
             _ => None,
@@ -41,8 +41,8 @@ impl Engine {
 
     /// Sends to flash one I/O of a request for each of `runs`.
     pub(super) fn issue_runs(&mut self, now: Instant, slot: u32, op: IoOp) {
-        let Active { request, zeroes, .. } = self.requests[slot];
-        let buffer = request.buffer.or(zeroes.map(|piece| piece.id)).expect("flash I/O moves payload");
+        let active = &self.requests[slot];
+        let (request, (buffer, _)) = (active.request, active.payload().expect("flash I/O moves payload"));
         self.issue_runs_of(now, Owner::Request(slot), request.disk, buffer, op);
     }
 
@@ -79,6 +79,9 @@ impl Engine {
             }
             Owner::Job(job) => self.jobs[job].pending += 1,
             Owner::Journal(_) => self.disk_mut(disk).journal_in_flight += 1,
+        }
+        if matches!(target, Target::Flash(_)) && op != IoOp::Read {
+            self.disk_mut(disk).flash_budget.wrote(len);
         }
         let is_sync = sync_order::is_sync(target, op);
         if is_sync {

@@ -3,8 +3,9 @@
 //!
 //! A transfer locks its sectors like a read that fills flash, so that reads from flash continue and
 //! changes wait. The transfer reads flash into a destage buffer, compares the checksums, and writes
-//! the data to the backing. The sectors become clean only after a flush of the backing
-//! (`destage.rs`).
+//! the data to the backing. During that write, guests may overwrite the sectors on flash: those
+//! sectors stay dirty. Changes that go to the backing wait for the end of the transfer. The sectors
+//! become clean only after a flush of the backing (`destage.rs`).
 
 use std::collections::BTreeSet;
 
@@ -318,6 +319,15 @@ impl Engine {
                 }
                 self.jobs[job].step = Step::BackingWrite;
                 self.jobs[job].doubts = self.disk(disk).backed.doubts;
+                // Blocks that leave their segment must become clean, so their overwrites wait.
+                if kind == JobKind::Destage && self.disk(disk).vacating.is_none() {
+                    // The guest may overwrite flash now. Only other writes to the backing wait.
+                    let blocks = self.disk(disk).blocks_of(range).expect("changes wait for transfers");
+                    self.disk_mut(disk).destager.begin_write(range.first, range.end, blocks);
+                    let runnable = &mut self.runnable;
+                    let lock = self.limits.requests_max + job;
+                    self.range_locks.permit_changes(lock, |granted| runnable.push_back(granted));
+                }
                 let offset = range.first * SECTOR_BYTES;
                 let len = (range.end * SECTOR_BYTES).min(self.disk(disk).config.size_bytes) - offset;
                 let DestageBuffer { id, offset: start, .. } = buffer.expect("a transfer has a buffer");
@@ -357,6 +367,9 @@ impl Engine {
                 self.disk_mut(disk).destager.end_transfer(whole.end - whole.first);
                 let runnable = &mut self.runnable;
                 self.range_locks.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
+                // Each waiting change checks again whether a transfer is in its way.
+                let waiters = std::mem::take(&mut self.disk_mut(disk).destager.write_waiters);
+                self.runnable.extend(waiters);
             }
             JobKind::Edges(slot) => self.edges_destaged(now, slot, moved, result),
             JobKind::ReadEdge(slot, _) => self.edge_done(slot, whole),

@@ -114,6 +114,10 @@ impl Engine {
                 let sectors = disk.config.size_bytes.div_ceil(SECTOR_BYTES);
                 let (first, end) = (u64::from(block) << shift, (u64::from(block) + 1) << shift);
                 let range = Range { disk: id, first, end: end.min(sectors) };
+                if disk.destager.is_writing(range.first, range.end) {
+                    // The job would wait for the backing, and later writes of guests for the job.
+                    continue;
+                }
                 disk.maintenance.is_busy = true;
                 if !self.transfer(now, JobKind::Maintenance(frame), range) {
                     self.disk_mut(id).maintenance.is_busy = false;

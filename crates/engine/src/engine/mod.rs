@@ -32,6 +32,7 @@ mod awaiting_journal;
 mod backed;
 mod bitmaps;
 mod bulk;
+mod cache_budget;
 mod change;
 mod commit;
 mod destage;
@@ -48,6 +49,7 @@ mod issue;
 mod jobs;
 mod maintenance;
 mod merge;
+mod overwrite;
 mod ownership;
 mod partial;
 mod read;
@@ -197,6 +199,8 @@ pub struct Engine {
     /// Buffers for background jobs.
     destage_buffers: DestageBuffers,
     recent_edges: RecentEdges,
+    /// Length of the zero writes that have a buffer, bytes.
+    zeroing_bytes: u64,
     /// Number of read-ahead transfers in flight.
     aheads: u32,
     /// Number of extra fills in progress.
@@ -350,6 +354,7 @@ impl Engine {
             job_slots: Shares::new(JOBS_MAX.into()),
             destage_buffers: DestageBuffers::default(),
             recent_edges: RecentEdges::default(),
+            zeroing_bytes: 0,
             aheads: 0,
             extra_fills: 0,
             extra_reads: Vec::new(),

@@ -25,7 +25,7 @@ use super::{Active, Engine, Owner, Pending, Phase};
 use crate::cache::push_run;
 use crate::command::Mode;
 use crate::directory::whole_sectors;
-use crate::io::{BufferCopy, BufferSlice, CopyEnd, IoError, IoOp, Op, Target};
+use crate::io::{BufferCopy, BufferSlice, CopyEnd, IoError, IoOp, Target};
 use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
@@ -80,11 +80,10 @@ impl Active {
         self.held_sectors() == (self.range.first, self.range.end)
     }
 
-    /// Returns the sectors that a write covers partly, with the state of each. A request without a
+    /// Returns the sectors that a write covers partly, with the state of each. A change without a
     /// buffer has none.
     pub(super) fn edges_by_sector(&self) -> impl Iterator<Item = (u64, Edge)> + use<> {
-        let (head, tail) =
-            if matches!(self.request.op, Op::Write(_)) { self.partial_edges() } else { (false, false) };
+        let (head, tail) = if self.payload().is_some() { self.partial_edges() } else { (false, false) };
         let (first, last) = (self.range.first, self.range.end - 1);
         let head = head.then_some((first, self.edges.head));
         let tail = (tail && (head.is_none() || last > first)).then_some((last, self.edges.tail));
@@ -95,10 +94,10 @@ impl Active {
     /// guest did not write. `from` returns the place from which a byte of the sector is copied.
     pub(super) fn merge_edge(&mut self, sector: Range, from: impl Fn(u64) -> CopyEnd) -> Vec<BufferCopy> {
         let (head, tail) = self.partial_edges();
-        let id = self.request.buffer.expect("writes have a buffer");
+        let (id, offset) = self.payload().expect("the change has a buffer");
         let sector_at = (sector.first - self.range.first) * SECTOR_BYTES;
         let copy = |start: u64, end: u64| {
-            let to = CopyEnd::Buffer { id, offset: (sector_at + start) as u32 };
+            let to = CopyEnd::Buffer { id, offset: offset + (sector_at + start) as u32 };
             BufferCopy { from: from(start), to, len: (end - start) as u32 }
         };
         let mut copies = Vec::new();
@@ -113,7 +112,7 @@ impl Active {
         copies
     }
 
-    /// Returns true if a write sends the other bytes of its edges to the backing with the guest's
+    /// Returns true if a change sends the other bytes of its edges to the backing with the guest's
     /// bytes. This is necessary if flash may have lost these bytes, or if the dirty sectors are
     /// dropped because the write replaces them.
     pub(super) fn sends_edges(&self) -> bool {
@@ -123,7 +122,7 @@ impl Active {
 
     /// Forgets the merged edges, because the range lock is released and the sectors may change.
     /// Bytes that flash may have lost are kept in the buffer, because only the buffer has them.
-    pub(super) fn forget_edges(&mut self) {
+    fn forget_edges(&mut self) {
         if !self.failed {
             self.edges = Edges::default();
         }
@@ -131,6 +130,15 @@ impl Active {
 }
 
 impl Engine {
+    /// Forgets the merged edges of a change that releases its range lock, and the buffer of a zero
+    /// write.
+    pub(super) fn forget_edges(&mut self, slot: u32) {
+        self.requests[slot].forget_edges();
+        if !self.requests[slot].failed {
+            self.give_back_zeroes(slot);
+        }
+    }
+
     /// Returns true if flash can take all sectors of a write after its edges are merged.
     pub(super) fn may_be_whole(&self, slot: u32) -> bool {
         let Active { request, range, edges, .. } = &self.requests[slot];
@@ -145,7 +153,7 @@ impl Engine {
         let active = &self.requests[slot];
         let Active { request, range, edges, .. } = *active;
         let (head, tail) = active.partial_edges();
-        if !matches!(request.op, Op::Write(_)) || !head && !tail {
+        if active.payload().is_none() || !head && !tail {
             return false;
         }
         let first = (head && edges.head == Edge::Unread).then_some(range.first);

@@ -240,8 +240,21 @@ impl Engine {
             self.finish(slot);
         } else {
             self.unsettled.push(disk_id);
-            self.enter_backing(now, slot);
+            self.read_again(now, slot);
         }
+    }
+
+    /// Reads a range again after its read from flash failed. If all of it is dirty, nothing is read
+    /// from the backing, which may not answer: the other copies have the data.
+    fn read_again(&mut self, now: Instant, slot: u32) {
+        let range = self.requests[slot].range;
+        let has_dirty = self.find_dirty(range, 0);
+        let sectors: u64 = self.runs.iter().map(|run| run.extent.count).sum();
+        if has_dirty && sectors == range.end - range.first {
+            self.requests[slot].phase = Phase::Overlay;
+            return self.issue_runs(now, slot, IoOp::Read);
+        }
+        self.enter_backing(now, slot);
     }
 
     pub(super) fn backing_read_done(
@@ -307,7 +320,10 @@ impl Engine {
             // The data became clean during the read and its second copy was removed, so the backing
             // has the data now.
             self.requests[slot].failed = false;
-            return self.read_backing(now, slot);
+            return match self.range_locks.only_reads(slot) {
+                true => self.enter_backing(now, slot),
+                false => self.read_backing(now, slot),
+            };
         }
         if failed {
             self.requests[slot].outcome = Outcome::DirtyLost;

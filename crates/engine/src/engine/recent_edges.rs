@@ -105,12 +105,12 @@ impl Engine {
     /// Keeps the sectors that a write covers partly, after flash has taken the write.
     pub(super) fn keep_recent_edges(&mut self, slot: u32) {
         let active = &self.requests[slot];
-        let (range, request) = (active.range, active.request);
-        let Some(id) = request.buffer else { return };
+        let range = active.range;
+        let Some((id, start)) = active.payload() else { return };
         for (sector, _) in active.edges_by_sector() {
             let Some(sum) = self.flash_sum(range.disk, sector) else { continue };
             let Some(place) = self.recent_edges.keep(range.disk, sector, sum) else { return };
-            let from = CopyEnd::Buffer { id, offset: ((sector - range.first) * SECTOR_BYTES) as u32 };
+            let from = CopyEnd::Buffer { id, offset: start + ((sector - range.first) * SECTOR_BYTES) as u32 };
             let to = self.recent_edges.end(place, 0);
             self.copy_out.push_back(BufferCopy { from, to, len: SECTOR_BYTES as u32 });
         }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::overwrite::Overwrites;
 use crate::cache::Cache;
 use crate::command::NewRing;
 use crate::index::Index;
@@ -39,14 +40,13 @@ pub(super) struct Journal {
     /// Number of the last durable page.
     pub(super) durable: u64,
     pub(super) waiting: Vec<u32>,
-    /// Sectors that were overwritten in place, and whose new checksum is known but not recorded.
-    pub(super) rewritten: BTreeSet<u64>,
+    pub(super) overwrites: Overwrites,
     /// Dirty cache sectors that must be written again before the journal ring is complete.
     pub(super) rewrite: Vec<u64>,
     /// True if the next commit must begin at once although no request in `waiting` needs it.
     pub(super) asked: bool,
     /// Sectors that are no longer dirty, although the durable journal may record them as dirty.
-    pub(super) releases: Vec<u64>,
+    pub(super) releases: BTreeSet<u64>,
     pub(super) round: Option<Commit>,
     pub(super) schedule: CommitSchedule,
     /// Time of the oldest record that is not durable.
@@ -69,7 +69,9 @@ pub(super) struct Commit {
     /// Last page that the commit makes durable.
     pub(super) upto: u64,
     pub(super) waiters: Vec<u32>,
-    pub(super) releases: Vec<u64>,
+    pub(super) releases: BTreeSet<u64>,
+    /// Sectors whose *unproven* record the commit makes durable.
+    pub(super) unproven: BTreeSet<u64>,
     /// Number of flushes in flight; `None` while pages are being written.
     pub(super) flushes: Option<u32>,
     /// True if a guest's flush that arrives now would have to wait for this commit.
@@ -83,7 +85,7 @@ pub(super) struct CommitSchedule {
     /// Number of writes before the last flush; 0 if other requests waited for that flush, because
     /// then the next commit follows immediately.
     before: u32,
-    /// Number of writes since the last flush.
+    /// Number of writes to flash since the last commit began.
     since: u32,
     /// True if pages were already written ahead of the next flush. This is done once per flush, so
     /// a wrong guess costs one page.
@@ -123,10 +125,10 @@ impl Journal {
             marks_in: 0,
             durable: 0,
             waiting: Vec::new(),
-            rewritten: BTreeSet::new(),
+            overwrites: Overwrites::default(),
             rewrite: Vec::new(),
             asked: false,
-            releases: Vec::new(),
+            releases: BTreeSet::new(),
             round: None,
             schedule: CommitSchedule::default(),
             oldest: None,
@@ -136,6 +138,18 @@ impl Journal {
             distrusted: false,
             lost_at: None,
         }
+    }
+
+    /// Keeps the devices excluded whose flush failed. A new journal ring does not make their data
+    /// durable, so until the cache's dirty data is destaged, only the other copies count.
+    pub(super) fn take_over_spared(&mut self, old: &Journal, cache: &Cache) {
+        if cache.index.dirty_sectors() == 0 {
+            return;
+        }
+        let uses = |device: &DeviceId| cache.segments.iter().any(|segment| segment.place.device == *device);
+        self.spared = old.spared.iter().copied().filter(uses).collect();
+        self.written.extend(&self.spared);
+        self.mends = old.mends && !self.spared.is_empty();
     }
 
     /// Returns the time at which the journal was lost, if it was.
@@ -218,34 +232,6 @@ impl Journal {
         };
         self.record(now, change, Some(sector));
         index.clear_dirty(sector, 1);
-    }
-
-    /// Records that a write over a sector without a recorded checksum begins.
-    pub(super) fn overwrites(&mut self, sector: u64) {
-        self.rewritten.remove(&sector);
-    }
-
-    /// Records that a write over a sector without a recorded checksum has ended.
-    pub(super) fn overwrote(&mut self, sector: u64) {
-        self.rewritten.insert(sector);
-    }
-
-    /// Records the checksums of the sectors in `rewritten`. Called before a commit that requests
-    /// wait for, because of two copies only the one with this checksum is correct.
-    pub(super) fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
-        let rewritten = std::mem::take(&mut self.rewritten);
-        let is_first =
-            |sector: &u64| index.of_second(*sector).is_none_or(|first| !rewritten.contains(&first));
-        // The records of a sector's two copies must be next to each other, see `Writer`.
-        let firsts: Vec<u64> = rewritten.iter().copied().filter(is_first).collect();
-        for first in firsts {
-            let second = index.second_sector(first).filter(|second| rewritten.contains(second));
-            for sector in [Some(first), second].into_iter().flatten() {
-                if index.is_dirty(sector) && index.is_unproven(sector) && !index.is_sum_unknown(sector) {
-                    self.prove_sector(now, index, sector);
-                }
-            }
-        }
     }
 
     /// Records which blocks evictions removed from frames. Otherwise a crash would bring back their
@@ -340,7 +326,7 @@ impl Journal {
         self.asked
             || !self.waiting.is_empty()
             || self.writer.wants_commit()
-            || self.deadline().is_some_and(|at| at <= now)
+            || self.commit_deadline().is_some_and(|at| at <= now)
     }
 
     /// Returns true if a guest's flush is expected soon, so that records should be in pages before
@@ -350,8 +336,14 @@ impl Journal {
     }
 
     /// Returns the time at which the next commit is due.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    fn commit_deadline(&self) -> Option<Instant> {
         if self.dead || self.round.is_some() { None } else { self.oldest.map(|at| at + COMMIT_NS_MAX) }
+    }
+
+    /// Returns the time at which the journal next needs attention.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let quiet = if self.dead || self.round.is_some() { None } else { self.overwrites.turn() };
+        self.commit_deadline().into_iter().chain(quiet).min()
     }
 
     /// Seals the pages of one I/O: at most [`RUN_PAGES_MAX`] pages, not beyond the end of the
@@ -398,12 +390,14 @@ impl Journal {
         let urgent = self.urgent;
         self.schedule.round(self.waiting.len());
         let waiters = if complete { std::mem::take(&mut self.waiting) } else { Vec::new() };
-        let releases = if complete { std::mem::take(&mut self.releases) } else { Vec::new() };
+        let releases = if complete { std::mem::take(&mut self.releases) } else { BTreeSet::new() };
+        let unproven = if complete { self.overwrites.take_pending() } else { BTreeSet::new() };
+        let upto = self.writer.sealed();
         self.asked = false;
         if complete {
             self.oldest = None;
             self.urgent = false;
         }
-        self.round = Some(Commit { upto: self.writer.sealed(), waiters, releases, flushes: None, urgent });
+        self.round = Some(Commit { upto, waiters, releases, unproven, flushes: None, urgent });
     }
 }

@@ -158,6 +158,7 @@ impl Engine {
 
     /// Ends an answered request, and releases its range lock and its buffer.
     pub(super) fn finish(&mut self, slot: u32) {
+        self.give_back_zeroes(slot);
         let active = self.requests.remove(slot);
         assert_eq!(active.pending, 0, "a request ends with I/O in flight");
         if active.range.first < active.range.end {

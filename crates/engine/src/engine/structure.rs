@@ -28,7 +28,7 @@ use crate::command::{
 };
 use crate::index::Index;
 use crate::journal::{Change, Descriptor, PAGE_BYTES, Recovered, Writer, ZONES, ring_pages_min};
-use crate::units::{BlockNo, CommandId, DiskId, Instant};
+use crate::units::{BlockNo, CommandId, DiskId, Instant, SECTOR_BYTES};
 
 /// Maximum number of runs of dump pages in flight.
 const RUNS_MAX: usize = 4;
@@ -240,7 +240,8 @@ impl Engine {
             return Err(CommandError::Dirty);
         }
         let ring = ring.ok_or(CommandError::NoJournal)?;
-        let journal = new_journal(&new, size, ring)?;
+        let mut journal = new_journal(&new, size, ring)?;
+        journal.take_over_spared(disk.journal.as_ref().expect("the cache is persistent"), &new);
         let kept: Vec<Segment> = new.segments.iter().map(|segment| segment.place).collect();
         let before = cache.segments.iter().map(|segment| segment.place).filter(|place| !kept.contains(place));
         let old_ring = disk.journal.as_ref().expect("the cache is persistent").segments();
@@ -370,10 +371,16 @@ impl Engine {
                         }
                     }
                 }
-                Stage::Rewrite => match self.rewrite_tail(now, id) {
-                    true => Stage::Dump,
-                    false => return,
-                },
+                Stage::Rewrite => {
+                    if !self.rewrite_tail(now, id) {
+                        return;
+                    }
+                    // The new journal ring has no older checksums, and nothing is written to flash
+                    // now. So its dump records all known checksums.
+                    let cache = self.disk_mut(id).cache.as_mut().expect("the new cache exists");
+                    cache.index.prove_known();
+                    Stage::Dump
+                }
                 Stage::Dump => match self.dump(now, id) {
                     true => Stage::DumpCommit,
                     false => return,
@@ -605,7 +612,7 @@ impl Engine {
 
     /// Makes a request wait until the change of its disk's cache is complete.
     pub(super) fn hold(&mut self, slot: u32) {
-        self.requests[slot].forget_edges();
+        self.forget_edges(slot);
         let disk = self.requests[slot].request.disk;
         self.disk_mut(disk).held.push(slot);
         // The request's flash I/O may have been the last one for which the change waited.
@@ -624,12 +631,19 @@ impl Disk {
         }
     }
 
-    /// Discards the cache's dirty data.
+    /// Discards the cache's dirty data. The backing may have received a part of it and may still
+    /// lose it, after a read has put it into the cache as clean data. Bypass marks make a recovery
+    /// drop such data.
     fn discard(&mut self, now: Instant, discard: Discard) {
         self.note_everything();
         let (journal, index) = self.journal_and_index().expect("only a persistent cache has dirty data");
         let is_any = index.dirty_sectors() > 0;
         let dropped = drop_dirty(now, journal, index);
+        if self.backed.writes > self.backed.flushed {
+            let size = self.config.size_bytes;
+            let zones = dropped.iter().map(|sector| Writer::zone_of(size, sector * SECTOR_BYTES));
+            self.mark_unflushed(now, &zones.collect());
+        }
         self.backed.note_given_up(dropped.into_iter());
         if is_any && discard == Discard::Told {
             self.backed.give_up();

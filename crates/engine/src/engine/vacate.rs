@@ -96,7 +96,7 @@ impl Engine {
     /// Makes a write wait for the next flush of the backing, without its range lock.
     pub(super) fn wait_for_vacating(&mut self, slot: u32) {
         let id = self.requests[slot].request.disk;
-        self.requests[slot].forget_edges();
+        self.forget_edges(slot);
         let runnable = &mut self.runnable;
         self.range_locks.leave(slot, |granted| runnable.push_back(granted));
         let vacating = self.disk_mut(id).vacating.as_mut().expect("writes wait for the flush");

@@ -31,10 +31,9 @@ impl Engine {
         let disk = self.disk_mut(request.disk);
         disk.ownership.note_change(range.first, range.end);
         let (doubts, is_persistent) = (disk.backed.doubts, disk.journal.is_some());
-        let active = &mut self.requests[slot];
-        if std::mem::replace(&mut active.doubts, doubts) != doubts {
+        if std::mem::replace(&mut self.requests[slot].doubts, doubts) != doubts {
             // The backing may have lost the partly covered sectors that were read before.
-            active.forget_edges();
+            self.forget_edges(slot);
         }
         if is_persistent {
             return self.change_persistent(now, slot);
@@ -55,6 +54,7 @@ impl Engine {
         let op = match self.requests[slot].request.op {
             Op::Write(_) => return self.write_alone(now, slot),
             Op::Discard(_) => IoOp::Discard,
+            Op::WriteZeroes(..) if self.requests[slot].sends_edges() => IoOp::Write(Durability::Volatile),
             Op::WriteZeroes(_, zeroing) => IoOp::WriteZeroes(zeroing),
             other => panic!("{other:?} is not a change"),
         };

@@ -11,7 +11,9 @@
 //! | all others | the bypass marks of the zones are committed, then as in a volatile cache |
 //!
 //! If the durable journal describes the data that a write to flash overwrites, a commit comes
-//! first. Sectors are destaged first under the request's own range lock.
+//! first (`overwrite.rs`). Sectors are destaged first under the request's own range lock.
+
+use std::collections::BTreeSet;
 
 use super::bulk::Bulk;
 use super::disk::Disk;
@@ -23,7 +25,7 @@ use crate::cache::push_run;
 use crate::command::{Copies, Layout, Mode, Role};
 use crate::directory::Departure;
 use crate::io::{Durability, IoError, IoOp, Op, Target};
-use crate::journal::{Change, Writer};
+use crate::journal::Writer;
 use crate::outcome::Outcome;
 use crate::range_locks::Range;
 use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
@@ -46,6 +48,20 @@ impl Disk {
             }
             mode => mode,
         })
+    }
+
+    /// Sets the bypass marks of zones whose data on the backing may not be durable yet.
+    /// [`Engine::pump_zones`] removes them after a flush.
+    pub(super) fn mark_unflushed(&mut self, now: Instant, zones: &BTreeSet<usize>) {
+        let Some(journal) = self.journal.as_mut().filter(|journal| !journal.dead) else { return };
+        for zone in zones {
+            journal.mark(*zone);
+            let (_, writes, since) = self.zones.entry(*zone).or_default();
+            (*writes, *since) = (self.backed.writes, now);
+        }
+        if !zones.is_empty() {
+            self.zones_due.get_or_insert(now + ZONE_QUIET_NS);
+        }
     }
 }
 
@@ -70,8 +86,10 @@ impl Engine {
 
     fn goes_to_flash(&self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
-        let mode = self.disk(request.disk).mode_in_effect();
-        let is_write = matches!(request.op, Op::Write(_)) || self.requests[slot].is_small_zeroes();
+        let disk = self.disk(request.disk);
+        let mode = disk.mode_in_effect();
+        let sectors = disk.cache.as_ref().map_or(0, |cache| cache.first_sectors());
+        let is_write = matches!(request.op, Op::Write(_)) || self.requests[slot].is_zeroes_for_flash(sectors);
         mode == Some(Mode::WriteBack) && is_write && self.may_be_whole(slot)
     }
 
@@ -82,7 +100,7 @@ impl Engine {
         if self.disk(disk).ownership.role == Role::Away {
             return self.end_change(now, slot, Err(IoError::ShuttingDown));
         }
-        self.requests[slot].forget_edges();
+        self.forget_edges(slot);
         let runnable = &mut self.runnable;
         self.range_locks.leave(slot, |granted| runnable.push_back(granted));
         self.disk_mut(disk).destager.order_waiters.push(slot);
@@ -175,6 +193,9 @@ impl Engine {
             disk.record_eviction(now, evicted);
         }
         self.record_gone(now, request.disk);
+        if !self.take_zeroes(slot) {
+            return false;
+        }
         if self.read_edges(now, slot, EdgeSource::FlashOrBacking) {
             return true;
         }
@@ -186,16 +207,14 @@ impl Engine {
             self.commit(slot);
             return true;
         }
-        if !self.take_zeroes(slot) {
-            return false;
-        }
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.destager.cut(range.first, range.end);
         let (journal, index) = disk.journal_and_index().expect("the cache was just written");
         for extent in self.runs.iter().map(|run| run.extent) {
             for sector in extent.sector..extent.sector + extent.count {
+                assert!(journal.may_overwrite(index, sector), "a commit records an overwrite first");
                 if index.is_unproven(sector) {
-                    journal.overwrites(sector);
+                    journal.overwrites.begin(sector);
                 }
                 if !index.is_dirty(sector) {
                     index.clear_valid(sector, 1);
@@ -205,6 +224,7 @@ impl Engine {
         disk.flash_writes += 1;
         self.recent_edges.forget(request.disk, range.first, range.end);
         self.requests[slot].phase = Phase::FlashWrite;
+        self.place_zeroes(slot);
         self.issue_runs(now, slot, IoOp::Write(Durability::Volatile));
         true
     }
@@ -215,34 +235,6 @@ impl Engine {
         if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
             journal.record_gone(now, cache);
         }
-    }
-
-    /// Returns true if the durable journal describes data that `runs` overwrites. In that case it
-    /// first records the information that recovery needs.
-    fn must_commit_first(&mut self, now: Instant, slot: u32) -> bool {
-        let disk = self.requests[slot].request.disk;
-        let runs = std::mem::take(&mut self.runs);
-        let (journal, index) = self.disk_mut(disk).journal_and_index().expect("the cache is persistent");
-        let mut must = false;
-        for extent in runs.iter().map(|run| run.extent) {
-            for sector in extent.sector..extent.sector + extent.count {
-                if index.may_overwrite(sector) {
-                    continue;
-                }
-                must = true;
-                // A sector must be committed before it is recorded as unproven.
-                if index.is_dirty(sector) && journal.is_committed(index, sector) {
-                    let (frame, block, first) = index.locate(sector);
-                    // The frame is overwritten only after this record is durable. From now on no
-                    // dump contradicts it.
-                    index.set_unproven(sector, true);
-                    let change = Change::Unproven { frame, block, first, count: 1 };
-                    journal.record(now, change, None);
-                }
-            }
-        }
-        self.runs = runs;
-        must
     }
 
     /// Handles the end of one flash write of a request.
@@ -268,7 +260,6 @@ impl Engine {
         if pending > 0 {
             return;
         }
-        self.give_back_zeroes(slot);
         self.record_written(now, slot);
         self.note_dirty(now, request.disk, range.first, range.end);
         self.disk_mut(request.disk).flash_writes -= 1;
@@ -276,14 +267,14 @@ impl Engine {
             return self.change_past_cache(now, slot);
         }
         self.keep_recent_edges(slot);
+        self.give_back_zeroes(slot);
         self.requests[slot].outcome = Outcome::WriteBack;
         let is_durable =
             matches!(request.op, Op::Write(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _));
         // If the process is killed, a guest that reconnects expects the acknowledged write to be
         // there.
-        let is_kept = self.disk(request.disk).journal.as_ref().is_some_and(|journal| journal.dead)
-            || self.disk_mut(request.disk).save_records();
-        if is_durable || !is_kept {
+        let is_dead = self.disk(request.disk).journal.as_ref().is_some_and(|journal| journal.dead);
+        if is_durable || is_dead || !self.disk_mut(request.disk).save_records() {
             self.requests[slot].phase = Phase::CommitThenReply;
             self.commit(slot);
         } else {
@@ -321,7 +312,7 @@ impl Engine {
         for (sector, sum) in written {
             if index.is_unproven(sector) {
                 index.set_valid(sector, sum);
-                journal.overwrote(sector);
+                journal.overwrites.end(now, sector);
             } else if failed {
                 journal.record_void(now, index, sector..sector + 1);
             } else {
@@ -355,8 +346,19 @@ impl Engine {
         if self.disk(request.disk).holds {
             return self.hold(slot);
         }
+        if self.disk(request.disk).destager.is_writing(range.first, range.end) {
+            // The backing could carry out the transfer's write last.
+            self.forget_edges(slot);
+            return self.disk_mut(request.disk).destager.write_waiters.push(slot);
+        }
         if self.await_journal(now, slot) {
             return;
+        }
+        // The backing zeroes only the bytes of a zero write. Only if flash may have lost the other
+        // bytes of the write's edges, the backing gets the whole sectors as data.
+        if !request.op.has_buffer() && !self.requests[slot].sends_edges() {
+            self.forget_edges(slot);
+            self.give_back_zeroes(slot);
         }
         self.requests[slot].doubts = self.disk(request.disk).backed.doubts;
         // A partly completed flash write must not be readable, so the write continues immediately,
@@ -444,6 +446,12 @@ impl Engine {
     /// Handles a change over dirty data that is now durable on the backing: drops the dirty data
     /// that the change replaced, and then answers the request or commits the journal first.
     pub(super) fn dirty_replaced(&mut self, now: Instant, slot: u32) {
+        let journal = &self.disk(self.requests[slot].request.disk).journal;
+        if journal.as_ref().is_some_and(|journal| journal.dead) && self.end_answered(slot) {
+            // A dead journal cannot record that the data is dropped, and a restart would restore the
+            // data. So hob skips the discard, and the data stays.
+            return;
+        }
         self.drop_sectors(now, slot, |_| true);
         self.requests[slot].over_dirty = false;
         let disk = self.disk_mut(self.requests[slot].request.disk);

@@ -131,6 +131,15 @@ impl Index {
         }
     }
 
+    /// Records that the journal has the checksums of all dirty sectors whose checksum is known.
+    pub(crate) fn prove_known(&mut self) {
+        for sector in self.unproven_sectors() {
+            if !self.is_sum_unknown(sector) {
+                self.set_unproven(sector, false);
+            }
+        }
+    }
+
     /// Marks the checksum of this sector unknown until it is read or written.
     pub(crate) fn forget_sum(&mut self, sector: u64) {
         self.marks.as_mut().expect("only a persistent cache has dirty data").unknown.insert(sector);

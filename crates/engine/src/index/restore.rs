@@ -144,6 +144,11 @@ impl Restoring {
         self.index.forget_sum(sector);
     }
 
+    /// Notes the last committed checksum of a sector whose content may be newer.
+    pub(crate) fn note_last_sum(&mut self, sector: u64, sum: u32) {
+        self.index.set_valid(sector, sum);
+    }
+
     /// Marks sectors of a frame clean.
     pub(crate) fn clean(&mut self, first: u64, count: u64) {
         self.index.clear_dirty(first, count);

@@ -61,8 +61,10 @@ impl Replay {
         missing
     }
 
-    /// Drops sectors of the second copy that differ from the first. If only one copy has a known
-    /// checksum, both get it. If neither copy has one, the content of flash decides.
+    /// Drops sectors of the second copy that differ from the first. If only one copy of a dirty
+    /// sector has a known checksum, both get it: scrubbing records the checksums one by one, and
+    /// neither copy is overwritten before both are unproven. If neither copy has a checksum, the
+    /// content of flash decides.
     fn agree(&mut self, block: BlockNo, first: FrameNo, second: FrameNo, proof: &Proof<'_>) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();
@@ -74,11 +76,14 @@ impl Replay {
             match (index.is_unproven(one), index.is_unproven(two)) {
                 (false, false) if sum == index.sum(two) => self.restoring.set(two, sum, dirty),
                 (true, false) if index.is_dirty(two) => self.restoring.set(one, index.sum(two), true),
+                (false, true) if dirty => self.restoring.set(two, sum, true),
                 (true, true) => {
                     if proof.sum(one).is_none() || proof.sum(one) != proof.sum(two) {
                         self.parted.push((u64::from(block.0) << self.plan.block_shift) + i);
                     }
-                    match proof.choose(one, two, sum) {
+                    let at = (u64::from(block.0) << self.plan.block_shift) + i;
+                    let is_superseded = |sum| self.superseded.contains(&(at, sum));
+                    match proof.choose(one, two, sum, is_superseded) {
                         Some(right) => {
                             [one, two].into_iter().for_each(|at| self.restoring.set(at, right, true))
                         }

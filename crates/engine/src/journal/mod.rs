@@ -61,7 +61,7 @@ pub fn replay_bytes(bytes: &[u8], sealed: bool) -> Option<Summary> {
     plan.continue_with_records(logged.iter().map_while(format::Record::read).collect());
     let segment_bytes = u64::from(plan.block_bytes) * u64::from(plan.segment_frames);
     let sequences = plan.begin..=plan.end;
-    let mut replay = Replay::new(plan, segment_bytes, &[0]).ok()?;
+    let mut replay = Replay::new(plan, segment_bytes, &[(0, crate::units::DeviceId(0))]).ok()?;
     for sequence in sequences {
         let page = pages.iter().find(|page| page[8..16] == sequence.to_le_bytes())?;
         replay.page(page).ok()?;

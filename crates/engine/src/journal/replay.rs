@@ -9,6 +9,7 @@
 //! | record in the tail | condition | effect |
 //! |---|---|---|
 //! | *set*, dirty | flash has the record's checksum | applied |
+//! | *set*, dirty | the sector is unreadable or on a missing device, or the process was killed | applied; the data is lost |
 //! | *set*, dirty | flash has another checksum | the sector stays as it was; it is *undone* |
 //! | *set*, clean | the frame holds the block | applied |
 //! | *clean* | the frame holds the block | applied; drops undone sectors in the frame |
@@ -28,7 +29,7 @@ use super::format::{FrameState, Kind, Page, Record, Zones, zone_shift};
 use super::proof::{Proof, probes};
 use super::{Plan, Recovered, Summary, ZONES};
 use crate::index::restore::{Copy, Restoring};
-use crate::units::{BlockNo, FrameNo, SECTOR_BYTES};
+use crate::units::{BlockNo, DeviceId, FrameNo, SECTOR_BYTES};
 
 /// Reason why a journal ring cannot be replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +77,8 @@ pub struct Replay {
     pub(super) plan: Plan,
     /// Ordinal and first memory frame of each segment; missing segments are last.
     segments: Vec<(u32, u32)>,
+    /// Device of each present segment, in the order of memory.
+    devices: Vec<DeviceId>,
     /// Number of frames in present segments.
     pub(super) frames: u32,
     pub(super) restoring: Restoring,
@@ -92,14 +95,17 @@ pub struct Replay {
     doubtful: Vec<u64>,
     /// Dirty sectors of the disk without a recorded checksum whose two copies differ.
     pub(super) parted: Vec<u64>,
+    /// Disk sectors without a proved checksum, with checksums that were committed before the last one.
+    pub(super) superseded: BTreeSet<(u64, u32)>,
     /// Blocks of the current page, and frames of its records.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),
 }
 
 impl Replay {
-    /// Creates the replay of a plan (the result of the first reading). `ordinals` are those of all
-    /// present data segments, in the order of memory.
-    pub fn new(plan: Plan, segment_bytes: u64, ordinals: &[u32]) -> Result<Replay, ReplayError> {
+    /// Creates the replay of a plan (the result of the first reading). `present` has the ordinal and
+    /// the device of all present data segments, in the order of memory.
+    pub fn new(plan: Plan, segment_bytes: u64, present: &[(u32, DeviceId)]) -> Result<Replay, ReplayError> {
+        let (ordinals, devices): (Vec<u32>, Vec<DeviceId>) = present.iter().copied().unzip();
         let segment_frames = plan.segment_frames;
         let expected = u64::from(segment_frames) * u64::from(plan.block_bytes);
         if segment_bytes != expected {
@@ -108,7 +114,7 @@ impl Replay {
         if ordinals.is_empty() {
             return Err(ReplayError::NoSegments);
         }
-        let mut sorted = ordinals.to_vec();
+        let mut sorted = ordinals.clone();
         sorted.sort_unstable();
         if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(ReplayError::SegmentTwice(twice[0]));
@@ -127,6 +133,7 @@ impl Replay {
         segments.sort_unstable();
         Ok(Replay {
             segments,
+            devices,
             frames: ordinals.len() as u32 * segment_frames,
             restoring: Restoring::new(all as u32, plan.block_shift),
             next: plan.begin,
@@ -137,6 +144,7 @@ impl Replay {
             scratch: Box::new(FrameState::new()),
             doubtful: Vec::new(),
             parted: Vec::new(),
+            superseded: BTreeSet::new(),
             ahead: (Vec::new(), Vec::new()),
             plan,
         })
@@ -251,7 +259,9 @@ impl Replay {
     /// [`to_prove`](Replay::to_prove), or `None` if a sector is unreadable.
     pub fn finish(mut self, sums: &[Option<u32>]) -> Recovered {
         assert!(self.next > self.plan.end, "all pages were read");
-        let mut proof = Proof::new(std::mem::take(&mut self.doubtful), sums, self.sectors_in_segment());
+        let devices = std::mem::take(&mut self.devices);
+        let doubtful = std::mem::take(&mut self.doubtful);
+        let mut proof = Proof::new(doubtful, sums, self.sectors_in_segment(), &devices);
         let sectors_undone = self.apply_tail(|sector| proof.sum(sector));
         proof.judge(self.restoring.index());
         // A clean sector that has another checksum on flash is dropped now, and would otherwise be
@@ -282,7 +292,10 @@ impl Replay {
             identity: self.plan.identity,
             block_bytes: self.plan.block_bytes,
         };
-        let tail = proof.all().map(|(sector, _)| sector).filter(|sector| index.is_dirty(*sector)).collect();
+        // Sectors of one copy without a recorded checksum may not be durable either.
+        let read: BTreeSet<u64> =
+            proof.all().map(|(sector, _)| sector).chain(index.unproven_sectors()).collect();
+        let tail = read.into_iter().filter(|sector| index.is_dirty(*sector)).collect();
         Recovered {
             index,
             tail,
@@ -308,14 +321,25 @@ impl Replay {
             _ => None,
         });
         let proved: BTreeSet<(u64, u32)> = proofs.collect();
+        let mut superseded = BTreeSet::new();
         for record in tail {
             if let Kind::Set { sum, dirty: true, second } = record.kind {
                 let key = (disk_sector(&record, u16::from(record.first)), second);
-                if proved.contains(&(key.0, sum)) {
+                if proved.contains(&(key.0, sum)) || self.is_damaged(&record, on_flash(self.sector(&record)))
+                {
                     undone.remove(&key);
                     apply(&mut self.restoring, &record);
                 } else {
                     undone.insert(key, record.frame);
+                    // The sector was overwritten again. Its last committed checksum still shows that a
+                    // copy with an older one is wrong.
+                    let sector = self.sector(&record);
+                    let is_there = self.restoring.block(FrameNo(record.frame)) == Some(BlockNo(record.block));
+                    if is_there && self.restoring.index().is_unproven(sector) {
+                        superseded.insert((key.0, self.restoring.index().sum(sector)));
+                        superseded.remove(&(key.0, sum));
+                        self.restoring.note_last_sum(sector, sum);
+                    }
                 }
                 continue;
             }
@@ -335,7 +359,19 @@ impl Replay {
                 apply(&mut self.restoring, &record);
             }
         }
+        self.superseded = superseded;
         undone.len() as u64
+    }
+
+    /// Returns true if the data of a *set* record of the tail has reached flash, although the sector
+    /// has another content (`found`), is unreadable, or is on a missing device. Its dirty data is
+    /// then lost, and not undone: reads of it fail.
+    fn is_damaged(&self, record: &Record, found: Option<u32>) -> bool {
+        let frame = FrameNo(record.frame);
+        let is_rewritten = self.restoring.block(frame) == Some(BlockNo(record.block))
+            && self.restoring.index().is_unproven(self.sector(record));
+        // Data is written before its record is made, so a killed process leaves no record without it.
+        !is_rewritten && (found.is_none() || self.plan.was_killed)
     }
 
     /// Invalidates a sector in one copy of a block.

@@ -82,6 +82,8 @@ pub struct Plan {
     pub clean: bool,
     /// True if a crash log continued the journal, and has no missing entry.
     pub is_logged: bool,
+    /// True if a crash log shows that power was not lost, and no record is missing.
+    pub(super) was_killed: bool,
     /// Regions that include all dirty data.
     pub doubtful: Regions,
     pub(super) block_shift: u32,
@@ -274,6 +276,7 @@ impl Plan {
             identity: header.identity,
             clean: last.clean,
             is_logged: false,
+            was_killed: false,
             doubtful,
             block_shift: header.block_shift,
             segment_frames: header.segment_frames,
@@ -296,6 +299,7 @@ impl Plan {
         // A process that is killed just after the ring became valid has logged nothing in this ring.
         let is_new = self.begin == 1 && self.committed <= self.dump_end;
         self.is_logged = found.as_ref().map_or(is_new, |found| !found.has_gap);
+        self.was_killed = found.as_ref().is_some_and(|found| !found.has_gap);
         self.continue_with_records(found.map_or(Vec::new(), |found| found.records));
     }
 

@@ -1,6 +1,7 @@
 //! Compares the journal with models of it.
 
 mod bytes;
+mod copies;
 mod golden;
 mod model;
 mod ring;
@@ -10,7 +11,7 @@ use super::writer::Limits;
 use super::*;
 use crate::index::Index;
 use crate::index::restore::{Copy, Restoring};
-use crate::units::{BlockNo, FrameNo};
+use crate::units::{BlockNo, DeviceId, FrameNo};
 
 const CACHE: [u8; 16] = *b"cache of a test!";
 const RING: u32 = 3;
@@ -61,6 +62,11 @@ fn survey(copies: &[Vec<Option<Vec<u8>>>]) -> Ring {
 }
 
 /// Replays a plan up to the verification of checksums.
+/// Returns segments with these ordinals, each on its own device.
+fn on_own_devices(ordinals: &[u32]) -> Vec<(u32, DeviceId)> {
+    (0..).map(DeviceId).zip(ordinals).map(|(device, ordinal)| (*ordinal, device)).collect()
+}
+
 fn replay(
     plan: Plan,
     copies: &[Vec<Option<Vec<u8>>>],
@@ -68,7 +74,7 @@ fn replay(
     ordinals: &[u32],
 ) -> Result<Replay, ReplayError> {
     let reads: Vec<_> = plan.reads().collect();
-    let mut replay = Replay::new(plan, segment_bytes, ordinals)?;
+    let mut replay = Replay::new(plan, segment_bytes, &on_own_devices(ordinals))?;
     for (copy, number) in reads {
         replay.page(copies[copy][number as usize].as_ref().expect("planned after it was seen"))?;
     }

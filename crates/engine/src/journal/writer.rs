@@ -16,7 +16,9 @@
 //! - Dirty data is destaged, and an *unproven* record (checksum unknown) is pushed, only when the
 //!   *set* record of the data is committed ([`Writer::is_committed`]). Otherwise a crash could
 //!   leave pages with a checksum that does not match flash any more. Or the backing could be newer
-//!   than data that the journal records as clean.
+//!   than data that the journal records as clean. An *unproven* record `after_set` needs no commit,
+//!   because the sector was durably unproven before: if its *set* record is undone, the sector is
+//!   unproven again.
 //! - [`Writer::save_records`] is called before a write is acknowledged without a commit, and
 //!   before a sealed page is written.
 //! - Dropped clean data, including evictions, is recorded before the bypass mark of its zone is
@@ -63,7 +65,15 @@ pub(crate) enum Change {
     /// The sectors became invalid.
     Drop { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
     /// The sectors stay dirty, and their checksums become unknown.
-    Unproven { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
+    Unproven {
+        frame: FrameNo,
+        block: BlockNo,
+        first: u8,
+        count: u16,
+        /// True if the sector was unproven before, and the *set* record just before this record has
+        /// its newest checksum. Both are in one page.
+        after_set: bool,
+    },
 }
 
 /// Properties of the cache that a journal ring describes.
@@ -215,6 +225,11 @@ impl Writer {
         self.pending.len()
     }
 
+    /// Returns the number of changes for which the last page of the pending changes has room.
+    pub(crate) fn room_in_page(&self) -> usize {
+        self.limits.changes - self.pending.len() % self.limits.changes
+    }
+
     /// Returns true if the pending changes fill a page.
     pub(crate) fn has_full_page(&self) -> bool {
         self.pending.len() >= self.limits.changes
@@ -320,13 +335,18 @@ impl Writer {
 
     /// Returns the number of changes in the next page. The *sets* of a dirty sector's two copies
     /// stay in one page, because a crash that leaves one of two pages must not leave one of two
-    /// copies.
+    /// copies. An *unproven* record stays in the page of the *set* records that it follows. Without
+    /// it, recovery would expect the checksum of a sector that may have been overwritten.
     fn changes_in_page(&self) -> usize {
         let most = self.pending.len().min(self.limits.changes);
-        let splits = most > 1
-            && matches!(self.pending.get(most), Some(Change::Set { dirty: true, second: true, .. }))
-            && matches!(self.pending[most - 1], Change::Set { dirty: true, second: false, .. });
-        if splits { most - 1 } else { most }
+        let begins = |at: &usize| match self.pending.get(*at) {
+            Some(Change::Unproven { after_set, .. }) => !after_set,
+            Some(Change::Set { dirty: true, second: true, .. }) => {
+                !matches!(self.pending[at - 1], Change::Set { dirty: true, second: false, .. })
+            }
+            _ => true,
+        };
+        (1..=most).rev().find(begins).unwrap_or(most)
     }
 
     fn header(&self, sequence: u64, nothing_left: bool) -> Header {
@@ -476,7 +496,9 @@ impl Descriptor {
             }
             Change::Clean { frame, block, first, count } => (Kind::Clean, frame, block, first, count),
             Change::Drop { frame, block, first, count } => (Kind::Drop, frame, block, first, count),
-            Change::Unproven { frame, block, first, count } => (Kind::Unproven, frame, block, first, count),
+            Change::Unproven { frame, block, first, count, .. } => {
+                (Kind::Unproven, frame, block, first, count)
+            }
         };
         assert!(u32::from(first) + u32::from(count) <= 1 << self.block_shift, "sectors of one block");
         Record { kind, first, count, frame: self.number(frame), block: block.0 }

@@ -10,20 +10,21 @@
 //! durable.
 //!
 //! [`Puller`] selects the data that the destination reads from the source next. [`heat`] is the
-//! list of blocks, hottest first, that [`Puller`] starts with. [`LeftBehind`] is the list of the
-//! source's cached data that the destination may still read from the source after the hand-over.
+//! list of blocks, hottest first, that [`Puller`] starts with. [`RemainingRanges`] is the list of
+//! the source's cached data that the destination may still read from the source after the
+//! hand-over.
 
 mod destination;
 pub mod heat;
-mod left_behind;
 mod puller;
+mod remaining_ranges;
 mod source;
 #[cfg(test)]
 mod tests;
 
 pub use destination::{Destination, DestinationAct};
-pub use left_behind::LeftBehind;
 pub use puller::{Pull, Pulled, Puller};
+pub use remaining_ranges::RemainingRanges;
 pub use source::{Order, Phase, Source, SourceAct, SourceOptions};
 
 /// One attempt to hand a disk over. A later attempt of the same owner compares greater, and so does

@@ -57,6 +57,12 @@ fn an_unknown_name_is_refused_with_the_valid_names() {
     assert!(error.contains("vfrc, fast-cache, vsan, zbs, auto"), "{error}");
 }
 
+/// SYSTEMS §2: a page of 64 KiB is promoted as a whole.
+#[test]
+fn fast_cache_promotes_whole_pages() {
+    assert_eq!((row("fast-cache").fill, row("fast-cache").block_bytes), (Fill::Block, 64 << 10));
+}
+
 /// SYSTEMS §1: "Write-through: completed to the guest only when the backing disk has the data".
 #[test]
 fn vfrc_writes_through() {

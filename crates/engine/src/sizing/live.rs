@@ -54,6 +54,10 @@ pub struct Recent {
     pub reads: u64,
     /// Number of recent reads that flash or memory served completely.
     pub read_hits: u64,
+    /// Number of bytes that the recent reads read.
+    pub read_bytes: u64,
+    /// Number of bytes written since the first of the recent reads.
+    pub write_bytes: u64,
     /// Estimated share of recent accesses that read a 4 KiB block which was not read or written
     /// before since counting began.
     pub first_share: f64,
@@ -64,6 +68,8 @@ pub struct Recent {
 struct Window {
     reads: u64,
     read_hits: u64,
+    read_bytes: u64,
+    write_bytes: u64,
     /// Total weight of the sampler at the start of the window.
     weight: u64,
     first_weight: f64,
@@ -134,10 +140,12 @@ impl Live {
                 self.count_read();
                 self.seen.reads += 1;
                 self.seen.read_bytes += request.len;
+                self.windows[1].read_bytes += request.len;
             }
             Op::Write(_) => {
                 self.seen.writes += 1;
                 self.seen.write_bytes += request.len;
+                self.windows[1].write_bytes += request.len;
             }
             Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer => return,
             Op::Prefetch | Op::Discard(_) | Op::WriteZeroes(..) => {}
@@ -157,7 +165,7 @@ impl Live {
     fn count_read(&mut self) {
         if self.windows[1].reads == WINDOW_READS {
             let (weight, first_weight) = (self.small.weight(), self.small.first_weight());
-            self.windows = [self.windows[1], Window { reads: 0, read_hits: 0, weight, first_weight }];
+            self.windows = [self.windows[1], Window { weight, first_weight, ..Window::default() }];
         }
         self.windows[1].reads += 1;
     }
@@ -171,6 +179,8 @@ impl Live {
             reads,
             // Hits are counted when reads end, possibly in the next window.
             read_hits: (before.read_hits + current.read_hits).min(reads),
+            read_bytes: before.read_bytes + current.read_bytes,
+            write_bytes: before.write_bytes + current.write_bytes,
             first_share: if accesses == 0 { 0.0 } else { (first / accesses as f64).min(1.0) },
         }
     }

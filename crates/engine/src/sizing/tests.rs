@@ -367,11 +367,11 @@ fn a_request_counts_in_each_block_that_it_touches() {
 fn recent_reads_forget_the_warm_up() {
     const BLOCKS: u64 = 1000;
     let mut live = Live::new(Instant(0));
-    let read = |live: &mut Live, block: u64| {
+    let note = |live: &mut Live, op: Op, block: u64| {
         live.note(&Request {
             id: RequestId(0),
             disk: DiskId(0),
-            op: Op::Read,
+            op,
             offset: block * 4096,
             len: 4096,
             buffer: Some(BufferId(0)),
@@ -379,9 +379,12 @@ fn recent_reads_forget_the_warm_up() {
             memory: PayloadMemory::Daemon,
         });
     };
+    let read = |live: &mut Live, block: u64| note(live, Op::Read, block);
     (0..BLOCKS).for_each(|block| read(&mut live, block));
+    note(&mut live, Op::Write(Durability::Volatile), 0);
     let recent = live.report(Instant(0)).recent;
     assert_eq!((recent.reads, recent.read_hits, recent.first_share), (BLOCKS, 0, 1.0));
+    assert_eq!((recent.read_bytes, recent.write_bytes), (BLOCKS * 4096, 4096));
     for i in 0..3 * WINDOW_READS {
         read(&mut live, i % BLOCKS);
         live.hit();
@@ -389,5 +392,6 @@ fn recent_reads_forget_the_warm_up() {
     let report = live.report(Instant(0));
     assert!((WINDOW_READS..2 * WINDOW_READS).contains(&report.recent.reads), "{:?}", report.recent);
     assert_eq!((report.recent.read_hits, report.recent.first_share), (report.recent.reads, 0.0));
+    assert_eq!((report.recent.read_bytes, report.recent.write_bytes), (report.recent.reads * 4096, 0));
     assert!(report.seen.read_hits < report.seen.reads);
 }

@@ -201,6 +201,11 @@ impl Connection {
         &self.negotiated
     }
 
+    /// Allows requests up to this size of the disk, which is larger than before.
+    pub fn grow(&mut self, size_bytes: u64) {
+        self.negotiated.info.size_bytes = size_bytes;
+    }
+
     /// Quiesces the connection, or resumes it. A quiesced connection starts no command, and
     /// completes those in flight.
     pub fn set_resting(&mut self, resting: bool) {

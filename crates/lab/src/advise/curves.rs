@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::Result;
 use hob_engine::sizing::Curve;
 
-use super::material::{REGION_BYTES, Sample};
+use super::input::{REGION_BYTES, Sample};
 use super::{BlockSize, POINT, SizePoint, WriteBack};
 use crate::mrc::{self, Mode};
 use crate::trace::Op;
 
-/// Maximum number of sectors in the blocks of one curve; larger block sizes are left out. Memory
-/// grows with this number, and blocks of 256 KiB can have 64 times as many sectors as the sample
+/// Maximum number of sectors in the blocks of one curve; larger block sizes are left out. Memory use
+/// grows with the number of sectors. Blocks of 256 KiB can have 64 times as many as the sample
 /// touches.
 const BLOCK_SECTORS_MAX: u64 = 32 << 20;
 /// Number of points of a curve in the report.

@@ -5,9 +5,9 @@
 //! warm-up requests rarely fill a large cache, so hits and misses are measured separately. The
 //! expected latency is the mean of both, weighted with the hit ratio over the whole trace.
 //!
-//! Requests arrive at their times in the trace. If the trace has no times, or the backing is too
-//! slow for the trace, requests are sent one at a time. The result then has service times but no
-//! queueing times.
+//! Requests arrive at their times in the trace. If the trace has no times or evenly spaced ones, or
+//! the backing is too slow for the trace, requests are sent one at a time. The result then has
+//! service times but no queueing times.
 
 use anyhow::{Result, anyhow};
 use hob_engine::REQUEST_BYTES_MAX;
@@ -16,7 +16,7 @@ use hob_engine::outcome::Outcome;
 use hob_world::replay::{CacheSetup, Replay, Served, Setup};
 use serde::Serialize;
 
-use super::material::Held;
+use super::input::CollectedTrace;
 use super::{Options, Trial, mode};
 use crate::generate::run::ask;
 use crate::trace::Record;
@@ -28,10 +28,12 @@ const WARM_MAX: usize = 150_000;
 /// reads sent one at a time, and if the requests, sent one at a time, take longer than in the
 /// trace.
 const OVERLOAD: f64 = 10.0;
-/// Minimum variation of the times between requests (standard deviation divided by mean). If the
-/// variation is smaller, the times are taken for request numbers, and the trace counts as one
-/// without times.
+/// Minimum variation of the times between requests (standard deviation divided by mean) for
+/// latencies at the trace's times. If the variation is smaller, the requests are evenly spaced.
 const VARIATION_MIN: f64 = 0.01;
+/// If requests are evenly spaced by one unit of time, the times are taken for request numbers, and
+/// the trace counts as one without times. Nanoseconds.
+const UNITS_NS: [u64; 4] = [1, 1_000, 1_000_000, 1_000_000_000];
 
 /// Arrival times of the measured requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -41,6 +43,8 @@ pub enum Timing {
     Original,
     /// Requests are sent one at a time because the trace has no times.
     OneAtATimeNoTimes,
+    /// Requests are sent one at a time because they are evenly spaced in the trace.
+    OneAtATimeEven,
     /// Requests are sent one at a time because even the backing without a cache is too slow for the
     /// trace.
     OneAtATimeOverload,
@@ -75,10 +79,17 @@ pub struct Latency {
 }
 
 /// Returns the duration of the trace in seconds, or `None` if the trace has no times.
-pub(crate) fn seconds(held: &Held) -> Option<f64> {
+pub(crate) fn seconds(held: &CollectedTrace) -> Option<f64> {
     let profile = &held.profile;
-    let has_times = profile.duration_ns > 0 && profile.gaps.variation > VARIATION_MIN;
-    has_times.then_some(profile.duration_ns as f64 / 1e9)
+    let is_unit = |unit: &u64| (profile.gaps.mean_ns / *unit as f64 - 1.0).abs() < VARIATION_MIN;
+    let are_numbers = profile.gaps.variation <= VARIATION_MIN && UNITS_NS.iter().any(is_unit);
+    (profile.duration_ns > 0 && !are_numbers).then_some(profile.duration_ns as f64 / 1e9)
+}
+
+/// Returns true if requests can arrive at their times in the trace: it has times, and they are not
+/// evenly spaced.
+pub(crate) fn has_arrivals(held: &CollectedTrace) -> bool {
+    held.profile.duration_ns > 0 && held.profile.gaps.variation > VARIATION_MIN
 }
 
 /// Sums of latencies: number of requests and nanoseconds.
@@ -112,7 +123,7 @@ impl Sums {
 
     /// Returns the means. `hit_ratio` is the hit ratio over the whole trace, or `None` without a
     /// cache.
-    fn means(&self, held: &Held, hit_ratio: Option<f64>) -> Means {
+    fn means(&self, held: &CollectedTrace, hit_ratio: Option<f64>) -> Means {
         let measured = mean(self.reads()).unwrap_or(0.0);
         let miss_ns = mean(self.misses).unwrap_or(measured);
         let hit_ns = mean(self.hits).unwrap_or(measured);
@@ -144,13 +155,20 @@ fn mean((count, sum): (u64, u64)) -> Option<f64> {
 
 /// Returns the expected latencies, or `None` if the window has no suitable reads. The second value
 /// has the mean latencies with `cache` in write-through mode.
-pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<Option<(Latency, Means)>> {
+pub(super) fn expected(
+    held: &CollectedTrace,
+    options: &Options,
+    cache: &Trial,
+) -> Result<Option<(Latency, Means)>> {
     let (warm, window) = window(&held.records);
     let play = |cache, timing| play(held, options, cache, (warm, window), timing);
     let alone = play(None, Timing::OneAtATimeNoTimes)?;
     let Some(alone_ns) = mean(alone.reads()) else { return Ok(None) };
     let (mut without, mut timing) = (alone, Timing::OneAtATimeNoTimes);
-    if seconds(held).is_some() {
+    if !has_arrivals(held) && seconds(held).is_some() {
+        timing = Timing::OneAtATimeEven;
+    }
+    if has_arrivals(held) {
         (without, timing) = (play(None, Timing::Original)?, Timing::Original);
         // Long queues can also come from bursts. A backing is not overloaded if it serves the
         // requests, sent one at a time, faster than they arrive in the trace.
@@ -184,7 +202,7 @@ pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<
 
 /// Returns the mean latencies of a cache, in the same way as [`expected`].
 pub(super) fn measured(
-    held: &Held,
+    held: &CollectedTrace,
     options: &Options,
     cache: &Trial,
     is_write_back: bool,
@@ -202,7 +220,7 @@ fn window(records: &[Record]) -> (&[Record], &[Record]) {
 
 /// Plays the window, after a cache was warmed. The second value of `cache` selects write-back.
 fn play(
-    held: &Held,
+    held: &CollectedTrace,
     options: &Options,
     cache: Option<(&Trial, bool)>,
     (warm, window): (&[Record], &[Record]),

@@ -13,11 +13,11 @@ mod tests;
 use hob_engine::sizing::Curve;
 use serde::Serialize;
 
-use super::devices::{DAYS_A_YEAR, Endurance, WARRANTY_YEARS};
+use super::candidates::rounded;
+use super::devices::{Endurance, WARRANTY_YEARS};
+use super::sentences::{bytes, percent, typed, years};
 use super::text::{columns, filled, section};
-use super::trials::rounded;
-use super::words::{bytes, percent, typed, years};
-use super::{BlockSize, HIT_RATIO_MIN, POINT, SizePoint, TARGET_OF_BEST, Target, Verdict, Wear};
+use super::{BlockSize, HIT_RATIO_MIN, POINT, SizePoint, Target, Verdict, Wear};
 use crate::picture::Unit;
 
 /// If more than this share of the recent reads are first reads of their data, the cache is still
@@ -77,6 +77,15 @@ pub struct LiveRecent {
     /// Share of the recent reads of data that had not been read or written since the measurement
     /// began.
     pub first_share: f64,
+    /// Number of bytes that the recent reads read.
+    pub read_bytes: u64,
+    /// Number of bytes written since the first of the recent reads.
+    pub write_bytes: u64,
+    /// Number of reads in the latest complete interval of at least a minute; 0 before its end. The
+    /// recent reads can be older.
+    pub latest_reads: u64,
+    /// Share of the latest reads that flash or memory served.
+    pub latest_hit_ratio: f64,
 }
 
 /// Confidence in the advice for a disk in service.
@@ -88,7 +97,8 @@ pub enum Confidence {
     /// Many recent reads are first reads of their data. The cache is warming up and may need more
     /// space.
     WarmingUp,
-    /// Few recent reads are first reads of their data, or the load was observed for a day.
+    /// Few recent reads are first reads of their data, few of the latest reads missed, or the load
+    /// was observed for a day.
     Steady,
 }
 
@@ -101,6 +111,8 @@ pub struct LiveCache {
     pub block_bytes: u64,
     /// Replacement policy of the cache.
     pub policy: String,
+    /// True if the cache shares its pool, so that hob chooses its size.
+    pub is_shared: bool,
 }
 
 /// Measurements of a disk for one block size.
@@ -228,11 +240,24 @@ impl Live {
     fn confidence(&self) -> Confidence {
         if self.reads < READS_TELLING {
             Confidence::Low
-        } else if self.recent.first_share > FIRST_SHARE_WARM && self.elapsed_ns as f64 / 1e9 < SETTLED_S {
-            Confidence::WarmingUp
-        } else {
+        } else if self.is_settled() || self.recent.fits() {
             Confidence::Steady
+        } else {
+            Confidence::WarmingUp
         }
+    }
+
+    /// Returns true if the recent requests are representative of the load.
+    fn is_settled(&self) -> bool {
+        self.recent.first_share <= FIRST_SHARE_WARM || self.elapsed_ns as f64 / 1e9 >= SETTLED_S
+    }
+}
+
+impl LiveRecent {
+    /// Returns true if the cache served nearly all of the latest reads. Its warm-up has ended,
+    /// although the recent reads may have first reads of that time.
+    fn fits(&self) -> bool {
+        self.latest_reads > 0 && self.latest_hit_ratio >= 1.0 - FIRST_SHARE_WARM
     }
 }
 
@@ -257,8 +282,18 @@ impl LiveAdvice {
                 )
             }
             Confidence::WarmingUp => format!(
-                "Confidence: low while the load warms up. {first} of the last {recent} reads asked for new data."
+                "Confidence: low while the load warms up. {first} of the last {recent} reads asked for new data. It is \
+                 good at {} or less, and in any case after a day of requests, which takes {} more.",
+                percent(FIRST_SHARE_WARM),
+                Unit::Seconds.text(SETTLED_S - self.elapsed_ns as f64 / 1e9),
             ),
+            Confidence::Steady if self.recent.first_share > FIRST_SHARE_WARM && self.recent.fits() => {
+                format!(
+                    "Confidence: good. {} of the latest {} reads were served from flash or memory.",
+                    percent(self.recent.latest_hit_ratio),
+                    self.recent.latest_reads,
+                )
+            }
             Confidence::Steady => format!(
                 "Confidence: good. {first} of the last {recent} reads asked for new data; {} were served from flash or \
                  memory.",
@@ -271,12 +306,7 @@ impl LiveAdvice {
 /// Returns the advice for a disk in service.
 pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
     let best = disk.block_sizes.iter().map(LiveCurve::best).fold(0.0, f64::max);
-    let target = Target {
-        // A target that no cache reaches is lowered, and the advice says so.
-        read_hit_ratio: options.target_hit.unwrap_or(best * TARGET_OF_BEST).min(best),
-        is_given: options.target_hit.is_some(),
-        best_read_hit_ratio: best,
-    };
+    let target = Target::new(best, options.target_hit);
     let chosen = if disk.reads == 0 || best < HIT_RATIO_MIN { None } else { choose(disk, &target) };
     let cache_bytes = chosen.map(|(_, cache_bytes)| cache_bytes);
     let mut advice = LiveAdvice {
@@ -347,8 +377,8 @@ fn recommend(
     sizes.sort_unstable();
     sizes.dedup();
     advice.sizes = sizes.into_iter().map(|size| curve.point(size)).collect();
-    advice.wear = wear(disk, options, &recommended);
     say(advice, disk, &recommended);
+    advice.wear = wear(disk, options, advice, curve);
     push_why(advice, disk, &recommended);
 }
 
@@ -357,24 +387,27 @@ fn footprint(disk: &Live) -> u64 {
     disk.block_sizes.first().map_or(1, |curve| curve.footprint_bytes.max(1))
 }
 
-fn wear(disk: &Live, options: &LiveOptions, cache: &LiveRecommendation) -> Option<Wear> {
+/// Returns the wear of the cache that the disk has if the user follows the advice. Without a
+/// change, this is the present cache with its measured misses.
+fn wear(disk: &Live, options: &LiveOptions, advice: &LiveAdvice, curve: &LiveCurve) -> Option<Wear> {
+    let LiveRecent { reads, read_hit_ratio, first_share, read_bytes, write_bytes, .. } = disk.recent;
     let seconds = disk.elapsed_ns as f64 / 1e9;
-    // Writes during a warm-up are not representative.
-    if seconds < SECONDS_TELLING || disk.confidence() != Confidence::Steady {
+    // Requests during a warm-up are not representative.
+    let is_known = seconds >= SECONDS_TELLING && disk.confidence() == Confidence::Steady && disk.is_settled();
+    if !is_known || reads == 0 || read_bytes == 0 {
         return None;
     }
-    // Flash gets the data of misses and all writes.
-    let written = (1.0 - cache.read_hit_ratio) * disk.read_bytes as f64 + disk.write_bytes as f64;
-    let per_day = written / seconds * DAY_S;
-    let endurance_bytes = options.endurance.bytes(cache.cache_bytes);
-    Some(Wear {
-        flash_write_bytes_per_day: per_day,
-        cache_writes_per_day: per_day / cache.cache_bytes as f64,
-        endurance: options.endurance.to_string(),
-        endurance_bytes,
-        life_years: endurance_bytes / per_day.max(1.0) / DAYS_A_YEAR,
-        device_bytes: options.endurance.device_bytes(per_day),
-    })
+    let advised = advice.recommendation.as_ref()?;
+    let (cache_bytes, misses) = match disk.cache.as_ref().filter(|_| advice.command.is_empty()) {
+        Some(own) => (own.cache_bytes, 1.0 - read_hit_ratio),
+        // First reads miss at any size. The other misses are those of the curve.
+        None => (advised.cache_bytes, (first_share + curve.best() - advised.read_hit_ratio).clamp(0.0, 1.0)),
+    };
+    // Flash gets the data of misses and all writes. The totals have those of the warm-up, so the
+    // bytes of each read come from the recent reads.
+    let per_read = (misses * read_bytes as f64 + write_bytes as f64) / reads as f64;
+    let per_day = per_read * disk.reads as f64 / seconds * DAY_S;
+    Some(Wear::new(options.endurance, cache_bytes, per_day))
 }
 
 /// Adds the summary sentence and the command to the advice.
@@ -402,6 +435,9 @@ fn say(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
         );
         return;
     }
+    if own.is_shared {
+        return say_shared(advice, disk, own, cache);
+    }
     if times > 1.0 && keeps_size(advice, disk, own, cache) {
         return;
     }
@@ -411,6 +447,26 @@ fn say(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
         bytes(own.cache_bytes)
     );
     advice.command = format!("hob cache resize {name} {}", typed(cache.cache_bytes));
+}
+
+/// Adds the summary sentence and the command for a shared cache. A fixed size would end the
+/// sharing.
+fn say_shared(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &LiveRecommendation) {
+    let (name, size, wanted) = (&disk.disk, bytes(own.cache_bytes), bytes(cache.cache_bytes));
+    let (hits, now) = (percent(cache.read_hit_ratio), percent(disk.read_hit_ratio));
+    if own.cache_bytes >= cache.cache_bytes {
+        advice.summary = format!(
+            "Leave the cache of {name} as it is: it shares its pool and has {size} now, and LRU would serve {hits} of \
+             its reads from {wanted}. If another cache needs the flash more, hob moves it there."
+        );
+        return;
+    }
+    advice.summary = format!(
+        "The cache of {name} shares its pool and has {size} now. With {wanted}, {hits} of its reads would be from \
+         flash by LRU (now: {now}). Make this its minimum, give it more shares ('hob cache set {name} --shares \
+         NUMBER'), or add flash to the pool."
+    );
+    advice.command = format!("hob cache set {name} --min {}", typed(cache.cache_bytes));
 }
 
 /// Explains why a cache should not be made smaller: the cache is not warm yet, or it would lose

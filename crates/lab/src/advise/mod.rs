@@ -16,43 +16,44 @@
 //! Sizes are in bytes, times in nanoseconds, and ratios from 0 to 1. Discards and flushes are
 //! simulated, but they do not affect the advice.
 
+mod candidates;
 mod curves;
 mod devices;
-mod joint;
+mod input;
+mod joint_choice;
 mod latency;
 mod live;
-mod material;
 mod mode;
 mod page;
+mod sentences;
 #[cfg(test)]
 mod tests;
 mod text;
-mod trials;
-mod words;
 
 use anyhow::{Result, bail};
 use hob_engine::admission::Admission;
+use hob_engine::granularity::Fill;
 use serde::Serialize;
 
 use crate::trace::profile::Profile;
+use candidates::Trials;
 use curves::{BlockCurve, Start};
-use joint::{Around, Costs};
-use material::Held;
-use trials::Trials;
+use input::CollectedTrace;
+use joint_choice::{Around, Costs};
 
+pub use candidates::{Setting, Trial};
 pub use devices::{Backing, Endurance, Flash};
-pub use joint::RunnerUp;
-pub(crate) use latency::seconds;
+pub use input::Material;
+pub use joint_choice::RunnerUp;
+pub(crate) use latency::has_arrivals;
 pub use latency::{Latency, Timing};
 pub use live::{
     Confidence, Live, LiveAdvice, LiveCache, LiveCurve, LiveOptions, LiveRecent, LiveRecommendation, live,
     live_text,
 };
-pub use material::Material;
 pub use mode::ModeChoice;
 pub use page::page;
 pub use text::text;
-pub use trials::{Setting, Trial};
 
 /// Default target: this share of the hit ratio of an unlimited cache.
 const TARGET_OF_BEST: f64 = 0.9;
@@ -96,17 +97,18 @@ impl Default for Options {
 }
 
 /// Whether a cache is worthwhile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// A cache is worthwhile.
     Cache,
     /// A cache is not worthwhile: the disk has too few reads or too few repeated reads.
+    #[default]
     NoCache,
 }
 
 /// Advice for the disk of a trace.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Advice {
     /// Name of the trace.
     pub trace: String,
@@ -137,6 +139,9 @@ pub struct Advice {
     pub admissions: Vec<Trial>,
     /// The best alternative for each property of the recommended cache.
     pub runners_up: Vec<RunnerUp>,
+    /// The recommended write-through cache with the fill granularity of its preset. All other
+    /// results are those of caches that fill only the sectors of a miss.
+    pub preset_fill: Option<Trial>,
     /// Write-back compared with write-through; `None` if hardly anything is written.
     pub mode: Option<ModeChoice>,
     /// Savings of a write-back cache.
@@ -168,7 +173,7 @@ pub struct Recommendation {
 }
 
 /// Hit ratio that the cache should reach.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Target {
     /// Target hit ratio: share of the reads.
     pub read_hit_ratio: f64,
@@ -176,6 +181,18 @@ pub struct Target {
     pub is_given: bool,
     /// Hit ratio of an unlimited cache: only first reads miss.
     pub best_read_hit_ratio: f64,
+}
+
+impl Target {
+    /// Returns the target that the user gave, or the default.
+    fn new(best: f64, given: Option<f64>) -> Target {
+        Target {
+            // A target that no cache reaches is lowered, and the advice says so.
+            read_hit_ratio: given.unwrap_or(best * TARGET_OF_BEST).min(best),
+            is_given: given.is_some(),
+            best_read_hit_ratio: best,
+        }
+    }
 }
 
 /// A cache size and its hit ratio.
@@ -232,6 +249,19 @@ pub struct Wear {
 }
 
 impl Wear {
+    /// Returns the wear of the flash of a cache to which this number of bytes is written per day.
+    fn new(endurance: Endurance, cache_bytes: u64, per_day: f64) -> Wear {
+        let endurance_bytes = endurance.bytes(cache_bytes);
+        Wear {
+            flash_write_bytes_per_day: per_day,
+            cache_writes_per_day: per_day / cache_bytes.max(1) as f64,
+            endurance: endurance.to_string(),
+            endurance_bytes,
+            life_years: endurance_bytes / per_day.max(1.0) / devices::DAYS_A_YEAR,
+            device_bytes: endurance.device_bytes(per_day),
+        }
+    }
+
     /// Scales the wear for a write mode that writes `factor` times as much.
     fn multiply(&mut self, factor: f64) {
         self.flash_write_bytes_per_day *= factor;
@@ -255,7 +285,7 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     let sample = held.sample(options.touches_max);
     step(progress, "miss-ratio curves", 0.05)?;
     let curves = curves::by_block_size(&sample, options.threads)?;
-    let unlimited = trials::unlimited(&sample, options.threads)?;
+    let unlimited = candidates::unlimited(&sample, options.threads)?;
     let target = target(&curves, unlimited, options.target_hit);
     let mut advice = blank(&held, options, target, sample.rate);
     let start = curves::start(&curves, target.read_hit_ratio).or_else(|| {
@@ -266,33 +296,35 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     });
     let Some(start) = start else {
         advice.block_sizes = curves.iter().map(|curve| curve.report(target.read_hit_ratio, 0)).collect();
-        return Ok(words::refusing(advice, &held));
+        return Ok(sentences::refusing(advice, &held));
     };
     if target.best_read_hit_ratio < HIT_RATIO_MIN {
         let report = |curve: &BlockCurve<'_>| curve.report(target.read_hit_ratio, start.cache_bytes);
         advice.block_sizes = curves.iter().map(report).collect();
         advice.write_back = curves::write_back(&sample, start.block_bytes, start.cache_bytes)?;
-        return Ok(words::refusing(advice, &held));
+        return Ok(sentences::refusing(advice, &held));
     }
 
     let trials = Trials::new(&sample, &held, options.threads, progress);
     let costs = Costs::new(&held, options.endurance);
-    let first = trials::choose(&trials, &start, target.read_hit_ratio)?;
+    let first = candidates::choose(&trials, &start, target.read_hit_ratio)?;
     let block_bytes_max = start.block_bytes_max as u32;
     let limits = (target.read_hit_ratio, start.cache_bytes.max(first.cache_bytes), block_bytes_max);
-    let together = joint::choose(&trials, first, &costs, limits)?;
-    let around = joint::around(&trials, together, block_bytes_max)?;
-    let cache = trials::settled(&trials, around.cache.setting, target.read_hit_ratio)?;
+    let together = joint_choice::choose(&trials, first, &costs, limits)?;
+    let around = joint_choice::around(&trials, together, block_bytes_max)?;
+    let cache = candidates::settled(&trials, around.cache.setting, target.read_hit_ratio)?;
     let setting = cache.setting;
     let curve = curves.iter().find(|curve| curve.block_bytes == u64::from(setting.block_bytes));
     advice.knee = curve.and_then(BlockCurve::knee);
-    advice.sizes = trials::sizes(&trials, &cache, advice.knee.map(|knee| knee.cache_bytes))?;
+    advice.sizes = candidates::sizes(&trials, &cache, advice.knee.map(|knee| knee.cache_bytes))?;
     let report = |curve: &BlockCurve<'_>| curve.report(target.read_hit_ratio, setting.cache_bytes);
     advice.block_sizes = curves.iter().map(report).collect();
     advice.write_back = curves::write_back(&sample, u64::from(setting.block_bytes), setting.cache_bytes)?;
     advice.runners_up = runners_up(&trials, &advice.sizes, &around, &cache)?;
     let always = trials.exactly(Setting { admission: Admission::default(), ..setting })?;
-    step(progress, "latencies", trials::SHARES.1)?;
+    let fill = mode::preset().fill;
+    advice.preset_fill = (fill != Fill::Sectors).then(|| trials.filling(setting, fill)).transpose()?;
+    step(progress, "latencies", candidates::SHARES.1)?;
     advice.wear = wear(&held, options, &cache);
     let mut timing = None;
     if let Some((latency, through)) = latency::expected(&held, options, &cache)? {
@@ -320,7 +352,7 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     advice.recommendation = Some(Recommendation { cache, write_through, preset, mode, of_footprint });
     advice.verdict = Verdict::Cache;
     step(progress, "done", 1.0)?;
-    Ok(words::recommending(advice, &held, options))
+    Ok(sentences::recommending(advice, &held, options))
 }
 
 /// Returns the best alternative for each property of the recommended cache, without its latency.
@@ -334,16 +366,16 @@ fn runners_up(
     let position = sizes.iter().position(|trial| own(&trial)).unwrap_or(0);
     let smaller = position.checked_sub(1).and_then(|position| sizes.get(position));
     let text = |trial: &Trial, property| match property {
-        "size" => words::bytes(trial.setting.cache_bytes),
-        "block size" => words::bytes(trial.setting.block_bytes.into()),
+        "size" => sentences::bytes(trial.setting.cache_bytes),
+        "block size" => sentences::bytes(trial.setting.block_bytes.into()),
         "policy" => trial.setting.policy.info().name.to_owned(),
         _ => trial.setting.admission.to_string(),
     };
     let found = [
         ("size", smaller.or(sizes.get(position + 1))),
-        ("block size", joint::runner_up(&around.cache, &around.blocks)),
-        ("policy", joint::runner_up(&around.cache, &around.policies)),
-        ("admission", joint::runner_up(&around.cache, &around.admissions)),
+        ("block size", joint_choice::runner_up(&around.cache, &around.blocks)),
+        ("policy", joint_choice::runner_up(&around.cache, &around.policies)),
+        ("admission", joint_choice::runner_up(&around.cache, &around.admissions)),
     ];
     let mut runners_up = Vec::new();
     for (property, trial) in found {
@@ -366,50 +398,16 @@ fn step(progress: &mut Progress<'_>, stage: &str, share: f64) -> Result<()> {
 /// Returns the target. `unlimited` is the hit ratio of an unlimited cache, which exceeds the curves
 /// if partial writes keep the rest of a block valid.
 fn target(curves: &[BlockCurve<'_>], unlimited: f64, given: Option<f64>) -> Target {
-    let best = curves.iter().map(BlockCurve::best).fold(unlimited, f64::max);
-    Target {
-        // A target that no cache reaches is lowered, and the advice says so.
-        read_hit_ratio: given.unwrap_or(best * TARGET_OF_BEST).min(best),
-        is_given: given.is_some(),
-        best_read_hit_ratio: best,
-    }
+    Target::new(curves.iter().map(BlockCurve::best).fold(unlimited, f64::max), given)
 }
 
-fn blank(held: &Held, options: &Options, target: Target, sample_rate: f64) -> Advice {
-    Advice {
-        trace: options.trace.clone(),
-        verdict: Verdict::NoCache,
-        summary: String::new(),
-        command: String::new(),
-        why: Vec::new(),
-        caveats: Vec::new(),
-        recommendation: None,
-        target,
-        knee: None,
-        block_sizes: Vec::new(),
-        sizes: Vec::new(),
-        policies: Vec::new(),
-        admissions: Vec::new(),
-        runners_up: Vec::new(),
-        mode: None,
-        write_back: None,
-        latency: None,
-        wear: None,
-        sample_rate,
-        profile: held.profile.clone(),
-    }
+fn blank(held: &CollectedTrace, options: &Options, target: Target, sample_rate: f64) -> Advice {
+    let (trace, profile) = (options.trace.clone(), held.profile.clone());
+    Advice { trace, target, sample_rate, profile, ..Advice::default() }
 }
 
-fn wear(held: &Held, options: &Options, cache: &Trial) -> Option<Wear> {
+fn wear(held: &CollectedTrace, options: &Options, cache: &Trial) -> Option<Wear> {
     let days = latency::seconds(held)? / 86_400.0;
     let per_day = cache.flash_write_bytes as f64 / days;
-    let endurance_bytes = options.endurance.bytes(cache.setting.cache_bytes);
-    Some(Wear {
-        flash_write_bytes_per_day: per_day,
-        cache_writes_per_day: per_day / cache.setting.cache_bytes as f64,
-        endurance: options.endurance.to_string(),
-        endurance_bytes,
-        life_years: endurance_bytes / per_day.max(1.0) / devices::DAYS_A_YEAR,
-        device_bytes: options.endurance.device_bytes(per_day),
-    })
+    Some(Wear::new(options.endurance, cache.setting.cache_bytes, per_day))
 }

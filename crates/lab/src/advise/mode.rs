@@ -11,10 +11,10 @@ use hob_engine::admission::Admission;
 use hob_engine::preset::{PRESETS, Preset};
 use serde::Serialize;
 
+use super::candidates::Trial;
 use super::devices::WARRANTY_YEARS;
+use super::input::CollectedTrace;
 use super::latency::{self, Means, Timing};
-use super::material::Held;
-use super::trials::Trial;
 use super::{Options, Wear};
 
 /// Write-back is chosen if it reduces the mean latency of all requests at least to this part.
@@ -47,7 +47,7 @@ pub(super) fn preset() -> &'static Preset {
 /// Compares write-back with write-through, whose latencies are `through`. `always` is the cache
 /// that admits all data. Returns `None` if the trace has hardly any writes.
 pub(super) fn choose(
-    held: &Held,
+    held: &CollectedTrace,
     options: &Options,
     (cache, always): (&Trial, &Trial),
     (through, timing): (&Means, Timing),

@@ -1,7 +1,7 @@
 //! Renders the advice as an HTML page.
 
+use super::sentences::{bytes, ms, percent, years};
 use super::text::footprint;
-use super::words::{bytes, ms, percent, years};
 use super::{Advice, BlockSize, Setting, Trial};
 use crate::page::{Card, Cell, Figure, Page, Section, Table};
 use crate::picture::{Axis, Bar, BarChart, BarGroup, Curve, CurveChart, Marker, Unit, bars, curves};
@@ -215,7 +215,7 @@ fn block_section(advice: &Advice) -> Section {
     Section::new("Block size")
         .paragraph(
             "Larger blocks need less memory for their index, and waste room where little of a block is used. \
-             A miss brings in the sectors that were asked for, never the whole block.",
+             In these figures, a miss brings in only the sectors that were asked for, as with --fill sectors.",
         )
         .table(
             advice
@@ -234,7 +234,8 @@ fn latency_section(advice: &Advice) -> Option<Section> {
         .row(row("without a cache", latency.without_ns))
         .row(row("with the advised cache", latency.with_ns))
         .row(row("of these, from flash", latency.hit_ns))
-        .row(row("of these, from the backing", latency.miss_ns));
+        .row(row("of these, from the backing", latency.miss_ns))
+        .copyable();
     Some(Section::new("Latency").table(table).paragraph(format!(
         "From {} requests at the end of the trace in virtual time, after {} that warmed the cache, on {} and {}. \
          Hits and misses are weighed with the hit ratio over the whole trace.",
@@ -254,6 +255,7 @@ fn trace_section(advice: &Advice) -> Section {
         .row(row("touches that return", percent(profile.footprint.reuse_percent / 100.0)))
         .row(row("mean request", bytes(profile.sizes.mean_bytes as u64)))
         .row(row("sequential requests", percent(profile.sequential.requests_percent / 100.0)))
-        .row(row("duration", Unit::Seconds.text(profile.duration_ns as f64 / 1e9)));
+        .row(row("duration", Unit::Seconds.text(profile.duration_ns as f64 / 1e9)))
+        .copyable();
     Section::new("The trace").table(table)
 }

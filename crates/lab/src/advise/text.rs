@@ -1,6 +1,6 @@
 //! Renders the advice as plain text.
 
-use super::words::{bytes, ms, percent};
+use super::sentences::{bytes, ms, percent};
 use super::{Advice, Trial};
 
 /// Maximum line width of sentences, characters.

@@ -326,32 +326,32 @@ fn an_error_in_the_list_ends_the_run_after_the_sent_requests() {
 }
 
 /// Runs `talk` with a connection to a server.
-fn in_dialogue<T>(manners: Manners, silence_max: Duration, talk: impl FnOnce(&mut Dialogue) -> T) -> T {
+fn with_client<T>(manners: Manners, silence_max: Duration, talk: impl FnOnce(&mut NbdClient) -> T) -> T {
     static SOCKETS: AtomicU32 = AtomicU32::new(0);
     let number = SOCKETS.fetch_add(1, Ordering::Relaxed);
-    let path = std::env::temp_dir().join(format!("hob-dialogue-{}-{number}.sock", std::process::id()));
+    let path = std::env::temp_dir().join(format!("hob-nbd-{}-{number}.sock", std::process::id()));
     let listener = UnixListener::bind(&path).unwrap();
     let target = NbdUri::new(Address::Unix { path: path.clone() }, "disk");
     thread::scope(|scope| {
         scope.spawn(|| listener.accept().map(|(client, _)| serve(client, manners)));
-        let mut dialogue = Dialogue::open(Connection::open(&target).unwrap(), silence_max).unwrap();
+        let mut nbd = NbdClient::open(Connection::open(&target).unwrap(), silence_max).unwrap();
         std::fs::remove_file(path).unwrap();
-        let said = talk(&mut dialogue);
-        dialogue.close();
+        let said = talk(&mut nbd);
+        nbd.close();
         said
     })
 }
 
 #[test]
-fn a_dialogue_matches_answers_with_questions_in_any_order() {
-    in_dialogue(Manners { hold: 4, ..WILLING }, Duration::from_secs(10), |dialogue| {
-        assert_eq!(dialogue.negotiated().size_bytes, DISK_BYTES);
-        let read = dialogue.send(Ask::Read { offset: 4096, len: 300_000 }).unwrap();
-        let write = dialogue.send(Ask::Write { offset: 512, data: &[7; 1024], fua: true }).unwrap();
-        let flush = dialogue.send(Ask::Flush).unwrap();
-        let fails = dialogue.send(Ask::WriteZeroes { offset: 0, len: 512, fua: false }).unwrap();
-        assert_eq!(dialogue.in_flight(), 4);
-        let answers: Vec<Answer> = (0..4).map(|_| dialogue.receive().unwrap()).collect();
+fn a_client_matches_answers_with_questions_in_any_order() {
+    with_client(Manners { hold: 4, ..WILLING }, Duration::from_secs(10), |nbd| {
+        assert_eq!(nbd.negotiated().size_bytes, DISK_BYTES);
+        let read = nbd.send(ClientRequest::Read { offset: 4096, len: 300_000 }).unwrap();
+        let write = nbd.send(ClientRequest::Write { offset: 512, data: &[7; 1024], fua: true }).unwrap();
+        let flush = nbd.send(ClientRequest::Flush).unwrap();
+        let fails = nbd.send(ClientRequest::WriteZeroes { offset: 0, len: 512, fua: false }).unwrap();
+        assert_eq!(nbd.in_flight(), 4);
+        let answers: Vec<ClientReply> = (0..4).map(|_| nbd.receive().unwrap()).collect();
         // This server answers the last request first, and treats a flush as a request at offset
         // zero.
         assert_eq!(
@@ -361,21 +361,21 @@ fn a_dialogue_matches_answers_with_questions_in_any_order() {
         assert_eq!(answers[0].error, Some(ErrorCode::Io));
         assert_eq!(answers[2].error, None);
         assert!(answers[3].data == vec![0xab; 300_000]);
-        assert_eq!(dialogue.in_flight(), 0);
+        assert_eq!(nbd.in_flight(), 0);
     });
 }
 
 #[test]
-fn a_dialogue_tells_an_end_from_silence() {
+fn a_client_tells_an_end_from_silence() {
     let patience = Duration::from_millis(50);
     let closing = Manners { answers_max: 0, hangs_up: true, ..WILLING };
-    let lost = in_dialogue(closing, Duration::from_secs(10), |dialogue| {
-        dialogue.send(Ask::Flush).and_then(|_| dialogue.receive()).unwrap_err()
+    let lost = with_client(closing, Duration::from_secs(10), |nbd| {
+        nbd.send(ClientRequest::Flush).and_then(|_| nbd.receive()).unwrap_err()
     });
-    assert!(matches!(lost, Lost::Closed), "{lost}");
+    assert!(matches!(lost, ConnectionError::Closed), "{lost}");
     let silent = Manners { answers_max: 0, ..WILLING };
-    let lost = in_dialogue(silent, patience, |dialogue| {
-        dialogue.send(Ask::Flush).and_then(|_| dialogue.receive()).unwrap_err()
+    let lost = with_client(silent, patience, |nbd| {
+        nbd.send(ClientRequest::Flush).and_then(|_| nbd.receive()).unwrap_err()
     });
-    assert!(matches!(lost, Lost::Silent(time) if time == patience), "{lost}");
+    assert!(matches!(lost, ConnectionError::Silent(time) if time == patience), "{lost}");
 }

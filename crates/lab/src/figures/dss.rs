@@ -7,7 +7,7 @@ use hob_world::flash_model::FlashConfig;
 
 use super::case::{Backing, Case, CaseCache, Measured};
 use super::line::Line;
-use super::{FigureInfo, Findings, Size, Work, fitted};
+use super::{FigureInfo, Findings, Fitted, Size, Work, fitted};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
 /// Inputs from which rates and response times follow.
@@ -15,6 +15,16 @@ const RATE: &str = "ios, think-us and clients";
 /// Requests of a query, and processing between them: the generator's defaults.
 const IOS: f64 = 1080.0;
 const THINK_NS: f64 = 9_750_000.0;
+
+/// Fitted parameters of the generator dss.
+pub(super) const FITTED: &[Fitted] = &[
+    fitted("ios, think-us", "20.389 s and 10.859 s"),
+    fitted("clients", "61.7 transactions a minute"),
+    fitted(
+        "index-percent, lookup-percent, lookup-theta, partitions, partition-theta, warmup-per-block",
+        "89 % hits",
+    ),
+];
 
 pub(super) const INFO: FigureInfo = FigureInfo {
     name: "dss",
@@ -24,14 +34,7 @@ pub(super) const INFO: FigureInfo = FigureInfo {
                 transactions a minute become 112.9, 20.389 s become 10.859 s, at 89 % hits.",
     method: "Stands in for the original benchmark: the generator dss with the published characteristics, on models of \
              that array and of an SSD with the rating the source quotes.",
-    fitted: &[
-        fitted("ios, think-us", "20.389 s and 10.859 s"),
-        fitted("clients", "61.7 transactions a minute"),
-        fitted(
-            "index-percent, lookup-percent, lookup-theta, partitions, partition-theta, warmup-per-block",
-            "89 % hits",
-        ),
-    ],
+    fitted: FITTED,
     work: Work::Play { cases, judge },
 };
 
@@ -40,8 +43,14 @@ fn cases(size: Size) -> Vec<Case> {
         Size::Full => ["scale=1", "transactions=840"],
         Size::Quick => ["scale=512", "transactions=84"],
     };
+    without_and_with_cache(&settings)
+}
+
+/// The database on the published array with these settings of the generator: a run without a cache,
+/// and a run with the published cache.
+pub(super) fn without_and_with_cache(settings: &[&str]) -> Vec<Case> {
     let array = Backing::Array(ArrayConfig::raid5_of_five_15k);
-    let case = |cache| Case::new("dss", &settings, cache, array);
+    let case = |cache| Case::new("dss", settings, cache, array);
     vec![case(CaseCache::Off).cold("warmup-per-block=0"), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
 }
 

@@ -175,7 +175,7 @@ impl Line {
 pub(super) const CSV_HEAD: &str = "what,unit,published,measured,expected,check,reason";
 
 /// Returns a CSV cell, quoted if necessary.
-fn quoted(cell: &str) -> String {
+pub(crate) fn quoted(cell: &str) -> String {
     if cell.contains([',', '"', '\n', '\r']) {
         return format!("\"{}\"", cell.replace('"', "\"\""));
     }

@@ -52,7 +52,9 @@ use serde::Serialize;
 
 use case::{Case, Measured};
 pub use docs::{section, state_table};
+pub(crate) use line::quoted;
 pub use line::{Line, Quantity};
+pub(crate) use publish::place;
 pub use run::{FigureReport, Options, Progress, Report, run};
 pub use systems::{PUBLISHED, Published};
 

@@ -34,7 +34,8 @@ pub(super) fn write(report: &Report, options: &Options) -> Result<()> {
     place(&options.out, PAGE, &page(report, options).render())
 }
 
-fn place(dir: &Path, name: &str, text: &str) -> Result<()> {
+/// Writes a file into the directory. The file appears when it is complete.
+pub(crate) fn place(dir: &Path, name: &str, text: &str) -> Result<()> {
     let (path, unfinished) = (dir.join(name), dir.join(format!("{name}.tmp")));
     fs::write(&unfinished, text)
         .and_then(|()| fs::rename(&unfinished, &path))

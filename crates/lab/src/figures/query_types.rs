@@ -1,12 +1,10 @@
 //! Measures a decision-support database by the type of its queries.
 
 use anyhow::Result;
-use hob_world::disk_model::ArrayConfig;
-use hob_world::flash_model::FlashConfig;
 
-use super::case::{Backing, Case, CaseCache, Measured};
+use super::case::{Case, Measured};
 use super::line::Line;
-use super::{FigureInfo, Findings, Size, Work, fitted};
+use super::{FigureInfo, Findings, Size, Work, dss};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
 const TYPES: [&str; 3] = ["5 % look-ups", "25 % look-ups", "45 % look-ups"];
@@ -19,14 +17,7 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     method: "Stands in for the original queries: the generator dss of the figure dss, with three types of query of the same \
              length, which differ in their share of look-ups: 5, 25 and 45 %. The types are chosen; their mean is that \
              of the figure dss. Arrays and devices as there.",
-    fitted: &[
-        fitted("ios, think-us", "20.389 s and 10.859 s"),
-        fitted("clients", "61.7 transactions a minute"),
-        fitted(
-            "index-percent, lookup-percent, lookup-theta, partitions, partition-theta, warmup-per-block",
-            "89 % hits",
-        ),
-    ],
+    fitted: dss::FITTED,
     work: Work::Play { cases, judge },
 };
 
@@ -35,9 +26,7 @@ fn cases(size: Size) -> Vec<Case> {
         Size::Full => ["scale=1", "transactions=840", "spread-percent=20"],
         Size::Quick => ["scale=512", "transactions=126", "spread-percent=20"],
     };
-    let array = Backing::Array(ArrayConfig::raid5_of_five_15k);
-    let case = |cache| Case::new("dss", &settings, cache, array);
-    vec![case(CaseCache::Off).cold("warmup-per-block=0"), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
+    dss::without_and_with_cache(&settings)
 }
 
 fn judge(runs: &[Measured]) -> Result<Findings> {

@@ -3,21 +3,18 @@
 //! Each simulation is single-threaded and deterministic, so the results do not depend on the number
 //! of threads. After an interruption no file is written.
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use super::case::{Case, Measured, play, scale_of};
 use super::{FIGURES, FigureInfo, Findings, Fitted, Line, PUBLISHED, Published, Size, Work, publish};
+use crate::jobs::run_all;
 use crate::page::Check;
-
-/// Interval of progress reports.
-const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 /// Options of the figures.
 #[derive(Clone, Debug)]
@@ -163,41 +160,18 @@ fn play_all(
     requests: &Arc<AtomicU64>,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Vec<Vec<Measured>>> {
-    let jobs: VecDeque<(usize, &Case)> = cases.iter().flatten().enumerate().collect();
+    let jobs: Vec<&Case> = cases.iter().flatten().collect();
     let runs_total = jobs.len();
-    let (jobs, results) = (Mutex::new(jobs), Mutex::new(Vec::with_capacity(runs_total)));
-    // This closure takes a job, so that the lock is not held while the job runs.
-    let next = || jobs.lock().expect("a run panicked").pop_front();
-    let work = || {
-        while !stop.load(Ordering::Relaxed)
-            && let Some((index, case)) = next()
-        {
-            let result = play(case, stop, requests);
-            results.lock().expect("a run panicked").push((index, result));
-        }
-    };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.clamp(1, runs_total.max(1))).map(|_| scope.spawn(work)).collect();
-        loop {
-            let is_over = workers.iter().all(|worker| worker.is_finished());
-            let runs = results.lock().map_or(0, |results| results.len());
-            progress(Progress { runs, runs_total, requests: requests.load(Ordering::Relaxed) });
-            if is_over {
-                break;
-            }
-            std::thread::sleep(PROGRESS_EVERY);
-        }
-        // Reports a simulation that panicked.
-        for worker in workers {
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        }
-    });
-    if stop.load(Ordering::Relaxed) {
-        bail!("interrupted; nothing was written");
-    }
-    let mut results = results.into_inner().expect("a run panicked");
-    results.sort_by_key(|(index, _)| *index);
-    let mut results = results.into_iter().map(|(_, result)| result);
+    let count = || requests.load(Ordering::Relaxed);
+    let results = run_all(
+        &jobs,
+        threads,
+        stop,
+        |case| play(case, stop, requests),
+        |runs| progress(Progress { runs, runs_total, requests: count() }),
+    );
+    let Some(results) = results else { bail!("interrupted; nothing was written") };
+    let mut results = results.into_iter();
     cases.iter().map(|cases| results.by_ref().take(cases.len()).collect()).collect()
 }
 

@@ -113,7 +113,7 @@ fn block_sizes_fail_in_another_order_and_on_a_slow_backing() {
     let reverse: Change = |cases| cases[1..].reverse();
     let sabotages: [(&[&str], Change); 2] =
         [(&points, slow_backing), (&["from block to larger block", "best block size"], reverse)];
-    sabotaged("block-size", &["scale=16", "requests=30000"], &sabotages);
+    sabotaged("block-size", &["scale=32", "requests=20000"], &sabotages);
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn tiles_fail_without_a_cache_on_fast_disks_and_with_the_arrays_exchanged() {
         (&["tiles on 11 disks, no cache"], fast),
         (&["mean latency of 1 tile, no cache, 11 disks against 20"], exchanged),
     ];
-    sabotaged("fast-cache-tiles", &["scale=1024", "seconds=15"], &sabotages);
+    sabotaged("fast-cache-tiles", &["scale=1024", "seconds=8"], &sabotages);
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn shares_of_io_fail_with_other_caches_and_with_caches_or_arrays_exchanged() {
             cases[1].cache = CaseCache::Off;
         }),
     ];
-    sabotaged("fast-cache-share", &["scale=1024", "seconds=25"], &sabotages);
+    sabotaged("fast-cache-share", &["scale=1024", "seconds=16"], &sabotages);
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
     ];
     // At this scale a desktop has few pages. A steeper skew gives it the share of hits of a
     // full-size desktop.
-    let small = ["scale=1024", "theta=2.5", "boot-s=5", "login-s=5", "work-s=60"];
+    let small = ["scale=1024", "theta=2.5", "boot-s=5", "login-s=5", "work-s=30"];
     sabotaged("fast-cache-desktops", &small, &sabotages);
 }
 
@@ -379,7 +379,7 @@ fn volumes_fail_behind_a_small_limit_and_a_slow_network() {
     let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
     names.push("mean write latency, cache against none, slowest of the unlimited");
     let limit = ["I/Os a second, cloud, general, cache against the limit over misses and writes"];
-    sabotaged("backings", &["requests=20000"], &[(&names, slow), (&limit, limited)]);
+    sabotaged("backings", &["scale=16", "requests=20000"], &[(&names, slow), (&limit, limited)]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::line::Line;
 use super::{FigureInfo, Findings, Size, Work, fitted};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
-/// The generator's limit for a tile's mean latency, seconds.
+/// Limit for the mean latency of a tile that passes, seconds.
 const QOS_S: f64 = 0.030;
 
 pub(super) const TILES: FigureInfo = FigureInfo {

@@ -7,8 +7,8 @@
 //! reads. The generator therefore assumes that the data files have 172 GB, in extents all over the
 //! disk. The number of reads per pass is fitted to the phrase "several passes".
 
+use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::parameters::{Bytes, parameters, within};
-use super::pieces::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::{Clients, Generate, Load, Plan, Turn};
 use crate::prng::Prng;
 use crate::trace::Op;
@@ -57,7 +57,6 @@ impl Generate for Calibration {
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: 8192,
             warmup: 0,
-            qos_mean_ns: None,
             load: Load::Closed(Box::new(readers)),
         })
     }

@@ -1,10 +1,10 @@
 //! Generates disks that compete for one array: the same random load on each disk, except that the
 //! last disk may have other request sizes or write. Each client waits for its reply.
 
-use super::parameters::{Bytes, parameters, within};
-use super::pieces::{
+use super::common::{
     check_clients, check_footprint, check_percent, check_request, check_scale, check_theta, draw_op, scaled,
 };
+use super::parameters::{Bytes, parameters, within};
 use super::{Clients, Generate, Load, Plan, Turn};
 use crate::prng::Prng;
 use crate::trace::Op;
@@ -69,7 +69,6 @@ impl Generate for Contenders {
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: 4096,
             warmup: swept,
-            qos_mean_ns: None,
             load: Load::Closed(Box::new(clients)),
         })
     }

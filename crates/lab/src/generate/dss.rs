@@ -7,10 +7,10 @@
 //! and the disks' part of it by much more, so half of a query is not I/O. The generator uses this
 //! half as think time. Layout, skew, I/Os per query and think time are fitted.
 
-use super::parameters::{Bytes, parameters, within};
-use super::pieces::{
+use super::common::{
     check_clients, check_footprint, check_percent, check_request, check_scale, check_theta, scaled,
 };
+use super::parameters::{Bytes, parameters, within};
 use super::{Clients, Generate, Load, Plan, Turn};
 use crate::prng::Prng;
 use crate::trace::Op;
@@ -85,7 +85,6 @@ impl Generate for Dss {
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: 8192,
             warmup,
-            qos_mean_ns: None,
             load: Load::Closed(Box::new(users)),
         })
     }

@@ -9,10 +9,10 @@
 //! published gain at 10 GB is almost zero, as with blocks much larger than the requests. The
 //! generator therefore uses blocks of 512 KB.
 
-use super::parameters::{Bytes, parameters, within};
-use super::pieces::{
+use super::common::{
     check_clients, check_footprint, check_percent, check_request, check_scale, draw_op, scaled,
 };
+use super::parameters::{Bytes, parameters, within};
 use super::{Clients, Generate, Load, Plan, Turn};
 use crate::prng::Prng;
 
@@ -59,7 +59,6 @@ impl Generate for DvdStore {
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: self.block.0 as u32,
             warmup,
-            qos_mean_ns: None,
             load: Load::Closed(Box::new(shoppers)),
         })
     }

@@ -7,11 +7,11 @@
 //! warm cache. The generator therefore starts with a warm-up from the same spots. Number,
 //! popularity and spread of the spots are fitted to the published curve over block sizes.
 
-use super::parameters::{Bytes, parameters};
-use super::pieces::{
+use super::common::{
     Arrivals, HotSpots, SLOT_BYTES, check_footprint, check_percent, check_rate, check_scale, check_theta,
     draw_op, scaled,
 };
+use super::parameters::{Bytes, parameters};
 use super::{Generate, Load, Plan};
 use crate::prng::Prng;
 use crate::trace::Record;
@@ -88,7 +88,6 @@ impl SpotLoad {
             cache_bytes: self.cache_bytes,
             block_bytes: 4096,
             warmup,
-            qos_mean_ns: None,
             load: Load::Open(Box::new(records)),
         })
     }

@@ -12,12 +12,12 @@
 //! Units: bytes and nanoseconds. Names with `percent` are in per cent.
 
 mod calibration;
+mod common;
 mod contenders;
 mod dss;
 mod dvdstore;
 mod hm;
 mod parameters;
-mod pieces;
 mod proxy;
 mod rand_write;
 pub mod run;
@@ -91,16 +91,9 @@ impl GeneratorInfo {
 type Setting<'a> = (&'a str, &'a str);
 
 /// Reason why a plan is invalid, in one line with a correct alternative.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct ParameterError(pub String);
-
-impl fmt::Display for ParameterError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ParameterError {}
 
 /// Disks and a load on them.
 #[derive(Debug)]
@@ -111,8 +104,6 @@ pub struct Plan {
     pub cache_bytes: u64,
     /// Cache block size of the published set-up, bytes.
     pub block_bytes: u32,
-    /// Maximum mean latency of a disk for the published quality of service, nanoseconds.
-    pub qos_mean_ns: Option<u64>,
     /// Number of requests at the start that warm the cache and are not measured.
     pub warmup: u64,
     /// Requests of the plan.

@@ -8,7 +8,7 @@
 use std::fmt;
 
 /// Description of one parameter of a generator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Parameter {
     /// Name of the parameter that users type.
     pub name: String,

@@ -5,9 +5,9 @@
 //! has 83 % hits. Number and popularity of the spots are fitted to this hit ratio of a warm cache.
 //! [`hm`](super::hm) explains why the cache is warm.
 
+use super::common::{SLOT_BYTES, check_footprint, check_scale, check_theta, scaled};
 use super::hm::SpotLoad;
 use super::parameters::{Bytes, parameters};
-use super::pieces::{SLOT_BYTES, check_footprint, check_scale, check_theta, scaled};
 use super::{Generate, Plan};
 
 parameters! {

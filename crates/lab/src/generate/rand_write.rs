@@ -1,8 +1,8 @@
 //! Generates fio's random writes: every block of a range once in random order, as fio does with its
 //! default random map.
 
+use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::parameters::{Bytes, parameters, within};
-use super::pieces::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::seq_write::Writers;
 use super::{Generate, Plan};
 use crate::workload::Scatter;

@@ -1,7 +1,7 @@
 //! Generates fio's sequential writes: large consecutive requests, several in flight.
 
+use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::parameters::{Bytes, parameters};
-use super::pieces::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::{Clients, Generate, Load, Plan, Turn};
 use crate::trace::Op;
 
@@ -56,7 +56,6 @@ impl<F: Fn(u64) -> u64 + Send + 'static> Writers<F> {
             cache_bytes,
             block_bytes: 64 << 10,
             warmup: 0,
-            qos_mean_ns: None,
             load: Load::Closed(Box::new(self)),
         }
     }

@@ -6,11 +6,11 @@
 //! each writes to its own disk (disks 1, 2 …). The lengths and read shares of the storms, the image
 //! and the skew are assumptions.
 
-use super::parameters::{Bytes, parameters, within};
-use super::pieces::{
+use super::common::{
     Arrivals, SECTOR, check_footprint, check_percent, check_rate, check_scale, check_theta, draw_op,
     draw_size, scaled,
 };
+use super::parameters::{Bytes, parameters, within};
 use super::{Generate, Load, Plan};
 use crate::prng::Prng;
 use crate::trace::{Op, Record};
@@ -83,7 +83,6 @@ impl Generate for Vdi {
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: PAGE as u32,
             warmup: 0,
-            qos_mean_ns: None,
             load: Load::Open(Box::new(desktops)),
         })
     }

@@ -1,17 +1,15 @@
-//! Generates VMmark-like tiles. Each tile is a set of servers with the same load, and a tile fails
-//! if its latency is too high.
+//! Generates VMmark-like tiles. Each tile is a set of servers with the same load.
 //!
 //! Published: four tiles, 24 % reads and 76 % writes, and 1.09 TB of data. DRAM and 92 GB of flash
 //! (8 % of the data) serve at least 92 % of the I/O. Without flash, 20 disks support two tiles and
-//! 11 disks none; with flash, both support four. The hot data of three tiles fits into 92 GB, and that of four tiles
-//! does not: the size of the hot data is fitted to this knee and to the share that flash serves. The
-//! rate of a tile is fitted to the number of tiles. The latency limit of a tile is an assumption,
-//! because the benchmark's own limits are per application.
+//! 11 disks none; with flash, both support four. The hot data of three tiles fits into 92 GB, and
+//! that of four tiles does not: the size of the hot data is fitted to this knee and to the share
+//! that flash serves. The rate of a tile is fitted to the number of tiles.
 
-use super::parameters::{Bytes, parameters, within};
-use super::pieces::{
+use super::common::{
     Arrivals, check_footprint, check_percent, check_rate, check_request, check_scale, draw_op, scaled,
 };
+use super::parameters::{Bytes, parameters, within};
 use super::{Generate, Load, Plan};
 use crate::prng::Prng;
 use crate::trace::Record;
@@ -27,7 +25,6 @@ parameters! {
         hot_percent: f64 = 8.7, "part of the data that is hot, in extents of 64 KiB (fitted)";
         hot_share_percent: f64 = 99.5, "share of requests that go there (fitted)";
         seconds: f64 = 600.0, "length";
-        qos_ms: f64 = 30.0, "mean latency up to which a tile passes, milliseconds (chosen)";
         cache: Bytes = Bytes(92 << 30), "cache of the set-up";
     }
 }
@@ -36,7 +33,7 @@ const EXTENT: u64 = 64 << 10;
 
 impl Generate for VmMark {
     const NAME: &'static str = "vmmark";
-    const SUMMARY: &'static str = "tiles of mixed servers, 76 % writes, a latency limit for each";
+    const SUMMARY: &'static str = "tiles of mixed servers, 76 % writes";
     const SOURCE: &'static str = "EMC FAST Cache study, VMmark tiles";
 
     fn plan(&self) -> Result<Plan, String> {
@@ -50,7 +47,6 @@ impl Generate for VmMark {
         within("hot-percent", self.hot_percent, 0.001..=99.9)?;
         check_percent("hot-share-percent", self.hot_share_percent)?;
         within("seconds", self.seconds, 0.0..=1e7)?;
-        within("qos-ms", self.qos_ms, 0.001..=1e6)?;
         let tile = scaled(self.tile_data, self.scale, EXTENT);
         let extents = tile / EXTENT;
         let hot = ((extents as f64 * self.hot_percent / 100.0) as u64).max(1);
@@ -70,7 +66,6 @@ impl Generate for VmMark {
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: EXTENT as u32,
             warmup: 0,
-            qos_mean_ns: Some((self.qos_ms * 1e6) as u64),
             load: Load::Open(Box::new(tiles)),
         })
     }

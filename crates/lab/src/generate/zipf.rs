@@ -1,10 +1,10 @@
 //! Generates independent requests with Zipf-distributed locations. Disks of VMs have a similar load
 //! with a skew of 0.8–1.2.
 
-use super::parameters::{Bytes, parameters};
-use super::pieces::{
+use super::common::{
     Arrivals, check_footprint, check_percent, check_rate, check_request, check_scale, check_theta, scaled,
 };
+use super::parameters::{Bytes, parameters};
 use super::{Generate, Load, Plan};
 use crate::prng::Prng;
 use crate::trace::Record;
@@ -56,7 +56,6 @@ impl Generate for ZipfLoad {
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: 4096,
             warmup: 0,
-            qos_mean_ns: None,
             load: Load::Open(Box::new(records)),
         })
     }

@@ -47,7 +47,7 @@ pub struct Curves {
 
 /// Results of a cache of one size. Counts are numbers of requests unless their name ends in
 /// `_bytes`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct At {
     /// Size of the cache in blocks.
     pub blocks: u64,

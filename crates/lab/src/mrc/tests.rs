@@ -25,18 +25,7 @@ struct Naive {
 
 impl Naive {
     fn new(blocks: u64, block_bytes: u64, mode: Mode) -> Self {
-        let at = At {
-            blocks,
-            read_hits: 0,
-            read_hit_bytes: 0,
-            write_hits: 0,
-            absorbed_bytes: 0,
-            backing_reads: 0,
-            backing_read_bytes: 0,
-            backing_writes: 0,
-            backing_write_bytes: 0,
-            flash_write_bytes: 0,
-        };
+        let at = At { blocks, ..At::default() };
         let sectors_per_block = block_bytes / SECTOR_BYTES;
         Naive { blocks_max: blocks as usize, sectors_per_block, mode, blocks: Vec::new(), at }
     }

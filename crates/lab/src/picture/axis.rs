@@ -52,7 +52,7 @@ impl Axis {
     }
 }
 
-/// Position of the ends of an axis.
+/// Rule for the values at which an axis begins and ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ends {
     /// The axis ends at the lowest and highest data value.

@@ -8,8 +8,8 @@ use super::axis::{Axis, AxisScale, Ends};
 use super::canvas::{Anchor, Canvas, Style};
 use super::frame::{self, Frame, Grid, Legend, Sample};
 use super::palette::{FAINT, INK, series};
+use super::text_layout;
 use super::unit::Unit;
-use super::words;
 
 /// Height of a vertical bar chart without its legend, pixels.
 const HEIGHT: i32 = 520;
@@ -161,7 +161,8 @@ pub fn bars(chart: &BarChart) -> String {
 }
 
 fn lying(chart: &BarChart) -> String {
-    let widest = chart.groups.iter().map(|group| words::width(&group.name, frame::LABEL)).fold(0.0, f64::max);
+    let widest =
+        chart.groups.iter().map(|group| text_layout::width(&group.name, frame::LABEL)).fold(0.0, f64::max);
     let left = (widest.min(NAMES_MAX) + 52.0).max(84.0);
     let legend = chart.legend(left);
     let each = THICK * chart.count() as f64 + GAP;
@@ -169,7 +170,7 @@ fn lying(chart: &BarChart) -> String {
     let bottom = top + (each * chart.groups.len() as f64).max(120.0) + GAP / 2.0;
     let values =
         || (0..chart.count()).flat_map(|i| chart.groups.iter().map(move |group| chart.bar(group, i)));
-    let wide = |bar: Bar| words::width(&bar.text(&chart.axis), VALUE);
+    let wide = |bar: Bar| text_layout::width(&bar.text(&chart.axis), VALUE);
     let widest = values().map(wide).fold(0.0, f64::max);
     let frame = Frame { left, right: f64::from(frame::WIDTH) - frame::MARGIN - widest, top, bottom };
     // A negative value is written left of its bar and needs room there.
@@ -183,7 +184,7 @@ fn lying(chart: &BarChart) -> String {
     let base = ruler.base();
     for (number, group) in chart.groups.iter().enumerate() {
         let first = top + GAP / 2.0 + each * number as f64 + GAP / 2.0;
-        let name = words::cut(&group.name, frame::LABEL, NAMES_MAX);
+        let name = text_layout::cut(&group.name, frame::LABEL, NAMES_MAX);
         let middle = first + THICK * chart.count() as f64 / 2.0;
         canvas.text(&name, (left - 12.0, middle), Style::new(frame::LABEL, INK, Anchor::End));
         for index in 0..chart.count() {
@@ -234,8 +235,11 @@ impl Upright {
         let below = chart.ends().any(|end| end < 0.0);
         let floor = if below { bottom - 22.0 } else { bottom };
         let ruler = AxisScale::new(&chart.axis, chart.ends(), (floor, top), 7, Ends::Round);
-        let widest =
-            ruler.ticks().iter().map(|tick| words::width(&tick.label, frame::LABEL)).fold(0.0, f64::max);
+        let widest = ruler
+            .ticks()
+            .iter()
+            .map(|tick| text_layout::width(&tick.label, frame::LABEL))
+            .fold(0.0, f64::max);
         let frame = Frame {
             left: (widest + 54.0).max(84.0),
             right: f64::from(frame::WIDTH) - frame::MARGIN,
@@ -246,8 +250,8 @@ impl Upright {
         let thick = (slot * 0.82 / chart.count() as f64).min(THICK_MAX);
         let fits = chart.groups.iter().all(|group| {
             let value =
-                |index| words::width(&chart.bar(group, index).text(&chart.axis), VALUE) <= thick + 6.0;
-            words::width(&group.name, frame::LABEL) <= slot - 8.0 && (0..chart.count()).all(value)
+                |index| text_layout::width(&chart.bar(group, index).text(&chart.axis), VALUE) <= thick + 6.0;
+            text_layout::width(&group.name, frame::LABEL) <= slot - 8.0 && (0..chart.count()).all(value)
         });
         fits.then_some(Upright { frame, ruler, legend, slot, thick })
     }

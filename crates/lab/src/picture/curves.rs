@@ -9,7 +9,7 @@ use super::axis::{Axis, AxisScale, Ends, Place, Tick};
 use super::canvas::{Anchor, Canvas, Style};
 use super::frame::{self, Frame, Grid, Legend, Sample};
 use super::palette::{Colour, FAINT, INK, PAPER, series};
-use super::{thin, words};
+use super::{text_layout, thin};
 
 const HEIGHT: i32 = 520;
 const LABELS_X: usize = 9;
@@ -128,11 +128,12 @@ impl<'a> Drawing<'a> {
         let (top, bottom) = (if marked { 116.0 } else { 92.0 }, f64::from(HEIGHT) - 74.0);
         let drawn = || chart.curves.iter().flat_map(|curve| &curve.points).filter(|&&point| chart.has(point));
         let y = AxisScale::new(&chart.y, drawn().map(|point| point.1), (bottom, top), LABELS_Y, Ends::Round);
-        let widest = y.ticks().iter().map(|tick| words::width(&tick.label, frame::LABEL)).fold(0.0, f64::max);
+        let widest =
+            y.ticks().iter().map(|tick| text_layout::width(&tick.label, frame::LABEL)).fold(0.0, f64::max);
         let named: Vec<&str> =
             chart.curves.iter().map(|c| c.name.as_str()).filter(|n| !n.is_empty()).collect();
         let names_at_ends = named.len() as i32 * ROW <= (bottom - top) as i32 + ROW;
-        let names_wide = named.iter().map(|name| words::width(name, frame::LABEL)).fold(0.0, f64::max);
+        let names_wide = named.iter().map(|name| text_layout::width(name, frame::LABEL)).fold(0.0, f64::max);
         let names = if names_at_ends && !named.is_empty() { names_wide.min(NAMES_MAX) + 46.0 } else { 0.0 };
         let left = (widest + 54.0).max(84.0);
         let border = f64::from(frame::WIDTH) - frame::MARGIN;
@@ -140,7 +141,7 @@ impl<'a> Drawing<'a> {
             AxisScale::new(&chart.x, drawn().map(|point| point.0), (left, right), LABELS_X, Ends::Exact)
         };
         // The last label is centred on its tick and must not extend beyond the chart.
-        let half = |tick: &Tick| words::width(&tick.label, frame::LABEL) / 2.0;
+        let half = |tick: &Tick| text_layout::width(&tick.label, frame::LABEL) / 2.0;
         let over = ruler(border).ticks().last().map_or(0.0, |tick| half(tick) - frame::MARGIN + 4.0).max(0.0);
         let right = border - names.max(over);
         let (frame, x) = (Frame { left, right, top, bottom }, ruler(right));
@@ -224,7 +225,7 @@ impl<'a> Drawing<'a> {
             .sort_by(|a, b| (a.1.round(), a.2).partial_cmp(&(b.1.round(), b.2)).expect("pixels are numbers"));
         let heights: Vec<i32> = named.iter().map(|&(_, y, _)| y.round() as i32).collect();
         let (top, bottom) = (self.frame.top as i32 - ROW / 2, self.frame.bottom as i32 + ROW / 2);
-        let rows = words::spread(&heights, &vec![ROW; named.len()], top, bottom);
+        let rows = text_layout::spread(&heights, &vec![ROW; named.len()], top, bottom);
         let (border, x) = (self.frame.right, self.frame.right + 28.0);
         for (&(index, end, _), row) in named.iter().zip(rows) {
             let (colour, dash) = series(index);
@@ -233,7 +234,7 @@ impl<'a> Drawing<'a> {
                 self.canvas.line(&[(border + 2.0, end), (x - 3.0, y)], colour.mix(0.55).stroke(1.0));
             }
             self.canvas.line(&[(x, y), (x + 26.0, y)], colour.stroke(3.0).dashed(dash));
-            let name = words::cut(&curves[index].name, frame::LABEL, NAMES_MAX);
+            let name = text_layout::cut(&curves[index].name, frame::LABEL, NAMES_MAX);
             self.canvas.text(&name, (x + 32.0, y), Style::new(frame::LABEL, INK, Anchor::Start));
         }
     }
@@ -250,7 +251,7 @@ impl<'a> Drawing<'a> {
                 Marker::Y(..) => None,
             })
             .map(|(value, label)| {
-                let label = words::cut(label, frame::LABEL, 300.0);
+                let label = text_layout::cut(label, frame::LABEL, 300.0);
                 match self.x.place(value) {
                     Place::At(x) => (Some(x), x, label),
                     Place::Before => (None, self.frame.left, format!("← {label}")),
@@ -272,10 +273,10 @@ impl<'a> Drawing<'a> {
     fn draw_vertical_labels(&mut self) {
         let marked = self.vertical();
         let middles: Vec<i32> = marked.iter().map(|&(_, x, _)| x as i32).collect();
-        let wide = |label: &str| words::bold_width(label, frame::LABEL) as i32 + 16;
+        let wide = |label: &str| text_layout::bold_width(label, frame::LABEL) as i32 + 16;
         let widths: Vec<i32> = marked.iter().map(|(_, _, label)| wide(label)).collect();
         let borders = (self.frame.left as i32 - 40, frame::WIDTH - 8);
-        let centres = words::spread(&middles, &widths, borders.0, borders.1);
+        let centres = text_layout::spread(&middles, &widths, borders.0, borders.1);
         for ((x, _, label), centre) in marked.iter().zip(centres) {
             let centre = f64::from(centre);
             if let Some(x) = *x {
@@ -292,8 +293,8 @@ impl<'a> Drawing<'a> {
         for marker in &self.chart.markers {
             let Marker::Y(value, label) = marker else { continue };
             let Some(value) = self.chart.y.clean(*value) else { continue };
-            let label = words::cut(label, frame::LABEL, right - left - 60.0);
-            let wide = words::bold_width(&label, frame::LABEL);
+            let label = text_layout::cut(label, frame::LABEL, right - left - 60.0);
+            let wide = text_layout::bold_width(&label, frame::LABEL);
             let (label, y) = match self.y.place(value) {
                 Place::At(y) => {
                     let line = [(left, y), (right, y)];

@@ -3,7 +3,7 @@
 use super::axis::AxisScale;
 use super::canvas::{Anchor, Canvas, Style};
 use super::palette::{FAINT, GRID, INK, series};
-use super::words;
+use super::text_layout;
 
 /// Width of all charts, pixels.
 pub(super) const WIDTH: i32 = 1200;
@@ -37,8 +37,8 @@ pub(super) fn heading(canvas: &mut Canvas, title: &str, subtitle: &str, left: f6
 /// Draws title and subtitle, cut at the right margin.
 pub(super) fn heading_cut(canvas: &mut Canvas, title: &str, subtitle: &str, left: f64) {
     let room = f64::from(WIDTH) - MARGIN - left;
-    let title = words::cut(title, size(27) * 1.08, room);
-    heading(canvas, &title, &words::cut(subtitle, size(18), room), left);
+    let title = text_layout::cut(title, size(27) * 1.08, room);
+    heading(canvas, &title, &text_layout::cut(subtitle, size(18), room), left);
 }
 
 /// Writes "no data" in the middle of the rectangle.
@@ -56,7 +56,7 @@ pub(super) fn axis_left(canvas: &mut Canvas, frame: Frame, ruler: &AxisScale, na
         canvas.line(&[(frame.left, tick.at), (frame.right, tick.at)], GRID.stroke(1.0));
         canvas.text(&tick.label, (frame.left - 10.0, tick.at), Style::new(LABEL, INK, Anchor::End));
     }
-    let name = words::cut(name, NAME, frame.bottom - frame.top + 60.0);
+    let name = text_layout::cut(name, NAME, frame.bottom - frame.top + 60.0);
     let middle = (20.0, (frame.top + frame.bottom) / 2.0);
     canvas.text(&name, middle, Style::new(NAME, FAINT, Anchor::Middle).turned());
 }
@@ -73,14 +73,14 @@ pub(super) fn axis_bottom(canvas: &mut Canvas, frame: Frame, ruler: &AxisScale, 
             canvas.line(&[(x, frame.top), (x, frame.bottom)], GRID.stroke(1.0));
         }
         canvas.line(&[(x, frame.bottom), (x, frame.bottom + 6.0)], FAINT.stroke(1.0));
-        let half = words::width(&tick.label, LABEL) / 2.0;
+        let half = text_layout::width(&tick.label, LABEL) / 2.0;
         if x - half < free {
             continue;
         }
         free = x + half + 8.0;
         canvas.text(&tick.label, (x, frame.bottom + 20.0), Style::new(LABEL, INK, Anchor::Middle));
     }
-    let name = words::cut(name, NAME, frame.right - frame.left);
+    let name = text_layout::cut(name, NAME, frame.right - frame.left);
     canvas.text(&name, (frame.right, frame.bottom + 46.0), Style::new(NAME, FAINT, Anchor::End));
 }
 
@@ -132,10 +132,10 @@ impl Legend {
 
     /// Lays out the names in as many rows as the width `room` requires. Empty names need no space.
     pub(super) fn new<'a>(names: impl Iterator<Item = &'a str>, sample: Sample, room: f64) -> Legend {
-        let names: Vec<String> = names.map(|name| words::cut(name, LABEL, 300.0)).collect();
+        let names: Vec<String> = names.map(|name| text_layout::cut(name, LABEL, 300.0)).collect();
         let (mut x, mut row, mut places) = (0.0, 0, Vec::new());
         for (index, name) in names.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
-            let wide = sample.width() + 8.0 + words::width(name, LABEL);
+            let wide = sample.width() + 8.0 + text_layout::width(name, LABEL);
             if x > 0.0 && x + wide > room {
                 (x, row) = (0.0, row + 1);
             }

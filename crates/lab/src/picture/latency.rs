@@ -12,7 +12,7 @@ use super::canvas::{Anchor, Canvas, Stroke, Style};
 use super::frame;
 use super::palette::{BANDS, BLUE, Colour, FAINT, GREEN, GREY, GRID, INK, PAPER, PURPLE, VERMILION};
 use super::scale::{self, LatencyAxis, TimeAxis, latency_text};
-use super::{thin, words};
+use super::{text_layout, thin};
 use crate::summary::{Sample, Summary};
 
 /// Texts of a latency chart.
@@ -232,7 +232,7 @@ impl<'a> Chart<'a> {
     fn draw_names(&mut self) {
         let middles = self.bands.iter().map(|band| self.time.x((band.start_ns + band.end_ns) / 2));
         let widths: Vec<i32> = self.bands.iter().map(|band| name_width(band.phase.name)).collect();
-        let centres = words::spread(&middles.collect::<Vec<_>>(), &widths, PLOT.left, PLOT.right);
+        let centres = text_layout::spread(&middles.collect::<Vec<_>>(), &widths, PLOT.left, PLOT.right);
         for (band, centre) in self.bands.iter().zip(centres) {
             let colour = if self.hits_known { INK } else { band.colour };
             self.write(band.phase.name, (centre, PLOT.top - 18), 19, colour, Weight::Bold, Anchor::Middle);

@@ -33,10 +33,7 @@ impl FromStr for Pace {
         match factor {
             Some(factor) if FACTORS.contains(&factor) => Ok(Pace::Times(factor)),
             Some(_) => bail!("'{text}' is too slow or too fast; write a factor from x0.001 to x1000000"),
-            None => bail!(
-                "'{text}' is not a speed; write original, asap, or a factor like x10 or \
-                x0.5"
-            ),
+            None => bail!("'{text}' is not a speed; write original, asap, or a factor like x10 or x0.5"),
         }
     }
 }

@@ -49,7 +49,7 @@ pub struct Class {
 }
 
 /// Report of a replay.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Name of the target.
     pub target: String,
@@ -161,16 +161,9 @@ impl Meter {
     pub(super) fn report(&self) -> Report {
         let classes = CLASSES.iter().zip(&self.classes).filter(|(_, meter)| meter.requests > 0);
         Report {
-            target: String::new(),
-            pace: String::new(),
-            depth: 0,
-            requests: 0,
-            left_out: 0,
             answered: self.answered,
             errors: self.errors,
             first_error: self.first_error.clone(),
-            interrupted: false,
-            failure: None,
             elapsed_ns: self.elapsed_ns,
             iops: self.answered as f64 * 1e9 / self.elapsed_ns.max(1) as f64,
             lateness: Some(Lateness {
@@ -179,6 +172,7 @@ impl Meter {
                 max_ns: self.lateness.max_ns,
             }),
             classes: classes.map(|(name, meter)| meter.report(name)).collect(),
+            ..Report::default()
         }
     }
 }

@@ -10,7 +10,7 @@
 //!
 //! Rates are in units per second, and times in nanoseconds of virtual time.
 
-mod due;
+mod entitlement;
 mod host;
 pub mod owners;
 mod store;
@@ -260,12 +260,12 @@ impl Counted {
         let seconds = scale.seconds as f64;
         let rates: Vec<f64> = self.units.iter().map(|units| *units as f64 / seconds).collect();
         let rate: f64 = rates.iter().sum();
-        let due = due::due(disks, rate);
+        let due = entitlement::due(disks, rate);
         let mut errors: Vec<f64> =
             rates.iter().zip(&due).map(|(rate, due)| (rate - due).abs() / due).collect();
         errors.sort_by(f64::total_cmp);
         let reserved = |(disk, _): &(&Disk, &f64)| {
-            disk.due.reservation > 0 && due::wants(disk) > disk.due.reservation as f64
+            disk.due.reservation > 0 && entitlement::wants(disk) > disk.due.reservation as f64
         };
         let reserved: Vec<_> = disks.iter().zip(&rates).filter(reserved).collect();
         let is_missed = |(disk, rate): &&(&Disk, &f64)| **rate < f64::from(disk.due.reservation) * 0.9;

@@ -62,6 +62,6 @@ fn remaining_rate_is_distributed() {
     let all = Demand::Depth(8);
     let disks =
         [disk(1000, 0, all), disk(2000, 0, all), disk(500, 500, all), disk(1000, 0, Demand::Rate(50))];
-    let due: Vec<f64> = due::due(&disks, 1000.0).iter().map(|due| due.round()).collect();
+    let due: Vec<f64> = entitlement::due(&disks, 1000.0).iter().map(|due| due.round()).collect();
     assert_eq!(due, [150.0, 300.0, 500.0, 50.0]);
 }

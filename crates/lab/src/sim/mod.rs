@@ -9,7 +9,11 @@
 //! factor (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and optimization using miniature
 //! simulations", USENIX ATC 2017). A miniature treats each block of a request as a separate
 //! request.
+//!
+//! A flash write budget is simulated by the times of the trace, with the engine's account for a pool
+//! that has this cache only ([`hob_engine::flash_budget`]).
 
+mod budget;
 mod mini;
 #[cfg(test)]
 mod tests;
@@ -20,11 +24,13 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use anyhow::{Context, Result, bail, ensure};
 use hob_engine::admission::Admission;
 use hob_engine::granularity::Fill;
+use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
 use hob_engine::{CacheSim, SimConfig, SimStats};
 
 use crate::trace::blocks::Blocks;
 use crate::trace::{Op, Record};
+use budget::Budget;
 use mini::Sample;
 
 /// Maximum number of record blocks that wait for a slow worker thread.
@@ -48,6 +54,8 @@ pub struct Point {
     pub block_bytes: u32,
     /// Size of the cache in bytes, rounded down to whole blocks.
     pub cache_bytes: u64,
+    /// Flash write budget, bytes a day. Needs a trace with times.
+    pub flash_writes: Option<u64>,
     /// Sampling rate of the blocks. 1 is an exact simulation, and less than 1 is a miniature.
     pub sample_rate: f64,
 }
@@ -70,11 +78,26 @@ pub struct Simulation {
     point: Point,
     cache: CacheSim,
     sample: Option<Sample>,
+    budget: Option<Budget>,
     /// First byte beyond the addresses that the cache supports.
     end: u64,
     out_of_reach: u64,
     /// Result of the prefetches. Using it prevents the compiler from removing them.
     looked_at: u32,
+}
+
+/// Passes a request to a cache. Returns true for a read that hit.
+#[inline]
+pub(crate) fn serve(cache: &mut CacheSim, record: &Record) -> bool {
+    let Record { offset, len, op, .. } = *record;
+    match op {
+        Op::Flush => {}
+        _ if len == 0 => {}
+        Op::Read => return cache.read(offset, u64::from(len)) == Outcome::Hit,
+        Op::Write => _ = cache.write(offset, u64::from(len)),
+        Op::Discard => _ = cache.discard(offset, u64::from(len)),
+    }
+    false
 }
 
 impl Simulation {
@@ -84,7 +107,7 @@ impl Simulation {
     /// Returns an error if the settings are invalid: an unsupported block size, or a size below one
     /// block.
     pub fn new(point: Point) -> Result<Simulation> {
-        let Point { policy, admission, fill, block_bytes, cache_bytes, sample_rate } = point;
+        let Point { policy, admission, fill, block_bytes, cache_bytes, sample_rate, .. } = point;
         ensure!(
             sample_rate > 0.0 && sample_rate <= 1.0,
             "the sample rate must be above 0 and at most 1, not {sample_rate}"
@@ -106,7 +129,8 @@ impl Simulation {
         };
         let sample = (sample_rate < 1.0).then(|| Sample::new(sample_rate, block_bytes));
         let end = u64::from(block_bytes) << 32;
-        Ok(Simulation { point, cache, sample, end, out_of_reach: 0, looked_at: 0 })
+        let budget = point.flash_writes.map(|bytes_per_day| Budget::new(bytes_per_day, &point));
+        Ok(Simulation { point, cache, sample, budget, end, out_of_reach: 0, looked_at: 0 })
     }
 
     /// Simulates requests in order.
@@ -116,27 +140,18 @@ impl Simulation {
                 self.out_of_reach += 1;
                 continue;
             }
+            if let Some(budget) = &mut self.budget {
+                budget.advance(record.at_ns, &mut self.cache);
+            }
             match self.sample {
-                Some(sample) => sample.parts(record).for_each(|part| self.serve(&part)),
+                Some(sample) => sample.parts(record).for_each(|part| _ = serve(&mut self.cache, &part)),
                 None => {
                     if let Some(coming) = records.get(index + LOOK_AHEAD) {
                         self.looked_at ^= self.cache.peek(coming.offset);
                     }
-                    self.serve(record);
+                    serve(&mut self.cache, record);
                 }
             }
-        }
-    }
-
-    #[inline]
-    fn serve(&mut self, record: &Record) {
-        let Record { offset, len, op, .. } = *record;
-        match op {
-            Op::Flush => {}
-            _ if len == 0 => {}
-            Op::Read => _ = self.cache.read(offset, u64::from(len)),
-            Op::Write => _ = self.cache.write(offset, u64::from(len)),
-            Op::Discard => _ = self.cache.discard(offset, u64::from(len)),
         }
     }
 

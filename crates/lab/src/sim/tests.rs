@@ -11,6 +11,7 @@ fn point(policy: &str, blocks: u64) -> Point {
         fill: Fill::Sectors,
         block_bytes: 4096,
         cache_bytes: blocks * 4096,
+        flash_writes: None,
         sample_rate: 1.0,
     }
 }
@@ -124,4 +125,33 @@ fn a_run_can_be_stopped() {
     });
     let stats = results.expect("stopped, not failed")[0].stats;
     assert_eq!(stats.reads + stats.writes, 2 * 8192);
+}
+
+#[test]
+fn a_budget_limits_flash_writes_and_keeps_popular_blocks() {
+    // Ten days, with a request each second: half of the requests read 500 popular blocks, and half
+    // read new blocks.
+    let mut random = 1u64;
+    let records: Vec<Record> = (0..10 * 86_400u64)
+        .map(|second| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let popular = (random >> 33) % 500;
+            let block = if second % 2 == 0 { popular } else { 1000 + second };
+            Record { at_ns: second * 1_000_000_000, offset: block * 4096, len: 4096, op: Op::Read, disk: 0 }
+        })
+        .collect();
+    let run = |flash_writes| {
+        let admission = "always".parse().unwrap();
+        let mut simulation =
+            Simulation::new(Point { admission, flash_writes, ..point("lru", 1000) }).unwrap();
+        simulation.feed(&records);
+        simulation.result().stats
+    };
+    let (without, with) = (run(None), run(Some(1000 * 4096)));
+    assert!(without.flash_write_bytes > 400_000 * 4096, "{without:?}");
+    // Budgets of eleven days, and the loan for the empty cache.
+    assert!(with.flash_write_bytes <= (11 * 1000 + 1000) * 4096, "{with:?}");
+    assert!(with.flash_write_bytes > 5000 * 4096, "{with:?}");
+    assert!(with.read_hits > without.read_hits * 9 / 10, "{with:?} {without:?}");
+    assert!(with.budget_refused_bytes > 0);
 }

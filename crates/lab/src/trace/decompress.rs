@@ -2,15 +2,36 @@
 //! are written in Rust. The decoders limit their windows, so that a file header cannot cause large
 //! allocations.
 
-use std::io::{self, BufRead, Read};
+use std::error::Error;
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
+use super::binary::read_whole;
+
+/// Suffixes of the names of compressed files.
+pub(super) const SUFFIXES: [&str; 5] = [".gz", ".zst", ".zstd", ".bz2", ".xz"];
+/// Number of bytes from which the compression is detected.
+const START_BYTES: usize = 8;
 /// Maximum memory of an xz decoder, KiB. Files of `xz -9` need 64 MiB.
 const XZ_MEMORY_KIB_MAX: u32 = 256 << 10;
 /// Zstandard blocks are decoded until about this many bytes are available.
 const ZSTD_CHUNK_BYTES: usize = 256 << 10;
+
+/// Detects the compression of a stream. Returns the compression and a reader of the decompressed
+/// content. `buffer_bytes` is the size of the buffer of compressed data.
+pub(super) fn decoded(
+    mut stream: impl Read + Send + 'static,
+    buffer_bytes: usize,
+) -> io::Result<(Compression, Box<dyn Read + Send>)> {
+    let mut start = vec![0; START_BYTES];
+    let got = read_whole(&mut stream, &mut start)?;
+    start.truncate(got);
+    let compression = Compression::of(&start);
+    let input = Cursor::new(start).chain(BufReader::with_capacity(buffer_bytes, stream));
+    Ok((compression, compression.decoder(input)))
+}
 
 /// Compression of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,15 +61,66 @@ impl Compression {
     }
 
     /// Returns a reader of the decompressed content.
-    pub(super) fn decoder(self, input: impl BufRead + Send + 'static) -> Box<dyn Read + Send> {
-        match self {
-            Compression::None => Box::new(input),
+    fn decoder(self, input: impl BufRead + Send + 'static) -> Box<dyn Read + Send> {
+        let decoder: Box<dyn Read + Send> = match self {
+            Compression::None => return Box::new(input),
             Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),
             Compression::Zstd => Box::new(Zstd { input, frame: FrameDecoder::new(), within: false }),
             Compression::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(input)),
             Compression::Xz => Box::new(lzma_rust2::XzReader::new_mem_limit(input, true, XZ_MEMORY_KIB_MAX)),
+        };
+        Box::new(PlainErrors { decoder, compression: self })
+    }
+
+    /// Returns the name of the compression in messages.
+    fn name(self) -> &'static str {
+        match self {
+            Compression::None => "uncompressed",
+            Compression::Gzip => "gzip",
+            Compression::Zstd => "zstd",
+            Compression::Bzip2 => "bzip2",
+            Compression::Xz => "xz",
         }
     }
+}
+
+/// A decoder whose errors have a reason for users instead of the decoder's own words.
+struct PlainErrors {
+    decoder: Box<dyn Read + Send>,
+    compression: Compression,
+}
+
+impl Read for PlainErrors {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.decoder.read(out).map_err(|error| plain(error, self.compression))
+    }
+}
+
+/// Returns an error with a plain reason. Errors of the file itself stay as they are.
+fn plain(error: io::Error, compression: Compression) -> io::Error {
+    if error.raw_os_error().is_some() || error.kind() == io::ErrorKind::Interrupted {
+        return error;
+    }
+    let mut kind = error.kind();
+    let mut source = error.get_ref().map(|inner| inner as &(dyn Error + 'static));
+    while let Some(inner) = source {
+        if let Some(cause) = inner.downcast_ref::<io::Error>() {
+            if let Some(code) = cause.raw_os_error() {
+                return io::Error::from_raw_os_error(code);
+            }
+            kind = cause.kind();
+        }
+        if let Some(FrameDecoderError::WindowSizeTooBig { .. }) = inner.downcast_ref::<FrameDecoderError>() {
+            kind = io::ErrorKind::OutOfMemory;
+        }
+        source = inner.source();
+    }
+    let what = match kind {
+        io::ErrorKind::UnexpectedEof => "is cut off",
+        io::ErrorKind::OutOfMemory => "takes too much memory: compress it with a smaller window",
+        _ => "is cut off or damaged",
+    };
+    io::Error::new(kind, format!("the {} data {what}", compression.name()))
 }
 
 /// Consecutive Zstandard frames; skippable frames are skipped.
@@ -183,13 +255,36 @@ mod tests {
         let text = text();
         for how in ALL.into_iter().skip(1) {
             let bytes = compressed(how, &text);
-            let cut = decoded(&bytes[..bytes.len() / 2]);
-            assert!(cut.is_err_and(|error| error.raw_os_error().is_none()), "{how:?} cut");
+            let cut = decoded(&bytes[..bytes.len() / 2]).unwrap_err().to_string();
+            assert!(cut.starts_with(&format!("the {} data is cut off", how.name())), "{how:?} cut: {cut}");
             let mut changed = bytes.clone();
             changed[bytes.len() / 2] ^= 0x55;
-            let out = decoded(&changed);
             // This Zstandard encoder also writes a checksum.
-            assert!(out.is_err(), "{how:?} changed");
+            let out = decoded(&changed).unwrap_err().to_string();
+            assert!(
+                out.starts_with(&format!("the {} data is cut off", how.name())),
+                "{how:?} changed: {out}"
+            );
+        }
+    }
+
+    /// A file that fails like a disk.
+    struct Failing;
+
+    impl Read for Failing {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::from_raw_os_error(5))
+        }
+    }
+
+    #[test]
+    fn errors_of_the_file_stay_as_they_are() {
+        for how in ALL {
+            let bytes = compressed(how, &text());
+            let stream = Cursor::new(bytes[..bytes.len() / 2].to_vec()).chain(Failing);
+            let (found, mut decoder) = super::decoded(stream, 4096).unwrap();
+            let error = decoder.read_to_end(&mut Vec::new()).unwrap_err();
+            assert_eq!((found, error.raw_os_error()), (how, Some(5)), "{how:?}: {error}");
         }
     }
 

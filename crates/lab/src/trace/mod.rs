@@ -26,7 +26,10 @@ mod window;
 pub use decompress::Compression;
 pub use formats::{FORMATS, FormatInfo};
 pub use input::Place;
-pub use open::{Limits, OnBad, OpenOptions, Skipped, SkippedEntry, TraceReader, open, open_stream};
+pub use open::{
+    Limits, OnBad, OpenOptions, Skipped, SkippedEntry, TraceReader, is_present, merged_files, open,
+    open_stream,
+};
 
 /// Maximum offset and maximum end of a request, bytes. The largest possible disk has 2⁶³ bytes.
 pub const DISK_BYTES_MAX: u64 = 1 << 63;

@@ -2,27 +2,28 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufReader, Cursor, Read};
+use std::io::{self, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, anyhow, bail};
 
-use super::binary::read_whole;
-use super::decompress::Compression;
+use super::decompress::{self, Compression, SUFFIXES};
 use super::disks::Disks;
 use super::fields::Reason;
 use super::formats::{self, FormatInfo, Head, Parse, Raw, Settings, Step};
 use super::input::{Input, Place};
 use super::per_cpu;
-use super::seal::Damage;
 use super::window::{Waiting, Window};
 use super::{Op, Record, check_range};
 
 /// Number of bytes from which the format is detected.
 const HEAD_BYTES: usize = 64 << 10;
 const FILE_BUFFER_BYTES: usize = 256 << 10;
+/// If the format of compressed data is unknown, this many bytes are decompressed to find damage.
+/// bzip2 notices damage only at the end of a block, after up to 900 KB.
+const DAMAGE_BYTES_MAX: u64 = 16 << 20;
 /// Maximum difference of a valid time from the other times of the trace, nanoseconds: about 36
 /// years.
 const SPAN_NS_MAX: u64 = 1 << 60;
@@ -120,10 +121,27 @@ pub fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<TraceReader> {
     open_stream(file, &name, Some(metadata.len()).filter(|_| metadata.is_file()), options)
 }
 
+/// Returns true if [`open`] has something to open: a file, standard input, or per-CPU files of
+/// blktrace.
+pub fn is_present(path: &Path) -> bool {
+    path.as_os_str() == "-" || path.exists() || merged_files(path).is_ok_and(|files| !files.is_empty())
+}
+
+/// Returns the per-CPU files of blktrace that [`open`] merges for this path. The result is empty if
+/// the path is a trace of its own.
+///
+/// # Errors
+/// Returns an error if the directory of the path cannot be listed.
+pub fn merged_files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    per_cpu::files(path)
+}
+
 fn open_per_cpu(files: &[PathBuf], name: &str, options: &OpenOptions) -> anyhow::Result<TraceReader> {
     let bytes = files.iter().map(|path| path.metadata().map_or(0, |metadata| metadata.len())).sum();
-    let merged = per_cpu::open(files).with_context(|| format!("cannot read the trace {name}"))?;
-    let mut reader = open_stream(merged, name, Some(bytes), options)?;
+    let consumed = Arc::new(AtomicU64::new(0));
+    let merged = per_cpu::open(files, &consumed)
+        .with_context(|| format!("cannot read the trace {name} after 0 requests"))?;
+    let mut reader = open_counted(merged, consumed, name, Some(bytes), options)?;
     reader.files = files.len();
     Ok(reader)
 }
@@ -140,27 +158,53 @@ pub fn open_stream(
     options: &OpenOptions,
 ) -> anyhow::Result<TraceReader> {
     let consumed = Arc::new(AtomicU64::new(0));
-    let mut stream = Counted { stream, consumed: consumed.clone() };
-    let mut start = vec![0; 8];
-    let got = read_whole(&mut stream, &mut start).with_context(|| format!("cannot read the trace {name}"))?;
-    start.truncate(got);
-    let compression = Compression::of(&start);
-    let file = Cursor::new(start).chain(BufReader::with_capacity(FILE_BUFFER_BYTES, stream));
-    let mut decoded = compression.decoder(file);
+    let stream = Counted { stream, consumed: consumed.clone() };
+    open_counted(stream, consumed, name, bytes, options)
+}
 
+/// Opens a trace from a stream that adds the number of bytes read to `consumed`.
+fn open_counted(
+    stream: impl Read + Send + 'static,
+    consumed: Arc<AtomicU64>,
+    name: &str,
+    bytes: Option<u64>,
+    options: &OpenOptions,
+) -> anyhow::Result<TraceReader> {
+    let (compression, mut decoded) = decompress::decoded(stream, FILE_BUFFER_BYTES)
+        .with_context(|| format!("cannot read the trace {name}"))?;
     let (head, failed) = read_head(&mut *decoded);
+    let unreadable = |error: &io::Error| anyhow!("cannot read the trace {name} after 0 requests: {error}");
     if let (true, Some(error)) = (head.is_empty(), &failed) {
-        bail!("cannot read the trace {name}: {}", explain(error, compression));
+        return Err(unreadable(error));
     }
     let head = Head::new(&head, name);
-    let format = match options.format {
-        Some(format) => format,
-        None => formats::detect(&head)?,
+    if failed.is_none() && head.is_only_a_heading() {
+        bail!("{name} has a header line and no requests");
+    }
+    let format = match options.format.map_or_else(|| formats::detect(&head), Ok) {
+        Ok(format) => format,
+        Err(error) if compression == Compression::None && failed.is_none() => {
+            let is_damaged = !head.bytes.is_empty() && SUFFIXES.iter().any(|suffix| name.ends_with(*suffix));
+            return Err(if is_damaged {
+                anyhow!(
+                    "cannot read the trace {name} after 0 requests: it does not begin like compressed data"
+                )
+            } else {
+                error
+            });
+        }
+        Err(error) => {
+            // Damaged data has no known format.
+            let failed =
+                failed.or_else(|| io::copy(&mut decoded.take(DAMAGE_BYTES_MAX), &mut io::sink()).err());
+            return Err(failed.as_ref().map_or(error, unreadable));
+        }
     };
     let settings = Settings { page_bytes: u64::from(options.page_bytes.unwrap_or(512).max(1)) };
-    let parser = format
-        .parser(&head, &settings)
-        .map_err(|reason| anyhow!("{name} is not a trace in the format {}: {reason}", format.name))?;
+    let parser = format.parser(&head, &settings).map_err(|reason| match &failed {
+        Some(error) => unreadable(error),
+        None => anyhow!("{name} is not a trace in the format {}: {reason}", format.name),
+    })?;
     let rest = Rest { decoded, failed };
     let whole = Box::new(Cursor::new(head.bytes.to_vec()).chain(rest));
     Ok(TraceReader {
@@ -193,9 +237,9 @@ fn read_head(decoded: &mut (dyn Read + Send)) -> (Vec<u8>, Option<io::Error>) {
 }
 
 /// Counts the bytes that were read, for progress reports.
-struct Counted<R> {
-    stream: R,
-    consumed: Arc<AtomicU64>,
+pub(super) struct Counted<R> {
+    pub(super) stream: R,
+    pub(super) consumed: Arc<AtomicU64>,
 }
 
 impl<R: Read> Read for Counted<R> {
@@ -219,21 +263,6 @@ impl Read for Rest {
             None => self.decoded.read(out),
         }
     }
-}
-
-fn explain(error: &io::Error, compression: Compression) -> String {
-    if error.get_ref().is_some_and(|error| error.is::<Damage>()) {
-        return error.to_string();
-    }
-    let what = match compression {
-        _ if error.raw_os_error().is_some() => return error.to_string(),
-        Compression::None => return error.to_string(),
-        Compression::Gzip => "gzip",
-        Compression::Zstd => "zstd",
-        Compression::Bzip2 => "bzip2",
-        Compression::Xz => "xz",
-    };
-    format!("the {what} data is cut off or damaged here ({error})")
 }
 
 /// Iterator that reads the records of a trace.
@@ -343,10 +372,9 @@ impl TraceReader {
             // A decoder error is a defect of the data, and the remaining data is lost.
             Err(error) => {
                 let (name, requests) = (&self.name, self.requests);
-                let reason = explain(&error, self.compression);
                 self.ended = true;
                 self.failure = Some(anyhow!(
-                    "cannot read the trace {name} after {requests} requests ({}): {reason}",
+                    "cannot read the trace {name} after {requests} requests ({}): {error}",
                     self.input.place()
                 ));
             }

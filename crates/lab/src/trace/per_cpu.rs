@@ -1,20 +1,24 @@
 //! Merges the per-CPU files of blktrace, `NAME.blktrace.0`, `NAME.blktrace.1` and so on, in order
-//! of time.
+//! of time. Each file may be compressed, such as `NAME.blktrace.1.gz`.
 //!
 //! The result is a stream of blktrace records, as if one processor had written all of them. Memory
-//! is limited to a buffer of 64 KiB and one record for each file. A trace is complete only with the
-//! files of all processors, so the path of one file opens all of them.
+//! is limited to a buffer of 64 KiB, a decoder and one record for each file. A trace is complete
+//! only with the files of all processors, so the path of one file opens all of them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use anyhow::{Context, Result, ensure};
 
 use super::binary::read_whole;
+use super::decompress::{self, SUFFIXES};
 use super::formats::blktrace::{self, Order, RECORD_BYTES};
+use super::open::Counted;
 
 const BUFFER_BYTES: usize = 64 << 10;
 /// Maximum number of files, which the limit of open files allows: more processors than Linux has.
@@ -22,7 +26,8 @@ const FILES_MAX: usize = 8192;
 
 /// Returns the per-CPU files to which `path` belongs, ordered by processor. `path` is one of the
 /// files, their common part `NAME.blktrace`, or `NAME`. The result is empty if `path` is a trace of
-/// its own.
+/// its own. If a processor has an uncompressed and a compressed file, the result has the
+/// uncompressed one.
 pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(Vec::new()) };
     let stem = match processor(name) {
@@ -45,11 +50,14 @@ pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>> {
         }
     }
     found.sort_unstable();
+    found.dedup_by_key(|(number, _)| *number);
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
-/// Splits the name of a per-CPU file into the common part and the number of the processor.
+/// Splits the name of a per-CPU file into the common part and the number of the processor. A
+/// suffix of compression is left out.
 fn processor(name: &str) -> Option<(&str, u32)> {
+    let name = SUFFIXES.into_iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
     let end = name.rfind('.')?;
     let (stem, number) = name.split_at(end + 1);
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
@@ -62,19 +70,19 @@ struct Source<R> {
     file: R,
     /// Next record with its additional data.
     record: Vec<u8>,
-    /// Number of records so far.
-    records: u64,
+    /// Number of the next record, from 1.
+    number: u64,
 }
 
 impl<R: Read> Source<R> {
     /// Reads the next record. Returns its time, or `None` at the end of the file.
     fn advance(&mut self, order: &mut Option<Order>) -> io::Result<Option<u64>> {
+        self.number += 1;
         self.record.resize(RECORD_BYTES, 0);
-        let got = read_whole(&mut self.file, &mut self.record)?;
+        let got = read_whole(&mut self.file, &mut self.record).map_err(|error| self.unreadable(&error))?;
         if got == 0 {
             return Ok(None);
         }
-        self.records += 1;
         if got < RECORD_BYTES {
             return Err(self.invalid("is cut off"));
         }
@@ -86,14 +94,20 @@ impl<R: Read> Source<R> {
         }
         let (at_ns, more_bytes) = blktrace::time_and_more(&self.record, own);
         self.record.resize(RECORD_BYTES + more_bytes, 0);
-        if read_whole(&mut self.file, &mut self.record[RECORD_BYTES..])? < more_bytes {
+        let more = read_whole(&mut self.file, &mut self.record[RECORD_BYTES..]);
+        if more.map_err(|error| self.unreadable(&error))? < more_bytes {
             return Err(self.invalid("is cut off"));
         }
         Ok(Some(at_ns))
     }
 
+    fn unreadable(&self, error: &io::Error) -> io::Error {
+        let (number, name) = (self.number, &self.name);
+        io::Error::new(error.kind(), format!("record {number} of {name} cannot be read: {error}"))
+    }
+
     fn invalid(&self, what: &str) -> io::Error {
-        let (number, name) = (self.records, &self.name);
+        let (number, name) = (self.number, &self.name);
         let advice = "trace again, or move the files without this one to another directory";
         io::Error::new(io::ErrorKind::InvalidData, format!("record {number} of {name} {what}; {advice}"))
     }
@@ -110,23 +124,27 @@ pub(super) struct Merged<R> {
     failed: Option<io::Error>,
 }
 
-/// Opens per-CPU files. Empty files, those of idle processors, have no records.
+/// Opens per-CPU files, compressed or not. Empty files, those of idle processors, have no records.
+/// The number of bytes read from all files is added to `consumed`.
 ///
 /// # Errors
 /// Returns an error if a file cannot be opened or its first record is invalid.
-pub(super) fn open(paths: &[PathBuf]) -> Result<Merged<BufReader<File>>> {
+pub(super) fn open(paths: &[PathBuf], consumed: &Arc<AtomicU64>) -> Result<Merged<Box<dyn Read + Send>>> {
     let mut files = Vec::with_capacity(paths.len());
     for path in paths {
         let name = path.display().to_string();
         let file = File::open(path).with_context(|| format!("cannot open the trace {name}"))?;
-        files.push((name, BufReader::with_capacity(BUFFER_BYTES, file)));
+        let counted = Counted { stream: file, consumed: Arc::clone(consumed) };
+        let (_, decoded) = decompress::decoded(counted, BUFFER_BYTES)
+            .with_context(|| format!("cannot read the trace {name}"))?;
+        files.push((name, decoded));
     }
     Ok(Merged::new(files)?)
 }
 
 impl<R: Read> Merged<R> {
     fn new(files: impl IntoIterator<Item = (String, R)>) -> io::Result<Merged<R>> {
-        let source = |(name, file)| Source { name, file, record: Vec::new(), records: 0 };
+        let source = |(name, file)| Source { name, file, record: Vec::new(), number: 0 };
         let sources: Vec<Source<R>> = files.into_iter().map(source).collect();
         let mut merged =
             Merged { sources, next: BinaryHeap::new(), current: None, order: None, failed: None };

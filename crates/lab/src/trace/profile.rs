@@ -32,7 +32,7 @@ const STREAMS: usize = 16;
 const SIZES_MAX: usize = 1 << 16;
 
 /// Summary of a trace.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Profile {
     /// Number of all requests.
     pub requests: u64,
@@ -67,7 +67,7 @@ pub struct Profile {
 }
 
 /// Sectors that were read or written.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Footprint {
     /// Number of distinct sectors.
     pub sectors: u64,
@@ -84,7 +84,7 @@ pub struct Footprint {
 }
 
 /// Sizes of reads and writes.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Sizes {
     /// Mean size, bytes.
     pub mean_bytes: f64,
@@ -110,7 +110,7 @@ pub struct SizeBucket {
 
 /// Reads and writes that begin where an earlier request of the disk ended. Only the 16 newest of
 /// these ends that no request has continued are known, of all disks together.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Sequential {
     /// Share of sequential requests, per cent.
     pub requests_percent: f64,
@@ -119,7 +119,7 @@ pub struct Sequential {
 }
 
 /// Times between successive requests, nanoseconds. Quantiles are at most 6 % too high.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Gaps {
     /// Mean time between requests.
     pub mean_ns: f64,

@@ -3,7 +3,6 @@
 //! [`Groups`] reads the groups of version 2 and checks their seals. Version 1 has no seals, and its
 //! groups are read unchecked.
 
-use std::fmt;
 use std::io;
 
 use super::binary::{RECORD_BYTES, VERSION_UNSEALED};
@@ -16,16 +15,9 @@ pub(super) const GROUP_BYTES: usize = (GROUP_RECORDS + 1) * RECORD_BYTES;
 const SEAL: u8 = 0xff;
 
 /// A group whose checksum does not match.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(super) struct Damage(String);
-
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Damage {}
 
 /// Returns the seal of a group. `total` is the number of records up to the seal.
 pub(super) fn seal(group: &[u8], total: u64, is_last: bool) -> [u8; RECORD_BYTES] {

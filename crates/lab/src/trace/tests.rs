@@ -148,6 +148,15 @@ fn a_file_that_is_no_trace_is_refused_by_name() {
     assert!(error.starts_with("cannot detect the format of a.csv: pass one of hob, csv, msr"), "{error}");
     let error = refused("Timestamp,Hostname,Type,Offset\n", "a.csv", &SKIP);
     assert_eq!(error, "a.csv has a header line and no requests");
+    let csv_format = OpenOptions { format: Some(FormatInfo::named("csv").unwrap()), ..SKIP };
+    for header in
+        ["ts_us,op,offset,size", "ts_us,op,offset,size\r\n", "\u{feff}ts_us,op,offset,size,disk\n\n"]
+    {
+        for options in [&SKIP, &csv_format] {
+            assert_eq!(refused(header, "A.csv", options), "A.csv has a header line and no requests");
+        }
+    }
+    assert_eq!(read("ts_us,op,offset,size\n0,R,0,512", &SKIP).records.len(), 1);
     let error = refused("ts_us;op;offset;size\n1;R;0;512\n2;W;0;512\n", "a.csv", &SKIP);
     assert!(error.contains("separated by semicolons: replace them with commas"), "{error}");
     let mut tar = vec![0; 512];
@@ -191,7 +200,50 @@ fn compressed_data_that_is_cut_off_is_an_error_after_the_intact_records() {
         );
     }
     let error = refused(&whole[..15], "a.gz", &SKIP);
-    assert!(error.starts_with("cannot read the trace a.gz: the gzip data is cut off"), "{error}");
+    assert!(
+        error.starts_with("cannot read the trace a.gz after 0 requests: the gzip data is cut off"),
+        "{error}"
+    );
+}
+
+#[test]
+fn damage_of_small_files_has_a_number_of_requests_and_a_plain_reason() {
+    let text = csv(&(0..300).map(|n| n * n).collect::<Vec<u64>>());
+    let zstd =
+        ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest);
+    let mut bzip2 = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    bzip2.write_all(text.as_bytes()).unwrap();
+    let mut xz = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1)).unwrap();
+    xz.write_all(text.as_bytes()).unwrap();
+    let compressed = [
+        ("gzip", gzip(text.as_bytes())),
+        ("zstd", zstd),
+        ("bzip2", bzip2.finish().unwrap()),
+        ("xz", xz.finish().unwrap()),
+    ];
+    for (name, bytes) in compressed {
+        let mut changed = bytes.clone();
+        changed[bytes.len() / 2] ^= 0x55;
+        for damaged in [bytes[..bytes.len() / 2].to_vec(), changed] {
+            let said = match try_read(damaged, "t", &SKIP) {
+                Ok(found) => found.error.unwrap(),
+                Err(error) => error.to_string(),
+            };
+            assert!(said.starts_with("cannot read the trace t after "), "{name}: {said}");
+            assert!(said.contains(&format!(": the {name} data is cut off")), "{name}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_name_of_compressed_data_with_other_content_is_an_error() {
+    let error = refused("BZ\u{1}91AY", "t.csv.bz2", &SKIP);
+    assert_eq!(
+        error,
+        "cannot read the trace t.csv.bz2 after 0 requests: it does not begin like compressed data"
+    );
+    assert_eq!(refused("", "t.csv.bz2", &SKIP), "t.csv.bz2 is empty");
+    assert_eq!(try_read(csv(&[1, 2]), "t.csv.gz", &SKIP).unwrap().records.len(), 2);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Client side of NBD negotiation.
 //!
-//! To connect, the client requests structured replies, then `base:allocation`, then the export with
-//! GO. The server may refuse structured replies and `base:allocation`. If the server does not
-//! support GO, the client sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT.
-//! Only one option is in flight at a time, so every reply has one meaning.
+//! To connect, the client requests structured replies, then one metadata context, then the export
+//! with GO. The context is `base:allocation` unless the caller names another. The server may refuse
+//! structured replies and the context. If the server does not support GO, the client sends
+//! EXPORT_NAME. To list exports, the client sends LIST and then ABORT. Only one option is in flight
+//! at a time, so every reply has one meaning.
 //!
 //! With TLS, the client first sends STARTTLS. After the TLS handshake, the client
 //! negotiates from the start, and ignores everything that the server sent before.
@@ -54,8 +55,8 @@ pub struct Negotiated {
     pub block_size_max: u32,
     /// Whether the server replies to READ in chunks.
     pub structured_replies: bool,
-    /// Id of `base:allocation` in BLOCK_STATUS replies; `None` if the client may not send
-    /// BLOCK_STATUS.
+    /// Id of the requested metadata context in BLOCK_STATUS replies; `None` if the client may not
+    /// send BLOCK_STATUS.
     pub meta_context_id: Option<u32>,
 }
 
@@ -155,6 +156,8 @@ enum State {
 #[derive(Debug)]
 pub struct Handshake {
     goal: Goal,
+    /// Name of the metadata context to request.
+    context: &'static str,
     /// Whether the connection must be encrypted, but is not yet.
     needs_tls: bool,
     state: State,
@@ -184,6 +187,14 @@ impl Handshake {
         Self::start(goal, true)
     }
 
+    /// Requests the metadata context with this name instead of `base:allocation`. Call it before
+    /// the first input.
+    #[must_use]
+    pub fn for_context(mut self, context: &'static str) -> Self {
+        self.context = context;
+        self
+    }
+
     /// Creates the negotiation inside TLS, after [`HandshakeOutcome::StartTls`]. It has the client's
     /// first option as output.
     ///
@@ -192,7 +203,7 @@ impl Handshake {
     #[must_use]
     pub fn inside_tls(self) -> Self {
         assert!(self.option == opt::STARTTLS && self.state == State::Ended, "TLS was not started");
-        let mut inside = Self::start(self.goal, false);
+        let mut inside = Self::start(self.goal, false).for_context(self.context);
         inside.no_zeroes = self.no_zeroes;
         inside.ask(inside.first_option());
         inside
@@ -201,6 +212,7 @@ impl Handshake {
     fn start(goal: Goal, needs_tls: bool) -> Self {
         let mut new = Self {
             goal,
+            context: BASE_ALLOCATION,
             needs_tls,
             state: State::Magics,
             intake: Intake::new(MAGICS_BYTES),
@@ -351,7 +363,7 @@ impl Handshake {
             opt::SET_META_CONTEXT => {
                 push_counted(&mut payload, name);
                 payload.extend_from_slice(&1u32.to_be_bytes());
-                push_counted(&mut payload, BASE_ALLOCATION);
+                push_counted(&mut payload, self.context);
             }
             _ => {}
         }
@@ -447,7 +459,7 @@ impl Handshake {
     fn on_meta_context(&mut self, payload: &[u8]) -> Result<(), HandshakeError> {
         let mut reader = Reader::new(payload);
         let id = reader.u32().ok_or(SHORT)?;
-        if reader.rest() != BASE_ALLOCATION.as_bytes() || self.meta_context_id.is_some() {
+        if reader.rest() != self.context.as_bytes() || self.meta_context_id.is_some() {
             return Err(Protocol("it chose a metadata context that was not requested"));
         }
         self.meta_context_id = Some(id);

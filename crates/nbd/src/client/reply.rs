@@ -95,8 +95,8 @@ pub enum ReplyEvent {
         /// Length of the hole, bytes.
         length: u32,
     },
-    /// Extents of `base:allocation` from the request's offset on. The list has at least one extent,
-    /// and the last extent may reach past the request.
+    /// Extents of the negotiated metadata context from the request's offset on. The list has at
+    /// least one extent, and the last extent may reach past the request.
     BlockStatus {
         /// Cookie of the BLOCK_STATUS request.
         cookie: u64,
@@ -458,7 +458,7 @@ impl ReplyDecoder {
         let cookie = header.cookie;
         let mut reader = Reader::new(self.intake.held());
         let length = reader.u32().unwrap_or_default();
-        let state = reader.u32().unwrap_or_default() & (Extent::HOLE | Extent::ZERO);
+        let state = reader.u32().unwrap_or_default();
         // The last extent may reach past the request, but no extent may begin there.
         if length == 0 || left_bytes == 0 {
             return Err(broken(cookie, "an extent is empty or begins after the request"));

@@ -54,8 +54,8 @@ pub fn cache(cookie: u64, offset: u64, length: u32) -> [u8; REQUEST_BYTES] {
     encode(Command::Cache, CommandFlags::NONE, cookie, offset, length)
 }
 
-/// Encodes a BLOCK_STATUS; `flags` may contain REQ_ONE. The `base:allocation` context must have
-/// been negotiated.
+/// Encodes a BLOCK_STATUS; `flags` may contain REQ_ONE. A metadata context must have been
+/// negotiated.
 #[inline]
 pub fn block_status(cookie: u64, offset: u64, length: u32, flags: CommandFlags) -> [u8; REQUEST_BYTES] {
     encode(Command::BlockStatus, flags, cookie, offset, length)

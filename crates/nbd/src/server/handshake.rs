@@ -10,6 +10,8 @@
 //! Memory: at most one option payload ([`HandshakeLimits::option_bytes_max`]) and the reply to one
 //! option.
 
+use std::borrow::Cow;
+
 use super::option::{self, MetaQuery, Refusal};
 use crate::bytes::{Intake, clip};
 use crate::export::{CONTEXTS_MAX, EXPORT_NAME_BYTES_MAX, ExportDirectory, ExportInfo};
@@ -146,7 +148,7 @@ pub enum HandshakeError {
         /// The readable part of the export's name.
         name: String,
         /// The reason.
-        reason: &'static str,
+        reason: Cow<'static, str>,
     },
 }
 
@@ -318,7 +320,7 @@ impl Handshake {
             self.state = State::Drain { option, left: length };
         } else {
             if option != opt::EXPORT_NAME {
-                self.refuse(option, TOO_BIG);
+                self.refuse(option, &TOO_BIG);
             }
             self.fail(HandshakeError::OptionTooBig { option, length });
         }
@@ -330,7 +332,7 @@ impl Handshake {
         let left = left - skipped as u32;
         self.state = State::Drain { option, left };
         if left == 0 {
-            self.refuse(option, TOO_BIG);
+            self.refuse(option, &TOO_BIG);
             self.await_option();
         }
         skipped > 0
@@ -357,7 +359,7 @@ impl Handshake {
             _ => Err(UNKNOWN),
         };
         if let Err(refusal) = result {
-            self.refuse(option, refusal);
+            self.refuse(option, &refusal);
         }
     }
 
@@ -365,7 +367,7 @@ impl Handshake {
         match self.tls {
             Tls::Absent => return Err(UNKNOWN),
             Tls::Started => {
-                return Err(Refusal { reply: rep::ERR_INVALID, message: "TLS was already started" });
+                return Err(Refusal { reply: rep::ERR_INVALID, message: "TLS was already started".into() });
             }
             Tls::Offered | Tls::Required => must_be_empty(payload)?,
         }
@@ -380,7 +382,7 @@ impl Handshake {
             self.fail(HandshakeError::NoTls);
             return Ok(());
         }
-        Err(Refusal { reply: rep::ERR_TLS_REQD, message: "this server requires TLS first" })
+        Err(Refusal { reply: rep::ERR_TLS_REQD, message: "this server requires TLS first".into() })
     }
 
     fn on_export_name(&mut self, payload: &[u8], directory: &dyn ExportDirectory) {
@@ -497,7 +499,7 @@ impl Handshake {
         directory: &dyn ExportDirectory,
     ) -> Result<(MetaQuery<'a>, ExportInfo), Refusal> {
         if !self.structured_replies {
-            let message = "negotiate structured replies before metadata contexts";
+            let message = "negotiate structured replies before metadata contexts".into();
             return Err(Refusal { reply: rep::ERR_INVALID, message });
         }
         let query = option::parse_meta(payload)?;
@@ -518,8 +520,9 @@ impl Handshake {
         }));
     }
 
-    fn refuse(&mut self, option: u32, refusal: Refusal) {
-        self.reply(option, refusal.reply, &[refusal.message.as_bytes()]);
+    fn refuse(&mut self, option: u32, refusal: &Refusal) {
+        let message = clip(&refusal.message, STRING_BYTES_MAX);
+        self.reply(option, refusal.reply, &[message.as_bytes()]);
     }
 
     fn info(&mut self, option: u32, item: u16, parts: &[&[u8]]) {
@@ -538,15 +541,23 @@ impl Handshake {
     }
 }
 
-const UNKNOWN: Refusal = Refusal { reply: rep::ERR_UNSUP, message: "this server does not know the option" };
+const UNKNOWN: Refusal =
+    Refusal { reply: rep::ERR_UNSUP, message: Cow::Borrowed("this server does not know the option") };
 
-const TOO_BIG: Refusal = Refusal { reply: rep::ERR_TOO_BIG, message: "the option's payload is too long" };
+const TOO_BIG: Refusal =
+    Refusal { reply: rep::ERR_TOO_BIG, message: Cow::Borrowed("the option's payload is too long") };
+
+/// Maximum number of export names in a refusal.
+const NAMES_MAX: usize = 3;
+
+/// Maximum length of an export name in a refusal, bytes.
+const SHOWN_NAME_BYTES_MAX: usize = 256;
 
 fn must_be_empty(payload: &[u8]) -> Result<(), Refusal> {
     if payload.is_empty() {
         return Ok(());
     }
-    Err(Refusal { reply: rep::ERR_INVALID, message: "the option takes no payload" })
+    Err(Refusal { reply: rep::ERR_INVALID, message: "the option takes no payload".into() })
 }
 
 /// Returns the names of all metadata contexts of an export.
@@ -555,13 +566,32 @@ fn contexts_of(export: &ExportInfo) -> impl Iterator<Item = &str> {
 }
 
 fn lookup(directory: &dyn ExportDirectory, name: &str) -> Result<ExportInfo, Refusal> {
-    let info = directory
-        .find(name)
-        .ok_or(Refusal { reply: rep::ERR_UNKNOWN, message: "there is no export with this name" })?;
+    let info = directory.find(name).ok_or_else(|| no_export(directory, name))?;
     let broken = Refusal {
         reply: rep::ERR_PLATFORM,
-        message: "the export's size or block sizes cannot be expressed in NBD; see the server's configuration",
+        message:
+            "the export's size or block sizes cannot be expressed in NBD; see the server's configuration"
+                .into(),
     };
     info.check().map_err(|_| broken)?;
     Ok(info)
+}
+
+/// Refuses an export that does not exist, and names some exports that the client may list.
+fn no_export(directory: &dyn ExportDirectory, name: &str) -> Refusal {
+    let mut message = match name {
+        "" => "there is no default export".to_owned(),
+        _ => format!("there is no export {:?}", clip(name, SHOWN_NAME_BYTES_MAX)),
+    };
+    let names = directory.list().into_iter().map(|(name, _)| name);
+    let names: Vec<String> = names.filter(|name| (1..=SHOWN_NAME_BYTES_MAX).contains(&name.len())).collect();
+    let shown: Vec<String> = names.iter().take(NAMES_MAX).map(|name| format!("{name:?}")).collect();
+    if !shown.is_empty() {
+        message.push_str("; this server has ");
+        message.push_str(&shown.join(", "));
+    }
+    if names.len() > NAMES_MAX {
+        message.push_str(&format!(" and {} more", names.len() - NAMES_MAX));
+    }
+    Refusal { reply: rep::ERR_UNKNOWN, message: message.into() }
 }

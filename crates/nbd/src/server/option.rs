@@ -3,19 +3,21 @@
 //! Every refusal has a reply type and a message for the client's log. Strings must be UTF-8 without
 //! NUL. A payload with extra bytes is malformed.
 
+use std::borrow::Cow;
+
 use crate::bytes::Reader;
 use crate::export::EXPORT_NAME_BYTES_MAX;
 use crate::wire::{STRING_BYTES_MAX, info, rep};
 
 /// An error reply to an option. The client may send another option afterwards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) reply: u32,
-    pub(super) message: &'static str,
+    pub(super) message: Cow<'static, str>,
 }
 
 const fn invalid(message: &'static str) -> Refusal {
-    Refusal { reply: rep::ERR_INVALID, message }
+    Refusal { reply: rep::ERR_INVALID, message: Cow::Borrowed(message) }
 }
 
 const SHORT: Refusal = invalid("the option's payload is shorter than its length fields");
@@ -89,7 +91,7 @@ pub(super) fn export_name(bytes: &[u8]) -> Result<&str, Refusal> {
     if bytes.len() > EXPORT_NAME_BYTES_MAX {
         return Err(Refusal {
             reply: rep::ERR_TOO_BIG,
-            message: "an export name may have 4096 bytes at most",
+            message: "an export name may have 4096 bytes at most".into(),
         });
     }
     match std::str::from_utf8(bytes) {

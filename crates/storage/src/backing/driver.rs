@@ -31,10 +31,17 @@ pub trait Driver: Send {
     fn take_loss(&mut self) -> bool {
         false
     }
+    /// Returns whether acknowledged changes that no flush covers are only in this process's memory,
+    /// once after each change. A kill of the process then loses them.
+    fn poll_exposure(&mut self) -> Option<bool> {
+        None
+    }
     /// When to call `handle_timeout`.
-    fn poll_timeout(&self) -> Option<Instant>;
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
     /// Handles the timeout that `poll_timeout` returned.
-    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant);
+    fn handle_timeout(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// Queries the allocation of a range of at least one byte.
     fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64);
     /// Returns the reply to a `submit_status`.
@@ -68,8 +75,8 @@ pub trait Driver: Send {
     fn has_lost(&self) -> bool {
         false
     }
-    /// Returns the id of a writable backing that keeps unflushed changes in this process's memory, so
-    /// that a kill of the process loses them. `None` if the process can be killed without loss.
+    /// Returns the id of a writable backing that keeps unflushed changes in this process's memory,
+    /// so that a kill of the process loses them. `None` if the process can be killed without loss.
     fn memory_id(&self) -> Option<[u8; 16]> {
         None
     }
@@ -86,8 +93,9 @@ pub trait Driver: Send {
     /// For a [handover](super::Backing::handover): records that the peer has the sectors
     /// `first..end` in flash.
     fn peer_has(&mut self, _first: u64, _end: u64) {}
-    /// For an attached handover: connects another host, which owns or owned the disk, as the source
-    /// of reads. The peer stays connected until [`leave_peer`](Self::leave_peer).
+    /// For the backing of a migrating disk, after `attach`: connects the owner or former owner of
+    /// the disk as a source of reads. The peer stays connected until
+    /// [`leave_peer`](Self::leave_peer).
     fn set_peer(&mut self, _ring: &mut Ring, _now: Instant, _peer: Box<dyn Driver>) {}
     /// For a handover: makes this host the owner. The peer is disconnected. Another may be set.
     fn take_over(&mut self, _ring: &mut Ring, _now: Instant) {}
@@ -101,8 +109,8 @@ pub trait Driver: Send {
     fn parent(&self) -> Result<Option<Parent>, String> {
         Ok(None)
     }
-    /// Returns the permanent name of a backing that never changes. Clones use it to name their
-    /// [parent](Parent).
+    /// Returns the name of the content of a backing that does not change. Clones use it to name
+    /// their [parent](Parent). A changed backing has another name when it is opened again.
     fn constant(&self) -> Option<&str> {
         None
     }
@@ -122,8 +130,9 @@ pub trait Driver: Send {
     fn take_shared(&mut self, _io: IoId) -> Vec<(u64, u64)> {
         Vec::new()
     }
-    /// Tells whether the parent's disk is available. Before the first link, no read is sent to it.
-    fn link_parent(&mut self, _linked: bool) {}
+    /// Tells the size of the parent's disk, bytes; `None` if the disk is not available. Before the
+    /// first link, no read is sent to it.
+    fn link_parent(&mut self, _parent_bytes: Option<u64>) {}
     /// Sets a gate. Changes of the attached backing begin only while the gate is open; other
     /// changes wait and eventually fail. Backings that fence other writers themselves ignore the
     /// gate.
@@ -185,6 +194,11 @@ macro_rules! delegate {
         }
     };
     (@take_loss $own:ident) => { fn take_loss(&mut self) -> bool { self.$own.take_loss() } };
+    (@poll_exposure $own:ident) => {
+        fn poll_exposure(&mut self) -> Option<bool> {
+            self.$own.poll_exposure()
+        }
+    };
     (@poll_timeout $own:ident) => {
         fn poll_timeout(&self) -> Option<Instant> {
             self.$own.poll_timeout()

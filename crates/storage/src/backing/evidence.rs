@@ -33,6 +33,28 @@ impl ChangeToken {
     }
 }
 
+/// Times of a file's last changes by the clock of this host, nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangeTimes {
+    /// Last change of the content (mtime). Programs can set it.
+    pub modified_ns: u64,
+    /// Last change of the content, or of attributes such as owner and name (ctime).
+    pub changed_ns: u64,
+}
+
+impl ChangeTimes {
+    fn of(file: impl AsFd) -> Option<ChangeTimes> {
+        let (modified, changed) = times(&rustix::fs::fstat(file).ok()?);
+        let since_1970 = |ns: i128| u64::try_from(ns.max(0)).unwrap_or(u64::MAX);
+        Some(ChangeTimes { modified_ns: since_1970(modified), changed_ns: since_1970(changed) })
+    }
+
+    /// Returns the later one of the times.
+    pub fn latest_ns(self) -> u64 {
+        self.modified_ns.max(self.changed_ns)
+    }
+}
+
 /// Detects changes of an open backing. Do not use it on the shard's thread, because the filesystem
 /// may be slow.
 #[derive(Clone, Debug)]
@@ -76,6 +98,16 @@ impl ChangeDetector {
         }
     }
 
+    /// Returns the times of the last changes of a file. `None` if the backing is no file, or is
+    /// closed.
+    pub fn times(&self) -> Option<ChangeTimes> {
+        match &self.0 {
+            Kind::File(file) => ChangeTimes::of(&file.upgrade()?),
+            Kind::KeptOpen(file) => ChangeTimes::of(file),
+            Kind::Said(_) => None,
+        }
+    }
+
     /// Returns the present evidence, after waiting until the latest change is old enough. The
     /// backing must not change meanwhile.
     pub fn evidence_at_end(&self) -> Option<ChangeToken> {
@@ -90,6 +122,12 @@ impl ChangeDetector {
 pub(super) fn at_opening(file: impl AsFd) -> Option<ChangeToken> {
     let status = rustix::fs::fstat(&file).ok()?;
     if has_timestamps(file) { of_status(&status) } else { None }
+}
+
+/// Returns the times of a file that was just opened, if its filesystem has reliable timestamps.
+pub(super) fn times_at_opening(file: impl AsFd) -> Option<ChangeTimes> {
+    let times = ChangeTimes::of(&file)?;
+    has_timestamps(file).then_some(times)
 }
 
 /// Returns true if the file's filesystem has reliable timestamps. Waits while a network filesystem
@@ -194,6 +232,30 @@ mod tests {
             change(&path);
             assert_ne!(before, evidence(&path), "{what}");
         }
+    }
+
+    /// A program can set the time of the content's change, and not the other one.
+    #[test]
+    fn each_change_moves_one_of_the_times_forward() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let open = || OpenOptions::new().write(true).open(&path).unwrap();
+        let times = || ChangeTimes::of(open()).unwrap();
+        let before = times();
+        assert!(before.modified_ns > 0 && before.latest_ns() >= before.modified_ns, "{before:?}");
+        wait_for_tick(directory.path());
+        write(&path, 4096, &[1; 512]);
+        let written = times();
+        assert!(written.modified_ns > before.modified_ns, "{before:?}, {written:?}");
+        wait_for_tick(directory.path());
+        open().set_modified(std::time::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
+        let set_back = times();
+        assert_eq!(set_back.modified_ns, 1_000_000_000);
+        assert!(set_back.changed_ns > written.latest_ns(), "{written:?}, {set_back:?}");
+        let detector = ChangeDetector(Kind::KeptOpen(Arc::new(open().into())));
+        assert_eq!(detector.times(), Some(set_back));
+        assert_eq!(ChangeDetector::said(ChangeToken(1)).times(), None);
     }
 
     /// A change right after the last one might have the same timestamps.

@@ -21,7 +21,8 @@
 //! write a dirty page later.
 //!
 //! # Locks
-//! Exclusive for a writable disk, shared for a read-only one; see [`crate::lock`].
+//! Exclusive for a writable disk, shared for a read-only one; see [`crate::lock`]. The file below a
+//! loop device is locked too; see [`super::below`].
 //!
 //! # Files that shrink
 //! A write past the end of a file would enlarge it again, with a hole of zeroes. So the file's size
@@ -52,12 +53,13 @@ use hob_engine::io::{Durability, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
 use self::end::FileEnd;
+use super::below::{self, BelowLocks};
 use super::evidence::{self, ChangeDetector};
 use super::helper::{Ended, Helper, Job};
 use super::identity::{self, ChangeMark};
 use super::{
-    BackingInfo, BackingOptions, Driver, Lock, OpenError, Reader, SizeProbe, Status, StatusExtent, WaitMax,
-    io_result,
+    BackingInfo, BackingOptions, Driver, Format, Lock, OpenError, Reader, SizeProbe, Status, StatusExtent,
+    WaitMax, image_state, io_result,
 };
 use crate::direct::open_direct;
 use crate::filesystem::{is_memory, may_block};
@@ -101,7 +103,11 @@ struct FileBacking {
     is_block_device: bool,
     /// Whether the file's timestamps are evidence that it is unchanged.
     has_timestamps: bool,
+    /// Name of the content of a file that is locked against writers.
+    constant: Option<String>,
     access: Access,
+    /// Locks of the files below a block device.
+    below: Option<Arc<BelowLocks>>,
     end: FileEnd,
     attached: Option<Attached>,
     several: Vec<Several>,
@@ -109,11 +115,12 @@ struct FileBacking {
     in_flight: usize,
     /// Lease gate, if other hosts may also write the disk.
     gate: Option<Arc<dyn Gate>>,
-    /// Slots of I/Os that the lease gate or a stale file handle stopped, and the time of their retry.
+    /// Slots of I/Os that the lease gate or a stale file handle stopped, and the time of their
+    /// retry.
     stopped: Vec<u32>,
     retry_at: Instant,
     stale: Stale,
-    /// Whether another host owns the disk.
+    /// True after `revoke`: another host owns the disk, or this host abandoned the backing.
     is_lost: bool,
     wait_ns: u64,
     /// I/Os that may occupy a kernel worker, and I/Os that wait until others have ended.
@@ -181,6 +188,10 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     // For a block device, exclusive means that it is not mounted.
     let exclusive = if is_block_device && write && options.locked { libc::O_EXCL } else { 0 };
     let open = |flags| OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
+    // A file that is replaced while it is opened has another state afterwards.
+    let is_constant = !write && options.locked && !is_block_device;
+    let state = || if is_constant { image_state(path, Format::Raw, &[]).ok() } else { None };
+    let before = state();
     let mut buffered = match open(exclusive) {
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
             return Err(OpenError::InUse { path: path.into() });
@@ -193,17 +204,27 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         LockError::Qemu(permission) => OpenError::InUseByQemu { path: path.into(), permission },
         LockError::System(errno) => system(errno.into()),
     })?;
+    let below = if is_block_device {
+        let number = buffered.metadata().map_err(system)?.rdev();
+        Some(Arc::new(BelowLocks::of(number)))
+    } else {
+        None
+    };
+    if let Some(below) = below.as_ref().filter(|_| options.locked) {
+        below.take(access).map_err(|(path, error)| below::open_error(path, error))?;
+    }
     let size_bytes = buffered.seek(SeekFrom::End(0)).map_err(system)?;
     if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
         return Err(unfit(format!(
-            "{size_bytes} bytes are not a positive multiple of 512; `truncate -s %512 {spec}` pads \
-            the file"
+            "{size_bytes} bytes are not a positive multiple of 512; `truncate -s %512 {spec}` pads the file"
         )));
     }
     let metadata = buffered.metadata().map_err(system)?;
     // This comes before any attempt that changes timestamps.
     let evidence = if is_block_device { None } else { evidence::at_opening(&buffered) };
+    let times = if is_block_device { None } else { evidence::times_at_opening(&buffered) };
     let has_timestamps = !is_block_device && evidence::has_timestamps(&buffered);
+    let constant = state().filter(|state| before.as_ref() == Some(state));
     let memory = file_type.is_file() && is_memory(&buffered);
     let small_blocks = is_block_device || metadata.blksize() <= SECTOR_BYTES;
     let direct =
@@ -219,8 +240,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
             if options.direct {
                 tracing::warn!(
                     path = spec,
-                    "the filesystem does not support O_DIRECT; I/O of the \
-                    disk goes through the page cache"
+                    "the filesystem does not support O_DIRECT; I/O of the disk goes through the page cache"
                 );
             }
             "buffered"
@@ -253,10 +273,11 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         can_fast_zero: can_punch,
         read_only: !write,
         description: format!("{kind} {spec} ({how})"),
-        identity: identity::hash(&identity_text),
-        identity_text,
         changed: (!is_block_device).then(|| ChangeMark::of(&metadata)),
         evidence,
+        // Data reaches a volatile file later than it was written.
+        times: times.filter(|_| volatile.is_none()),
+        ..BackingInfo::identified(identity_text)
     };
     Ok(FileBacking {
         info,
@@ -266,7 +287,9 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         volatile,
         is_block_device,
         has_timestamps,
+        constant,
         access,
+        below,
         end: FileEnd::default(),
         attached: None,
         several: Vec::new(),
@@ -344,10 +367,11 @@ impl FileBacking {
         self.life = Life::Closing;
         let (direct, volatile, is_block_device) =
             (self.direct.take(), self.volatile.clone(), self.is_block_device);
+        let below = self.below.take();
         let buffered = self.buffered.take().expect("it is closed once");
         let close = move || {
             let mark = if is_block_device { None } else { mark_of(&buffered, volatile.as_deref()) };
-            drop((direct, buffered));
+            drop((direct, buffered, below));
             mark
         };
         self.ask_helper(ring, Job::Close(Box::new(close)));
@@ -580,7 +604,8 @@ impl Driver for FileBacking {
     }
 
     fn lock(&self) -> Option<Lock> {
-        Some(Lock::of_file(Arc::downgrade(self.buffered()), self.access))
+        let below = self.below.as_ref().map(Arc::downgrade);
+        Some(Lock::of_file(Arc::downgrade(self.buffered()), self.access, below))
     }
 
     fn size_probe(&self) -> Option<SizeProbe> {
@@ -589,6 +614,10 @@ impl Driver for FileBacking {
 
     fn grow(&mut self, size_bytes: u64) {
         self.info.grow(size_bytes);
+    }
+
+    fn constant(&self) -> Option<&str> {
+        self.constant.as_deref()
     }
 
     fn witness(&self) -> Option<ChangeDetector> {

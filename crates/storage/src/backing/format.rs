@@ -92,6 +92,9 @@ const FORMATS: &[Row] = &[
 /// Header of VHD images. A VHD of fixed size has it only in its last sector.
 const VPC_COOKIE: &[u8] = b"conectix";
 
+/// Header of LUKS1 and LUKS2 volumes.
+const LUKS_MAGIC: &[u8] = b"LUKS\xba\xbe";
+
 impl Format {
     /// Every format.
     pub fn all() -> impl Iterator<Item = Format> {
@@ -153,6 +156,19 @@ impl Format {
         let is_vpc =
             size >= 512 && file.read_exact_at(&mut cookie, size - 512).is_ok() && cookie == VPC_COOKIE;
         Ok(if is_vpc { Format::Vpc } else { Format::Raw })
+    }
+
+    /// Returns true if the content starts with the header of a LUKS volume. Such a disk is raw.
+    ///
+    /// # Errors
+    /// [`OpenError`] if the path cannot be a backing.
+    pub fn resembles_luks(path: &Path) -> Result<bool, OpenError> {
+        let system = |source| OpenError::System { path: path.into(), source };
+        path::check(path)?;
+        let file = File::open(path).map_err(system)?;
+        let mut head = [0; LUKS_MAGIC.len()];
+        let read = file.read_at(&mut head, 0).map_err(system)?;
+        Ok(head[..read] == *LUKS_MAGIC)
     }
 
     fn row(self) -> &'static Row {
@@ -228,9 +244,12 @@ mod tests {
             }
         }
         assert_eq!(with((1 << 20) - 512, b"conectix"), Format::Vpc);
+        assert!(!Format::resembles_luks(&path).unwrap());
         // Guests encrypt whole disks, and a raw disk can then look like this.
         assert_eq!(with(0, b"LUKS\xba\xbe"), Format::Raw);
+        assert!(Format::resembles_luks(&path).unwrap());
         std::fs::write(&path, b"QF").unwrap();
         assert_eq!(Format::resembled(&path).unwrap(), Format::Raw);
+        assert!(!Format::resembles_luks(&path).unwrap());
     }
 }

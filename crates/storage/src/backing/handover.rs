@@ -3,16 +3,18 @@
 //!
 //! | | reads | changes | flushes |
 //! |---|---|---|---|
-//! | in standby | from the peer, which owns the disk; they wait if there is no peer or it fails | refused | of the own backing |
-//! | taken over, with the former owner as peer | from the peer for sectors that it has and that were not written since; otherwise from the own backing | to the own backing | likewise |
+//! | in standby | from the peer, which owns the disk; they wait if there is no peer or it fails |
+//! refused | of the own backing |
+//! | taken over, with the former owner as peer | from the peer for sectors that it has and that
+//! were not written since; otherwise from the own backing | to the own backing | likewise |
 //! | alone | from the own backing | to the own backing | likewise |
 //!
 //! At the hand-over the peer is disconnected, because its later replies are not the owner's. The
 //! former owner is connected again as another peer. The former owner wrote all changes through and
 //! flushed them before the hand-over. So its flash is as current as the backing for sectors that
 //! were not written since. A write on this host is recorded before it is issued. The written
-//! sectors are not read from a peer again, even if the peer lists them later ([`LeftBehind`]). The
-//! engine never has a read and a write of one sector in flight at once.
+//! sectors are not read from a peer again, even if the peer lists them later ([`RemainingRanges`]).
+//! The engine never has a read and a write of one sector in flight at once.
 //!
 //! After the hand-over a peer is disconnected at its first failure. The own backing is opened
 //! without its [lock](super::Lock).
@@ -22,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_engine::io::{Io, IoError, IoOp};
-use hob_engine::migration::LeftBehind;
+use hob_engine::migration::RemainingRanges;
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
 use super::driver::delegate;
@@ -65,7 +67,7 @@ pub(super) struct Handover {
     tokens: Option<TokenSpace>,
     phase: Phase,
     /// With the peer.
-    left_behind: LeftBehind,
+    left_behind: RemainingRanges,
     /// Reads that were sent to the peer.
     asked: HashMap<IoId, Read>,
     /// Reads that wait for a peer to connect.
@@ -78,7 +80,7 @@ pub(super) struct Handover {
 
 impl Handover {
     pub(super) fn new(own: Box<dyn Driver>) -> Handover {
-        let left_behind = LeftBehind::new(own.info().size_bytes);
+        let left_behind = RemainingRanges::new(own.info().size_bytes);
         Handover {
             own,
             peer: None,
@@ -172,7 +174,7 @@ impl Handover {
 impl Driver for Handover {
     delegate! {
         own:
-        info take_loss set_gate suspend resume revoke read_before_attach reader witness
+        info take_loss poll_exposure set_gate suspend resume revoke read_before_attach reader witness
         change_mark is_lost has_lost memory_id lock size_probe grow set_wait_max
     }
 
@@ -292,7 +294,7 @@ impl Driver for Handover {
     fn leave_peer(&mut self, ring: &mut Ring, now: Instant) {
         self.drop_peer(ring);
         if self.phase == Phase::Taken {
-            self.left_behind = LeftBehind::default();
+            self.left_behind = RemainingRanges::default();
         }
         self.collect(ring, now);
     }

@@ -15,6 +15,12 @@ use std::time::SystemTime;
 /// Directory in which the kernel describes its block devices.
 pub(super) const SYS_BLOCK: &str = "/sys/dev/block";
 
+/// Beginning of the identity text of a block device.
+const BLOCK_DEVICE: &str = "block device ";
+
+/// Beginning of the name of a block device that has nothing but its number.
+const NUMBER: &str = "number ";
+
 /// Kernel files that permanently identify a block device, and the prefix of each name. The first
 /// non-empty file counts.
 const NAMES: &[(&str, &str)] = &[
@@ -82,8 +88,15 @@ pub(super) fn of_file(kind: &str, metadata: &Metadata, size_bytes: u64) -> Strin
 /// Returns the identity text of a block device from the kernel's description in `sys`.
 pub(super) fn of_block_device(sys: &Path, number: u64, size_bytes: u64) -> String {
     let number = device_number(number);
-    let name = name_in(&sys.join(&number)).unwrap_or(format!("number {number}"));
-    format!("block device {name}, {size_bytes} bytes")
+    let name = name_in(&sys.join(&number)).unwrap_or(format!("{NUMBER}{number}"));
+    format!("{BLOCK_DEVICE}{name}, {size_bytes} bytes")
+}
+
+/// Returns the permanent name of a block device from its identity text. `None` for other backings,
+/// and for a device whose only name is its number, which may change at every boot.
+pub(super) fn device_name(sentence: &str) -> Option<&str> {
+    let (name, _size) = sentence.strip_prefix(BLOCK_DEVICE)?.rsplit_once(", ")?;
+    (!name.starts_with(NUMBER)).then_some(name)
 }
 
 /// Returns the identity text for another disk size; `None` if the text does not end with the
@@ -93,7 +106,8 @@ pub(super) fn resized(sentence: &str, size_bytes: u64, other_bytes: u64) -> Opti
     Some(format!("{whose}, {other_bytes} bytes"))
 }
 
-fn device_number(number: u64) -> String {
+/// Returns the name of a device's directory in [`SYS_BLOCK`], such as `254:1`.
+pub(super) fn device_number(number: u64) -> String {
     format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number))
 }
 
@@ -135,6 +149,23 @@ mod tests {
             ["", "4096 bytes", "image 4096 bytes", "image, 14096 bytes", "image, 4096 bytes, or so"]
         {
             assert_eq!(resized(sentence, 4096, 8192), None, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn only_a_permanent_name_of_a_device_counts() {
+        for (sentence, name) in [
+            ("block device wwid naa.5000c500, 4096 bytes", Some("wwid naa.5000c500")),
+            (
+                "block device serial S1, partition 1 from sector 2048, 4096 bytes",
+                Some("serial S1, partition 1 from sector 2048"),
+            ),
+            ("block device loop of /srv/a, b, 4096 bytes", Some("loop of /srv/a, b")),
+            ("block device number 8:0, 4096 bytes", None),
+            ("file with inode 7 created at 1.000000000, 4096 bytes", None),
+            ("", None),
+        ] {
+            assert_eq!(device_name(sentence), name, "{sentence}");
         }
     }
 

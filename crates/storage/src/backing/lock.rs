@@ -6,6 +6,7 @@ use std::sync::Weak;
 
 use hob_engine::command::Access;
 
+use super::below::BelowLocks;
 use super::qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 use super::rbd;
@@ -21,6 +22,8 @@ enum Locked {
     File {
         file: Weak<OwnedFd>,
         access: Access,
+        /// Locks of the files below a block device.
+        below: Option<Weak<BelowLocks>>,
     },
     Child(qemu_nbd::ImageLock),
     #[cfg(any(test, feature = "rbd"))]
@@ -28,8 +31,8 @@ enum Locked {
 }
 
 impl Lock {
-    pub(super) fn of_file(file: Weak<OwnedFd>, access: Access) -> Lock {
-        Lock(Locked::File { file, access })
+    pub(super) fn of_file(file: Weak<OwnedFd>, access: Access, below: Option<Weak<BelowLocks>>) -> Lock {
+        Lock(Locked::File { file, access, below })
     }
 
     pub(super) fn of_child(image: qemu_nbd::ImageLock) -> Lock {
@@ -49,9 +52,15 @@ impl Lock {
     /// errors.
     pub fn take(&self) -> io::Result<()> {
         match &self.0 {
-            Locked::File { file, access } => {
+            Locked::File { file, access, below } => {
                 let file = file.upgrade().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
-                crate::lock::lock_image(&*file, *access).map_err(io::Error::from)
+                crate::lock::lock_image(&*file, *access).map_err(io::Error::from)?;
+                let Some(below) = below.as_ref().and_then(Weak::upgrade) else { return Ok(()) };
+                below.take(*access).map_err(|(path, error)| {
+                    let _ = crate::lock::unlock_image(&*file);
+                    let error = io::Error::from(error);
+                    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+                })
             }
             Locked::Child(image) => image.take(),
             #[cfg(any(test, feature = "rbd"))]
@@ -65,7 +74,10 @@ impl Lock {
     /// The system's error.
     pub fn release(&self) -> io::Result<()> {
         match &self.0 {
-            Locked::File { file, .. } => {
+            Locked::File { file, below, .. } => {
+                if let Some(below) = below.as_ref().and_then(Weak::upgrade) {
+                    below.release();
+                }
                 let Some(file) = file.upgrade() else { return Ok(()) };
                 crate::lock::unlock_image(&*file).map_err(io::Error::from)
             }

@@ -8,8 +8,8 @@
 //! Call [`Backing::open`] on any thread; it may take seconds. Call [`Backing::attach`] next, on the
 //! shard's thread. From then on call `submit`, `handle_completion` for every completion with the
 //! backing's tokens, and `handle_timeout` when `poll_timeout` has passed. After each of these
-//! calls, take the results of `poll_done` and `poll_status`. At the end call [`close`](Driver::close) and
-//! wait for [`Backing::is_closed`].
+//! calls, take the results of `poll_done` and `poll_status`. At the end call
+//! [`close`](Driver::close) and wait for [`Backing::is_closed`].
 //!
 //! # Errors
 //! The engine has checked that I/O is inside the disk. Every I/O ends exactly once, with success or
@@ -22,6 +22,7 @@
 //! docs/decisions/0032 has the rules.
 
 mod abandon;
+pub mod below;
 mod driver;
 mod evidence;
 mod file;
@@ -29,6 +30,7 @@ mod format;
 mod handover;
 mod helper;
 mod identity;
+mod image_state;
 mod lock;
 mod modelled;
 mod monitor;
@@ -56,9 +58,10 @@ use crate::ring::{Completion, Ring};
 use crate::token::{Token, TokenSpace};
 use abandon::Abandonment;
 pub use driver::{Driver, Reader};
-pub use evidence::{ChangeDetector, ChangeToken};
+pub use evidence::{ChangeDetector, ChangeTimes, ChangeToken};
 pub use format::{Format, ImageFile, Role};
 pub use identity::ChangeMark;
+pub use image_state::image_state;
 pub use lock::Lock;
 pub use modelled::{ModelledOp, ServiceTime};
 use monitor::InFlight;
@@ -279,7 +282,7 @@ pub enum OpenError {
 }
 
 /// Properties of a backing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackingInfo {
     /// Size of the backing, bytes; a multiple of 512.
     pub size_bytes: u64,
@@ -307,13 +310,28 @@ pub struct BackingInfo {
     /// Evidence of the backing's state when it was opened. The evidence equals earlier evidence of
     /// its [`ChangeDetector`] if the backing did not change. `None` without evidence.
     pub evidence: Option<ChangeToken>,
+    /// Times of the last changes of a raw file when it was opened, if its filesystem has reliable
+    /// timestamps.
+    pub times: Option<ChangeTimes>,
 }
 
 impl BackingInfo {
+    /// Returns the identity of a backing, without its other properties.
+    fn identified(identity_text: String) -> BackingInfo {
+        BackingInfo { identity: identity::hash(&identity_text), identity_text, ..BackingInfo::default() }
+    }
+
     /// Returns the identity that the backing had with another size; `None` if its identity does not
     /// include the size.
     pub fn identity_at(&self, size_bytes: u64) -> Option<[u8; 32]> {
         identity::resized(&self.identity_text, self.size_bytes, size_bytes).map(|text| identity::hash(&text))
+    }
+
+    /// Returns the permanent name of a block device: its UUID in the device mapper, its WWID, its
+    /// serial number, or the file of a loop device. `None` for other backings, and for a device
+    /// without such a name. A device with another name is another device.
+    pub fn device_name(&self) -> Option<&str> {
+        identity::device_name(&self.identity_text)
     }
 
     /// Sets the backing's new size, and adapts its identity.
@@ -336,12 +354,7 @@ impl BackingInfo {
             can_flush: true,
             can_discard: true,
             can_fast_zero: true,
-            read_only: false,
-            description: String::new(),
-            identity: [0; 32],
-            identity_text: String::new(),
-            changed: None,
-            evidence: None,
+            ..BackingInfo::default()
         }
     }
 }
@@ -472,8 +485,9 @@ impl Backing {
         self.driver.grow(size_bytes);
     }
 
-    /// For an attached handover: connects another host, which owns or owned the disk, as the source
-    /// of reads. The peer stays connected until [`leave_peer`](Driver::leave_peer).
+    /// For the backing of a migrating disk, after `attach`: connects the owner or former owner of
+    /// the disk as a source of reads. The peer stays connected until
+    /// [`leave_peer`](Driver::leave_peer).
     pub fn set_peer(&mut self, ring: &mut Ring, now: Instant, peer: Backing) {
         assert!(peer.tokens.is_none(), "it is not attached yet");
         self.driver.set_peer(ring, now, peer.driver);

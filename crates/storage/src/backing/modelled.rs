@@ -82,7 +82,7 @@ impl Modelled {
 impl Driver for Modelled {
     delegate! {
         inner:
-        take_loss submit_status poll_status size_probe set_wait_max read_before_attach reader
+        take_loss poll_exposure submit_status poll_status size_probe set_wait_max read_before_attach reader
         witness change_mark lock is_lost has_lost memory_id
     }
 

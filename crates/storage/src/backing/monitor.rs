@@ -54,6 +54,8 @@ pub struct Monitor {
     origin: OnceLock<Clock>,
     /// Start of the oldest request in flight, in nanoseconds of the shard's time, or [`NONE`].
     oldest_ns: AtomicU64,
+    /// Start of hob's own question to an idle server that is not answered, like `oldest_ns`.
+    asked_ns: AtomicU64,
     /// Requests in flight.
     waiting: AtomicU64,
     outage: Mutex<Option<Outage>>,
@@ -72,6 +74,7 @@ impl Default for Monitor {
         Monitor {
             origin: OnceLock::new(),
             oldest_ns: AtomicU64::new(NONE),
+            asked_ns: AtomicU64::new(NONE),
             waiting: AtomicU64::new(0),
             outage: Mutex::default(),
         }
@@ -85,7 +88,8 @@ impl Monitor {
     }
 
     fn condition_at(&self, now: Clock) -> Condition {
-        let waiting = self.waiting.load(Ordering::Relaxed);
+        let is_asked = self.asked_ns.load(Ordering::Relaxed) != NONE;
+        let waiting = self.waiting.load(Ordering::Relaxed) + u64::from(is_asked);
         if let Some(Outage { since, error, is_final }) = self.outage().clone() {
             let outage = now.saturating_duration_since(since);
             return match is_final {
@@ -101,7 +105,7 @@ impl Monitor {
 
     /// Returns the age of the oldest request in flight.
     fn oldest_age(&self, now: Clock) -> Option<Duration> {
-        let oldest_ns = self.oldest_ns.load(Ordering::Relaxed);
+        let oldest_ns = self.oldest_ns.load(Ordering::Relaxed).min(self.asked_ns.load(Ordering::Relaxed));
         let began = self.origin.get()?.checked_add(Duration::from_nanos(oldest_ns));
         (oldest_ns != NONE).then(|| now.saturating_duration_since(began.unwrap_or(now)))
     }
@@ -121,6 +125,16 @@ impl Monitor {
         if let Some(outage) = self.outage().as_mut() {
             outage.is_final = true;
         }
+    }
+
+    /// Records that hob asks an idle server whether it still answers. It counts as a request.
+    pub(super) fn note_question(&self, now: Instant) {
+        self.asked_ns.store(now.0, Ordering::Relaxed);
+    }
+
+    /// Records that the question is answered, or was given up.
+    pub(super) fn note_answer(&self) {
+        self.asked_ns.store(NONE, Ordering::Relaxed);
     }
 
     /// Records that the backing is connected.
@@ -184,6 +198,16 @@ mod tests {
     use super::*;
 
     const SECOND_NS: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_question_to_an_idle_server_counts_until_it_is_answered() {
+        let (monitor, _, now) = attached();
+        monitor.note_question(Instant(SECOND_NS));
+        let oldest = Duration::from_secs(4);
+        assert_eq!(monitor.condition_at(now), Condition::Slow { oldest, waiting: 1 });
+        monitor.note_answer();
+        assert_eq!(monitor.condition_at(now), Condition::Connected);
+    }
 
     /// A backing attached at the shard's time 5 s, and the clock at that moment.
     fn attached() -> (Monitor, InFlight, Clock) {

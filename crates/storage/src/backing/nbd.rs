@@ -11,16 +11,21 @@
 //!
 //! # A server that shuts down
 //! The server replies NBD_ESHUTDOWN. hob keeps that request and sends nothing more on this
-//! connection. hob waits up to [`DISCONNECT_MAX_NS`] for the other replies, sends NBD_CMD_DISC and
-//! treats the connection as lost. The server can then exit.
+//! connection. hob waits for the replies to changes, and up to [`DISCONNECT_MAX_NS`] for other
+//! replies. Then it sends NBD_CMD_DISC and treats the connection as lost. The server can then exit.
+//! A change that is sent again while the old server still works on it could be carried out after
+//! newer ones.
 //!
 //! # Flushes
-//! A server that fails may lose acknowledged writes that were not flushed. If a connection breaks
-//! while there are such writes, the waiting flushes fail, and
-//! [`Driver::take_loss`](super::Driver::take_loss) reports a loss. An earlier daemon may also
-//! have left such writes, so they are assumed until the first flush succeeds. FUA writes and
-//! flushed writes are safe. With [`BackingOptions::keeps_writes`], other code ensures that the
-//! server is the same as before, so a lost connection loses nothing.
+//! A server that restarts may lose acknowledged writes that were not flushed. hob keeps these
+//! changes in memory ([`unflushed`]) and repeats them on the next connection, before other requests.
+//! Changes that are not kept may be lost: those of an earlier daemon until the first flush succeeds,
+//! and those beyond the memory limit. If a connection breaks while there are such changes, or the
+//! server refuses a repeated change, the waiting flushes fail, and
+//! [`Driver::take_loss`](super::Driver::take_loss) reports a loss. hob flushes the server without a
+//! guest's request when it is attached, and when the kept changes take much memory. With
+//! [`BackingOptions::keeps_writes`], other code ensures that the server is the same as before, so a
+//! lost connection loses nothing.
 //!
 //! # TLS
 //! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix socket
@@ -35,6 +40,7 @@
 //! has grown. A command grows the disk.
 
 pub(crate) mod connect;
+pub(crate) mod depth;
 mod exchange;
 mod jobs;
 #[cfg(feature = "psk")]
@@ -45,6 +51,7 @@ mod requests;
 pub(crate) mod sample;
 mod socket;
 mod tls;
+mod unflushed;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -60,16 +67,20 @@ use hob_nbd::client::reply::ReplyDecoder;
 use hob_nbd::uri::NbdUri;
 use hob_nbd::{CommandFlags, TransmissionFlags};
 
-use super::identity;
 use super::{BackingInfo, BackingOptions, Driver, OpenError, SizeProbe, Status, StatusExtent, WaitMax};
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
 use connect::{Attempt, Link, Wire};
 use jobs::{Asker, Jobs, What};
+use unflushed::{Repeat, Unflushed};
 
-/// Time that a server that shuts down has for replies to earlier requests, nanoseconds.
+/// Time that a server that shuts down has for replies to earlier reads and flushes, nanoseconds.
 const DISCONNECT_MAX_NS: u64 = 1_000_000_000;
+
+/// Time without a reply after which hob asks an idle server for a block's status, nanoseconds. The
+/// reply shows that the server answers, or that it is about to shut down.
+const PROBE_NS: u64 = 2_000_000_000;
 
 /// Minimum time that a request waits during an outage, nanoseconds; enough for one attempt to
 /// connect.
@@ -149,10 +160,7 @@ pub(crate) fn open_uri(
         can_fast_zero: flags.contains(TransmissionFlags::SEND_FAST_ZERO),
         read_only: access == Access::ReadOnly,
         description,
-        identity: identity::hash(&identity_text),
-        identity_text,
-        changed: None,
-        evidence: None,
+        ..BackingInfo::identified(identity_text)
     };
     Ok(NbdBacking {
         info,
@@ -169,6 +177,12 @@ pub(crate) fn open_uri(
         jobs: Jobs::default(),
         changes: u64::from(access == Access::ReadWrite),
         flushed: 0,
+        unflushed: Unflushed::new(u64::from(access == Access::ReadWrite)),
+        repeat: None,
+        is_flushing: false,
+        is_exposed: false,
+        exposure: None,
+        heard_at: Instant::default(),
         lost: false,
         hold: Hold::No,
         done: VecDeque::new(),
@@ -250,6 +264,17 @@ pub(crate) struct NbdBacking {
     /// those that a flush covered.
     changes: u64,
     flushed: u64,
+    /// The changes that no flush covers, to repeat them on a new connection.
+    unflushed: Unflushed,
+    /// The changes that are being repeated. Other requests wait meanwhile.
+    repeat: Option<Repeat>,
+    /// Whether a flush for [`Asker::Repeat`] is unanswered.
+    is_flushing: bool,
+    /// Whether changes of `unflushed` wait for a new connection, and the value to report.
+    is_exposed: bool,
+    exposure: Option<bool>,
+    /// Time of the last bytes from the server.
+    heard_at: Instant,
     /// Whether acknowledged changes may be lost and this was not reported yet.
     lost: bool,
     /// Whether the disk may be written.
@@ -318,10 +343,12 @@ impl Driver for NbdBacking {
         &self.info
     }
 
-    fn attach(&mut self, ring: &mut Ring, _now: Instant, tokens: TokenSpace) {
+    fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
         self.tokens = Some(tokens);
         if let State::Detached(link) = std::mem::replace(&mut self.state, State::Dead) {
             self.start_connection(ring, link);
+            self.heard_at = now;
+            self.flush_for_repeat(ring, now);
         }
     }
 
@@ -399,13 +426,21 @@ impl Driver for NbdBacking {
             error => Err(std::io::Error::from_raw_os_error(-error).to_string()),
         };
         match digested {
-            Ok(()) => self.disconnect_if_shut_down(ring, now),
+            Ok(()) => {
+                self.heard_at = now;
+                self.flush_for_repeat(ring, now);
+                self.disconnect_if_shut_down(ring, now);
+            }
             Err(why) => self.break_connection(ring, now, &why),
         }
     }
 
     fn take_loss(&mut self) -> bool {
         std::mem::take(&mut self.lost)
+    }
+
+    fn poll_exposure(&mut self) -> Option<bool> {
+        self.exposure.take()
     }
 
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
@@ -417,7 +452,9 @@ impl Driver for NbdBacking {
         match self.state {
             State::Pausing(_) if self.hold != Hold::No => deadline,
             State::Pausing(until) => Some(deadline.map_or(until, |deadline| deadline.min(until))),
-            State::Connected(_) => deadline.into_iter().chain(self.disconnect_by()).min(),
+            State::Connected(_) => {
+                deadline.into_iter().chain(self.disconnect_by()).chain(self.probe_at()).min()
+            }
             State::Connecting(..) => deadline,
             _ => None,
         }
@@ -432,6 +469,7 @@ impl Driver for NbdBacking {
             State::Connected(_) if self.disconnect_by().is_some_and(|by| by <= now) => {
                 self.break_connection(ring, now, "the server shuts down and has left requests unanswered");
             }
+            State::Connected(_) if self.probe_at().is_some_and(|at| at <= now) => self.probe(ring, now),
             State::Pausing(until) => {
                 self.fail_expired(now);
                 if until <= now && self.hold == Hold::No {
@@ -517,8 +555,7 @@ impl Driver for NbdBacking {
             self.break_connection(
                 ring,
                 now,
-                "this host may not own the disk any more, and the results of changes in flight are \
-                unknown",
+                "this host may not own the disk any more, and the results of changes in flight are unknown",
             );
         }
     }

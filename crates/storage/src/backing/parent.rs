@@ -6,14 +6,18 @@ use hob_engine::io::BufferSlice;
 use hob_engine::units::IoId;
 
 use super::overlay::Overlay;
-use super::{Backing, OwnMap};
+use super::{Backing, Format, ImageFile, OwnMap};
 
 /// The parent of a clone. The parent's data is visible where the clone was not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
     /// Address that opens the parent read-only.
     pub spec: String,
-    /// The parent's [name for ever](super::Driver::constant).
+    /// Format of the parent, if its address is a path.
+    pub format: Option<Format>,
+    /// Files below the parent, if its address is a path.
+    pub files: Vec<ImageFile>,
+    /// The parent's [name](super::Driver::constant).
     pub constant: String,
     /// Objects that are the clone's own.
     pub own: OwnMap,

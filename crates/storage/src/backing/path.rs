@@ -1,7 +1,8 @@
 //! Checks a path before hob uses it: it must lead to a file or a block device, and its filesystem
 //! must answer.
 //!
-//! A path on a filesystem that hangs (NFS or FUSE without a server) is refused after a second.
+//! A path on a filesystem that hangs (NFS or FUSE without a server) is refused after a second. The
+//! opening of a disk checks its path several times, and waits only at the first check.
 
 use std::fs::{FileType, OpenOptions};
 use std::io;
@@ -10,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::OpenError;
-use crate::answer::answer;
+use crate::time_limit::within;
 
 /// Longest wait for a filesystem to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
@@ -21,7 +22,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// [`OpenError`] for anything else, such as a FIFO or a directory, and for a path whose filesystem
 /// does not answer within a second.
 pub(super) fn check(path: &Path) -> Result<FileType, OpenError> {
-    let found = answer(path, ANSWER_MAX, look);
+    let found = within(path, ANSWER_MAX, look);
     let file_type = found
         .ok_or_else(|| OpenError::Unresponsive { path: path.into(), seconds: ANSWER_MAX.as_secs() })?
         .map_err(|source| OpenError::System { path: path.into(), source })?;

@@ -10,9 +10,13 @@
 //! first child reports the image's size without a lock. When hob takes the lock, a second child
 //! replaces it on the same socket. The second child sees the image as the other host has left it,
 //! and the NBD connection is opened again.
+//!
+//! An image with a backing file can be a clone that reads blocks of its backing file from another disk
+//! ([`clone`]).
 
 mod child;
-mod leftovers;
+mod child_dirs;
+mod clone;
 mod node;
 mod sandbox;
 
@@ -30,13 +34,13 @@ use rustix::io::Errno;
 
 pub use self::child::end_starting;
 use self::child::{Opens, Server};
-pub use self::leftovers::remove_leftovers;
+pub use self::child_dirs::remove_leftovers;
 use self::node::Image;
 pub use self::sandbox::confine;
 use super::driver::delegate;
 use super::identity;
 use super::nbd::{BeforeConnecting, NbdBacking, open_uri};
-use super::{BackingInfo, BackingOptions, Driver, Format, Lock, OpenError, Status, WaitMax};
+use super::{BackingInfo, BackingOptions, Driver, Format, Lock, OpenError, Parent, Status, WaitMax};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -83,6 +87,9 @@ pub(super) fn open(
     let (reconnect_min, reconnect_max) = RECONNECT;
     let options = BackingOptions { reconnect_min, reconnect_max, ..options.clone() };
     let mut complaint = String::new();
+    // A file that is replaced while the child opens it has another state afterwards.
+    let state = if opens == Opens::ReadOnly { image.state() } else { None };
+    let parent_state = image.parent_state();
     for modes in ACCESS_MODES {
         let server = Server::new(image.clone(), modes, options.connect_max)
             .map_err(|source| OpenError::System { path: std::env::temp_dir(), source })?;
@@ -98,7 +105,9 @@ pub(super) fn open(
                         server.has_image();
                         let server = Arc::new(server);
                         inner.set_before_connecting(revival(&server));
-                        return Ok(Box::new(QemuNbd { inner, server, access, options }));
+                        let constant = state.filter(|state| image.state().as_ref() == Some(state));
+                        let backing = QemuNbd { inner, server, access, options, constant, parent_state };
+                        return Ok(Box::new(backing));
                     }
                     // qemu-nbd listens before it opens the image. If opening fails, it prints the
                     // reason when it exits.
@@ -159,8 +168,9 @@ impl ImageLock {
         loop {
             server.start(opens)?;
             // qemu-nbd listens before it has opened the image.
-            let opened =
-                open_uri(&uri_of(&server), self.access, &self.options, String::new(), &|_| String::new());
+            let uri = uri_of(&server);
+            let description = "qemu-nbd".to_owned();
+            let opened = open_uri(&uri, self.access, &self.options, description, &|_| String::new());
             let Err(error) = opened else {
                 server.has_image();
                 return Ok(());
@@ -187,12 +197,16 @@ struct QemuNbd {
     server: Arc<Server>,
     access: Access,
     options: BackingOptions,
+    /// Name of the content of an image that is locked against writers.
+    constant: Option<String>,
+    /// Name of the content of the image's parent before the image was opened.
+    parent_state: Option<String>,
 }
 
 impl Driver for QemuNbd {
     delegate! {
         inner:
-        info attach submit take_loss poll_done poll_timeout handle_timeout submit_status
+        info attach submit take_loss poll_exposure poll_done poll_timeout handle_timeout submit_status
         poll_status set_wait_max suspend resume revoke close is_closed read_before_attach
     }
 
@@ -211,5 +225,19 @@ impl Driver for QemuNbd {
 
     fn is_lost(&self) -> bool {
         self.server.is_taken()
+    }
+
+    fn parent(&self) -> Result<Option<Parent>, String> {
+        self.find_parent()
+    }
+
+    fn constant(&self) -> Option<&str> {
+        self.constant.as_deref()
+    }
+
+    /// All of the image can equal its parent's data: `clone` marks what does not, and writes of other
+    /// programs are locked out.
+    fn common_bytes(&self) -> u64 {
+        self.inner.info().size_bytes
     }
 }

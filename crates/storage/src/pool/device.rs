@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use super::error::PoolError;
 use super::flushes::DeviceFlushes;
 use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use super::other_data;
 use super::remote::RemoteFile;
 use super::table::Table;
 use super::{FlashFile, LocalFlash};
@@ -43,7 +44,8 @@ pub struct DeviceSpec {
 /// Whether hob may overwrite data that it finds on a new device of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
-    /// A device is refused if its first 256 KiB are not empty, or if it has a superblock of hob.
+    /// A device is refused if it has a superblock of hob, if it is a file with data, or if it is a
+    /// block device whose first 256 KiB are not empty.
     Refuse,
     /// The data is overwritten, unless the kernel uses the device through a loop device.
     Force,
@@ -179,7 +181,7 @@ impl OpenDevice {
     }
 
     /// Opens a device that will be added to a pool, and creates the file if it does not exist.
-    pub(super) fn create(spec: &DeviceSpec) -> Result<OpenDevice, PoolError> {
+    pub(super) fn create(spec: &DeviceSpec, overwrite: Overwrite) -> Result<OpenDevice, PoolError> {
         let path = &spec.path;
         let system = |action, source: io::Error| PoolError::System { path: path.into(), action, source };
         let created = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
@@ -194,6 +196,9 @@ impl OpenDevice {
                     reason: format!("{} does not exist; pass a size to create it", path.display()),
                 })?;
                 open.resize()?;
+            }
+            if overwrite == Overwrite::Refuse {
+                open.refuse_foreign()?;
             }
             open.reserve()?;
             Ok(open)
@@ -238,22 +243,32 @@ impl OpenDevice {
         self.created.then(|| self.path.clone())
     }
 
-    /// Refuses a device that has a superblock of hob, or whose first [`HEAD_BYTES`] bytes are not
-    /// all zero. Data further on is not noticed.
-    pub(super) fn refuse_foreign(&self) -> Result<(), PoolError> {
+    /// Refuses a device that has a superblock of hob, a file with any data, and a block device whose
+    /// first [`HEAD_BYTES`] bytes are not all zero. Data further on a block device is not noticed.
+    fn refuse_foreign(&self) -> Result<(), PoolError> {
         let mut head = vec![0; HEAD_BYTES.min(self.size_bytes as usize)];
         self.control.read_exact_at(&mut head, 0).map_err(|e| self.system("read it", e))?;
         let what = match self.read_superblock() {
             Ok((superblock, _)) => format!("hob pool {} ({})", superblock.name, superblock.pool_uuid),
             Err(PoolError::NotAPool { .. }) => match recognise(&head) {
                 Some(name) => name.to_owned(),
-                None if head.iter().all(|byte| *byte == 0) => return Ok(()),
-                None => "unknown data".to_owned(),
+                None if head.iter().any(|byte| *byte != 0) => "unknown data".to_owned(),
+                None => match self.data_in_file()? {
+                    Some(what) => what,
+                    None => return Ok(()),
+                },
             },
             Err(PoolError::Damaged { .. } | PoolError::Newer { .. }) => "a hob pool".to_owned(),
             Err(error) => return Err(error),
         };
         Err(PoolError::Foreign { path: self.path.clone(), what })
+    }
+
+    /// Returns a description of the data in a file; `None` for a block device.
+    fn data_in_file(&self) -> Result<Option<String>, PoolError> {
+        let is_file = |file: &&File| file.metadata().is_ok_and(|metadata| metadata.is_file());
+        let Some(file) = self.control.file().filter(is_file) else { return Ok(None) };
+        other_data::data_in(file, self.size_bytes).map_err(|e| self.system("look for data in it", e))
     }
 
     /// Refuses a device that the kernel uses through a loop device, for example as a swap area. A
@@ -302,6 +317,19 @@ impl OpenDevice {
             (None, NotSuperblock::Foreign) => Err(PoolError::NotAPool { path }),
             (None, NotSuperblock::Damaged(what)) => Err(PoolError::Damaged { path, what: what.into() }),
         }
+    }
+
+    /// Empties a device that leaves its pool: a file completely, so that it can be used again.
+    pub(super) fn give_up(&self) -> Result<(), PoolError> {
+        self.wipe()?;
+        let is_file = |file: &&File| file.metadata().is_ok_and(|metadata| metadata.is_file());
+        if let Some(file) = self.control.file().filter(is_file) {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            if let Err(errno) = rustix::fs::fallocate(file, flags, 0, self.size_bytes) {
+                tracing::debug!(%errno, path = %self.path.display(), "cannot empty the file");
+            }
+        }
+        Ok(())
     }
 
     /// Overwrites the start of the device, so that programs see it as empty.
@@ -494,7 +522,7 @@ mod tests {
         let (path, file) = sparse(&dir, 1 << 20);
         let size_bytes = (2 * free_bytes(&file)).next_multiple_of(1 << 20);
         file.set_len(size_bytes).unwrap();
-        let refused = OpenDevice::create(&DeviceSpec { path, size_bytes: None });
+        let refused = OpenDevice::create(&DeviceSpec { path, size_bytes: None }, Overwrite::Force);
         assert!(matches!(refused, Err(PoolError::NoSpace { bytes, .. }) if bytes == size_bytes));
         assert_eq!(file.metadata().unwrap().blocks(), 0);
     }

@@ -73,8 +73,7 @@ pub enum PoolError {
     },
     /// The pool has too few free segments.
     #[error(
-        "the pool has only {free} of {wanted} necessary free segments; add a device or make a \
-        cache smaller"
+        "the pool has only {free} of {wanted} necessary free segments; add a device or make a cache smaller"
     )]
     Full {
         /// Requested segments.

@@ -37,7 +37,7 @@ pub(super) const SEGMENTS_MAX: u64 = 1 << 24;
 pub(super) const NAME_BYTES_MAX: usize = 63;
 
 const MAGIC: [u8; 8] = *b"hob-pool";
-const PAGE_MAGIC: [u8; 4] = *b"hobT";
+pub(super) const PAGE_MAGIC: [u8; 4] = *b"hobT";
 
 /// Offsets of the fields in a superblock.
 mod superblock_at {

@@ -15,12 +15,13 @@
 //! * All devices of a pool have segments of one size. A device's id is its ordinal, and is constant
 //!   while the device belongs to the pool.
 
-mod answers;
 mod device;
+mod device_check;
 mod error;
 mod flushes;
 mod foreign;
 mod format;
+mod other_data;
 mod reader;
 pub mod recovery;
 mod remote;
@@ -36,9 +37,9 @@ use std::path::{Path, PathBuf};
 
 use hob_engine::units::DeviceId;
 
-pub use answers::check_answers;
 use device::{Device, OpenDevice};
 pub use device::{DeviceSpec, Overwrite, superblock_uuid};
+pub use device_check::{check_all_answer, check_answers};
 pub use error::PoolError;
 pub(crate) use flushes::DeviceFlushes;
 pub use foreign::{ForeignCache, caches_on};
@@ -151,8 +152,7 @@ impl Pool {
             Some(format!("the name of a pool must have 1 to {} bytes", format::NAME_BYTES_MAX))
         } else if !format::is_segment_size(segment_bytes) {
             Some(format!(
-                "the segment size must be a power of two from 1 MiB to 1 GiB, not \
-                {segment_bytes} bytes"
+                "the segment size must be a power of two from 1 MiB to 1 GiB, not {segment_bytes} bytes"
             ))
         } else if devices.is_empty() {
             Some("a pool needs at least one device".to_owned())
@@ -250,23 +250,20 @@ impl Pool {
     /// # Errors
     /// [`PoolError`]. A file that the call created is removed again.
     pub fn add_device(&mut self, spec: &DeviceSpec, overwrite: Overwrite) -> Result<DeviceId, PoolError> {
-        let open = OpenDevice::create(spec)?;
+        let open = OpenDevice::create(spec, overwrite)?;
         let path = open.made();
-        let added = self.add_open_device(open, overwrite);
+        let added = self.add_open_device(open);
         if let (Err(_), Some(path)) = (&added, path) {
             let _ = std::fs::remove_file(path);
         }
         added
     }
 
-    fn add_open_device(&mut self, open: OpenDevice, overwrite: Overwrite) -> Result<DeviceId, PoolError> {
+    fn add_open_device(&mut self, open: OpenDevice) -> Result<DeviceId, PoolError> {
         let Some(layout) = format::Layout::fitting(open.size_bytes, self.segment_bytes) else {
             let needed = device_bytes_for(self.segment_bytes, self.segment_bytes);
             return Err(PoolError::TooSmall { path: open.path.clone(), bytes: open.size_bytes, needed });
         };
-        if overwrite == Overwrite::Refuse {
-            open.refuse_foreign()?;
-        }
         open.refuse_in_use()?;
         let ordinal = self.next_ordinal;
         let Some(next_ordinal) = ordinal.checked_add(1) else {
@@ -312,7 +309,7 @@ impl Pool {
             return Err(PoolError::DeviceBusy { device: id, segments });
         }
         let device = self.devices.remove(at);
-        if let Err(error) = device.open.wipe() {
+        if let Err(error) = device.open.give_up() {
             tracing::warn!(%error, "the superblock of the removed device could not be wiped");
         }
         Ok(())
@@ -390,6 +387,12 @@ impl Pool {
     /// Returns the pool's name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the number of device ids that the pool has given out, also to devices that were
+    /// removed. Every device of the pool has a smaller id.
+    pub fn device_ids(&self) -> u16 {
+        self.next_ordinal
     }
 
     /// Returns the pool's UUID.

@@ -4,8 +4,9 @@
 //! the device's content and not the host's page cache. It writes nothing.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::journal::{DirtySector, FlashSector};
@@ -55,7 +56,11 @@ enum Source {
 
 /// Devices of a pool, open for reading, independent of the pool's lock.
 #[derive(Debug)]
-pub(super) struct Devices(Vec<(DeviceId, Source)>);
+pub(super) struct Devices {
+    sources: Vec<(DeviceId, Source, PathBuf)>,
+    /// Path and error of the last failed read of a device of this host.
+    failed: Mutex<Option<(PathBuf, Errno)>>,
+}
 
 impl Devices {
     pub(super) fn of(pool: &Pool) -> Result<Devices, PoolError> {
@@ -68,22 +73,35 @@ impl Devices {
                     Source::Here(file, volatile)
                 }
             };
-            Ok((DeviceId(device.superblock.ordinal), source))
+            Ok((DeviceId(device.superblock.ordinal), source, device.open.path.clone()))
         });
-        Ok(Devices(files.collect::<Result<_, PoolError>>()?))
+        let sources = files.collect::<Result<_, PoolError>>()?;
+        Ok(Devices { sources, failed: Mutex::new(None) })
     }
 
     /// Reads `bytes`, an aligned buffer, from `offset` on.
     pub(super) fn read(&self, device: DeviceId, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
-        let found = self.0.iter().find(|(id, ..)| *id == device);
-        match &found.ok_or(Errno::NODEV)?.1 {
-            Source::Here(file, None) => read_now(file, offset, bytes),
-            Source::Here(_, Some(volatile)) => volatile.read(offset, bytes).map_err(volatile::errno),
+        let found = self.sources.iter().find(|(id, ..)| *id == device);
+        let (_, source, path) = found.ok_or(Errno::NODEV)?;
+        let note = |error: Errno| {
+            *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some((path.clone(), error));
+            error
+        };
+        match source {
+            Source::Here(file, None) => read_now(file, offset, bytes).map_err(note),
+            Source::Here(_, Some(volatile)) => {
+                volatile.read(offset, bytes).map_err(volatile::errno).map_err(note)
+            }
             Source::Remote(remote, is_unread) => remote.read_exact_at(bytes, offset).map_err(|error| {
                 is_unread.store(true, Ordering::Relaxed);
                 Errno::from_io_error(&error).unwrap_or(Errno::IO)
             }),
         }
+    }
+
+    /// Returns the last failed read of a device of this host since the previous call.
+    pub(super) fn take_failed(&self) -> Option<(PathBuf, Errno)> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Returns the remote devices of which a read failed, perhaps because the other host does not
@@ -93,7 +111,7 @@ impl Devices {
             Source::Remote(_, is_unread) => is_unread.load(Ordering::Relaxed),
             Source::Here(..) => false,
         };
-        self.0.iter().filter(|(_, source)| is_unread(source)).map(|(id, _)| *id).collect()
+        self.sources.iter().filter(|(_, source, _)| is_unread(source)).map(|(id, ..)| *id).collect()
     }
 }
 

@@ -172,8 +172,16 @@ impl Recovery {
         for ring in &remains.rings {
             let mut excluded = BTreeSet::new();
             loop {
+                devices.take_failed();
                 match cache.read_ring(ring, &excluded, &mut progress, &mut surveyed)? {
-                    Outcome::Unfinished => break,
+                    // Without an unreadable page, the ring was being created when the daemon ended.
+                    Outcome::Unfinished => match devices.take_failed() {
+                        None => break,
+                        Some((path, error)) => {
+                            let what = format!("pages of it cannot be read from {}: {error}", path.display());
+                            return Ok(Found::Damaged { ring: ring.number, what, remains: seen(&remains) });
+                        }
+                    },
                     Outcome::Damaged(what) => {
                         return Ok(Found::Damaged { ring: ring.number, what, remains: seen(&remains) });
                     }
@@ -273,8 +281,9 @@ impl Cache<'_> {
         surveyed(&plan);
         let runs = runs_of_pages(plan.reads(), &ring.copies, self.segment_bytes);
         progress.expect(bytes_of(&runs));
-        let ordinals: Vec<u32> = self.data.iter().map(|segment| segment.ordinal).collect();
-        let mut replay = match Replay::new(plan, self.segment_bytes, &ordinals) {
+        let present: Vec<_> =
+            self.data.iter().map(|segment| (segment.ordinal, segment.place.device)).collect();
+        let mut replay = match Replay::new(plan, self.segment_bytes, &present) {
             Ok(replay) => replay,
             Err(error) => return Ok(Outcome::Damaged(error.to_string())),
         };

@@ -5,7 +5,6 @@
 //! docs/FORMAT.md specifies the table's content and the order of writes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::SystemTime;
 
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
@@ -69,11 +68,8 @@ impl Pool {
         count: u64,
         spare: u64,
     ) -> Result<Vec<DataSegment>, PoolError> {
-        self.require(Features::JOURNAL)?;
-        let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();
-        let since = self.ring_numbers(owner).last().copied().unwrap_or(0);
-        let ordinals = (0..).filter(|ordinal| !taken.contains(ordinal)).take(count as usize);
-        self.allocate_in_turn(owner, Kind::Data { since }, ordinals, spare)
+        let (kind, ordinals) = self.new_data(owner)?;
+        self.allocate_in_turn(owner, kind, ordinals.take(count as usize), spare)
     }
 
     /// Allocates up to `most` segments like [`Pool::allocate_data`], but only from devices of this
@@ -87,18 +83,15 @@ impl Pool {
         most: u64,
         besides: DeviceId,
     ) -> Result<Vec<DataSegment>, PoolError> {
-        self.require(Features::JOURNAL)?;
-        let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();
-        let since = self.ring_numbers(owner).last().copied().unwrap_or(0);
-        let ordinals = (0..).filter(|ordinal| !taken.contains(ordinal)).take(most as usize);
+        let (kind, ordinals) = self.new_data(owner)?;
         let mut segments = Vec::new();
-        for ordinal in ordinals {
+        for ordinal in ordinals.take(most as usize) {
             let others = self.devices.iter_mut().filter(|device| {
                 let is_it = DeviceId(device.superblock.ordinal) == besides;
                 admits_all(device) && !is_it && device.table.free() > 0
             });
             let Some(device) = others.max_by_key(|device| device.table.free()) else { break };
-            let place = take_segment(device, Entry::Owned { owner, ordinal, kind: Kind::Data { since } });
+            let place = take_segment(device, Entry::Owned { owner, ordinal, kind });
             segments.push(DataSegment { place, ordinal, seconds_only: false });
         }
         self.store_or_release(&segments.iter().map(|segment| segment.place).collect::<Vec<_>>())?;
@@ -118,15 +111,12 @@ impl Pool {
         most: u64,
         spare: u64,
     ) -> Result<Vec<DataSegment>, PoolError> {
-        self.require(Features::JOURNAL)?;
-        let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();
-        let since = self.ring_numbers(owner).last().copied().unwrap_or(0);
-        let mut ordinals = (0..).filter(|ordinal| !taken.contains(ordinal));
+        let (kind, mut ordinals) = self.new_data(owner)?;
         let mut segments = Vec::new();
         for device in self.devices.iter_mut().filter(|device| admits(device) && device.is_remote()) {
             let count = device.table.free().saturating_sub(spare).min(most - segments.len() as u64);
             for ordinal in ordinals.by_ref().take(count as usize) {
-                let place = take_segment(device, Entry::Owned { owner, ordinal, kind: Kind::Data { since } });
+                let place = take_segment(device, Entry::Owned { owner, ordinal, kind });
                 segments.push(DataSegment { place, ordinal, seconds_only: true });
             }
         }
@@ -136,8 +126,8 @@ impl Pool {
 
     /// Allocates a journal ring to a persistent cache, with the given number of copies and
     /// segments. Each copy of the journal ring is on a different device of this host. Devices with
-    /// the most free space are used first, those in `avoid` last. The number is from
-    /// [`Pool::next_ring_number`].
+    /// the most free space are used first, those in `avoid` last. The caller
+    /// chooses a number above [`Pool::ring_number_max`].
     ///
     /// # Errors
     /// `TooFewDevices`, or an error of a device; `Unworkable` for a number in use, or not one or
@@ -150,7 +140,25 @@ impl Pool {
         segments: u64,
         avoid: &[DeviceId],
     ) -> Result<Vec<Vec<Segment>>, PoolError> {
-        let here = self.with_room(segments, avoid, |device| !device.is_remote());
+        let here = self.with_room(segments, avoid, admits_all);
+        self.allocate_ring_on(owner, number, copies, segments, here)
+    }
+
+    /// Allocates a journal ring like [`Pool::allocate_ring`], but also on devices with allocation
+    /// off, those last. For a cache that has data on flash and cannot be used without a journal.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate_ring`].
+    pub fn allocate_ring_anywhere(
+        &mut self,
+        owner: OwnerId,
+        number: u32,
+        copies: usize,
+        segments: u64,
+        avoid: &[DeviceId],
+    ) -> Result<Vec<Vec<Segment>>, PoolError> {
+        let mut here = self.with_room(segments, avoid, |device| !device.is_remote());
+        here.sort_by_key(|at| !admits(&self.devices[*at]));
         self.allocate_ring_on(owner, number, copies, segments, here)
     }
 
@@ -167,17 +175,17 @@ impl Pool {
         segments: u64,
         avoid: &[DeviceId],
     ) -> Result<Vec<Vec<Segment>>, PoolError> {
-        let here = self.with_room(segments, avoid, |device| !device.is_remote());
-        let far = self.with_room(segments, avoid, Device::is_remote);
+        let here = self.with_room(segments, avoid, admits_all);
+        let far = self.with_room(segments, avoid, |device| admits(device) && device.is_remote());
         let devices = here.first().filter(|_| copies > 1).into_iter().chain(far.first()).copied().collect();
         self.allocate_ring_on(owner, number, copies, segments, devices)
     }
 
-    /// Returns the devices with allocation on and space for `segments`, in order of preference.
+    /// Returns those of some devices that have space for `segments`, in order of preference.
     fn with_room(&self, segments: u64, avoid: &[DeviceId], which: impl Fn(&Device) -> bool) -> Vec<usize> {
         let fits = |at: &usize| {
             let device = &self.devices[*at];
-            admits(device) && which(device) && device.table.free() >= segments
+            which(device) && device.table.free() >= segments
         };
         let mut devices: Vec<usize> = (0..self.devices.len()).filter(fits).collect();
         let is_avoided = |at: usize| avoid.contains(&DeviceId(self.devices[at].superblock.ordinal));
@@ -215,6 +223,15 @@ impl Pool {
         }
         self.store_or_release(&ring.concat())?;
         Ok(ring)
+    }
+
+    /// Returns the kind of new data segments of a persistent cache, and the numbers that its present
+    /// segments do not have.
+    fn new_data(&mut self, owner: OwnerId) -> Result<(Kind, impl Iterator<Item = u32> + use<>), PoolError> {
+        self.require(Features::JOURNAL)?;
+        let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();
+        let kind = Kind::Data { since: self.ring_number_max(owner) };
+        Ok((kind, (0..).filter(move |ordinal| !taken.contains(ordinal))))
     }
 
     fn allocate_in_turn(
@@ -304,6 +321,25 @@ impl Pool {
         found.into_iter().map(|(.., place)| place).collect()
     }
 
+    /// Returns the segments of a persistent cache on one device, without those `in_use`. Returns
+    /// `None` if one of them is not older than `ring`, the number of the ring that the cache uses.
+    pub fn outdated_on(
+        &self,
+        device: DeviceId,
+        owner: OwnerId,
+        ring: u32,
+        in_use: &[Segment],
+    ) -> Option<Vec<Segment>> {
+        let is_older = |kind: Kind| match kind {
+            Kind::Ring { number, .. } => number < ring,
+            Kind::Data { since } => since < ring,
+            Kind::Volatile | Kind::Swap { .. } => false,
+        };
+        let unused =
+            self.rows_of(owner).filter(|(.., place)| place.device == device && !in_use.contains(place));
+        unused.map(|(kind, _, place)| is_older(kind).then_some(place)).collect()
+    }
+
     /// Returns the data segments of a persistent cache, by number. If a device returns with a
     /// segment whose number was reused meanwhile, that segment is left out.
     pub fn data_of(&self, owner: OwnerId) -> Vec<DataSegment> {
@@ -373,16 +409,6 @@ impl Pool {
                 }
             }
         }
-    }
-
-    /// Returns a number for a new journal ring, higher than that of any earlier ring of the cache,
-    /// including those on missing devices. The number is the time in seconds. So a journal ring
-    /// created while a device was missing takes precedence over rings on that device.
-    pub fn next_ring_number(&self, owner: OwnerId) -> u32 {
-        let seconds =
-            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let above = self.ring_numbers(owner).last().map_or(1, |highest| highest.saturating_add(1));
-        above.max(u32::try_from(seconds).unwrap_or(0))
     }
 
     /// Returns the numbers of all journal rings of an owner that have a segment, lowest first.

@@ -27,15 +27,21 @@ pub struct Rig {
     buffers: Vec<(IoId, BufferId)>,
 }
 
-/// Returns options for tests: connections are retried at once, and requests wait for a second.
+/// Returns options for tests: connections are retried at once, and requests wait for a minute, so
+/// that they also succeed on a busy host.
 pub fn options() -> BackingOptions {
     BackingOptions {
-        wait_max: Duration::from_secs(2),
+        wait_max: Duration::from_secs(60),
         connect_max: Duration::from_secs(5),
         reconnect_min: Duration::from_millis(10),
         reconnect_max: Duration::from_millis(50),
         ..BackingOptions::default()
     }
+}
+
+/// Returns the same options for a test that waits for the end of `wait_max`.
+pub fn impatient() -> BackingOptions {
+    BackingOptions { wait_max: Duration::from_secs(2), ..options() }
 }
 
 /// Returns the same options for an image without other files.
@@ -55,6 +61,10 @@ pub fn pattern(len: usize, seed: u32) -> Vec<u8> {
 impl Rig {
     pub fn open(kind: RingKind, spec: &str, access: Access) -> Rig {
         Rig::of(kind, Backing::open(spec, access, &options()).unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    pub fn open_impatient(kind: RingKind, spec: &str) -> Rig {
+        Rig::of(kind, Backing::open(spec, Access::ReadWrite, &impatient()).unwrap())
     }
 
     pub fn open_image(kind: RingKind, path: &str, format: &str, access: Access) -> Rig {
@@ -148,7 +158,8 @@ impl Rig {
         let (_, buffer) = self.buffers.swap_remove(at);
         let lead = (offset % 4096) as usize;
         let bytes = self.ring.arena().bytes(buffer)[lead..lead + len].to_vec();
-        self.ring.arena_mut().free(buffer);
+        // The end of a send may be handled only after the reply.
+        self.ring.arena_mut().release(buffer);
         bytes
     }
 

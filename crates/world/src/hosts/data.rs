@@ -9,7 +9,7 @@
 
 use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, Op};
-use hob_engine::migration::{LeftBehind, Phase, Pull, Pulled, Puller, Session, heat};
+use hob_engine::migration::{Phase, Pull, Pulled, Puller, RemainingRanges, Session, heat};
 use hob_engine::units::SECTOR_BYTES;
 
 use super::host::{Carry, DISK, PeerRead, Pulling, Who};
@@ -243,7 +243,7 @@ impl Simulation<'_> {
             session,
             carry,
             puller: Puller::new(PULL_BYTES_MAX),
-            left_behind: LeftBehind::new(u64::from(self.plan.units) * UNIT_BYTES),
+            left_behind: RemainingRanges::new(u64::from(self.plan.units) * UNIT_BYTES),
             page: 0,
             page_tries: 0,
             has_list: carry == Carry::Drop,
@@ -315,7 +315,7 @@ impl Simulation<'_> {
             .map_err(|_| Violation(format!("host {host} gets nonsense: {ranges:?}")))?;
         self.report.late_pages += u64::from(pulling.after);
         if pulling.after && believes {
-            let old = std::mem::replace(&mut pulling.left_behind, LeftBehind::new(size));
+            let old = std::mem::replace(&mut pulling.left_behind, RemainingRanges::new(size));
             let there = (0..size.div_ceil(SECTOR_BYTES)).filter(|sector| old.has_all(*sector, sector + 1));
             there.for_each(|sector| pulling.left_behind.listed(sector, sector + 1));
         }

@@ -6,11 +6,11 @@ use hob_engine::command::{
     Access, CacheChange, Command, DataSegment, DiskConfig, Enable, NewRing, Role, Segment,
 };
 use hob_engine::io::{Io, Request};
-use hob_engine::migration::{Destination, LeftBehind, Pull, Puller, Record, Session, Source, Ticket};
+use hob_engine::migration::{Destination, Pull, Puller, Record, RemainingRanges, Session, Source, Ticket};
 use hob_engine::units::{BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, IoId, RequestId};
 use hob_engine::{Engine, Limits};
 
-use super::acts::{Act, Actor};
+use super::actions::{Act, Actor};
 use super::plan::Plan;
 use crate::content::{Tag, UNIT_BYTES, Written};
 use crate::media::Flash;
@@ -164,7 +164,7 @@ pub(super) struct Pulling {
     pub(super) session: Session,
     pub(super) carry: Carry,
     pub(super) puller: Puller,
-    pub(super) left_behind: LeftBehind,
+    pub(super) left_behind: RemainingRanges,
     /// Number of the next page of the list of cached data.
     pub(super) page: usize,
     /// Number of requests for the next page of the list.

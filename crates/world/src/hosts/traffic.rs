@@ -8,7 +8,7 @@ use hob_engine::migration::{Phase, Pulled};
 use hob_engine::outcome::Outcome;
 use hob_engine::units::{BufferId, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
 
-use super::acts::Act;
+use super::actions::Act;
 use super::host::{Buffer, DISK, InFlight, Token, Who};
 use super::{Event, Owned, Sabotage, Simulation, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};

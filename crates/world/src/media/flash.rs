@@ -69,6 +69,10 @@ pub struct Flash {
     /// I/Os in flight that will fail.
     doomed: Vec<IoId>,
     loses: bool,
+    /// Number of journal page writes that fail next.
+    refused_pages: u32,
+    /// Number of flushes that fail next.
+    refused_flushes: u32,
     defect: Option<DeviceDefect>,
 }
 
@@ -87,6 +91,8 @@ impl Flash {
             read_only: false,
             doomed: vec![],
             loses: false,
+            refused_pages: 0,
+            refused_flushes: 0,
             defect,
         }
     }
@@ -189,8 +195,13 @@ impl Flash {
         let out = self.dead || transfer.units().end > self.end || changes && self.read_only;
         let error = if changes { self.faults.write_error } else { self.faults.read_error };
         let doomed = self.doomed.extract_if(.., |other| *other == id).count() > 0;
-        let refused = op == IoOp::Flush && self.faults.flush_error > 0 && rng.chance(self.faults.flush_error);
-        let failed = out || doomed || refused || rng.chance(error);
+        let refused_flush = op == IoOp::Flush && self.refused_flushes > 0;
+        self.refused_flushes -= u32::from(refused_flush);
+        let refused = refused_flush
+            || op == IoOp::Flush && self.faults.flush_error > 0 && rng.chance(self.faults.flush_error);
+        let refused_page = op == IoOp::WriteJournal && self.refused_pages > 0;
+        self.refused_pages -= u32::from(refused_page);
+        let failed = out || doomed || refused || refused_page || rng.chance(error);
         match op {
             IoOp::Flush if refused => self.medium.forget_dirty(rng),
             IoOp::Flush if failed && self.loses => match rng.chance(500) {
@@ -280,6 +291,17 @@ impl Flash {
         self.doomed.push(id);
     }
 
+    /// Makes the next journal page writes fail.
+    pub fn refuse_pages(&mut self, count: u32) {
+        self.refused_pages = count;
+    }
+
+    /// Makes the next flushes fail. Part of the volatile data then stays volatile until the next
+    /// power cut.
+    pub fn refuse_flushes(&mut self, count: u32) {
+        self.refused_flushes = count;
+    }
+
     /// Returns a failed device with its content at the time of its removal.
     pub fn return_as_it_was(&mut self) {
         self.dead = false;
@@ -311,6 +333,19 @@ impl Flash {
         }
     }
 
+    /// Flushes the device before it is read for a recovery. Returns false if the flush fails.
+    pub fn flush_at_start(&mut self, rng: &mut SimRng) -> bool {
+        if self.faults.flush_error > 0 && rng.chance(self.faults.flush_error) {
+            self.medium.forget_dirty(rng);
+            return false;
+        }
+        let is_failing = self.dead || self.read_only;
+        if !is_failing {
+            self.flush();
+        }
+        !is_failing
+    }
+
     /// Returns the content of these bytes for a recovery. Returns `None` if the device cannot be
     /// read.
     pub fn inspect(&self, offset: u64, len: u64) -> Option<&[Tag]> {
@@ -326,6 +361,7 @@ impl Flash {
     /// Ends faults of single I/Os. The device keeps all data.
     pub fn soothe(&mut self) {
         self.faults = FlashFaults::default();
+        (self.refused_pages, self.refused_flushes) = (0, 0);
     }
 
     /// Returns the number of 512-byte units of the device.

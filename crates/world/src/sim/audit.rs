@@ -200,7 +200,7 @@ impl Simulation<'_> {
             // Each session gets at most one error for each event in which writes were lost or
             // discarded. Flushes that began too early to report an event are additional errors.
             let told = (self.report.doubts + self.report.discards) * (self.scenario.guests.len() as u64 + 1);
-            let told = told + self.report.flushes_failed_early;
+            let told = told + self.report.flushes_failed_early + self.report.changes_given_up;
             ensure!(
                 failed <= stats.backing.errors + told || by_flash,
                 "disk {index}: {failed} requests failed by themselves"
@@ -225,6 +225,7 @@ impl Simulation<'_> {
         }
         ensure!(in_flight == u64::from(self.engine.in_flight()), "requests in flight do not add up");
         self.check_clones()?;
+        self.check_budget()?;
         self.audit_histograms()
     }
 

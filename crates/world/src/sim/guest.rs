@@ -12,7 +12,7 @@ pub(super) struct Guest {
     pub(super) in_flight: u32,
     /// The next request of the guest is scheduled.
     pub(super) is_due: bool,
-    /// Number of successive guest requests that the engine did not accept for lack of room.
+    /// Number of successive guest requests that the engine refused for lack of room, at most 16.
     pub(super) handed_back: u32,
     /// Maximum number of guest requests in flight.
     pub(super) depth: u32,

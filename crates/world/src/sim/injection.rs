@@ -243,6 +243,7 @@ pub(super) fn scenario(case: &Case) -> Scenario {
         backing_ns: 1_000_000,
         command_ns: None,
         power_cut: None,
+        refusals: Vec::new(),
         lives: Some(Lives {
             early: false,
             ends: vec![],

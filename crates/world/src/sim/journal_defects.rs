@@ -6,18 +6,41 @@ const CRC: usize = 4;
 const CHANGES: usize = 0x26;
 const RECORDS: usize = 0x280;
 const RECORD_BYTES: usize = 16;
+/// Kind of an *unproven* record, and the offset of the block number in a record.
+const UNPROVEN: u8 = 4;
+const BLOCK: usize = 8;
 
 /// Reverses the order of a journal page's change records and corrects the page's checksum.
 pub(super) fn reorder_records(page: &mut [u8]) {
-    let changes = usize::from(u16::from_le_bytes([page[CHANGES], page[CHANGES + 1]]));
-    let end = RECORDS + changes * RECORD_BYTES;
-    if &page[..4] != b"hobJ" || changes < 2 || end > page.len() || !is_valid(page) {
+    let end = end_of_records(page);
+    if end < RECORDS + 2 * RECORD_BYTES {
         return;
     }
     let turned: Vec<u8> = page[RECORDS..end].chunks(RECORD_BYTES).rev().flatten().copied().collect();
     page[RECORDS..end].copy_from_slice(&turned);
     let sum = checksum(page);
     page[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// Changes the block number in each *unproven* record of a journal page, so that the record has no
+/// effect. Corrects the page's checksum.
+pub(super) fn misplace_overwrites(page: &mut [u8]) {
+    let end = end_of_records(page);
+    if end == RECORDS {
+        return;
+    }
+    for record in page[RECORDS..end].chunks_mut(RECORD_BYTES).filter(|record| record[0] == UNPROVEN) {
+        record[BLOCK] ^= 1;
+    }
+    let sum = checksum(page);
+    page[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// Returns the end of the change records of a journal page. A page that is not valid has none.
+fn end_of_records(page: &[u8]) -> usize {
+    let changes = usize::from(u16::from_le_bytes([page[CHANGES], page[CHANGES + 1]]));
+    let end = RECORDS + changes * RECORD_BYTES;
+    if &page[..4] != b"hobJ" || end > page.len() || !is_valid(page) { RECORDS } else { end }
 }
 
 fn is_valid(page: &[u8]) -> bool {

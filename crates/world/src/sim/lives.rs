@@ -20,6 +20,9 @@ use crate::rng::SimRng;
 /// Maximum time that a stopping daemon waits for its caches to close, nanoseconds.
 const STOP_NS_MAX: u64 = 120_000_000_000;
 
+/// Seed of the separate random numbers of flushes at the start of a life.
+const START_SALT: u64 = 0x7374_6172_7473;
+
 /// A daemon buffer that the engine uses for its own I/O.
 #[derive(Debug)]
 pub(super) struct Lent {
@@ -98,6 +101,7 @@ impl Simulation<'_> {
     /// Ends the engine process and starts another.
     pub(super) fn next_life(&mut self, end: End) -> Result<(), Violation> {
         self.crash(end)?;
+        self.flush_flash_at_start();
         self.engine = Engine::new(self.scenario.limits);
         self.lend_buffers();
         self.begin_with_qos();
@@ -110,7 +114,22 @@ impl Simulation<'_> {
         self.begin_with_memory()
     }
 
+    /// Flushes flash before its journals are read, as the daemon does: a power cut after that must
+    /// not undo what a recovery has found. The daemon continues if a flush fails.
+    fn flush_flash_at_start(&mut self) {
+        if self.options.sabotage == Some(Sabotage::UnflushedRecovery) {
+            return;
+        }
+        // Separate random numbers, so that other decisions of the history stay the same.
+        let mut rng = SimRng::new(self.now.0 ^ START_SALT);
+        self.is_flash_flushed = true;
+        for flash in &mut self.flash {
+            self.is_flash_flushed &= flash.flush_at_start(&mut rng);
+        }
+    }
+
     pub(super) fn crash(&mut self, end: End) -> Result<(), Violation> {
+        self.settle_budget();
         let kind = if end == End::PowerCut { Crash::PowerCut } else { Crash::Kill };
         trace!(self, "the end of a life: {end:?}");
         // The daemon may have checked the backing just before the crash.
@@ -151,7 +170,7 @@ impl Simulation<'_> {
         }
         self.fenced.clear();
         self.stopping = false;
-        self.queue.retain(|event| matches!(event, Event::DeviceFailure(_)));
+        self.queue.retain(|event| matches!(event, Event::DeviceFailure(_) | Event::Refusal(_)));
         self.forget_restarts();
         for guest in &mut self.scenario.guests {
             (guest.in_flight, guest.is_due, guest.handed_back) = (0, false, 0);
@@ -209,6 +228,7 @@ impl Simulation<'_> {
         (disk.present, disk.leaving, disk.gated) = (false, false, false);
         disk.recovering = None;
         disk.lost_ring = false;
+        disk.replaces_copy = false;
         disk.config = None;
         disk.writes_through_since = None;
         disk.fetches.clear();

@@ -106,6 +106,9 @@ impl Simulation<'_> {
             self.report.lossy_flushes += 1;
             self.disks[disk].model.lose();
         }
+        if let Side::Flash(device) = side {
+            self.flash_flush_failed(device);
+        }
         let trusted = match side {
             Side::Backing(_) => Sabotage::TrustedFlush,
             Side::Flash(_) => Sabotage::TrustedFlashFlush,

@@ -46,6 +46,15 @@ pub(super) struct Owner {
     /// Recovery must not use clean data of journal rings up to this number, because one of these
     /// rings was lost.
     lost_upto: u32,
+    /// Of the newest journal rings up to this number, one has lost a copy on a device that keeps its
+    /// other data.
+    lacks_copy_upto: Option<u32>,
+    /// A flush of a device with copies failed, and no new journal has recorded since that no data is
+    /// dirty.
+    pub(super) has_volatile_copies: bool,
+    /// Journal rings up to this number may have lost both copies, because another device failed
+    /// before a ring without a copy was replaced.
+    doubtful_upto: u32,
 }
 
 impl Owner {
@@ -66,6 +75,9 @@ impl Owner {
             evidence: None,
             journal_lost: false,
             lost_upto: 0,
+            lacks_copy_upto: None,
+            has_volatile_copies: false,
+            doubtful_upto: 0,
         }
     }
 
@@ -92,6 +104,44 @@ impl Owner {
     /// Returns true if the loss of this journal ring is recorded.
     pub(super) fn has_recorded_loss(&self, ring: u32) -> bool {
         ring <= self.lost_upto
+    }
+
+    /// Records that a copy of a journal ring is not written any more. The ring may not be complete
+    /// yet.
+    pub(super) fn note_lost_copy(&mut self) {
+        self.lacks_copy_upto = Some(self.number);
+    }
+
+    /// Records that a journal ring is complete, which replaces the earlier ones.
+    pub(super) fn note_new_ring(&mut self, number: u32) {
+        self.lacks_copy_upto.take_if(|upto| *upto < number);
+    }
+
+    pub(super) fn forget_lost_copies(&mut self) {
+        self.lacks_copy_upto = None;
+    }
+
+    /// Returns true if the journal has lost a copy and was not replaced yet.
+    pub(super) fn lacks_copy(&self) -> bool {
+        self.lacks_copy_upto.is_some()
+    }
+
+    /// Records that a device has failed. Returns true if the device may have had the only good copy
+    /// of the journal.
+    pub(super) fn lose_other_copy(&mut self) -> bool {
+        let Some(upto) = self.lacks_copy_upto else { return false };
+        (self.doubled, self.doubtful_upto) = (false, upto);
+        true
+    }
+
+    /// Records that a device has failed. Copies on another device may be lost at the next power cut.
+    pub(super) fn lose_durable_copies(&mut self) {
+        self.doubled &= !self.has_volatile_copies;
+    }
+
+    /// Returns true if this journal ring may have lost both of its copies.
+    pub(super) fn is_doubtful(&self, ring: u32) -> bool {
+        ring <= self.doubtful_upto
     }
 
     /// Records that the cache's journal was closed, unless it is lost. Rings in `pending` belong to

@@ -130,6 +130,10 @@ impl Simulation<'_> {
                 self.change_waits(disk.0 as usize);
                 Ok(())
             }
+            Event::JournalCopyLost(disk) => {
+                self.journal_copy_is_lost(disk);
+                Ok(())
+            }
             Event::JournalLost(disk) => {
                 let excused = self.may_lose(disk.0 as usize) || self.any_refuses();
                 ensure!(excused, "disk {disk}: journal lost with a sound device");
@@ -293,11 +297,13 @@ impl Simulation<'_> {
     fn new_ring_is_done(&mut self, asked: &Asked) -> Result<(), Violation> {
         self.disown_gone(asked.disk);
         let Some(number) = asked.ring() else { return Ok(()) };
-        let keeps_old = self.keeps_old_rings();
+        let (keeps_old, is_destaged) = (self.keeps_old_rings(), self.is_destaged(asked.disk));
         let Some(owner) = self.disks[asked.disk].owner.as_mut().filter(|owner| !owner.gone) else {
             return Ok(());
         };
         (owner.exists, owner.closed) = (true, false);
+        owner.note_new_ring(number);
+        owner.has_volatile_copies &= !is_destaged;
         self.disks[asked.disk].changed_behind = None;
         self.disks[asked.disk].lost_ring = false;
         let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };

@@ -138,12 +138,15 @@ impl Simulation<'_> {
         {
             return Ok(());
         }
-        let is_recent = |end| matches!(end, CopyEnd::Buffer { id, .. } if Some(id) == self.edge_buffer);
+        let edge_buffer = self.edge_buffer;
+        let is_recent = |end| matches!(end, CopyEnd::Buffer { id, .. } if Some(id) == edge_buffer);
         self.report.edges_recent += u64::from(is_recent(copy.from));
         if is_recent(copy.to) && self.strikes(Sabotage::OldRecentEdge, 500) {
             return Ok(());
         }
-        let is_edge = between && self.is_of_write(copy.to);
+        let is_lent = |end| matches!(end, CopyEnd::Buffer { id, .. } if self.lent.contains_key(&id));
+        let is_of_zeroes = is_lent(copy.to) && !is_recent(copy.to) && is_lent(copy.from);
+        let is_edge = between && (is_of_zeroes || self.is_of_write(copy.to));
         self.report.edges_merged += u64::from(is_edge);
         if is_edge && self.strikes(Sabotage::LostEdge, 300) {
             return Ok(());

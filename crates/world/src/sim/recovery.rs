@@ -202,11 +202,16 @@ impl Simulation<'_> {
             // The pool may never have room for the journal ring. The operator discards a cache
             // whose backing has all its data.
             self.disks[index].attempts += 1;
-            if self.disks[index].attempts > ATTEMPTS_MAX && recovered.summary.sectors_dirty == 0 {
+            let is_given_up =
+                self.disks[index].attempts > ATTEMPTS_MAX && recovered.summary.sectors_dirty == 0;
+            if is_given_up {
                 self.disown(index);
+            }
+            // The engine refuses changes that wait for the recovery.
+            self.command(index, Command::RemoveDisk);
+            if is_given_up {
                 self.open_gate(index);
             }
-            self.command(index, Command::RemoveDisk);
             return Ok(());
         };
         let state = &mut self.disks[index];
@@ -330,7 +335,8 @@ impl Simulation<'_> {
         let mut sound = false;
         let mut doubtful = false;
         for (number, copies) in rings.iter().filter(|_| !journal_lost) {
-            let is_good = self.is_on_sound_device(copies);
+            let owner = self.disks[index].owner.as_ref().expect("persistent");
+            let is_good = self.is_on_sound_device(copies) && !owner.is_doubtful(*number);
             // The ring with the lowest number is complete if any ring is.
             sound = is_good;
             doubtful |= !is_good;
@@ -399,6 +405,9 @@ impl Simulation<'_> {
         if self.options.sabotage == Some(Sabotage::ReorderedRecords) {
             super::journal_defects::reorder_records(&mut bytes);
         }
+        if self.options.sabotage == Some(Sabotage::IgnoredOverwrites) {
+            super::journal_defects::misplace_overwrites(&mut bytes);
+        }
         Some(bytes)
     }
 
@@ -419,11 +428,12 @@ impl Simulation<'_> {
         // A ring of a later command may be complete already.
         let closed = owner.closed && !owner.left_unclean && number <= owner.closed_at;
         ensure!(plan.clean || !closed || doubtful, "disk {index}: closed, and found open");
-        let ordinals: Vec<u32> = segments.iter().map(|segment| segment.ordinal).collect();
+        let present: Vec<_> =
+            segments.iter().map(|segment| (segment.ordinal, segment.place.device)).collect();
         let reads: Vec<(usize, u64)> = plan.reads().collect();
         let fail = |error: &dyn std::fmt::Debug| Violation(format!("disk {index}: replay failed: {error:?}"));
         let segment_bytes = self.scenario.segment_bytes;
-        let mut replay = Replay::new(plan, segment_bytes, &ordinals).map_err(|error| fail(&error))?;
+        let mut replay = Replay::new(plan, segment_bytes, &present).map_err(|error| fail(&error))?;
         for (copy, page) in reads {
             let bytes = self.ring_page(&copies[copy], page).ok_or_else(|| fail(&"unreadable now"))?;
             replay.page(&bytes).map_err(|error| fail(&error))?;

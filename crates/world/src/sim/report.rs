@@ -25,6 +25,8 @@ pub struct Report {
     pub doubts: u64,
     /// Number of failed flushes that began before the last loss.
     pub flushes_failed_early: u64,
+    /// Number of changes that failed because a backing lost data again each time they were sent.
+    pub changes_given_up: u64,
     /// Number of caches that lost segments because of a device failure.
     pub losses: u64,
     /// Number of times that a device stopped answering in time.
@@ -62,6 +64,12 @@ pub struct Report {
     pub crashes_in_drain: u64,
     /// Number of journals that flash lost.
     pub journals_lost: u64,
+    /// Number of times that a journal lost one of its copies.
+    pub journal_copies_lost: u64,
+    /// Number of attempts to replace a journal that had lost a copy.
+    pub journal_copies_replaced: u64,
+    /// Number of journals that had lost a copy, and whose other copy failed before they were replaced.
+    pub journal_copies_lost_both: u64,
     /// Number of flash devices that were removed and returned.
     pub devices_returned: u64,
     /// Number of times that a backing changed while no daemon served it.
@@ -118,6 +126,8 @@ pub struct Report {
     pub extra_read_bytes: u64,
     /// Number of uses of blocks that extra fills cached.
     pub extra_blocks_used: u64,
+    /// Number of bytes that a flash write budget kept from flash.
+    pub flash_writes_refused_bytes: u64,
     /// Number of bytes destaged from flash to backings.
     pub destaged_bytes: u64,
     /// Number of backing reads that a parent disk served, completely or in part.
@@ -146,11 +156,11 @@ impl Report {
             ($($field:ident)*) => { vec![$((stringify!($field), &mut self.$field)),*] };
         }
         named! {
-            vacated outages direct declined handed_back commands fences restarts lossy_flushes doubts flushes_failed_early losses stalls resumptions evictions power_cuts kills stops
+            vacated outages direct declined handed_back commands fences restarts lossy_flushes doubts flushes_failed_early changes_given_up losses stalls resumptions evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
-            early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost devices_returned changed_behind
+            early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost journal_copies_lost journal_copies_replaced journal_copies_lost_both devices_returned changed_behind
             changed_silently recoveries_proved recoveries_unverified discards outdated dirty_lost
-            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies edges_merged edges_recent zeroes_to_flash writes_merged bulk_writes read_ahead_bytes extra_read_bytes extra_blocks_used destaged_bytes shared took_ns
+            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies edges_merged edges_recent zeroes_to_flash writes_merged bulk_writes read_ahead_bytes extra_read_bytes extra_blocks_used flash_writes_refused_bytes destaged_bytes shared took_ns
         }
     }
 }

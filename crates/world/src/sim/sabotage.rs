@@ -28,6 +28,10 @@ pub enum Sabotage {
     UncheckedTail,
     /// Change records of a journal page are applied in the wrong order.
     ReorderedRecords,
+    /// Records of overwrites (*unproven*) in journal pages are ignored.
+    IgnoredOverwrites,
+    /// The daemon reads journals without flushing flash before.
+    UnflushedRecovery,
     /// Recovery ignores the crash log.
     IgnoredCrashLog,
     /// Recovery ignores the newest journal ring, and old rings are kept.
@@ -60,6 +64,8 @@ pub enum Sabotage {
     /// Extra fills read an older content of the backing, as if a write that arrives meanwhile did
     /// not wait for them.
     StaleExtraFill,
+    /// The engine is not told the parts of a flash write budget.
+    IgnoredFlashBudget,
     /// The daemon hides that a parent disk serves some of the data that the engine reads.
     UntoldSharing,
     /// The daemon does not tell the engine that a backing restarted.
@@ -72,6 +78,8 @@ pub enum Sabotage {
     TrustedTail,
     /// The engine is told that the loss of a journal is recorded, but the loss is not recorded.
     UnrecordedLoss,
+    /// The daemon does not replace a journal that lost one of two copies.
+    IgnoredCopyLoss,
     /// The daemon does not report that a kill lost unflushed data in its memory.
     UnmarkedMemory,
     /// All guests of a disk share one session, so a loss is reported only to the first guest that

@@ -84,6 +84,8 @@ pub(super) struct Scenario {
     /// Mean time between commands, nanoseconds. `None` means no commands after the first.
     pub(super) command_ns: Option<u64>,
     pub(super) power_cut: Option<Instant>,
+    /// Times at which a device refuses journal pages.
+    pub(super) refusals: Vec<super::journal_copies::Refusal>,
     /// Parameters of restarts. `None` means one engine process and only volatile caches.
     pub(super) lives: Option<Lives>,
 }
@@ -132,6 +134,7 @@ impl Scenario {
             .collect();
         let mut scenario = Scenario {
             lives: None,
+            refusals: Vec::new(),
             limits: Limits {
                 requests_max: rng.pick(&[3, 16, 256, 256]),
                 fill_bytes_max: rng.pick(&[0, 64 << 10, 1 << 20, 32 << 20, 32 << 20]),

@@ -78,11 +78,14 @@ impl Simulation<'_> {
 
     /// Sometimes changes a backing silently while no daemon serves it. The backing's identity does
     /// not show the change, and the sampled sectors may be unchanged. Sectors that are dirty in the
-    /// cache are not changed, because their data on the backing is outdated anyway.
+    /// cache are not changed, because their data on the backing is outdated anyway. If flash could
+    /// not be flushed before the recovery, a power cut can make more sectors dirty, so nothing is
+    /// changed.
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
+        let is_flushed = self.is_flash_flushed;
         let Some(Silent { rng, .. }) = &mut self.silent else { return };
-        if is_bad || !rng.chance(400) {
+        if is_bad || !rng.chance(400) || !is_flushed {
             return;
         }
         let known = recovered.map_or_else(Vec::new, |recovered| recovered.samples(SAMPLES));

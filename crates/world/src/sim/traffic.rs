@@ -28,7 +28,13 @@ pub(super) struct InFlight {
     pub(super) refusal: Option<IoError>,
     /// Value of `Simulation::clock` when the request was submitted.
     arrived: u64,
+    /// Value of `Simulation::backing_losses` when the request was submitted.
+    losses_before: u64,
 }
+
+/// Number of losses of the backing during one change that the engine repairs by sending the change
+/// again.
+const LOSSES_MAX: u64 = 3;
 
 /// The model's token of a request in flight.
 #[derive(Debug)]
@@ -181,7 +187,9 @@ impl Simulation<'_> {
         }
         let arrived = self.clock;
         trace!(self, "{request:?}");
-        self.requests.insert(request.id, InFlight { request, guest, token, refusal, arrived });
+        let losses_before = self.backing_losses();
+        let in_flight = InFlight { request, guest, token, refusal, arrived, losses_before };
+        self.requests.insert(request.id, in_flight);
         let taken = self.engine.handle_request(self.now, request);
         ensure!(taken.is_ok(), "{request:?} handed back with {} in flight", self.engine.in_flight());
         self.drain()
@@ -189,6 +197,7 @@ impl Simulation<'_> {
 
     /// Performs the copies, I/Os and other outputs that the engine requests.
     pub(super) fn drain(&mut self) -> Result<(), Violation> {
+        self.count_flash_writes();
         while let Some(copy) = self.engine.poll_copy() {
             self.copy(copy)?;
         }
@@ -222,6 +231,9 @@ impl Simulation<'_> {
         trace!(self, "submitted {io:?} {:x?}", payload.iter().step_by(8).collect::<Vec<_>>());
         let (side, mean) = match io.target {
             Target::Flash(device) => {
+                if io.op != IoOp::Read {
+                    self.note_flash_write(io.len);
+                }
                 if self.strikes(Sabotage::MisroutedIo, 20) {
                     io.offset = io.offset.wrapping_sub(self.scenario.segment_bytes);
                 }
@@ -446,6 +458,11 @@ impl Simulation<'_> {
         Ok(())
     }
 
+    /// Returns the number of times that a backing may have lost unflushed data.
+    fn backing_losses(&self) -> u64 {
+        self.report.restarts + self.report.lossy_flushes
+    }
+
     fn reply(&mut self, reply: Reply) -> Result<(), Violation> {
         let Reply { id, result, outcome, .. } = reply;
         trace!(self, "{reply:?}");
@@ -453,7 +470,7 @@ impl Simulation<'_> {
             return Ok(());
         }
         let in_flight = self.requests.remove(&id);
-        let InFlight { request, guest, token, refusal, arrived } =
+        let InFlight { request, guest, token, refusal, arrived, losses_before } =
             in_flight.ok_or_else(|| Violation(format!("{reply:?} to no request, or a second one")))?;
         ensure!(reply.disk == request.disk, "{reply:?} from another disk than {request:?}");
         if let Some(guest) = guest {
@@ -496,6 +513,8 @@ impl Simulation<'_> {
         }
         self.check_fetched_once(&request, outcome, arrived)?;
         let ok = result.is_ok();
+        let is_given_up = !ok && request.op.modifies() && self.backing_losses() - losses_before > LOSSES_MAX;
+        self.report.changes_given_up += u64::from(is_given_up);
         let token = if self.check_direct(&request, ok)? { token } else { Token::None };
         self.check_answer(&request, token, (guest, ok, outcome))?;
         request.buffer.iter().for_each(|id| self.buffers.get_mut(id).expect("just looked at").end());

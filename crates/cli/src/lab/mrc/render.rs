@@ -7,7 +7,7 @@ use hob_lab::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
 
 use super::{CurveReport, Report, Row, SizeReport};
 use crate::lab::percent;
-use crate::output::{numbers, pairs, table};
+use crate::output::{pairs, table};
 
 /// Formats the report as text.
 pub(super) fn show(report: &Report) -> String {
@@ -37,19 +37,12 @@ pub(super) fn show(report: &Report) -> String {
 }
 
 fn rows(report: &Report) -> String {
-    let columns = [
-        numbers("BLOCK"),
-        numbers("CACHE"),
-        numbers("SHARE %"),
-        numbers("READ HITS %"),
-        numbers("BYTE HITS %"),
-        numbers("WRITE HITS %"),
-        numbers("ABSORBED"),
-        numbers("FLASH WRITES"),
-        numbers("BACKING I/O"),
-    ];
     let is_exact = report.curves.iter().any(|curve| curve.rows.iter().any(|row| row.exact.is_some()));
-    let count = if is_exact { columns.len() } else { 4 };
+    let (exact, count) = match is_exact {
+        true => ("|BYTE HITS %:|WRITE HITS %:|ABSORBED:|FLASH WRITES:|BACKING I/O:", 9),
+        false => ("", 4),
+    };
+    let columns = format!("BLOCK:|CACHE:|SHARE %:|READ HITS %:{exact}");
     let row = |curve: &CurveReport, row: &Row| {
         let mut cells = vec![
             Size(curve.block_bytes).to_string(),
@@ -69,10 +62,7 @@ fn rows(report: &Report) -> String {
         cells.resize(count, "-".to_owned());
         cells
     };
-    table(
-        &columns[..count],
-        report.curves.iter().flat_map(|curve| curve.rows.iter().map(move |r| row(curve, r))),
-    )
+    table(&columns, report.curves.iter().flat_map(|curve| curve.rows.iter().map(move |r| row(curve, r))))
 }
 
 fn bytes(bytes: u64) -> String {

@@ -9,7 +9,7 @@ use serde::ser::Error;
 use serde::{Serialize, Serializer};
 
 use super::super::percent;
-use crate::output::{numbers, table, words};
+use crate::output::table;
 
 /// Name that selects the bound for all policies.
 pub(super) const OPTIMUM: &str = "optimum";
@@ -39,6 +39,10 @@ pub(super) struct Row {
     pub(super) writes: u64,
     pub(super) write_hits: u64,
     pub(super) flash_write_bytes: u64,
+    /// Flash write budget, bytes a day.
+    pub(super) flash_budget_bytes_per_day: Option<u64>,
+    /// Bytes that the budget kept from flash.
+    pub(super) budget_refused_bytes: u64,
     /// Bytes read from the backing beside those that guests read.
     pub(super) extra_read_bytes: u64,
     pub(super) backing_ios: u64,
@@ -59,6 +63,8 @@ pub(super) struct Report {
     pub(super) seconds: f64,
     #[serde(serialize_with = "without_unknown")]
     pub(super) results: Vec<Row>,
+    /// Remarks about the trace and the simulation.
+    pub(super) notes: Vec<String>,
 }
 
 /// Fields that the optimum has. Its other fields are unknown, because the optimum is computed for
@@ -103,6 +109,8 @@ impl Row {
             writes: stats.writes,
             write_hits: stats.write_hits,
             flash_write_bytes: stats.flash_write_bytes,
+            flash_budget_bytes_per_day: point.flash_writes,
+            budget_refused_bytes: stats.budget_refused_bytes,
             extra_read_bytes: stats.extra_read_bytes,
             backing_ios: stats.backing_ios(),
             evictions: stats.evictions,
@@ -131,6 +139,12 @@ impl Row {
         }
     }
 
+    /// Returns the flash write budget, or a dash.
+    fn budget(&self) -> String {
+        let shown = |bytes| format!("{}/day", Unit::Bytes.text(bytes as f64));
+        self.flash_budget_bytes_per_day.map_or_else(|| "-".to_owned(), shown)
+    }
+
     /// Returns `figure`, or a dash for the optimum, which does not have it.
     fn by_request(&self, figure: String) -> String {
         if self.policy == OPTIMUM { "-".to_owned() } else { figure }
@@ -148,6 +162,9 @@ impl Row {
         if self.policy != OPTIMUM && differs(|row| row.fill.clone()) {
             kind = format!("{kind} {}", self.fill);
         }
+        if self.policy != OPTIMUM && differs(Row::budget) {
+            kind = format!("{kind} {}", self.budget());
+        }
         if differs(|row| row.block_bytes.to_string()) {
             kind = format!("{kind} {}", Size(u64::from(self.block_bytes)));
         }
@@ -156,21 +173,8 @@ impl Row {
 }
 
 pub(super) fn show(report: &Report) -> String {
-    let columns = [
-        words("POLICY"),
-        words("ADMISSION"),
-        words("FILL"),
-        numbers("BLOCK"),
-        numbers("CACHE"),
-        numbers("SHARE %"),
-        numbers("READ HITS %"),
-        numbers("BYTE HITS %"),
-        numbers("BLOCK HITS %"),
-        numbers("FLASH WRITES"),
-        numbers("EXTRA READS"),
-        numbers("BACKING I/O"),
-        numbers("EVICTIONS"),
-    ];
+    let columns = "POLICY|ADMISSION|FILL|BLOCK:|CACHE:|SHARE %:|READ HITS %:|BYTE HITS %:|BLOCK HITS %:|\
+        BUDGET:|FLASH WRITES:|EXTRA READS:|BACKING I/O:|EVICTIONS:";
     let rows = report.results.iter().map(|row| {
         vec![
             row.policy.clone(),
@@ -182,13 +186,14 @@ pub(super) fn show(report: &Report) -> String {
             percent(row.read_hit_ratio),
             row.by_request(percent(row.byte_hit_ratio)),
             percent(row.block_hit_ratio),
+            row.budget(),
             row.by_request(Unit::Bytes.text(row.flash_write_bytes as f64)),
             row.by_request(Unit::Bytes.text(row.extra_read_bytes as f64)),
             row.by_request(row.backing_ios.to_string()),
             row.by_request(row.evictions.to_string()),
         ]
     });
-    let mut text = table(&columns, rows);
+    let mut text = table(columns, rows);
     let touched = report
         .footprint_bytes
         .map(|bytes| format!(", which touch {}", Unit::Bytes.text(bytes as f64)))
@@ -203,13 +208,14 @@ pub(super) fn show(report: &Report) -> String {
 /// Columns of the CSV output. They have the names of the fields of [`Row`].
 const CSV_COLUMNS: &str = "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hits,read_hit_ratio,byte_hit_ratio,\
     block_hit_ratio,partial_misses,not_admitted,writes,write_hits,flash_write_bytes,backing_ios,evictions,\
-    memory_bytes_per_block,fill,extra_read_bytes";
+    memory_bytes_per_block,fill,extra_read_bytes,flash_budget_bytes_per_day,budget_refused_bytes";
 
 pub(super) fn csv(rows: &[Row]) -> String {
     let mut text = format!("{CSV_COLUMNS}\n");
     for row in rows {
         let share = row.cache_share.map(|share| share.to_string()).unwrap_or_default();
-        let figures: [&dyn fmt::Display; 20] = [
+        let budget = row.flash_budget_bytes_per_day.map(|bytes| bytes.to_string()).unwrap_or_default();
+        let figures: [&dyn fmt::Display; 22] = [
             &row.policy,
             &row.admission,
             &row.block_bytes,
@@ -230,6 +236,8 @@ pub(super) fn csv(rows: &[Row]) -> String {
             &row.memory_bytes_per_block,
             &row.fill,
             &row.extra_read_bytes,
+            &budget,
+            &row.budget_refused_bytes,
         ];
         let is_known = |column: &str| row.policy != OPTIMUM || KNOWN_OF_OPTIMUM.contains(&column);
         let cell = |(column, figure): (&str, &&dyn fmt::Display)| {
@@ -273,7 +281,10 @@ mod tests {
     fn unknown_values_of_the_optimum_are_null_and_empty() {
         let rows =
             [Row::optimum(4096, 1 << 20, Some(4 << 20), (0.5, 0.4)), Row { evictions: 7, ..Row::default() }];
-        assert_eq!(csv(&rows[..1]).lines().nth(1), Some("optimum,-,4096,1048576,0.25,,,0.5,,0.6,,,,,,,,,,"));
+        assert_eq!(
+            csv(&rows[..1]).lines().nth(1),
+            Some("optimum,-,4096,1048576,0.25,,,0.5,,0.6,,,,,,,,,,,,")
+        );
         let results = rows.to_vec();
         let report = Report {
             trace: "t".into(),
@@ -282,6 +293,7 @@ mod tests {
             sample: 1.0,
             seconds: 0.1,
             results,
+            notes: vec!["a remark".to_owned()],
         };
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["results"][0]["read_hit_ratio"], 0.5);
@@ -290,5 +302,6 @@ mod tests {
         });
         assert_eq!(json["results"][0]["block_hit_ratio"], 0.6);
         assert_eq!(json["results"][1]["evictions"], 7);
+        assert_eq!(json["notes"][0], "a remark");
     }
 }

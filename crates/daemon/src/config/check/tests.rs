@@ -114,10 +114,8 @@ fn pools_and_storage_policies_are_those_of_the_file_and_those_of_the_state() {
     let pool = PoolState {
         name: "fast".into(),
         devices: vec!["/nvme".into()],
-        devices_out: Vec::new(),
-        peers: Vec::new(),
         segment_size: Size(16 << 20),
-        uuid: None,
+        ..PoolState::default()
     };
     let kept = State { pools: vec![pool], ..State::default() };
     assert_found(&config.check_with(&kept).unwrap_err(), &[(8, "no storage policy 'gold'")]);
@@ -156,4 +154,29 @@ fn two_disks_on_one_file_are_an_error_however_it_is_called() {
     let pool = format!("[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\n", link.display());
     let error = check(disk("a", &file, "") + &pool, &State::default()).unwrap_err();
     assert_found(&error, &[(3, "pool 'p' and disk a are on the same file")]);
+}
+
+#[test]
+fn a_part_conflicts_with_the_whole_and_not_with_another_part() {
+    use super::{DataLocation, Identity};
+    let file = || Identity::File(1, 2);
+    let disk = DataLocation::of(file());
+    let over_it = DataLocation { whole: vec![Identity::Device(7), file()], part: vec![] };
+    let part = |device| DataLocation { whole: vec![Identity::Device(device)], part: vec![file()] };
+    assert!(disk.overlaps(&disk) && disk.overlaps(&over_it) && over_it.overlaps(&disk));
+    assert!(disk.overlaps(&part(8)) && part(8).overlaps(&over_it));
+    assert!(!part(8).overlaps(&part(9)) && part(8).overlaps(&part(8)));
+    assert!(!disk.overlaps(&DataLocation::of(Identity::File(1, 3))));
+}
+
+#[test]
+fn a_disk_has_at_most_16_additional_exports() {
+    let exports = |count: usize| -> String {
+        let export = |at| format!("[[disk.export]]\nname = \"e{at}\"\n");
+        let exports: String = (0..count).map(export).collect();
+        format!("[[disk]]\nname = \"a\"\nbacking = \"/a\"\n{exports}")
+    };
+    Config::parse(&exports(16)).unwrap();
+    let error = Config::parse(&exports(17)).unwrap_err();
+    assert!(error.to_string().contains("it has 17 additional exports, and 16 is the maximum"), "{error}");
 }

@@ -1,7 +1,6 @@
 //! Metrics, health and names of requests over real sockets.
 
 use super::*;
-use crate::listening_sockets::ListeningSockets;
 
 /// Returns the whole response to a request with these headers.
 async fn ask(endpoint: &Endpoint, path: &str, headers: &str) -> String {
@@ -42,18 +41,7 @@ fn metrics_come_in_the_form_that_is_asked_for() {
 
 #[test]
 fn health_is_a_status_for_monitors_and_json_for_programs() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let dir = tempfile::tempdir().unwrap();
-        let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
-        let listener =
-            ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
-                .await
-                .unwrap();
-        let (shard, fake) = FakeShard::start();
-        let services =
-            Services::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory);
-        tokio::spawn(listener.serve(router(services)));
+    run_with_shard(async |_, endpoint, fake| {
         let client = Client::new(endpoint.clone(), None);
         assert_eq!(send(&endpoint, "GET", "/healthz", "").await, (200, "ok\n".to_owned()));
         assert!(client.health().await.unwrap().problems.is_empty());

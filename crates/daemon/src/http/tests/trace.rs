@@ -4,26 +4,14 @@ use hob_control::{OnClients, OnDirty, TraceOp, TraceRecord};
 use hob_engine::units::DiskId;
 
 use super::*;
-use crate::listening_sockets::ListeningSockets;
 
 /// The first disk's id.
 const ID: DiskId = DiskId(0);
 
 fn run_with_disk(test: impl AsyncFnOnce(Client, FakeShard)) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let dir = tempfile::tempdir().unwrap();
-        let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
-        let listener =
-            ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
-                .await
-                .unwrap();
-        let (shard, fake) = FakeShard::start();
-        let options = BackingOptions::default();
-        let services = Services::new(vec![shard], Exports::default(), options, Store::Memory);
-        tokio::spawn(listener.serve(router(services)));
+    run_with_shard(async |dir, endpoint, fake| {
         let client = Client::new(endpoint, None);
-        let backing = dir.path().join("vm.img");
+        let backing = dir.join("vm.img");
         std::fs::File::create(&backing).unwrap().set_len(8 * MIB).unwrap();
         let backing = backing.to_string_lossy().into_owned();
         client

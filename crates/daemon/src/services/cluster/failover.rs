@@ -31,7 +31,7 @@ use super::super::disks::{Dirty, Source};
 use super::super::flash::blocking;
 use super::super::registry::DiskPhase;
 use super::ClusterService;
-use crate::api_error::{ApiError, open_error};
+use crate::api_error::{ApiError, Result, conflict, failed, open_error};
 use crate::cluster::{Cluster, FailoverCandidate, Taken};
 use crate::hardware::{Backing, BackingInfo};
 use crate::lease_clock::{LeaseClock, now};
@@ -70,7 +70,7 @@ impl ClusterService {
         cluster: &Cluster,
         name: &str,
         to_adopt: FailoverCandidate,
-    ) -> Result<Taken, ApiError> {
+    ) -> Result<Taken> {
         let adopted = self.adopt_now(cluster, name, to_adopt).await;
         if adopted.is_err()
             && let Ok(disk) = self.registry.inner().disk_mut(name)
@@ -85,7 +85,7 @@ impl ClusterService {
         cluster: &Cluster,
         name: &str,
         to_adopt: FailoverCandidate,
-    ) -> Result<Taken, ApiError> {
+    ) -> Result<Taken> {
         let FailoverCandidate { copy, from, clock } = to_adopt;
         tracing::warn!(
             "disk {name}: its owner {} has failed; failing over to the replica on this host",
@@ -93,14 +93,12 @@ impl ClusterService {
         );
         let unusable = |error: ApiError| {
             let why = error.problem.error;
-            ApiError::conflict(format!(
-                "the replica of {}'s dirty data on this host cannot be used: {why}",
-                from.name
-            ))
-            .hint(format!(
-                "start that host again; if this is impossible, 'hob cluster take {name} --force --yes' \
+            conflict!("the replica of {}'s dirty data on this host cannot be used: {why}", from.name).hint(
+                format!(
+                    "start that host again; if this is impossible, 'hob cluster take {name} --force --yes' \
                  discards its dirty data"
-            ))
+                ),
+            )
         };
         let path = self.remote_flash.end_for_failover(&from.id, &copy.loan).await.map_err(unusable)?;
         let spec = self.registry.inner().disk(name)?.wanted.backing.clone();
@@ -117,7 +115,7 @@ impl ClusterService {
                     pass.advance(&range);
                     Ok(())
                 }
-                Err(lost) => Err(ApiError::failed(format!("the dirty sector at {}: {lost}", range.start))),
+                Err(lost) => Err(failed!("the dirty sector at {}: {lost}", range.start)),
             })?;
             Ok(Checked { _pool: pool, dirty, backing, bytes })
         })
@@ -139,16 +137,16 @@ impl ClusterService {
     }
 
     /// Opens the replica and counts its dirty data.
-    fn check_copy(&self, name: &str, path: &Path, copy: &SecondCopy) -> Result<(Pool, Dirty, u64), ApiError> {
+    fn check_copy(&self, name: &str, path: &Path, copy: &SecondCopy) -> Result<(Pool, Dirty, u64)> {
         let owner: CacheOwner = copy.cache.parse().map_err(ApiError::conflict)?;
         let pool = Pool::open(&[path.to_owned()]).map_err(|error| ApiError::failed(error.to_string()))?;
         let found = pool.devices()[0].uuid.to_string();
         if found != copy.loan {
-            return Err(ApiError::conflict(format!(
+            return Err(conflict!(
                 "{} is the flash lease {found}, but the replica is in the flash lease {}",
                 path.display(),
                 copy.loan
-            )));
+            ));
         }
         let dirty = Dirty::of(Source::of(&pool, OwnerId(owner.0))?, |done, all| {
             let percent = (u128::from(done) * 100).checked_div(u128::from(all)).unwrap_or(0);
@@ -156,17 +154,17 @@ impl ClusterService {
         })?;
         let summary = dirty.summary();
         if summary.sectors_missing > 0 {
-            return Err(ApiError::conflict(format!(
+            return Err(conflict!(
                 "{} dirty sectors of the owner's journal are missing in the replica",
                 summary.sectors_missing
-            )));
+            ));
         }
         let bytes = summary.sectors_dirty * hob_engine::units::SECTOR_BYTES;
         Ok((pool, dirty, bytes))
     }
 
     /// Writes all dirty data of the replica to the backing and flushes it.
-    fn bring(&self, name: &str, checked: Checked, clock: &LeaseClock) -> Result<(), ApiError> {
+    fn bring(&self, name: &str, checked: Checked, clock: &LeaseClock) -> Result<()> {
         let Checked { _pool, mut dirty, backing, bytes } = checked;
         let may_go_on = || now() < clock.calls_back_at();
         let mut alone =
@@ -175,7 +173,7 @@ impl ClusterService {
         let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
         let flushed = written.and_then(|()| {
             alone.flush().map_err(|error| {
-                ApiError::failed(format!("cannot write the dirty data to the backing: {error:?}"))
+                failed!("cannot write the dirty data to the backing: {error:?}")
                     .hint("repair the backing; hob retries by itself")
             })
         });
@@ -227,7 +225,7 @@ fn write_all(
     alone: &mut OfflineWriter<'_>,
     clock: &LeaseClock,
     mut advance: impl FnMut(&Range<u64>),
-) -> Result<(), ApiError> {
+) -> Result<()> {
     let mut run: (u64, Vec<u8>) = (0, Vec::with_capacity(WRITE_BYTES_MAX));
     let mut put = |run: &mut (u64, Vec<u8>)| {
         if run.1.is_empty() {
@@ -238,7 +236,7 @@ fn write_all(
                 .hint("the failover restarts when etcd answers again"));
         }
         let written = alone.write(run.0, &run.1).map_err(|error| {
-            ApiError::failed(format!("cannot write the dirty data to the backing: {error:?}"))
+            failed!("cannot write the dirty data to the backing: {error:?}")
                 .hint("repair the backing; hob retries by itself")
         });
         run.1.clear();
@@ -246,10 +244,7 @@ fn write_all(
     };
     dirty.each(|range, found| {
         let bytes = found.map_err(|lost| {
-            ApiError::failed(format!(
-                "the dirty sector at {} was readable before, and is not any more: {lost}",
-                range.start
-            ))
+            failed!("the dirty sector at {} was readable before, and is not any more: {lost}", range.start)
         })?;
         let follows = run.0 + run.1.len() as u64 == range.start;
         if !follows || run.1.len() + bytes.len() > WRITE_BYTES_MAX {
@@ -264,24 +259,25 @@ fn write_all(
 }
 
 /// Checks that the backing belongs to the replica, as far as hosts can compare that.
-fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), ApiError> {
+fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<()> {
     let summary = dirty.summary();
     if info.read_only {
         return Err(ApiError::conflict("the backing is read-only here"));
     }
     if info.size_bytes < summary.disk_bytes {
-        return Err(ApiError::conflict(format!(
+        return Err(conflict!(
             "the backing has {} bytes on this host, and the replica is of a disk of {}",
-            info.size_bytes, summary.disk_bytes
-        )));
+            info.size_bytes,
+            summary.disk_bytes
+        ));
     }
     let identity = info.identity_at(summary.disk_bytes).unwrap_or(info.identity);
     if identity != summary.identity {
         if is_same_everywhere(&info.identity_text) {
-            return Err(ApiError::conflict(format!(
+            return Err(conflict!(
                 "the disk has another backing on this host than on its owner; on this host it is {}",
                 info.identity_text
-            )));
+            ));
         }
         tracing::warn!(
             "cannot compare the identity of the backing ({}) with that of the replica",
@@ -307,8 +303,7 @@ fn is_same_everywhere(identity_text: &str) -> bool {
 }
 
 fn not_told(why: crate::cluster::Unsaid) -> ApiError {
-    ApiError::failed(format!("cannot record the failover in etcd: {why}"))
-        .hint("the failover restarts by itself")
+    failed!("cannot record the failover in etcd: {why}").hint("the failover restarts by itself")
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use super::ownership::{Ownership, refuse};
 use super::registry::{ClusterWait, DiskPhase, Registry};
 use super::remote_flash::RemoteFlash;
 use super::tasks::Tasks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::cluster::{Cluster, TakeError, Took};
 use placement::Rates;
 
@@ -62,23 +62,23 @@ service! {
 
 impl ClusterService {
     /// Returns this host's state as a cluster member.
-    pub(crate) fn view(&self) -> Result<View, ApiError> {
+    pub(crate) fn view(&self) -> Result<View> {
         Ok(self.ownership.cluster_or_refuse()?.view())
     }
 
     /// Returns all members.
-    pub(crate) async fn hosts(&self) -> Result<Vec<ClusterHost>, ApiError> {
+    pub(crate) async fn hosts(&self) -> Result<Vec<ClusterHost>> {
         self.ownership.cluster_or_refuse()?.hosts().await.map_err(|error| ApiError::failed(error.to_string()))
     }
 
     /// Returns all disks that a host of the cluster has or had.
-    pub(crate) async fn disks(&self) -> Result<Vec<ClusterDisk>, ApiError> {
+    pub(crate) async fn disks(&self) -> Result<Vec<ClusterDisk>> {
         self.ownership.cluster_or_refuse()?.disks().await.map_err(|error| ApiError::failed(error.to_string()))
     }
 
     /// Acquires a disk whose last owner is another host. With `force`, discards data that only the
     /// other host has.
-    pub(crate) async fn take(self: &Arc<Self>, disk: String, force: bool) -> Result<Disk, ApiError> {
+    pub(crate) async fn take(self: &Arc<Self>, disk: String, force: bool) -> Result<Disk> {
         let cluster = self.ownership.cluster_or_refuse()?;
         let is_offline = matches!(self.registry.inner().disk(&disk)?.phase, DiskPhase::Offline(_));
         if !is_offline {
@@ -104,7 +104,7 @@ impl ClusterService {
     /// Opens a disk's backing, assigns the disk to a shard and offers it to clients. In a cluster,
     /// acquires the disk first. The caller holds the operation guard of the offline disk. See
     /// `Disks::open_owned`.
-    async fn open_disk(self: &Arc<Self>, name: &str, when: Open) -> Result<Opened, ApiError> {
+    async fn open_disk(self: &Arc<Self>, name: &str, when: Open) -> Result<Opened> {
         let Some(cluster) = self.ownership.cluster_of(name) else {
             return self.disks.open_owned(name, when, None).await;
         };
@@ -266,14 +266,14 @@ impl DiskOwner for ClusterService {
         self: Arc<Self>,
         disk: String,
         when: Open,
-    ) -> Pin<Box<dyn Future<Output = Result<Opened, ApiError>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Opened>> + Send>> {
         Box::pin(async move { self.open_disk(&disk, when).await })
     }
 
     fn remove_absent(
         self: Arc<Self>,
         disk: String,
-    ) -> Pin<Box<dyn Future<Output = Result<Option<DiskChanged>, ApiError>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Option<DiskChanged>>> + Send>> {
         Box::pin(async move { self.migrations.remove_absent_disk(&disk).await })
     }
 }

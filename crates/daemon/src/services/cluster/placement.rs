@@ -13,8 +13,8 @@ use hob_engine::sizing::{BlockSizing, Sizing};
 use tokio::time::Instant;
 
 use super::ClusterService;
-use crate::api_error::ApiError;
-use crate::cluster::{Cluster, DiskLearnt, HostLearnt};
+use crate::api_error::{ApiError, Result, not_found};
+use crate::cluster::{Cluster, DiskPlacement, HostPlacement};
 
 /// Maximum number of moves advised at once. Advice for more moves is better after these moves.
 const MOVES_MAX: usize = 16;
@@ -82,7 +82,7 @@ impl ClusterService {
         }
     }
 
-    async fn learnt(self: &Arc<Self>) -> HostLearnt {
+    async fn learnt(self: &Arc<Self>) -> HostPlacement {
         let names = self.registry.served();
         self.rates.keep(&names);
         let mut disks = Vec::with_capacity(names.len());
@@ -91,10 +91,10 @@ impl ClusterService {
         }
         let free: u64 = self.observe.pools().iter().map(|pool| pool.free.bytes()).sum();
         let used: u64 = disks.iter().map(|disk| disk.cache).sum();
-        HostLearnt { name: String::new(), flash: free + used, free, disks }
+        HostPlacement { name: String::new(), flash: free + used, free, disks }
     }
 
-    async fn disk_learnt(self: &Arc<Self>, name: &str, disks: usize) -> Option<DiskLearnt> {
+    async fn disk_learnt(self: &Arc<Self>, name: &str, disks: usize) -> Option<DiskPlacement> {
         let (shard, id) = self.registry.shard_of(name).ok()?;
         let sizing = shard.sizing(id).await.ok()?;
         let users = shard.users(id).await.ok()?;
@@ -103,7 +103,7 @@ impl ClusterService {
         let curve = best_curve(&sizing, block_size)?;
         let (reads, load) = self.rates.note(name, Instant::now(), &sizing);
         let hits = sizing.seen.read_hits as f64 / (sizing.seen.reads.max(1)) as f64;
-        let mut learnt = DiskLearnt {
+        let mut learnt = DiskPlacement {
             name: name.to_owned(),
             cache: shown.cache.as_ref().map_or(0, |cache| cache.room.bytes()),
             block: curve.block_bytes,
@@ -120,12 +120,12 @@ impl ClusterService {
 
     /// Returns hosts with spare flash and advised moves. All disks of the host `leaving` are to
     /// move.
-    pub(crate) async fn advice(&self, leaving: Option<&str>) -> Result<ClusterAdvice, ApiError> {
+    pub(crate) async fn advice(&self, leaving: Option<&str>) -> Result<ClusterAdvice> {
         let cluster = self.ownership.cluster_or_refuse()?;
         let failed = |error: &dyn std::fmt::Display| ApiError::failed(error.to_string());
         let members = cluster.hosts().await.map_err(|error| failed(&error))?;
         if let Some(host) = leaving.filter(|host| !members.iter().any(|member| member.name == **host)) {
-            return Err(ApiError::not_found(format!("'{host}' is not a member of the cluster now")).hint(
+            return Err(not_found!("'{host}' is not a member of the cluster now").hint(
                 "other hosts acquire the disks of a failed host by themselves, unless it has their dirty \
                  data; 'hob cluster disks' shows the owners",
             ));
@@ -160,7 +160,7 @@ impl ClusterService {
 }
 
 /// Returns the sum of requests per second. `sum()` would return -0 for a host without disks.
-fn load_of(host: &HostLearnt) -> f64 {
+fn load_of(host: &HostPlacement) -> f64 {
     host.disks.iter().map(|disk| disk.load).fold(0.0, |sum, load| sum + load)
 }
 
@@ -175,8 +175,8 @@ fn best_curve(sizing: &Sizing, block_bytes: u64) -> Option<&BlockSizing> {
 }
 
 /// Computes the advice from the placement data of the hosts.
-fn advise(told: &[HostLearnt], leaving: Option<&str>) -> ClusterAdvice {
-    let learnt: Vec<(usize, &DiskLearnt)> = told
+fn advise(told: &[HostPlacement], leaving: Option<&str>) -> ClusterAdvice {
+    let learnt: Vec<(usize, &DiskPlacement)> = told
         .iter()
         .enumerate()
         .flat_map(|(host, one)| one.disks.iter().map(move |disk| (host, disk)))
@@ -261,7 +261,7 @@ fn advise(told: &[HostLearnt], leaving: Option<&str>) -> ClusterAdvice {
 
 fn host_row(
     number: usize,
-    host: &HostLearnt,
+    host: &HostPlacement,
     disks: &[Disk],
     at: &[usize],
     rows: &[AdvisedDisk],
@@ -296,17 +296,17 @@ fn useful(disk: &Disk) -> u64 {
     disk.curve.size_for(best - USEFUL_OFF).unwrap_or(0).saturating_mul(disk.block_bytes)
 }
 
-fn stays(told: &[HostLearnt], leaving: Option<&str>, moves: &[AdvisedMove]) -> Vec<AdvisedStay> {
+fn stays(told: &[HostPlacement], leaving: Option<&str>, moves: &[AdvisedMove]) -> Vec<AdvisedStay> {
     let Some(host) = told.iter().find(|host| leaving == Some(host.name.as_str())) else { return Vec::new() };
     let left = host.disks.iter().filter(|disk| !moves.iter().any(|one| one.disk == disk.name));
-    let why = |disk: &DiskLearnt| match &disk.fixed {
+    let why = |disk: &DiskPlacement| match &disk.fixed {
         Some(why) => why.clone(),
         None => "no other host can serve the disk".to_owned(),
     };
     left.map(|disk| AdvisedStay { disk: disk.name.clone(), why: why(disk) }).collect()
 }
 
-fn caveats(learnt: &[(usize, &DiskLearnt)], reads: f64) -> Vec<String> {
+fn caveats(learnt: &[(usize, &DiskPlacement)], reads: f64) -> Vec<String> {
     let mut caveats = Vec::new();
     if reads < READS_TELLING {
         caveats.push("There are almost no reads, so there is no advice.".to_owned());
@@ -329,24 +329,24 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn disk(name: &str, cache_mib: u64, reads: f64, useful_mib: u64) -> DiskLearnt {
-        DiskLearnt {
+    fn disk(name: &str, cache_mib: u64, reads: f64, useful_mib: u64) -> DiskPlacement {
+        DiskPlacement {
             name: name.to_owned(),
             cache: cache_mib * MIB,
             block: MIB,
             reads,
             load: reads,
             curve: vec![(0, 10_000), (useful_mib, 1000)],
-            ..DiskLearnt::default()
+            ..DiskPlacement::default()
         }
     }
 
-    fn two_hosts() -> Vec<HostLearnt> {
+    fn two_hosts() -> Vec<HostPlacement> {
         let a = vec![disk("one", 50, 1000.0, 100), disk("two", 50, 900.0, 100)];
         let b = vec![disk("three", 100, 10.0, 10)];
         vec![
-            HostLearnt { name: "a".into(), flash: 100 * MIB, free: 0, disks: a },
-            HostLearnt { name: "b".into(), flash: 150 * MIB, free: 50 * MIB, disks: b },
+            HostPlacement { name: "a".into(), flash: 100 * MIB, free: 0, disks: a },
+            HostPlacement { name: "b".into(), flash: 150 * MIB, free: 50 * MIB, disks: b },
         ]
     }
 
@@ -385,11 +385,11 @@ mod tests {
 
     #[test]
     fn without_reads_nothing_is_advised() {
-        let told = vec![HostLearnt {
+        let told = vec![HostPlacement {
             name: "a".into(),
             flash: 9,
             free: 9,
-            disks: vec![DiskLearnt { block: 1, ..DiskLearnt::default() }],
+            disks: vec![DiskPlacement { block: 1, ..DiskPlacement::default() }],
         }];
         let advice = advise(&told, None);
         assert!(advice.moves.is_empty() && advice.caveats[0].contains("there is no advice"), "{advice:?}");

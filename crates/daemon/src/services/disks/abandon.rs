@@ -19,7 +19,7 @@ use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::timeout;
 
 use super::Disks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::services::flash;
 use crate::services::registry::{DiskPhase, Inner};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
@@ -65,12 +65,8 @@ impl Disks {
     /// Unmounts a disk's files like [`hide_file`](Self::hide_file), but waits only briefly, because
     /// writes of programs with mapped files may wait for the backing. Fails if a file is open,
     /// unless clients may be disconnected.
-    pub(in crate::services) async fn hide_file_soon(
-        &self,
-        name: &str,
-        clients: OnClients,
-    ) -> Result<(), ApiError> {
-        match timeout(UNMOUNT_MAX, self.exports.hide_file(name)).await {
+    pub(in crate::services) async fn hide_file_soon(&self, name: &str, clients: OnClients) -> Result<()> {
+        match timeout(UNMOUNT_MAX, self.exports.hide_file(name, OnClients::Refuse)).await {
             Ok(Err(error)) if clients == OnClients::Refuse => Err(error),
             Ok(_) => Ok(()),
             Err(_) => {
@@ -83,7 +79,7 @@ impl Disks {
     }
 
     /// Takes a disk that is to be removed from its shard, and discards its dirty data.
-    pub(in crate::services) async fn take_abandoned(&self, name: &str) -> Result<Vec<String>, ApiError> {
+    pub(in crate::services) async fn take_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
         self.exports.table().remove_disk(name);
         self.registry.inner().disk_mut(name)?.phase = DiskPhase::Removing;
@@ -93,7 +89,7 @@ impl Disks {
 
     /// Discards the dirty data of a disk whose backing requests cannot be cancelled, and takes the
     /// disk offline.
-    pub(in crate::services) async fn discard_abandoned(&self, name: &str) -> Result<Vec<String>, ApiError> {
+    pub(in crate::services) async fn discard_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
         let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
             .hint("the disk is opened again when the hanging requests have ended");
@@ -126,12 +122,7 @@ impl Disks {
 
     /// Abandons the backing of a disk, drops the disk's cache, and removes the disk from its shard.
     /// Returns the amount of dirty data, if the disk could have dirty data.
-    async fn leave_backing(
-        &self,
-        name: &str,
-        shard: &ShardHandle,
-        id: DiskId,
-    ) -> Result<Option<Size>, ApiError> {
+    async fn leave_backing(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<Option<Size>> {
         let (spec, has_cache) = {
             let mut inner = self.registry.inner();
             inner.abandoned.insert(id, name.to_owned());
@@ -148,6 +139,9 @@ impl Disks {
             let through = CacheChange::Tune(Mode::WriteThrough, spec.destage.engine(), spec.copies);
             if let Err(error) = shard.change_cache(id, through).await {
                 tracing::debug!("{name}: {error}");
+            }
+            if let Err(error) = self.pools.note_end(spec).await {
+                tracing::warn!("disk {name}: the end of its cache cannot be saved: {error}");
             }
             released = self.drop_cache(name, shard, id).await;
         }

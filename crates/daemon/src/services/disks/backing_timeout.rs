@@ -2,40 +2,15 @@
 
 use std::time::Duration;
 
-use hob_control::{BackingTimeout, BackingTimeoutChange, DiskChanged, DiskPatch};
+use hob_control::BackingTimeout;
 use hob_storage::backing::WAIT_FOREVER;
 
 use super::Disks;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::services::registry::Inner;
 
 impl Disks {
-    /// Changes the settings of a disk.
-    pub(crate) async fn disk_patch(&self, disk: String, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
-        let service = self.clone();
-        self.tasks.run("disk set", disk.clone(), async move { service.patch_disk(&disk, patch).await }).await
-    }
-
-    async fn patch_disk(&self, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
-        if patch == DiskPatch::default() {
-            return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
-                .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
-        }
-        let guard = self.registry.guard_disk_for_command(name, "changed").await?;
-        match patch.locked {
-            Some(true) => self.lock_backing(name).await?,
-            Some(false) => self.unlock_backing(name).await?,
-            None => {}
-        }
-        match patch.backing_timeout {
-            Some(BackingTimeoutChange::Default) => self.set_backing_timeout(name, None)?,
-            Some(BackingTimeoutChange::Set(timeout)) => self.set_backing_timeout(name, Some(timeout))?,
-            None => {}
-        }
-        self.pools.finish_disk(name, guard, Vec::new()).await
-    }
-
-    fn set_backing_timeout(&self, name: &str, timeout: Option<BackingTimeout>) -> Result<(), ApiError> {
+    pub(super) fn set_backing_timeout(&self, name: &str, timeout: Option<BackingTimeout>) -> Result<()> {
         let (shard, id) = {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;

@@ -1,12 +1,15 @@
 //! Comparison of a persistent cache with its backing, before the cache is used again.
 
+use std::time::{Duration, Instant};
+
 use hob_engine::io::IoError;
 use hob_engine::journal::Recovered;
 use hob_engine::preset::Verify;
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 
 use super::fencing::{Changed, Same, Sample, Verdict, judge};
-use crate::api_error::ApiError;
+use super::last_served::LaterChange;
+use crate::api_error::{ApiError, Result, failed};
 use crate::hardware::{Backing, BackingInfo, ChangeMark, Reader};
 use crate::services::flash::blocking;
 use crate::shard_api::ShardHandle;
@@ -14,6 +17,10 @@ use crate::state::{Closed, JournalSpec};
 
 /// Number of clean sectors that are compared with the backing.
 const SAMPLES: usize = 64;
+
+/// Maximum time for the comparison of a sample whose reads fail. The unreadable sectors of a damaged
+/// backing fail quickly. A backing without connection is tried again later.
+const FAILING_MAX: Duration = Duration::from_secs(5);
 
 /// Access to the backing for comparing it with the cache.
 pub(in crate::services) enum Source {
@@ -67,8 +74,13 @@ pub(super) fn same_backing(info: &BackingInfo, disk_bytes: u64, identity: &[u8; 
 }
 
 /// Returns whether another program has changed the backing since the evidence was recorded or the
-/// cache was closed.
-pub(super) fn changed_since(clean: bool, journal: JournalSpec, info: &BackingInfo) -> Changed {
+/// cache was closed, or since hob served the disk last (`later`).
+pub(super) fn changed_since(
+    clean: bool,
+    journal: JournalSpec,
+    info: &BackingInfo,
+    later: Option<LaterChange>,
+) -> Changed {
     if journal.evidence.is_some() && journal.evidence == info.evidence {
         return Changed::No;
     }
@@ -78,8 +90,16 @@ pub(super) fn changed_since(clean: bool, journal: JournalSpec, info: &BackingInf
         {
             Changed::Yes
         }
+        (false, ..) if later.is_some() => Changed::Later,
         _ => Changed::Unknown,
     }
+}
+
+/// Why a cache does not match its backing.
+pub(super) struct Mismatch {
+    pub(super) why: String,
+    /// True if only times show it, so that an operator can accept it by `verify = "trust"`.
+    pub(super) can_be_trusted: bool,
 }
 
 /// Decides whether the cache's data matches the backing, with the reason if not. Sectors written
@@ -90,7 +110,8 @@ pub(super) async fn compare(
     journal: JournalSpec,
     verify: Verify,
     foreign: Option<String>,
-) -> Result<(Source, Box<Recovered>, Verdict, String), ApiError> {
+    later: Option<LaterChange>,
+) -> Result<(Source, Box<Recovered>, Verdict, Mismatch)> {
     let info = source.info().clone();
     if let Source::Served(served) = &source
         && let Some(changed) = served.shard.changed_meanwhile(served.id).await?.filter(|it| !it.is_empty())
@@ -113,7 +134,7 @@ pub(super) async fn compare(
         })
         .await?;
     }
-    let changed = changed_since(summary.clean, journal, &info);
+    let changed = changed_since(summary.clean, journal, &info, later);
     let has_dirty = summary.sectors_dirty > 0;
     let (source, verdict) = match judge(same, changed, has_dirty, verify, || Err(())) {
         Ok(verdict) => (source, verdict),
@@ -123,8 +144,11 @@ pub(super) async fn compare(
             (source, judge(same, changed, has_dirty, verify, || Ok::<_, ApiError>(sample))?)
         }
     };
+    let acceptable =
+        later.filter(|_| changed == Changed::Later && same != Same::No && verify != Verify::Trust);
     let why = match (info.size_bytes == summary.disk_bytes, same, changed) {
         _ if foreign.is_some() => format!("{} meanwhile", foreign.unwrap_or_default()),
+        _ if acceptable.is_some() => acceptable.map(LaterChange::reason).unwrap_or_default(),
         (_, Same::Grown, Changed::Yes) => {
             "its backing has grown while hob did not serve it, and may have been changed otherwise".to_owned()
         }
@@ -138,12 +162,18 @@ pub(super) async fn compare(
         (_, _, Changed::Yes) => "its backing was changed while hob did not serve it".to_owned(),
         _ => "its backing does not match the cached data".to_owned(),
     };
-    Ok((source, recovered, verdict, why))
+    Ok((source, recovered, verdict, Mismatch { why, can_be_trusted: acceptable.is_some() }))
 }
 
 /// Compares sampled sectors with the backing.
-async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sample), ApiError> {
-    let (source, mut differing) = blocking(move || differing(source, &samples)).await??;
+async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sample)> {
+    let (source, mut differing) = blocking(move || {
+        let mut source = source;
+        let size = source.info().size_bytes;
+        let differing = differing(size, &samples, |offset, bytes| source.read(offset, bytes))?;
+        Ok::<_, ApiError>((source, differing))
+    })
+    .await??;
     if let Source::Served(served) = &source
         && !differing.is_empty()
         && let Some(changed) = served.shard.changed_meanwhile(served.id).await?
@@ -154,25 +184,63 @@ async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sampl
     Ok((source, if differing.is_empty() { Sample::Fits } else { Sample::Differs }))
 }
 
-/// Returns the sampled sectors whose checksum on the backing differs.
-fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<u64>), ApiError> {
-    let size = source.info().size_bytes;
+/// Returns the sampled sectors whose checksum on the backing differs. Sectors that the backing cannot
+/// read are left out: a cache whose sample fits is compared sector by sector before it is used.
+///
+/// # Errors
+/// The backing can read none of the sectors, or reads fail for longer than [`FAILING_MAX`].
+fn differing(
+    size_bytes: u64,
+    samples: &[(u64, u32)],
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), IoError>,
+) -> Result<Vec<u64>> {
     let mut bytes = vec![0; SECTOR_BYTES as usize];
     let (mut sums, mut differing) = (Vec::new(), Vec::new());
+    let (begun, mut unreadable) = (Instant::now(), 0);
     for (sector, sum) in samples {
         let offset = sector * SECTOR_BYTES;
         // The disk may end within its last sector.
-        let len = SECTOR_BYTES.min(size.saturating_sub(offset)) as usize;
+        let len = SECTOR_BYTES.min(size_bytes.saturating_sub(offset)) as usize;
         bytes.fill(0);
-        source.read(offset, &mut bytes[..len]).map_err(|error| {
-            ApiError::failed(format!("cannot compare the cache with the backing: sector {sector}: {error:?}"))
-                .hint("repair the backing; hob retries every few seconds")
-        })?;
+        if let Err(error) = read(offset, &mut bytes[..len]) {
+            unreadable += 1;
+            if unreadable == samples.len() || begun.elapsed() > FAILING_MAX {
+                return Err(failed!("cannot compare the cache with the backing: sector {sector}: {error:?}")
+                    .hint("repair the backing; hob retries every few seconds"));
+            }
+            continue;
+        }
         sums.clear();
         hob_storage::checksum::sector_sums(&bytes, &mut sums);
         if sums != [*sum] {
             differing.push(*sector);
         }
     }
-    Ok((source, differing))
+    if unreadable > 0 {
+        tracing::warn!(unreadable, sampled = samples.len(), "the backing cannot read some sectors");
+    }
+    Ok(differing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unreadable_sectors_do_not_prevent_a_comparison() {
+        let mut sums = Vec::new();
+        hob_storage::checksum::sector_sums(&[0; SECTOR_BYTES as usize], &mut sums);
+        let samples: Vec<(u64, u32)> = (0..64).map(|sector| (sector, sums[0])).collect();
+        let size = 64 * SECTOR_BYTES;
+        let bad = |from: u64| {
+            move |offset: u64, bytes: &mut [u8]| {
+                bytes.fill(u8::from(offset == 3 * SECTOR_BYTES));
+                if offset >= from * SECTOR_BYTES { Err(IoError::Failed) } else { Ok(()) }
+            }
+        };
+        assert_eq!(differing(size, &samples, bad(64)).unwrap(), [3]);
+        assert_eq!(differing(size, &samples, bad(8)).unwrap(), [3]);
+        assert_eq!(differing(size, &samples, bad(2)).unwrap(), [0u64; 0]);
+        assert!(differing(size, &samples, bad(0)).is_err());
+    }
 }

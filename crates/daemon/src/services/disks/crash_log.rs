@@ -8,7 +8,7 @@
 //! it.
 
 use super::Disks;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 
 /// Why writes may be lost, for the log and for `hob health`.
 const LOST: &str = "hob was killed, and the crash log of its write-back cache is missing or damaged, \
@@ -18,14 +18,11 @@ const LOST: &str = "hob was killed, and the crash log of its write-back cache is
 impl Disks {
     /// Records that guests of a disk must get a report of a failed flush. Must precede serving the
     /// disk. Returns a note for the operator.
-    pub(super) async fn note_lost_records(&self, name: &str) -> Result<String, ApiError> {
+    pub(super) async fn note_lost_records(&self, name: &str) -> Result<String> {
         {
             let mut inner = self.registry.inner();
             let wanted = &mut inner.disk_mut(name)?.wanted;
-            // How many guests wrote is unknown: at most one for each way to write.
-            let writers = 1 + wanted.exports.iter().filter(|export| !export.read_only).count();
-            wanted.flush_failures_owed =
-                wanted.flush_failures_owed.saturating_add(u32::try_from(writers).unwrap_or(u32::MAX));
+            wanted.flush_failures_owed = wanted.flush_failures_owed.saturating_add(wanted.writers_max());
             // A second start before the next ring does not report the same loss again.
             if let Some(journal) = wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
                 journal.used = None;

@@ -7,7 +7,7 @@ use hob_engine::units::SECTOR_BYTES;
 use hob_storage::pool::recovery::{Found, RecoveredPool, Recovery};
 use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict};
 
 /// The cache in a pool whose dirty data is read. Creating this value needs the pool. Reading, which
 /// is slow, does not need the pool.
@@ -18,7 +18,7 @@ pub(in crate::services) struct Source {
 
 impl Source {
     /// Locates the dirty data of an owner's cache in a pool.
-    pub(in crate::services) fn of(pool: &Pool, owner: OwnerId) -> Result<Source, ApiError> {
+    pub(in crate::services) fn of(pool: &Pool, owner: OwnerId) -> Result<Source> {
         let failed = |error: PoolError| ApiError::failed(error.to_string());
         let recovery = Recovery::of(pool, owner).map_err(failed)?;
         Ok(Source { recovery, reader: SectorReader::new(pool).map_err(failed)? })
@@ -34,17 +34,17 @@ pub(in crate::services) struct Dirty {
 
 impl Dirty {
     /// Reads the journal. Calls `progress` with the bytes read so far and the total.
-    pub(in crate::services) fn of(source: Source, progress: impl FnMut(u64, u64)) -> Result<Dirty, ApiError> {
+    pub(in crate::services) fn of(source: Source, progress: impl FnMut(u64, u64)) -> Result<Dirty> {
         let Source { recovery, reader } = source;
         let found = recovery.run(progress, |_| ()).map_err(|error| ApiError::failed(error.to_string()))?;
         let (recovered, remains) = match found {
             Found::Recovered(recovered, remains) => (recovered, remains),
             Found::Nothing(_) => return Err(ApiError::conflict("the cache is empty")),
             Found::Damaged { what, .. } => {
-                return Err(ApiError::conflict(format!(
+                return Err(conflict!(
                     "the journal of the cache is damaged ({what}), so hob cannot determine which \
                     data is dirty"
-                )));
+                ));
             }
         };
         Ok(Dirty { recovered, remains, reader })

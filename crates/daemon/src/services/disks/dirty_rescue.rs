@@ -4,9 +4,10 @@
 use hob_control::{DiskChanged, OnDirty, PoolChanged, Size};
 use hob_engine::command::{CacheChange, Discard, Mode};
 use hob_engine::units::SECTOR_BYTES;
+use hob_storage::pool::OwnerId;
 
 use super::Disks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict};
 use crate::services::pools::no_cache;
 use crate::services::pools::release_owner;
 use crate::services::registry::DiskPhase;
@@ -26,14 +27,14 @@ pub(in crate::services) enum Afterwards {
 
 impl Disks {
     /// Removes a disk's cache.
-    pub(crate) async fn cache_disable(&self, disk: String, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn cache_disable(&self, disk: String, dirty: OnDirty) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks
             .run("cache disable", disk.clone(), async move { service.disable(&disk, dirty).await })
             .await
     }
 
-    async fn disable(&self, name: &str, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
+    async fn disable(&self, name: &str, dirty: OnDirty) -> Result<DiskChanged> {
         let guard = match dirty {
             OnDirty::Drain => self.registry.guard_disk_for_command(name, "changed").await?,
             OnDirty::Discard => self.pools.guard_to_discard(name, "changed").await?,
@@ -45,7 +46,7 @@ impl Disks {
         }
         self.check_given_up(name)?;
         match dirty {
-            OnDirty::Drain => self.pools.take_cache(name).await?,
+            OnDirty::Drain => self.pools.drain_and_take_cache(name).await?,
             OnDirty::Discard => self.pools.take_discarded_cache(name).await?,
         }
         {
@@ -61,7 +62,7 @@ impl Disks {
     }
 
     /// Discards the dirty data of a disk's cache. If the disk is offline, discards the whole cache.
-    pub(crate) async fn discard_dirty(&self, disk: String) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn discard_dirty(&self, disk: String) -> Result<DiskChanged> {
         self.give_dirty_up(disk, Afterwards::GoesOn).await
     }
 
@@ -71,7 +72,7 @@ impl Disks {
         &self,
         disk: String,
         afterwards: Afterwards,
-    ) -> Result<DiskChanged, ApiError> {
+    ) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks
             .run("cache discard-dirty", disk.clone(), async move {
@@ -97,7 +98,7 @@ impl Disks {
         &self,
         name: &str,
         afterwards: Afterwards,
-    ) -> Result<Vec<String>, ApiError> {
+    ) -> Result<Vec<String>> {
         let (spec, is_online) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -122,19 +123,23 @@ impl Disks {
             return self.discard_abandoned(name).await;
         }
         self.pools.look(name, &shard, id).await;
+        if dirty == 0 {
+            return Ok(vec!["there was no dirty data, so nothing is lost".to_owned()]);
+        }
         tracing::warn!("{name}: {} of dirty data was discarded by command", Size(dirty).human());
         Ok(vec![format!("{} of dirty data is lost", Size(dirty).human())])
     }
 
     /// Discards the whole cache of an offline disk. The disk restarts with an empty cache and the
     /// backing's data.
-    async fn discard_offline(
-        &self,
-        name: &str,
-        pool: &str,
-        journal: JournalSpec,
-    ) -> Result<Vec<String>, ApiError> {
-        let flash = self.registry.inner().pool(pool)?.flash.clone();
+    async fn discard_offline(&self, name: &str, pool: &str, journal: JournalSpec) -> Result<Vec<String>> {
+        let (flash, spec) = {
+            let inner = self.registry.inner();
+            (inner.pool(pool)?.flash.clone(), inner.disk(name)?.cache().cloned())
+        };
+        if let Some(spec) = &spec {
+            self.pools.note_end(spec).await?;
+        }
         release_owner(&flash, journal).await?;
         {
             let mut inner = self.registry.inner();
@@ -152,15 +157,14 @@ impl Disks {
     }
 
     /// Refuses to remove an offline disk whose cache may have dirty data.
-    pub(in crate::services) fn check_given_up(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) fn check_given_up(&self, name: &str) -> Result<()> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;
         let DiskPhase::Offline(_) = &disk.phase else { return Ok(()) };
         match disk.cache().and_then(|spec| spec.journal) {
             // Without a ring, the cache never held data.
-            Some(journal) if journal.ring > 0 => Err(ApiError::conflict(format!(
-                "{name} is offline, and its cache may have dirty data"
-            ))
+            Some(journal) if journal.ring > 0 => Err(conflict!("{name} is offline, and its cache may have dirty data"
+            )
             .hint(format!(
                 "'hob disk show {name}' shows the reason; repair the disk, save its dirty data with 'hob cache export-dirty {name} FILE', or discard it with --discard-dirty"
             ))),
@@ -169,7 +173,7 @@ impl Disks {
     }
 
     /// Frees the space of a persistent cache that belongs to no disk.
-    pub(crate) async fn orphan_discard(&self, pool: String, owner: String) -> Result<PoolChanged, ApiError> {
+    pub(crate) async fn orphan_discard(&self, pool: String, owner: String) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks
             .run(
@@ -180,14 +184,17 @@ impl Disks {
             .await
     }
 
-    async fn discard_orphan(&self, pool: &str, owner: &str) -> Result<PoolChanged, ApiError> {
+    async fn discard_orphan(&self, pool: &str, owner: &str) -> Result<PoolChanged> {
         // An invalid owner is reported first, even while the pool is busy.
         let _: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
-        let guard = self.registry.guard_pool(pool, "changed")?;
+        let guard = self.registry.guard_pool_for_command(pool, "changed").await?;
         let (owner, flash) = {
             let inner = self.registry.inner();
             (inner.orphan(pool, owner)?, inner.pool(pool)?.flash.clone())
         };
+        // A missing device may have segments of it, and return.
+        self.registry.inner().ended.add(OwnerId(owner.0), pool);
+        self.registry.save_first().await?;
         let journal = JournalSpec { owner, ..JournalSpec::new() };
         release_owner(&flash, journal).await?;
         drop(guard);

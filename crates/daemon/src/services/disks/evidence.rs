@@ -72,7 +72,11 @@ impl Disks {
             let Ok(Some((look, evidence))) = found else { continue };
             let mut inner = self.registry.inner();
             let Ok(disk) = inner.disk_mut(&look.name) else { continue };
-            let is_same = disk.id == look.id && disk.has_cache && matches!(disk.phase, DiskPhase::Online(_));
+            let is_permitted = disk.measure.as_ref().is_some_and(|measure| measure.permits(evidence));
+            let is_same = disk.id == look.id
+                && disk.has_cache
+                && is_permitted
+                && matches!(disk.phase, DiskPhase::Online(_));
             if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut())
                 && is_same
                 && journal.ring == look.ring

@@ -10,11 +10,12 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use hob_control::{DiskChanged, ExportDirty, Size};
+use hob_engine::units::SECTOR_BYTES;
 use hob_storage::pool::OwnerId;
 
 use super::Disks;
 use super::dirty::{Dirty, Source};
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, failed, invalid};
 use crate::services::flash::blocking;
 use crate::services::pools::no_cache;
 use crate::services::registry::DiskPhase;
@@ -24,46 +25,45 @@ use crate::services::registry::DiskPhase;
 pub(in crate::services) struct Exported {
     pub(in crate::services) bytes: u64,
     pub(in crate::services) lost_bytes: u64,
+    /// Bytes of dirty data on missing devices.
+    pub(in crate::services) missing_bytes: u64,
+    /// Number of the journal ring that was read.
+    pub(in crate::services) ring: u32,
 }
 
 impl Disks {
     /// Writes the dirty data of an offline disk's cache into a file on this host.
-    pub(crate) async fn export_dirty(
-        &self,
-        disk: String,
-        export: ExportDirty,
-    ) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn export_dirty(&self, disk: String, export: ExportDirty) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks
             .run("cache export-dirty", disk.clone(), async move { service.export(&disk, &export.path).await })
             .await
     }
 
-    async fn export(&self, name: &str, path: &str) -> Result<DiskChanged, ApiError> {
+    async fn export(&self, name: &str, path: &str) -> Result<DiskChanged> {
         let path = PathBuf::from(path);
         if !path.is_absolute() {
-            return Err(ApiError::invalid(format!("{} is not an absolute path", path.display())));
+            return Err(invalid!("{} is not an absolute path", path.display()));
         }
         let guard = self.registry.guard_disk_for_command(name, "exported").await?;
-        let (flash, owner) = {
+        let (flash, owner, written) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             let spec = disk.cache().ok_or_else(|| no_cache(name))?;
             if !matches!(disk.phase, DiskPhase::Offline(_)) {
-                return Err(ApiError::conflict(format!(
-                    "{name} is online: read its dirty data through the disk"
-                ))
-                .hint(format!("'hob drain {name}' writes the dirty data to the backing")));
+                return Err(conflict!("{name} is online: read its dirty data through the disk")
+                    .hint(format!("'hob drain {name}' writes the dirty data to the backing")));
             }
             let journal = spec.journal.ok_or_else(|| {
                 ApiError::conflict("this cache can have no dirty data: the backing has all data")
             })?;
-            (inner.pool(&spec.pool)?.flash.clone(), OwnerId(journal.owner.0))
+            (inner.pool(&spec.pool)?.flash.clone(), OwnerId(journal.owner.0), journal.written)
         };
         // Other operations need the pool during the export.
         let source = flash.read(move |pool| Source::of(pool, owner)).await?;
         let to = path.clone();
         let exported = blocking(move || export_to(source, &to)).await??;
+        let is_outdated = exported.ring < written;
         drop(guard);
         tracing::info!(
             "{name}: {} of dirty data were exported to {}",
@@ -76,10 +76,24 @@ impl Disks {
             Size(exported.bytes).human(),
             path = path.display()
         )];
+        if is_outdated {
+            notes.push(
+                "the newest journal of the cache is not on flash: this data is of an earlier time, and the backing \
+                 may have newer data"
+                    .to_owned(),
+            );
+        }
         if exported.lost_bytes > 0 {
             notes.push(format!(
                 "{} of dirty data cannot be read from flash",
                 Size(exported.lost_bytes).human()
+            ));
+        }
+        if exported.missing_bytes > 0 {
+            notes.push(format!(
+                "{} of dirty data are on missing devices of the pool and not in the file; connect these devices \
+                 before you discard the data",
+                Size(exported.missing_bytes).human()
             ));
         }
         self.observe.disk_changed(name, notes)
@@ -87,9 +101,9 @@ impl Disks {
 }
 
 /// Writes the data file and its map.
-fn export_to(source: Source, path: &Path) -> Result<Exported, ApiError> {
+fn export_to(source: Source, path: &Path) -> Result<Exported> {
     let mut dirty = Dirty::of(source, |_, _| ())?;
-    let failed = |error: io::Error| ApiError::failed(format!("cannot write {}: {error}", path.display()));
+    let failed = |error: io::Error| failed!("cannot write {}: {error}", path.display());
     let mut map_path = path.as_os_str().to_owned();
     map_path.push(".map");
     // The files contain guest data.
@@ -98,7 +112,9 @@ fn export_to(source: Source, path: &Path) -> Result<Exported, ApiError> {
     let map_file = create(Path::new(&map_path)).map_err(failed)?;
     let mut map = Map { to: io::BufWriter::new(&map_file), run: None };
     file.set_len(dirty.summary().disk_bytes).map_err(failed)?;
-    let mut exported = Exported::default();
+    let missing_bytes = dirty.summary().sectors_missing * SECTOR_BYTES;
+    let ring = dirty.summary().ring;
+    let mut exported = Exported { missing_bytes, ring, ..Exported::default() };
     dirty
         .each(|range, bytes| {
             let (offset, len) = (range.start, range.end - range.start);

@@ -25,6 +25,9 @@ pub(in crate::services) enum Same {
 pub(in crate::services) enum Changed {
     No,
     Yes,
+    /// The cache was not closed, and the times of the backing show a change after hob served it
+    /// last. The change may be one of attributes only, so an operator can accept it.
+    Later,
     /// There is no evidence whether the backing changed.
     Unknown,
 }
@@ -64,7 +67,8 @@ pub(in crate::services) fn judge<E>(
         (Same::No, _) => false,
         (Same::Yes, Changed::No) => true,
         (Same::Yes | Same::Grown, Changed::Yes) => false,
-        (Same::Yes, Changed::Unknown) | (Same::Grown, Changed::No | Changed::Unknown) => {
+        (Same::Yes | Same::Grown, Changed::Later) if has_dirty && verify != Verify::Trust => false,
+        (Same::Yes | Same::Grown, Changed::Later | Changed::Unknown) | (Same::Grown, Changed::No) => {
             sample()? == Sample::Fits
         }
     };
@@ -92,27 +96,35 @@ mod tests {
             (Same::No, Changed::No, Sample::Differs, Empty, Refuse),
             (Same::No, Changed::Yes, Sample::Fits, Empty, Refuse),
             (Same::No, Changed::Yes, Sample::Differs, Empty, Refuse),
+            (Same::No, Changed::Later, Sample::Fits, Empty, Refuse),
+            (Same::No, Changed::Later, Sample::Differs, Empty, Refuse),
             (Same::No, Changed::Unknown, Sample::Fits, Empty, Refuse),
             (Same::No, Changed::Unknown, Sample::Differs, Empty, Refuse),
             (Same::Yes, Changed::No, Sample::Fits, Believe, Believe),
             (Same::Yes, Changed::No, Sample::Differs, Believe, Believe),
             (Same::Yes, Changed::Yes, Sample::Fits, Empty, Refuse),
             (Same::Yes, Changed::Yes, Sample::Differs, Empty, Refuse),
+            (Same::Yes, Changed::Later, Sample::Fits, Compare, Refuse),
+            (Same::Yes, Changed::Later, Sample::Differs, Empty, Refuse),
             (Same::Yes, Changed::Unknown, Sample::Fits, Compare, Compare),
             (Same::Yes, Changed::Unknown, Sample::Differs, Empty, Refuse),
             (Same::Grown, Changed::No, Sample::Fits, Compare, Compare),
             (Same::Grown, Changed::No, Sample::Differs, Empty, Refuse),
             (Same::Grown, Changed::Yes, Sample::Fits, Empty, Refuse),
             (Same::Grown, Changed::Yes, Sample::Differs, Empty, Refuse),
+            (Same::Grown, Changed::Later, Sample::Fits, Compare, Refuse),
+            (Same::Grown, Changed::Later, Sample::Differs, Empty, Refuse),
             (Same::Grown, Changed::Unknown, Sample::Fits, Compare, Compare),
             (Same::Grown, Changed::Unknown, Sample::Differs, Empty, Refuse),
         ];
         for (same, changed, sample, clean, dirty) in table {
             for (has_dirty, verdict) in [(false, clean), (true, dirty)] {
                 for verify in [Verify::Auto, Verify::Always, Verify::Trust] {
+                    let is_accepted = changed == Changed::Later && same != Same::No && sample == Sample::Fits;
                     let verdict = match (verdict, verify) {
                         (Believe, Verify::Always) => Compare,
                         (Compare, Verify::Trust) => Believe,
+                        (Refuse, Verify::Trust) if is_accepted => Believe,
                         _ => verdict,
                     };
                     let judged = judge(same, changed, has_dirty, verify, || Ok::<_, ()>(sample));
@@ -129,6 +141,7 @@ mod tests {
             (Same::No, Changed::Unknown),
             (Same::Yes, Changed::No),
             (Same::Yes, Changed::Yes),
+            (Same::Yes, Changed::Later),
             (Same::Grown, Changed::Yes),
         ];
         for (same, changed) in known {

@@ -15,7 +15,7 @@ use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
 
 use super::Disks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict};
 use crate::state::JournalSpec;
 
 impl Disks {
@@ -26,7 +26,7 @@ impl Disks {
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             disk.wanted.backing.clone()
         };
-        let error = ApiError::conflict(format!("another program has taken over the backing {backing}")).hint(
+        let error = conflict!("another program has taken over the backing {backing}").hint(
             "a disk can have only one writer: stop the other program; the disk then comes online by itself",
         );
         self.lost(id, error).await;
@@ -89,7 +89,7 @@ impl Disks {
 
     /// Discards the cache of a disk that another program or host has used, before the disk is
     /// served.
-    pub(in crate::services) async fn forget_foreign(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn forget_foreign(&self, name: &str) -> Result<()> {
         {
             let mut inner = self.registry.inner();
             let cache = inner.disk_mut(name)?.wanted.cache.as_mut();

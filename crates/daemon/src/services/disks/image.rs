@@ -11,7 +11,7 @@ use std::path::Path;
 use hob_storage::backing::{Format, ImageFile};
 
 use super::Disks;
-use crate::api_error::{ApiError, open_error};
+use crate::api_error::{ApiError, Result, invalid, open_error};
 use crate::hardware::{Backing, BackingOptions};
 use crate::image::{check_format, files_of};
 use crate::services::flash::blocking;
@@ -29,13 +29,13 @@ struct Settled {
 }
 
 /// Returns the image settings that an operator requests for a disk.
-pub(in crate::services) fn image_asked(backing: &str, format: Option<&str>) -> Result<ImageSpec, ApiError> {
+pub(in crate::services) fn image_asked(backing: &str, format: Option<&str>) -> Result<ImageSpec> {
     check_format(backing, format).map(ImageSpec::of).map_err(ApiError::invalid)
 }
 
 impl Disks {
     /// Returns how to open the backing of a disk, and saves new decisions.
-    pub(in crate::services) async fn image_options(&self, name: &str) -> Result<BackingOptions, ApiError> {
+    pub(in crate::services) async fn image_options(&self, name: &str) -> Result<BackingOptions> {
         let (wanted, is_noted, is_new) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -64,7 +64,7 @@ impl Disks {
     pub(in crate::services) async fn options_of(
         &self,
         wanted: &DiskState,
-    ) -> Result<(BackingOptions, Option<ImageSpec>, Vec<String>), ApiError> {
+    ) -> Result<(BackingOptions, Option<ImageSpec>, Vec<String>)> {
         let wait_max = self.wait_max_of(wanted.backing_timeout);
         let options = BackingOptions { wait_max, ..self.backing_options.clone() };
         if !Backing::is_path(&wanted.backing) {
@@ -79,9 +79,8 @@ impl Disks {
 
 /// Decides open questions and compares the recorded files with the present ones. State files of
 /// earlier versions have no `image`. Those versions detected the format at every opening.
-fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> {
-    let path =
-        std::path::absolute(backing).map_err(|error| ApiError::invalid(format!("{backing}: {error}")))?;
+fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled> {
+    let path = std::path::absolute(backing).map_err(|error| invalid!("{backing}: {error}"))?;
     let mut notes = Vec::new();
     let is_imported = image.is_none();
     let mut image = image.unwrap_or_default();
@@ -96,11 +95,16 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> 
             && other != Format::Raw
         {
             notes.push(format!(
-                "{backing} is served as raw, and its content looks like a {} image: the guest may \
-                have written that. If the file is an image, remove the disk and add it with \
-                --format={}",
+                "{backing} is served as raw, and its content looks like a {} image: the guest may have \
+                written that. If the file is an image, remove the disk and add it with --format={}",
                 other.title(),
                 other.name()
+            ));
+        } else if Format::resembles_luks(&path).is_ok_and(|is_luks| is_luks) {
+            notes.push(format!(
+                "{backing} is served as raw, and its content looks like a LUKS volume: guests get \
+                encrypted data. If this host is to decrypt it, open it with 'cryptsetup open', and \
+                add the device in /dev/mapper instead"
             ));
         }
         image.files = Some(Vec::new());
@@ -111,12 +115,11 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> 
     // A hung path is refused before a program is started for it.
     Format::resembled(&path).map_err(|error| open_error(&error))?;
     let files = files_of(&path, format, recorded.as_deref()).map_err(|what| {
-        let error = ApiError::invalid(format!("{backing} ({} image): {what}", format.title()));
+        let error = invalid!("{backing} ({} image): {what}", format.title());
         match recorded {
-            Some(_) => error.hint(
-                "if this change is intended, remove the disk and add it again to record its \
-                 files",
-            ),
+            Some(_) => {
+                error.hint("if this change is intended, remove the disk and add it again to record its files")
+            }
             None => error,
         }
     })?;
@@ -137,19 +140,24 @@ fn assume(path: &Path, notes: &mut Vec<String>) -> Format {
 }
 
 /// Returns the format of a new disk, or an error that asks the operator to name it.
-fn decide(path: &Path) -> Result<Format, ApiError> {
+fn decide(path: &Path) -> Result<Format> {
     if let Some(format) = Format::of_extension(path) {
         return Ok(format);
     }
     match Format::resembled(path).map_err(|error| open_error(&error))? {
+        Format::Raw if Format::resembles_luks(path).map_err(|error| open_error(&error))? => Err(invalid!(
+            "the content of {} looks like a LUKS volume; pass --format=raw (or format = in \
+                hob.toml) if guests decrypt it, or add the device that 'cryptsetup open' makes",
+            path.display()
+        )),
         Format::Raw => Ok(Format::Raw),
-        other => Err(ApiError::invalid(format!(
+        other => Err(invalid!(
             "the content of {} looks like a {} image, but its name has another extension; pass \
             --format={} (or format = in hob.toml), or --format=raw if a guest wrote this content",
             path.display(),
             other.title(),
             other.name()
-        ))),
+        )),
     }
 }
 
@@ -183,6 +191,19 @@ mod tests {
         let again = settle(&disk, Some(added.image.clone())).unwrap();
         assert_eq!((again.format, again.image), (Some(Format::Raw), added.image));
         assert!(again.notes[0].contains("looks like a qcow2 image"), "{:?}", again.notes);
+    }
+
+    #[test]
+    fn a_luks_volume_is_raw_with_one_warning() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("disk");
+        std::fs::write(&disk, [&b"LUKS\xba\xbe\0\x02"[..], &[0; 4088]].concat()).unwrap();
+        let disk = disk.to_str().unwrap();
+        let asked = settle(disk, Some(ImageSpec::default())).err().unwrap().to_string();
+        assert!(asked.contains("LUKS") && asked.contains("--format=raw"), "{asked}");
+        let said = settle(disk, Some(ImageSpec::of(Some(Format::Raw)))).unwrap();
+        assert_eq!((said.format, said.notes.len()), (Some(Format::Raw), 1));
+        assert!(said.notes[0].contains("looks like a LUKS volume"), "{:?}", said.notes);
     }
 
     #[test]

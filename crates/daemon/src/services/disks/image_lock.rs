@@ -4,7 +4,7 @@
 //! open without a lock and without a cache, and passes all requests to the image.
 
 use super::Disks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict};
 use crate::services::flash::blocking;
 
 impl Disks {
@@ -12,7 +12,7 @@ impl Disks {
     ///
     /// # Errors
     /// A conflict if another program still has the backing.
-    pub(super) async fn lock_backing(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) async fn lock_backing(&self, name: &str) -> Result<()> {
         let (shard, id) = self.registry.shard_of(name)?;
         let lock = {
             let inner = self.registry.inner();
@@ -23,14 +23,11 @@ impl Disks {
             disk.lock.clone()
         };
         let lock = lock.ok_or_else(|| {
-            ApiError::conflict(format!(
-                "hob has not locked the backing of \
-            {name}, so there is no lock to release"
-            ))
+            conflict!("hob has not locked the backing of {name}, so there is no lock to release")
         })?;
         let taken = lock.clone();
         blocking(move || taken.take()).await?.map_err(|error| {
-            ApiError::conflict(format!("{name}: another program has the backing open: {error}"))
+            conflict!("{name}: another program has the backing open: {error}")
                 .hint("'fuser' shows which program has the file open")
         })?;
         // The lock is recorded last. If the daemon is killed before that, the next daemon opens the
@@ -55,18 +52,18 @@ impl Disks {
     ///
     /// # Errors
     /// A conflict if the disk has a cache.
-    pub(super) async fn unlock_backing(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) async fn unlock_backing(&self, name: &str) -> Result<()> {
         let (shard, id) = self.registry.shard_of(name)?;
         let lock = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             if disk.cache().is_some() {
-                return Err(ApiError::conflict(format!("{name} has a cache, so its backing stays locked"))
+                return Err(conflict!("{name} has a cache, so its backing stays locked")
                     .hint(format!("'hob cache disable {name}' first")));
             }
             disk.lock.clone()
         };
-        let lock = lock.ok_or_else(|| ApiError::conflict(format!("the backing of {name} has no lock")))?;
+        let lock = lock.ok_or_else(|| conflict!("the backing of {name} has no lock"))?;
         shard.flush(id).await?;
         self.registry.inner().disk_mut(name)?.wanted.unlocked = true;
         if let Err(reason) = self.registry.save_first().await {

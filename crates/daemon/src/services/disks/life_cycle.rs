@@ -5,12 +5,12 @@ use hob_control::{DiskChanged, Effect, LifeEvent};
 
 use super::Disks;
 use super::dirty_rescue::Afterwards;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 
 impl Disks {
     /// Handles a life-cycle event of the guest. A drain that the event requires has started when
     /// this function returns. The caller waits for its end.
-    pub(crate) async fn disk_event(&self, disk: String, event: LifeEvent) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn disk_event(&self, disk: String, event: LifeEvent) -> Result<DiskChanged> {
         let (name, has_cache, is_persistent) = {
             let inner = self.registry.inner();
             let entry = inner.disk(&disk)?;
@@ -26,14 +26,7 @@ impl Disks {
         }
         let effect = if is_persistent { event.info().of_persistent } else { event.info().of_volatile };
         match effect {
-            Effect::Nothing => self.observe.disk_changed(
-                &disk,
-                vec![
-                    "its cache does not \
-                change"
-                        .to_owned(),
-                ],
-            ),
+            Effect::Nothing => self.observe.disk_changed(&disk, vec!["its cache does not change".to_owned()]),
             Effect::Drain => self.pools.drain(disk).await,
             Effect::Empty => self.pools.cache_clear(disk).await,
             Effect::Discard => {

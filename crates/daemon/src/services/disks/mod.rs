@@ -6,10 +6,11 @@
 //! the disk.
 //!
 //! The submodules are, in order: [`opening`], then [`recover`], [`comparison`] and [`recovering`]
-//! with the table in [`fencing`], then [`removal`], then [`dirty_rescue`] and [`abandon`] for
+//! with the table in [`fencing`], [`evidence`] and [`last_served`], and [`adoption`] of caches of no disk, then [`removal`], then [`dirty_rescue`] and [`abandon`] for
 //! discarded data, then [`resize`], [`image`] and [`parents`].
 
 mod abandon;
+mod adoption;
 mod backing_timeout;
 mod comparison;
 mod crash_log;
@@ -18,9 +19,11 @@ mod dirty_rescue;
 mod evidence;
 mod export_dirty;
 mod fencing;
+mod flash_content;
 mod foreign_writer;
 mod image;
 mod image_lock;
+mod last_served;
 mod life_cycle;
 mod opening;
 mod parents;
@@ -29,7 +32,9 @@ mod preview;
 mod recover;
 mod recovering;
 mod removal;
+mod reopening;
 mod resize;
+mod settings;
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock, Weak};
@@ -43,17 +48,18 @@ use super::pools::Pools;
 use super::qos::QosService;
 use super::registry::Registry;
 use super::tasks::Tasks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::hardware::BackingOptions;
 pub(crate) use backing_timeout::wait_max;
 pub(super) use dirty::{Dirty, Source};
 pub(super) use image::image_asked;
-pub(super) use opening::{BACKING_CHARS_MAX, Open, access_of, open_gateway};
+use last_served::Record;
+pub(super) use opening::{BACKING_CHARS_MAX, Open, open_gateway};
 pub(super) use parents::ParentLink;
 pub(super) use recovering::{OldRings, RecoveringCache};
 pub(super) use resize::Measure;
 
-type Answer<T> = Pin<Box<dyn Future<Output = Result<T, ApiError>> + Send>>;
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 /// Notes for the log, and the cache that is still being recovered.
 pub(super) type Opened = (Vec<String>, Option<RecoveringCache>);
@@ -81,6 +87,7 @@ service! {
         backing_options: BackingOptions,
     } with {
         owner: Arc<OnceLock<Weak<dyn DiskOwner>>>,
+        last_served: Arc<Record>,
     }
 }
 
@@ -90,12 +97,12 @@ impl Disks {
         let _ = self.owner.set(owner);
     }
 
-    fn owner(&self) -> Result<Arc<dyn DiskOwner>, ApiError> {
+    fn owner(&self) -> Result<Arc<dyn DiskOwner>> {
         let owner = self.owner.get().and_then(Weak::upgrade);
         owner.ok_or_else(|| ApiError::conflict("the daemon is shutting down"))
     }
 
-    async fn open_by_owner(&self, name: &str, when: Open) -> Result<Opened, ApiError> {
+    async fn open_by_owner(&self, name: &str, when: Open) -> Result<Opened> {
         self.owner()?.open(name.to_owned(), when).await
     }
 }

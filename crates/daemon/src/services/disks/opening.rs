@@ -6,23 +6,25 @@ use hob_engine::io::Promote;
 use hob_engine::units::DiskId;
 use hob_frontends::vhost_user::block::Info;
 use hob_storage::backing::BackingInfo;
+use hob_storage::device_name::DeviceName;
+use hob_storage::pool::OwnerId;
 
 use super::Disks;
 use super::comparison::Source;
 use super::image::image_asked;
 use super::recovering::RecoveringCache;
 use super::resize::Measure;
-use crate::api_error::{ApiError, open_error};
+use crate::api_error::{ApiError, Result, conflict, failed, invalid, open_error};
 use crate::cluster::Taken;
 use crate::descriptors;
 use crate::exports::export_info;
 use crate::hardware::{Backing, BackingOptions};
-use crate::request_recorder::Counter;
 use crate::services::flash;
 use crate::services::pools::AllocationRule;
 use crate::services::qos::datastore_of;
-use crate::services::registry::{ADDING, CANNOT_FLUSH, ClusterWait, OperationGuard};
-use crate::services::registry::{DISKS_MAX, DiskEntry, DiskPhase, Owed, RepeatedMessage};
+use crate::services::registry::{
+    ADDING, CANNOT_FLUSH, ClusterWait, DISKS_MAX, DiskEntry, DiskPhase, OperationGuard,
+};
 use crate::shard_api::ShardHandle;
 use crate::state::{DiskState, ShareSpec};
 use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
@@ -42,11 +44,7 @@ pub(in crate::services) const BACKING_CHARS_MAX: usize = 4096;
 impl Disks {
     /// Records the generation of the disk from which on its data in flash is valid. Must be called
     /// before the disk is served.
-    pub(in crate::services) async fn keep_generation(
-        &self,
-        name: &str,
-        taken: &Taken,
-    ) -> Result<(), ApiError> {
+    pub(in crate::services) async fn keep_generation(&self, name: &str, taken: &Taken) -> Result<()> {
         if let Some(why) = &taken.foreign {
             self.exports.all_is_changed(name, why).await?;
         }
@@ -64,23 +62,21 @@ impl Disks {
     }
 
     /// Adds a disk and serves it.
-    pub(crate) async fn disk_add(&self, add: DiskAdd) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn disk_add(&self, add: DiskAdd) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks.run("disk add", add.name.clone(), async move { service.add(add).await }).await
     }
 
     /// Adds a disk like `disk_add`, without a time limit.
-    pub(in crate::services) async fn add(&self, add: DiskAdd) -> Result<DiskChanged, ApiError> {
+    pub(in crate::services) async fn add(&self, add: DiskAdd) -> Result<DiskChanged> {
         let name = add.name.clone();
-        check_name(&name)
-            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
+        check_name(&name).map_err(|error| invalid!("'{name}' cannot be a disk's name: {error}"))?;
         if add.backing.is_empty() || add.backing.len() > BACKING_CHARS_MAX {
             return Err(ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"));
         }
         if let Some(datastore) = &add.datastore {
-            check_name(datastore).map_err(|error| {
-                ApiError::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
-            })?;
+            check_name(datastore)
+                .map_err(|error| invalid!("'{datastore}' cannot be a datastore's name: {error}"))?;
         }
         if let Some(path) = &add.fuse {
             self.exports.check_file(path)?;
@@ -90,25 +86,38 @@ impl Disks {
         }
         let share_parent = share_of(add.share_parent, add.parent_cache)?;
         let image = Some(image_asked(&add.backing, add.format.as_deref())?);
+        let path = std::path::PathBuf::from(&add.backing);
         let wanted = DiskState {
             share_parent,
             image,
             backing_timeout: add.backing_timeout,
             datastore: add.datastore,
             fuse: add.fuse,
+            device: add.device,
             vhost_user: add.vhost_user,
             unlocked: add.unlocked,
             ..DiskState::new(name.clone(), add.backing, add.read_only)
         };
-        self.add_state(wanted).await
+        let cache = match &add.adopt_cache {
+            Some(owner) => Some(self.cache_to_adopt(&wanted, owner).await?),
+            None => None,
+        };
+        let mut changed = self.add_state(DiskState { cache, ..wanted }).await?;
+        changed.notes.extend(flash::blocking(move || DeviceName::of(&path).note(&path)).await?);
+        Ok(changed)
     }
 
     /// Adds a disk from a state entry. The entry may name an existing persistent cache.
-    pub(in crate::services) async fn add_state(&self, wanted: DiskState) -> Result<DiskChanged, ApiError> {
+    pub(in crate::services) async fn add_state(&self, wanted: DiskState) -> Result<DiskChanged> {
         let name = wanted.name.clone();
+        let has_device = wanted.device;
         let guard = self
             .enter(wanted, Some(ADDING))?
             .ok_or_else(|| ApiError::failed("internal error: the disk has no operation guard"))?;
+        if has_device && let Err(error) = self.exports.clear_stale_device(&name).await {
+            self.registry.inner().disks.remove(&name);
+            return Err(error);
+        }
         let notes = match self.open_by_owner(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
             // The disk is added all the same. The disk comes online when the other host releases
@@ -118,14 +127,7 @@ impl Disks {
                 self.registry.inner().disks_removed.retain(|removed| *removed != name);
                 return self
                     .pools
-                    .finish_disk(
-                        &name,
-                        guard,
-                        vec![format!(
-                            "the disk is not served on this host: \
-                        {error}"
-                        )],
-                    )
+                    .finish_disk(&name, guard, vec![format!("the disk is not served on this host: {error}")])
                     .await;
             }
             Err(error) => {
@@ -160,60 +162,28 @@ impl Disks {
         &self,
         wanted: DiskState,
         busy: Option<&'static str>,
-    ) -> Result<Option<OperationGuard>, ApiError> {
+    ) -> Result<Option<OperationGuard>> {
         let name = wanted.name.clone();
         let mut inner = self.registry.inner();
         inner.check_stays()?;
         inner.check_export_name(&name)?;
         wanted.exports.iter().try_for_each(|export| inner.check_export_name(&export.name))?;
         if let Some(disk) = inner.disk_with_file(&wanted.backing) {
-            return Err(ApiError::conflict(format!(
+            return Err(conflict!(
                 "cannot add a disk on {}: hob serves the disk {disk} as this file",
                 wanted.backing
-            ))
+            )
             .hint(format!("use the backing of {disk}, after removing that disk")));
         }
-        if inner.disks.len() >= DISKS_MAX {
-            return Err(ApiError::conflict(format!(
-                "cannot add a disk: hob serves at most {DISKS_MAX} disks"
-            )));
+        if let Some(journal) = wanted.cache.as_ref().and_then(|spec| spec.journal)
+            && inner.known_owners().contains(&OwnerId(journal.owner.0))
+        {
+            return Err(conflict!("the cache {} belongs to another disk", journal.owner));
         }
-        let entry = DiskEntry {
-            id: inner.new_disk_id(),
-            wanted,
-            phase: DiskPhase::Offline("the disk is being opened".to_owned()),
-            size_bytes: 0,
-            datastore: None,
-            has_cache: false,
-            recovering: None,
-            held: Vec::new(),
-            apart: Vec::new(),
-            leaves_peer: false,
-            copy_said: false,
-            ring: Vec::new(),
-            ring_copies: 0,
-            memory: None,
-            identity: [0; 32],
-            watch: crate::services::pools::Watch::default(),
-            retry_after: None,
-            loss_message: RepeatedMessage::default(),
-            dirty_lost_message: RepeatedMessage::default(),
-            offline_reason: None,
-            content_noted: false,
-            owed: Owed::default(),
-            cluster_wait: ClusterWait::No,
-            drained_at_end: false,
-            sharing: Default::default(),
-            cache_reason: None,
-            quality: crate::services::observe::Quality::default(),
-            files: std::collections::BTreeMap::new(),
-            busy,
-            measure: None,
-            lock: None,
-            constant: None,
-            parent: None,
-            recording: Counter::default(),
-        };
+        if inner.disks.len() >= DISKS_MAX {
+            return Err(conflict!("cannot add a disk: hob serves at most {DISKS_MAX} disks"));
+        }
+        let entry = DiskEntry { id: inner.new_disk_id(), wanted, busy, ..DiskEntry::default() };
         inner.disks.insert(name.clone(), entry);
         drop(inner);
         Ok(busy.map(|_| self.registry.guard_new_disk(&name)))
@@ -227,7 +197,7 @@ impl Disks {
         name: &str,
         when: Open,
         taken: Option<&Taken>,
-    ) -> Result<(Vec<String>, Option<RecoveringCache>), ApiError> {
+    ) -> Result<(Vec<String>, Option<RecoveringCache>)> {
         let (wanted, id) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -249,6 +219,7 @@ impl Disks {
         let mut notes = Vec::new();
         let (backing, home) = self.share(&wanted, backing, &mut notes).await?;
         let info = backing.info().clone();
+        self.check_device(name, &info).await?;
         {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
@@ -257,9 +228,11 @@ impl Disks {
             let (gauge, witness, monitor) = (backing.size_probe(), backing.witness(), backing.monitor());
             disk.measure = Some(Measure { gauge, witness, monitor, info: info.clone() });
         }
+        self.check_orphans(name, &info, when).await?;
         let (mut kept, mut recovering, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {
             let mut reading = self.begin_recovery(name, spec).await?;
+            reading.later = self.later_change(name, info.times).await;
             reading.foreign = taken.and_then(|taken| taken.foreign.clone()).or(reading.foreign);
             reading.outdated_by = taken.and_then(|taken| taken.outdated_by.clone());
             let early = match when {
@@ -290,9 +263,11 @@ impl Disks {
             self.keep_generation(name, taken).await?;
         }
         self.forget_foreign(name).await?;
-        if let Some(memory) = backing.memory_id() {
-            notes.extend(self.registry.note_killed(name, &memory).await?);
+        let memory = backing.memory_id();
+        if let Some(memory) = &memory {
+            notes.extend(self.registry.note_killed(name, memory).await?);
         }
+        self.record_service(name).await;
         shard.add_disk(id, config, backing).await?;
         shard.owe_failures(id, self.registry.inner().disk(name)?.wanted.flush_failures_owed)?;
         if let Some(taken) = taken {
@@ -306,10 +281,14 @@ impl Disks {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.phase = DiskPhase::Online(shard.clone());
+            disk.wanted.is_new = false;
             disk.memory = None;
             disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
             disk.datastore = Some(datastore);
+        }
+        if memory.is_some() {
+            self.registry.note_in_memory(name).await?;
         }
         self.link_parents();
         if wanted.qos.is_some() {
@@ -343,8 +322,7 @@ impl Disks {
                     Ok(gateway) => Some(gateway),
                     Err(error) => {
                         self.exports.take_from_shard(name, &shard, id).await?;
-                        let error =
-                            ApiError::failed(format!("cannot open the vhost-user socket {path}: {error}"));
+                        let error = failed!("cannot open the vhost-user socket {path}: {error}");
                         self.registry.inner().disk_mut(name)?.phase =
                             DiskPhase::Offline(error.problem.error.clone());
                         return Err(error);
@@ -368,6 +346,36 @@ impl Disks {
         Ok((notes, recovering))
     }
 
+    /// Refuses a block device that is another one than before, and records the device of a disk that
+    /// is opened first. The kernel numbers devices differently after a restart of the host, and
+    /// `/dev/dm-6` may then be the volume of another VM.
+    async fn check_device(&self, name: &str, info: &BackingInfo) -> Result<()> {
+        let is_new = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            match (&disk.wanted.backing_device, info.device_name()) {
+                (None, None) => return Ok(()),
+                (Some(known), Some(device)) if known == device => return Ok(()),
+                (Some(known), _) => {
+                    return Err(conflict!("{} leads to another device than before: it was {known}, and is now {}",
+                        disk.wanted.backing, info.identity_text
+                    )
+                    .hint(format!(
+                        "make the path lead to the former device; hob then opens the disk. If the new device is intended, \
+                         remove the disk and add it again ('hob disk remove {name}'), by a name that is permanent, such as \
+                         a link in /dev/disk/by-id"
+                    )));
+                }
+                (None, Some(device)) => {
+                    disk.wanted.backing_device = Some(device.to_owned());
+                    disk.busy == Some(ADDING)
+                }
+            }
+        };
+        // The entry of a new disk is saved when it has been added.
+        if is_new { Ok(()) } else { self.registry.save().await }
+    }
+
     /// Opens an offline disk with its cache, at the daemon's start or later.
     pub(in crate::services) async fn bring_online(&self, name: &str) {
         let Ok(guard) = self.registry.guard_disk(name, "opened") else { return };
@@ -377,12 +385,17 @@ impl Disks {
         ) {
             return;
         }
+        let is_new = self.registry.inner().disk(name).is_ok_and(|disk| disk.wanted.is_new);
         let recovering = match self.open_by_owner(name, Open::AtOnce).await {
             Ok((notes, recovering)) => {
+                if is_new && let Err(error) = self.registry.save().await {
+                    tracing::warn!("{name}: {error}");
+                }
                 notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
                 if let Err(error) = self.exports.show_file(name).await {
                     tracing::error!(
-                        "disk {name}: cannot mount its file: {error}; hob tries again every few seconds"
+                        "disk {name}: its file or block device is missing: {error}; hob tries again \
+                        every few seconds"
                     );
                 }
                 recovering
@@ -431,7 +444,7 @@ impl Disks {
     }
 
     /// Adds an export to a disk.
-    pub(crate) async fn export_add(&self, disk: String, export: Export) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn export_add(&self, disk: String, export: Export) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks
             .run("export add", disk.clone(), async move {
@@ -442,7 +455,7 @@ impl Disks {
     }
 
     /// Removes an export and closes the connections of its clients.
-    pub(crate) async fn export_remove(&self, disk: String, export: String) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn export_remove(&self, disk: String, export: String) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks
             .run("export remove", disk.clone(), async move {
@@ -484,14 +497,10 @@ pub(in crate::services) fn access_of(wanted: &DiskState, info: &BackingInfo) -> 
 }
 
 /// Returns the request to share a clone's parent, if there is one.
-pub(in crate::services) fn share_of(
-    share_parent: bool,
-    cache: Option<Size>,
-) -> Result<Option<ShareSpec>, ApiError> {
+pub(in crate::services) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option<ShareSpec>> {
     match (share_parent, cache) {
         (false, Some(_)) => Err(ApiError::invalid(
-            "a cache size for the parent is only possible if \
-            the disk shares its parent",
+            "a cache size for the parent is only possible if the disk shares its parent",
         )
         .hint("also pass --share-parent, or set share_parent = true")),
         (false, None) => Ok(None),

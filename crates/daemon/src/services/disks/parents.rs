@@ -1,28 +1,33 @@
-//! Clones that share the data of their parent (docs/decisions/0020). The parent's snapshot is
-//! served as a disk with its own cache. The parent's disk is created when the first such clone is
-//! opened, and is removed after the last clone.
+//! Clones that share the data of their parent (docs/decisions/0020 and 0071). The parent, a
+//! snapshot or a backing file, is served as a disk with its own cache. The parent's disk is created
+//! when the first such clone is opened, and is removed after the last clone.
 //!
-//! A disk that an operator added for the same snapshot is used instead. Backings name their
-//! snapshot with a permanent identifier, by which hob finds the parent of each clone. The shard of
-//! the parent's disk serves the clones. While the parent's disk is offline, the clones read the
-//! parent's data through their own backings.
+//! A disk that an operator added for the same parent is used instead. Backings name the unchanging
+//! content of snapshots and read-only images, and hob finds the parent of each clone by this name.
+//! The shard of the parent's disk serves the clones. While the parent's disk is offline, the clones
+//! read the parent's data through their own backings. [`changes`] detects images that change although
+//! they must not.
 
+mod changes;
+
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
 
 use hob_control::{CacheSettings, NAME_CHARS_MAX, OnDirty, Size};
 use hob_engine::units::DiskId;
-use hob_storage::backing::Parent;
+use hob_storage::backing::{Format, Parent};
 
 use super::Disks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict};
 use crate::cache_settings::new_spec;
 use crate::hardware::Backing;
 use crate::services::flash;
 use crate::services::qos::plain;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::shard_api::ShardHandle;
-use crate::state::{CacheSpec, DiskState, ShareSpec};
+use crate::state::{CacheSpec, DiskState, FileSpec, FormatName, ImageSpec, ShareSpec};
 
 /// Maximum time that opening a clone waits for its parent's disk. If the time is over, the clone is
 /// opened without the parent's disk, and uses that disk later.
@@ -34,7 +39,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The parent of a clone, as known since the clone was opened.
 #[derive(Debug, Default)]
 pub(in crate::services) struct ParentLink {
-    /// Permanent identifier of the parent in the backing.
+    /// Name of the parent's content.
     constant: Option<String>,
     /// Name of the disk that serves the parent.
     linked: Option<String>,
@@ -50,11 +55,11 @@ impl Disks {
         wanted: &DiskState,
         backing: Backing,
         notes: &mut Vec<String>,
-    ) -> Result<(Backing, Option<ShardHandle>), ApiError> {
+    ) -> Result<(Backing, Option<ShardHandle>)> {
         let Some(share) = &wanted.share_parent else { return Ok((backing, None)) };
         let name = &wanted.name;
         let (backing, found) = flash::blocking(move || backing.share_parent()).await?;
-        let parent = match found {
+        let parent = match found.and_then(|parent| self.not_writable(parent)) {
             Ok(parent) => parent,
             Err(why) => {
                 notes.push(format!("the disk shares no blocks with other clones: {why}"));
@@ -72,7 +77,20 @@ impl Disks {
         Ok((backing, online))
     }
 
-    fn note_parent(&self, name: &str, disk: Option<&str>, link: ParentLink) -> Result<(), ApiError> {
+    /// Returns the parent, unless a disk with the same backing can change it. The error says so.
+    fn not_writable(&self, parent: Parent) -> Result<Parent, String> {
+        let inner = self.registry.inner();
+        let changes = |disk: &&DiskEntry| !disk.wanted.read_only && disk.wanted.backing == parent.spec;
+        match inner.disks.values().find(changes) {
+            Some(disk) => Err(format!(
+                "its parent {} is served as disk {}, whose guests may change it",
+                parent.spec, disk.wanted.name
+            )),
+            None => Ok(parent),
+        }
+    }
+
+    fn note_parent(&self, name: &str, disk: Option<&str>, link: ParentLink) -> Result<()> {
         let mut inner = self.registry.inner();
         let entry = inner.disk_mut(name)?;
         entry.parent = Some(link);
@@ -90,7 +108,7 @@ impl Disks {
         parent: &Parent,
         link: ParentLink,
         notes: &mut Vec<String>,
-    ) -> Result<String, ApiError> {
+    ) -> Result<String> {
         let found = self.registry.inner().find_parent(parent);
         if let Some(disk) = found {
             self.note_parent(&wanted.name, Some(&disk), link)?;
@@ -102,7 +120,7 @@ impl Disks {
             notes.extend(more.iter().map(|note| format!("{disk}: {note}")));
         } else {
             notes.push(format!(
-                "{disk} serves the parent snapshot of clones, and has no cache: 'hob cache enable \
+                "{disk} serves the parent of clones, and has no cache: 'hob cache enable \
                 {disk} --pool POOL --size SIZE'"
             ));
         }
@@ -111,6 +129,7 @@ impl Disks {
         let state = DiskState {
             cache: cache.map(|(spec, _)| spec),
             datastore: wanted.datastore.clone(),
+            image: Some(image_of(parent)),
             for_clones: true,
             ..DiskState::new(disk.clone(), parent.spec.clone(), true)
         };
@@ -150,6 +169,10 @@ impl Disks {
                 Some((disk.constant.clone()?, disk.wanted.name.clone(), disk.id, shard))
             })
             .collect();
+        let online: BTreeSet<String> = {
+            let is_online = |disk: &&DiskEntry| matches!(disk.phase, DiskPhase::Online(_));
+            inner.disks.values().filter(is_online).map(|disk| disk.wanted.name.clone()).collect()
+        };
         for disk in inner.disks.values_mut() {
             let Ok(shard) = disk.shard() else { continue };
             let Some(link) = &mut disk.parent else { continue };
@@ -160,8 +183,15 @@ impl Disks {
             let parent = found.find(|(.., other)| other.is_same(&shard));
             shard.link_parent(disk.id, parent.map(|(_, _, id, _)| *id));
             link.linked = parent.map(|(_, name, ..)| name.clone());
+            let named = disk.wanted.share_parent.as_ref().and_then(|share| share.disk.as_ref());
             link.reason = match (parent, there_is_one) {
                 (Some(_), _) => None,
+                (None, false) if named.is_some_and(|named| online.contains(named)) => Some(
+                    "its parent has changed since the disk of the parent was opened, so the clone reads \
+                     it itself; to share again, restart hob, or remove all clones of the parent and \
+                     add them again"
+                        .into(),
+                ),
                 (None, true) => Some(
                     "its parent's disk is on another shard; remove the clone and add it again to \
                      share the parent"
@@ -200,17 +230,14 @@ impl Disks {
     }
 
     /// Refuses to remove a parent's disk while clones use it.
-    pub(in crate::services) fn check_no_clones(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) fn check_no_clones(&self, name: &str) -> Result<()> {
         let inner = self.registry.inner();
         let clones = inner.clones_of(name);
         if !inner.disk(name)?.wanted.for_clones || clones.is_empty() {
             return Ok(());
         }
-        Err(ApiError::conflict(format!(
-            "{name} serves the parent snapshot of these clones: {}",
-            clones.join(", ")
-        ))
-        .hint("hob removes it with the last clone"))
+        Err(conflict!("{name} serves the parent of these clones: {}", clones.join(", "))
+            .hint("hob removes it with the last clone"))
     }
 }
 
@@ -226,7 +253,11 @@ impl Inner {
     /// Returns the disk of a parent, whether online or not.
     fn find_parent(&self, parent: &Parent) -> Option<String> {
         let is_known = |disk: &&DiskEntry| disk.constant.as_ref() == Some(&parent.constant);
-        let is_same = |disk: &&DiskEntry| disk.wanted.read_only && disk.wanted.backing == parent.spec;
+        let is_same = |disk: &&DiskEntry| {
+            let wanted = &disk.wanted;
+            let is_read_alike = parent.format.is_none_or(|format| format_of(wanted) == format);
+            wanted.read_only && !wanted.unlocked && wanted.backing == parent.spec && is_read_alike
+        };
         let stays = || self.disks.values().filter(|disk| !matches!(disk.phase, DiskPhase::Removing));
         let found = stays().find(is_known).or_else(|| stays().find(is_same))?;
         Some(found.wanted.name.clone())
@@ -238,7 +269,7 @@ impl Inner {
         &self,
         wanted: &DiskState,
         share: &ShareSpec,
-    ) -> Result<Option<(CacheSpec, Vec<String>)>, ApiError> {
+    ) -> Result<Option<(CacheSpec, Vec<String>)>> {
         let Some(size) = share.cache else { return Ok(None) };
         let own = wanted.cache.as_ref().map(|cache| cache.pool.clone());
         let mut pools = self.pools.keys();
@@ -257,15 +288,31 @@ impl Inner {
 
     /// Returns an unused name for the disk of a parent.
     pub(in crate::services) fn parent_name(&self, spec: &str) -> String {
-        // Options follow after a colon. A colon in a name is preceded by a backslash.
-        let place = spec.split_once(':').map_or(spec, |(_, rest)| rest);
-        let place = place.replace("\\:", "-");
-        let mut name = plain(place.split(':').next().unwrap_or_default());
+        let mut name = if Backing::is_path(spec) {
+            plain(&Path::new(spec).file_name().unwrap_or_default().to_string_lossy())
+        } else {
+            // Options follow after a colon. A colon in a name is preceded by a backslash.
+            let place = spec.split_once(':').map_or(spec, |(_, rest)| rest);
+            let place = place.replace("\\:", "-");
+            plain(place.split(':').next().unwrap_or_default())
+        };
         name.truncate(NAME_CHARS_MAX - 5);
         let numbered = (2..).map(|number| format!("{name}-{number}"));
         let mut names = std::iter::once(name.clone()).chain(numbered);
         names.find(|name| self.check_export_name(name).is_ok()).expect("there are fewer names than numbers")
     }
+}
+
+/// Returns the image settings for the disk of a parent.
+fn image_of(parent: &Parent) -> ImageSpec {
+    let files = parent.format.map(|_| parent.files.iter().map(FileSpec::of).collect());
+    ImageSpec { files, ..ImageSpec::of(parent.format) }
+}
+
+/// Returns the format in which a disk reads the file at its path.
+fn format_of(wanted: &DiskState) -> Format {
+    let decided = wanted.image.as_ref().and_then(|image| image.format);
+    decided.map_or_else(|| Format::assumed(Path::new(&wanted.backing)), |FormatName(format)| format)
 }
 
 impl DiskEntry {

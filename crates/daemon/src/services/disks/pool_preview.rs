@@ -6,27 +6,21 @@ use std::time::Duration;
 
 use hob_control::{PlannedPoolChange, Preview, Size};
 use hob_engine::command::Segment;
-use hob_engine::units::{DeviceId, SECTOR_BYTES};
+use hob_engine::units::DeviceId;
 use hob_storage::pool::OwnerId;
-use hob_storage::pool::recovery::Found;
 
 use super::Disks;
-use crate::api_error::ApiError;
-use crate::services::pools::{check_overwritten, no_device, overwritten};
+use crate::api_error::{ApiError, Result, conflict, not_found};
+use crate::services::pools::{no_device, overwritten, read_journal};
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::state::CacheOwner;
-use crate::watchdog::contained;
 
 /// Maximum time for reading the journal of a cache without a disk, to count its dirty data.
 const READ_MAX: Duration = Duration::from_secs(10);
 
 impl Disks {
     /// Returns the effects of a pool change without making the change.
-    pub(crate) async fn pool_preview(
-        &self,
-        pool: &str,
-        change: &PlannedPoolChange,
-    ) -> Result<Preview, ApiError> {
+    pub(crate) async fn pool_preview(&self, pool: &str, change: &PlannedPoolChange) -> Result<Preview> {
         match change {
             PlannedPoolChange::UseDevices { paths } => Ok(overwritten(paths).await),
             PlannedPoolChange::RemoveDevice { path } => {
@@ -42,12 +36,9 @@ impl Disks {
         pool: &str,
         change: &PlannedPoolChange,
         may_lose: bool,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         if may_lose {
             return Ok(());
-        }
-        if let PlannedPoolChange::UseDevices { paths } = change {
-            return check_overwritten(paths).await;
         }
         let preview = self.pool_preview(pool, change).await?;
         if !preview.loses_dirty() {
@@ -63,7 +54,7 @@ impl Disks {
         )))
     }
 
-    async fn without_orphan(&self, pool: &str, owner: &str) -> Result<Preview, ApiError> {
+    async fn without_orphan(&self, pool: &str, owner: &str) -> Result<Preview> {
         let (owner, size, flash) = {
             let inner = self.registry.inner();
             let owner = inner.orphan(pool, owner)?;
@@ -77,17 +68,11 @@ impl Disks {
             "pool {pool}: the cache {owner}, which belongs to no disk, is removed; it takes {} of flash",
             size.human()
         ));
-        let (recovery, _) = flash.recovery(OwnerId(owner.0)).await?;
-        let reading = tokio::task::spawn_blocking(move || contained(|| recovery.run(|_, _| (), |_| ())));
-        let dirty = match tokio::time::timeout(READ_MAX, reading).await {
-            Ok(Ok(Ok(Found::Nothing(_)))) => Some(0),
-            Ok(Ok(Ok(Found::Recovered(recovered, _)))) => {
-                Some(recovered.summary.sectors_dirty * SECTOR_BYTES)
-            }
-            _ => None,
-        };
+        let reading = read_journal(&flash, OwnerId(owner.0));
+        let journal = tokio::time::timeout(READ_MAX, reading).await.ok();
         // Data on a missing device cannot be counted.
-        let is_whole = self.registry.inner().pool(pool)?.devices.iter().all(|device| device.ids.is_some());
+        let is_whole = self.registry.inner().pool(pool)?.is_whole();
+        let dirty = journal.and_then(|journal| journal.dirty_bytes(is_whole));
         match dirty.filter(|_| is_whole) {
             Some(dirty) => {
                 preview.dirty_lost = Size(dirty);
@@ -109,21 +94,21 @@ impl Disks {
 
 impl Inner {
     /// Returns the owner of a cache in a pool that belongs to no disk.
-    pub(in crate::services) fn orphan(&self, pool: &str, owner: &str) -> Result<CacheOwner, ApiError> {
+    pub(in crate::services) fn orphan(&self, pool: &str, owner: &str) -> Result<CacheOwner> {
         let owner: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
         let entry = self.pool(pool)?;
         if self.known_owners().contains(&OwnerId(owner.0)) {
-            return Err(ApiError::conflict(format!("{owner} is the cache of a disk, not an orphan"))
+            return Err(conflict!("{owner} is the cache of a disk, not an orphan")
                 .hint("'hob cache disable' removes the cache"));
         }
         if !entry.owners.iter().any(|(other, _)| other.0 == owner.0) {
-            return Err(ApiError::not_found(format!("pool {pool} has no data of the owner {owner}"))
+            return Err(not_found!("pool {pool} has no data of the owner {owner}")
                 .hint(format!("'hob pool show {pool}' lists orphans (caches that belong to no disk)")));
         }
         Ok(owner)
     }
 
-    fn without_device(&self, pool: &str, path: &Path) -> Result<Preview, ApiError> {
+    fn without_device(&self, pool: &str, path: &Path) -> Result<Preview> {
         let entry = self.pool(pool)?;
         let device = entry.devices.iter().find(|device| device.path == path);
         let device = device.ok_or_else(|| no_device(pool, path))?;

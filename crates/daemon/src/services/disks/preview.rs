@@ -7,7 +7,7 @@ use hob_control::{CachePatch, Effect, LifeEvent, OnClients, PlannedChange, Previ
 use hob_engine::units::SECTOR_BYTES;
 
 use super::Disks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict};
 use crate::cache_settings::changed_spec;
 use crate::services::pools::no_cache;
 use crate::services::registry::DiskPhase;
@@ -42,7 +42,7 @@ struct Holds {
 
 impl Disks {
     /// Returns the effects of a change of a disk without making the change.
-    pub(crate) async fn preview(&self, disk: &str, change: &PlannedChange) -> Result<Preview, ApiError> {
+    pub(crate) async fn preview(&self, disk: &str, change: &PlannedChange) -> Result<Preview> {
         let spec = self.registry.inner().disk(disk)?.cache().cloned();
         let mut preview = Preview::default();
         let fate = match change {
@@ -54,6 +54,11 @@ impl Disks {
                 }
             }
             PlannedChange::Clear => Fate::Emptied,
+            // A volatile cache ends with the open disk.
+            PlannedChange::Reopen => match spec.as_ref().is_some_and(|spec| spec.journal.is_none()) {
+                true => Fate::Emptied,
+                false => Fate::Stays,
+            },
             PlannedChange::DiscardDirty => Fate::DirtyLost,
             PlannedChange::Event { event } => fate_of(*event, spec.as_ref()),
             PlannedChange::Set { patch } => {
@@ -69,19 +74,19 @@ impl Disks {
         if matches!(change, PlannedChange::Remove { .. }) {
             preview.clients = self.settled_users(disk).await;
             if preview.clients > 0 {
-                preview.effects.push(format!("{disk}: {} are disconnected", clients(preview.clients)));
+                preview.effects.push(format!("{disk}: {} disconnected", clients_are(preview.clients)));
             }
         }
         Ok(preview)
     }
 
     /// Refuses to remove a disk that clients use, unless they may be disconnected.
-    pub(crate) async fn check_unused(&self, disk: &str, on_clients: OnClients) -> Result<(), ApiError> {
+    pub(crate) async fn check_unused(&self, disk: &str, on_clients: OnClients) -> Result<()> {
         let users = self.settled_users(disk).await;
         if users == 0 || on_clients == OnClients::Disconnect {
             return Ok(());
         }
-        Err(ApiError::conflict(format!("{disk} has {} connected", clients(users)))
+        Err(conflict!("{disk} has {} connected", clients(users))
             .hint("stop the guest first, or disconnect it with --force (API: ?force=true)"))
     }
 
@@ -91,7 +96,7 @@ impl Disks {
         disk: &str,
         change: &PlannedChange,
         may_lose: bool,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         if may_lose {
             return Ok(());
         }
@@ -104,7 +109,7 @@ impl Disks {
     }
 
     /// Counts the users of a disk, and waits briefly for disconnected clients to disappear.
-    async fn settled_users(&self, disk: &str) -> u64 {
+    pub(super) async fn settled_users(&self, disk: &str) -> u64 {
         for _ in 0..SETTLE_LOOKS {
             match self.users_of_disk(disk).await {
                 0 => return 0,
@@ -141,10 +146,11 @@ impl Disks {
         disk: &str,
         spec: Option<&CacheSpec>,
         patch: &CachePatch,
-    ) -> Result<(Fate, Option<String>), ApiError> {
+    ) -> Result<(Fate, Option<String>)> {
         let before = spec.ok_or_else(|| no_cache(disk))?;
         let context = self.registry.inner().context(&before.pool)?;
         let (wanted, _) = changed_spec(before, patch.size, &patch.settings, context)?;
+        self.registry.inner().check_change(disk, &wanted)?;
         if before.structure() != wanted.structure() {
             return Ok((Fate::Emptied, None));
         }
@@ -183,10 +189,9 @@ fn describe(disk: &str, fate: Fate, holds: &Holds, preview: &mut Preview) {
         }
         (Fate::DirtyLost | Fate::AllLost, Some(dirty)) => {
             preview.dirty_lost = Size(dirty);
-            if dirty > 0 || fate == Fate::DirtyLost {
+            if dirty > 0 {
                 preview.effects.push(format!(
-                    "{disk}: {} of dirty data is lost: writes that were acknowledged to the guest are \
-                     undone",
+                    "{disk}: {} of dirty data is lost: writes that were acknowledged to the guest are undone",
                     Size(dirty).human()
                 ));
             }
@@ -201,6 +206,10 @@ fn describe(disk: &str, fate: Fate, holds: &Holds, preview: &mut Preview) {
     }
 }
 
-fn clients(count: u64) -> String {
+fn clients_are(count: u64) -> String {
+    format!("{} {}", clients(count), if count == 1 { "is" } else { "are" })
+}
+
+pub(super) fn clients(count: u64) -> String {
     if count == 1 { "1 client".to_owned() } else { format!("{count} clients") }
 }

@@ -10,21 +10,24 @@ use std::time::Duration;
 use hob_control::Size;
 use hob_engine::command::{CacheChange, DataSegment, Enable, Mode, NewRing};
 use hob_engine::journal::{Plan, Recovered};
+use hob_engine::preset::Verify;
 use hob_engine::regions::Regions;
 use hob_engine::units::SECTOR_BYTES;
 use hob_storage::pool::OwnerId;
-use hob_storage::pool::recovery::Found;
+use hob_storage::pool::recovery::{Found, RecoveredPool};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::Disks;
-use super::comparison::{Source, changed_since, compare, same_backing};
+use super::comparison::{Mismatch, Source, changed_since, compare, same_backing};
 use super::fencing::{Changed, Same, Verdict};
-use crate::api_error::ApiError;
+use super::flash_content::{Content, Decision, Empty, Expected, Lack, judge as judge_content};
+use super::last_served::LaterChange;
+use crate::api_error::{ApiError, Result, conflict};
 use crate::cache_settings::engine_config;
 use crate::hardware::BackingInfo;
 use crate::services::flash::blocking;
-use crate::services::pools::{Restructure, places};
+use crate::services::pools::{Restructure, check_index, places};
 use crate::services::registry::{DeviceEntry, DiskPhase};
 use crate::state::{BootId, CacheSpec, JournalSpec};
 use crate::watchdog::contained;
@@ -55,13 +58,15 @@ pub(in crate::services) struct Reading {
     /// Set if a host has written the cache's dirty data to the backing from its replica. Contains
     /// the name of that host.
     pub(in crate::services) outdated_by: Option<String>,
+    /// The change of the backing after hob served it last, if there was one.
+    pub(super) later: Option<LaterChange>,
     /// Devices of the pool that are missing.
     missing: Vec<String>,
     /// The highest ring number when the recovery started.
     pub(in crate::services) upto: u32,
     /// Receives the result of the first pass over the journal.
     pub(in crate::services) surveyed: oneshot::Receiver<Surveyed>,
-    found: oneshot::Receiver<Result<Found, ApiError>>,
+    found: oneshot::Receiver<Result<Found>>,
 }
 
 /// Result of the first pass over a journal.
@@ -76,9 +81,11 @@ pub(in crate::services) struct Surveyed {
 }
 
 impl Reading {
-    /// Returns true if flash may hold data that the backing lacks.
+    /// Returns true if flash may hold data that the backing lacks. A ring that the saved state does
+    /// not know shows that the state is older than flash, so that its mode means nothing.
     pub(in crate::services) fn may_be_dirty(&self) -> bool {
-        self.outdated_by.is_none() && may_be_dirty(&self.spec, self.journal)
+        let is_older = is_newer_than_state(self.upto, self.journal);
+        self.outdated_by.is_none() && (is_older || allows_dirty(&self.spec, self.journal))
     }
 
     /// Returns true if all devices are present and the cache has a journal.
@@ -89,25 +96,33 @@ impl Reading {
     /// Returns true if the cache belongs to this backing, the backing is unchanged, and no
     /// acknowledged write may be lost, according to the first pass.
     pub(in crate::services) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
-        self.foreign.is_none()
+        let is_unchanged = match changed_since(surveyed.clean, self.journal, info, self.later) {
+            Changed::Yes => false,
+            Changed::Later => self.spec.verify == Verify::Trust,
+            Changed::No | Changed::Unknown => true,
+        };
+        is_unchanged
+            && self.foreign.is_none()
+            && !is_newer_than_state(surveyed.ring, self.journal)
             && (surveyed.is_logged || !expects_crash_log(self.journal, surveyed.ring, surveyed.clean))
             && same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No
-            && changed_since(surveyed.clean, self.journal, info) != Changed::Yes
     }
 }
 
 impl Disks {
     /// Starts to read the journal of a disk's persistent cache.
-    pub(in crate::services) async fn begin_recovery(
-        &self,
-        name: &str,
-        spec: &CacheSpec,
-    ) -> Result<Reading, ApiError> {
+    pub(in crate::services) async fn begin_recovery(&self, name: &str, spec: &CacheSpec) -> Result<Reading> {
         let journal = spec.journal.ok_or_else(|| ApiError::failed("its cache has no journal"))?;
         let began = Instant::now();
         let (flash, missing) = {
             let inner = self.registry.inner();
             let entry = inner.pool(&spec.pool)?;
+            let owned = entry.owners.iter().find(|(owner, _)| owner.0 == journal.owner.0);
+            let most = spec.size.bytes().div_ceil(entry.segment_bytes);
+            // The segments of an owner include its journal.
+            let segments = owned.map_or(0, |(_, segments)| *segments).min(most);
+            check_index(spec, segments, None, entry.segment_bytes)
+                .map_err(|error| no_memory(name, &error))?;
             let missing = entry.devices.iter().filter(|device| device.ids.is_none());
             (entry.flash.clone(), missing.map(|device| device.path.display().to_string()).collect::<Vec<_>>())
         };
@@ -147,6 +162,7 @@ impl Disks {
             began,
             foreign: journal.foreign.then(|| "another program or host has used the disk".to_owned()),
             outdated_by: None,
+            later: None,
             missing,
             upto,
             surveyed,
@@ -161,7 +177,7 @@ impl Disks {
         name: &str,
         reading: Reading,
         source: Source,
-    ) -> Result<(Source, Option<Kept>, Vec<String>), ApiError> {
+    ) -> Result<(Source, Option<Kept>, Vec<String>)> {
         let began = reading.began;
         let result = self.recover_now(name, reading, source).await;
         if let Err(error) = &result {
@@ -177,102 +193,75 @@ impl Disks {
         name: &str,
         reading: Reading,
         source: Source,
-    ) -> Result<(Source, Option<Kept>, Vec<String>), ApiError> {
-        let matters = reading.may_be_dirty();
-        let Reading { spec, mut journal, began, foreign, outdated_by, mut missing, upto, found, .. } =
+    ) -> Result<(Source, Option<Kept>, Vec<String>)> {
+        let may_be_dirty = reading.may_be_dirty();
+        let Reading { spec, journal, began, foreign, outdated_by, later, mut missing, upto, found, .. } =
             reading;
-        let spec = &spec;
-        let found = found.await.unwrap_or_else(|_| {
-            Err(ApiError::failed(
-                "an internal task ended \
-            unexpectedly",
-            ))
-        });
-        let found = match found {
-            Ok(found) => found,
-            Err(error) if matters => {
-                return Err(refused(name, &format!("its cache cannot be read: {}", error.problem.error)));
-            }
-            Err(error) => {
-                self.pools.forget_owner(spec).await;
-                let why = error.problem.error;
-                return Ok((
-                    source,
-                    None,
-                    vec![format!("its cache cannot be read ({why}) and starts empty")],
-                ));
-            }
-        };
-        // A device that failed during the recovery was read as if it were empty.
-        if let Ok(entry) = self.registry.inner().pool(&spec.pool) {
-            let unread = &found.remains().unread;
-            let is_unread =
-                |device: &&DeviceEntry| device.ids.is_some_and(|ids| unread.contains(&ids.in_pool));
-            let devices = entry.devices.iter().filter(is_unread);
-            missing.extend(devices.map(|device| device.path.display().to_string()));
-        }
-        if matters && !missing.is_empty() {
-            self.check_missing(name, spec, journal, &found, &missing)?;
-        }
-        let (mut recovered, remains) = match found {
-            Found::Recovered(recovered, remains) => (recovered, remains),
-            Found::Nothing(remains) => {
-                let is_new = remains.rings.is_empty() && remains.data.is_empty();
-                if !is_new {
-                    self.exports.all_is_changed(name, "no data of its cache could be recovered").await?;
+        let found =
+            match found.await.unwrap_or_else(|_| Err(ApiError::failed("its recovery ended unexpectedly"))) {
+                Ok(found) => found,
+                Err(_) if may_be_dirty && !missing.is_empty() && self.has_no_device(&spec.pool) => {
+                    return Err(refused_without_devices(&spec.pool, &missing));
                 }
-                self.pools.forget_owner(spec).await;
-                let note = "no data of its cache could be recovered, and the cache starts \
-                    empty"
-                    .to_owned();
-                return Ok((source, None, if is_new { Vec::new() } else { vec![note] }));
-            }
-            Found::Damaged { what, .. } if matters => {
-                return Err(refused(name, &format!("the journal of its cache is damaged ({what})")));
-            }
-            Found::Damaged { what, .. } => {
-                self.pools.forget_owner(spec).await;
-                let note = format!("the journal of its cache is damaged ({what}); the cache starts empty");
-                return Ok((source, None, vec![note]));
-            }
+                Err(error) if may_be_dirty && !self.is_given_up(&spec, journal) => {
+                    return Err(refused(name, &format!("its cache cannot be read: {}", error.problem.error)));
+                }
+                Err(error) => {
+                    self.pools.forget_owner(&spec).await;
+                    let note = format!("its cache cannot be read ({}) and starts empty", error.problem.error);
+                    return Ok((source, None, vec![note]));
+                }
+            };
+        missing.extend(self.unread_devices(&spec.pool, &found));
+        let expected = Expected {
+            journal,
+            may_be_dirty,
+            was_write_back: allows_dirty(&spec, journal),
+            lacks_device: !missing.is_empty(),
         };
-        let mut notes = Vec::new();
-        if recovered.summary.ring <= journal.lost_ring {
-            notes
-                .push("its journal could not be written any more; clean data in its cache is dropped".into());
-            recovered = blocking(move || {
-                recovered.drop_clean();
-                recovered
-            })
-            .await?;
-        }
-        if recovered.summary.sectors_dirty > 0 && !matters {
-            let outdated = bytes(recovered.summary.sectors_dirty);
-            notes.push(match outdated_by {
-                Some(by) => format!(
-                    "{outdated} of dirty data in its cache are outdated and dropped: {by} took over \
-                    their second copy and wrote them to the backing"
-                ),
-                // Flash held the record of the drain that ended write-back, and the backing was
-                // written after that drain.
-                None => format!(
-                    "its flash lost the end of its journal, which describes {outdated} as dirty; \
-                    they were written to the backing when write-back ended, and are dropped"
-                ),
-            });
-            recovered = blocking(move || {
-                recovered.discard_dirty();
-                recovered
-            })
-            .await?;
-        }
+        let decision = judge_content(&expected, Content::of(&found));
+        let (recovered, remains) = match (decision, found) {
+            (Decision::Use, Found::Recovered(recovered, remains)) => (recovered, remains),
+            (Decision::Refuse(lack), found) => {
+                return Err(refused_content(name, &spec.pool, lack, &missing, &damage_of(&found)));
+            }
+            (Decision::StartEmpty(empty), found) => {
+                let note = self.start_empty(name, &spec, empty, &damage_of(&found)).await?;
+                return Ok((source, None, note.into_iter().collect()));
+            }
+            (Decision::Use, _) => unreachable!("only a journal is used"),
+        };
+        let lacks_device = !missing.is_empty();
+        let mut recovery = Recovery {
+            spec,
+            journal,
+            may_be_dirty,
+            lacks_device,
+            outdated_by,
+            foreign,
+            later,
+            began,
+            upto,
+            remains,
+            notes: Vec::new(),
+        };
+        let recovered = recovery.adjust(recovered).await?;
+        self.compare_and_use(name, recovery, recovered, source).await
+    }
+
+    /// Compares a valid cache with the backing, and decides whether the cache may be used.
+    async fn compare_and_use(
+        &self,
+        name: &str,
+        recovery: Recovery,
+        recovered: Box<Recovered>,
+        source: Source,
+    ) -> Result<(Source, Option<Kept>, Vec<String>)> {
+        let Recovery { spec, journal, may_be_dirty, foreign, later, began, upto, remains, mut notes, .. } =
+            recovery;
         let known_bytes = recovered.summary.disk_bytes;
-        if remains.rings.first().is_none_or(|ring| ring.number < journal.ring) {
-            // The evidence belongs to an earlier ring.
-            journal.evidence = None;
-        }
-        let (source, mut recovered, verdict, why) =
-            compare(source, recovered, journal, spec.verify, foreign).await?;
+        let (source, mut recovered, verdict, Mismatch { why, can_be_trusted }) =
+            compare(source, recovered, journal, spec.verify, foreign, later).await?;
         let summary = recovered.summary;
         if summary.disk_bytes > known_bytes {
             let (before, now) = (Size(known_bytes), Size(summary.disk_bytes));
@@ -287,70 +276,85 @@ impl Disks {
         );
         self.registry.inner().disk_mut(name)?.quality.recovered(summary.clean);
         let is_logged = summary.is_logged || !expects_crash_log(journal, summary.ring, summary.clean);
-        if matters && !is_logged && verdict != Verdict::Refuse {
+        if may_be_dirty && !is_logged && verdict != Verdict::Refuse {
             notes.push(self.note_lost_records(name).await?);
         }
         match verdict {
-            Verdict::Refuse => Err(refused(
-                name,
-                &format!("{why}, and {} of its cache are dirty", bytes(summary.sectors_dirty)),
-            )),
+            Verdict::Refuse => {
+                let why = format!("{why}, and {} of its cache are dirty", bytes(summary.sectors_dirty));
+                return Err(if can_be_trusted { refused_later(name, &why) } else { refused(name, &why) });
+            }
             Verdict::Empty => {
                 self.exports.all_is_changed(name, &why).await?;
-                self.pools.forget_owner(spec).await;
+                self.pools.forget_owner(&spec).await;
                 notes.push(format!("{why}; its cache starts empty"));
-                Ok((source, None, notes))
+                return Ok((source, None, notes));
             }
-            Verdict::Believe | Verdict::Verify => {
-                if verdict == Verdict::Verify {
-                    recovered = blocking(move || {
-                        recovered.distrust_clean();
-                        recovered
-                    })
-                    .await?;
-                    tracing::info!(
-                        "the cache of {name}: it is unknown whether the backing changed; {} are \
-                        compared with the backing before they are served",
-                        bytes(recovered.sectors_unverified())
-                    );
-                }
-                let inner = self.registry.inner();
-                let entry = inner.pool(&spec.pool)?;
-                let on_shards = |segment: DataSegment| {
-                    let place = entry.on_shards(segment.place)?;
-                    Some(DataSegment { place, ..segment })
-                };
-                let data: Option<Vec<_>> = remains.data.into_iter().map(on_shards).collect();
-                let data = data.ok_or_else(|| ApiError::failed("a device of the pool went offline again"))?;
-                Ok((source, Some(Kept { recovered, upto, data }), notes))
+            Verdict::Verify => {
+                recovered = changed(recovered, Recovered::distrust_clean).await?;
+                tracing::info!(
+                    "the cache of {name}: it is unknown whether the backing changed; {} are \
+                    compared with the backing before they are served",
+                    bytes(recovered.sectors_unverified())
+                );
             }
+            Verdict::Believe => {}
         }
+        let inner = self.registry.inner();
+        let entry = inner.pool(&spec.pool)?;
+        let on_shards = |segment: DataSegment| {
+            let place = entry.on_shards(segment.place)?;
+            Some(DataSegment { place, ..segment })
+        };
+        let data: Option<Vec<_>> = remains.data.into_iter().map(on_shards).collect();
+        let data = data.ok_or_else(|| ApiError::failed("a device of the pool went offline again"))?;
+        Ok((source, Some(Kept { recovered, upto, data }), notes))
     }
 
-    /// With missing devices, accepts only the newest journal if it needs none of them.
-    fn check_missing(
+    /// Returns true if an operator has removed the last device of the pool, and with it the cache.
+    fn is_given_up(&self, spec: &CacheSpec, journal: JournalSpec) -> bool {
+        journal.ended && self.registry.inner().pool(&spec.pool).is_ok_and(|entry| entry.devices.is_empty())
+    }
+
+    /// Returns true if no device of the pool is open.
+    fn has_no_device(&self, pool: &str) -> bool {
+        let inner = self.registry.inner();
+        inner.pool(pool).is_ok_and(|entry| entry.devices.iter().all(|device| device.ids.is_none()))
+    }
+
+    /// Returns the devices that failed during the recovery, which were read as if they were empty.
+    fn unread_devices(&self, pool: &str, found: &Found) -> Vec<String> {
+        let unread = &found.remains().unread;
+        let inner = self.registry.inner();
+        let Ok(entry) = inner.pool(pool) else { return Vec::new() };
+        let is_unread = |device: &&DeviceEntry| device.ids.is_some_and(|ids| unread.contains(&ids.in_pool));
+        entry.devices.iter().filter(is_unread).map(|device| device.path.display().to_string()).collect()
+    }
+
+    /// Gives a cache up whose data cannot or need not be used. Returns a note for the operator.
+    async fn start_empty(
         &self,
         name: &str,
         spec: &CacheSpec,
-        journal: JournalSpec,
-        found: &Found,
-        missing: &[String],
-    ) -> Result<(), ApiError> {
-        let is_whole = match found {
-            Found::Recovered(recovered, remains) => {
-                let newest = remains.rings.first().map_or(0, |ring| ring.number);
-                newest >= journal.ring && recovered.summary.sectors_missing == 0
-            }
-            _ => false,
-        };
-        if is_whole || !may_be_dirty(spec, journal) {
-            return Ok(());
+        empty: Empty,
+        damage: &str,
+    ) -> Result<Option<String>> {
+        if empty == Empty::NoData {
+            self.exports.all_is_changed(name, "no data of its cache could be recovered").await?;
         }
-        let devices = missing.join(", ");
-        Err(refused(
-            name,
-            &format!("{devices} of pool {} is missing, and may have dirty data of its cache", spec.pool),
-        ))
+        self.pools.forget_owner(spec).await;
+        Ok(match empty {
+            Empty::IsNew => None,
+            Empty::NoData => {
+                Some("no data of its cache could be recovered, and the cache starts empty".into())
+            }
+            Empty::Outdated => {
+                Some("flash has only an outdated journal of its cache, which starts empty".into())
+            }
+            Empty::Damaged => {
+                Some(format!("the journal of its cache is damaged ({damage}); the cache starts empty"))
+            }
+        })
     }
 
     fn note_recovery(&self, name: &str, done: u64, all: u64) {
@@ -454,11 +458,105 @@ impl Disks {
     }
 }
 
+/// A cache with a valid journal, before it is compared with the backing.
+struct Recovery {
+    spec: CacheSpec,
+    journal: JournalSpec,
+    may_be_dirty: bool,
+    /// True if a device of the pool is missing.
+    lacks_device: bool,
+    /// The host that has written the cache's dirty data to the backing.
+    outdated_by: Option<String>,
+    foreign: Option<String>,
+    later: Option<LaterChange>,
+    began: Instant,
+    /// The highest ring number when the recovery started.
+    upto: u32,
+    remains: RecoveredPool,
+    /// Notes for the operator.
+    notes: Vec<String>,
+}
+
+impl Recovery {
+    /// Drops what the saved state shows to be outdated.
+    async fn adjust(&mut self, mut recovered: Box<Recovered>) -> Result<Box<Recovered>> {
+        let summary = recovered.summary;
+        if self.may_be_dirty && !self.lacks_device && summary.sectors_missing > 0 {
+            self.note(format!(
+                "{} of dirty data were on devices that are no longer in the pool, and are lost; reads return the \
+                 backing's older data",
+                bytes(summary.sectors_missing)
+            ));
+        }
+        if is_newer_than_state(summary.ring, self.journal) {
+            self.note(
+                "the daemon's state is older than its cache, which is used as after a crash of the host",
+            );
+            (self.journal.closed, self.journal.evidence) = (None, None);
+            self.later = None;
+        } else {
+            self.may_be_dirty = self.outdated_by.is_none() && allows_dirty(&self.spec, self.journal);
+        }
+        if summary.ring <= self.journal.lost_ring {
+            self.note("its journal could not be written any more; clean data in its cache is dropped");
+            recovered = changed(recovered, Recovered::drop_clean).await?;
+        }
+        if recovered.summary.sectors_dirty > 0 && !self.may_be_dirty {
+            let outdated = bytes(recovered.summary.sectors_dirty);
+            self.note(match &self.outdated_by {
+                Some(by) => format!(
+                    "{outdated} of dirty data in its cache are outdated and dropped: {by} took over \
+                    their second copy and wrote them to the backing"
+                ),
+                // Flash held the record of the drain that ended write-back, and the backing was
+                // written after that drain.
+                None => format!(
+                    "its flash lost the end of its journal, which describes {outdated} as dirty; \
+                    they were written to the backing when write-back ended, and are dropped"
+                ),
+            });
+            recovered = changed(recovered, Recovered::discard_dirty).await?;
+        }
+        if self.remains.rings.first().is_none_or(|ring| ring.number < self.journal.ring) {
+            // The evidence belongs to an earlier ring.
+            self.journal.evidence = None;
+        }
+        Ok(recovered)
+    }
+
+    fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+}
+
+/// Changes a recovered cache on a thread that may block, because large indexes take long.
+async fn changed(
+    mut recovered: Box<Recovered>,
+    change: impl FnOnce(&mut Recovered) + Send + 'static,
+) -> Result<Box<Recovered>> {
+    blocking(move || {
+        change(&mut recovered);
+        recovered
+    })
+    .await
+}
+
+/// Returns a description of the damage of a journal.
+fn damage_of(found: &Found) -> String {
+    if let Found::Damaged { what, .. } = found { what.clone() } else { String::new() }
+}
+
 /// Returns true if the cache may hold dirty data. Only write-back creates dirty data, and
 /// write-back needs a journal. The mode is saved durably before write-back starts and after a drain
 /// has ended it. Without a saved mode the answer is unknown.
-fn may_be_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
+fn allows_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
     (spec.mode == Mode::WriteBack || journal.mode_unknown) && journal.ring > 0
+}
+
+/// Returns true if the saved state is older than this journal ring: the number of a ring is saved
+/// before its first page is written. `hob serve` saves no state.
+fn is_newer_than_state(ring: u32, journal: JournalSpec) -> bool {
+    ring > journal.ring && !journal.mode_unknown
 }
 
 /// Returns true if hob was killed in this boot of the host while it used this journal ring, so that
@@ -467,12 +565,61 @@ fn expects_crash_log(journal: JournalSpec, ring: u32, is_clean: bool) -> bool {
     !is_clean && journal.expects_crash_log(BootId::current(), ring)
 }
 
-fn refused(name: &str, why: &str) -> ApiError {
+/// Refuses a cache of which flash has less than it had.
+fn refused_content(name: &str, pool: &str, lack: Lack, missing: &[String], damage: &str) -> ApiError {
+    let why = lack.reason(pool, missing, damage);
+    if lack == Lack::Device {
+        return refused_until(name, &why, "the device");
+    }
+    if !lack.may_return() {
+        return refused(name, &why);
+    }
     ApiError::conflict(why).hint(format!(
-        "restore the backing, or save the dirty data with 'hob cache export-dirty {name} FILE' and discard it with 'hob cache discard-dirty {name} --yes'"
+        "restore the device with the newest data, or give up what the cache had with 'hob cache discard-dirty \
+         {name} --yes'"
     ))
 }
 
-fn bytes(sectors: u64) -> String {
+/// Refuses a cache of which no device is there.
+fn refused_without_devices(pool: &str, missing: &[String]) -> ApiError {
+    let why = format!("its cache cannot be read: no device of pool {pool} is there");
+    let (devices, first) = (missing.join(", "), missing.first().map_or("PATH", String::as_str));
+    ApiError::conflict(why).hint(format!(
+        "restore {devices}, which hob opens again by itself, or give up a device with its dirty data with \
+         'hob pool remove-device {pool} {first} --yes'"
+    ))
+}
+
+fn refused(name: &str, why: &str) -> ApiError {
+    refused_until(name, why, "the backing")
+}
+
+/// Refuses a cache whose backing was changed after hob served it last. A restored file would have
+/// later times too.
+fn refused_later(name: &str, why: &str) -> ApiError {
+    ApiError::conflict(why).hint(format!(
+        "save the dirty data with 'hob cache export-dirty {name} FILE' and discard it with 'hob cache discard-dirty \
+         {name} --yes'; or, if the backing still has the content that hob left there, accept it with 'hob cache set \
+         {name} --verify trust', and hob writes the dirty data to it"
+    ))
+}
+
+/// Refuses a cache until `what` is restored.
+fn refused_until(name: &str, why: &str, what: &str) -> ApiError {
+    ApiError::conflict(why).hint(format!(
+        "restore {what}, or save the dirty data with 'hob cache export-dirty {name} FILE' and discard it with 'hob cache discard-dirty {name} --yes'"
+    ))
+}
+
+/// Completes the refusal of a saved cache whose index does not fit in memory.
+fn no_memory(name: &str, error: &ApiError) -> ApiError {
+    conflict!("its cache cannot be opened: {}", error.problem.error).hint(format!(
+        "free memory, and hob opens the disk; or save the dirty data with 'hob cache export-dirty {name} FILE' and \
+         discard it with 'hob cache discard-dirty {name} --yes'"
+    ))
+}
+
+/// Returns the size of this number of sectors for users.
+pub(super) fn bytes(sectors: u64) -> String {
     Size(sectors * SECTOR_BYTES).human()
 }

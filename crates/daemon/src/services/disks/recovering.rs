@@ -22,7 +22,7 @@ use hob_storage::pool::OwnerId;
 use super::Disks;
 use super::comparison::{Served, Source};
 use super::recover::Reading;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::hardware::{BackingInfo, Reader};
 use crate::services::pools::Restructure;
 use crate::services::registry::DiskPhase;
@@ -89,7 +89,7 @@ impl Disks {
         name: &str,
         early: Early,
         reading: Reading,
-    ) -> Result<RecoveringCache, ApiError> {
+    ) -> Result<RecoveringCache> {
         let Early { info, reader, doubtful } = early;
         let (shard, id) = self.registry.shard_of(name)?;
         let waits = doubtful.permille();
@@ -104,14 +104,10 @@ impl Disks {
         let expect = Expect { doubtful, is_void: false };
         shard.change_cache(id, CacheChange::Expect(Some(Box::new(expect)))).await?;
         match waits {
-            0 => tracing::info!(
-                "{name} is online; requests go to the backing until its cache is \
-                recovered"
-            ),
+            0 => tracing::info!("{name} is online; requests go to the backing until its cache is recovered"),
             _ => tracing::info!(
-                "{name} is online; until its cache is recovered, reads go to the backing, except \
-                that writes and reads of regions with possible dirty data (at most {waits} ‰ of the \
-                disk) wait"
+                "{name} is online; until its cache is recovered, reads go to the backing, except that writes \
+                and reads of regions with possible dirty data (at most {waits} ‰ of the disk) wait"
             ),
         }
         Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })
@@ -176,16 +172,20 @@ impl Disks {
 
     /// Handles a write that waits for a recovering cache.
     pub(in crate::services) async fn let_changes_pass(&self, id: DiskId) {
-        let (name, rings, flash, size_bytes, shard) = {
+        let (name, spec, rings, flash, size_bytes, shard) = {
             let inner = self.registry.inner();
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             let (Some(rings), Ok(shard), Some(spec)) = (disk.recovering, disk.shard(), disk.cache()) else {
                 return;
             };
             let Ok(pool) = inner.pool(&spec.pool) else { return };
-            (disk.wanted.name.clone(), rings, pool.flash.clone(), disk.size_bytes, shard)
+            (disk.wanted.name.clone(), spec.clone(), rings, pool.flash.clone(), disk.size_bytes, shard)
         };
-        if let Err(error) = flash.make_void(rings.owner, rings.upto).await {
+        let made_void = match self.pools.note_end(&spec).await {
+            Ok(()) => flash.make_void(rings.owner, rings.upto).await,
+            error => error,
+        };
+        if let Err(error) = made_void {
             tracing::warn!("disk {name}: writes wait until its cache is recovered: {error}");
             return;
         }
@@ -205,10 +205,15 @@ impl Disks {
         self.exports.table().remove_disk(name);
         // The files are mounted again when the disk is back.
         self.exports.hide_file_at_end(name).await;
-        if let Ok((shard, id)) = self.registry.shard_of(name)
-            && let Err(error) = self.exports.take_from_shard(name, &shard, id).await
-        {
-            tracing::warn!("{name}: {error}");
+        if let Ok((shard, id)) = self.registry.shard_of(name) {
+            // Later this process may open the disk again, which finds or creates its cache.
+            let taken = match self.exports.take_from_shard(name, &shard, id).await {
+                Ok(gone) => self.release_closed(name, gone).await,
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = taken {
+                tracing::warn!("{name}: {error}");
+            }
         }
         let is_served = matches!(
             self.registry.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Online(_))),

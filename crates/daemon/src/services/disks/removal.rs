@@ -5,7 +5,7 @@ use hob_control::{DiskChanged, OnClients, OnDirty};
 
 use super::Disks;
 use super::dirty_rescue::Afterwards;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::services::flash;
 use crate::services::pools::REMOVING;
 use crate::services::registry::{DiskPhase, OperationGuard};
@@ -13,7 +13,7 @@ use crate::shard_api::Gone;
 
 impl Disks {
     /// Removes a disk, unless a program has one of its files open.
-    pub(crate) async fn disk_remove(&self, disk: String, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn disk_remove(&self, disk: String, dirty: OnDirty) -> Result<DiskChanged> {
         self.disk_remove_from(disk, dirty, OnClients::Refuse).await
     }
 
@@ -24,13 +24,13 @@ impl Disks {
         disk: String,
         dirty: OnDirty,
         clients: OnClients,
-    ) -> Result<DiskChanged, ApiError> {
+    ) -> Result<DiskChanged> {
         let (service, name) = (self.clone(), disk.clone());
         let removal = async move { service.remove(&disk, dirty, clients).await };
         self.tasks.run("disk remove", name, removal).await
     }
 
-    async fn remove(&self, name: &str, dirty: OnDirty, clients: OnClients) -> Result<DiskChanged, ApiError> {
+    async fn remove(&self, name: &str, dirty: OnDirty, clients: OnClients) -> Result<DiskChanged> {
         if let Some(changed) = self.owner()?.remove_absent(name.to_owned()).await? {
             return Ok(changed);
         }
@@ -46,7 +46,7 @@ impl Disks {
             },
         };
         match dirty {
-            OnDirty::Drain => self.exports.hide_file(name).await?,
+            OnDirty::Drain => self.exports.hide_file(name, clients).await?,
             OnDirty::Discard => self.hide_file_soon(name, clients).await?,
         }
         let removed = self.remove_hidden(name, dirty, guard).await;
@@ -57,12 +57,7 @@ impl Disks {
         removed
     }
 
-    async fn remove_hidden(
-        &self,
-        name: &str,
-        dirty: OnDirty,
-        guard: OperationGuard,
-    ) -> Result<DiskChanged, ApiError> {
+    async fn remove_hidden(&self, name: &str, dirty: OnDirty, guard: OperationGuard) -> Result<DiskChanged> {
         let cache = self.registry.inner().disk(name)?.cache().cloned();
         let is_online = self.registry.inner().disk(name)?.shard().is_ok();
         let mut notes = match (dirty, is_online) {
@@ -70,6 +65,7 @@ impl Disks {
                 let notes = self.take_abandoned(name).await?;
                 // Programs that have the file open get errors from now on.
                 self.exports.hide_file_at_end(name).await;
+                self.exports.drop_device(name).await;
                 notes
             }
             _ => self.take_with_its_data(name, dirty).await?,
@@ -104,9 +100,15 @@ impl Disks {
         Ok(DiskChanged { disk: None, notes })
     }
 
+    /// Returns false if a disk has no dirty data.
+    async fn has_dirty(&self, name: &str) -> bool {
+        let Ok((shard, id)) = self.registry.shard_of(name) else { return true };
+        !shard.stats(id).await.is_ok_and(|stats| stats.sectors_dirty == 0)
+    }
+
     /// Takes a disk that is to be removed from its shard. Writes the disk's dirty data to the
     /// backing first. Dirty data of an offline disk may be discarded.
-    async fn take_with_its_data(&self, name: &str, dirty: OnDirty) -> Result<Vec<String>, ApiError> {
+    async fn take_with_its_data(&self, name: &str, dirty: OnDirty) -> Result<Vec<String>> {
         let mut notes = Vec::new();
         let cache = self.registry.inner().disk(name)?.cache().cloned();
         if dirty == OnDirty::Discard && cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
@@ -114,8 +116,12 @@ impl Disks {
         }
         self.check_given_up(name)?;
         if cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
-            // A persistent cache is drained while the disk is still served.
-            self.pools.take_cache(name).await?;
+            // A persistent cache is drained while the disk is still served. Without dirty data, the
+            // removal needs no backing.
+            match self.has_dirty(name).await {
+                true => self.pools.drain_and_take_cache(name).await?,
+                false => self.pools.take_cache(name).await?,
+            }
         }
         self.exports.table().remove_disk(name);
         let (shard, id) = {

@@ -14,8 +14,8 @@ use hob_engine::command::{CacheChange, NewRing};
 use hob_engine::units::DiskId;
 
 use super::Disks;
-use crate::api_error::ApiError;
-use crate::hardware::{BackingInfo, ChangeDetector, Monitor, SizeProbe};
+use crate::api_error::{ApiError, Result, conflict, failed, invalid};
+use crate::hardware::{BackingInfo, ChangeDetector, ChangeToken, Monitor, SizeProbe};
 use crate::services::flash::blocking;
 use crate::shard_api::ShardHandle;
 
@@ -35,13 +35,18 @@ pub(in crate::services) struct Measure {
     pub(in crate::services) info: BackingInfo,
 }
 
+impl Measure {
+    /// Returns true if a cache of the disk can match a backing in the state that `evidence`
+    /// describes. hob itself changes a writable backing. If a read-only backing has changed since it
+    /// was opened, a program that ignores locks has written to it, and cached data may be stale.
+    pub(in crate::services) fn permits(&self, evidence: ChangeToken) -> bool {
+        !self.info.read_only || self.info.evidence == Some(evidence)
+    }
+}
+
 impl Disks {
     /// Grows a disk to the size of its backing, or to the given size after growing the backing.
-    pub(crate) async fn disk_resize(
-        &self,
-        disk: String,
-        resize: DiskResize,
-    ) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn disk_resize(&self, disk: String, resize: DiskResize) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks
             .run("disk resize", disk.clone(), async move {
@@ -50,7 +55,7 @@ impl Disks {
             .await
     }
 
-    async fn resize_to(&self, name: &str, wanted: Option<u64>) -> Result<DiskChanged, ApiError> {
+    async fn resize_to(&self, name: &str, wanted: Option<u64>) -> Result<DiskChanged> {
         let guard = self.registry.guard_disk_for_command(name, "resized").await?;
         let (shard, id) = self.registry.shard_of(name)?;
         let (before, gauge, read_only) = {
@@ -62,10 +67,7 @@ impl Disks {
             (disk.size_bytes, gauge, read_only)
         };
         let gauge = gauge.ok_or_else(|| {
-            ApiError::conflict(format!(
-                "hob cannot measure the size of the backing of {name} while the disk is online"
-            ))
-            .hint(
+            conflict!("hob cannot measure the size of the backing of {name} while the disk is online").hint(
                 "hob measures the size of the backing when the daemon starts, or when you remove \
                 the disk and add it again",
             )
@@ -85,8 +87,11 @@ impl Disks {
         self.check_blocks(name, size)?;
         self.grow_disk(name, &shard, id, size).await?;
         tracing::info!("disk {name}: resized from {before} to {size} bytes");
-        let note = "connected NBD clients see the new size when they connect again";
-        self.pools.finish_disk(name, guard, vec![note.to_owned()]).await
+        let mut notes = vec!["connected NBD clients see the new size when they connect again".to_owned()];
+        if let Err(error) = self.exports.grow_device(name, size).await {
+            notes.push(format!("its block device keeps the old size: {error}"));
+        }
+        self.pools.finish_disk(name, guard, notes).await
     }
 
     /// Returns the new size of a disk in bytes, after growing its backing if necessary. `before` is
@@ -98,16 +103,12 @@ impl Disks {
         wanted: Option<u64>,
         read_only: bool,
         gauge: SizeProbe,
-    ) -> Result<u64, ApiError> {
-        let cannot = |what: &str, error: &std::io::Error| {
-            ApiError::failed(format!("the backing of {name} cannot be {what}: {error}"))
-        };
+    ) -> Result<u64> {
+        let cannot =
+            |what: &str, error: &std::io::Error| failed!("the backing of {name} cannot be {what}: {error}");
         let whole = |size: u64| match size.is_multiple_of(UNIT_BYTES) {
             true => Ok(()),
-            false => Err(ApiError::invalid(format!(
-                "the size of a disk must be a multiple of \
-                    {UNIT_BYTES} bytes, not {size}"
-            ))),
+            false => Err(invalid!("the size of a disk must be a multiple of {UNIT_BYTES} bytes, not {size}")),
         };
         if let Some(wanted) = wanted {
             whole(wanted)?;
@@ -128,33 +129,27 @@ impl Disks {
         match wanted {
             None => whole(now).map(|()| now),
             Some(wanted) if wanted == now => Ok(wanted),
-            Some(wanted) if wanted < now => {
-                Err(ApiError::conflict(format!("the backing of {name} has {} already", Size(now))).hint(
-                    format!(
-                        "'hob disk resize {name}' without --size grows the disk to the size of its \
+            Some(wanted) if wanted < now => Err(conflict!("the backing of {name} has {} already", Size(now))
+                .hint(format!(
+                    "'hob disk resize {name}' without --size grows the disk to the size of its \
                         backing; {} is not possible",
-                        Size(wanted)
-                    ),
-                ))
+                    Size(wanted)
+                ))),
+            Some(_) if read_only => {
+                Err(conflict!("{name} is read-only, so hob does not make its backing larger")
+                    .hint(format!("enlarge the backing by other means, then run 'hob disk resize {name}'")))
             }
-            Some(_) if read_only => Err(ApiError::conflict(format!(
-                "{name} is read-only, so hob does not make its backing larger"
-            ))
-            .hint(format!("enlarge the backing by other means, then run 'hob disk resize {name}'"))),
             Some(wanted) => {
                 let grown = blocking(move || gauge.is_file().then(|| gauge.grow(wanted))).await?;
                 let grown = grown.ok_or_else(|| {
-                    ApiError::conflict(format!(
-                        "the backing of {name} has {}, and hob can enlarge only raw files",
-                        Size(now)
-                    ))
-                    .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))
+                    conflict!("the backing of {name} has {}, and hob can enlarge only raw files", Size(now))
+                        .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))
                 })?;
                 grown.map_err(|error| match error.kind() {
-                    ErrorKind::FileTooLarge | ErrorKind::InvalidInput => ApiError::invalid(format!(
+                    ErrorKind::FileTooLarge | ErrorKind::InvalidInput => invalid!(
                         "the file system of the backing of {name} does not support files of {}",
                         Size(wanted)
-                    )),
+                    ),
                     _ => cannot("made larger", &error),
                 })?;
                 Ok(wanted)
@@ -163,31 +158,20 @@ impl Disks {
     }
 
     /// Refuses a size with more blocks than a cache can number.
-    fn check_blocks(&self, name: &str, size: u64) -> Result<(), ApiError> {
+    fn check_blocks(&self, name: &str, size: u64) -> Result<()> {
         let inner = self.registry.inner();
         let Some(spec) = inner.disk(name)?.cache() else { return Ok(()) };
         if size.div_ceil(spec.block_size.bytes()) <= u64::from(u32::MAX) {
             return Ok(());
         }
         let most = Size(u64::from(u32::MAX) * spec.block_size.bytes());
-        Err(ApiError::conflict(format!(
-            "a cache with blocks of {} supports disks of at most {most}",
-            spec.block_size
+        Err(conflict!("a cache with blocks of {} supports disks of at most {most}", spec.block_size).hint(
+            format!("choose larger blocks with 'hob cache set {name} --block-size', or remove the cache"),
         ))
-        .hint(format!(
-            "choose larger blocks with 'hob cache set {name} --block-size', or remove the \
-            cache"
-        )))
     }
 
     /// Grows a disk to a size that its backing already has.
-    async fn grow_disk(
-        &self,
-        name: &str,
-        shard: &ShardHandle,
-        id: DiskId,
-        size: u64,
-    ) -> Result<(), ApiError> {
+    async fn grow_disk(&self, name: &str, shard: &ShardHandle, id: DiskId, size: u64) -> Result<()> {
         let (identity, before, persistent) = {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
@@ -224,14 +208,12 @@ impl Disks {
         }
         self.exports.table().grow(name, size);
         if let Some((pool, _)) = persistent {
-            let free = self.pools.let_go(name, &released, |_| false);
-            self.registry.give_back(&pool, &free).await;
+            self.pools.give_back(name, &pool, &released).await;
         }
         Ok(())
     }
 }
 
 fn no_smaller(name: &str, because: &str) -> ApiError {
-    ApiError::conflict(format!("{name} cannot get smaller: {because}"))
-        .hint("copy the data to a smaller disk")
+    conflict!("{name} cannot get smaller: {because}").hint("copy the data to a smaller disk")
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::disks::Disks;
 use super::exports::ExportService;
 use super::migration::Migrations;
-use super::observe::{COUNT_EVERY, JUDGE_EVERY, Observe};
+use super::observe::{COUNT_EVERY, JUDGE_EVERY, Observe, SPACE_EVERY};
 use super::peer_access::PeerAccess;
 use super::pools::{LOOK_EVERY, Pools, REPARTITION_EVERY};
 use super::qos::{AGREE_EVERY, QosService};
@@ -55,11 +55,19 @@ impl Events {
         repartition.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut count = tokio::time::interval(COUNT_EVERY);
         count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut space = tokio::time::interval(SPACE_EVERY);
+        space.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let evidence = self.disks.clone().record_evidence();
-        tokio::pin!(evidence);
+        let parents = self.disks.clone().watch_parents();
+        let counting = self.pools.clone().count_flash_writes_forever();
+        let served = self.disks.clone().record_served_disks();
+        tokio::pin!(evidence, parents, counting, served);
         loop {
             tokio::select! {
                 never = &mut evidence => match never {},
+                never = &mut parents => match never {},
+                never = &mut counting => match never {},
+                never = &mut served => match never {},
                 event = events.recv() => match event {
                     Some(event) => self.handle(event),
                     None => return,
@@ -69,6 +77,7 @@ impl Events {
                 _ = repartition.tick() => self.pools.repartition(),
                 _ = judge.tick() => self.observe.judge(),
                 _ = count.tick() => self.observe.count_mismatches(),
+                _ = space.tick() => self.observe.look_at_state_space(),
                 _ = agree.tick() => self.qos.agree_on_datastores(self.peers.cluster()),
             }
         }
@@ -118,8 +127,7 @@ impl Events {
                 // yet.
                 tracing::error!(
                     device = device.0,
-                    "the host that lends a remote flash device does not answer; hob stops using the \
-                    device"
+                    "the host that lends a remote flash device does not answer; hob stops using the device"
                 );
                 self.pools.note_health(
                     device,
@@ -158,6 +166,10 @@ impl Events {
                 self.note_cache(disk, JOURNAL_LOST);
                 let pools = self.pools.clone();
                 tokio::spawn(async move { pools.replace_journal(disk).await });
+            }
+            ShardEvent::JournalCopyLost(disk) => {
+                let pools = self.pools.clone();
+                tokio::spawn(async move { pools.replace_journal_copy(disk).await });
             }
         }
     }

@@ -10,7 +10,8 @@ impl Events {
     pub(super) fn retry(&self) {
         self.disks.link_parents();
         self.disks.drop_idle_parents();
-        let (disks, pools, roomy, lenders) = {
+        self.pools.read_orphans();
+        let (disks, pools, returned, roomy, lenders) = {
             let inner = self.registry.inner();
             let now = tokio::time::Instant::now();
             let offline = inner.disks.iter().filter(|(_, disk)| {
@@ -25,6 +26,8 @@ impl Events {
                 .iter()
                 .filter(|(_, pool)| pool.devices.iter().any(|device| device.state == DeviceState::Offline));
             let pools: Vec<String> = sick.map(|(name, _)| name.clone()).collect();
+            let returned = inner.pools.iter().filter(|(_, pool)| !pool.returned.is_empty());
+            let returned: Vec<String> = returned.map(|(name, _)| name.clone()).collect();
             let roomy = inner.pools.iter().filter(|(_, pool)| pool.free_segments() > 0);
             let roomy: Vec<String> = roomy.map(|(name, _)| name.clone()).collect();
             let is_gone = |device: &DeviceEntry| {
@@ -32,7 +35,7 @@ impl Events {
             };
             let lenders = inner.pools.iter().filter(|(_, pool)| pool.devices.iter().any(is_gone));
             let lenders: Vec<String> = lenders.map(|(name, _)| name.clone()).collect();
-            (disks, pools, roomy, lenders)
+            (disks, pools, returned, roomy, lenders)
         };
         // Each attempt has its own task, so that a hung one does not delay others. The operation
         // guard prevents concurrent attempts.
@@ -43,6 +46,10 @@ impl Events {
         for name in pools {
             let pools = self.pools.clone();
             tokio::spawn(async move { pools.retry_devices(&name).await });
+        }
+        for name in returned {
+            let pools = self.pools.clone();
+            tokio::spawn(async move { pools.release_outdated(&name).await });
         }
         for name in lenders {
             let pools = self.pools.clone();

@@ -9,19 +9,16 @@ use hob_frontends::vhost_user::block::Info;
 use hob_nbd::ExportInfo;
 
 use super::ExportService;
-use crate::api_error::ApiError;
-use crate::exports::Export;
+use crate::api_error::{ApiError, Result, conflict, failed, invalid, not_found};
+use crate::exports::{EXPORTS_MAX, Export};
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, Inner};
 use crate::shard_api::ShardHandle;
 use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
-/// Maximum number of additional exports per disk.
-const EXPORTS_MAX: usize = 16;
-
 impl ExportService {
     /// Adds an export to a disk, and saves the disk's exports.
-    pub(in crate::services) async fn add(&self, disk: &str, export: ExportSpec) -> Result<(), ApiError> {
+    pub(in crate::services) async fn add(&self, disk: &str, export: ExportSpec) -> Result<()> {
         let guard = self.registry.guard_disk_for_command(disk, "given another export").await?;
         self.registry.inner().check_export(disk, &export)?;
         if let Some(path) = &export.fuse {
@@ -39,7 +36,7 @@ impl ExportService {
 
     /// Removes an export, closes the connections of its clients, and saves the remaining exports.
     /// Fails if the export's file is open.
-    pub(in crate::services) async fn remove(&self, disk: &str, export: String) -> Result<(), ApiError> {
+    pub(in crate::services) async fn remove(&self, disk: &str, export: String) -> Result<()> {
         let guard = self.registry.guard_disk_for_command(disk, "deprived of an export").await?;
         let known = self.registry.inner().disk(disk)?.wanted.exports.iter().any(|known| known.name == export);
         if !known {
@@ -47,11 +44,7 @@ impl ExportService {
                 true => "the disk's own export is removed with the disk: hob disk remove",
                 false => "'hob export list' shows all exports",
             };
-            return Err(ApiError::not_found(format!(
-                "{disk} has no additional export \
-                '{export}'"
-            ))
-            .hint(hint));
+            return Err(not_found!("{disk} has no additional export '{export}'").hint(hint));
         }
         self.hide_export(disk, &export).await?;
         self.registry.inner().disk_mut(disk)?.forget_export(&export);
@@ -65,7 +58,7 @@ impl ExportService {
 
     /// Opens an additional export of a disk to all its front ends. An offline disk gets the export
     /// when it comes online.
-    async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<(), ApiError> {
+    async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<()> {
         // The disk's own export exists while the disk is online.
         let Some(own) = self.table.get(disk) else { return Ok(()) };
         let further = further(&own, export);
@@ -74,7 +67,7 @@ impl ExportService {
             let opened = flash::blocking(move || open_gateway(&place, &name, &of, Failing::Refuse)).await?;
             let gateway = opened.map_err(|error| {
                 let path = export.vhost_user.as_deref().unwrap_or_default();
-                ApiError::failed(format!("cannot open the vhost-user socket {path}: {error}"))
+                failed!("cannot open the vhost-user socket {path}: {error}")
             })?;
             self.table.listen_vhost_user(disk, &export.name, gateway);
         }
@@ -132,7 +125,7 @@ fn further(own: &Export, spec: &ExportSpec) -> Export {
 }
 
 /// Opens a vhost-user socket for the export `name`.
-fn open_gateway(
+pub(super) fn open_gateway(
     place: &SocketPlace,
     name: &str,
     export: &Export,
@@ -159,35 +152,32 @@ impl DiskEntry {
 
 impl Inner {
     /// Checks whether a disk may get this export.
-    fn check_export(&self, disk: &str, export: &ExportSpec) -> Result<(), ApiError> {
+    fn check_export(&self, disk: &str, export: &ExportSpec) -> Result<()> {
         let name = &export.name;
-        check_name(name)
-            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be an export's name: {error}")))?;
+        check_name(name).map_err(|error| invalid!("'{name}' cannot be an export's name: {error}"))?;
         self.check_export_name(name)?;
         if let Some(path) = &export.vhost_user {
             check_path(path).map_err(ApiError::invalid)?;
         }
         if self.disk(disk)?.wanted.exports.len() >= EXPORTS_MAX {
-            return Err(ApiError::conflict(format!(
-                "{disk} has {EXPORTS_MAX} additional exports, which is the maximum"
-            )));
+            return Err(conflict!("{disk} has {EXPORTS_MAX} additional exports, which is the maximum"));
         }
         Ok(())
     }
 
     /// Checks that no export has this name yet.
-    pub(in crate::services) fn check_export_name(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) fn check_export_name(&self, name: &str) -> Result<()> {
         let has_it = |disk: &&DiskEntry| {
             disk.wanted.name == name || disk.wanted.exports.iter().any(|export| export.name == name)
         };
         match self.disks.values().find(has_it).map(|disk| &disk.wanted.name) {
             None => Ok(()),
             Some(disk) if disk == name => {
-                Err(ApiError::conflict(format!("there is a disk '{name}' already"))
-                    .hint("choose another name"))
+                Err(conflict!("there is a disk '{name}' already").hint("choose another name"))
             }
-            Some(disk) => Err(ApiError::conflict(format!("disk {disk} has an export '{name}' already"))
-                .hint("choose another name")),
+            Some(disk) => {
+                Err(conflict!("disk {disk} has an export '{name}' already").hint("choose another name"))
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use hob_nbd::wire::QEMU_DIRTY_BITMAP;
 use hob_storage::bitmap::{self, Kept};
 
 use super::ExportService;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, failed, invalid, not_found};
 use crate::hardware::{BackingInfo, ChangeMark};
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, DiskPhase};
@@ -30,7 +30,7 @@ const NOT_CLOSED: &str = "hob ended without closing the disk";
 
 impl ExportService {
     /// Returns a disk's bitmaps.
-    pub(crate) async fn bitmaps(&self, disk: String) -> Result<Bitmaps, ApiError> {
+    pub(crate) async fn bitmaps(&self, disk: String) -> Result<Bitmaps> {
         let (specs, online) = {
             let inner = self.registry.inner();
             let entry = inner.disk(&disk)?;
@@ -58,7 +58,7 @@ impl ExportService {
     }
 
     /// Adds a bitmap to a disk.
-    pub(crate) async fn bitmap_add(&self, disk: String, add: BitmapAdd) -> Result<Bitmaps, ApiError> {
+    pub(crate) async fn bitmap_add(&self, disk: String, add: BitmapAdd) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks
             .run("bitmap add", disk.clone(), async move {
@@ -94,7 +94,7 @@ impl ExportService {
     }
 
     /// Removes a bitmap of a disk.
-    pub(crate) async fn bitmap_remove(&self, disk: String, name: String) -> Result<Bitmaps, ApiError> {
+    pub(crate) async fn bitmap_remove(&self, disk: String, name: String) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks
             .run("bitmap remove", disk.clone(), async move {
@@ -115,7 +115,7 @@ impl ExportService {
     }
 
     /// Clears a bitmap of a disk.
-    pub(crate) async fn bitmap_clear(&self, disk: String, name: String) -> Result<Bitmaps, ApiError> {
+    pub(crate) async fn bitmap_clear(&self, disk: String, name: String) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks
             .run("bitmap clear", disk.clone(), async move {
@@ -137,7 +137,7 @@ impl ExportService {
         disk: String,
         name: String,
         rotate: BitmapRotate,
-    ) -> Result<Bitmaps, ApiError> {
+    ) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks
             .run("bitmap rotate", disk.clone(), async move {
@@ -173,7 +173,7 @@ impl ExportService {
         spec: BitmapSpec,
         frozen: String,
         path: PathBuf,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         let whole = shard.bitmaps(id, Some(frozen.clone())).await?.whole;
         let granules =
             whole.ok_or_else(|| ApiError::failed("the frozen bitmap was lost before it was saved"))?.granules;
@@ -193,7 +193,7 @@ impl ExportService {
         disk: String,
         name: String,
         merge: BitmapMerge,
-    ) -> Result<Bitmaps, ApiError> {
+    ) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks
             .run("bitmap merge", disk.clone(), async move {
@@ -223,11 +223,7 @@ impl ExportService {
 
     /// Marks everything in a disk's bitmaps as changed, also after restarts, because the disk may
     /// have changed anywhere.
-    pub(in crate::services) async fn all_is_changed(
-        &self,
-        disk: &str,
-        because: &str,
-    ) -> Result<(), ApiError> {
+    pub(in crate::services) async fn all_is_changed(&self, disk: &str, because: &str) -> Result<()> {
         let (names, online) = {
             let mut inner = self.registry.inner();
             let entry = inner.disk_mut(disk)?;
@@ -258,7 +254,7 @@ impl ExportService {
         disk: &str,
         shard: &ShardHandle,
         info: &BackingInfo,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         let (specs, id) = {
             let inner = self.registry.inner();
             let entry = inner.disk(disk)?;
@@ -289,7 +285,7 @@ impl ExportService {
     }
 
     /// Removes the saved bitmaps before clients may write, because they become outdated.
-    pub(in crate::services) async fn begin_recording(&self, disk: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn begin_recording(&self, disk: &str) -> Result<()> {
         let specs = self.registry.inner().disk(disk)?.wanted.bitmaps.clone();
         for spec in specs.into_iter().filter(|spec| !spec.frozen) {
             let path = self.bitmap_path(disk, &spec.name)?;
@@ -346,51 +342,44 @@ impl ExportService {
     }
 
     /// Offers the current bitmaps to clients that connect from now on.
-    fn offer_bitmaps(&self, disk: &str) -> Result<(), ApiError> {
+    fn offer_bitmaps(&self, disk: &str) -> Result<()> {
         let contexts = Self::bitmap_contexts(&self.registry.inner().disk(disk)?.wanted.bitmaps);
         self.table.set_contexts(disk, &contexts);
         Ok(())
     }
 
-    fn bitmap_spec(&self, disk: &str, name: &str) -> Result<BitmapSpec, ApiError> {
+    fn bitmap_spec(&self, disk: &str, name: &str) -> Result<BitmapSpec> {
         let inner = self.registry.inner();
         let found = inner.disk(disk)?.wanted.bitmaps.iter().find(|spec| spec.name == name).cloned();
         found.ok_or_else(|| {
-            ApiError::not_found(format!("{disk} has no bitmap '{name}'"))
-                .hint(format!("'hob bitmap list {disk}' shows all"))
+            not_found!("{disk} has no bitmap '{name}'").hint(format!("'hob bitmap list {disk}' shows all"))
         })
     }
 
-    fn recording_bitmap(&self, disk: &str, name: &str) -> Result<BitmapSpec, ApiError> {
+    fn recording_bitmap(&self, disk: &str, name: &str) -> Result<BitmapSpec> {
         let spec = self.bitmap_spec(disk, name)?;
         if spec.frozen {
-            return Err(ApiError::conflict(format!(
-                "bitmap '{name}' of {disk} is frozen: it does not record changes"
-            ))
-            .hint(format!("'hob bitmap list {disk}' shows which bitmaps record changes")));
+            return Err(conflict!("bitmap '{name}' of {disk} is frozen: it does not record changes")
+                .hint(format!("'hob bitmap list {disk}' shows which bitmaps record changes")));
         }
         Ok(spec)
     }
 
-    fn check_new_bitmap(&self, disk: &str, name: &str) -> Result<(), ApiError> {
+    fn check_new_bitmap(&self, disk: &str, name: &str) -> Result<()> {
         BitmapAdd::check_name(name).map_err(ApiError::invalid)?;
         let inner = self.registry.inner();
         let specs = &inner.disk(disk)?.wanted.bitmaps;
         if specs.iter().any(|spec| spec.name == name) {
-            return Err(ApiError::conflict(format!("{disk} has a bitmap '{name}' already"))
-                .hint("choose another name"));
+            return Err(conflict!("{disk} has a bitmap '{name}' already").hint("choose another name"));
         }
         if specs.len() >= BITMAPS_MAX {
-            return Err(ApiError::conflict(format!(
-                "{disk} has {BITMAPS_MAX} bitmaps, which is the \
-                maximum"
-            ))
-            .hint("remove a bitmap, or merge frozen bitmaps into a recording one"));
+            return Err(conflict!("{disk} has {BITMAPS_MAX} bitmaps, which is the maximum")
+                .hint("remove a bitmap, or merge frozen bitmaps into a recording one"));
         }
         Ok(())
     }
 
-    fn with_bitmap(&self, disk: &str, name: &str, f: impl FnOnce(&mut BitmapSpec)) -> Result<(), ApiError> {
+    fn with_bitmap(&self, disk: &str, name: &str, f: impl FnOnce(&mut BitmapSpec)) -> Result<()> {
         let mut inner = self.registry.inner();
         let specs = &mut inner.disk_mut(disk)?.wanted.bitmaps;
         if let Some(spec) = specs.iter_mut().find(|spec| spec.name == name) {
@@ -399,12 +388,12 @@ impl ExportService {
         Ok(())
     }
 
-    fn forget_bitmap(&self, disk: &str, name: &str) -> Result<(), ApiError> {
+    fn forget_bitmap(&self, disk: &str, name: &str) -> Result<()> {
         self.registry.inner().disk_mut(disk)?.wanted.bitmaps.retain(|spec| spec.name != name);
         Ok(())
     }
 
-    fn bitmap_path(&self, disk: &str, name: &str) -> Result<PathBuf, ApiError> {
+    fn bitmap_path(&self, disk: &str, name: &str) -> Result<PathBuf> {
         // Both names become parts of a path.
         BitmapAdd::check_name(name).map_err(ApiError::invalid)?;
         let directory = self.bitmaps.as_ref().ok_or_else(|| {
@@ -421,7 +410,7 @@ impl ExportService {
 }
 
 /// Creates an empty bitmap for a disk of this size.
-fn granules(size: u64, wanted: Option<Size>) -> Result<Granules, ApiError> {
+fn granules(size: u64, wanted: Option<Size>) -> Result<Granules> {
     let Some(bytes) = wanted.map(Size::bytes).or_else(|| Granules::usual_bytes(size)) else {
         return Err(ApiError::invalid("the disk is too large for a bitmap"));
     };
@@ -430,18 +419,11 @@ fn granules(size: u64, wanted: Option<Size>) -> Result<Granules, ApiError> {
         if bytes.is_power_of_two() && (min.bytes()..=max.bytes()).contains(&bytes) {
             let enough = Granules::usual_bytes(size).map_or(max, Size);
             let most = Size(bytes.saturating_mul(GRANULES_MAX));
-            ApiError::invalid(format!(
-                "a bitmap with a granularity of {} is possible for disks of \
-                at most {most}",
-                Size(bytes)
-            ))
-            .hint(format!("use a granularity of at least {enough} for this disk"))
+            invalid!("a bitmap with a granularity of {} is possible for disks of at most {most}", Size(bytes))
+                .hint(format!("use a granularity of at least {enough} for this disk"))
         } else {
             let wanted = Size(bytes);
-            ApiError::invalid(format!(
-                "the granularity must be a power of two from {min} to {max}, \
-                not {wanted}"
-            ))
+            invalid!("the granularity must be a power of two from {min} to {max}, not {wanted}")
         }
     })
 }
@@ -484,6 +466,6 @@ async fn remove_file(path: PathBuf) {
 }
 
 fn cannot(what: &str, disk: &str, error: &std::io::Error) -> ApiError {
-    ApiError::failed(format!("a bitmap of {disk} cannot be {what}: {error}"))
+    failed!("a bitmap of {disk} cannot be {what}: {error}")
         .hint("free space in the state directory or repair it, and try again")
 }

@@ -11,10 +11,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hob_control::OnClients;
 use hob_engine::io::Promote;
 
 use super::ExportService;
-use crate::api_error::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind, Result, conflict, invalid};
 use crate::mount::{Mount, MountError, UsedFile, check_path, clear_stale};
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
@@ -91,20 +92,19 @@ impl DiskEntry {
 
 impl ExportService {
     /// Checks whether an export may use this path as its file.
-    pub(in crate::services) fn check_file(&self, path: &str) -> Result<(), ApiError> {
-        check_path(path)
-            .map_err(|what| ApiError::invalid(format!("{path} cannot be a disk's file: {what}")))?;
+    pub(in crate::services) fn check_file(&self, path: &str) -> Result<()> {
+        check_path(path).map_err(|what| invalid!("{path} cannot be a disk's file: {what}"))?;
         let inner = self.registry.inner();
         let mut files = inner.disks.values().flat_map(|disk| disk.wanted.files());
         match files.find(|(_, known)| *known == path) {
-            Some((export, _)) => Err(ApiError::conflict(format!("{path} is the file of {export}"))),
+            Some((export, _)) => Err(conflict!("{path} is the file of {export}")),
             None => Ok(()),
         }
     }
 
     /// Unmounts the files of this disk that an earlier daemon left mounted and no process serves,
     /// because such a mount may hide the disk's backing.
-    pub(in crate::services) async fn clear_stale_file(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn clear_stale_file(&self, name: &str) -> Result<()> {
         let stale: Vec<PathBuf> = {
             let inner = self.registry.inner();
             let files = inner.disk(name)?.wanted.files();
@@ -117,9 +117,9 @@ impl ExportService {
         flash::blocking(move || stale.iter().for_each(|path: &PathBuf| clear_stale(path))).await
     }
 
-    /// Mounts all missing files of an online disk. The caller holds the disk's operation guard.
-    /// Tries every file and returns the first error.
-    pub(in crate::services) async fn show_file(&self, name: &str) -> Result<(), ApiError> {
+    /// Mounts all missing files of an online disk, and connects its block device. The caller holds
+    /// the disk's operation guard. Tries all of them and returns the first error.
+    pub(in crate::services) async fn show_file(&self, name: &str) -> Result<()> {
         let wanted: Vec<(String, String)> = {
             let inner = self.registry.inner();
             let files = inner.disk(name)?.wanted.files();
@@ -129,16 +129,11 @@ impl ExportService {
         for (export, path) in wanted {
             first = first.and(self.show_export(name, &export, &path).await);
         }
-        first
+        first.and(self.show_device(name).await)
     }
 
     /// Mounts the file of one export at `path`.
-    pub(in crate::services) async fn show_export(
-        &self,
-        name: &str,
-        export: &str,
-        path: &str,
-    ) -> Result<(), ApiError> {
+    pub(in crate::services) async fn show_export(&self, name: &str, export: &str, path: &str) -> Result<()> {
         let result = self.mount_file(name, export, path).await;
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             let file = disk.files.entry(export.to_owned()).or_default();
@@ -147,7 +142,7 @@ impl ExportService {
         result
     }
 
-    async fn mount_file(&self, name: &str, export: &str, path: &str) -> Result<(), ApiError> {
+    async fn mount_file(&self, name: &str, export: &str, path: &str) -> Result<()> {
         let (used, size, rights, id, shard) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -174,7 +169,7 @@ impl ExportService {
         Ok(())
     }
 
-    fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<(), ApiError> {
+    fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<()> {
         self.registry.inner().disk_mut(name)?.files.entry(export.to_owned()).or_default().mount = Some(mount);
         Ok(())
     }
@@ -195,27 +190,30 @@ impl ExportService {
     /// Retries to mount files that could not be mounted.
     pub(in crate::services) async fn show_file_again(self, name: String) {
         let Ok(_guard) = self.registry.guard_disk(&name, "mounted") else { return };
-        let reason = || self.registry.inner().disk(&name).ok().and_then(DiskEntry::files_reason);
+        let reasons = |disk: &DiskEntry| (disk.files_reason(), disk.device_reason());
+        let reason = || self.registry.inner().disk(&name).ok().map(reasons);
         let before = reason();
         if let Err(error) = self.show_file(&name).await
             && before != reason()
         {
-            tracing::error!("disk {name}: cannot mount its file: {error}");
+            tracing::error!("disk {name}: its file or block device is missing: {error}");
         }
     }
 
-    /// Returns the online disks that lack a file.
+    /// Returns the online disks that lack a file, or may lack their block device.
     pub(in crate::services) fn without_file(&self) -> Vec<String> {
         let inner = self.registry.inner();
         let is_without = |disk: &&DiskEntry| {
-            let lacks_one = disk.files.values().any(|file| file.reason.is_some());
+            let lacks_one = disk.files.values().any(|file| file.reason.is_some()) || disk.lacks_device();
             matches!(disk.phase, DiskPhase::Online(_)) && lacks_one && disk.busy.is_none()
         };
         inner.disks.values().filter(is_without).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    /// Unmounts all files of a disk, unless one of them is open.
-    pub(in crate::services) async fn hide_file(&self, name: &str) -> Result<(), ApiError> {
+    /// Unmounts all files of a disk, unless one of them is in use, and removes its block device.
+    /// `device_users` decides what happens if programs use the device.
+    pub(in crate::services) async fn hide_file(&self, name: &str, device_users: OnClients) -> Result<()> {
+        self.hide_device(name, device_users).await?;
         let exports: Vec<String> = self.registry.inner().disk(name)?.files.keys().cloned().collect();
         for export in exports {
             if let Err(error) = self.hide_export(name, &export).await {
@@ -228,7 +226,7 @@ impl ExportService {
     }
 
     /// Unmounts the file of one export, unless it is open.
-    pub(in crate::services) async fn hide_export(&self, name: &str, export: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn hide_export(&self, name: &str, export: &str) -> Result<()> {
         let mount =
             self.registry.inner().disk_mut(name)?.files.get_mut(export).and_then(|file| file.mount.take());
         let Some(mut mount) = mount else { return Ok(()) };

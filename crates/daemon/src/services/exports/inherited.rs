@@ -10,7 +10,7 @@ use std::sync::{MutexGuard, PoisonError};
 use hob_frontends::fuse::Attributes;
 
 use super::ExportService;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::mount::Mount;
 use crate::services::flash::blocking;
 use crate::services::registry::DiskEntry;
@@ -71,7 +71,7 @@ impl ExportService {
         path: &str,
         size: u64,
         read_only: bool,
-    ) -> Result<Option<InheritedFile>, ApiError> {
+    ) -> Result<Option<InheritedFile>> {
         let Some(file) = self.inherited().remove(export) else { return Ok(None) };
         if file.path == Path::new(path) && file.attributes.size <= size && file.read_only == read_only {
             return Ok(Some(file));

@@ -1,5 +1,5 @@
 //! The export service: the table of exports that listeners read, vhost-user sockets, FUSE files,
-//! and the dirty bitmaps that NBD clients see.
+//! block devices of this host, and the dirty bitmaps that NBD clients see.
 //!
 //! A FUSE file is an export that hob mounts as a file on this host. The service owns the table, the
 //! FUSE files inherited from the previous daemon process, and the directory of bitmaps. The
@@ -7,8 +7,11 @@
 
 mod additional;
 mod bitmaps;
+mod closing;
+mod devices;
 mod files;
 mod inherited;
+mod own;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,6 +22,7 @@ use super::tasks::Tasks;
 use crate::exports::Exports;
 use crate::socket_access::SocketAccess;
 use crate::vhost_user::SocketPlace;
+pub(super) use devices::DeviceEntry;
 pub(super) use files::FileEntry;
 pub(crate) use inherited::InheritedFile;
 

@@ -2,13 +2,12 @@
 
 use hob_control::{
     CacheEnable, CachePatch, DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty,
-    PlannedPoolChange, PoolCreate, QosPatch,
+    PlannedPoolChange, PoolCreate, PoolPatch, QosPatch,
 };
 
 use super::HobToml;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::config::DiskEntry;
-use crate::services::pools::check_overwritten;
 
 /// A change that resolves a difference.
 #[derive(Clone, Debug)]
@@ -17,6 +16,7 @@ pub(super) enum Change {
     AddDevice(String, DeviceAdd),
     RemoveDevice(String, String),
     RemovePool(String),
+    PatchPool(String, PoolPatch),
     AddDisk(Box<DiskEntry>),
     RemoveDisk(String),
     EnableCache(String, CacheEnable),
@@ -25,6 +25,7 @@ pub(super) enum Change {
     PatchCache(String, Box<CachePatch>),
     AddExport(String, hob_control::Export),
     RemoveExport(String, String),
+    ReplaceExport(String, hob_control::Export),
     PatchDisk(String, DiskPatch),
     Qos(String, QosPatch),
     Policy(String, QosPatch),
@@ -33,20 +34,16 @@ pub(super) enum Change {
 }
 
 impl HobToml {
-    pub(super) async fn make(&self, change: Change) -> Result<(), ApiError> {
+    pub(super) async fn make(&self, change: Change) -> Result<()> {
         match change {
             Change::CreatePool(pool) => self.start_new_pool(&pool).await,
-            Change::AddDevice(pool, add) => {
-                if add.force {
-                    check_overwritten(std::slice::from_ref(&add.path)).await?;
-                }
-                self.pools.device_add(pool, add).await.map(drop)
-            }
+            Change::AddDevice(pool, add) => self.pools.device_add(pool, add, OnDirty::Drain).await.map(drop),
             Change::RemoveDevice(pool, path) => {
                 let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
                 self.disks.check_pool_discard(&pool, &change, false).await?;
                 self.pools.device_remove(pool, path).await.map(drop)
             }
+            Change::PatchPool(pool, patch) => self.pools.pool_set(pool, patch).await.map(drop),
             Change::RemovePool(pool) => self.pools.pool_remove(pool).await.map(drop),
             Change::AddDisk(disk) => self.add_defined(*disk).await,
             Change::RemoveDisk(disk) => {
@@ -62,6 +59,10 @@ impl HobToml {
             Change::PatchCache(disk, patch) => self.pools.cache_patch(disk, *patch).await.map(drop),
             Change::AddExport(disk, export) => self.disks.export_add(disk, export).await.map(drop),
             Change::RemoveExport(disk, export) => self.disks.export_remove(disk, export).await.map(drop),
+            Change::ReplaceExport(disk, export) => {
+                self.disks.export_remove(disk.clone(), export.name.clone()).await?;
+                self.disks.export_add(disk, export).await.map(drop)
+            }
             Change::PatchDisk(disk, patch) => self.disks.disk_patch(disk, patch).await.map(drop),
             Change::Qos(disk, patch) => self.qos.set(disk, patch).await.map(drop),
             Change::Policy(name, patch) => self.qos.policy_set(name, patch).await.map(drop),
@@ -71,7 +72,7 @@ impl HobToml {
     }
 
     /// Adds a disk from hob.toml with all its settings.
-    async fn add_defined(&self, disk: DiskEntry) -> Result<(), ApiError> {
+    async fn add_defined(&self, disk: DiskEntry) -> Result<()> {
         let DiskEntry {
             name,
             backing,
@@ -85,6 +86,7 @@ impl HobToml {
             vhost_user,
             exports,
             fuse,
+            device,
             qos,
         } = disk;
         let add = DiskAdd {
@@ -95,10 +97,12 @@ impl HobToml {
             backing_timeout,
             datastore,
             fuse,
+            device,
             vhost_user,
             share_parent,
             parent_cache,
             unlocked: false,
+            adopt_cache: None,
         };
         self.disks.disk_add(add).await?;
         for export in exports {

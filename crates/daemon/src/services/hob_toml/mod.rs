@@ -8,10 +8,12 @@
 
 mod changes;
 mod differences;
+mod disk_differences;
 mod new_pool;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use hob_control::{ConfigApplied, ConfigDiff, ConfigDifference, ConfigRemedy};
 
@@ -19,13 +21,23 @@ use super::disks::Disks;
 use super::flash::blocking;
 use super::pools::Pools;
 use super::qos::QosService;
-use super::registry::{Registry, StatePart};
+use super::registry::{PendingChange, Registry, StatePart};
 use super::tasks::Tasks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::config::Config;
 use crate::state::State;
 use crate::watchdog::contained;
-use differences::{Found, definitions_of, differences};
+use differences::{Found, definitions_of, differences, dropped_device, tuned_by};
+
+/// Time after the daemon's start in which guests connect again. Changes that would end their sockets
+/// or close their disks wait this long.
+const GUESTS_RETURN: Duration = Duration::from_secs(10);
+
+/// Start of the keys in the saved definitions for changes that the last reload did not make.
+const UNAPPLIED: &str = "unapplied ";
+
+/// Maximum time for finding out which devices are files.
+const LOOK_MAX: Duration = Duration::from_secs(1);
 
 service! {
     /// The hob.toml service; see the module.
@@ -80,9 +92,10 @@ impl HobToml {
     }
 
     /// Compares the present hob.toml with the running configuration.
-    pub(crate) async fn diff(&self) -> Result<ConfigDiff, ApiError> {
+    pub(crate) async fn diff(&self) -> Result<ConfigDiff> {
         let (running, config) = self.read_config().await?;
-        let found = self.found(running, &config);
+        let found = self.found(running, &config).await;
+        self.keep_pending(&found);
         Ok(ConfigDiff {
             file: config.file_name(),
             differences: found.into_iter().map(|it| it.difference).collect(),
@@ -91,13 +104,14 @@ impl HobToml {
 
     /// Applies hob.toml to the running configuration. Changes that empty a cache or remove an
     /// object need `yes`.
-    pub(crate) async fn apply(&self, yes: bool) -> Result<ConfigApplied, ApiError> {
+    pub(crate) async fn apply(&self, yes: bool) -> Result<ConfigApplied> {
         let (running, config) = self.read_config().await?;
         let service = self.clone();
-        let found = self.found(running, &config);
+        let found = self.found(running, &config).await;
         self.tasks
             .run("config apply", String::new(), async move {
-                let applied = service.make_all(found, yes).await;
+                let (applied, unmade) = service.make_all(found, yes).await;
+                service.registry.inner().config_pending = unmade;
                 service.note_definitions(&config);
                 service.registry.save().await?;
                 Ok(applied)
@@ -106,18 +120,23 @@ impl HobToml {
     }
 
     /// Applies the changes in hob.toml since the last reload, except those that empty a cache or
-    /// remove an object. Logs the remaining changes.
+    /// remove an object. Logs the remaining changes. Changes for which guests must be disconnected
+    /// are made later, because guests are about to connect again.
     pub(super) async fn apply_changed(&self, config: &Config) {
         let before = self.definitions().0.clone();
         let now = definitions_of(config);
         let refused = self.registry.inner().caches_refused.clone();
+        let is_refused = |it: &ConfigDifference| {
+            let disk = it.subject.strip_prefix("disk ").filter(|_| it.key == "cache");
+            disk.is_some_and(|disk| refused.contains_key(disk))
+        };
         // A new entry was already created at the start.
         let is_meant = |it: &ConfigDifference| {
             let is_changed = before.get(&it.subject).is_some_and(|text| Some(text) != now.get(&it.subject));
-            let disk = it.subject.strip_prefix("disk ").filter(|_| it.key == "cache");
-            is_changed || disk.is_some_and(|disk| refused.contains_key(disk))
+            let is_dropped = dropped_by(it).is_some_and(|device| before.contains_key(&device));
+            is_changed || is_dropped || before.contains_key(&unapplied_key(it)) || is_refused(it)
         };
-        let found = self.found(config, config);
+        let found = self.found(config, config).await;
         let (changed, other): (Vec<Found>, Vec<Found>) =
             found.into_iter().partition(|found| is_meant(&found.difference));
         for found in &other {
@@ -130,16 +149,47 @@ impl HobToml {
                 value(running)
             );
         }
-        let ConfigApplied { done, failed, left } = self.make_all(changed, false).await;
-        done.iter().for_each(|what| tracing::info!("hob.toml was changed; applied: {what}"));
-        failed.iter().for_each(|what| tracing::error!("hob.toml was changed, and this failed: {what}"));
-        left.iter().for_each(|what| {
-            tracing::warn!("hob.toml was changed, and this change is not applied yet: {what}")
-        });
+        let dropped: Vec<String> = changed.iter().filter_map(|it| dropped_by(&it.difference)).collect();
+        let (later, changed): (Vec<Found>, Vec<Found>) = changed.into_iter().partition(waits_for_guests);
+        let (applied, mut pending) = self.make_all(changed, false).await;
+        log(&applied);
+        // Health reports the disk of a cache that cannot be created.
+        pending.retain(|it| !is_refused(&it.difference));
+        let has_later = !later.is_empty();
+        pending
+            .extend(later.into_iter().map(|it| PendingChange { difference: it.difference, failure: None }));
+        self.registry.inner().config_pending = pending;
         self.note_definitions(config);
+        self.definitions().0.extend(dropped.into_iter().map(|device| (device, "dropped".to_owned())));
+        if has_later {
+            tokio::spawn(self.clone().apply_later(config.clone()));
+        }
     }
 
-    async fn read_config(&self) -> Result<(&Config, Config), ApiError> {
+    /// Makes the changes that wait for guests to connect again after the daemon's start.
+    async fn apply_later(self, config: Config) {
+        tokio::time::sleep(GUESTS_RETURN).await;
+        let found = self.found(&config, &config).await;
+        let waiting = std::mem::take(&mut self.registry.inner().config_pending);
+        let (waiting, mut pending): (Vec<PendingChange>, Vec<PendingChange>) =
+            waiting.into_iter().partition(PendingChange::waits_for_guests);
+        // An operator may have made or withdrawn a change meanwhile.
+        let is_waiting = |found: &Found| waiting.iter().any(|it| it.is_same(&found.difference));
+        let (applied, unmade) = self.make_all(found.into_iter().filter(is_waiting).collect(), false).await;
+        log(&applied);
+        {
+            let mut inner = self.registry.inner();
+            pending.extend(unmade);
+            pending.append(&mut inner.config_pending);
+            inner.config_pending = pending;
+        }
+        self.note_unapplied();
+        if let Err(error) = self.registry.save().await {
+            tracing::warn!("hob.toml: {error}");
+        }
+    }
+
+    async fn read_config(&self) -> Result<(&Config, Config)> {
         let no_file = || {
             ApiError::conflict(
                 "this daemon has no configuration file: 'hob serve' is configured by its command line",
@@ -155,20 +205,36 @@ impl HobToml {
         Ok((running, config))
     }
 
-    fn found(&self, running: &Config, config: &Config) -> Vec<Found> {
+    async fn found(&self, running: &Config, config: &Config) -> Vec<Found> {
+        let files = files_of(config).await;
         let before = self.definitions().0.clone();
-        differences(&self.registry, &self.qos, running, config, &before)
+        differences(&self.registry, &self.qos, running, config, &before, &files)
     }
 
-    async fn make_all(&self, found: Vec<Found>, yes: bool) -> ConfigApplied {
-        let mut applied = ConfigApplied::default();
+    /// Removes the pending changes that are no differences any more.
+    fn keep_pending(&self, found: &[Found]) {
+        let is_found = |it: &PendingChange| found.iter().any(|found| it.is_same(&found.difference));
+        self.registry.inner().config_pending.retain(is_found);
+    }
+
+    /// Makes the changes, and returns those that were not made. Changes that empty a cache or remove
+    /// an object need `yes`.
+    async fn make_all(&self, found: Vec<Found>, yes: bool) -> (ConfigApplied, Vec<PendingChange>) {
+        let (mut applied, mut unmade) = (ConfigApplied::default(), Vec::new());
         for Found { difference, change } in found {
             let what = difference.what();
+            let mut failure = None;
             match change {
                 Some(change) if yes || difference.by == ConfigRemedy::Apply => {
                     match self.make(change).await {
-                        Ok(()) => applied.done.push(format!("{what}: {}", difference.action)),
-                        Err(error) => applied.failed.push(format!("{what}: {error}")),
+                        Ok(()) => {
+                            applied.done.push(format!("{what}: {}", difference.action));
+                            continue;
+                        }
+                        Err(error) => {
+                            applied.failed.push(format!("{what}: {error}"));
+                            failure = Some(error.to_string());
+                        }
                     }
                 }
                 Some(_) => applied.left.push(format!(
@@ -177,21 +243,85 @@ impl HobToml {
                 )),
                 None => applied.left.push(format!("{what}: {}", difference.action)),
             }
+            unmade.push(PendingChange { difference, failure });
         }
-        applied
+        (applied, unmade)
     }
 
     /// Saves the definitions of the file. Deleted entries are kept until their objects are removed.
     fn note_definitions(&self, config: &Config) {
-        let policies: BTreeSet<String> = self.qos.policies().into_iter().map(|policy| policy.name).collect();
+        let tuned = tuned_by(&self.qos);
+        let listed: BTreeSet<String> = config
+            .pools
+            .iter()
+            .flat_map(|pool| pool.devices.iter().map(move |path| dropped_device(&pool.name, path)))
+            .collect();
         let mut definitions = self.definitions();
         let inner = self.registry.inner();
         let mut now = definitions_of(config);
         for (subject, text) in std::mem::take(&mut definitions.0) {
-            if !now.contains_key(&subject) && inner.is_served(&subject, &policies) {
+            let is_kept = !now.contains_key(&subject) && !listed.contains(&subject);
+            if is_kept && inner.is_served(&subject, &tuned) {
                 now.insert(subject, text);
             }
         }
         definitions.0 = now;
+        drop((inner, definitions));
+        self.note_unapplied();
+    }
+
+    /// Saves which changes were not made, so that the next reload does not take them for changes by
+    /// command.
+    fn note_unapplied(&self) {
+        let mut definitions = self.definitions();
+        let inner = self.registry.inner();
+        definitions.0.retain(|key, _| !key.starts_with(UNAPPLIED));
+        let pending = inner.config_pending.iter().map(|it| (unapplied_key(&it.difference), String::new()));
+        definitions.0.extend(pending);
+    }
+}
+
+/// Returns true if a change ends a socket or closes a disk that guests may have used before the
+/// daemon's start.
+fn waits_for_guests(found: &Found) -> bool {
+    let it = &found.difference;
+    let is_used = ["read_only", "datastore"].contains(&it.key.as_str())
+        || it.key == "vhost_user" && it.running.is_some();
+    it.subject.starts_with("disk ") && is_used && it.by == ConfigRemedy::Apply
+}
+
+/// Logs the changes of hob.toml that were made, and those that were not.
+fn log(applied: &ConfigApplied) {
+    let ConfigApplied { done, failed, left } = applied;
+    done.iter().for_each(|what| tracing::info!("hob.toml was changed; applied: {what}"));
+    failed.iter().for_each(|what| tracing::error!("hob.toml was changed, and this is not applied: {what}"));
+    left.iter().for_each(|what| {
+        tracing::warn!("hob.toml was changed, and this change is not applied yet: {what}");
+    });
+}
+
+/// Returns the key in the saved definitions of a change that was not made.
+fn unapplied_key(difference: &ConfigDifference) -> String {
+    format!("{UNAPPLIED}{}", difference.what())
+}
+
+/// Returns the key in the saved definitions of a device that the file does not list any more.
+fn dropped_by(difference: &ConfigDifference) -> Option<String> {
+    let pool = difference.subject.strip_prefix("pool ").filter(|_| difference.key == "devices")?;
+    let path = difference.running.as_ref().filter(|_| difference.file.is_none())?;
+    Some(dropped_device(pool, path))
+}
+
+/// Returns the devices of pools with a `size` that are regular files. If a device does not answer,
+/// the result is empty.
+async fn files_of(config: &Config) -> BTreeSet<String> {
+    let sized = config.pools.iter().filter(|pool| pool.size.is_some());
+    let paths: Vec<String> = sized.flat_map(|pool| pool.devices.clone()).collect();
+    let is_file = |path: &String| std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
+    let look =
+        blocking(move || contained(|| paths.into_iter().filter(is_file).collect::<BTreeSet<String>>()));
+    match tokio::time::timeout(LOOK_MAX, look).await {
+        Ok(Ok(files)) => files,
+        _ => BTreeSet::new(),
     }
 }

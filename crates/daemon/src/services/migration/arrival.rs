@@ -13,7 +13,7 @@ use super::super::disks::BACKING_CHARS_MAX;
 use super::super::disks::image_asked;
 use super::super::registry::{DiskEntry, DiskPhase, Inner, MIGRATING};
 use super::Migrations;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, invalid};
 use crate::cache_settings::new_spec;
 use crate::state::{
     CacheSpec, DiskQosSpec, DiskState, FormatName, ImageSpec, MigrationSpec, RecordSpec, check_qos,
@@ -31,7 +31,7 @@ impl Migrations {
         lineage: &str,
         session: Session,
         arrival: &Arrival,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         let mut wanted = self.awaited_state(name, arrival)?;
         let mode_due = wanted.cache.as_mut().filter(|spec| spec.mode != Mode::WriteThrough).map(|spec| {
             let due = spec.mode.to_string();
@@ -66,10 +66,10 @@ impl Migrations {
             new.journal = known.journal;
         }
         if matches!(disk.phase, DiskPhase::Online(_)) && !is_alike(&disk.wanted, &wanted) {
-            return Err(ApiError::conflict(format!(
+            return Err(conflict!(
                 "{name} is already migrating to this host, as another disk or with another cache; cancel \
                  that migration first"
-            )));
+            ));
         }
         wanted.keep_what_stayed(&disk.wanted);
         disk.wanted = wanted;
@@ -81,13 +81,8 @@ impl Migrations {
     }
 
     /// Returns this host's configuration for an incoming disk.
-    pub(in super::super) fn awaited_state(
-        &self,
-        name: &str,
-        arrival: &Arrival,
-    ) -> Result<DiskState, ApiError> {
-        check_name(name)
-            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
+    pub(in super::super) fn awaited_state(&self, name: &str, arrival: &Arrival) -> Result<DiskState> {
+        check_name(name).map_err(|error| invalid!("'{name}' cannot be a disk's name: {error}"))?;
         if arrival.backing.is_empty() || arrival.backing.len() > BACKING_CHARS_MAX {
             return Err(ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"));
         }
@@ -95,9 +90,8 @@ impl Migrations {
             return Err(ApiError::invalid("the name of the other host is not valid"));
         }
         if let Some(datastore) = &arrival.datastore {
-            check_name(datastore).map_err(|error| {
-                ApiError::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
-            })?;
+            check_name(datastore)
+                .map_err(|error| invalid!("'{datastore}' cannot be a datastore's name: {error}"))?;
         }
         arrival.qos.as_ref().map_or(Ok(()), check_qos).map_err(ApiError::invalid)?;
         self.ownership.check_cluster(arrival.cluster.as_deref())?;
@@ -108,25 +102,21 @@ impl Migrations {
         if let Some(path) = &arrival.fuse
             && let Some((export, _)) = files.find(|(_, known)| known == path)
         {
-            return Err(ApiError::conflict(format!("{path} is the file of {export}")));
+            return Err(conflict!("{path} is the file of {export}"));
         }
         if let Some(path) = &arrival.vhost_user {
             check_path(path).map_err(ApiError::invalid)?;
         }
         for export in &arrival.exports {
-            check_name(&export.name).map_err(|error| {
-                ApiError::invalid(format!("'{}' cannot be an export's name: {error}", export.name))
-            })?;
+            check_name(&export.name)
+                .map_err(|error| invalid!("'{}' cannot be an export's name: {error}", export.name))?;
         }
         for named in std::iter::once(name).chain(arrival.exports.iter().map(|export| export.name.as_str())) {
             let has_it = |disk: &DiskEntry| {
                 disk.wanted.name == named || disk.wanted.exports.iter().any(|export| export.name == named)
             };
             if let Some(disk) = others().find(|disk| has_it(disk)) {
-                return Err(ApiError::conflict(format!(
-                    "disk {} has an export '{named}' already",
-                    disk.wanted.name
-                )));
+                return Err(conflict!("disk {} has an export '{named}' already", disk.wanted.name));
             }
         }
         let cache = arrival.cache.as_ref().map(|cache| inner.awaited_cache(name, cache)).transpose()?;
@@ -145,6 +135,7 @@ impl Migrations {
             fuse: arrival.fuse.clone(),
             vhost_user: arrival.vhost_user.clone(),
             flush_failures_owed: arrival.flush_failures_owed,
+            is_new: false,
             ..DiskState::new(name.to_owned(), arrival.backing.clone(), arrival.read_only)
         })
     }
@@ -177,7 +168,7 @@ fn is_alike(one: &DiskState, other: &DiskState) -> bool {
 }
 
 impl Inner {
-    fn awaited_cache(&self, name: &str, cache: &ArrivingCache) -> Result<CacheSpec, ApiError> {
+    fn awaited_cache(&self, name: &str, cache: &ArrivingCache) -> Result<CacheSpec> {
         let pool = match &cache.pool {
             Some(pool) => pool.clone(),
             None if self.pools.contains_key(&cache.like_pool) => cache.like_pool.clone(),
@@ -186,17 +177,15 @@ impl Inner {
                 match (pools.next(), pools.next()) {
                     (Some(only), None) => only.clone(),
                     (None, _) => {
-                        return Err(ApiError::conflict(
-                            "this host has no pool for the disk's \
-                            cache",
-                        )
-                        .hint("make one"));
+                        return Err(
+                            ApiError::conflict("this host has no pool for the disk's cache").hint("make one")
+                        );
                     }
                     _ => {
-                        return Err(ApiError::conflict(format!(
+                        return Err(conflict!(
                             "this host has no pool '{}' but several others; choose a pool",
                             cache.like_pool
-                        )));
+                        ));
                     }
                 }
             }

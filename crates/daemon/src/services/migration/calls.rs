@@ -65,21 +65,12 @@ pub(super) fn answer(answer: &CallAnswer) -> (Answer, Option<String>) {
     let CallAnswer { wants, done, pulled_bytes, left_bytes, .. } = *answer;
     match &answer.refused {
         None => (Ok(View { wants, done, pulled_bytes, left_bytes }), None),
-        Some(CallRefusal::NotAwaited) => (
-            Err(Refusal::NotAwaited),
-            Some(
-                "the other host does not wait for the disk any \
-                more"
-                    .to_owned(),
-            ),
-        ),
+        Some(CallRefusal::NotAwaited) => {
+            (Err(Refusal::NotAwaited), Some("the other host does not wait for the disk any more".to_owned()))
+        }
         Some(CallRefusal::Owner { generation }) => (
             Err(Refusal::Owner(*generation)),
-            Some(
-                "the other host owns another disk with this \
-                name"
-                    .to_owned(),
-            ),
+            Some("the other host owns another disk with this name".to_owned()),
         ),
         Some(CallRefusal::Failed { why }) => (Err(Refusal::Failed), Some(format!("the other host: {why}"))),
         Some(CallRefusal::Never { why }) => (Err(Refusal::Never), Some(format!("the other host: {why}"))),
@@ -90,9 +81,7 @@ pub(super) fn answer(answer: &CallAnswer) -> (Answer, Option<String>) {
 pub(super) fn to_wire(answer: Answer, why: Option<String>) -> CallAnswer {
     let view = answer.unwrap_or_default();
     let why = why.unwrap_or_else(|| {
-        "the other host could not execute the request; its log may show \
-        the reason"
-            .to_owned()
+        "the other host could not execute the request; its log may show the reason".to_owned()
     });
     let refused = answer.err().map(|error| match error {
         Refusal::NotAwaited => CallRefusal::NotAwaited,

@@ -8,19 +8,19 @@
 //! ([`records`]).
 
 mod arrival;
-mod awaited;
 mod calls;
 mod data;
 mod data_socket;
 mod destination;
 mod flow;
-mod heard;
+mod incoming;
 mod list;
 mod orders;
+mod received_calls;
 mod records;
 mod resume;
 mod source;
-mod source_acts;
+mod source_actions;
 mod status;
 mod waiting;
 

@@ -17,8 +17,8 @@ use super::destination;
 use super::flow::Bandwidth;
 use super::source::{self, Leaving, serves_after};
 use super::status::Shared;
-use super::{Handle, Inputs, awaited};
-use crate::api_error::ApiError;
+use super::{Handle, Inputs, incoming};
+use crate::api_error::{ApiError, Result, conflict, failed, not_found};
 use crate::state::RecordSpec;
 
 /// Maximum time that guest writes wait for a host that does not answer, in nanoseconds.
@@ -33,17 +33,17 @@ const LOOK_MAX: Duration = Duration::from_secs(10);
 
 impl Migrations {
     /// Starts the migration of a disk.
-    pub(crate) async fn migrate(
-        self: &Arc<Self>,
-        name: String,
-        start: MigrationStart,
-    ) -> Result<Migration, ApiError> {
+    pub(crate) async fn migrate(self: &Arc<Self>, name: String, start: MigrationStart) -> Result<Migration> {
         let migrations = self.clone();
         self.tasks
             .run("migrate", name.clone(), async move {
                 let guard = migrations.registry.guard_disk_for_command(&name, MIGRATING).await?;
                 if migrations.registry.inner().disk(&name)?.wanted.unlocked {
-                    return Err(ApiError::conflict(format!("{name} is being attached or detached")));
+                    return Err(conflict!("{name} is being attached or detached"));
+                }
+                if migrations.registry.inner().disk(&name)?.wanted.device {
+                    return Err(conflict!("{name} is a block device of this host")
+                        .hint(format!("remove the device first: hob disk set {name} --device off")));
                 }
                 migrations.end_filling(&name);
                 migrations.check_leaving(&name, &start).await?;
@@ -83,8 +83,8 @@ impl Migrations {
     }
 
     /// Checks a migration as far as possible without asking the destination.
-    async fn check_leaving(self: &Arc<Self>, name: &str, start: &MigrationStart) -> Result<(), ApiError> {
-        awaited::check_directory(&self.peers.transport()?.directory)?;
+    async fn check_leaving(self: &Arc<Self>, name: &str, start: &MigrationStart) -> Result<()> {
+        incoming::check_directory(&self.peers.transport()?.directory)?;
         let backing = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -109,7 +109,7 @@ impl Migrations {
         lineage: String,
         plan: MigrationStart,
         session: Session,
-    ) -> Result<Leaving, ApiError> {
+    ) -> Result<Leaving> {
         let (host, port, tls) = self.peers.other_daemon(&plan.to)?;
         let to = (host, port);
         let shared = Leaving::new_shared(&plan, session);
@@ -144,15 +144,14 @@ impl Migrations {
     }
 
     /// Returns the progress of a disk's migration, or the result of the last one.
-    pub(crate) fn migration(&self, name: &str) -> Result<Migration, ApiError> {
+    pub(crate) fn migration(&self, name: &str) -> Result<Migration> {
         if let Some(handle) = self.handles().get(name) {
             return Ok(handle.shared.view(name));
         }
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;
         let none = || {
-            ApiError::not_found(format!("{name} is not moving"))
-                .hint(format!("'hob migrate {name} --to HOST:PORT' moves it"))
+            not_found!("{name} is not moving").hint(format!("'hob migrate {name} --to HOST:PORT' moves it"))
         };
         let spec = disk.wanted.migration.as_ref().ok_or_else(none)?;
         match spec.record.record() {
@@ -167,7 +166,7 @@ impl Migrations {
     }
 
     /// Hands a migrating disk over now, or cancels its migration.
-    pub(crate) async fn order(self: &Arc<Self>, name: &str, order: Order) -> Result<Migration, ApiError> {
+    pub(crate) async fn order(self: &Arc<Self>, name: &str, order: Order) -> Result<Migration> {
         self.registry.inner().disk(name)?;
         let (in_time, answer) = oneshot::channel();
         {
@@ -176,32 +175,26 @@ impl Migrations {
             match handle.map(|handle| &handle.inputs) {
                 Some(Inputs::Source(sender)) => drop(sender.send(source::Input::Order(order, in_time))),
                 Some(Inputs::Destination(..)) => {
-                    return Err(ApiError::conflict(format!(
-                        "{name} is migrating to this host, and another host owns it"
-                    ))
-                    .hint(format!(
-                        "run the command on the other host, or cancel the migration with 'hob disk \
+                    return Err(conflict!("{name} is migrating to this host, and another host owns it")
+                        .hint(format!(
+                            "run the command on the other host, or cancel the migration with 'hob disk \
                         remove {name}'"
-                    )));
+                        )));
                 }
-                None => return Err(ApiError::conflict(format!("{name} is not moving"))),
+                None => return Err(conflict!("{name} is not moving")),
             }
         }
         match answer.await {
             Ok(true) => self.migration(name),
-            _ => Err(ApiError::conflict(format!(
+            _ => Err(conflict!(
                 "it is too late: {name} was already handed over, or its migration was cancelled"
-            ))),
+            )),
         }
     }
 
     /// Takes a migrated disk back after the operator has confirmed that its new host will never
     /// serve it again.
-    pub(crate) async fn take_back(
-        self: &Arc<Self>,
-        name: String,
-        force: bool,
-    ) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn take_back(self: &Arc<Self>, name: String, force: bool) -> Result<DiskChanged> {
         let migrations = self.clone();
         self.tasks
             .run("migrate --take-back", name.clone(), async move {
@@ -209,14 +202,14 @@ impl Migrations {
                 let Some((spec, Record::Away { session, .. })) =
                     spec.map(|spec| (spec.clone(), spec.record.record()))
                 else {
-                    return Err(ApiError::conflict(format!("{name} has not migrated to another host")));
+                    return Err(conflict!("{name} has not migrated to another host"));
                 };
                 if !force {
-                    return Err(ApiError::conflict(format!(
+                    return Err(conflict!(
                         "{name} belongs to {}: if that host still serves the disk and this host takes \
                     it, both write to it and its data is corrupted",
                         spec.peer
-                    ))
+                    )
                     .hint("make sure that the other host never serves the disk again, and pass --force"));
                 }
                 if let Some(handle) = migrations.handles().remove(&name) {
@@ -247,7 +240,7 @@ impl Migrations {
     pub(in super::super) async fn remove_absent_disk(
         self: &Arc<Self>,
         name: &str,
-    ) -> Result<Option<DiskChanged>, ApiError> {
+    ) -> Result<Option<DiskChanged>> {
         let record = {
             let inner = self.registry.inner();
             inner.disk(name)?.wanted.migration.as_ref().map(|spec| spec.record)
@@ -264,9 +257,9 @@ impl Migrations {
             Some(RecordSpec::Away { taken: true, .. }) => {
                 let is_serving = self.is_migrating(name);
                 if is_serving {
-                    return Err(ApiError::conflict(format!(
+                    return Err(conflict!(
                         "{name} has moved, and its new owner still reads its cache on this host"
-                    ))
+                    )
                     .hint("hob removes the disk here when the new owner needs no more data"));
                 }
                 self.handles().remove(name);
@@ -275,10 +268,10 @@ impl Migrations {
                 self.exports.forget_bitmaps(name).await;
                 Ok(Some(DiskChanged { disk: None, notes: Vec::new() }))
             }
-            Some(RecordSpec::Away { taken: false, .. }) => Err(ApiError::conflict(format!(
+            Some(RecordSpec::Away { taken: false, .. }) => Err(conflict!(
                 "{name} was handed over, and its new owner has not confirmed that yet: if this \
                 record were removed, the disk would have no owner"
-            ))),
+            )),
             _ => Ok(None),
         }
     }
@@ -312,15 +305,17 @@ impl DiskDetail for Migrations {
 
 impl Leaving {
     /// Checks that the destination host answers and accepts calls of this host, the source.
-    async fn meet(&self, session: Session) -> Result<(), ApiError> {
+    async fn meet(&self, session: Session) -> Result<()> {
         let path = call_path(&self.name, "look", &self.session(session), "");
-        let answer = self.peer().call(&path, Vec::new(), LOOK_MAX).await.map_err(|error| {
-            ApiError::failed(format!("{} cannot take {}: {error}", self.plan.to, self.name))
-        })?;
+        let answer = self
+            .peer()
+            .call(&path, Vec::new(), LOOK_MAX)
+            .await
+            .map_err(|error| failed!("{} cannot take {}: {error}", self.plan.to, self.name))?;
         match answer.refused {
             None | Some(CallRefusal::NotAwaited | CallRefusal::Failed { .. }) => Ok(()),
             Some(CallRefusal::Owner { .. }) => {
-                Err(ApiError::conflict(format!("{} has a disk {} already", self.plan.to, self.name)))
+                Err(conflict!("{} has a disk {} already", self.plan.to, self.name))
             }
             Some(CallRefusal::Never { why }) => Err(ApiError::conflict(why)),
         }

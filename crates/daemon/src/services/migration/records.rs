@@ -9,7 +9,7 @@ use hob_engine::migration::{Record, Session};
 
 use super::super::registry::DiskPhase;
 use super::Migrations;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::state::{CacheOwner, GoneState, MigrationSpec, RecordSpec};
 
 /// Maximum number of recorded disks whose migration to this host was cancelled.
@@ -27,7 +27,7 @@ impl Migrations {
         self: &Arc<Self>,
         name: &str,
         change: impl FnOnce(&mut MigrationSpec),
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.migration.as_mut() {
             change(spec);
         }
@@ -36,13 +36,9 @@ impl Migrations {
 
     /// Saves a migration record of a disk. Returns an error for [`Record::Gone`], which
     /// [`keep_gone`](Self::keep_gone) saves.
-    pub(super) async fn keep_record(self: &Arc<Self>, name: &str, record: Record) -> Result<(), ApiError> {
-        let record = RecordSpec::of(record).ok_or_else(|| {
-            ApiError::failed(
-                "internal error: this \
-            migration record cannot be saved",
-            )
-        })?;
+    pub(super) async fn keep_record(self: &Arc<Self>, name: &str, record: Record) -> Result<()> {
+        let record = RecordSpec::of(record)
+            .ok_or_else(|| ApiError::failed("internal error: this migration record cannot be saved"))?;
         {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
@@ -63,7 +59,7 @@ impl Migrations {
         name: &str,
         lineage: &str,
         session: Session,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         {
             let mut inner = self.registry.inner();
             let is_it = |spec: &MigrationSpec| spec.lineage == lineage;
@@ -95,7 +91,7 @@ impl Migrations {
     ///
     /// # Errors
     /// This host has no disk of this name.
-    pub(super) fn spec_to_leave(&self, name: &str) -> Result<MigrationSpec, ApiError> {
+    pub(super) fn spec_to_leave(&self, name: &str) -> Result<MigrationSpec> {
         let inner = self.registry.inner();
         let known = inner.disk(name)?.wanted.migration.clone();
         Ok(known.unwrap_or_else(|| MigrationSpec {

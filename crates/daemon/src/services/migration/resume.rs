@@ -11,7 +11,7 @@ use super::super::registry::{DiskPhase, MIGRATING};
 use super::Migrations;
 use super::orders;
 use super::status::Shared;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::state::DiskState;
 
 /// Pause between two attempts to continue a migration whose disk is not online yet.
@@ -20,7 +20,7 @@ const RETRY_EVERY: Duration = Duration::from_secs(1);
 impl Migrations {
     /// Enters a disk from the state file. Returns whether this host must open the disk, which is
     /// false for a disk of another host.
-    pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, ApiError> {
+    pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool> {
         let name = disk.name.clone();
         let Some(spec) = disk.migration.as_mut() else {
             self.disks.enter(disk, None)?;
@@ -137,7 +137,7 @@ impl Migrations {
     }
 
     /// Restores the cache mode from before the migration, in memory only.
-    pub(super) fn restore_wanted_mode(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) fn restore_wanted_mode(&self, name: &str) -> Result<()> {
         let mut inner = self.registry.inner();
         let wanted = &mut inner.disk_mut(name)?.wanted;
         let due = wanted.migration.as_mut().and_then(|spec| spec.mode_due.take());

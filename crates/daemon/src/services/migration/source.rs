@@ -357,10 +357,7 @@ impl Task {
                     facts.why = Some("the migration was cancelled".to_owned());
                 }
                 let why = facts.why.clone().unwrap_or_default();
-                tracing::info!(
-                    "disk {name}: its migration failed; this host still serves the disk: \
-                    {why}"
-                );
+                tracing::info!("disk {name}: its migration failed; this host still serves the disk: {why}");
             }
             _ => {
                 facts.end(MigrationState::Over);

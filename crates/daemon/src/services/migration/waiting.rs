@@ -59,8 +59,7 @@ impl Migrations {
         }
         if let Err(error) = self.disks.enter(waited, None) {
             return tracing::warn!(
-                "disk {name}: this host no longer waits for the disk from its \
-                cluster: {error}"
+                "disk {name}: this host no longer waits for the disk from its cluster: {error}"
             );
         }
         if let Ok(disk) = self.registry.inner().disk_mut(name) {

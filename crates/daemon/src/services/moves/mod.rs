@@ -10,8 +10,8 @@
 //! when no disk is moved. An order only prevents other hosts from acquiring the disk while it is
 //! being moved, for a limited time.
 
-mod arrive;
-mod leave;
+mod new_host;
+mod old_host;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ use super::observe::Observe;
 use super::ownership::{Ownership, PROMISED_MAX};
 use super::pools::Pools;
 use super::registry::Registry;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, invalid, not_found};
 use crate::cluster::{Cluster, Order, OrderFound};
 use crate::state::CacheOwner;
 
@@ -116,71 +116,57 @@ impl Moves {
     }
 
     /// Returns all current and recent orders.
-    pub(crate) async fn all(&self) -> Result<Vec<ClusterMove>, ApiError> {
+    pub(crate) async fn all(&self) -> Result<Vec<ClusterMove>> {
         let orders = self.ownership.cluster_or_refuse()?.orders().await.map_err(lost)?;
         Ok(orders.iter().map(OrderFound::view).collect())
     }
 
     /// Orders the move of a disk to another host, whichever host has it.
-    pub(crate) async fn order(&self, disk: String, start: ClusterMoveStart) -> Result<ClusterMove, ApiError> {
+    pub(crate) async fn order(&self, disk: String, start: ClusterMoveStart) -> Result<ClusterMove> {
         let cluster = self.ownership.cluster_or_refuse()?;
         let ClusterMoveStart { to, cache, pool, bandwidth } = start;
-        check_name(&to).map_err(|error| {
-            ApiError::invalid(format!(
-                "'{to}' is not a valid name of a \
-            host: {error}"
-            ))
-        })?;
+        check_name(&to).map_err(|error| invalid!("'{to}' is not a valid name of a host: {error}"))?;
         if let Some(pool) = &pool {
-            check_name(pool).map_err(|error| {
-                ApiError::invalid(format!(
-                    "'{pool}' is not a valid name of a pool: \
-                    {error}"
-                ))
-            })?;
+            check_name(pool).map_err(|error| invalid!("'{pool}' is not a valid name of a pool: {error}"))?;
         }
         let hosts = cluster.hosts().await.map_err(lost)?;
         if !hosts.iter().any(|host| host.name == to) {
             let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
-            return Err(ApiError::not_found(format!("'{to}' is not a member of the cluster now"))
+            return Err(not_found!("'{to}' is not a member of the cluster now")
                 .hint(format!("members are {}", names.join(", "))));
         }
         let disks = cluster.disks().await.map_err(lost)?;
         let known = disks.iter().find(|known| known.name == disk).ok_or_else(|| {
-            ApiError::not_found(format!("no host of the cluster owns or owned a disk '{disk}'"))
+            not_found!("no host of the cluster owns or owned a disk '{disk}'")
                 .hint("'hob cluster disks' shows all disks with an owner; a read-only disk has none")
         })?;
         match known.state {
             ClusterDiskState::Held if known.host == to => {
-                return Err(ApiError::conflict(format!("{to} has {disk} already")));
+                return Err(conflict!("{to} has {disk} already"));
             }
             ClusterDiskState::Held => {}
             ClusterDiskState::Adopted => {
-                return Err(ApiError::conflict(format!(
-                    "{} is failing over {disk}: it writes the dirty data of the former owner to the \
-                    backing",
+                return Err(conflict!(
+                    "{} is failing over {disk}: it writes the dirty data of the former owner to the backing",
                     known.host
-                ))
+                )
                 .hint("request the move again when that host serves the disk"));
             }
             ClusterDiskState::Free | ClusterDiskState::Vanished => {
-                return Err(ApiError::conflict(format!(
-                    "no host serves {disk}; its last owner was {}",
-                    known.host
-                ))
-                .hint(format!(
-                    "a host with this disk in its configuration acquires the disk by itself; 'hob \
+                return Err(conflict!("no host serves {disk}; its last owner was {}", known.host).hint(
+                    format!(
+                        "a host with this disk in its configuration acquires the disk by itself; 'hob \
                     cluster take {disk}' on that host shows why it does not"
-                )));
+                    ),
+                ));
             }
         }
         let before = cluster.order_of(&disk).await.map_err(lost)?;
         if let Some(before) = before.as_ref().filter(|before| !before.order.state.is_over()) {
-            return Err(ApiError::conflict(format!("{disk} is already being moved to {}", before.order.to))
-                .hint(format!(
-                    "'hob cluster move {disk}' shows the progress, 'hob cluster move \
+            return Err(conflict!("{disk} is already being moved to {}", before.order.to).hint(format!(
+                "'hob cluster move {disk}' shows the progress, 'hob cluster move \
                     {disk} --cancel' cancels the move"
-                )));
+            )));
         }
         let order = Order {
             id: CacheOwner::random().to_string(),
@@ -195,26 +181,20 @@ impl Moves {
         };
         match cluster.put_order(&disk, &order, before.map(|before| before.revision)).await.map_err(lost)? {
             Some(revision) => Ok(OrderFound { disk, order, revision, is_ours: true }.view()),
-            None => Err(ApiError::conflict(format!(
-                "another move of {disk} was requested at the \
-                same time"
-            ))),
+            None => Err(conflict!("another move of {disk} was requested at the same time")),
         }
     }
 
     /// Cancels an order.
-    pub(crate) async fn cancel(&self, disk: &str) -> Result<ClusterMove, ApiError> {
+    pub(crate) async fn cancel(&self, disk: &str) -> Result<ClusterMove> {
         let cluster = self.ownership.cluster_or_refuse()?;
         loop {
             let found = cluster.order_of(disk).await.map_err(lost)?;
             let Some(found) = found.filter(|found| !found.order.state.is_over()) else {
-                return Err(ApiError::conflict(format!("{disk} is not being moved")));
+                return Err(conflict!("{disk} is not being moved"));
             };
             if found.order.state == ClusterMoveState::Given {
-                return Err(ApiError::conflict(format!(
-                    "it is too late: {} is taking {disk}",
-                    found.order.to
-                )));
+                return Err(conflict!("it is too late: {} is taking {disk}", found.order.to));
             }
             let note = Some("the move was cancelled".to_owned());
             let order = Order { state: ClusterMoveState::Failed, note, ..found.order };
@@ -274,8 +254,8 @@ impl Moves {
         let is_idle = !self.running.progress().disks.contains(&found.disk);
         match found.order.state {
             ClusterMoveState::Asked if since > ASKED_MAX => {
-                let why = "the owner of the disk has not read the order; does it run an older \
-                    version of hob?";
+                let why =
+                    "the owner of the disk has not read the order; does it run an older version of hob?";
                 end(cluster, found, ClusterMoveState::Failed, why).await;
             }
             state if state.is_over() && since > KEPT => {

@@ -1,16 +1,29 @@
 //! The state of each disk's backing, as shown by the API, health and metrics. The functions here
 //! send no request to a shard or a backing.
 
+use std::time::Duration;
+
 use hob_control::{BackingState, ProblemKind};
 
 use crate::hardware::Condition;
 use crate::services::registry::{DiskEntry, DiskPhase};
+
+/// A backing does not answer if a request has waited for this time. A busy backing answers later
+/// than an idle one, so the time is longer than the one after which a backing is reported as slow.
+const SILENT_AFTER: Duration = Duration::from_secs(5);
 
 impl DiskEntry {
     /// Returns the state of the backing; `None` while the disk is not served.
     pub(in crate::services) fn backing_state(&self) -> Option<BackingState> {
         let DiskPhase::Online(_) = self.phase else { return None };
         Some(state(self.measure.as_ref()?.monitor.condition()))
+    }
+
+    /// Returns why a change that needs the backing must wait: hob has no connection to the backing,
+    /// or a request has waited for [`SILENT_AFTER`]. Returns `None` if the backing answers.
+    pub(in crate::services) fn silent_backing(&self) -> Option<String> {
+        let state = self.backing_state()?;
+        is_silent(&state).then(|| format!("the backing {} {}", self.wanted.backing, state.sentence()))
     }
 
     /// Returns the health problem of a failed backing, with its kind and a sentence.
@@ -36,6 +49,16 @@ fn state(condition: Condition) -> BackingState {
     }
 }
 
+fn is_silent(state: &BackingState) -> bool {
+    match state {
+        BackingState::Connected => false,
+        BackingState::Slow { oldest_request_ms, .. } => {
+            u128::from(*oldest_request_ms) >= SILENT_AFTER.as_millis()
+        }
+        BackingState::Reconnecting { .. } | BackingState::Failed { .. } => true,
+    }
+}
+
 fn problem(disk: &str, backing: &str, state: &BackingState) -> Option<(ProblemKind, String)> {
     let (kind, advice) = match state {
         BackingState::Connected => return None,
@@ -56,9 +79,18 @@ fn problem(disk: &str, backing: &str, state: &BackingState) -> Option<(ProblemKi
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+
+    #[test]
+    fn a_change_waits_for_a_lost_connection_and_for_requests_without_answer() {
+        let slow = |ms| state(Condition::Slow { oldest: Duration::from_millis(ms), waiting: 1 });
+        assert!(!is_silent(&slow(2500)), "a busy backing answers");
+        assert!(is_silent(&slow(5000)));
+        assert!(!is_silent(&state(Condition::Connected)));
+        let (outage, error) = (Duration::from_secs(1), "Connection refused".to_owned());
+        assert!(is_silent(&state(Condition::Failed { outage, error: error.clone() })));
+        assert!(is_silent(&state(Condition::Reconnecting { outage, error, waiting: 0 })));
+    }
 
     #[test]
     fn a_problem_names_the_backing_the_reason_and_what_to_do() {

@@ -4,8 +4,8 @@
 use std::cmp::Ordering;
 
 use hob_control::{
-    BackingState, Cache, CacheCandidate, CacheChoice, CacheState, Dirty, Disk, DiskState, DiskStats,
-    Explanation, Share, SharedCache, Size,
+    BackingState, Cache, CacheCandidate, CacheChoice, CacheFlashWrites, CacheState, Dirty, Disk, DiskState,
+    DiskStats, Explanation, RecentReads, Share, SharedCache, Size,
 };
 use hob_engine::command::Mode;
 use hob_engine::outcome::{OUTCOMES, Outcome};
@@ -13,7 +13,7 @@ use hob_engine::preset::MODES;
 
 use super::Observe;
 use super::figures::percent;
-use crate::api_error::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind, Result};
 
 /// A cache with data in a smaller percentage of its blocks is still warming.
 const FULL_PERCENT: f64 = 95.0;
@@ -26,15 +26,19 @@ const LOW_HITS_PERCENT: f64 = 50.0;
 const SPARSE_PERCENT: f64 = 50.0;
 
 /// A cache that is not full is still warming while a larger percentage of recent reads are first
-/// reads.
+/// reads, and a larger percentage of the latest reads miss.
 const FIRST_PERCENT: f64 = 5.0;
+
+/// An expected hit ratio that differs more from the measured one, in percentage points, needs an
+/// explanation.
+const FAR_OFF: f64 = 10.0;
 
 /// Minimum number of requests before the explanation says whether a cache works well.
 const REQUESTS_TELLING: u64 = 1000;
 
 impl Observe {
     /// Explains why a disk's I/O is, or is not, served from flash.
-    pub(crate) async fn explain(&self, name: &str) -> Result<Explanation, ApiError> {
+    pub(crate) async fn explain(&self, name: &str) -> Result<Explanation> {
         let disk = {
             let inner = self.registry.inner();
             inner.disk(name)?.view(&inner)
@@ -54,11 +58,7 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
     let mut explanation = Explanation {
         disk: disk.name.clone(),
         cache: disk.cache.as_ref().map_or(CacheState::None, |cache| cache.state),
-        sentences: Vec::new(),
-        requests: 0,
-        served_from_flash_percent: 0.0,
-        served_from_memory_percent: 0.0,
-        not_served: Vec::new(),
+        ..Explanation::default()
     };
     if disk.state != DiskState::Online {
         let reason = disk.reason.as_deref().unwrap_or("it is being removed");
@@ -174,10 +174,11 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
              'hob pool show {pool}' shows which device; 'hob pool remove-device {pool} DEVICE' removes it.",
             pool = cache.pool
         )),
-        CacheState::Active => sentences.extend(about_fill(stats, cache.size)),
+        CacheState::Active => sentences.extend(about_fill(stats, cache)),
     }
     sentences.extend(cache.shared.as_ref().map(about_share));
-    sentences.extend(stats.choice.as_ref().map(about_choice).unwrap_or_default());
+    sentences.extend(stats.choice.as_ref().map(|choice| about_choice(choice, stats)).unwrap_or_default());
+    sentences.extend(cache.flash_writes.as_ref().map(|part| about_budget(part, &cache.pool)));
     sentences.extend(about_extra(cache, stats));
     sentences.extend(about_verification(stats));
     sentences.extend(about_writes(cache, stats));
@@ -207,8 +208,9 @@ fn about_share(shared: &SharedCache) -> String {
     )
 }
 
-/// Describes the policy and admission that hob has chosen, and the alternatives.
-fn about_choice(choice: &CacheChoice) -> Vec<String> {
+/// Describes the policy and admission that hob has chosen, and the alternatives with the results
+/// that the chooser expects.
+fn about_choice(choice: &CacheChoice, stats: &DiskStats) -> Vec<String> {
     let is_current = |one: &&CacheCandidate| one.policy == choice.policy && one.admission == choice.admission;
     let since = match choice.phase.as_str() {
         "filling" => "while the cache fills",
@@ -217,20 +219,69 @@ fn about_choice(choice: &CacheChoice) -> Vec<String> {
     };
     let CacheChoice { policy, admission, .. } = choice;
     let mut sentences = vec![format!("hob has chosen policy {policy} and admission {admission} {since}.")];
-    if let Some(current) = choice.candidates.iter().find(is_current) {
-        let results = |one: &CacheCandidate| {
-            format!("{:.1} % and {:.0} bytes", one.hit_percent, one.flash_write_percent)
-        };
-        let others = choice.candidates.iter().filter(|one| !is_current(one));
-        let others: Vec<String> =
-            others.map(|one| format!("{} {}: {}", one.policy, one.admission, results(one))).collect();
+    if choice.phase == "filling" {
+        // The simulated caches have free space too, so their results say nothing about full caches.
         sentences.push(format!(
-            "hob expects hits for {} written to flash per 100 bytes of requests. The alternatives: {}.",
-            results(current),
+            "Its hits and the alternatives are not known yet: hob compares them when the cache has been full, and \
+             {:.0} % of its blocks have data.",
+            percent(stats.blocks_cached, stats.blocks)
+        ));
+    } else if let Some(current) = choice.candidates.iter().find(is_current) {
+        let alternative = |one: &CacheCandidate| {
+            let CacheCandidate { policy, admission, hit_percent, flash_write_percent } = one;
+            format!("{policy} {admission}: {hit_percent:.1} % and {flash_write_percent:.0} bytes")
+        };
+        let others: Vec<String> =
+            choice.candidates.iter().filter(|one| !is_current(one)).map(alternative).collect();
+        sentences.push(format!(
+            "hob simulates a sample of the latest accesses, to about 16 times as many blocks as the cache has. It expects \
+             {:.1} % hits, and {:.0} bytes written to flash per 100 bytes of requests. The alternatives: {}.",
+            current.hit_percent,
+            current.flash_write_percent,
             others.join("; ")
         ));
+        sentences.extend(about_difference(choice, current.hit_percent, stats));
     }
     sentences
+}
+
+/// Explains an expected hit ratio that is far from the one of the recent reads.
+fn about_difference(choice: &CacheChoice, expected: f64, stats: &DiskStats) -> Option<String> {
+    let RecentReads { reads, hit_percent, latest_reads, latest_hit_percent, .. } = stats.recent;
+    let is_far = |measured: f64| (expected - measured).abs() > FAR_OFF;
+    if reads < REQUESTS_TELLING || !is_far(hit_percent) {
+        return None;
+    }
+    let why = if latest_reads > 0 && !is_far(latest_hit_percent) {
+        format!("they include older reads; of the latest {latest_reads} reads, {latest_hit_percent:.1} % hit")
+    } else if choice.phase == "changed" {
+        "the cache still has the blocks of its previous policy and admission".to_owned()
+    } else {
+        "the simulation covers more accesses than these reads, so it follows a change of the workload later"
+            .to_owned()
+    };
+    Some(format!("The {hit_percent:.1} % of the last {reads} reads differ from this, because {why}."))
+}
+
+/// Describes the cache's part of a flash write budget.
+fn about_budget(part: &CacheFlashWrites, pool: &str) -> String {
+    let CacheFlashWrites { part, saved, pressure_percent, written, refused } = part;
+    let effect = match pressure_percent {
+        0 => "it does not limit the cache now".to_owned(),
+        100 => "it is used up, so copies of clean data are not written to flash".to_owned(),
+        percent => {
+            format!("little is left, so admission is stricter ({percent} % of the way to writing nothing)")
+        }
+    };
+    let debt = if *saved < 0 { "a debt of " } else { "" };
+    format!(
+        "Its part of the flash write budget of pool {pool} is {} a day, of which {debt}{} is left: {effect}. The cache \
+         wrote {} to flash, and the budget kept {} from flash.",
+        part.human(),
+        Size(saved.unsigned_abs()).human(),
+        written.human(),
+        refused.human(),
+    )
 }
 
 /// Describes the data that misses bring into the cache in addition to what guests read.
@@ -283,21 +334,31 @@ fn about_writes(cache: &Cache, stats: &DiskStats) -> Option<String> {
     })
 }
 
-/// Returns true if few of the recent reads were first reads.
-fn is_warm(stats: &DiskStats) -> bool {
-    stats.recent.reads >= REQUESTS_TELLING && stats.recent.first_percent <= FIRST_PERCENT
+/// Returns why a cache that is not full is warm nevertheless: few of the recent reads were first
+/// reads, or few of the latest reads missed. Recent reads include a warm-up for longer.
+fn warm_because(stats: &DiskStats) -> Option<String> {
+    let recent = &stats.recent;
+    if recent.reads >= REQUESTS_TELLING && recent.first_percent <= FIRST_PERCENT {
+        Some("few recent reads asked for new data".to_owned())
+    } else if recent.latest_reads > 0 && recent.latest_hit_percent >= 100.0 - FIRST_PERCENT {
+        let RecentReads { latest_reads, latest_hit_percent, .. } = recent;
+        Some(format!("{latest_hit_percent:.1} % of the latest {latest_reads} reads hit"))
+    } else {
+        None
+    }
 }
 
 /// Describes whether the cache is warming, full, too small, or has too large blocks.
-fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
+fn about_fill(stats: &DiskStats, cache: &Cache) -> Vec<String> {
     let mut sentences = Vec::new();
+    let size = cache.size;
     let filled = percent(stats.blocks_cached, stats.blocks);
     let per_eviction = stats.vsphere.evict_avg_num_blocks_per_op;
     if stats.blocks_cached == 0 {
         sentences.push(format!("The cache of {} is empty.", size.human()));
-    } else if filled < FULL_PERCENT && is_warm(stats) {
+    } else if let Some(why) = warm_because(stats).filter(|_| filled < FULL_PERCENT) {
         sentences.push(format!(
-            "The cache of {} is warm: few recent reads asked for new data, and {filled:.0} % of its {} blocks have data.",
+            "The cache of {} is warm: {why}, and {filled:.0} % of its {} blocks have data.",
             size.human(),
             stats.blocks
         ));
@@ -317,12 +378,18 @@ fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
         ));
         if stats.hit_percent + stats.memory_hit_percent < LOW_HITS_PERCENT && stats.reads >= REQUESTS_TELLING
         {
+            let (disk, pool, twice) = (&stats.disk, &cache.pool, Size(size.bytes().saturating_mul(2)));
+            // A fixed size would end the sharing.
+            let advice = match &cache.shared {
+                None => format!("try 'hob cache resize {disk} {twice}'"),
+                Some(_) => format!(
+                    "it shares its pool, so raise its minimum ('hob cache set {disk} --min {twice}') or its --shares, \
+                     or add flash ('hob pool add-device {pool} DEVICE')"
+                ),
+            };
             sentences.push(format!(
-                "The cache is probably too small for the workload: it is full, and only {:.0} % of the reads hit; try 'hob cache \
-                 resize {} {}'.",
+                "The cache is probably too small for the workload: it is full, and only {:.0} % of the reads hit; {advice}.",
                 stats.hit_percent,
-                stats.disk,
-                Size(size.bytes().saturating_mul(2))
             ));
         }
     }

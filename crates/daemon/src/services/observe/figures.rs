@@ -12,13 +12,14 @@ use hob_engine::stats;
 use hob_engine::units::SECTOR_BYTES;
 
 use super::Observe;
-use crate::api_error::ApiError;
+use super::quality::Latest;
+use crate::api_error::Result;
 
 const KIB: f64 = 1024.0;
 
 impl Observe {
     /// Returns a disk's statistics.
-    pub(crate) async fn stats(&self, name: &str) -> Result<DiskStats, ApiError> {
+    pub(crate) async fn stats(&self, name: &str) -> Result<DiskStats> {
         let (shard, id, block_size) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -26,18 +27,25 @@ impl Observe {
         };
         let stats = shard.stats(id).await?;
         let mut report = report(name, block_size.unwrap_or_default(), &stats);
-        report.recent = recent(&shard.sizing(id).await?.recent);
-        report.destage_rate_bytes = self.registry.inner().disk(name)?.watch.rate();
+        let sizing = shard.sizing(id).await?;
+        let inner = self.registry.inner();
+        let disk = inner.disk(name)?;
+        report.recent = recent(&sizing.recent, disk.quality.latest());
+        report.destage_rate_bytes = disk.watch.rate();
         Ok(report)
     }
 }
 
 /// Converts the statistics of the most recent reads.
-pub(in crate::services) fn recent(recent: &Recent) -> RecentReads {
+pub(in crate::services) fn recent(recent: &Recent, latest: Latest) -> RecentReads {
     RecentReads {
         reads: recent.reads,
         hit_percent: percent(recent.read_hits, recent.reads),
         first_percent: 100.0 * recent.first_share,
+        read_bytes: recent.read_bytes,
+        write_bytes: recent.write_bytes,
+        latest_reads: latest.reads,
+        latest_hit_percent: percent(latest.hits, latest.reads),
     }
 }
 

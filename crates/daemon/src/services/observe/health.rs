@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use hob_control::{
     Bucket, CacheState, ClusterState, Datastore, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health,
-    HealthProblem, Pool, ProblemKind,
+    HealthProblem, Pool, ProblemKind, Size,
 };
 use hob_engine::command::Mode;
 use hob_engine::histogram::Histogram;
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
+use hob_storage::pool::OwnerId;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -21,12 +22,17 @@ use super::Observe;
 use crate::hardware::DeviceCounts;
 use crate::metrics::{Daemon, Form, Latencies, Page, Process};
 use crate::services::registry::{
-    CANNOT_FLUSH, ClusterWait, DeviceEntry, DiskEntry, DiskPhase, Inner, JOURNAL_LOST, PoolEntry,
+    CANNOT_FLUSH, ClusterWait, DeviceEntry, DiskEntry, DiskPhase, Inner, JOURNAL_LOST, OrphanJournal,
+    PoolEntry,
 };
 use crate::shard_api::ShardHandle;
+use crate::state::{CacheOwner, DiskState};
 
 /// Maximum time for a shard to answer a ping.
 pub(in crate::services) const PING_MAX: Duration = Duration::from_secs(1);
+
+/// Time after which health reports an orphan whose journal is still being read.
+const ORPHAN_READ_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum time for collecting the statistics of all disks.
 const ROUND_MAX: Duration = Duration::from_secs(5);
@@ -184,9 +190,14 @@ impl Observe {
         let failed = self.tasks.failed().into_iter();
         problems.extend(failed.map(|(subject, why)| problem(ProblemKind::TaskFailed, &subject, why)));
         let missing = self.swap.missing();
+        let sockets = self.export_table.failing_sockets();
+        let low_space = self.state_space().problem();
         let inner = self.registry.inner();
         if let Some(why) = &inner.config_refused {
             problems.push(problem(ProblemKind::ConfigRefused, "hob.toml", why.clone()));
+        }
+        for it in inner.config_pending.iter().filter(|it| inner.is_pending(&it.difference)) {
+            problems.push(problem(ProblemKind::ConfigPending, "hob.toml", it.reason()));
         }
         for (pool, entry) in &inner.pools {
             for device in &entry.devices {
@@ -197,17 +208,39 @@ impl Observe {
                     DeviceState::Offline => ProblemKind::DeviceOffline,
                 };
                 let subject = format!("{pool} {}", device.path.display());
-                problems.push(problem(kind, &subject, device.reason.clone().unwrap_or_default()));
+                let mut reason = device.reason.clone().unwrap_or_default();
+                // A device that hob's state does not know has its own remedy.
+                let is_explained = device.peer.is_some() || reason.contains("hob pool remove-device");
+                if kind == ProblemKind::DeviceOffline && !is_explained {
+                    reason = format!(
+                        "{reason}; restore the device, which hob opens again by itself, or give it up with \
+                         'hob pool remove-device {subject}'"
+                    );
+                }
+                problems.push(problem(kind, &subject, reason));
             }
+            let orphans = entry.orphan_problems(pool, &inner).into_iter();
+            problems.extend(
+                orphans
+                    .map(|(owner, why)| problem(ProblemKind::OrphanDirty, &format!("{pool} {owner}"), why)),
+            );
+        }
+        for (pool, reason) in inner.flash_write_problems() {
+            problems.push(problem(ProblemKind::FlashWritesExceeded, &pool, reason));
         }
         for (name, disk) in &inner.disks {
             let found = disk.problems(&inner).into_iter();
             problems.extend(found.map(|(kind, reason)| problem(kind, name, reason)));
         }
+        problems.extend(sockets.into_iter().map(|(disk, export, why)| {
+            let reason = if export == disk { why } else { format!("export {export}: {why}") };
+            problem(ProblemKind::ExportFailed, &disk, format!("{reason}; hob retries every second"))
+        }));
         if let Some(why) = &inner.unsaved {
             let reason = format!("{why}; what was changed since is lost at the next start. Free space there");
             problems.push(problem(ProblemKind::StateNotSaved, "state", reason));
         }
+        problems.extend(low_space.map(|why| problem(ProblemKind::StateSpaceLow, "state", why)));
         problems
             .extend(missing.into_iter().map(|(name, reason)| problem(ProblemKind::SwapOff, &name, reason)));
         problems
@@ -234,6 +267,49 @@ pub(in crate::services) fn sum(
     Some(all)
 }
 
+impl PoolEntry {
+    /// Returns the orphans that have dirty data, or may have some, each with an explanation.
+    fn orphan_problems(&self, pool: &str, inner: &Inner) -> Vec<(String, String)> {
+        let explain = |(owner, journal): (OwnerId, Option<&OrphanJournal>)| {
+            let journal = journal?;
+            let owner = CacheOwner(owner.0).to_string();
+            let what = match (journal.dirty_bytes(self.is_whole()), journal) {
+                (Some(0), _) => return None,
+                (None, OrphanJournal::Reading(since)) if since.elapsed() < ORPHAN_READ_MAX => return None,
+                (Some(dirty), _) => format!("it has {} of dirty data", Size(dirty).human()),
+                (None, OrphanJournal::Reading(_)) => {
+                    "it may have dirty data: its journal is still being read".to_owned()
+                }
+                (None, OrphanJournal::Unreadable(why)) => {
+                    format!("it may have dirty data: its journal cannot be read: {why}")
+                }
+                (None, _) => "it may have dirty data on missing devices of the pool".to_owned(),
+            };
+            let disk = inner.disk_of(journal).and_then(|name| inner.disks.get(&name));
+            let way_out = match disk {
+                Some(DiskEntry { wanted: DiskState { name, .. }, phase: DiskPhase::Online(_), .. }) => {
+                    format!(
+                        "it belongs to the backing of {name}, and {name} serves older data without it; stop the \
+                     guest, and restart hob, then 'hob cache adopt {name} {owner}' restores the data"
+                    )
+                }
+                Some(DiskEntry { wanted: DiskState { name, .. }, .. }) => format!(
+                    "it belongs to the backing of {name}; 'hob cache adopt {name} {owner}' gives {name} its data"
+                ),
+                None => format!(
+                    "add its disk with 'hob disk add NAME --backing SPEC --adopt-cache {owner}' to use the data"
+                ),
+            };
+            let why = format!(
+                "the cache {owner} belongs to no disk of this daemon, and {what}; {way_out}, and 'hob pool \
+                 discard-orphan {pool} {owner} --yes' loses it"
+            );
+            Some((owner, why))
+        };
+        self.orphans(inner).into_iter().filter_map(explain).collect()
+    }
+}
+
 impl DiskEntry {
     /// Returns the health problems of a disk.
     fn problems(&self, inner: &Inner) -> Vec<(ProblemKind, String)> {
@@ -249,6 +325,12 @@ impl DiskEntry {
                 problems.extend(self.crash_log_problem(shard));
                 problems.extend(self.backing_problem());
                 problems.extend(self.flush_problem());
+                problems.extend(self.device_reason().map(|why| (ProblemKind::HostDeviceMissing, why)));
+                let files = self.files_reason();
+                problems.extend(files.map(|why| {
+                    let reason = format!("its file cannot be mounted: {why}; hob retries every few seconds");
+                    (ProblemKind::ExportFailed, reason)
+                }));
                 problems
             }
         }

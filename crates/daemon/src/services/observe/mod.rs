@@ -12,10 +12,11 @@ mod quality;
 mod recording;
 mod requests;
 mod snapshot;
+mod state_space;
 mod tasks;
 mod view;
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use hob_control::{Cluster as ClusterView, Disk};
 
@@ -24,8 +25,14 @@ use super::qos::QosService;
 use super::registry::Registry;
 use super::swap::Swaps;
 use super::tasks::Tasks;
+use crate::exports::Exports;
+pub(super) use health::{PING_MAX, sum};
 pub(super) use quality::{COUNT_EVERY, JUDGE_EVERY, Quality};
 pub(crate) use recording::Recording;
+pub(super) use state_space::SPACE_EVERY;
+#[cfg(test)]
+pub(super) use state_space::Space;
+use state_space::StateSpace;
 
 /// Interface to a higher-layer service that adds details to a disk's view.
 pub(super) trait DiskDetail: std::fmt::Debug + Send + Sync {
@@ -42,8 +49,11 @@ service! {
         qos: QosService,
         swap: Swaps,
         peers: Arc<PeerAccess>,
+        /// The exports and vhost-user sockets.
+        export_table: Exports,
     } with {
         detail: Arc<OnceLock<Weak<dyn DiskDetail>>>,
+        state_space: Arc<Mutex<StateSpace>>,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Detection of caches that do not work well: far fewer hits than the disk's miss-ratio curve
 //! predicts, or flash that returns wrong data. Hits are compared once a minute, checksum mismatches
-//! every [`COUNT_EVERY`].
+//! every [`COUNT_EVERY`]. The hits of the latest minute also show that a warm-up has ended.
 
 use std::time::Duration;
 
@@ -50,6 +50,9 @@ const MISMATCHES_FOR: Duration = Duration::from_secs(3600);
 #[derive(Debug, Default)]
 pub(in crate::services) struct Quality {
     before: Option<Sample>,
+    /// The start of the current interval of [`Latest`].
+    began: Option<Sample>,
+    latest: Latest,
     /// Number of consecutive minutes with a low hit ratio.
     low_minutes: u32,
     low: Option<String>,
@@ -59,6 +62,16 @@ pub(in crate::services) struct Quality {
     has_crashed: bool,
     /// True while the shard's answer with the number of mismatches is outstanding.
     counting: bool,
+}
+
+/// Reads of a disk in the latest complete interval of at least a minute and [`READS_TELLING`]
+/// reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::services) struct Latest {
+    /// Number of reads; 0 before the first interval has ended.
+    pub(in crate::services) reads: u64,
+    /// Number of these reads that flash or memory served completely.
+    pub(in crate::services) hits: u64,
 }
 
 /// Counters of a disk's cache at one moment.
@@ -179,6 +192,7 @@ impl Quality {
     }
 
     fn note(&mut self, name: &str, now: Sample) {
+        self.measure(now);
         let low = self.before.as_ref().and_then(|before| now.low_since(before));
         self.before = Some(now);
         self.low_minutes = if low.is_some() { self.low_minutes + 1 } else { 0 };
@@ -192,6 +206,24 @@ impl Quality {
         if let Some(low) = self.low.as_ref().filter(|_| !was_low) {
             tracing::warn!("the cache of {name}: {low}");
         }
+    }
+
+    /// Ends the current interval if it has enough reads. A cache that has lost blocks was emptied
+    /// or made smaller, so its earlier hits no longer count.
+    fn measure(&mut self, now: Sample) {
+        let Some(began) = self.began.replace(now) else { return };
+        let has_lost_blocks = now.blocks_cached < began.blocks_cached / 2;
+        let reads = now.reads.checked_sub(began.reads).filter(|_| !has_lost_blocks);
+        match (reads, now.read_hits.checked_sub(began.read_hits)) {
+            (Some(reads), Some(hits)) if reads >= READS_TELLING => self.latest = Latest { reads, hits },
+            (Some(_), Some(_)) => self.began = Some(began),
+            _ => self.latest = Latest::default(),
+        }
+    }
+
+    /// Returns the reads of the latest complete interval.
+    pub(in crate::services) fn latest(&self) -> Latest {
+        self.latest
     }
 
     /// Returns the reason for a low hit ratio, if it is low.
@@ -267,6 +299,28 @@ mod tests {
         );
         minutes(&mut quality, 1, 5000, 3500, 4000, 0);
         assert_eq!(quality.low(), None);
+    }
+
+    #[test]
+    fn the_latest_interval_has_enough_reads_and_none_of_the_warm_up() {
+        let mut quality = Quality::default();
+        minutes(&mut quality, 1, 0, 0, 0, 0);
+        assert_eq!(quality.latest(), Latest::default());
+        minutes(&mut quality, 1, 8000, 2000, 0, 6000);
+        assert_eq!(quality.latest(), Latest { reads: 8000, hits: 2000 });
+        minutes(&mut quality, 1, 2000, 1990, 0, 10);
+        assert_eq!(quality.latest(), Latest { reads: 2000, hits: 1990 });
+        // Few reads: the interval becomes longer.
+        minutes(&mut quality, 1, 600, 0, 0, 0);
+        assert_eq!(quality.latest(), Latest { reads: 2000, hits: 1990 });
+        minutes(&mut quality, 1, 600, 600, 0, 0);
+        assert_eq!(quality.latest(), Latest { reads: 1200, hits: 600 });
+        let before = quality.before.unwrap();
+        quality.note("vm", Sample { blocks_cached: 0, reads: before.reads + 5000, ..before });
+        assert_eq!(quality.latest(), Latest::default(), "the cache was emptied");
+        quality.note("vm", Sample::default());
+        minutes(&mut quality, 1, 3000, 3000, 0, 0);
+        assert_eq!(quality.latest(), Latest { reads: 3000, hits: 3000 }, "after a reset of the counters");
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use hob_control::TraceRecord;
 use hob_engine::units::DiskId;
 
 use super::Observe;
-use crate::api_error::ApiError;
+use crate::api_error::{Result, conflict};
 use crate::request_recorder::{self, Reader};
 use crate::shard_api::ShardHandle;
 
@@ -23,20 +23,18 @@ pub(crate) struct Recording {
 
 impl Observe {
     /// Starts to record a disk's requests. A disk has one recording at a time.
-    pub(crate) async fn record(&self, name: &str) -> Result<Recording, ApiError> {
+    pub(crate) async fn record(&self, name: &str) -> Result<Recording> {
         let (recorder, recording) = {
             let mut inner = self.registry.inner();
             let count = inner.disks.values().filter(|disk| disk.recording.read().is_some()).count();
             let disk = inner.disk_mut(name)?;
             if disk.recording.read().is_some() {
-                return Err(ApiError::conflict(format!("the requests of {name} are being recorded already"))
+                return Err(conflict!("the requests of {name} are being recorded already")
                     .hint("end that recording first"));
             }
             if count >= RECORDINGS_MAX {
-                return Err(ApiError::conflict(format!(
-                    "{count} disks are being recorded, which is the maximum"
-                ))
-                .hint("end one of these recordings first"));
+                return Err(conflict!("{count} disks are being recorded, which is the maximum")
+                    .hint("end one of these recordings first"));
             }
             let shard = disk.shard()?;
             let (recorder, reader) = request_recorder::new();

@@ -9,7 +9,8 @@ use hob_engine::vscsi::{CLASSES, Histograms, METRICS};
 
 use super::Observe;
 use super::figures::{percent, recent};
-use crate::api_error::ApiError;
+use super::quality::Latest;
+use crate::api_error::Result;
 use crate::shard_api::{Counter, ShardHandle};
 
 /// Maximum difference between the hit ratios of a miss-ratio curve and of its simplified form.
@@ -17,25 +18,26 @@ const OFF_MAX: f64 = 0.001;
 
 impl Observe {
     /// Returns the request histograms of a disk.
-    pub(crate) async fn histograms(&self, name: &str) -> Result<DiskHistograms, ApiError> {
+    pub(crate) async fn histograms(&self, name: &str) -> Result<DiskHistograms> {
         let (shard, id) = self.place_of(name)?;
         let (now, histograms) = shard.histograms(id).await?;
         Ok(report(name, now, &histograms))
     }
 
     /// Resets the request histograms of a disk.
-    pub(crate) async fn histograms_reset(&self, name: &str) -> Result<DiskHistograms, ApiError> {
+    pub(crate) async fn histograms_reset(&self, name: &str) -> Result<DiskHistograms> {
         self.count_anew(name, Counter::Histograms).await?;
         self.histograms(name).await
     }
 
     /// Returns the predicted hit ratios of other cache sizes for a disk.
-    pub(crate) async fn curve(&self, name: &str) -> Result<DiskCurve, ApiError> {
+    pub(crate) async fn curve(&self, name: &str) -> Result<DiskCurve> {
         let (shard, id) = self.place_of(name)?;
         let sizing = shard.sizing(id).await?;
-        let cache = {
+        let (cache, latest) = {
             let inner = self.registry.inner();
-            inner.disk(name)?.view(&inner).cache
+            let disk = inner.disk(name)?;
+            (disk.view(&inner).cache, disk.quality.latest())
         };
         let cache = cache.map(|cache| CurveCache {
             expected_hit_percent: 100.0 * expected(&sizing, cache.room, cache.block_size),
@@ -44,22 +46,22 @@ impl Observe {
             policy: cache.policy,
             mode: cache.mode,
         });
-        Ok(curves(name, &sizing, cache))
+        Ok(curves(name, &sizing, cache, latest))
     }
 
     /// Resets the hit-ratio prediction of a disk.
-    pub(crate) async fn curve_reset(&self, name: &str) -> Result<DiskCurve, ApiError> {
+    pub(crate) async fn curve_reset(&self, name: &str) -> Result<DiskCurve> {
         self.count_anew(name, Counter::Sizing).await?;
         self.curve(name).await
     }
 
-    fn place_of(&self, name: &str) -> Result<(ShardHandle, DiskId), ApiError> {
+    fn place_of(&self, name: &str) -> Result<(ShardHandle, DiskId)> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;
         Ok((disk.shard()?, disk.id))
     }
 
-    async fn count_anew(&self, name: &str, counter: Counter) -> Result<(), ApiError> {
+    async fn count_anew(&self, name: &str, counter: Counter) -> Result<()> {
         let (shard, id) = self.place_of(name)?;
         Ok(shard.reset(id, counter).await?)
     }
@@ -91,8 +93,8 @@ pub(in crate::services) fn expected(sizing: &Sizing, room: Size, block_size: Siz
     not_larger.map_or(0.0, |size| 1.0 - size.curve.miss_ratio_at(room.0 / size.block_bytes))
 }
 
-fn curves(disk: &str, sizing: &Sizing, cache: Option<CurveCache>) -> DiskCurve {
-    let Sizing { elapsed_ns, seen, recent: latest, bytes, block_sizes } = sizing;
+fn curves(disk: &str, sizing: &Sizing, cache: Option<CurveCache>, latest: Latest) -> DiskCurve {
+    let Sizing { elapsed_ns, seen, recent: newest, bytes, block_sizes } = sizing;
     let one = |size: &BlockSizing| BlockCurve {
         block_size: Size(size.block_bytes),
         accesses: size.accesses,
@@ -118,7 +120,7 @@ fn curves(disk: &str, sizing: &Sizing, cache: Option<CurveCache>) -> DiskCurve {
         hit_percent: percent(seen.read_hits, seen.reads),
         writes: seen.writes,
         write_bytes: seen.write_bytes,
-        recent: recent(latest),
+        recent: recent(newest, latest),
         memory_bytes: *bytes,
         cache,
         block_sizes: block_sizes.iter().map(one).collect(),

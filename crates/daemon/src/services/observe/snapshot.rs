@@ -49,13 +49,8 @@ impl Observe {
 }
 
 fn device(counts: DeviceCounts) -> DeviceFigures {
-    DeviceFigures {
-        ios: counts.ios,
-        errors: counts.errors,
-        read_bytes: counts.read_bytes,
-        written_bytes: counts.written_bytes,
-        in_flight: counts.in_flight,
-    }
+    let DeviceCounts { ios, errors, read_bytes, written_bytes, in_flight } = counts;
+    DeviceFigures { ios, errors, read_bytes, written_bytes, in_flight }
 }
 
 fn figures(stats: &DiskStats, block_bytes: u64) -> DiskFigures {
@@ -88,13 +83,6 @@ fn figures(stats: &DiskStats, block_bytes: u64) -> DiskFigures {
 }
 
 fn io(stats: &DeviceIoStats) -> IoFigures {
-    IoFigures {
-        ios: stats.ios,
-        errors: stats.errors,
-        units: stats.units,
-        waited_ns: stats.waited_ns,
-        total_ns: stats.total_ns,
-        read_bytes: stats.read_bytes,
-        write_bytes: stats.write_bytes,
-    }
+    let &DeviceIoStats { ios, errors, units, waited_ns, read_bytes, write_bytes, total_ns } = stats;
+    IoFigures { ios, errors, units, waited_ns, total_ns, read_bytes, write_bytes }
 }

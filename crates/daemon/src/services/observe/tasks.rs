@@ -3,6 +3,7 @@
 use hob_control::{Task, TaskState};
 
 use super::Observe;
+use crate::services::registry::DiskEntry;
 
 impl Observe {
     /// Returns the tasks in progress, and those that ended after their client stopped waiting; the
@@ -12,7 +13,9 @@ impl Observe {
         let inner = self.registry.inner();
         for task in shown.iter_mut().filter(|task| task.state == TaskState::Running) {
             let disk = inner.disks.get(&task.subject).filter(|_| is_of_disk(&task.what));
-            task.dirty = disk.and_then(|disk| disk.dirty()).filter(|dirty| dirty.draining);
+            // A cache that shrinks writes only the dirty data of some segments to the backing.
+            let waits = |disk: &DiskEntry| disk.dirty().filter(|dirty| dirty.draining || disk.pushes());
+            task.dirty = disk.and_then(waits);
             task.can_cancel = task.dirty.is_some();
         }
         shown

@@ -2,17 +2,16 @@
 
 use hob_control::{
     Admission, Cache, CacheState, Device, DeviceState, Dirty, Disk, DiskChanged, DiskState as DiskLife,
-    IoMode, Orphan, Pool, Size, Version,
+    IoMode, Pool, Size, Version,
 };
 use hob_engine::command::Copies;
-use hob_storage::pool::OwnerId;
 
 use super::Observe;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::cache_settings::preset_of;
 use crate::services::registry::{DRAINING, MIGRATING, REPARTITIONING, SHRINKING};
 use crate::services::registry::{DeviceEntry, DiskEntry, DiskPhase, Inner, PoolEntry};
-use crate::state::{CacheOwner, CacheSpec};
+use crate::state::CacheSpec;
 
 impl Observe {
     /// Returns all disks by name.
@@ -25,7 +24,7 @@ impl Observe {
     }
 
     /// Returns the view of one disk.
-    pub(crate) fn disk(&self, name: &str) -> Result<Disk, ApiError> {
+    pub(crate) fn disk(&self, name: &str) -> Result<Disk> {
         let mut disk = {
             let inner = self.registry.inner();
             inner.disk(name)?.view(&inner)
@@ -34,11 +33,7 @@ impl Observe {
         Ok(disk)
     }
 
-    pub(in crate::services) fn disk_changed(
-        &self,
-        name: &str,
-        notes: Vec<String>,
-    ) -> Result<DiskChanged, ApiError> {
+    pub(in crate::services) fn disk_changed(&self, name: &str, notes: Vec<String>) -> Result<DiskChanged> {
         Ok(DiskChanged { disk: Some(self.disk(name)?), notes })
     }
 
@@ -64,7 +59,7 @@ impl Observe {
     }
 
     /// Returns the view of one pool.
-    pub(crate) fn pool(&self, name: &str) -> Result<Pool, ApiError> {
+    pub(crate) fn pool(&self, name: &str) -> Result<Pool> {
         let pool = {
             let inner = self.registry.inner();
             inner.pool(name)?.view(name, &inner)
@@ -84,21 +79,10 @@ impl PoolEntry {
             devices: self.devices.iter().map(|device| device.view(self.segment_bytes)).collect(),
             caches: inner.users_of(name),
             shared: inner.shared_capacity(name, self),
-            orphans: self.orphans(inner),
+            flash_writes: Some(self.flash_writes.usage(self.local_bytes())),
+            orphans: self.orphan_views(inner),
             swap: Vec::new(),
         }
-    }
-}
-
-impl PoolEntry {
-    fn orphans(&self, inner: &Inner) -> Vec<Orphan> {
-        let known = inner.known_owners();
-        let orphans = self.owners.iter().filter(|(owner, _)| !known.contains(owner));
-        let view = |(owner, segments): &(OwnerId, u64)| Orphan {
-            owner: CacheOwner(owner.0).to_string(),
-            size: Size(segments * self.segment_bytes),
-        };
-        orphans.map(view).collect()
     }
 }
 
@@ -170,6 +154,7 @@ impl DiskEntry {
                 ram: spec.ram,
                 dirty: self.dirty_view(inner),
                 verification: self.verification(),
+                flash_writes: inner.pools.get(&spec.pool).and_then(|pool| pool.flash_writes.part_of(self.id)),
             }
         });
         Disk {
@@ -189,6 +174,8 @@ impl DiskEntry {
             exports: self.wanted.exports.clone(),
             fuse: self.wanted.fuse.clone(),
             fuse_reason: self.files_reason(),
+            device: self.device_path(),
+            device_reason: self.device_reason(),
             recording: self.recording.read(),
             migration: None,
             parent: self.parent_view().0,
@@ -211,8 +198,7 @@ impl DiskEntry {
         let waits_for_peer = spec.copies == Copies::Peer && self.has_cache && self.apart.is_empty();
         if waits_for_peer {
             return Some(format!(
-                "no peer lends flash to pool {} now: writes go to the backing, and dirty data has \
-                one copy",
+                "no peer lends flash to pool {} now: writes go to the backing, and dirty data has one copy",
                 spec.pool
             ));
         }
@@ -262,10 +248,10 @@ impl DiskEntry {
             CacheState::None
         } else if self.recovering.is_some() {
             CacheState::Recovering
-        } else if self
-            .busy
-            .is_some_and(|busy| ![DRAINING, SHRINKING, MIGRATING, REPARTITIONING].contains(&busy))
+        } else if !self.watch.has_pending_drain()
+            && self.busy.is_some_and(|busy| ![DRAINING, SHRINKING, MIGRATING, REPARTITIONING].contains(&busy))
         {
+            // The cache serves requests during the drain before a change.
             CacheState::Changing
         } else if !self.has_cache {
             CacheState::None

@@ -16,7 +16,7 @@ use hob_engine::migration::Record;
 use super::peer_access::PeerAccess;
 use super::pools::Pools;
 use super::registry::{ClusterWait, DiskEntry, DiskPhase, Registry, SaveObserver};
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, failed};
 use crate::cluster::{Cluster, OtherOwner, TakeError, Took};
 pub(super) use orders::{Orders, PROMISED_MAX};
 
@@ -45,12 +45,10 @@ impl Ownership {
         self.peers.cluster()
     }
 
-    pub(super) fn cluster_or_refuse(&self) -> Result<&Arc<Cluster>, ApiError> {
+    pub(super) fn cluster_or_refuse(&self) -> Result<&Arc<Cluster>> {
         self.cluster().ok_or_else(|| {
-            ApiError::conflict("this host is not in a cluster").hint(
-                "add a [cluster] table with the addresses of etcd to hob.toml; see \
-                    docs/CLUSTER.md",
-            )
+            ApiError::conflict("this host is not in a cluster")
+                .hint("add a [cluster] table with the addresses of etcd to hob.toml; see docs/CLUSTER.md")
         })
     }
 
@@ -60,10 +58,10 @@ impl Ownership {
     }
 
     /// Acquires a disk before it is opened.
-    pub(super) async fn take(&self, cluster: &Cluster, name: &str) -> Result<Took, ApiError> {
+    pub(super) async fn take(&self, cluster: &Cluster, name: &str) -> Result<Took> {
         if let Some(to) = self.orders.promised(name, cluster.own_name()) {
             cluster.try_later(name);
-            return Err(ApiError::conflict(format!("the disk is being moved to {to}"))
+            return Err(conflict!("the disk is being moved to {to}")
                 .hint("if that host does not acquire the disk, this host acquires it again"));
         }
         let (known, dirty) = self.registry.wish(name)?;
@@ -80,7 +78,7 @@ impl Ownership {
     }
 
     /// Acquires a disk that migrated from another host of the cluster, before it is served.
-    pub(super) async fn take_arrived(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) async fn take_arrived(&self, name: &str) -> Result<()> {
         let Some(cluster) = self.cluster_of(name) else { return Ok(()) };
         let taken = match self.take(cluster, name).await? {
             Took::Taken(taken) => taken,
@@ -123,15 +121,14 @@ impl Ownership {
     }
 
     /// Refuses a disk of another cluster, and a disk without a cluster if this host has one.
-    pub(super) fn check_cluster(&self, theirs: Option<&str>) -> Result<(), ApiError> {
+    pub(super) fn check_cluster(&self, theirs: Option<&str>) -> Result<()> {
         let ours = self.cluster_identity();
         match (self.cluster().is_some(), theirs) {
             (false, None) => Ok(()),
-            (false, Some(_)) => Err(ApiError::conflict(
-                "the disk belongs to a cluster, and this host is not in a \
-                    cluster",
-            )
-            .hint("use the same [cluster] in hob.toml on this host")),
+            (false, Some(_)) => {
+                Err(ApiError::conflict("the disk belongs to a cluster, and this host is not in a cluster")
+                    .hint("use the same [cluster] in hob.toml on this host"))
+            }
             (true, None) => {
                 Err(ApiError::conflict("the disk belongs to no cluster, and this host is in a cluster")
                     .hint("use the same [cluster] in hob.toml on the other host"))
@@ -142,7 +139,7 @@ impl Ownership {
     }
 
     /// Records in etcd that disks may have dirty data, before any data becomes dirty.
-    async fn mark_dirty(&self) -> Result<(), ApiError> {
+    async fn mark_dirty(&self) -> Result<()> {
         let Some(cluster) = self.cluster() else { return Ok(()) };
         let names: Vec<String> = {
             let inner = self.registry.inner();
@@ -156,13 +153,8 @@ impl Ownership {
             self.pools.forget_copies_of_others(&name).await?;
             if cluster.stays_marked(&name).await == Some(false) {
                 cluster.mark(&name).await.map_err(|why| {
-                    ApiError::failed(format!(
-                        "cannot record in etcd that {name} may have dirty data \
-                        on this host: {why}"
-                    ))
-                    .hint(
-                        "write-back starts only after etcd has this record; try again when \
-                            etcd answers",
+                    failed!("cannot record in etcd that {name} may have dirty data on this host: {why}").hint(
+                        "write-back starts only after etcd has this record; try again when etcd answers",
                     )
                 })?;
             }
@@ -172,7 +164,7 @@ impl Ownership {
 
     /// Records in etcd that a disk may have dirty data, before write-back continues after a
     /// cancelled migration. Retries without a time limit.
-    pub(super) async fn mark_kept(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) async fn mark_kept(&self, name: &str) -> Result<()> {
         let Some(cluster) = self.cluster().filter(|_| self.registry.owns(name)) else { return Ok(()) };
         let mut is_said = false;
         while let Err(why) = cluster.mark(name).await {
@@ -211,7 +203,7 @@ impl Ownership {
 }
 
 impl SaveObserver for Ownership {
-    fn before_save(&self) -> Pin<Box<dyn Future<Output = Result<(), ApiError>> + Send + '_>> {
+    fn before_save(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>> {
         Box::pin(self.mark_dirty())
     }
 }

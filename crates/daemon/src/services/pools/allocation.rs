@@ -14,8 +14,9 @@ use hob_engine::units::{DeviceId, DiskId};
 
 use super::Pools;
 use super::caches::no_cache;
+use super::memory::check_index;
 use super::rings::journal_room;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::cache_settings::engine_config;
 use crate::services::flash::Wanted;
 use crate::services::registry::ENLARGING;
@@ -40,7 +41,7 @@ impl Pools {
         &self,
         name: &str,
         rule: AllocationRule,
-    ) -> Result<Vec<String>, ApiError> {
+    ) -> Result<Vec<String>> {
         let mut notes = self.fit_flash(name, rule).await?;
         notes.extend(self.fit_peer(name).await?);
         notes.extend(self.fit_memory(name).await?);
@@ -48,31 +49,23 @@ impl Pools {
     }
 
     /// Adjusts the size of the shard's cache like [`fit_cache`](Self::fit_cache).
-    pub(super) async fn fit_flash(&self, name: &str, rule: AllocationRule) -> Result<Vec<String>, ApiError> {
+    pub(super) async fn fit_flash(&self, name: &str, rule: AllocationRule) -> Result<Vec<String>> {
         let (shard, id, spec, config, has_cache, have) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             let Some(spec) = disk.cache().cloned() else { return Ok(Vec::new()) };
             let DiskPhase::Online(shard) = &disk.phase else {
-                return Ok(vec![format!(
-                    "{name} is offline; its cache is created when the disk is \
-                    online"
-                )]);
+                return Ok(vec![format!("{name} is offline; its cache is created when the disk is online")]);
             };
             let config = engine_config(&spec, inner.pool(&spec.pool)?.segment_bytes)?;
             (shard.clone(), disk.id, spec, config, disk.has_cache, disk.held.len() as u64)
         };
         let target = spec.size.bytes().div_ceil(config.segment_bytes);
         if have > target {
-            let surplus = u32::try_from(have - target).map_err(|_| {
-                ApiError::invalid(
-                    "the change is larger \
-                    than the index supports",
-                )
-            })?;
+            let surplus = u32::try_from(have - target)
+                .map_err(|_| ApiError::invalid("the change is larger than the index supports"))?;
             let released = self.shrink(name, target, surplus).await?;
-            let free = self.let_go(name, &released, |_| false);
-            self.registry.give_back(&spec.pool, &free).await;
+            self.give_back(name, &spec.pool, &released).await;
         }
         let missing = target.saturating_sub(have);
         if missing == 0 {
@@ -80,6 +73,8 @@ impl Pools {
             return Ok(Vec::new());
         }
         let least = if rule == AllocationRule::Exactly { missing } else { 0 };
+        let before = Some((&spec, have)).filter(|_| has_cache);
+        check_index(&spec, have + least, before, config.segment_bytes)?;
         let _turn = self.turn(&spec.pool).await;
         let has_shared = self.registry.inner().has_shared(&spec.pool);
         // A new cache needs a journal of its own.
@@ -90,6 +85,8 @@ impl Pools {
         if has_shared && (spec.shared.is_none() || least > 0) {
             self.make_room(&spec.pool, missing + journal).await;
         }
+        let free = self.registry.inner().pool(&spec.pool)?.free_segments();
+        check_index(&spec, have + missing.min(free), before, config.segment_bytes)?;
         // Shared caches make full pools usual, so space stays free for the journals of all caches.
         let spare = if has_shared { self.registry.inner().journal_spare(&spec.pool) + journal } else { 0 };
         let segments = self.registry.take_room(&spec, id, Wanted { least, most: missing, spare }).await?;
@@ -103,8 +100,7 @@ impl Pools {
             match grown {
                 Ok(released) => {
                     // The released segments include the previous journal ring.
-                    let free = self.let_go(name, &released, |_| false);
-                    self.registry.give_back(&spec.pool, &free).await;
+                    self.give_back(name, &spec.pool, &released).await;
                 }
                 Err(error) => {
                     self.registry.give_back(&spec.pool, &places(&segments)).await;
@@ -129,12 +125,7 @@ impl Pools {
         Ok(vec![format!("{reason}; the cache grows when there is space")])
     }
 
-    async fn grow(
-        &self,
-        name: &str,
-        segments_after: u64,
-        more: &[DataSegment],
-    ) -> Result<Vec<Segment>, ApiError> {
+    async fn grow(&self, name: &str, segments_after: u64, more: &[DataSegment]) -> Result<Vec<Segment>> {
         let grow = |ring: &Option<NewRing>| CacheChange::Grow(more.to_vec(), ring.clone());
         match self.restructure(name, segments_after, grow).await {
             // A fence took the last of the cache, so a new cache is created.
@@ -144,7 +135,7 @@ impl Pools {
     }
 
     /// Gives the shard's disk an empty cache.
-    async fn enable_empty(&self, name: &str, segments: &[DataSegment]) -> Result<Vec<Segment>, ApiError> {
+    async fn enable_empty(&self, name: &str, segments: &[DataSegment]) -> Result<Vec<Segment>> {
         let config = {
             let inner = self.registry.inner();
             let spec = inner.disk(name)?.cache().ok_or_else(|| no_cache(name))?;
@@ -162,7 +153,7 @@ impl Pools {
     }
 
     /// Applies block size and layout, after which the cache is empty.
-    pub(in crate::services) async fn configure(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn configure(&self, name: &str) -> Result<()> {
         let (pool, config, segments) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -176,13 +167,12 @@ impl Pools {
         };
         let configure = |ring: &Option<NewRing>| CacheChange::Configure(config, ring.clone());
         let released = self.restructure(name, segments, configure).await?;
-        let free = self.let_go(name, &released, |_| false);
-        self.registry.give_back(&pool, &free).await;
+        self.give_back(name, &pool, &released).await;
         Ok(())
     }
 
     /// Empties the shard's cache.
-    pub(in crate::services) async fn empty(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn empty(&self, name: &str) -> Result<()> {
         let (pool, segments) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -191,14 +181,36 @@ impl Pools {
         };
         let clear = |ring: &Option<NewRing>| CacheChange::Clear(ring.clone());
         let released = self.restructure(name, segments, clear).await?;
-        let free = self.let_go(name, &released, |_| false);
-        self.registry.give_back(&pool, &free).await;
+        self.give_back(name, &pool, &released).await;
         Ok(())
+    }
+
+    /// Removes a cache like [`Pools::take_cache`]. Before that, a write-back cache is drained while
+    /// its backing answers, so that guests' writes never wait for a backing that does not answer.
+    pub(in crate::services) async fn drain_and_take_cache(&self, name: &str) -> Result<(), ApiError> {
+        let online = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let writes_back = disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack);
+            if disk.has_cache && disk.holds_any() && writes_back {
+                Some((disk.shard()?, disk.id))
+            } else {
+                None
+            }
+        };
+        let Some((shard, id)) = online else { return self.take_cache(name).await };
+        // The saved state says that the cache has ended only when it has no dirty data.
+        self.clean_while_answering(name, &shard, id).await?;
+        let taken = self.take_cache(name).await;
+        if taken.is_err() {
+            self.tune(name, &shard, id).await?;
+        }
+        taken
     }
 
     /// Removes a cache from the shard, after its dirty data was written to the backing. The daemon
     /// keeps the cache's configuration.
-    pub(in crate::services) async fn take_cache(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn take_cache(&self, name: &str) -> Result<()> {
         let (shard, id) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -231,7 +243,7 @@ impl Pools {
         name: &str,
         shard: &ShardHandle,
         id: DiskId,
-    ) -> Result<Option<JournalSpec>, ApiError> {
+    ) -> Result<Option<JournalSpec>> {
         {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -250,8 +262,26 @@ impl Pools {
         Ok(spec.journal.replace(JournalSpec::new()))
     }
 
-    async fn take_from_shard(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<(), ApiError> {
-        let pool = self.registry.inner().disk(name)?.cache().ok_or_else(|| no_cache(name))?.pool.clone();
+    async fn take_from_shard(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
+        let spec = self.registry.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
+        self.note_end(&spec).await?;
+        let taken = self.take_whole_cache(name, &spec.pool, shard, id).await;
+        if taken.is_err() && self.note_in_use(name) {
+            self.registry.save().await?;
+        }
+        taken
+    }
+
+    /// Records that a cache is still in use whose removal failed. Returns false if it has left flash.
+    fn note_in_use(&self, name: &str) -> bool {
+        let mut inner = self.registry.inner();
+        let Ok(disk) = inner.disk_mut(name) else { return false };
+        let has_cache = disk.has_cache;
+        let journal = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut());
+        journal.filter(|_| has_cache).map(|journal| journal.ended = false).is_some()
+    }
+
+    async fn take_whole_cache(&self, name: &str, pool: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
         let mut result = shard.change_cache(id, CacheChange::Disable).await;
         if result == Err(ShardError::Command(CommandError::Dirty)) {
             self.clean(name, shard, id).await?;
@@ -271,8 +301,13 @@ impl Pools {
             result => result?,
         };
         let free = self.let_go(name, &released, |_| true);
-        self.registry.inner().disk_mut(name)?.has_cache = false;
-        self.registry.give_back(&pool, &free).await;
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.has_cache = false;
+            disk.watch.forget();
+        }
+        self.registry.give_back(pool, &free).await;
         self.fit_memory(name).await.map(drop)
     }
 
@@ -366,6 +401,12 @@ impl Pools {
         } else if is_dirty(&result) {
             result = self.restructure_clean(name, shard, id, change(&ring)).await.map_err(Restructure::from);
         }
+        if let Some(ring) = &ring {
+            match &result {
+                Ok(_) => self.note_written(name, ring.number).await,
+                Err(_) => self.note_unused_ring(name, ring.number).await,
+            }
+        }
         result.map_err(|error| (error, room))
     }
 
@@ -376,7 +417,7 @@ impl Pools {
         id: DiskId,
         change: CacheChange,
     ) -> Result<Vec<Segment>, ShardError> {
-        if let Err(error) = self.clean(name, shard, id).await {
+        if let Err(error) = self.clean_while_answering(name, shard, id).await {
             tracing::warn!("{name}: {error}");
             return Err(ShardError::Command(CommandError::Dirty));
         }
@@ -394,7 +435,7 @@ impl Pools {
         &self,
         name: &str,
         device: DeviceId,
-    ) -> Result<Vec<String>, ApiError> {
+    ) -> Result<Vec<String>> {
         if self.registry.inner().is_peer(device) {
             self.leave_peer(name, device).await?;
             return Ok(Vec::new());
@@ -420,7 +461,8 @@ impl Pools {
         });
         let got = replacements.len();
         if all == leaving && got == 0 {
-            self.take_cache(name).await?;
+            self.drain_and_take_cache(name).await?;
+            self.leave_old_journal(name).await?;
         } else {
             let after = (all - leaving + got) as u64;
             // If only the journal is on the device, the data stays in place.
@@ -439,6 +481,7 @@ impl Pools {
                 Err(error) if error.is(CommandError::NoCache) => {
                     self.registry.give_back(pool, &places(&replacements)).await;
                     self.take_cache(name).await?;
+                    self.leave_old_journal(name).await?;
                     return Ok(Vec::new());
                 }
                 Err(error) => {
@@ -488,6 +531,12 @@ impl Pools {
             inner.note_lost(segment);
         }
         free
+    }
+
+    /// Records that a cache no longer uses the `released` segments, and returns them to its pool.
+    pub(in crate::services) async fn give_back(&self, name: &str, pool: &str, released: &[Segment]) {
+        let free = self.let_go(name, released, |_| false);
+        self.registry.give_back(pool, &free).await;
     }
 
     /// Enlarges the caches of a pool that are smaller than configured, if there is space.

@@ -8,20 +8,26 @@
 //! the backing.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use hob_control::Size;
 use hob_engine::command::{CacheChange, Copies, DataSegment, NewRing};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::OwnerId;
+use tokio::time::Instant;
 
 use super::Pools;
 use super::allocation::places;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::services::registry::SPREADING;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 
 /// A cache is balanced again only if at least one of this many of its segments has to move.
 const SHARE_MIN: u64 = 8;
+
+/// Time after which a cache is balanced again although the last attempt changed nothing: the emptiest
+/// segments were on the other devices, and were exchanged for segments there.
+const VAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Segments of a cache that must move from one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +48,11 @@ impl Pools {
             disks
                 .filter_map(|disk| {
                     let surplus = disk.surplus()?;
+                    let is_now =
+                        |(vain, at): (Surplus, Instant)| vain == surplus && at.elapsed() < VAIN_AFTER;
+                    let is_vain = disk.vain_spread.is_some_and(is_now);
                     let room = inner.room_besides(pool, surplus.device);
-                    (room > 0).then(|| (disk.wanted.name.clone(), surplus))
+                    (room > 0 && !is_vain).then(|| (disk.wanted.name.clone(), surplus))
                 })
                 .collect()
         };
@@ -52,6 +61,12 @@ impl Pools {
             match self.spread(&name, surplus).await {
                 Ok(0) => {}
                 Ok(moved) => {
+                    if let Ok(disk) = self.registry.inner().disk_mut(&name) {
+                        let left = disk.surplus().filter(|left| {
+                            left.device == surplus.device && left.segments >= surplus.segments
+                        });
+                        disk.vain_spread = left.map(|left| (left, Instant::now()));
+                    }
                     tracing::info!(
                         "disk {name}: {} of its cache moved to another device",
                         Size(moved).human()
@@ -66,7 +81,7 @@ impl Pools {
 
     /// Exchanges segments on one device for segments on others. Returns the number of bytes
     /// exchanged.
-    async fn spread(&self, name: &str, surplus: Surplus) -> Result<u64, ApiError> {
+    async fn spread(&self, name: &str, surplus: Surplus) -> Result<u64> {
         let (spec, owner, flash, in_pool, segment_bytes, held) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -85,18 +100,8 @@ impl Pools {
                 held,
             )
         };
-        let (segments, devices) = flash.allocate_besides(owner, surplus.segments, in_pool).await?;
-        let segments: Vec<DataSegment> = {
-            let mut inner = self.registry.inner();
-            let entry = inner.pool_mut(&spec.pool)?;
-            entry.refresh(&devices);
-            let known = |segment: DataSegment| {
-                let place =
-                    entry.on_shards(segment.place).expect("segments come from devices that the shards know");
-                DataSegment { place, ..segment }
-            };
-            segments.into_iter().map(known).collect()
-        };
+        let allocated = flash.allocate_besides(owner, surplus.segments, in_pool).await?;
+        let segments = self.registry.inner().pool_mut(&spec.pool)?.note_allocated(allocated);
         let count = segments.len() as u64;
         if count == 0 {
             return Ok(0);
@@ -110,17 +115,15 @@ impl Pools {
     }
 
     /// Releases as many of the cache's segments as `segments` has, and uses `segments` instead.
-    async fn exchange(&self, name: &str, held: u64, segments: &[DataSegment]) -> Result<(), ApiError> {
+    async fn exchange(&self, name: &str, held: u64, segments: &[DataSegment]) -> Result<()> {
         let count = segments.len() as u64;
         let pool =
             self.registry.inner().disk(name)?.cache().map(|spec| spec.pool.clone()).unwrap_or_default();
         let released = self.shrink(name, held - count, count as u32).await?;
-        let free = self.let_go(name, &released, |_| false);
-        self.registry.give_back(&pool, &free).await;
+        self.give_back(name, &pool, &released).await;
         let grow = |ring: &Option<NewRing>| CacheChange::Grow(segments.to_vec(), ring.clone());
         let released = self.restructure(name, held, grow).await?;
-        let free = self.let_go(name, &released, |_| false);
-        self.registry.give_back(&pool, &free).await;
+        self.give_back(name, &pool, &released).await;
         self.registry.inner().disk_mut(name)?.held.extend(places(segments));
         Ok(())
     }

@@ -11,11 +11,11 @@ use hob_engine::units::DiskId;
 
 use super::Pools;
 use super::allocation::AllocationRule;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict};
 use crate::cache_settings::{CacheContext, changed_spec, engine_config, new_spec};
 use crate::services::registry::{Inner, OperationGuard};
 use crate::shard_api::ShardHandle;
-use crate::state::CacheSpec;
+use crate::state::{CacheOwner, CacheSpec, JournalSpec};
 
 impl Pools {
     /// Releases the operation guard, saves the configuration, and returns the disk's view.
@@ -24,36 +24,32 @@ impl Pools {
         name: &str,
         guard: OperationGuard,
         notes: Vec<String>,
-    ) -> Result<DiskChanged, ApiError> {
+    ) -> Result<DiskChanged> {
         drop(guard);
         self.registry.save().await?;
         self.observe.disk_changed(name, notes)
     }
 
     /// Gives a disk a cache.
-    pub(crate) async fn cache_enable(&self, disk: String, e: CacheEnable) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn cache_enable(&self, disk: String, e: CacheEnable) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks.run("cache enable", disk.clone(), async move { service.enable(&disk, e).await }).await
     }
 
     /// Changes a cache's size or settings.
-    pub(crate) async fn cache_patch(&self, disk: String, p: CachePatch) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn cache_patch(&self, disk: String, p: CachePatch) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks.run("cache set", disk.clone(), async move { service.patch(&disk, p).await }).await
     }
 
     /// Empties a cache.
-    pub(crate) async fn cache_clear(&self, disk: String) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn cache_clear(&self, disk: String) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks.run("cache clear", disk.clone(), async move { service.clear(&disk).await }).await
     }
 
     /// Creates a cache like `cache_enable`, without a time limit.
-    pub(in crate::services) async fn enable(
-        &self,
-        name: &str,
-        enable: CacheEnable,
-    ) -> Result<DiskChanged, ApiError> {
+    pub(in crate::services) async fn enable(&self, name: &str, enable: CacheEnable) -> Result<DiskChanged> {
         let guard = self.registry.guard_disk_for_command(name, "given a cache").await?;
         let (spec, mut notes) = {
             let mut inner = self.registry.inner();
@@ -62,13 +58,13 @@ impl Pools {
             inner.check_memory(name, &spec)?;
             let disk = inner.disk_mut(name)?;
             if disk.wanted.unlocked {
-                return Err(ApiError::conflict(format!(
+                return Err(conflict!(
                     "the backing of {name} is not locked, so another program may write to it"
-                ))
+                )
                 .hint("'hob attach' locks the backing when QEMU has released it"));
             }
             if disk.cache().is_some() {
-                return Err(ApiError::conflict(format!("{name} has a cache already"))
+                return Err(conflict!("{name} has a cache already")
                     .hint("change it with 'hob cache resize' or 'hob cache set'"));
             }
             disk.wanted.cache = Some(spec.clone());
@@ -76,7 +72,7 @@ impl Pools {
             (spec, notes)
         };
         let fitted = match self.keep_first(&spec).await {
-            Ok(()) => self.fit_new(name).await,
+            Ok(()) => self.fit_new(name, AllocationRule::Exactly).await,
             Err(error) => Err(error),
         };
         match fitted {
@@ -103,8 +99,8 @@ impl Pools {
     /// Creates a disk's cache as configured, or not at all. If a later step fails, the shard may
     /// already have a cache with data. The partial cache is removed first. If the removal fails,
     /// the cache and its configuration stay.
-    async fn fit_new(&self, name: &str) -> Result<Vec<String>, ApiError> {
-        let error = match self.fit_cache(name, AllocationRule::Exactly).await {
+    async fn fit_new(&self, name: &str, rule: AllocationRule) -> Result<Vec<String>> {
+        let error = match self.fit_cache(name, rule).await {
             Err(error) => error,
             fitted => return fitted,
         };
@@ -120,7 +116,7 @@ impl Pools {
         }
     }
 
-    async fn patch(&self, name: &str, patch: CachePatch) -> Result<DiskChanged, ApiError> {
+    async fn patch(&self, name: &str, patch: CachePatch) -> Result<DiskChanged> {
         let guard = self.registry.guard_disk_for_command(name, "changed").await?;
         let (before, wanted, mut notes) = {
             let inner = self.registry.inner();
@@ -132,6 +128,8 @@ impl Pools {
             }
             (before, wanted, notes)
         };
+        // Nothing is emptied or released for a change that cannot be made.
+        self.prepare_change(name, &wanted).await?;
         if wanted == before {
             notes.push("the cache already had these settings".to_owned());
         }
@@ -171,13 +169,15 @@ impl Pools {
         before: &CacheSpec,
         wanted: &CacheSpec,
         notes: &mut Vec<String>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         let is_online = self.registry.inner().disk(name)?.shard().is_ok();
         let leaves_write_back = before.mode == Mode::WriteBack && wanted.mode != Mode::WriteBack;
-        if !is_online && before.journal.is_some() {
-            return Err(ApiError::conflict(format!(
+        // An operator accepts a changed backing by this setting.
+        let changes_verify_only = CacheSpec { verify: before.verify, ..wanted.clone() } == *before;
+        if !is_online && before.journal.is_some() && !changes_verify_only {
+            return Err(conflict!(
                 "{name} is offline, and its cache may hold data that is not on the backing"
-            ))
+            )
             .hint(
                 "change the cache when the disk is online, or discard its dirty data with 'hob \
                 cache discard-dirty'",
@@ -185,15 +185,24 @@ impl Pools {
         }
         if leaves_write_back {
             let (shard, id) = self.registry.shard_of(name)?;
-            if let Err(error) = self.clean(name, &shard, id).await {
-                self.tune(name, &shard, id).await?;
-                return Err(error);
-            }
+            self.clean_while_answering(name, &shard, id).await?;
+        }
+        if owner_of(before) != owner_of(wanted) {
+            self.note_end(before).await?;
         }
         self.want(name, wanted)?;
+        if !is_online {
+            // The disk may be opened now.
+            self.registry.inner().disk_mut(name)?.retry_after = None;
+        }
         let done = self.reconfigure_to(name, before, wanted, before.structure() != wanted.structure()).await;
         if let Err(error) = done {
-            self.want(name, before)?;
+            let mut before = before.clone();
+            if owner_of(&before) != owner_of(wanted) && !self.registry.inner().disk(name)?.has_cache {
+                // The old cache has left flash.
+                before.journal = before.journal.map(|_| JournalSpec::new());
+            }
+            self.want(name, &before)?;
             // The saved state must not say that the cache has no dirty data when writes go to flash
             // again.
             self.registry.save_first().await?;
@@ -214,19 +223,26 @@ impl Pools {
         before: &CacheSpec,
         wanted: &CacheSpec,
         is_structural: bool,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         self.keep_first(wanted).await?;
-        let owner = |spec: &CacheSpec| spec.journal.as_ref().map(|journal| journal.owner);
-        if owner(before) != owner(wanted) {
+        // An older copy of hob's state does not know the new journal ring. From this, recovery knows
+        // that the mode in that state means nothing.
+        let begins_write_back = before.mode != Mode::WriteBack && wanted.mode == Mode::WriteBack;
+        if owner_of(before) != owner_of(wanted) {
             // Volatile and persistent caches share no data.
             self.take_cache(name).await?;
-            self.fit_new(name).await?;
+            // A shared cache can be smaller, so that its journal has space.
+            let rule = match wanted.shared {
+                Some(_) => AllocationRule::AsFarAsPossible,
+                None => AllocationRule::Exactly,
+            };
+            self.fit_new(name, rule).await?;
         } else if is_structural {
             self.configure(name).await?;
         } else if let Ok((shard, id)) = self.registry.shard_of(name) {
             if let Some(peer) = self.peer_device_of(name).filter(|_| wanted.copies != Copies::Peer) {
                 self.leave_peer(name, peer).await?;
-            } else if before.copies != wanted.copies && wanted.copies != Copies::Peer {
+            } else if before.copies != wanted.copies && wanted.copies != Copies::Peer || begins_write_back {
                 self.renew_ring(name).await?;
             }
             self.tune(name, &shard, id).await?;
@@ -235,7 +251,7 @@ impl Pools {
         Ok(())
     }
 
-    async fn clear(&self, name: &str) -> Result<DiskChanged, ApiError> {
+    async fn clear(&self, name: &str) -> Result<DiskChanged> {
         let guard = self.registry.guard_disk_for_command(name, "cleared").await?;
         let has_cache = {
             let inner = self.registry.inner();
@@ -252,12 +268,7 @@ impl Pools {
     }
 
     /// Applies those settings to the shard's cache that keep its contents.
-    pub(in crate::services) async fn tune(
-        &self,
-        name: &str,
-        shard: &ShardHandle,
-        id: DiskId,
-    ) -> Result<(), ApiError> {
+    pub(in crate::services) async fn tune(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
         let config = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -273,11 +284,11 @@ impl Pools {
     }
 
     /// Saves the configuration before it takes effect, if a crash could otherwise lose data.
-    async fn keep_first(&self, spec: &CacheSpec) -> Result<(), ApiError> {
+    async fn keep_first(&self, spec: &CacheSpec) -> Result<()> {
         if spec.journal.is_some() { self.registry.save_first().await } else { Ok(()) }
     }
 
-    fn want(&self, name: &str, spec: &CacheSpec) -> Result<(), ApiError> {
+    fn want(&self, name: &str, spec: &CacheSpec) -> Result<()> {
         let mut inner = self.registry.inner();
         let cache = &mut inner.disk_mut(name)?.wanted.cache;
         let mut spec = spec.clone();
@@ -295,7 +306,7 @@ impl Pools {
 
 impl Inner {
     /// Returns the properties of a pool on which cache settings depend.
-    pub(in crate::services) fn context(&self, pool: &str) -> Result<CacheContext, ApiError> {
+    pub(in crate::services) fn context(&self, pool: &str) -> Result<CacheContext> {
         let entry = self.pool(pool)?;
         let gives = entry.devices.iter().filter(|device| device.gives_segments());
         let (peers, devices): (Vec<_>, Vec<_>) = gives.partition(|device| device.peer.is_some());
@@ -304,5 +315,10 @@ impl Inner {
 }
 
 pub(in crate::services) fn no_cache(name: &str) -> ApiError {
-    ApiError::conflict(format!("{name} has no cache")).hint("add a cache with 'hob cache enable'")
+    conflict!("{name} has no cache").hint("add a cache with 'hob cache enable'")
+}
+
+/// Returns the owner of the cache's segments on flash. Volatile caches have none.
+pub(super) fn owner_of(spec: &CacheSpec) -> Option<CacheOwner> {
+    spec.journal.map(|journal| journal.owner)
 }

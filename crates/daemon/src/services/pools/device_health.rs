@@ -63,9 +63,7 @@ impl Pools {
     /// Stops allocation from a device after errors, and moves persistent caches away from it.
     pub(in crate::services) fn fence(&self, device: DeviceId, errors: u32) {
         let reason = match self.registry.inner().is_peer(device) {
-            true => "the lending host does not answer; hob creates replicas again when it \
-                does"
-                .to_owned(),
+            true => "the lending host does not answer; hob creates replicas again when it does".to_owned(),
             false => format!("fenced after {errors} failed I/Os; remove it from the pool"),
         };
         self.note_health(device, DeviceState::Fenced, &reason);

@@ -3,21 +3,23 @@
 use std::path::{Path, PathBuf};
 
 use hob_control::{
-    Admission as Chosen, DeviceAdd, DevicePatch, DeviceState, PoolChanged, PoolCreate, Size, SwapChanged,
-    check_name,
+    Admission as Chosen, DeviceAdd, DevicePatch, DeviceState, OnDirty, PoolChanged, PoolCreate, Size,
+    SwapChanged, check_name,
 };
 use hob_engine::units::DeviceId;
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, SEGMENT_BYTES_DEFAULT};
 
-use super::{Pools, Sharing};
-use crate::api_error::ApiError;
+use super::foreign::check_overwritten;
+use super::unknown_devices::{UNKNOWN_REASON, unknown_device};
+use super::{PoolWrites, Pools, Sharing};
+use crate::api_error::{ApiError, Result, conflict, failed, invalid, not_found};
 use crate::services::flash::{Flash, Opened};
-use crate::services::registry::{DeviceEntry, POOLS_MAX, PoolEntry};
-use crate::state::PeerState;
+use crate::services::registry::{DeviceEntry, Inner, OPENING, POOLS_MAX, PoolEntry};
+use crate::state::{CacheOwner, PeerState};
 
 impl Pools {
     /// Removes a swap area and gives its space to caches that are smaller than configured.
-    pub(crate) async fn swap_remove(&self, name: String) -> Result<SwapChanged, ApiError> {
+    pub(crate) async fn swap_remove(&self, name: String) -> Result<SwapChanged> {
         let service = self.clone();
         self.tasks
             .run("swap remove", name.clone(), async move {
@@ -31,23 +33,31 @@ impl Pools {
             .await
     }
 
-    /// Creates a pool.
-    pub(crate) async fn pool_create(&self, create: PoolCreate) -> Result<PoolChanged, ApiError> {
+    /// Creates a pool. With `force`, its devices may have dirty data of other pools only if `dirty`
+    /// is [`OnDirty::Discard`]; also in the next functions.
+    pub(crate) async fn pool_create(&self, create: PoolCreate, dirty: OnDirty) -> Result<PoolChanged> {
         let service = self.clone();
-        self.tasks.run("pool create", create.name.clone(), async move { service.create(create).await }).await
+        self.tasks
+            .run("pool create", create.name.clone(), async move { service.create(create, dirty).await })
+            .await
     }
 
-    /// Removes a pool without caches and swap areas.
-    pub(crate) async fn pool_remove(&self, pool: String) -> Result<PoolChanged, ApiError> {
+    /// Removes a pool. Refuses if the pool has caches or swap areas.
+    pub(crate) async fn pool_remove(&self, pool: String) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks.run("pool remove", pool.clone(), async move { service.remove_pool(&pool).await }).await
     }
 
     /// Adds a device to a pool.
-    pub(crate) async fn device_add(&self, pool: String, add: DeviceAdd) -> Result<PoolChanged, ApiError> {
+    pub(crate) async fn device_add(
+        &self,
+        pool: String,
+        add: DeviceAdd,
+        dirty: OnDirty,
+    ) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks
-            .run("pool add-device", pool.clone(), async move { service.add_device(&pool, add).await })
+            .run("pool add-device", pool.clone(), async move { service.add_device(&pool, add, dirty).await })
             .await
     }
 
@@ -57,7 +67,7 @@ impl Pools {
         pool: String,
         path: String,
         patch: DevicePatch,
-    ) -> Result<PoolChanged, ApiError> {
+    ) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks
             .run("pool set-device", pool.clone(), async move {
@@ -67,7 +77,7 @@ impl Pools {
     }
 
     /// Removes a device from a pool.
-    pub(crate) async fn device_remove(&self, pool: String, path: String) -> Result<PoolChanged, ApiError> {
+    pub(crate) async fn device_remove(&self, pool: String, path: String) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks
             .run("pool remove-device", pool.clone(), async move {
@@ -77,68 +87,79 @@ impl Pools {
     }
 
     /// Creates a pool like `pool_create`, without a time limit.
-    pub(in crate::services) async fn create(&self, create: PoolCreate) -> Result<PoolChanged, ApiError> {
-        let PoolCreate { name, devices, size, segment_size, force } = create;
-        check_name(&name)
-            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a pool's name: {error}")))?;
+    pub(in crate::services) async fn create(
+        &self,
+        create: PoolCreate,
+        dirty: OnDirty,
+    ) -> Result<PoolChanged> {
+        let PoolCreate { name, devices, size, segment_size, force, flash_writes } = create;
+        check_name(&name).map_err(|error| invalid!("'{name}' cannot be a pool's name: {error}"))?;
         {
             let inner = self.registry.inner();
             if inner.pools.contains_key(&name) {
-                return Err(
-                    ApiError::conflict(format!("a pool '{name}' already exists")).hint("choose another name")
-                );
+                return Err(conflict!("a pool '{name}' already exists").hint("choose another name"));
             }
             if inner.pools.len() >= POOLS_MAX {
-                return Err(ApiError::conflict(format!(
-                    "cannot add a pool: hob has at most {POOLS_MAX} pools"
-                )));
+                return Err(conflict!("cannot add a pool: hob has at most {POOLS_MAX} pools"));
             }
             for path in &devices {
                 inner.check_device_is_new(Path::new(path))?;
             }
         }
+        if force {
+            check_overwritten(&devices, dirty).await?;
+        }
         let segment_bytes = segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
         let specs = devices.into_iter().map(|path| device_spec(path, size)).collect();
         let opened = Flash::create(name.clone(), specs, segment_bytes, overwrite(force)).await?;
-        self.take_pool_in(&name, opened, &[], &[]).await?;
+        self.take_pool_in(&name, opened, Known::default()).await?;
+        self.restore_flash_writes(&name, flash_writes).await;
         self.registry.inner().pools_removed.retain(|removed| *removed != name);
         tracing::info!("pool {name} is ready");
         self.registry.save().await?;
         self.pool_changed(&name, Vec::new())
     }
 
-    /// Makes an opened pool usable. The pool's devices allow allocation, except those listed in
-    /// `out`.
+    /// Makes an opened pool usable. A device that the saved state does not know is missing: it was
+    /// added later, and may have dirty data.
     pub(in crate::services) async fn take_pool_in(
         &self,
         name: &str,
         opened: Opened,
-        out: &[PathBuf],
-        peers: &[PeerState],
-    ) -> Result<(), ApiError> {
+        known: Known<'_>,
+    ) -> Result<()> {
+        let Known { out, peers, device_ids } = known;
         let chosen = |path: &PathBuf| if out.contains(path) { Chosen::Out } else { Chosen::In };
         let Opened { flash, uuid, segment_bytes, devices, offline } = opened;
         for (path, reason) in &offline {
             tracing::error!("pool {name}: {} is offline: {reason}", path.display());
         }
         let offline = offline.into_iter().map(|(path, reason)| {
+            let reason = unknown_device(&path).map_or(reason, |_| UNKNOWN_REASON.to_owned());
             let chosen = chosen(&path);
             let peer = peers.iter().find(|peer| peer.path == path).cloned();
             DeviceEntry { peer, ..DeviceEntry::offline(path, reason, chosen) }
         });
+        let now = flash.device_ids().await?;
         let entry = PoolEntry {
             flash,
+            device_ids: device_ids.unwrap_or(now),
             uuid,
             segment_bytes,
             devices: offline.collect(),
+            returned: Vec::new(),
             owners: Vec::new(),
-            busy: Some("opened"),
+            orphans: std::collections::BTreeMap::new(),
+            orphans_before: Vec::new(),
+            is_unseen: false,
+            busy: Some(OPENING),
             sharing: Sharing::default(),
+            flash_writes: PoolWrites::default(),
         };
         {
             let mut inner = self.registry.inner();
             if inner.pools.contains_key(name) {
-                return Err(ApiError::conflict(format!("a pool '{name}' already exists")));
+                return Err(conflict!("a pool '{name}' already exists"));
             }
             inner.pools.insert(name.to_owned(), entry);
         }
@@ -153,7 +174,9 @@ impl Pools {
                 self.registry.inner().pool_mut(name)?.devices.push(entry);
             }
         }
+        self.registry.inner().pool_mut(name)?.note_device_ids(name, now);
         self.refresh_owners(name).await;
+        self.release_ended(name).await;
         self.swap.refresh(name).await;
         self.registry.inner().pool_mut(name)?.busy = None;
         Ok(())
@@ -167,7 +190,7 @@ impl Pools {
         pool: &str,
         info: &DeviceInfo,
         chosen: Chosen,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         let (id, flash) = {
             let mut inner = self.registry.inner();
             (inner.new_device_id()?, inner.pool(pool)?.flash.clone())
@@ -197,6 +220,7 @@ impl Pools {
             let mut inner = self.registry.inner();
             let devices = &mut inner.pool_mut(pool)?.devices;
             let entry = DeviceEntry { peer, ..DeviceEntry::online(info, id, chosen) };
+            devices.retain(|device| unknown_device(&device.path) != Some(info.id));
             match devices.iter_mut().find(|device| device.path == info.path) {
                 Some(device) => *device = entry,
                 None => devices.push(entry),
@@ -213,11 +237,15 @@ impl Pools {
         pool: &str,
         id: DeviceId,
         devices: Vec<DeviceInfo>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         let info = devices.into_iter().find(|device| device.id == id);
         let info = info.ok_or_else(|| ApiError::failed("the new device went offline again"))?;
         let connected = self.connect_device(pool, &info, Chosen::In).await;
-        if connected.is_err() {
+        if connected.is_ok() {
+            let mut inner = self.registry.inner();
+            let entry = inner.pool_mut(pool)?;
+            entry.device_ids = entry.device_ids.max(id.0 + 1);
+        } else {
             let flash = self.registry.inner().pool(pool)?.flash.clone();
             if let Err(error) = flash.remove_device(id, Vec::new()).await {
                 tracing::warn!(
@@ -230,7 +258,7 @@ impl Pools {
     }
 
     /// Closes a device that the shards do not know. The contents of the device are kept.
-    async fn close_device(&self, pool: &str, id: DeviceId) {
+    pub(super) async fn close_device(&self, pool: &str, id: DeviceId) {
         let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
         if let Err(error) = flash.close_device(id).await {
             tracing::warn!("pool {pool}: {error}");
@@ -239,7 +267,7 @@ impl Pools {
 
     /// Updates a device's allocation from its configuration and its fence. Returns false if the
     /// device cannot store the setting.
-    async fn admit(&self, pool: &str, flash: &Flash, id: DeviceId) -> Result<bool, ApiError> {
+    async fn admit(&self, pool: &str, flash: &Flash, id: DeviceId) -> Result<bool> {
         loop {
             let admission = self.registry.inner().pool(pool)?.admission(id);
             let devices = flash.set_admission(id, admission).await?;
@@ -251,11 +279,14 @@ impl Pools {
         }
     }
 
-    async fn add_device(&self, pool: &str, add: DeviceAdd) -> Result<PoolChanged, ApiError> {
+    async fn add_device(&self, pool: &str, add: DeviceAdd, dirty: OnDirty) -> Result<PoolChanged> {
         if let Some(to) = add.peer {
             return self.borrow(pool, &to, add.size).await;
         }
-        let guard = self.registry.guard_pool(pool, "changed")?;
+        if add.force {
+            check_overwritten(std::slice::from_ref(&add.path), dirty).await?;
+        }
+        let guard = self.registry.guard_pool_for_command(pool, "changed").await?;
         let flash = {
             let inner = self.registry.inner();
             inner.check_device_is_new(Path::new(&add.path))?;
@@ -263,7 +294,23 @@ impl Pools {
         };
         let spec = device_spec(add.path, add.size);
         let path = spec.path.clone();
-        let (id, devices) = flash.add_device(spec, overwrite(add.force)).await?;
+        if !add.force && self.connect_known_device(pool, &path).await? {
+            drop(guard);
+            self.release_outdated(pool).await;
+            self.refresh_owners(pool).await;
+            self.swap.refresh(pool).await;
+            tracing::info!("pool {pool}: {}, which belongs to it, is online", path.display());
+            let mut notes = vec!["the device belongs to the pool; its content is kept".to_owned()];
+            notes.extend(self.top_up(pool).await);
+            self.registry.save().await?;
+            return self.pool_changed(pool, notes);
+        }
+        self.note_next_device(pool).await?;
+        let added = flash.add_device(spec, overwrite(add.force)).await;
+        if added.is_err() {
+            self.forget_next_device(pool).await?;
+        }
+        let (id, devices) = added?;
         let uuid = flash.uuid().await?;
         self.connect_new_device(pool, id, devices).await?;
         self.registry.inner().pool_mut(pool)?.uuid = uuid;
@@ -274,9 +321,9 @@ impl Pools {
         self.pool_changed(pool, notes)
     }
 
-    async fn set_device(&self, pool: &str, path: &Path, patch: DevicePatch) -> Result<PoolChanged, ApiError> {
+    async fn set_device(&self, pool: &str, path: &Path, patch: DevicePatch) -> Result<PoolChanged> {
         let DevicePatch { admission } = patch;
-        let guard = self.registry.guard_pool(pool, "changed")?;
+        let guard = self.registry.guard_pool_for_command(pool, "changed").await?;
         let (flash, ids, before) = {
             let mut inner = self.registry.inner();
             let entry = inner.pool_mut(pool)?;
@@ -284,7 +331,7 @@ impl Pools {
             let device = entry.device_mut(path).ok_or_else(|| no_device(pool, path))?;
             if device.state == DeviceState::Fenced {
                 let path = path.display();
-                return Err(ApiError::conflict(format!("{path} is fenced, so its allocation stays off"))
+                return Err(conflict!("{path} is fenced, so its allocation stays off")
                     .hint(format!("remove it from the pool with 'hob pool remove-device {pool} {path}'")));
             }
             (flash, device.ids, std::mem::replace(&mut device.admission, admission))
@@ -295,10 +342,7 @@ impl Pools {
             if let Some(device) = self.registry.inner().pool_mut(pool)?.device_mut(path) {
                 device.admission = before;
             }
-            return Err(ApiError::failed(format!(
-                "cannot store the setting on {}; see the daemon's log",
-                path.display()
-            )));
+            return Err(failed!("cannot store the setting on {}; see the daemon's log", path.display()));
         }
         drop(guard);
         let mut notes = Vec::new();
@@ -308,13 +352,20 @@ impl Pools {
             let now = if admission == Chosen::In { "gives segments" } else { "has allocation off" };
             tracing::info!("pool {pool}: {} {now}", path.display());
         }
+        let gives = |device: &DeviceEntry| device.admission == Chosen::In && device.ids.is_some();
+        if !self.registry.inner().pool(pool)?.devices.iter().any(gives) {
+            notes.push(format!(
+                "no device of pool {pool} gives space now: no cache can be made or grow, and only the journals of \
+                 caches with write-back are written again at a start of hob"
+            ));
+        }
         notes.extend(self.top_up(pool).await);
         self.registry.save().await?;
         self.pool_changed(pool, notes)
     }
 
-    async fn remove_device(&self, pool: &str, path: &Path) -> Result<PoolChanged, ApiError> {
-        let guard = self.registry.guard_pool(pool, "changed")?;
+    async fn remove_device(&self, pool: &str, path: &Path) -> Result<PoolChanged> {
+        let guard = self.registry.guard_pool_for_command(pool, "changed").await?;
         self.swap.check_none(pool, Some(path))?;
         let (flash, ids) = {
             let inner = self.registry.inner();
@@ -324,6 +375,7 @@ impl Pools {
         };
         let mut notes = Vec::new();
         if let Some(ids) = ids {
+            self.release_outdated_patiently(pool).await;
             let devices = flash.set_admission(ids.in_pool, Admission::Out).await?;
             self.registry.refresh(pool, &devices);
             match self.empty_device(pool, ids.on_shards).await {
@@ -352,8 +404,13 @@ impl Pools {
             let mut inner = self.registry.inner();
             let entry = inner.pool_mut(pool)?;
             entry.devices.retain(|device| device.path != path);
+            entry.returned.retain(|id| ids.is_none_or(|ids| ids.in_pool != *id));
+            if ids.is_none() {
+                inner.give_journals_up(pool);
+            }
+            let entry = inner.pool_mut(pool)?;
             if entry.devices.is_empty() {
-                entry.uuid = None;
+                (entry.uuid, entry.device_ids) = (None, 0);
                 notes.push(format!("pool {pool} has no device left"));
             }
         }
@@ -366,7 +423,7 @@ impl Pools {
     }
 
     /// Moves all caches from a device without allocation to other devices.
-    async fn empty_device(&self, pool: &str, device: DeviceId) -> Result<Vec<String>, ApiError> {
+    async fn empty_device(&self, pool: &str, device: DeviceId) -> Result<Vec<String>> {
         let on_it = |segments: &[hob_engine::command::Segment]| segments.iter().any(|s| s.device == device);
         let disks: Vec<String> = {
             let inner = self.registry.inner();
@@ -388,27 +445,37 @@ impl Pools {
         let entry = inner.pool_mut(pool)?.by_shard_id(device);
         let taken = entry.map_or(0, |entry| entry.segments - entry.free_segments - entry.lost.len() as u64);
         if taken > 0 {
-            // A concurrent change allocated segments before allocation was switched off.
-            return Err(ApiError::conflict("a cache is allocating flash on the device at this moment")
-                .hint("try again when that is done"));
+            // A concurrent change allocated segments before allocation was switched off, or a cache of
+            // an offline disk or of no disk has segments.
+            return Err(ApiError::conflict(
+                "the device has segments of a cache that is being changed, is offline, or belongs to no disk",
+            )
+            .hint(format!("try again; 'hob health' and 'hob pool show {pool}' list such caches")));
         }
         Ok(notes)
     }
 
-    async fn remove_pool(&self, pool: &str) -> Result<PoolChanged, ApiError> {
-        let guard = self.registry.guard_pool(pool, "removed")?;
+    async fn remove_pool(&self, pool: &str) -> Result<PoolChanged> {
+        let guard = self.registry.guard_pool_for_command(pool, "removed").await?;
         self.swap.check_none(pool, None)?;
+        self.release_ended(pool).await;
         let (flash, devices) = {
             let inner = self.registry.inner();
             let users = inner.users_of(pool);
             if !users.is_empty() {
-                return Err(ApiError::conflict(format!(
-                    "pool {pool} has caches of these disks: {}",
-                    users.join(", ")
-                ))
-                .hint("remove the caches with 'hob cache disable'"));
+                return Err(conflict!("pool {pool} has caches of these disks: {}", users.join(", "))
+                    .hint("remove the caches with 'hob cache disable'"));
             }
             let entry = inner.pool(pool)?;
+            if let Some((owner, _)) = entry.orphans(&inner).first() {
+                let owner = CacheOwner(owner.0);
+                return Err(conflict!("pool {pool} has the cache {owner}, which belongs to no disk"
+                )
+                .hint(format!(
+                    "'hob cache adopt' gives it to a disk; 'hob pool discard-orphan {pool} {owner} --yes' \
+                     loses its data"
+                )));
+            }
             let ids =
                 entry.devices.iter().filter_map(|device| Some((device.ids?, entry.in_pool(&device.lost))));
             (entry.flash.clone(), ids.collect::<Vec<_>>())
@@ -438,14 +505,16 @@ impl Pools {
 
     /// Retries to open devices that could not be opened.
     pub(in crate::services) async fn retry_devices(&self, pool: &str) {
-        let Ok(_guard) = self.registry.guard_pool(pool, "opened") else { return };
+        let Ok(_guard) = self.registry.guard_pool(pool, OPENING) else { return };
         let (flash, uuid, offline) = {
             let inner = self.registry.inner();
             let Ok(entry) = inner.pool(pool) else { return };
             let offline = entry.devices.iter().filter(|device| device.state == DeviceState::Offline);
             // Remote flash is not formatted again while a missing cache may need its contents.
             let settled = inner.disks.values().all(|disk| disk.is_settled_in(pool));
-            let offline = offline.filter(|device| device.peer.is_none() || !settled);
+            let offline = offline
+                .filter(|device| device.peer.is_none() || !settled)
+                .filter(|device| unknown_device(&device.path).is_none());
             let offline: Vec<_> = offline.map(|device| (device.path.clone(), device.admission)).collect();
             (entry.flash.clone(), entry.uuid.clone(), offline)
         };
@@ -458,9 +527,11 @@ impl Pools {
             }
             let Ok(devices) = flash.open_late(path.clone(), uuid.clone()).await else { continue };
             let Some(info) = devices.iter().find(|device| device.path == path) else { continue };
+            self.release_ended_on(pool, info.id).await;
             match self.connect_device(pool, info, chosen).await {
                 Ok(()) => {
                     tracing::info!("pool {pool}: device {} is online again", path.display());
+                    self.note_returned(pool, info.id);
                     back = true;
                 }
                 Err(error) => {
@@ -470,24 +541,26 @@ impl Pools {
             }
         }
         if back {
+            if let Ok(ids) = flash.device_ids().await
+                && let Ok(entry) = self.registry.inner().pool_mut(pool)
+            {
+                entry.note_device_ids(pool, ids);
+            }
+            self.release_outdated(pool).await;
             self.refresh_owners(pool).await;
             self.swap.refresh(pool).await;
             self.top_up(pool).await;
         }
     }
 
-    pub(in crate::services) fn pool_changed(
-        &self,
-        name: &str,
-        notes: Vec<String>,
-    ) -> Result<PoolChanged, ApiError> {
+    pub(in crate::services) fn pool_changed(&self, name: &str, notes: Vec<String>) -> Result<PoolChanged> {
         Ok(PoolChanged { pool: Some(self.observe.pool(name)?), notes })
     }
 }
 
 impl Flash {
     /// Closes a device and keeps its contents.
-    async fn close_device(&self, id: DeviceId) -> Result<(), ApiError> {
+    async fn close_device(&self, id: DeviceId) -> Result<()> {
         let closed = self.with(move |place| {
             let Some(pool) = place else { return Ok(()) };
             // A device that was removed is already closed.
@@ -499,6 +572,29 @@ impl Flash {
         });
         closed.await.map(drop)
     }
+}
+
+impl Inner {
+    /// Accepts that journals and data of the caches in a pool are lost with a missing device. Older
+    /// journals of them on other devices are outdated. Caches in use have theirs on present devices.
+    fn give_journals_up(&mut self, pool: &str) {
+        let unused = self.disks.values_mut().filter(|disk| disk.ring.is_empty());
+        let caches = unused.filter_map(|disk| disk.wanted.cache.as_mut());
+        let journals = caches.filter(|spec| spec.pool == pool).filter_map(|spec| spec.journal.as_mut());
+        journals.for_each(|journal| journal.ended = true);
+    }
+}
+
+/// The devices of a pool according to the saved state.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::services) struct Known<'a> {
+    /// Devices on which allocation is off.
+    pub(in crate::services) out: &'a [PathBuf],
+    /// Devices on other hosts.
+    pub(in crate::services) peers: &'a [PeerState],
+    /// Number of device ids that the pool had given out; 0 without a saved state, and `None` if all
+    /// its devices are known.
+    pub(in crate::services) device_ids: Option<u16>,
 }
 
 impl PoolEntry {
@@ -515,23 +611,21 @@ impl crate::services::registry::Inner {
         self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    pub(in crate::services) fn check_device_is_new(&self, path: &Path) -> Result<(), ApiError> {
+    pub(in crate::services) fn check_device_is_new(&self, path: &Path) -> Result<()> {
         if !path.is_absolute() {
-            return Err(ApiError::invalid(format!("{} is not an absolute path", path.display())));
+            return Err(invalid!("{} is not an absolute path", path.display()));
         }
         let mut pools = self.pools.iter();
         let owner = pools.find(|(_, pool)| pool.devices.iter().any(|device| device.path == path));
         match owner {
-            Some((name, _)) => {
-                Err(ApiError::conflict(format!("{} belongs to pool {name} already", path.display())))
-            }
+            Some((name, _)) => Err(conflict!("{} belongs to pool {name} already", path.display())),
             None => Ok(()),
         }
     }
 }
 
 pub(in crate::services) fn no_device(pool: &str, path: &Path) -> ApiError {
-    ApiError::not_found(format!("pool {pool} has no device {}", path.display()))
+    not_found!("pool {pool} has no device {}", path.display())
         .hint(format!("'hob pool show {pool}' lists the devices"))
 }
 

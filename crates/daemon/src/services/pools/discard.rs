@@ -8,7 +8,7 @@ use hob_engine::units::DiskId;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Pools;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::services::registry::{DRAINING, GUARD_EVERY, MIGRATING, OperationGuard};
 use crate::shard_api::{ShardError, ShardHandle};
 
@@ -35,25 +35,26 @@ impl Pools {
         &self,
         name: &str,
         doing: &'static str,
-    ) -> Result<OperationGuard, ApiError> {
+    ) -> Result<OperationGuard> {
         let began = Instant::now();
         loop {
             let error = match self.registry.guard_disk(name, doing) {
                 Ok(guard) => return Ok(guard),
                 Err(error) => error,
             };
-            let (busy, online) = {
+            let (busy, drains, online) = {
                 let inner = self.registry.inner();
                 let disk = inner.disk(name)?;
-                (disk.busy, disk.shard().ok().map(|shard| (shard, disk.id)))
+                let drains = disk.busy == Some(DRAINING) || disk.watch.has_pending_drain();
+                (disk.busy, drains, disk.shard().ok().map(|shard| (shard, disk.id)))
             };
             let waited = began.elapsed();
             let Some((shard, id)) = online else { return Err(error) };
             if busy == Some(MIGRATING) || waited >= GUARD_MAX {
                 return Err(error);
             }
-            if busy == Some(DRAINING) || waited >= GRACE {
-                let _ = timeout(GUARD_EVERY, shard.change_cache(id, CacheChange::StopDrain)).await;
+            if drains || waited >= GRACE {
+                let _ = timeout(GUARD_EVERY, self.stop_drain_of(name, &shard, id)).await;
             }
             if waited >= GRACE {
                 shard.expire_requests(id);
@@ -85,7 +86,7 @@ impl Pools {
 
     /// Removes a disk's cache whose dirty data the caller has discarded. Requests that wait for the
     /// backing fail.
-    pub(in crate::services) async fn take_discarded_cache(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn take_discarded_cache(&self, name: &str) -> Result<()> {
         let Ok((shard, id)) = self.registry.shard_of(name) else { return self.take_cache(name).await };
         expiring(name, &shard, id, self.take_cache(name)).await
     }

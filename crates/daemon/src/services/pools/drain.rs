@@ -3,9 +3,11 @@
 //! A drain holds the operation guard of its disk: until the drain ends, hob refuses other changes
 //! of this disk. A drain continues when its caller has disconnected. A drain ends when the cache
 //! has no dirty data, when it is stopped, or when it fails. If the drain was stopped or failed, hob
-//! reports the reason. The amount of dirty data is read once a second.
+//! reports the reason. The amount of dirty data is read once a second. A drain does not begin while
+//! the backing does not answer ([`waiting`]).
 
 mod tasks;
+mod waiting;
 
 use std::time::Duration;
 
@@ -18,11 +20,12 @@ use tracing::Instrument as _;
 
 use super::Pools;
 use super::caches::no_cache;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict};
 use crate::cache_settings::engine_config;
 use crate::services::registry::{DRAINING, SHRINKING, is_own_work};
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::{ShardError, ShardHandle};
+use waiting::{Modes, PendingDrain};
 
 /// Interval between two reads of the amount of dirty data.
 pub(in crate::services) const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -32,6 +35,9 @@ const SOON: Duration = Duration::from_millis(200);
 
 /// Time without progress after which the backing is reported as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
+
+/// Name of the task that stops a drain.
+const STOP_TASK: &str = "drain --stop";
 
 /// Weight of the newest second in the transfer rate.
 const NEWEST: f64 = 0.3;
@@ -44,6 +50,8 @@ pub(in crate::services) struct Watch {
     asking: bool,
     /// Reason why the latest drain ended early.
     ended: Option<String>,
+    /// The drain for which a change of the disk waits.
+    pending_drain: Option<PendingDrain>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,18 +76,18 @@ struct Seen {
 
 impl Pools {
     /// Starts a drain of dirty data to the backing, or continues a drain that is in progress.
-    pub(crate) async fn drain(&self, disk: String) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn drain(&self, disk: String) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks.run("drain", disk.clone(), async move { service.begin_drain(&disk).await }).await
     }
 
     /// Stops a drain.
-    pub(crate) async fn drain_stop(&self, disk: String) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn drain_stop(&self, disk: String) -> Result<DiskChanged> {
         let service = self.clone();
-        self.tasks.run("drain --stop", disk.clone(), async move { service.stop_drain(&disk).await }).await
+        self.tasks.run(STOP_TASK, disk.clone(), async move { service.stop_drain(&disk).await }).await
     }
 
-    async fn begin_drain(&self, name: &str) -> Result<DiskChanged, ApiError> {
+    async fn begin_drain(&self, name: &str) -> Result<DiskChanged> {
         {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -100,16 +108,16 @@ impl Pools {
         let (service, of) = (self.clone(), name.to_owned());
         let (task, began) = (self.tasks.begin("drain", name.to_owned()), Instant::now());
         let drain = async move {
-            let result = shard.change_cache(id, CacheChange::Drain).await;
+            let result = service.drain_while_answering(&of, &shard, id, None).await;
             service.look(&of, &shard, id).await;
             match &result {
                 // The answer already shows that the drain is finished.
-                Ok(_) if began.elapsed() < SOON => task.forget(),
-                Ok(_) => task.end(Ok(())),
+                Ok(()) if began.elapsed() < SOON => task.forget(),
+                Ok(()) => task.end(Ok(())),
                 Err(ShardError::Command(CommandError::Stopped)) => task.end_cancelled(),
                 Err(error) => task.end(Err(error.to_string())),
             }
-            service.note_drained(&of, result.map(drop));
+            service.note_drained(&of, result);
             drop(guard);
         };
         let drain = tokio::spawn(drain.in_current_span());
@@ -118,15 +126,23 @@ impl Pools {
             let (shard, id) = self.registry.shard_of(name)?;
             self.look(name, &shard, id).await;
         }
-        self.observe.disk_changed(name, Vec::new())
+        let waits = self
+            .registry
+            .inner()
+            .disk(name)?
+            .watch
+            .waiting_reason()
+            .map(|why| format!("the drain waits: {why}"));
+        self.observe.disk_changed(name, waits.into_iter().collect())
     }
 
-    async fn stop_drain(&self, name: &str) -> Result<DiskChanged, ApiError> {
+    async fn stop_drain(&self, name: &str) -> Result<DiskChanged> {
         let (shard, id) = self.registry.shard_of(name)?;
         self.registry.inner().disk(name)?.cache().ok_or_else(|| no_cache(name))?;
         let mut notes = Vec::new();
-        match shard.change_cache(id, CacheChange::StopDrain).await {
-            Ok(_) => {}
+        self.note_stopped(name);
+        match self.stop_drain_of(name, &shard, id).await {
+            Ok(()) => {}
             Err(ShardError::Command(CommandError::NoCache | CommandError::NoJournal)) => {
                 notes.push("there was no drain".to_owned());
             }
@@ -143,6 +159,7 @@ impl Pools {
                 None
             }
             Err(ShardError::Command(CommandError::Stopped)) => Some("the drain was stopped".to_owned()),
+            Err(_) if self.tasks.is_closing() => Some("hob is ending".to_owned()),
             Err(error) => Some(error.to_string()),
         };
         if let Some(why) = &ended {
@@ -154,27 +171,46 @@ impl Pools {
     }
 
     /// Switches the cache to write-through and drains it. The caller holds the disk's operation
-    /// guard, and sets the write mode afterwards ([`Pools::tune`]).
-    pub(in crate::services) async fn clean(
+    /// guard, and sets the write mode afterwards ([`Pools::tune`]). While the backing does not
+    /// answer, guests' writes wait for it, or fail.
+    pub(in crate::services) async fn clean(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
+        let Some(modes) = self.modes_of_drain(name)? else { return Ok(()) };
+        let drained = match shard.change_cache(id, modes.through).await {
+            Ok(_) => shard.change_cache(id, CacheChange::Drain).await.map(drop),
+            Err(error) => Err(error),
+        };
+        self.cleaned(name, drained)
+    }
+
+    /// Switches the cache to write-through and drains it like [`Pools::clean`], but only while the
+    /// backing answers. Until then the cache keeps its write mode. After an error, it has the
+    /// configured mode.
+    pub(in crate::services) async fn clean_while_answering(
         &self,
         name: &str,
         shard: &ShardHandle,
         id: DiskId,
     ) -> Result<(), ApiError> {
-        let config = {
-            let inner = self.registry.inner();
-            let disk = inner.disk(name)?;
-            let spec = disk.cache().ok_or_else(|| no_cache(name))?;
-            if !disk.has_cache || spec.journal.is_none() {
-                return Ok(());
-            }
-            engine_config(spec, inner.pool(&spec.pool)?.segment_bytes)?
-        };
-        let through = CacheChange::Tune(Mode::WriteThrough, config.destage, config.copies);
-        let drained = match shard.change_cache(id, through).await {
-            Ok(_) => shard.change_cache(id, CacheChange::Drain).await.map(drop),
-            Err(error) => Err(error),
-        };
+        let Some(modes) = self.modes_of_drain(name)? else { return Ok(()) };
+        let drained = self.drain_while_answering(name, shard, id, Some(&modes)).await;
+        self.cleaned(name, drained)
+    }
+
+    /// Returns the changes of the write mode around a drain; `None` if no data can be dirty.
+    fn modes_of_drain(&self, name: &str) -> Result<Option<Modes>, ApiError> {
+        let inner = self.registry.inner();
+        let disk = inner.disk(name)?;
+        let spec = disk.cache().ok_or_else(|| no_cache(name))?;
+        if !disk.has_cache || spec.journal.is_none() {
+            return Ok(None);
+        }
+        let config = engine_config(spec, inner.pool(&spec.pool)?.segment_bytes)?;
+        let tune = |mode| CacheChange::Tune(mode, config.destage, config.copies);
+        Ok(Some(Modes { through: tune(Mode::WriteThrough), back: tune(config.mode) }))
+    }
+
+    /// Records how the drain before a change ended.
+    fn cleaned(&self, name: &str, drained: Result<(), ShardError>) -> Result<(), ApiError> {
         match &drained {
             // The cache has lost all its segments, so no data can be dirty.
             Err(ShardError::Command(CommandError::NoCache)) => return Ok(()),
@@ -182,7 +218,7 @@ impl Pools {
         }
         drained.map_err(|error| match error {
             ShardError::Command(CommandError::Stopped) => {
-                ApiError::conflict(format!("the drain of {name} was stopped, so nothing was changed"))
+                conflict!("the drain of {name} was stopped, so nothing was changed")
             }
             error => ApiError::from(error),
         })
@@ -197,7 +233,7 @@ impl Pools {
         shard: &ShardHandle,
         id: DiskId,
         which: Vacate,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         let busy = {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
@@ -214,9 +250,9 @@ impl Pools {
         }
         match emptied {
             Ok(_) => Ok(()),
-            Err(ShardError::Command(CommandError::Stopped)) => Err(ApiError::conflict(format!(
+            Err(ShardError::Command(CommandError::Stopped)) => Err(conflict!(
                 "the change of {name}'s cache was stopped before dirty data was on the backing, so nothing was changed"
-            ))),
+            )),
             Err(error) => Err(error.into()),
         }
     }
@@ -255,6 +291,11 @@ impl Pools {
 }
 
 impl Watch {
+    /// Drops the observations of a cache that was removed.
+    pub(super) fn forget(&mut self) {
+        (self.seen, self.ended) = (None, None);
+    }
+
     fn note(&mut self, stats: &DiskStats, now: Instant) {
         let before = self.seen.filter(|seen| seen.destaged_bytes <= stats.destaged_bytes);
         let mut seen = Seen {
@@ -326,7 +367,8 @@ impl Watch {
     fn view(&self, draining: bool, now: Instant) -> Dirty {
         let Some(seen) = self.seen else {
             let (size, lost, rate) = (Size(0), Size(0), Size(0));
-            return Dirty { size, lost, draining, rate, eta_seconds: None, why: self.ended.clone() };
+            let why = self.waiting_reason().map(str::to_owned).or_else(|| self.ended.clone());
+            return Dirty { size, lost, draining, rate, eta_seconds: None, why };
         };
         let draining = draining || seen.draining;
         let eta = match seen.dirty_bytes {
@@ -339,17 +381,17 @@ impl Watch {
                 "{} of the dirty data cannot be read from flash; 'hob cache discard-dirty' discards it",
                 Size(seen.lost_bytes).human()
             ))
+        } else if let Some(why) = self.waiting_reason() {
+            Some(why.to_owned())
         } else if let Some(why) = self.stuck(draining, now) {
             Some(why)
         } else if draining {
             None
         } else {
-            self.ended.as_ref().filter(|_| seen.dirty_bytes > 0).map(|why| {
-                format!(
-                    "the last drain \
-                ended early: {why}"
-                )
-            })
+            self.ended
+                .as_ref()
+                .filter(|_| seen.dirty_bytes > 0)
+                .map(|why| format!("the last drain ended early: {why}"))
         };
         Dirty {
             size: Size(seen.dirty_bytes),
@@ -369,11 +411,11 @@ impl DiskEntry {
     }
 
     /// Returns the latest observed amount of dirty data, or `None` if the cache can have no dirty
-    /// data.
+    /// data or is not in service.
     pub(in crate::services) fn dirty(&self) -> Option<Dirty> {
         self.cache()?.journal?;
         // The dirty data of an offline disk is unknown.
-        if !matches!(self.phase, DiskPhase::Online(_)) {
+        if !self.has_cache || !matches!(self.phase, DiskPhase::Online(_)) {
             return None;
         }
         let now = Instant::now();
@@ -386,7 +428,7 @@ impl DiskEntry {
 
     /// Returns true if an operation waits for dirty data to reach the backing.
     pub(in crate::services) fn pushes(&self) -> bool {
-        matches!(self.busy, Some(DRAINING | SHRINKING))
+        matches!(self.busy, Some(DRAINING | SHRINKING)) || self.watch.has_pending_drain()
     }
 
     /// Returns the write mode in effect and its reason, if it differs from the configured mode.

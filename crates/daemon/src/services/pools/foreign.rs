@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hob_control::{Preview, Size};
+use hob_control::{OnDirty, Preview, Size};
 use hob_storage::pool::{ForeignCache, caches_on};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::watchdog::contained;
 
 /// Maximum time for reading the journals on the devices.
@@ -30,8 +30,11 @@ pub(in crate::services) async fn overwritten(paths: &[String]) -> Preview {
     }
 }
 
-/// Refuses to overwrite devices that have dirty data of another pool.
-pub(in crate::services) async fn check_overwritten(paths: &[String]) -> Result<(), ApiError> {
+/// Refuses to overwrite devices that have dirty data of another pool, unless it may be discarded.
+pub(super) async fn check_overwritten(paths: &[String], dirty: OnDirty) -> Result<()> {
+    if dirty == OnDirty::Discard {
+        return Ok(());
+    }
     let preview = overwritten(paths).await;
     if !preview.loses_dirty() {
         return Ok(());

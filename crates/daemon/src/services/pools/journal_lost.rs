@@ -13,20 +13,23 @@
 
 use std::time::Duration;
 
-use hob_engine::command::{CacheChange, Segment};
+use hob_engine::command::{CacheChange, Copies, Segment};
 use hob_engine::units::{DeviceId, DiskId};
 
 use super::Pools;
 use super::allocation::AllocationRule;
 use super::caches::no_cache;
 use super::rings::release_owner;
-use crate::api_error::ApiError;
-use crate::services::registry::JOURNAL_LOST;
+use crate::api_error::Result;
 use crate::services::registry::{DiskEntry, DiskPhase, PoolEntry};
+use crate::services::registry::{GUARD_EVERY, JOURNAL_LOST};
 use crate::state::JournalSpec;
 
 /// Pause between two attempts.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
+
+/// Pause between two attempts to replace a journal that lost one of two copies.
+const COPY_RETRY_EVERY: Duration = Duration::from_secs(30);
 
 impl Pools {
     /// Replaces the lost journal of a disk's cache.
@@ -57,9 +60,42 @@ impl Pools {
         }
     }
 
+    /// Replaces a journal of which a copy is not written any more. If the other copy were missing at
+    /// the next start, that old copy would be taken for the newest one. A copy on a peer is replaced
+    /// with the replicas (`replicas.rs`).
+    pub(in crate::services) async fn replace_journal_copy(&self, id: DiskId) {
+        let Some(lost) = self.ring_in_service(id).await else { return };
+        loop {
+            let Some((name, ring)) = self.ring_of(id) else { return };
+            let copies = self.registry.inner().disk(&name).ok().and_then(|disk| Some(disk.cache()?.copies));
+            if copies == Some(Copies::Peer) || !lost.iter().any(|segment| ring.contains(segment)) {
+                return;
+            }
+            // Health reports the missing copy until there is a new journal.
+            if let Ok(disk) = self.registry.inner().disk_mut(&name) {
+                disk.ring_copies = disk.ring_copies.min(1);
+            }
+            if let Some(_guard) = self.registry.guard_patiently(&name, "given a new journal").await {
+                match self.renew_ring(&name).await {
+                    Ok(()) => {
+                        return tracing::info!(
+                            "disk {name}: its cache has a new journal instead of an incomplete one"
+                        );
+                    }
+                    Err(error) => tracing::warn!(
+                        "disk {name}: a copy of its journal cannot be written any more, and a new journal cannot \
+                         be made: {error}; trying again every {} s",
+                        COPY_RETRY_EVERY.as_secs()
+                    ),
+                }
+            }
+            tokio::time::sleep(COPY_RETRY_EVERY).await;
+        }
+    }
+
     /// Saves that the journal was lost. The journal may describe older, clean data at positions
     /// where the backing receives newer data from now on.
-    async fn record_loss(&self, name: &str, id: DiskId) -> Result<(), ApiError> {
+    async fn record_loss(&self, name: &str, id: DiskId) -> Result<()> {
         let number = {
             let mut inner = self.registry.inner();
             let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
@@ -73,7 +109,7 @@ impl Pools {
         Ok(())
     }
 
-    async fn try_to_replace(&self, name: &str) -> Result<(), ApiError> {
+    async fn try_to_replace(&self, name: &str) -> Result<()> {
         let Err(error) = self.renew_ring(name).await else { return Ok(()) };
         tracing::warn!("disk {name}: draining its cache before it gets a new journal: {error}");
         let (shard, id) = self.registry.shard_of(name)?;
@@ -85,13 +121,13 @@ impl Pools {
             Ok(()) => Ok(()),
             Err(error) => {
                 tracing::warn!("disk {name}: replacing its cache with an empty one: {error}");
-                self.begin_anew(name).await
+                self.replace_cache(name).await
             }
         }
     }
 
     /// Removes a cache without dirty data, whatever its journal says, and creates a new cache.
-    async fn begin_anew(&self, name: &str) -> Result<(), ApiError> {
+    async fn replace_cache(&self, name: &str) -> Result<()> {
         let (old, pool) = {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
@@ -130,6 +166,20 @@ impl Pools {
         let disk = inner.disks.values().find(|disk| disk.id == id)?;
         let is_there = disk.has_cache && matches!(disk.phase, DiskPhase::Online(_));
         is_there.then(|| (disk.wanted.name.clone(), disk.ring.clone()))
+    }
+
+    /// Returns the journal ring of a disk's cache. A new or recovered cache may lose a copy of its
+    /// first journal before it is in service, so this waits until the operation in progress ends.
+    async fn ring_in_service(&self, id: DiskId) -> Option<Vec<Segment>> {
+        loop {
+            if let Some((_, ring)) = self.ring_of(id) {
+                return Some(ring);
+            }
+            if !self.registry.inner().disks.values().any(|disk| disk.id == id && disk.busy.is_some()) {
+                return None;
+            }
+            tokio::time::sleep(GUARD_EVERY).await;
+        }
     }
 
     fn journal_is_back(&self, name: &str) {

@@ -1,11 +1,14 @@
-//! The RAM tier of caches: limits on its size, and its allocation on the shards.
+//! The memory of caches: the limit on the size of an index; the limits on the size of a RAM tier,
+//! and its allocation on the shards.
 
 use hob_control::Size;
 use hob_engine::command::{MEMORY_PAGE_BYTES_MAX, MemoryConfig};
+use hob_engine::units::SECTOR_BYTES;
 
 use super::Pools;
-use crate::api_error::ApiError;
+use crate::api_error::{Result, conflict, invalid};
 use crate::hardware::Area;
+use crate::host_memory::HostMemory;
 use crate::services::flash::blocking;
 use crate::services::registry::{DiskPhase, Inner};
 use crate::state::CacheSpec;
@@ -13,34 +16,52 @@ use crate::state::CacheSpec;
 /// Minimum size of a RAM tier in bytes.
 const BYTES_MIN: u64 = 1 << 20;
 
-/// Memory of this host in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::services) struct HostMemory {
-    /// Total memory that hob may use.
-    total: u64,
-    /// Memory that is currently free.
-    available: u64,
+/// Memory of the index for each block of one sector, in bytes (docs/ARCHITECTURE.md, promise 6).
+const INDEX_BYTES_PER_BLOCK: u64 = 24;
+
+/// Memory of the index for each further sector of a block, in bytes: its checksum, and its flags
+/// rounded up.
+const INDEX_BYTES_PER_SECTOR: u64 = 5;
+
+/// Returns the memory of the index of a cache of `cache_bytes`, in bytes. Dirty data needs more.
+fn index_bytes(cache_bytes: u64, block_bytes: u64) -> u64 {
+    let sectors = cache_bytes / SECTOR_BYTES;
+    let blocks = cache_bytes / block_bytes.max(SECTOR_BYTES);
+    let of_blocks = blocks.saturating_mul(INDEX_BYTES_PER_BLOCK);
+    of_blocks.saturating_add((sectors - blocks).saturating_mul(INDEX_BYTES_PER_SECTOR))
 }
 
-impl HostMemory {
-    /// Reads the current memory sizes.
-    fn look() -> HostMemory {
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        // A container may have a lower limit.
-        let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
-        HostMemory::parse(&meminfo, &limit)
+/// Refuses a cache of `bytes` in blocks of `block_bytes` whose index does not fit in the available
+/// memory of this host. `has_bytes` is the memory of the cache's present index.
+fn check_index_of(host: HostMemory, bytes: u64, block_bytes: u64, has_bytes: u64) -> Result<()> {
+    let needed = index_bytes(bytes, block_bytes);
+    let allowed = host.available.saturating_add(has_bytes);
+    if needed <= allowed {
+        return Ok(());
     }
+    let human = |bytes| Size(bytes).human();
+    Err(conflict!(
+        "the index of a cache of {} in blocks of {} needs {} of memory, and this host allows {}",
+        Size(bytes),
+        Size(block_bytes),
+        human(needed),
+        human(allowed)
+    )
+    .hint("choose a smaller cache or larger blocks (--block-size), or free memory"))
+}
 
-    fn parse(meminfo: &str, limit: &str) -> HostMemory {
-        let kib = |name: &str| {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
-        };
-        // An unknown size is not limited.
-        let bytes = |name| kib(name).map_or(u64::MAX, |kib| kib.saturating_mul(1024));
-        let limit = limit.trim().parse().unwrap_or(u64::MAX);
-        HostMemory { total: bytes("MemTotal:").min(limit), available: bytes("MemAvailable:").min(limit) }
-    }
+/// Refuses a cache whose index does not fit in the available memory of this host. `segments` is the
+/// number of data segments that the cache would have. `before` has the number of segments and the
+/// configuration of the present cache, if there is one.
+pub(in crate::services) fn check_index(
+    spec: &CacheSpec,
+    segments: u64,
+    before: Option<(&CacheSpec, u64)>,
+    segment_bytes: u64,
+) -> Result<()> {
+    let bytes = |segments: u64| segments.saturating_mul(segment_bytes);
+    let has_bytes = before.map_or(0, |(spec, held)| index_bytes(bytes(held), spec.block_size.bytes()));
+    check_index_of(HostMemory::look(), bytes(segments), spec.block_size.bytes(), has_bytes)
 }
 
 /// Returns the configuration of a cache's RAM tier, if it has one.
@@ -52,7 +73,7 @@ fn config(spec: &CacheSpec) -> Option<MemoryConfig> {
 impl Pools {
     /// Allocates or changes the RAM tier of a disk's cache on its shard. Returns a note if this
     /// fails.
-    pub(in crate::services) async fn fit_memory(&self, name: &str) -> Result<Vec<String>, ApiError> {
+    pub(in crate::services) async fn fit_memory(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id, wanted, has) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -90,43 +111,43 @@ impl Pools {
 
 impl Inner {
     /// Checks whether this host has enough memory for a disk's cache.
-    pub(in crate::services) fn check_memory(&self, name: &str, spec: &CacheSpec) -> Result<(), ApiError> {
+    pub(in crate::services) fn check_memory(&self, name: &str, spec: &CacheSpec) -> Result<()> {
         self.check_memory_of(HostMemory::look(), name, spec)
     }
 
-    fn check_memory_of(&self, machine: HostMemory, name: &str, spec: &CacheSpec) -> Result<(), ApiError> {
+    fn check_memory_of(&self, machine: HostMemory, name: &str, spec: &CacheSpec) -> Result<()> {
         let wanted = spec.ram.bytes();
         let human = |bytes| Size(bytes).human();
         if wanted == 0 {
             return Ok(());
         }
         if wanted < BYTES_MIN {
-            return Err(ApiError::invalid(format!(
+            return Err(invalid!(
                 "the memory tier (ram) must be 0 or at least {}, not {}",
                 human(BYTES_MIN),
                 spec.ram
-            )));
+            ));
         }
         let of = |other: &&crate::services::registry::DiskEntry| other.wanted.name != name;
         let others: u64 =
             self.disks.values().filter(of).filter_map(|disk| disk.cache()).map(|c| c.ram.bytes()).sum();
         if others.saturating_add(wanted) > machine.total / 2 {
-            return Err(ApiError::invalid(format!(
+            return Err(invalid!(
                 "a memory tier of {} and other memory tiers of {} are more than half of this host's \
                 memory of {}",
                 human(wanted),
                 human(others),
                 human(machine.total)
-            ))
+            )
             .hint("ask for less"));
         }
         let has = self.disks.get(name).and_then(|disk| disk.memory).map_or(0, |memory| memory.bytes);
         if wanted > has.saturating_add(machine.available) {
-            return Err(ApiError::conflict(format!(
+            return Err(conflict!(
                 "this host has {} of free memory, and the memory tier needs {}",
                 human(machine.available),
                 human(wanted)
-            ))
+            )
             .hint("choose a smaller memory tier, or free memory"));
         }
         Ok(())
@@ -161,12 +182,28 @@ mod tests {
     }
 
     #[test]
-    fn the_system_says_how_much_there_is() {
-        let text = "MemTotal:       16777216 kB\nMemFree:   1 kB\nMemAvailable:    3145728 kB\n";
-        assert_eq!(HostMemory::parse(text, "max\n"), MACHINE);
-        let in_container = HostMemory { total: 1 << 30, available: 1 << 30 };
-        assert_eq!(HostMemory::parse(text, "1073741824\n"), in_container);
-        assert_eq!(HostMemory::parse("", ""), HostMemory { total: u64::MAX, available: u64::MAX });
+    fn an_index_takes_24_bytes_per_block_and_less_for_large_blocks() {
+        assert_eq!(index_bytes(1 << 30, 4096), 6 << 20);
+        assert_eq!(index_bytes(7 << 40, 4096), 42 << 30);
+        assert_eq!(index_bytes(1 << 30, 64 << 10), (24 + 15 * 5) << 14);
+        assert_eq!(index_bytes(0, 4096), 0);
+        // The largest cache that a command can ask for.
+        assert!(index_bytes(1 << 60, 4096) > 1 << 52);
+    }
+
+    #[test]
+    fn a_cache_whose_index_does_not_fit_is_refused_with_both_numbers() {
+        let check = |bytes, block_bytes, has_bytes| {
+            check_index_of(MACHINE, bytes, block_bytes, has_bytes).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(512 << 30, 4096, 0), Ok(()), "exactly the available memory");
+        let error = check(7 << 40, 4096, 0).unwrap_err();
+        assert!(error.contains("7T") && error.contains("42 GiB") && error.contains("3 GiB"), "{error}");
+        assert!(error.contains("smaller cache or larger blocks"), "{error}");
+        assert_eq!(check(1 << 40, 1 << 20, 0), Ok(()), "larger blocks need less");
+        assert_eq!(check(1 << 40, 4096, 3 << 30), Ok(()), "the present index is released");
+        let full = HostMemory { total: 1 << 30, available: 0 };
+        assert_eq!(check_index_of(full, 1 << 30, 4096, 6 << 20), Ok(()), "the cache does not grow");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! not open, recover or migrate disks.
 //!
 //! The submodules are, in order: [`devices`] of pools, [`allocation`] of segments, [`caches`] and
-//! their commands, [`sharing`] of a pool among caches, [`rings`] of journals, [`replicas`] on a peer, and
+//! their commands, [`sharing`] of a pool among caches, [`flash_writes`] and their budgets, [`rings`] of journals, [`replicas`] on a peer, and
 //! [`drain`].
 
 mod allocation;
@@ -16,15 +16,20 @@ mod device_health;
 mod devices;
 mod discard;
 mod drain;
+mod flash_writes;
 mod foreign;
 mod journal_lost;
 mod memory;
+mod orphans;
 mod remote_devices;
+mod replacement;
 mod replica_records;
 mod replicas;
+mod returned_devices;
 mod rings;
 mod sharing;
 mod stalls;
+mod unknown_devices;
 
 use std::sync::Arc;
 
@@ -35,11 +40,15 @@ use super::remote_flash::RemoteFlash;
 use super::swap::Swaps;
 use super::tasks::Tasks;
 pub(super) use allocation::{AllocationRule, Restructure, places};
+pub(super) use balance::Surplus;
 pub(super) use caches::no_cache;
-pub(super) use devices::{device_spec, no_device};
+pub(super) use devices::{Known, device_spec, no_device};
 pub(super) use discard::REMOVING;
 pub(super) use drain::{LOOK_EVERY, Watch};
-pub(super) use foreign::{check_overwritten, overwritten};
+pub(super) use flash_writes::PoolWrites;
+pub(super) use foreign::overwritten;
+pub(super) use memory::check_index;
+pub(super) use orphans::read_journal;
 pub(super) use rings::{journal_room, release_owner};
 pub(super) use sharing::{REPARTITION_EVERY, Sharing};
 pub(super) use stalls::Stalls;
@@ -58,5 +67,7 @@ service! {
         /// Locked while the replicas in an ownership record are changed, so that two changes cannot
         /// overtake each other.
         copy_words: Arc<tokio::sync::Mutex<()>>,
+        /// Locked while the journal of an orphan is read.
+        orphan_turn: Arc<tokio::sync::Mutex<()>>,
     }
 }

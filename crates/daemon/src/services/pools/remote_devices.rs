@@ -13,8 +13,8 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::{DeviceSpec, Overwrite};
 
 use super::Pools;
-use crate::api_error::ApiError;
-use crate::services::registry::DiskEntry;
+use crate::api_error::{ApiError, Result, conflict};
+use crate::services::registry::{DiskEntry, LENDING_AGAIN};
 use crate::state::PeerState;
 
 /// Pause between two attempts to remove a replica from an ownership record.
@@ -34,17 +34,15 @@ impl Pools {
         pool: &str,
         to: &str,
         size: Option<Size>,
-    ) -> Result<PoolChanged, ApiError> {
+    ) -> Result<PoolChanged> {
         let size = size.ok_or_else(|| ApiError::invalid("pass --size, the size of the remote flash"))?;
         let path = self.remote_flash.socket_for(to)?;
-        let guard = self.registry.guard_pool(pool, "changed")?;
+        let guard = self.registry.guard_pool_for_command(pool, "changed").await?;
         {
             let inner = self.registry.inner();
             inner.check_device_is_new(&path)?;
             if inner.pool(pool)?.devices.iter().any(|device| device.peer.is_some()) {
-                return Err(ApiError::conflict(format!(
-                    "pool {pool} already has remote flash; a pool can have one peer"
-                )));
+                return Err(conflict!("pool {pool} already has remote flash; a pool can have one peer"));
             }
         }
         let to = PeerState { path: path.clone(), host: to.to_owned(), size };
@@ -146,7 +144,7 @@ impl Pools {
         if there.is_empty() {
             return;
         }
-        let Ok(guard) = self.registry.guard_pool(pool, "given a peer's device again") else { return };
+        let Ok(guard) = self.registry.guard_pool(pool, LENDING_AGAIN) else { return };
         let mut back = false;
         for (to, ids) in self.gone_lenders(pool).into_iter().filter(|(to, _)| there.contains(to)) {
             match self.make_anew(pool, &to, ids).await {
@@ -189,7 +187,7 @@ impl Pools {
         pool: &str,
         to: &PeerState,
         ids: Option<crate::services::registry::DeviceIds>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         let flash = self.registry.inner().pool(pool)?.flash.clone();
         if let Some(ids) = ids {
             for shard in &self.registry.shards {
@@ -211,14 +209,15 @@ impl Pools {
     }
 
     /// Formats a lender's flash and gives the device to the shards.
-    pub(in crate::services) async fn add_peer_device(
-        &self,
-        pool: &str,
-        to: &PeerState,
-    ) -> Result<(), ApiError> {
+    pub(in crate::services) async fn add_peer_device(&self, pool: &str, to: &PeerState) -> Result<()> {
         let flash = self.registry.inner().pool(pool)?.flash.clone();
         let spec = DeviceSpec { path: to.path.clone(), size_bytes: None };
-        let (id, devices) = flash.add_device(spec, Overwrite::Force).await?;
+        self.note_next_device(pool).await?;
+        let added = flash.add_device(spec, Overwrite::Force).await;
+        if added.is_err() {
+            self.forget_next_device(pool).await?;
+        }
+        let (id, devices) = added?;
         self.connect_new_device(pool, id, devices).await
     }
 }

@@ -7,14 +7,14 @@
 //! do nothing.
 
 use super::Pools;
-use crate::api_error::ApiError;
+use crate::api_error::{Result, failed};
 use crate::services::registry::DiskPhase;
 
 impl Pools {
     /// Removes the replica from the ownership record of `disk`. An error means that the record may
     /// still name the replica. Then no write may continue without the replica, and the caller must
     /// try again.
-    pub(in crate::services) async fn say_copy_is_gone(&self, disk: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn say_copy_is_gone(&self, disk: &str) -> Result<()> {
         let Some(cluster) = self.peers.cluster() else { return Ok(()) };
         // A disk that is not served acknowledges no write. The host that opens it removes the
         // replica from the record first.
@@ -27,7 +27,7 @@ impl Pools {
             return Ok(());
         }
         cluster.forget_copy(disk).await.map_err(|why| {
-            ApiError::failed(format!("cannot remove the replica of {disk} from etcd: {why}"))
+            failed!("cannot remove the replica of {disk} from etcd: {why}")
                 .hint("writes wait until this succeeds; hob tries again")
         })
     }
@@ -41,16 +41,17 @@ impl Pools {
         disk: &str,
         host: &str,
         loan: &str,
-    ) -> Result<bool, ApiError> {
+    ) -> Result<bool> {
         let Some(cluster) = self.peers.cluster() else { return Ok(false) };
         let Some(cache) = self.journal_owner(disk) else { return Ok(false) };
-        cluster.note_copy(disk, host, loan, &cache).await.map_err(|why| {
-            ApiError::failed(format!("cannot record in etcd that {host} has a replica of {disk}: {why}"))
-        })
+        cluster
+            .note_copy(disk, host, loan, &cache)
+            .await
+            .map_err(|why| failed!("cannot record in etcd that {host} has a replica of {disk}: {why}"))
     }
 
     /// Removes a replica of an earlier cache from the disk's ownership record.
-    pub(in crate::services) async fn forget_copies_of_others(&self, disk: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn forget_copies_of_others(&self, disk: &str) -> Result<()> {
         let Some(cluster) = self.peers.cluster() else { return Ok(()) };
         let copied = cluster.copied_cache(disk).await;
         if copied.is_some() && copied != self.journal_owner(disk) {

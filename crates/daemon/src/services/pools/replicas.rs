@@ -1,21 +1,21 @@
 //! Replicas of dirty data on a peer host: the space of a cache for them, and whether all dirty data
 //! has a replica (docs/decisions/0022).
 
-use hob_engine::command::{CacheChange, Copies, DataSegment, NewRing, Segment};
+use hob_engine::command::{CacheChange, Copies, NewRing, Segment};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::OwnerId;
 
 use super::Pools;
 use super::allocation::places;
 use super::rings::ring_segments;
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::state::CacheSpec;
 
 impl Pools {
     /// Allocates space on a peer for the replica of a disk's cache, if a replica is configured and
     /// has no space yet. The caller holds the disk's operation guard.
-    pub(in crate::services) async fn fit_peer(&self, name: &str) -> Result<Vec<String>, ApiError> {
+    pub(in crate::services) async fn fit_peer(&self, name: &str) -> Result<Vec<String>> {
         let (spec, owner, flash, held, ring) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -33,22 +33,11 @@ impl Pools {
             (spec.clone(), OwnerId(journal.owner.0), entry.flash.clone(), held, ring)
         };
         // Two rings may exist at once, and each cache has its own.
-        let (segments, devices) = flash.allocate_seconds(owner, held, 2 * ring).await?;
-        let segments: Vec<_> = {
-            let mut inner = self.registry.inner();
-            let entry = inner.pool_mut(&spec.pool)?;
-            entry.refresh(&devices);
-            let known = |segment: DataSegment| {
-                let place =
-                    entry.on_shards(segment.place).expect("segments come from devices that the shards know");
-                DataSegment { place, ..segment }
-            };
-            segments.into_iter().map(known).collect()
-        };
+        let allocated = flash.allocate_seconds(owner, held, 2 * ring).await?;
+        let segments = self.registry.inner().pool_mut(&spec.pool)?.note_allocated(allocated);
         if segments.is_empty() {
             return Ok(vec![format!(
-                "the remote flash of pool {} has no space for a replica of {name}: writes go to the \
-                 backing",
+                "the remote flash of pool {} has no space for a replica of {name}: writes go to the backing",
                 spec.pool
             )]);
         }
@@ -57,8 +46,7 @@ impl Pools {
         match self.restructure(name, held + got, grow).await {
             Ok(released) => {
                 self.registry.inner().disk_mut(name)?.apart = places(&segments);
-                let free = self.let_go(name, &released, |_| false);
-                self.registry.give_back(&spec.pool, &free).await;
+                self.give_back(name, &spec.pool, &released).await;
                 tracing::info!("disk {name}: space for its replica allocated on a peer");
                 Ok(Vec::new())
             }
@@ -71,7 +59,7 @@ impl Pools {
 
     /// Removes a cache's replica and journal copy from a peer's device. The caller holds the disk's
     /// operation guard.
-    pub(in crate::services) async fn leave_peer(&self, name: &str, device: DeviceId) -> Result<(), ApiError> {
+    pub(in crate::services) async fn leave_peer(&self, name: &str, device: DeviceId) -> Result<()> {
         let (pool, held, leaves_data) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -94,7 +82,7 @@ impl Pools {
         pool: &str,
         held: u64,
         leaves_data: bool,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         {
             let _word = self.copy_words.lock().await;
             self.say_copy_is_gone(name).await?;
@@ -113,11 +101,7 @@ impl Pools {
     /// gets no copy of the new ring, this function removes the peer's replica from the disk's
     /// ownership record in etcd. [`Pools::say_doubled`] records a replica again when it is complete
     /// and has the newest ring.
-    pub(in crate::services) async fn say_before(
-        &self,
-        name: &str,
-        ring: Option<&NewRing>,
-    ) -> Result<(), ApiError> {
+    pub(in crate::services) async fn say_before(&self, name: &str, ring: Option<&NewRing>) -> Result<()> {
         let Some(ring) = ring else { return Ok(()) };
         {
             let mut inner = self.registry.inner();

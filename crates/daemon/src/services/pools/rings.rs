@@ -8,11 +8,11 @@ use hob_storage::pool::OwnerId;
 
 use super::Pools;
 use super::caches::no_cache;
-use crate::api_error::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind, Result};
 use crate::services::flash::RingCopies;
 use crate::services::registry::COPYING;
 use crate::services::registry::Inner;
-use crate::state::{BootId, CacheSpec, JournalSpec};
+use crate::state::{BootId, CacheOwner, CacheSpec, JournalSpec};
 
 impl Pools {
     /// Allocates the next journal ring of a disk for a cache of `data_segments`. Returns `None` for
@@ -21,8 +21,8 @@ impl Pools {
         &self,
         name: &str,
         data_segments: u64,
-    ) -> Result<(Option<NewRing>, Vec<Segment>), ApiError> {
-        let (flash, pool, journal, identity, copies, segments, avoid) = {
+    ) -> Result<(Option<NewRing>, Vec<Segment>)> {
+        let (flash, pool, journal, identity, copies, segments, avoid, opening) = {
             let mut inner = self.registry.inner();
             let spec = inner.disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
             let entry = inner.pool(&spec.pool)?;
@@ -38,19 +38,32 @@ impl Pools {
             // A ring number is never reused, so it is saved before its use.
             journal.ring += 1;
             journal.note_use(BootId::current());
-            (flash, spec.pool.clone(), *journal, disk.identity, ring_places(spec.copies), segments, avoid)
+            let (journal, copies) = (*journal, ring_places(spec.copies));
+            (flash, spec.pool.clone(), journal, disk.identity, copies, segments, avoid, !disk.has_cache)
         };
-        self.registry.save_first().await?;
         let owner = OwnerId(journal.owner.0);
-        let ((number, ring), devices) =
-            flash.allocate_ring(owner, journal.ring, copies, segments, avoid).await.map_err(|error| {
-                if error.kind != ErrorKind::Conflict {
-                    return error;
-                }
-                let what = format!("there is no space for the journal of {name}: {}", error.problem.error);
-                ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }
-                    .hint("make the cache smaller by this amount, or add a device")
-            })?;
+        let allocated = match self.registry.save_first().await {
+            Ok(()) => flash.allocate_ring(owner, journal.ring, copies, segments, avoid, opening).await,
+            Err(error) => Err(error),
+        };
+        if allocated.is_err() {
+            self.note_unused_ring(name, journal.ring).await;
+        }
+        let ((number, ring), devices) = allocated.map_err(|error| {
+            if error.kind != ErrorKind::Conflict {
+                return error;
+            }
+            let what = format!("there is no space for the journal of {name}: {}", error.problem.error);
+            ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }
+                .hint("make the cache smaller by this amount, or add a device")
+        })?;
+        if number > journal.ring {
+            // Flash had rings with higher numbers than the saved state.
+            if let Some(of) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
+                of.journal.iter_mut().for_each(|of| of.ring = number);
+            }
+            self.registry.save_first().await?;
+        }
         let mut inner = self.registry.inner();
         let entry = inner.pool_mut(&pool)?;
         entry.refresh(&devices);
@@ -61,11 +74,20 @@ impl Pools {
         let disk = inner.disk_mut(name)?;
         disk.ring.extend(&room);
         disk.ring_copies = copies.len();
-        if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
-            journal.ring = number;
-        }
         let cache = journal.owner.0.to_le_bytes();
         Ok((Some(NewRing { cache, number, identity, copies }), room))
+    }
+
+    /// Saves that a ring was never in use. Otherwise the ring would be missed at the next start
+    /// without one of the devices.
+    pub(super) async fn note_unused_ring(&self, name: &str, number: u32) {
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            let journal = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut());
+            journal.into_iter().for_each(|journal| journal.unused = journal.unused.max(number));
+        }
+        if let Err(error) = self.registry.save().await {
+            tracing::debug!("{name}: the number of an unused ring cannot be saved: {error}");
+        }
     }
 
     /// Adds missing second copies of journals in a pool, if there is now a device for them.
@@ -95,7 +117,7 @@ impl Pools {
     }
 
     /// Gives the cache a new journal ring with the configured number of copies.
-    pub(in crate::services) async fn renew_ring(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn renew_ring(&self, name: &str) -> Result<()> {
         let (pool, segments) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -107,13 +129,12 @@ impl Pools {
         };
         let renew = |ring: &Option<NewRing>| CacheChange::Shrink(0, ring.clone());
         let released = self.restructure(name, segments, renew).await?;
-        let free = self.let_go(name, &released, |_| false);
-        self.registry.give_back(&pool, &free).await;
+        self.give_back(name, &pool, &released).await;
         Ok(())
     }
 
     /// Returns a note about the space that a journal takes.
-    pub(in crate::services) fn about_journal(&self, name: &str) -> Result<Option<String>, ApiError> {
+    pub(in crate::services) fn about_journal(&self, name: &str) -> Result<Option<String>> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;
         let (Some(spec), false) = (disk.cache(), disk.ring.is_empty()) else { return Ok(None) };
@@ -132,10 +153,48 @@ impl Pools {
         )))
     }
 
+    /// Gives the cache of a disk that has left flash a new identity. Older data of it on a missing
+    /// device is never used again.
+    pub(in crate::services) async fn leave_old_journal(&self, name: &str) -> Result<()> {
+        if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
+            spec.journal = spec.journal.map(|_| JournalSpec::new());
+        }
+        self.registry.save().await
+    }
+
+    /// Saves that a ring of a journal is complete.
+    pub(in crate::services) async fn note_written(&self, name: &str, number: u32) {
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            let journal = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut());
+            journal.into_iter().for_each(|journal| (journal.written, journal.ended) = (number, false));
+        }
+        if let Err(error) = self.registry.save().await {
+            tracing::warn!("{name}: the new journal of its cache cannot be saved: {error}");
+        }
+    }
+
+    /// Saves that a cache is about to be removed from flash. After a crash, its missing journal is
+    /// then no lost one.
+    pub(in crate::services) async fn note_end(&self, spec: &CacheSpec) -> Result<()> {
+        let Some(JournalSpec { owner, .. }) = spec.journal else { return Ok(()) };
+        if !self.registry.inner().set_ended(owner, true) {
+            return Ok(());
+        }
+        let saved = self.registry.save_first().await;
+        if saved.is_err() {
+            self.registry.inner().set_ended(owner, false);
+        }
+        saved
+    }
+
     /// Frees all segments of an owner without a disk. The caller has discarded the owner's cache
     /// before.
     pub(in crate::services) async fn forget_owner(&self, spec: &CacheSpec) {
         let Some(journal) = spec.journal else { return };
+        if let Err(error) = self.note_end(spec).await {
+            // A crash now keeps the disk offline, until the operator discards the cache.
+            tracing::warn!("the end of the cache {} cannot be saved: {error}", journal.owner);
+        }
         let flash = match self.registry.inner().pool(&spec.pool) {
             Ok(entry) => entry.flash.clone(),
             Err(_) => return,
@@ -146,6 +205,37 @@ impl Pools {
         self.refresh_owners(&spec.pool).await;
     }
 
+    /// Frees the segments of ended caches of a pool, which a failed device refused to free before.
+    /// The pool was just opened or is being removed, so no cache uses segments of a former owner.
+    pub(in crate::services) async fn release_ended(&self, pool: &str) {
+        let (flash, ended) = {
+            let mut inner = self.registry.inner();
+            let inner = &mut *inner;
+            let Some(entry) = inner.pools.get(pool) else { return };
+            if entry.is_whole() {
+                inner.ended.keep_those_of(pool, &entry.owners);
+            }
+            let is_there = |ended: &OwnerId| entry.owners.iter().any(|(owner, _)| owner == ended);
+            let ended: Vec<OwnerId> = inner.ended.of_pool(pool).into_iter().filter(is_there).collect();
+            (entry.flash.clone(), ended)
+        };
+        if ended.is_empty() {
+            return;
+        }
+        for owner in ended {
+            let owner = CacheOwner(owner.0);
+            match release_owner(&flash, JournalSpec { owner, ..JournalSpec::new() }).await {
+                Ok(()) => tracing::info!("pool {pool}: the segments of the ended cache {owner} are free"),
+                Err(error) => {
+                    tracing::warn!(
+                        "pool {pool}: cannot free the segments of the ended cache {owner}: {error}"
+                    );
+                }
+            }
+        }
+        self.refresh_owners(pool).await;
+    }
+
     /// Updates the owners of persistent caches in a pool and the free space.
     pub(in crate::services) async fn refresh_owners(&self, pool: &str) {
         let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
@@ -153,6 +243,7 @@ impl Pools {
             Ok((owners, devices)) => {
                 if let Ok(entry) = self.registry.inner().pool_mut(pool) {
                     entry.owners = owners;
+                    entry.is_unseen &= !entry.is_whole();
                     entry.refresh(&devices);
                 }
             }
@@ -171,6 +262,15 @@ impl crate::services::registry::DiskEntry {
 }
 
 impl Inner {
+    /// Sets whether the removal of an owner's cache has begun. Returns true if that is a change of a
+    /// cache that was in use.
+    fn set_ended(&mut self, owner: CacheOwner, ended: bool) -> bool {
+        let journals =
+            self.disks.values_mut().filter_map(|disk| disk.wanted.cache.as_mut()?.journal.as_mut());
+        let changed = journals.filter(|it| it.owner == owner && it.written > 0 && it.ended != ended);
+        changed.map(|journal| journal.ended = ended).count() > 0
+    }
+
     /// Returns the owner ids of all configured caches.
     pub(in crate::services) fn known_owners(&self) -> Vec<OwnerId> {
         let journals = self.disks.values().filter_map(|disk| disk.cache()?.journal);
@@ -182,7 +282,7 @@ impl Inner {
 pub(in crate::services) async fn release_owner(
     flash: &crate::services::flash::Flash,
     journal: JournalSpec,
-) -> Result<(), ApiError> {
+) -> Result<()> {
     let segments = flash.segments_of(OwnerId(journal.owner.0)).await?;
     if !segments.is_empty() {
         flash.release(segments).await?;

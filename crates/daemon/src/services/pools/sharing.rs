@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{SharedCache, SharedCapacity, SharedLimits, Size};
-use hob_engine::command::{CacheChange, Mode};
+use hob_engine::command::Mode;
 use hob_engine::partition::{DiskCounts, Limits, Member, PERIOD_NS, Partitioner, Status};
 use hob_engine::sizing::BlockSizing;
 use hob_engine::units::{DeviceId, DiskId, Instant};
@@ -20,11 +20,11 @@ use tokio::time::Instant as Clock;
 use super::Pools;
 use super::allocation::AllocationRule;
 use super::rings::ring_segments;
-use crate::api_error::ApiError;
+use crate::api_error::{Result, conflict};
 use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner, PoolEntry, REPARTITIONING, is_own_work};
 use crate::shard_api::{CountsAsked, ShardHandle};
-use crate::state::SharedSize;
+use crate::state::{CacheSpec, SharedSize};
 
 /// Time between two rounds.
 pub(in crate::services) const REPARTITION_EVERY: Duration = Duration::from_nanos(PERIOD_NS);
@@ -133,7 +133,7 @@ impl Pools {
     }
 
     /// Chooses the sizes of a pool's shared caches and resizes them.
-    pub(in crate::services) async fn round(&self, pool: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn round(&self, pool: &str) -> Result<()> {
         let mut curves = std::mem::take(&mut self.registry.inner().pool_mut(pool)?.sharing.curves);
         let participants = self.participants(pool, &mut curves).await;
         let (mut partitioner, now, capacity) = {
@@ -255,13 +255,9 @@ impl Pools {
             let inner = self.registry.inner();
             let Ok(entry) = inner.pool(pool) else { return };
             let donors = inner.disks.values().filter_map(|disk| {
-                let spec = disk.cache().filter(|spec| spec.pool == pool)?;
-                let limits = spec.shared?.in_segments(entry.segment_bytes);
-                let held = disk.held.len() as u64;
-                let surplus = held.saturating_sub(limits.min);
-                let gives = disk.has_cache && surplus > 0 && !limits.pinned;
-                let destages = spec.mode == Mode::WriteBack;
-                gives.then(|| (destages, disk.wanted.name.clone(), held, surplus))
+                let surplus = disk.spare_segments(pool, entry.segment_bytes)?;
+                let destages = disk.cache()?.mode == Mode::WriteBack;
+                Some((destages, disk.wanted.name.clone(), disk.held.len() as u64, surplus))
             });
             donors.collect()
         };
@@ -286,7 +282,8 @@ impl Pools {
         }
     }
 
-    fn free_beyond_journals(&self, pool: &str) -> u64 {
+    /// Returns the number of free segments of a pool, without those for journals.
+    pub(super) fn free_beyond_journals(&self, pool: &str) -> u64 {
         let inner = self.registry.inner();
         let spare = inner.journal_spare(pool);
         inner.pool(pool).map_or(0, |entry| entry.free_segments_beyond(spare))
@@ -294,7 +291,7 @@ impl Pools {
 
     /// Shrinks a shared cache to `segments`, after the daemon's own work on it. The cache may
     /// already be smaller by then.
-    async fn shrink_patiently(&self, name: &str, segments: u64) -> Result<(), ApiError> {
+    async fn shrink_patiently(&self, name: &str, segments: u64) -> Result<()> {
         let end = Clock::now() + RELEASE_MAX;
         while self.registry.inner().disk(name)?.busy.is_some_and(is_own_work) && Clock::now() < end {
             tokio::time::sleep(BUSY_EVERY).await;
@@ -305,15 +302,14 @@ impl Pools {
 
     /// Resizes a shared cache to `segments`, as far as there is space. Returns the size that it has
     /// now, in segments.
-    async fn resize_shared(&self, name: &str, segments: u64) -> Result<u64, ApiError> {
+    async fn resize_shared(&self, name: &str, segments: u64) -> Result<u64> {
         let _guard = self.registry.guard_disk(name, REPARTITIONING)?;
         let (shard, id, pool, held) = {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             let (shard, id, held) = (disk.shard()?, disk.id, disk.held.len() as u64);
             let pool = disk.cache().filter(|spec| spec.shared.is_some()).map(|spec| spec.pool.clone());
-            let pool =
-                pool.ok_or_else(|| ApiError::conflict(format!("the cache of {name} is not shared")))?;
+            let pool = pool.ok_or_else(|| conflict!("the cache of {name} is not shared"))?;
             inner.set_shared_size(name, segments);
             (shard, id, pool, held)
         };
@@ -326,7 +322,7 @@ impl Pools {
                 result = &mut resized => break result,
                 () = tokio::time::sleep(RELEASE_MAX) => {
                     // The backing is slow or away, so the cache keeps its segments.
-                    let _ = shard.change_cache(id, CacheChange::StopDrain).await;
+                    let _ = self.stop_drain_of(name, &shard, id).await;
                 }
             }
         };
@@ -354,15 +350,31 @@ impl Inner {
     /// persistent cache writes a new journal ring, and the rings on a device that is removed move to
     /// the others.
     pub(in crate::services) fn journal_spare(&self, pool: &str) -> u64 {
+        let free = self.pool(pool).map_or(0, PoolEntry::free_segments);
+        self.journal_spare_after(pool, free, None)
+    }
+
+    /// Returns the number of segments like [`journal_spare`](Self::journal_spare), when `free`
+    /// segments are free, and the cache of the disk `removed` has been removed and has this
+    /// configuration for a new one.
+    pub(super) fn journal_spare_after(
+        &self,
+        pool: &str,
+        free: u64,
+        removed: Option<(&str, &CacheSpec)>,
+    ) -> u64 {
         let Ok(entry) = self.pool(pool) else { return 0 };
-        let free = entry.free_segments();
         let mut next = 0;
         let mut by_device: BTreeMap<DeviceId, u64> = BTreeMap::new();
         for disk in self.disks.values() {
-            let Some(spec) = disk.cache().filter(|spec| spec.pool == pool) else { continue };
+            let new = removed.filter(|(name, _)| *name == disk.wanted.name).map(|(_, spec)| spec);
+            let spec = new.or_else(|| disk.cache()).filter(|spec| spec.pool == pool);
+            let Some(spec) = spec else { continue };
+            let (held, ring) = if new.is_some() { (0, 0) } else { (disk.held.len(), disk.ring.len()) };
             let grows = if spec.shared.is_some() { free } else { 0 };
-            next = next.max(ring_segments(spec, disk.held.len() as u64 + grows, entry.segment_bytes));
-            disk.ring.iter().for_each(|segment| *by_device.entry(segment.device).or_default() += 1);
+            next = next.max(ring_segments(spec, held as u64 + grows, entry.segment_bytes));
+            let ring = disk.ring.iter().take(ring);
+            ring.for_each(|segment| *by_device.entry(segment.device).or_default() += 1);
         }
         let has_others = entry.devices.iter().filter(|device| device.peer.is_none()).count() > 1;
         let moving = by_device.into_values().max().filter(|_| has_others).unwrap_or(0);
@@ -397,6 +409,14 @@ impl Inner {
 }
 
 impl DiskEntry {
+    /// Returns the number of segments that the disk's shared cache in this pool can release; `None`
+    /// if it releases none.
+    pub(super) fn spare_segments(&self, pool: &str, segment_bytes: u64) -> Option<u64> {
+        let limits = self.cache().filter(|spec| spec.pool == pool)?.shared?.in_segments(segment_bytes);
+        let surplus = (self.held.len() as u64).saturating_sub(limits.min);
+        Some(surplus).filter(|surplus| self.has_cache && *surplus > 0 && !limits.pinned)
+    }
+
     /// Returns details of the disk's shared cache; `None` for a cache with a fixed size.
     pub(in crate::services) fn shared_cache(&self, segment_bytes: u64) -> Option<SharedCache> {
         let SharedSize { min, max, shares, pin } = self.cache()?.shared?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hob_engine::qos::{Report, Resource, agree};
 
 use super::QosService;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::cluster::Cluster;
 use crate::shard_api::ShardHandle;
 
@@ -52,8 +52,8 @@ impl QosService {
     async fn agree_on(
         &self,
         datastore: &str,
-        exchange: impl AsyncFnOnce(Report) -> Result<Vec<Report>, ApiError>,
-    ) -> Result<(), ApiError> {
+        exchange: impl AsyncFnOnce(Report) -> Result<Vec<Report>>,
+    ) -> Result<()> {
         let (id, latency_ms, level, shards) = {
             let rules = self.rules();
             let (id, store) = rules.find_datastore(datastore)?;

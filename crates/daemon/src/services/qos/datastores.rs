@@ -17,7 +17,7 @@ use hob_nbd::uri::{Address, NbdUri};
 use hob_storage::backing::objects;
 
 use super::{QosService, Rules};
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, not_found};
 use crate::services::registry::{DiskPhase, Inner};
 use crate::shard_api::ShardHandle;
 use crate::state::{ControlSpec, DatastoreState};
@@ -57,13 +57,17 @@ impl QosService {
         self.rules().find_datastore(name).ok().map(|(_, store)| store.spec.clone())
     }
 
+    /// Returns the names of the datastores whose settings are not the default.
+    pub(in crate::services) fn tuned_datastores(&self) -> Vec<String> {
+        let is_tuned = |spec: &&DatastoreState| **spec != DatastoreState::new(&spec.name);
+        let rules = self.rules();
+        let specs = rules.datastores.iter().map(|store| &store.spec);
+        specs.filter(is_tuned).map(|spec| spec.name.clone()).collect()
+    }
+
     /// Returns the id of a datastore. Creates the datastore if it does not exist. `is_named`: an
     /// operator assigned a disk to it by name.
-    pub(in crate::services) fn datastore_id(
-        &self,
-        name: &str,
-        is_named: bool,
-    ) -> Result<DatastoreId, ApiError> {
+    pub(in crate::services) fn datastore_id(&self, name: &str, is_named: bool) -> Result<DatastoreId> {
         self.rules().datastore_id(name, is_named)
     }
 
@@ -78,7 +82,7 @@ impl QosService {
     }
 
     /// Returns all datastores with their state.
-    pub(crate) async fn datastores(&self) -> Result<Vec<Datastore>, ApiError> {
+    pub(crate) async fn datastores(&self) -> Result<Vec<Datastore>> {
         let names: Vec<String> = {
             let rules = self.rules();
             rules.datastores.iter().map(|store| store.spec.name.clone()).collect()
@@ -92,7 +96,7 @@ impl QosService {
     }
 
     /// Returns a datastore with its state.
-    pub(crate) async fn datastore(&self, name: &str) -> Result<Datastore, ApiError> {
+    pub(crate) async fn datastore(&self, name: &str) -> Result<Datastore> {
         let (mut view, id, shards) = {
             let rules = self.rules();
             let inner = self.registry.inner();
@@ -134,11 +138,7 @@ impl QosService {
     }
 
     /// Changes the control and the capacity of a datastore.
-    pub(crate) async fn datastore_set(
-        &self,
-        name: String,
-        patch: DatastorePatch,
-    ) -> Result<Datastore, ApiError> {
+    pub(crate) async fn datastore_set(&self, name: String, patch: DatastorePatch) -> Result<Datastore> {
         let service = self.clone();
         self.tasks
             .run("datastore set", name.clone(), async move {
@@ -148,10 +148,10 @@ impl QosService {
                     let spec = store.spec.patched(&patch).map_err(ApiError::invalid)?;
                     let reserved = rules.reserved(&service.registry.inner(), &name);
                     if let Some(capacity) = spec.capacity.filter(|capacity| u64::from(*capacity) < reserved) {
-                        return Err(ApiError::conflict(format!(
+                        return Err(conflict!(
                             "the disks of the datastore have reservations of {reserved} units a \
                             second, which is more than {capacity}"
-                        ))
+                        )
                         .hint("lower their reservations first; 'hob qos show' lists them"));
                     }
                     rules.datastores[usize::from(id.0)].spec = spec;
@@ -170,7 +170,7 @@ impl QosService {
     }
 
     /// Sends the control of a datastore to all shards that have disks of it.
-    fn apply_control(&self, datastore: &str) {
+    pub(in crate::services) fn apply_control(&self, datastore: &str) {
         let rules = self.rules();
         let Ok((id, store)) = rules.find_datastore(datastore) else { return };
         let shards = rules.shards_of(&self.registry.inner(), datastore);
@@ -225,22 +225,21 @@ impl Rules {
         shards
     }
 
-    pub(super) fn find_datastore(&self, name: &str) -> Result<(DatastoreId, &DatastoreEntry), ApiError> {
+    pub(super) fn find_datastore(&self, name: &str) -> Result<(DatastoreId, &DatastoreEntry)> {
         let place = self.datastores.iter().position(|store| store.spec.name == name);
         let place = place.ok_or_else(|| {
-            ApiError::not_found(format!("there is no datastore '{name}'"))
-                .hint("'hob datastore list' shows all")
+            not_found!("there is no datastore '{name}'").hint("'hob datastore list' shows all")
         })?;
         Ok((DatastoreId(place as u16), &self.datastores[place]))
     }
 
-    fn datastore_id(&mut self, name: &str, is_named: bool) -> Result<DatastoreId, ApiError> {
+    fn datastore_id(&mut self, name: &str, is_named: bool) -> Result<DatastoreId> {
         if let Ok((id, _)) = self.find_datastore(name) {
             self.datastores[usize::from(id.0)].is_named |= is_named;
             return Ok(id);
         }
         if self.datastores.len() >= DATASTORES_MAX {
-            return Err(ApiError::conflict(format!("there are {DATASTORES_MAX} datastores")));
+            return Err(conflict!("there are {DATASTORES_MAX} datastores"));
         }
         let entry = DatastoreEntry::new(DatastoreState::new(name));
         self.datastores.push(DatastoreEntry { is_named, ..entry });

@@ -12,7 +12,7 @@ use hob_engine::qos::{self, Entitlement};
 
 use super::registry::{DiskEntry, Inner, Registry, StatePart};
 use super::tasks::Tasks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, invalid, not_found};
 use crate::config::{Config, PolicyEntry};
 use crate::state::{ControlSpec, DiskQosSpec, PolicyState, State, patched_qos};
 pub(super) use agreement::AGREE_EVERY;
@@ -74,7 +74,7 @@ impl QosService {
     }
 
     /// Returns the entitlement of a new disk from hob.toml.
-    pub(super) fn first_of(&self, patch: &QosPatch) -> Result<DiskQosSpec, ApiError> {
+    pub(super) fn first_of(&self, patch: &QosPatch) -> Result<DiskQosSpec> {
         self.rules().first_of(patch)
     }
 
@@ -92,7 +92,7 @@ impl QosService {
     }
 
     /// Returns the entitlement of a disk.
-    pub(crate) fn disk(&self, disk: &str) -> Result<DiskQos, ApiError> {
+    pub(crate) fn disk(&self, disk: &str) -> Result<DiskQos> {
         let rules = self.rules();
         Ok(rules.disk_view(self.registry.inner().disk(disk)?))
     }
@@ -105,7 +105,7 @@ impl QosService {
     }
 
     /// Changes the entitlement of a disk.
-    pub(crate) async fn set(&self, disk: String, patch: QosPatch) -> Result<DiskQos, ApiError> {
+    pub(crate) async fn set(&self, disk: String, patch: QosPatch) -> Result<DiskQos> {
         let service = self.clone();
         self.tasks
             .run("qos set", disk.clone(), async move { service.set_disk_qos(&disk, &patch).await })
@@ -113,7 +113,7 @@ impl QosService {
     }
 
     /// Creates a storage policy, or changes it for all its disks.
-    pub(crate) async fn policy_set(&self, name: String, patch: QosPatch) -> Result<StoragePolicy, ApiError> {
+    pub(crate) async fn policy_set(&self, name: String, patch: QosPatch) -> Result<StoragePolicy> {
         let service = self.clone();
         self.tasks
             .run("policy set", name.clone(), async move { service.set_policy(&name, &patch).await })
@@ -121,7 +121,7 @@ impl QosService {
     }
 
     /// Removes a storage policy that no disk has.
-    pub(crate) async fn policy_remove(&self, name: String) -> Result<StoragePolicy, ApiError> {
+    pub(crate) async fn policy_remove(&self, name: String) -> Result<StoragePolicy> {
         let service = self.clone();
         self.tasks
             .run("policy remove", name.clone(), async move {
@@ -130,7 +130,7 @@ impl QosService {
                     let qos = rules.policy(&name)?;
                     let view = policy_view(&service.registry.inner(), &name, qos);
                     if let Some(disk) = view.disks.first() {
-                        return Err(ApiError::conflict(format!("disk {disk} has the storage policy {name}"))
+                        return Err(conflict!("disk {disk} has the storage policy {name}")
                             .hint("first give its disks another policy, or none with --policy ''"));
                     }
                     rules.policies.remove(&name);
@@ -143,19 +143,15 @@ impl QosService {
     }
 
     /// Applies the storage policies and datastores of hob.toml that no command has changed.
-    pub(super) fn start(&self, config: &Config) -> Result<(), ApiError> {
+    pub(super) fn start(&self, config: &Config) -> Result<()> {
         let mut rules = self.rules();
         for PolicyEntry { name, qos } in &config.policies {
             if rules.policies.contains_key(name) {
                 continue;
             }
-            let named =
-                |error: ApiError| ApiError::invalid(format!("storage policy {name} of hob.toml: {error}"));
+            let named = |error: ApiError| invalid!("storage policy {name} of hob.toml: {error}");
             if qos.policy.is_some() {
-                return Err(named(ApiError::invalid(
-                    "a storage policy cannot use another storage \
-                    policy",
-                )));
+                return Err(named(ApiError::invalid("a storage policy cannot use another storage policy")));
             }
             let qos = patched_qos(Qos::default(), qos).map_err(ApiError::invalid).map_err(named)?;
             rules.policies.insert(name.clone(), qos);
@@ -165,15 +161,13 @@ impl QosService {
                 continue;
             }
             let name = &store.name;
-            let spec = store
-                .settings()
-                .map_err(|error| ApiError::invalid(format!("datastore {name} of hob.toml: {error}")))?;
+            let spec = store.settings().map_err(|error| invalid!("datastore {name} of hob.toml: {error}"))?;
             rules.datastores.push(DatastoreEntry::new(spec));
         }
         Ok(())
     }
 
-    async fn set_disk_qos(&self, name: &str, patch: &QosPatch) -> Result<DiskQos, ApiError> {
+    async fn set_disk_qos(&self, name: &str, patch: &QosPatch) -> Result<DiskQos> {
         let _guard = self.registry.guard_disk_for_command(name, "given other shares").await?;
         self.look_at_peaks().await;
         let (before, mut notes) = {
@@ -182,11 +176,8 @@ impl QosService {
             let before = inner.disk(name)?.wanted.qos.clone();
             let mut wanted = before.clone().unwrap_or_default();
             if wanted.policy.is_some() && patch.policy.is_none() {
-                return Err(ApiError::conflict(format!(
-                    "{name} has the storage policy {}",
-                    wanted.policy.unwrap_or_default()
-                ))
-                .hint("change the policy, or detach the disk from it with --policy ''"));
+                return Err(conflict!("{name} has the storage policy {}", wanted.policy.unwrap_or_default())
+                    .hint("change the policy, or detach the disk from it with --policy ''"));
             }
             match patch.policy.as_deref() {
                 None => {}
@@ -217,10 +208,8 @@ impl QosService {
         Ok(DiskQos { notes, ..self.disk(name)? })
     }
 
-    async fn set_policy(&self, name: &str, patch: &QosPatch) -> Result<StoragePolicy, ApiError> {
-        check_name(name).map_err(|error| {
-            ApiError::invalid(format!("'{name}' cannot be a storage policy's name: {error}"))
-        })?;
+    async fn set_policy(&self, name: &str, patch: &QosPatch) -> Result<StoragePolicy> {
+        check_name(name).map_err(|error| invalid!("'{name}' cannot be a storage policy's name: {error}"))?;
         if patch.policy.is_some() {
             return Err(ApiError::invalid("a storage policy has no policy of its own"));
         }
@@ -230,10 +219,7 @@ impl QosService {
             let inner = self.registry.inner();
             let before = rules.policies.get(name).copied();
             if before.is_none() && rules.policies.len() >= POLICIES_MAX {
-                return Err(ApiError::conflict(format!(
-                    "there are {POLICIES_MAX} storage policies, \
-                    which is the maximum"
-                )));
+                return Err(conflict!("there are {POLICIES_MAX} storage policies, which is the maximum"));
             }
             let wanted = patched_qos(before.unwrap_or_default(), patch).map_err(ApiError::invalid)?;
             rules.policies.insert(name.to_owned(), wanted);
@@ -257,7 +243,7 @@ impl QosService {
     }
 
     /// Sends the entitlement of an online disk to its shard.
-    pub(super) async fn apply(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) async fn apply(&self, name: &str) -> Result<()> {
         let (shard, id, due) = {
             let rules = self.rules();
             let inner = self.registry.inner();
@@ -273,7 +259,7 @@ impl QosService {
 
 impl Rules {
     /// Returns the entitlement of a new disk from hob.toml.
-    fn first_of(&self, patch: &QosPatch) -> Result<DiskQosSpec, ApiError> {
+    fn first_of(&self, patch: &QosPatch) -> Result<DiskQosSpec> {
         let own = match patch.policy.as_deref() {
             Some(policy) => self.policy(policy)?,
             None => Qos::default(),
@@ -285,10 +271,9 @@ impl Rules {
         Ok(DiskQosSpec { policy: patch.policy.clone(), own })
     }
 
-    fn policy(&self, name: &str) -> Result<Qos, ApiError> {
+    fn policy(&self, name: &str) -> Result<Qos> {
         self.policies.get(name).copied().ok_or_else(|| {
-            ApiError::not_found(format!("there is no storage policy '{name}'"))
-                .hint("'hob qos policy list' shows all")
+            not_found!("there is no storage policy '{name}'").hint("'hob qos policy list' shows all")
         })
     }
 
@@ -300,7 +285,7 @@ impl Rules {
 
     /// Checks that no datastore has more reservations than capacity. Returns notes about datastores
     /// of unknown capacity.
-    fn check_reservations(&self, inner: &Inner) -> Result<Vec<String>, ApiError> {
+    fn check_reservations(&self, inner: &Inner) -> Result<Vec<String>> {
         let mut notes = Vec::new();
         let mut reserved = BTreeMap::new();
         for disk in inner.disks.values() {
@@ -325,14 +310,13 @@ impl Rules {
                 }
             };
             if reserved > u64::from(capacity) {
-                return Err(ApiError::conflict(format!(
+                return Err(conflict!(
                     "reservations on datastore {} would total {reserved} units a second, and it \
                     {how} {capacity}",
                     store.spec.name
-                ))
+                )
                 .hint(
-                    "reserve less, or set the capacity of the datastore with 'hob datastore set \
-                    --capacity'",
+                    "reserve less, or set the capacity of the datastore with 'hob datastore set --capacity'",
                 ));
             }
         }

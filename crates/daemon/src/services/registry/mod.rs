@@ -9,11 +9,14 @@
 //! The lock on [`Inner`] is held only for look-ups and never across an await. A service that holds
 //! its own lock may take this lock. A service that holds this lock must not take its own.
 
+mod ended_caches;
 mod operation_guard;
-mod owed;
+mod orphans;
 mod ownership;
+mod pending_change;
 mod repeated_message;
 mod segments;
+mod unreported_failures;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -27,17 +30,20 @@ use hob_storage::pool::OwnerId;
 
 use super::flash::{self, Flash};
 use super::{disks, exports, observe, pools};
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, not_found};
 use crate::hardware::Lock;
 use crate::request_recorder::Counter;
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
+pub(super) use ended_caches::EndedCaches;
 pub(super) use operation_guard::{
-    ADDING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, MIGRATING, OperationGuard, REPARTITIONING, SHRINKING,
-    SPREADING, is_own_work,
+    ADDING, CLEARING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, LENDING_AGAIN, MIGRATING, OPENING,
+    OperationGuard, REPARTITIONING, SHRINKING, SPREADING, is_own_work,
 };
-pub(super) use owed::Owed;
+pub(super) use orphans::{OrphanContent, OrphanJournal, OrphanRecord};
+pub(super) use pending_change::PendingChange;
 pub(super) use repeated_message::RepeatedMessage;
+pub(super) use unreported_failures::UnreportedFailures;
 
 /// Maximum number of pools.
 pub(in crate::services) const POOLS_MAX: usize = 64;
@@ -60,13 +66,12 @@ pub(in crate::services) enum ClusterWait {
 }
 
 /// Health text for a cache that has no working journal.
-pub(in crate::services) const JOURNAL_LOST: &str = "its journal cannot be written: hob \
-    destages dirty data, and writes to the disk wait, for at most half a minute, until there is a \
-    journal elsewhere";
+pub(in crate::services) const JOURNAL_LOST: &str = "its journal cannot be written: hob destages dirty data, \
+and writes to the disk wait, for at most half a minute, until there is a journal elsewhere";
 
 /// Health text for a backing whose server has no flush command.
-pub(in crate::services) const CANNOT_FLUSH: &str = "its backing does not support flush, so a flush of the guest does not make its writes durable \
-    there";
+pub(in crate::services) const CANNOT_FLUSH: &str =
+    "its backing does not support flush, so a flush of the guest does not make its writes durable there";
 
 /// A service whose state is part of the state file.
 pub(super) trait StatePart: std::fmt::Debug + Send + Sync {
@@ -77,7 +82,7 @@ pub(super) trait StatePart: std::fmt::Debug + Send + Sync {
 /// Acts before a save of the state file whose content takes effect afterwards.
 pub(super) trait SaveObserver: std::fmt::Debug + Send + Sync {
     /// Publishes data that must be known before the save. An error prevents the save.
-    fn before_save(&self) -> Pin<Box<dyn Future<Output = Result<(), ApiError>> + Send + '_>>;
+    fn before_save(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>>;
 }
 
 /// The registry; see the module's text.
@@ -99,6 +104,8 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) wait_max: std::time::Duration,
     /// Reason why the daemon does not use the current hob.toml, but the hob.toml of its last start.
     pub(in crate::services) config_refused: Option<String>,
+    /// Changes of hob.toml that the last reload did not make.
+    pub(in crate::services) config_pending: Vec<PendingChange>,
     /// Next id of a flash device. Ids are not reused, because shards keep state per id.
     pub(in crate::services) next_device: u16,
     /// True when all pools and disks of the state file are in the registry. Before that, nothing is
@@ -128,6 +135,8 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
     /// Incoming disks, in the state in which they waited for the cluster.
     pub(in crate::services) waited: BTreeMap<String, DiskState>,
+    /// Caches that must not be used any more.
+    pub(in crate::services) ended: EndedCaches,
 }
 
 #[derive(Debug)]
@@ -136,12 +145,26 @@ pub(in crate::services) struct PoolEntry {
     pub(in crate::services) uuid: Option<String>,
     pub(in crate::services) segment_bytes: u64,
     pub(in crate::services) devices: Vec<DeviceEntry>,
+    /// Number of device ids that the pool has given out, as far as known.
+    pub(in crate::services) device_ids: u16,
+    /// Devices, by pool id, that were missing and are back, while they may have outdated segments of
+    /// caches in use.
+    pub(in crate::services) returned: Vec<DeviceId>,
     /// Owners of persistent caches in the pool with their number of segments, as looked up last.
     pub(in crate::services) owners: Vec<(OwnerId, u64)>,
+    /// Persistent caches that belong to no disk, as far as their journals were read.
+    pub(in crate::services) orphans: BTreeMap<OwnerId, OrphanRecord>,
+    /// Orphans at the last regular check.
+    pub(in crate::services) orphans_before: Vec<OwnerId>,
+    /// True if the pool was opened without a saved state, and not all of its devices were present
+    /// since.
+    pub(in crate::services) is_unseen: bool,
     /// Operation in progress on the pool.
     pub(in crate::services) busy: Option<&'static str>,
     /// Division of the pool among its shared caches.
     pub(in crate::services) sharing: pools::Sharing,
+    /// Flash writes of the pool's caches, and their budget.
+    pub(in crate::services) flash_writes: pools::PoolWrites,
 }
 
 #[derive(Debug)]
@@ -174,7 +197,7 @@ pub(in crate::services) struct DeviceIds {
     pub(in crate::services) on_shards: DeviceId,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::services) struct DiskEntry {
     pub(in crate::services) id: DiskId,
     pub(in crate::services) wanted: DiskState,
@@ -193,6 +216,9 @@ pub(in crate::services) struct DiskEntry {
     /// True while the replica's segments are being released. Meanwhile the replica is not added to
     /// the ownership record in etcd.
     pub(in crate::services) leaves_peer: bool,
+    /// The segments that should still move after the last attempt to balance the cache over devices,
+    /// and the time of that attempt. Only set if the attempt changed nothing.
+    pub(in crate::services) vain_spread: Option<(pools::Surplus, tokio::time::Instant)>,
     /// True if the disk's ownership record may name the replica.
     pub(in crate::services) copy_said: bool,
     /// Segments of the journal's ring, with shard ids. While the journal ring is being replaced,
@@ -208,7 +234,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) measure: Option<disks::Measure>,
     /// The lock on the backing that excludes other writers.
     pub(in crate::services) lock: Option<Lock>,
-    /// Permanent identifier of an immutable backing, by which clones find their parent.
+    /// Name of the content of a backing that does not change, by which clones find their parent.
+    /// `None` also after a change that was detected.
     pub(in crate::services) constant: Option<String>,
     /// State of the clone's parent since the disk was last opened.
     pub(in crate::services) parent: Option<disks::ParentLink>,
@@ -225,7 +252,7 @@ pub(in crate::services) struct DiskEntry {
     /// True if hob has logged its notes about the format that the disk's content looks like.
     pub(in crate::services) content_noted: bool,
     /// Number of guests that have not received a report of a failed flush.
-    pub(in crate::services) owed: Owed,
+    pub(in crate::services) owed: UnreportedFailures,
     /// Reason within the cluster why the disk could not be acquired when it was last opened.
     pub(in crate::services) cluster_wait: ClusterWait,
     /// True if the daemon is ending and the disk has no dirty data any more.
@@ -238,6 +265,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) quality: observe::Quality,
     /// FUSE files of the disk by export, mounted or not.
     pub(in crate::services) files: BTreeMap<String, exports::FileEntry>,
+    /// The disk's block device on this host.
+    pub(in crate::services) device: exports::DeviceEntry,
     /// Operation in progress on the disk.
     pub(in crate::services) busy: Option<&'static str>,
     /// Number of recordings of the disk's requests.
@@ -257,11 +286,17 @@ pub(in crate::services) enum DiskPhase {
     Removing,
 }
 
+impl Default for DiskPhase {
+    fn default() -> DiskPhase {
+        DiskPhase::Offline("the disk is being opened".to_owned())
+    }
+}
+
 impl Registry {
     /// Creates a registry without pools and disks. Saves have no effect before
     /// [`set_restored`](Self::set_restored).
     pub(super) fn new(shards: Vec<ShardHandle>, store: Store) -> Arc<Registry> {
-        assert!(!shards.is_empty(), "somebody has to serve the disks");
+        assert!(!shards.is_empty(), "the daemon has at least one shard");
         Arc::new(Registry {
             shards,
             store: Mutex::new(store),
@@ -298,7 +333,7 @@ impl Registry {
     }
 
     /// Returns the shard that serves a disk, and the disk's id there.
-    pub(super) fn shard_of(&self, name: &str) -> Result<(ShardHandle, DiskId), ApiError> {
+    pub(super) fn shard_of(&self, name: &str) -> Result<(ShardHandle, DiskId)> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
         Ok((disk.shard()?, disk.id))
@@ -309,30 +344,37 @@ impl Registry {
         !matches!(*self.store.lock().unwrap_or_else(PoisonError::into_inner), Store::Memory)
     }
 
+    /// Returns the state directory; `None` without a state file.
+    pub(super) fn directory(&self) -> Option<PathBuf> {
+        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        store.directory().map(std::path::Path::to_owned)
+    }
+
     /// Saves the configuration that is already in effect.
-    pub(super) async fn save(self: &Arc<Self>) -> Result<(), ApiError> {
+    pub(super) async fn save(self: &Arc<Self>) -> Result<()> {
         Ok(self.keep().await??)
     }
 
     /// Saves a change of the configuration before it takes effect.
-    pub(super) async fn save_first(self: &Arc<Self>) -> Result<(), ApiError> {
+    pub(super) async fn save_first(self: &Arc<Self>) -> Result<()> {
         if let Some(observer) = self.observer.get().and_then(Weak::upgrade) {
             observer.before_save().await?;
         }
         self.keep().await?.map_err(|error| ApiError::not_begun(&error))
     }
 
-    async fn keep(self: &Arc<Self>) -> Result<Result<(), StateError>, ApiError> {
+    async fn keep(self: &Arc<Self>) -> Result<Result<(), StateError>> {
         let registry = self.clone();
         flash::blocking(move || {
             // The lock is taken first, so that an older state never replaces a newer state in the
             // file.
             let store = registry.store.lock().unwrap_or_else(PoisonError::into_inner);
             let mut state = {
-                let inner = registry.inner();
+                let mut inner = registry.inner();
                 if !inner.is_restored {
                     return Ok(());
                 }
+                inner.note_ended_caches();
                 inner.state()
             };
             registry.parts.get().into_iter().flatten().for_each(|part| part.add_to(&mut state));
@@ -345,6 +387,13 @@ impl Registry {
 }
 
 impl Inner {
+    /// Returns the disks that are saved: an incoming disk after its arrival, and a disk until its
+    /// removal begins.
+    fn saved_disks(&self) -> impl Iterator<Item = &DiskEntry> {
+        let is_saved = |disk: &&DiskEntry| !matches!(disk.phase, DiskPhase::Removing) && !disk.is_arriving();
+        self.disks.values().filter(is_saved)
+    }
+
     pub(in crate::services) fn state(&self) -> State {
         let pools = self.pools.iter().map(|(name, pool)| PoolState {
             name: name.clone(),
@@ -353,38 +402,36 @@ impl Inner {
             peers: pool.devices.iter().filter_map(|device| device.peer.clone()).collect(),
             segment_size: Size(pool.segment_bytes),
             uuid: pool.uuid.clone(),
+            device_ids: Some(pool.device_ids).filter(|ids| *ids > 0),
+            flash_writes: pool.flash_writes.wanted(),
+            is_unseen: pool.is_unseen,
         });
-        // An incoming disk is saved after its arrival; a disk that is being removed is not saved
-        // any more.
-        let kept = self
-            .disks
-            .values()
-            .filter(|disk| !matches!(disk.phase, DiskPhase::Removing) && !disk.is_arriving());
         State {
             pools: pools.collect(),
-            disks: kept.map(|disk| disk.wanted.clone()).collect(),
+            disks: self.saved_disks().map(|disk| disk.wanted.clone()).collect(),
             pools_removed: self.pools_removed.clone(),
             disks_removed: self.disks_removed.clone(),
             gone: self.gone.clone(),
             waited: self.waited.values().cloned().collect(),
             caches_refused: self.caches_refused.clone(),
+            ended_caches: self.ended.to_save(),
             ..State::default()
         }
     }
 
-    pub(in crate::services) fn pool(&self, name: &str) -> Result<&PoolEntry, ApiError> {
+    pub(in crate::services) fn pool(&self, name: &str) -> Result<&PoolEntry> {
         self.pools.get(name).ok_or_else(|| no_pool(name))
     }
 
-    pub(in crate::services) fn pool_mut(&mut self, name: &str) -> Result<&mut PoolEntry, ApiError> {
+    pub(in crate::services) fn pool_mut(&mut self, name: &str) -> Result<&mut PoolEntry> {
         self.pools.get_mut(name).ok_or_else(|| no_pool(name))
     }
 
-    pub(in crate::services) fn disk(&self, name: &str) -> Result<&DiskEntry, ApiError> {
+    pub(in crate::services) fn disk(&self, name: &str) -> Result<&DiskEntry> {
         self.disks.get(name).ok_or_else(|| no_disk(name))
     }
 
-    pub(in crate::services) fn disk_mut(&mut self, name: &str) -> Result<&mut DiskEntry, ApiError> {
+    pub(in crate::services) fn disk_mut(&mut self, name: &str) -> Result<&mut DiskEntry> {
         self.disks.get_mut(name).ok_or_else(|| no_disk(name))
     }
 }
@@ -413,15 +460,13 @@ impl DiskEntry {
         self.wanted.cache.as_ref()
     }
 
-    pub(in crate::services) fn shard(&self) -> Result<ShardHandle, ApiError> {
+    pub(in crate::services) fn shard(&self) -> Result<ShardHandle> {
         match &self.phase {
             DiskPhase::Online(shard) => Ok(shard.clone()),
-            DiskPhase::Offline(reason) => {
-                Err(ApiError::conflict(format!("{} is offline: {reason}", self.wanted.name))
-                    .hint("repair the backing of the disk; hob retries every few seconds"))
-            }
+            DiskPhase::Offline(reason) => Err(conflict!("{} is offline: {reason}", self.wanted.name)
+                .hint("repair the backing of the disk; hob retries every few seconds")),
             DiskPhase::Away(why) => Err(away(&self.wanted.name, why)),
-            DiskPhase::Removing => Err(ApiError::conflict(format!("{} is being removed", self.wanted.name))),
+            DiskPhase::Removing => Err(conflict!("{} is being removed", self.wanted.name)),
         }
     }
 
@@ -433,7 +478,7 @@ impl DiskEntry {
 
 impl Inner {
     /// Refuses changes during an upgrade.
-    pub(super) fn check_stays(&self) -> Result<(), ApiError> {
+    pub(super) fn check_stays(&self) -> Result<()> {
         match self.leaving {
             false => Ok(()),
             true => Err(ApiError::conflict("hob is being upgraded").hint("try again in a moment")),
@@ -442,14 +487,14 @@ impl Inner {
 }
 
 pub(in crate::services) fn away(name: &str, why: &str) -> ApiError {
-    ApiError::conflict(format!("{name} belongs to another host: {why}"))
+    conflict!("{name} belongs to another host: {why}")
         .hint(format!("'hob migrate {name}' shows the migration"))
 }
 
 fn no_pool(name: &str) -> ApiError {
-    ApiError::not_found(format!("there is no pool '{name}'")).hint("'hob pool list' shows all")
+    not_found!("there is no pool '{name}'").hint("'hob pool list' shows all")
 }
 
 fn no_disk(name: &str) -> ApiError {
-    ApiError::not_found(format!("there is no disk '{name}'")).hint("'hob disk list' shows all")
+    not_found!("there is no disk '{name}'").hint("'hob disk list' shows all")
 }

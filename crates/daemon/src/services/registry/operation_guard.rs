@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{DiskPhase, Registry, away};
-use crate::api_error::ApiError;
+use crate::api_error::{Result, conflict};
 
 /// Name of the drain operation. All these names complete the phrase "is being …".
 pub(in crate::services) const DRAINING: &str = "drained";
@@ -28,7 +28,16 @@ pub(in crate::services) const COPYING: &str = "given a second copy";
 pub(in crate::services) const ENLARGING: &str = "given more room";
 pub(in crate::services) const REPARTITIONING: &str = "given its part of the shared flash";
 
-/// Maximum time that a command waits for the daemon's own work on a disk.
+/// Name of the operation that releases outdated segments on a device that was missing. It runs
+/// without a command.
+pub(in crate::services) const CLEARING: &str = "cleared of outdated segments";
+
+/// Name of the operation that opens a pool and its missing devices. This and the next operation on
+/// a pool run without a command.
+pub(in crate::services) const OPENING: &str = "opened";
+pub(in crate::services) const LENDING_AGAIN: &str = "given a peer's device again";
+
+/// Maximum time that a command waits for the daemon's own work on a disk or a pool.
 const OWN_WORK_MAX: Duration = Duration::from_secs(10);
 
 /// Interval between two checks whether the daemon's own work has ended.
@@ -59,10 +68,15 @@ impl Registry {
         self: &Arc<Self>,
         name: &str,
         doing: &'static str,
-    ) -> Result<OperationGuard, ApiError> {
+    ) -> Result<OperationGuard> {
         let mut inner = self.inner();
         inner.check_stays()?;
         let disk = inner.disk_mut(name)?;
+        let waits = disk.watch.waiting_reason().filter(|_| disk.busy != Some(DRAINING));
+        if let (Some(busy), Some(why)) = (disk.busy, waits) {
+            return Err(conflict!("{name} is being {busy}, which waits: {why}")
+                .hint(format!("stop that change with 'hob drain {name} --stop'")));
+        }
         take(&mut disk.busy, name, doing)?;
         if let DiskPhase::Away(why) = &disk.phase {
             disk.busy = None;
@@ -77,7 +91,7 @@ impl Registry {
         self: &Arc<Self>,
         name: &str,
         doing: &'static str,
-    ) -> Result<OperationGuard, ApiError> {
+    ) -> Result<OperationGuard> {
         let end = Instant::now() + OWN_WORK_MAX;
         while self.inner().disk(name)?.busy.is_some_and(is_own_work) && Instant::now() < end {
             tokio::time::sleep(CHECK_EVERY).await;
@@ -105,11 +119,25 @@ impl Registry {
         self: &Arc<Self>,
         name: &str,
         doing: &'static str,
-    ) -> Result<OperationGuard, ApiError> {
+    ) -> Result<OperationGuard> {
         let mut inner = self.inner();
         inner.check_stays()?;
         take(&mut inner.pool_mut(name)?.busy, name, doing)?;
         Ok(OperationGuard { registry: self.clone(), on: Thing::Pool(name.to_owned()) })
+    }
+
+    /// Takes the operation guard of a pool for a command. The daemon's own work delays the command,
+    /// for at most [`OWN_WORK_MAX`].
+    pub(in crate::services) async fn guard_pool_for_command(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Result<OperationGuard> {
+        let end = Instant::now() + OWN_WORK_MAX;
+        while self.inner().pool(name)?.busy.is_some_and(is_own_work_on_pool) && Instant::now() < end {
+            tokio::time::sleep(CHECK_EVERY).await;
+        }
+        self.guard_pool(name, doing)
     }
 
     /// Returns the operation guard of a disk whose entry was created with `busy` set.
@@ -118,30 +146,32 @@ impl Registry {
     }
 }
 
-/// Returns true for operations that the daemon begins by itself.
+/// Returns true for operations on disks that the daemon begins by itself.
 pub(in crate::services) fn is_own_work(doing: &str) -> bool {
-    [SPREADING, COPYING, ENLARGING, REPARTITIONING].contains(&doing)
+    [SPREADING, COPYING, ENLARGING, REPARTITIONING, CLEARING].contains(&doing)
 }
 
-fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Result<(), ApiError> {
+/// Returns true for operations on pools that the daemon begins by itself.
+fn is_own_work_on_pool(doing: &str) -> bool {
+    [OPENING, LENDING_AGAIN].contains(&doing)
+}
+
+fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Result<()> {
     if *busy == Some(DRAINING) {
-        return Err(ApiError::conflict(format!("{name} is being drained"))
+        return Err(conflict!("{name} is being drained")
             .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
     }
     if *busy == Some(SHRINKING) {
-        return Err(ApiError::conflict(format!("the cache of {name} is getting smaller"))
+        return Err(conflict!("the cache of {name} is getting smaller")
             .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
     }
     if *busy == Some(MIGRATING) {
-        return Err(ApiError::conflict(format!("{name} is being migrated")).hint(format!(
-            "'hob migrate {name}' shows the progress, 'hob migrate {name} --cancel' cancels the \
-            migration"
+        return Err(conflict!("{name} is being migrated").hint(format!(
+            "'hob migrate {name}' shows the progress, 'hob migrate {name} --cancel' cancels the migration"
         )));
     }
     if let Some(other) = busy {
-        return Err(
-            ApiError::conflict(format!("{name} is being {other}")).hint("try again when that is done")
-        );
+        return Err(conflict!("{name} is being {other}").hint("try again when that is done"));
     }
     *busy = Some(doing);
     Ok(())

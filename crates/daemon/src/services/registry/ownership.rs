@@ -4,7 +4,7 @@ use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
 
 use super::{ClusterWait, DiskEntry, DiskPhase, Registry};
-use crate::api_error::ApiError;
+use crate::api_error::Result;
 
 impl Registry {
     /// Returns true if this host owns the disk once it has acquired it. False for incoming,
@@ -42,7 +42,7 @@ impl Registry {
 
     /// Returns the generation saved with the disk's data in flash, and whether this data may be
     /// dirty.
-    pub(in crate::services) fn wish(&self, name: &str) -> Result<(Option<u64>, bool), ApiError> {
+    pub(in crate::services) fn wish(&self, name: &str) -> Result<(Option<u64>, bool)> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
         let dirty = disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack);

@@ -9,7 +9,7 @@ use hob_engine::units::{DeviceId, DiskId};
 use hob_storage::pool::{self, DeviceInfo, OwnerId};
 
 use super::{DeviceEntry, DeviceIds, Inner, PoolEntry, Registry};
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::services::flash::{Owner, Wanted};
 use crate::services::pools::Stalls;
 use crate::state::CacheSpec;
@@ -22,7 +22,7 @@ impl Registry {
         spec: &CacheSpec,
         disk: DiskId,
         wanted: Wanted,
-    ) -> Result<Vec<DataSegment>, ApiError> {
+    ) -> Result<Vec<DataSegment>> {
         let pool = &spec.pool;
         let flash = self.inner().pool(pool)?.flash.clone();
         let owner = match &spec.journal {
@@ -31,16 +31,8 @@ impl Registry {
             // be unique within the daemon.
             None => Owner::Volatile(OwnerId(1 << 64 | u128::from(disk.0))),
         };
-        let (segments, devices) = flash.allocate(owner, wanted).await?;
-        let mut inner = self.inner();
-        let entry = inner.pool_mut(pool)?;
-        entry.refresh(&devices);
-        let known = |segment: DataSegment| {
-            let place =
-                entry.on_shards(segment.place).expect("segments come from devices that the shards know");
-            DataSegment { place, ..segment }
-        };
-        Ok(segments.into_iter().map(known).collect())
+        let allocated = flash.allocate(owner, wanted).await?;
+        Ok(self.inner().pool_mut(pool)?.note_allocated(allocated))
     }
 
     /// Releases segments that no cache uses.
@@ -81,6 +73,20 @@ impl PoolEntry {
         }
     }
 
+    /// Updates the entries after an allocation. Returns the allocated segments with shard ids.
+    pub(in crate::services) fn note_allocated(
+        &mut self,
+        (segments, devices): (Vec<DataSegment>, Vec<DeviceInfo>),
+    ) -> Vec<DataSegment> {
+        self.refresh(&devices);
+        let known = |segment: DataSegment| {
+            let place =
+                self.on_shards(segment.place).expect("segments come from devices that the shards know");
+            DataSegment { place, ..segment }
+        };
+        segments.into_iter().map(known).collect()
+    }
+
     /// Returns the number of free segments on local devices that allow allocation.
     pub(in crate::services) fn free_segments(&self) -> u64 {
         self.free_segments_beyond(0)
@@ -88,8 +94,19 @@ impl PoolEntry {
 
     /// Returns the number of free segments on these devices, without `spare` of each device.
     pub(in crate::services) fn free_segments_beyond(&self, spare: u64) -> u64 {
+        self.free_segments_after(&[], spare)
+    }
+
+    /// Returns the number of free segments like [`free_segments_beyond`](Self::free_segments_beyond),
+    /// after a cache has released these segments (with shard ids).
+    pub(in crate::services) fn free_segments_after(&self, released: &[Segment], spare: u64) -> u64 {
         let here = self.usable().filter(|device| device.peer.is_none() && device.gives_segments());
-        here.map(|device| device.free_segments.saturating_sub(spare)).sum()
+        let free = here.map(|device| {
+            let id = device.ids.map(|ids| ids.on_shards);
+            let more = released.iter().filter(|segment| Some(segment.device) == id).count() as u64;
+            (device.free_segments + more).saturating_sub(spare)
+        });
+        free.sum()
     }
 
     /// Returns the number of usable segments on local devices.
@@ -139,12 +156,11 @@ impl PoolEntry {
 
 impl Inner {
     /// Returns a shard id that no device has had.
-    pub(in crate::services) fn new_device_id(&mut self) -> Result<DeviceId, ApiError> {
+    pub(in crate::services) fn new_device_id(&mut self) -> Result<DeviceId> {
         let id = DeviceId(self.next_device);
         self.next_device = self.next_device.checked_add(1).ok_or_else(|| {
             ApiError::failed(
-                "this daemon has opened 65 535 devices, which is the maximum; \
-             restart the daemon",
+                "this daemon has opened 65 535 devices, which is the maximum; restart the daemon",
             )
         })?;
         Ok(id)
@@ -176,18 +192,14 @@ impl DeviceEntry {
         admission: Admission,
     ) -> DeviceEntry {
         DeviceEntry {
-            path: info.path.clone(),
             ids: Some(DeviceIds { in_pool: info.id, on_shards }),
             state: DeviceState::Online,
             reason: None,
-            admission,
             segments: info.segments,
             free_segments: info.free_segments,
             access: info.access,
             uuid: Some(info.uuid.to_string()),
-            peer: None,
-            lost: Vec::new(),
-            stalls: Stalls::default(),
+            ..DeviceEntry::offline(info.path.clone(), String::new(), admission)
         }
     }
 

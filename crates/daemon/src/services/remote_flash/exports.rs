@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::RemoteFlash;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, invalid, not_found};
 use crate::services::flash::blocking;
 use crate::state::CacheOwner;
 use record::{EndedBy, Kept, check_readable, failed, make_file, remove, remove_record, write_record};
@@ -147,7 +147,7 @@ impl FlashExports {
 }
 
 impl RemoteFlash {
-    fn lending(&self) -> Result<&FlashExports, ApiError> {
+    fn lending(&self) -> Result<&FlashExports> {
         self.exports.get().ok_or_else(|| {
             ApiError::conflict("this host lends no flash")
                 .hint("set lend and lend_max in [peers] of hob.toml on the lending host")
@@ -167,7 +167,7 @@ impl RemoteFlash {
         borrower: String,
         ask: FlashLeaseRequest,
         certificate: Option<String>,
-    ) -> Result<FlashLease, ApiError> {
+    ) -> Result<FlashLease> {
         let service = self.clone();
         self.tasks
             .run(
@@ -183,11 +183,11 @@ impl RemoteFlash {
         borrower: &str,
         ask: FlashLeaseRequest,
         certificate: Option<String>,
-    ) -> Result<FlashLease, ApiError> {
+    ) -> Result<FlashLease> {
         let lending = self.lending()?;
         let certificate = certificate.ok_or_else(no_certificate)?;
         if borrower.parse::<CacheOwner>().is_err() {
-            return Err(ApiError::invalid(format!("'{borrower}' is not a valid identity of a host")));
+            return Err(invalid!("'{borrower}' is not a valid identity of a host"));
         }
         // Borrowers repeat their requests, which must not accumulate.
         let turn = lending.try_turn(borrower).ok_or_else(|| {
@@ -207,12 +207,7 @@ impl RemoteFlash {
     }
 
     /// Checks whether a borrower may connect to this incarnation of its flash lease.
-    pub(crate) fn admit(
-        &self,
-        borrower: &str,
-        epoch: &str,
-        certificate: Option<String>,
-    ) -> Result<Admitted, ApiError> {
+    pub(crate) fn admit(&self, borrower: &str, epoch: &str, certificate: Option<String>) -> Result<Admitted> {
         let lending = self.lending()?;
         let certificate = certificate.ok_or_else(no_certificate)?;
         let leases = lending.leases();
@@ -231,21 +226,17 @@ impl RemoteFlash {
     /// borrower cannot access the file, and all the borrower's writes are in the file. The file is
     /// kept while its data is needed. `lease` is the UUID in the superblock of the file, which
     /// identifies the flash lease.
-    pub(in crate::services) async fn end_for_failover(
-        &self,
-        borrower: &str,
-        lease: &str,
-    ) -> Result<PathBuf, ApiError> {
+    pub(in crate::services) async fn end_for_failover(&self, borrower: &str, lease: &str) -> Result<PathBuf> {
         let turn = self.lending()?.turn(borrower).await;
         self.close_export(&turn, turn.kept()?.ended.unwrap_or(EndedBy::Adoption)).await?;
         let file = turn.lending.file(borrower);
         if uuid_of(file.clone()).await?.as_deref() != Some(lease) {
-            return Err(ApiError::conflict(format!("the flash lease of {borrower} is not {lease}")));
+            return Err(conflict!("the flash lease of {borrower} is not {lease}"));
         }
         Ok(file)
     }
 
-    async fn close_export(&self, turn: &ExportGuard<'_>, by: EndedBy) -> Result<(), ApiError> {
+    async fn close_export(&self, turn: &ExportGuard<'_>, by: EndedBy) -> Result<()> {
         let kept = turn.kept()?;
         // The end is recorded first, so that a restart finds the lease ended.
         if kept.ended != Some(by) {
@@ -260,8 +251,7 @@ impl RemoteFlash {
         }
         self.registry.inner().lease_disks.remove(&open.disk);
         tracing::warn!(
-            "the flash lease of {} ({}) ended, so that host can no longer use this \
-            host's flash",
+            "the flash lease of {} ({}) ended, so that host can no longer use this host's flash",
             kept.name,
             turn.borrower
         );
@@ -276,7 +266,7 @@ impl RemoteFlash {
         borrower: String,
         certificate: Option<String>,
         after: Ended,
-    ) -> Result<Vec<String>, ApiError> {
+    ) -> Result<Vec<String>> {
         let service = self.clone();
         self.tasks
             .run(
@@ -292,7 +282,7 @@ impl RemoteFlash {
         borrower: &str,
         certificate: Option<String>,
         after: Ended,
-    ) -> Result<Vec<String>, ApiError> {
+    ) -> Result<Vec<String>> {
         let turn = self.lending()?.turn(borrower).await;
         let borrowers = turn.kept()?.certificate;
         let gives_back = certificate.is_some_and(|certificate| certificate == borrowers);
@@ -300,8 +290,7 @@ impl RemoteFlash {
         self.close_export(&turn, by).await?;
         if !self.free_export(&turn).await? {
             return Ok(vec![
-                "the borrowing host may need the data: the file stays until no disk of the cluster \
-                needs it"
+                "the borrowing host may need the data: the file stays until no disk of the cluster needs it"
                     .to_owned(),
             ]);
         }
@@ -316,7 +305,7 @@ impl RemoteFlash {
 
     /// Frees the space of an ended flash lease, and forgets the lease if the borrower may get a new
     /// one. Returns false, without a change, if the data may be needed.
-    async fn free_export(&self, turn: &ExportGuard<'_>) -> Result<bool, ApiError> {
+    async fn free_export(&self, turn: &ExportGuard<'_>) -> Result<bool> {
         let (borrower, kept) = (turn.borrower, turn.kept()?);
         let is_named = match uuid_of(turn.lending.file(borrower)).await? {
             Some(uuid) => self.is_needed(&uuid).await,
@@ -330,8 +319,7 @@ impl RemoteFlash {
             turn.remove_file().await?;
             turn.keep(Kept { size: Size(0), ..kept }).await?;
             tracing::info!(
-                "the flash lease of {borrower} ended and its space is free; that host \
-                gets no new lease"
+                "the flash lease of {borrower} ended and its space is free; that host gets no new lease"
             );
         } else {
             turn.forget().await?;
@@ -385,16 +373,16 @@ impl Entry {
 /// control API.
 impl ExportGuard<'_> {
     /// Returns a value from the entry of the flash lease.
-    fn entry<T>(&self, of: impl FnOnce(&mut Entry) -> T) -> Result<T, ApiError> {
+    fn entry<T>(&self, of: impl FnOnce(&mut Entry) -> T) -> Result<T> {
         self.lending.leases().get_mut(self.borrower).map(of).ok_or_else(|| no_lease(self.borrower))
     }
 
-    fn kept(&self) -> Result<Kept, ApiError> {
+    fn kept(&self) -> Result<Kept> {
         self.entry(|entry| entry.kept.clone())
     }
 
     /// Creates the flash lease: its entry, its file and its record.
-    async fn make(&self, ask: FlashLeaseRequest, certificate: String) -> Result<(), ApiError> {
+    async fn make(&self, ask: FlashLeaseRequest, certificate: String) -> Result<()> {
         let kept = Kept { name: ask.name, certificate, size: ask.size, ended: None };
         {
             let mut leases = self.lending.leases();
@@ -418,7 +406,7 @@ impl ExportGuard<'_> {
     }
 
     /// Saves the record of the flash lease durably.
-    async fn keep(&self, kept: Kept) -> Result<(), ApiError> {
+    async fn keep(&self, kept: Kept) -> Result<()> {
         let (directory, borrower, written) =
             (self.lending.directory.clone(), self.borrower.to_owned(), kept.clone());
         blocking(move || write_record(&directory, &borrower, &written))
@@ -427,8 +415,8 @@ impl ExportGuard<'_> {
         self.entry(|entry| entry.kept = kept)
     }
 
-    /// Removes the flash lease with its file and its record.
-    async fn forget(&self) -> Result<(), ApiError> {
+    /// Removes the flash lease, the file with its data, and its record.
+    async fn forget(&self) -> Result<()> {
         self.remove_file().await?;
         let (directory, borrower) = (self.lending.directory.clone(), self.borrower.to_owned());
         blocking(move || remove_record(&directory, &borrower))
@@ -438,7 +426,7 @@ impl ExportGuard<'_> {
         Ok(())
     }
 
-    async fn remove_file(&self) -> Result<(), ApiError> {
+    async fn remove_file(&self) -> Result<()> {
         let file = self.lending.file(self.borrower);
         blocking(move || remove(&file))
             .await?
@@ -464,18 +452,15 @@ pub(crate) enum Ended {
     Forgotten,
 }
 
-fn check_borrower(kept: &Kept, certificate: &str) -> Result<(), ApiError> {
+fn check_borrower(kept: &Kept, certificate: &str) -> Result<()> {
     if kept.certificate == certificate {
         return Ok(());
     }
-    Err(ApiError::conflict(format!(
-        "the flash lease belongs to {}, which has another certificate",
-        kept.name
-    )))
+    Err(conflict!("the flash lease belongs to {}, which has another certificate", kept.name))
 }
 
 /// Checks whether an existing flash lease fits a borrower's request.
-fn check_again(kept: &Kept, ask: &FlashLeaseRequest, certificate: &str) -> Result<(), ApiError> {
+fn check_again(kept: &Kept, ask: &FlashLeaseRequest, certificate: &str) -> Result<()> {
     check_borrower(kept, certificate)?;
     match kept.ended {
         None => {}
@@ -496,30 +481,30 @@ fn check_again(kept: &Kept, ask: &FlashLeaseRequest, certificate: &str) -> Resul
         }
     }
     if kept.size != ask.size {
-        return Err(ApiError::conflict(format!("this host already lends {} to {}", kept.size, kept.name))
+        return Err(conflict!("this host already lends {} to {}", kept.size, kept.name)
             .hint("first remove the device of that lease from its pool"));
     }
     Ok(())
 }
 
-fn check_room(lending: &FlashExports, leases: usize, lent: u64, size: Size) -> Result<(), ApiError> {
+fn check_room(lending: &FlashExports, leases: usize, lent: u64, size: Size) -> Result<()> {
     if size.bytes() < LEASE_BYTES_MIN {
-        return Err(ApiError::invalid(format!("a flash lease must have at least {}", Size(LEASE_BYTES_MIN))));
+        return Err(invalid!("a flash lease must have at least {}", Size(LEASE_BYTES_MIN)));
     }
     let left = lending.bytes_max.saturating_sub(lent);
     if size.bytes() > left || leases >= LEASES_MAX {
-        return Err(ApiError::conflict(format!(
+        return Err(conflict!(
             "this host can lend {} more, of {} in total",
             Size(left),
             Size(lending.bytes_max)
-        )));
+        ));
     }
     Ok(())
 }
 
 /// Returns the UUID in the superblock of a leased file, if there is one. An unreadable file is an
 /// error, because it may have one.
-async fn uuid_of(file: PathBuf) -> Result<Option<String>, ApiError> {
+async fn uuid_of(file: PathBuf) -> Result<Option<String>> {
     blocking(move || match superblock_uuid(&file) {
         Some(uuid) => Ok(Some(uuid.to_string())),
         None => check_readable(&file)
@@ -534,6 +519,5 @@ fn no_certificate() -> ApiError {
 }
 
 fn no_lease(borrower: &str) -> ApiError {
-    ApiError::not_found(format!("{borrower} has no flash lease"))
-        .hint("'hob peer list' shows all flash leases")
+    not_found!("{borrower} has no flash lease").hint("'hob peer list' shows all flash leases")
 }

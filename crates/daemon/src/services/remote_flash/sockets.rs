@@ -15,7 +15,7 @@ use hob_control::{ClientTls, FlashLease, FlashLeaseRequest, Problem};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::RemoteFlash;
-use crate::api_error::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind, Result, failed};
 use crate::relay;
 use crate::socket_access::{SocketAccess, bind_socket};
 use crate::state::PeerState;
@@ -85,7 +85,7 @@ impl Lender {
 }
 
 impl RemoteFlash {
-    fn lender(&self, to: &str) -> Result<Lender, ApiError> {
+    fn lender(&self, to: &str) -> Result<Lender> {
         let (host, port, tls) = self.peers.other_daemon(to)?;
         let directory = &self.peers.transport()?.directory;
         let me = crate::cluster::identity(directory).map_err(|error| ApiError::failed(error.to_string()))?;
@@ -93,20 +93,18 @@ impl RemoteFlash {
     }
 
     /// Returns the socket path of a device on that host.
-    pub(in crate::services) fn socket_for(&self, to: &str) -> Result<PathBuf, ApiError> {
+    pub(in crate::services) fn socket_for(&self, to: &str) -> Result<PathBuf> {
         Ok(self.peers.transport()?.directory.join("peers").join(to.replace('/', "_")))
     }
 
     /// Listens on the socket of a remote device, unless this host already listens on the socket.
-    pub(in crate::services) fn open_socket(&self, to: &PeerState) -> Result<(), ApiError> {
+    pub(in crate::services) fn open_socket(&self, to: &PeerState) -> Result<()> {
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         if sockets.contains_key(&to.path) {
             return Ok(());
         }
         let lender = self.lender(&to.host)?;
-        let failed = |error: std::io::Error| {
-            ApiError::failed(format!("cannot listen at {}: {error}", to.path.display()))
-        };
+        let failed = |error: std::io::Error| failed!("cannot listen at {}: {error}", to.path.display());
         let directory = to.path.parent().unwrap_or(Path::new("/"));
         std::fs::create_dir_all(directory).map_err(failed)?;
         std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700)).map_err(failed)?;
@@ -145,7 +143,7 @@ impl RemoteFlash {
 
     /// Requests or renews the flash lease of a remote device. New connections go to the returned
     /// incarnation.
-    pub(in crate::services) async fn ask_lease(&self, to: &PeerState) -> Result<FlashLease, ApiError> {
+    pub(in crate::services) async fn ask_lease(&self, to: &PeerState) -> Result<FlashLease> {
         let lender = self.lender(&to.host)?;
         let ask = FlashLeaseRequest { name: self.peers.own_name(), size: to.size };
         let path = format!("/v1/loans/{}", lender.me);
@@ -155,7 +153,9 @@ impl RemoteFlash {
                     let what = Problem { error: format!("{}: {}", to.host, problem.error), ..problem };
                     ApiError { kind: ErrorKind::Conflict, problem: what }
                 }
-                PeerError::Lost(why) => ApiError::failed(format!("{} does not lend flash: {why}", to.host)),
+                PeerError::Lost(why) => {
+                    failed!("cannot get a flash lease from {}: {why}", to.host)
+                }
             })?;
         let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(socket) = sockets.get(&to.path) {
@@ -177,10 +177,7 @@ impl RemoteFlash {
 
     /// Requests the flash lease like [`RemoteFlash::ask_lease`], unless another request is in
     /// progress.
-    pub(in crate::services) async fn ask_lease_once(
-        &self,
-        to: &PeerState,
-    ) -> Option<Result<FlashLease, ApiError>> {
+    pub(in crate::services) async fn ask_lease_once(&self, to: &PeerState) -> Option<Result<FlashLease>> {
         if let Err(error) = self.open_socket(to) {
             return Some(Err(error));
         }

@@ -8,15 +8,15 @@ use hob_engine::command::Mode;
 use hob_engine::units::DiskId;
 use tokio::task::JoinSet;
 
+use super::disks::Disks;
 use super::ending::Ending;
 use super::exports::ExportService;
-use super::flash::blocking;
 use super::migration::Migrations;
 use super::pools::Pools;
 use super::registry::{DiskEntry, DiskPhase, Registry};
-use crate::api_error::ApiError;
+use super::tasks::Tasks;
+use crate::api_error::{Result, conflict};
 use crate::shard_api::ShardHandle;
-use crate::state::Closed;
 
 /// Maximum time to close a cache when the daemon ends.
 const CLOSE_MAX: Duration = Duration::from_secs(30);
@@ -33,23 +33,26 @@ service! {
     #[derive(Clone, Debug)]
     pub(crate) struct Shutdown {
         registry: Arc<Registry>,
+        tasks: Tasks,
         exports: ExportService,
         pools: Pools,
+        disks: Disks,
         migrations: Arc<Migrations>,
     } with {}
 }
 
 impl Shutdown {
     /// Stops accepting changes. Fails while a change is in progress.
-    pub(crate) fn begin(&self) -> Result<(), ApiError> {
+    pub(crate) fn begin(&self) -> Result<()> {
         let mut inner = self.registry.inner();
         // For an offline disk, the operation in progress is only a retry to open the disk.
         let online = inner.disks.iter().filter(|(_, disk)| !matches!(disk.phase, DiskPhase::Offline(_)));
         let disks = online.filter_map(|(name, disk)| Some((name, disk.busy?)));
         let pools = inner.pools.iter().filter_map(|(name, pool)| Some((name, pool.busy?)));
         if let Some((name, doing)) = disks.chain(pools).next() {
-            return Err(ApiError::conflict(format!("{name} is being {doing}"))
-                .hint("try again when the other operation is complete"));
+            return Err(
+                conflict!("{name} is being {doing}").hint("try again when the other operation is complete")
+            );
         }
         inner.leaving = true;
         Ok(())
@@ -121,17 +124,23 @@ impl Shutdown {
                 }
             });
         }
-        while closing.join_next().await.is_some() {}
+        // A drain may take hours, in which hob changes the backings.
+        tokio::select! {
+            never = self.disks.clone().record_served_disks() => match never {},
+            () = async { while closing.join_next().await.is_some() {} } => {}
+        }
         if ending != Ending::HandOver {
             self.exports.hide_files_at_end().await;
         }
+        self.pools.count_flash_writes().await;
+        self.pools.keep_flash_writes().await;
         if let Err(error) = self.registry.save().await {
             tracing::error!("{error}");
         }
     }
 
-    /// Waits for disks that are being opened, so that they can be drained. Reports the disks that
-    /// cannot be drained.
+    /// Waits for disks that are being opened, so that they can be drained. Logs a warning for each
+    /// offline disk that may have dirty data and is not drained.
     async fn await_openings(&self) {
         let is_opening =
             |disk: &DiskEntry| matches!(disk.phase, DiskPhase::Offline(_)) && disk.busy.is_some();
@@ -154,37 +163,12 @@ impl Shutdown {
     }
 
     async fn close_disk(&self, name: &str) {
+        self.tasks.close();
         let Ok((shard, id)) = self.registry.shard_of(name) else { return };
         self.exports.table().remove_disk(name);
-        // This is the last reading of these statistics, because the disk is about to be closed.
-        let unverified = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_unverified);
-        match self.exports.take_from_shard(name, &shard, id).await {
-            Ok(gone) => {
-                let evidence = match gone.witness {
-                    Some(witness) if unverified == 0 => {
-                        blocking(move || witness.evidence_at_end()).await.ok().flatten()
-                    }
-                    _ => None,
-                };
-                let mut inner = self.registry.inner();
-                let Ok(disk) = inner.disk_mut(name) else { return };
-                disk.phase = DiskPhase::Offline("the daemon is shutting down".to_owned());
-                let had_cache = disk.has_cache;
-                let mark = gone
-                    .changed
-                    .map(|mark| Closed { size_bytes: mark.size_bytes, modified_ns: mark.modified_ns });
-                if disk.recovering.is_some() {
-                    // The cache was not recovered yet and is unchanged on flash.
-                    return;
-                }
-                if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
-                    // Without a cache in service, the evidence is meaningless.
-                    let evidence = evidence.filter(|_| had_cache);
-                    (journal.closed, journal.evidence) = (mark, evidence);
-                    tracing::info!("disk {name}: its cache is closed");
-                }
-            }
-            Err(error) => tracing::warn!("disk {name}: cannot close it: {error}"),
+        let closed = self.exports.close_on_shard(name, &shard, id, "the daemon is shutting down").await;
+        if let Err(error) = closed {
+            tracing::warn!("disk {name}: cannot close it: {error}");
         }
     }
 
@@ -202,6 +186,11 @@ impl Shutdown {
             return;
         }
         let Ok((shard, id)) = self.registry.shard_of(name) else { return };
+        if self.registry.inner().disk(name).is_ok_and(|disk| disk.watch.has_pending_drain()) {
+            // The end of that change would switch write-back on again.
+            tracing::warn!("disk {name}: not drained, because another change waits for its drain");
+            return;
+        }
         let clean = self.pools.clean(name, &shard, id);
         tokio::pin!(clean);
         let (mut moved, mut at) = (u64::MAX, tokio::time::Instant::now());
@@ -214,8 +203,7 @@ impl Shutdown {
                                 disk.drained_at_end = true;
                             }
                         }
-                        Err(error) => tracing::warn!("disk {name}: its cache still has dirty data: \
-                            {error}"),
+                        Err(error) => tracing::warn!("disk {name}: its cache still has dirty data: {error}"),
                     }
                     return;
                 }

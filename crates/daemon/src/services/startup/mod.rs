@@ -11,16 +11,16 @@ use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, is_segment_size};
 
 use super::disks::Disks;
 use super::exports::ExportService;
-use super::flash::Flash;
+use super::flash::{Flash, Opened};
 use super::hob_toml::HobToml;
 use super::migration::Migrations;
-use super::pools::Pools;
+use super::pools::{Known, Pools};
 use super::qos::QosService;
-use super::registry::Registry;
+use super::registry::{EndedCaches, Registry};
 use super::remote_flash::RemoteFlash;
 use super::swap::Swaps;
 use super::tasks::Tasks;
-use crate::api_error::ApiError;
+use crate::api_error::{Result, failed};
 use crate::config::Config;
 use crate::state::{PoolState, State};
 pub(super) use new_disks::told_apart;
@@ -48,7 +48,7 @@ service! {
 
 impl Startup {
     /// Opens the pools and disks of a daemon.
-    pub(crate) async fn start(&self, kept: State, config: &Config) -> Result<(), ApiError> {
+    pub(crate) async fn start(&self, kept: State, config: &Config) -> Result<()> {
         {
             let mut inner = self.registry.inner();
             let names =
@@ -66,6 +66,7 @@ impl Startup {
             let mut inner = self.registry.inner();
             inner.caches_refused = kept.caches_refused.clone();
             inner.gone = kept.gone.clone();
+            inner.ended = EndedCaches::restore(&kept);
             inner.waited = kept.waited.iter().map(|disk| (disk.name.clone(), disk.clone())).collect();
         }
         self.hob_toml.restore(&kept);
@@ -73,8 +74,11 @@ impl Startup {
         self.qos.restore(&kept);
         self.swap.restore(&kept.swaps);
         self.qos.start(config)?;
-        for pool in &kept.pools {
-            self.start_pool(pool).await?;
+        // The devices of all pools are asked at the same time, because a hung one takes seconds.
+        let opening: Vec<_> =
+            kept.pools.iter().map(|pool| pool.peers.is_empty().then(|| open_pool(pool))).collect();
+        for (pool, opening) in kept.pools.iter().zip(opening) {
+            self.start_pool(pool, opening).await?;
         }
         for pool in &config.pools {
             let known = kept.pools.iter().any(|kept| kept.name == pool.name);
@@ -99,13 +103,18 @@ impl Startup {
                 new.push(self.first_state(disk));
             }
         }
-        let mut opening = Vec::new();
+        // All disks are known before the first one is opened: only then is it known which caches
+        // belong to no disk.
+        let mut to_open = Vec::new();
         for disk in told_apart(kept.disks, new) {
             let name = disk.name.clone();
             let names: Vec<String> = disk.exports.iter().map(|export| export.name.clone()).collect();
-            if !self.migrations.enter_kept(disk)? {
-                continue;
+            if self.migrations.enter_kept(disk)? {
+                to_open.push((name, names));
             }
+        }
+        let mut opening = Vec::new();
+        for (name, names) in to_open {
             let disks = self.disks.clone();
             let is_opening =
                 self.exports.table().begin_opening(&name, names.into_iter().chain([name.clone()]));
@@ -137,12 +146,8 @@ impl Startup {
         Ok(())
     }
 
-    async fn start_pool(&self, pool: &PoolState) -> Result<(), ApiError> {
-        // Earlier versions saved an invalid segment size for a pool of hob.toml that could not be
-        // created.
-        let segment_bytes = Some(pool.segment_size.bytes())
-            .filter(|bytes| is_segment_size(*bytes))
-            .unwrap_or(SEGMENT_BYTES_DEFAULT);
+    /// Takes in a pool whose devices are being opened; opens them here if some are on other hosts.
+    async fn start_pool(&self, pool: &PoolState, opening: Option<OpeningPool>) -> Result<()> {
         for peer in &pool.peers {
             let asked = match self.remote_flash.open_socket(peer) {
                 Ok(()) => self.remote_flash.ask_lease(peer).await.map(drop),
@@ -152,8 +157,28 @@ impl Startup {
                 tracing::error!("pool {}: cannot open the remote flash at {}: {error}", pool.name, peer.host);
             }
         }
+        let opening = opening.unwrap_or_else(|| open_pool(pool));
         let opened =
-            Flash::open(pool.name.clone(), pool.devices.clone(), pool.uuid.clone(), segment_bytes).await?;
-        self.pools.take_pool_in(&pool.name, opened, &pool.devices_out, &pool.peers).await
+            opening.await.map_err(|error| failed!("an internal task ended unexpectedly: {error}"))??;
+        let known = Known { out: &pool.devices_out, peers: &pool.peers, device_ids: pool.device_ids };
+        self.pools.take_pool_in(&pool.name, opened, known).await?;
+        self.pools.restore_flash_writes(&pool.name, pool.flash_writes).await;
+        let mut inner = self.registry.inner();
+        let entry = inner.pool_mut(&pool.name)?;
+        entry.is_unseen = pool.is_unseen && !entry.is_whole();
+        Ok(())
     }
+}
+
+type OpeningPool = tokio::task::JoinHandle<Result<Opened>>;
+
+/// Begins to open the devices of a pool.
+fn open_pool(pool: &PoolState) -> OpeningPool {
+    // Earlier versions saved an invalid segment size for a pool of hob.toml that could not be
+    // created.
+    let segment_bytes = Some(pool.segment_size.bytes())
+        .filter(|bytes| is_segment_size(*bytes))
+        .unwrap_or(SEGMENT_BYTES_DEFAULT);
+    let PoolState { name, devices, uuid, .. } = pool.clone();
+    tokio::spawn(Flash::open(name, devices, uuid, segment_bytes))
 }

@@ -23,6 +23,7 @@ impl Startup {
             exports,
             qos,
             fuse,
+            device,
             vhost_user,
             ..
         } = disk.clone();
@@ -64,6 +65,7 @@ impl Startup {
             exports,
             qos,
             fuse,
+            device,
             vhost_user,
             ..DiskState::new(name, backing, read_only)
         }
@@ -81,9 +83,8 @@ pub(in super::super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) ->
         let owner = owners.entry(name.clone()).or_insert_with(|| name.clone());
         if owner != name {
             tracing::error!(
-                "disk {name} of hob.toml is not served, because disk {owner} has an export \
-                '{name}'; rename the disk, or run 'hob export remove {owner} {name}' and start the \
-                daemon again"
+                "disk {name} of hob.toml is not served, because disk {owner} has an export '{name}'; rename \
+                the disk, or run 'hob export remove {owner} {name}' and start the daemon again"
             );
             return false;
         }

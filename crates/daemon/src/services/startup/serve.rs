@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use hob_control::{CacheEnable, DiskAdd, PoolCreate, Size};
+use hob_control::{CacheEnable, DiskAdd, OnDirty, PoolCreate, Size};
 use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for};
 
 use super::super::disks::image_asked;
 use super::super::flash::{Flash, Opened, are_pool_devices};
-use super::super::pools::{AllocationRule, journal_room};
+use super::super::pools::{AllocationRule, Known, journal_room};
 use super::Startup;
-use crate::api_error::ApiError;
+use crate::api_error::{Result, conflict, failed, invalid};
 use crate::cache_settings::{CacheContext, new_spec};
 use crate::state::{CacheOwner, CacheSpec, DiskState, JournalSpec};
 use crate::swap::{FileId, loops_over};
@@ -24,7 +24,7 @@ impl Startup {
         disk: DiskAdd,
         cache: Option<(String, CacheEnable)>,
         force: bool,
-    ) -> Result<(), ApiError> {
+    ) -> Result<()> {
         let Some((device, enable)) = cache else {
             return self.serve_disk(disk, None).await.map(drop);
         };
@@ -33,8 +33,7 @@ impl Startup {
         let context = CacheContext { segment_bytes: SEGMENT_BYTES_MIN, devices: 1, peers: 0 };
         let (spec, _) = new_spec(enable.pool.clone(), enable.size, &enable.settings, context)?;
         self.registry.inner().check_memory(&name, &spec)?;
-        let path =
-            std::path::absolute(&device).map_err(|error| ApiError::invalid(format!("{device}: {error}")))?;
+        let path = std::path::absolute(&device).map_err(|error| invalid!("{device}: {error}"))?;
         let is_pool = !force && are_pool_devices(vec![path.clone()]).await?;
         if is_pool {
             self.serve_pool(&path, &spec, force).await?;
@@ -55,7 +54,7 @@ impl Startup {
         Ok(())
     }
 
-    async fn serve_disk(&self, disk: DiskAdd, cache: Option<CacheSpec>) -> Result<(), ApiError> {
+    async fn serve_disk(&self, disk: DiskAdd, cache: Option<CacheSpec>) -> Result<()> {
         let name = disk.name.clone();
         let changed = match cache {
             Some(_) => {
@@ -72,7 +71,7 @@ impl Startup {
 
     /// Returns the persistent cache that an earlier `hob serve` left in its pool, with its new
     /// settings.
-    async fn kept_cache(&self, device: &str, spec: &CacheSpec) -> Result<Option<CacheSpec>, ApiError> {
+    async fn kept_cache(&self, device: &str, spec: &CacheSpec) -> Result<Option<CacheSpec>> {
         let (owners, segment_bytes) = {
             let inner = self.registry.inner();
             let pool = inner.pool(SERVE_POOL)?;
@@ -86,31 +85,28 @@ impl Startup {
                 let journal = JournalSpec { owner, ring: 1, mode_unknown: true, ..JournalSpec::new() };
                 Ok(Some(CacheSpec { size, journal: Some(journal), ..spec.clone() }))
             }
-            _ => {
-                Err(ApiError::conflict(format!("{device} has a persistent cache, which may have dirty data"))
-                    .hint(
-                        "serve the disk as before, with --persistent or a mode or preset that implies it, \
+            _ => Err(conflict!("{device} has a persistent cache, which may have dirty data").hint(
+                "serve the disk as before, with --persistent or a mode or preset that implies it, \
                 or pass --force to discard the cache",
-                    ))
-            }
+            )),
         }
     }
 
     /// Opens the pool of `hob serve`. A pool file that an earlier `hob serve` created is replaced
     /// if it is too small.
-    async fn serve_pool(&self, path: &Path, spec: &CacheSpec, force: bool) -> Result<(), ApiError> {
+    async fn serve_pool(&self, path: &Path, spec: &CacheSpec, force: bool) -> Result<()> {
         let size = Size(spec.size.bytes());
         let is_file = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
         if !force && are_pool_devices(vec![path.to_owned()]).await? {
             let opened = Flash::open(SERVE_POOL.to_owned(), vec![path.to_owned()], None, 0).await?;
             if let Some((path, reason)) = opened.offline.first() {
-                return Err(ApiError::failed(format!("{}: {reason}", path.display()))
+                return Err(failed!("{}: {reason}", path.display())
                     .hint("choose another pool file, or pass --force to discard its contents"));
             }
             let is_kept =
                 !opened.flash.owners().await?.0.is_empty() || !opened.flash.swap_areas().await?.is_empty();
             if room(&opened) >= size.bytes() || !is_file || is_kept {
-                return self.pools.take_pool_in(SERVE_POOL, opened, &[], &[]).await;
+                return self.pools.take_pool_in(SERVE_POOL, opened, Known::default()).await;
             }
             tracing::info!("{} is too small for a cache of {size}; creating it again", path.display());
             drop(opened);
@@ -130,22 +126,23 @@ impl Startup {
             size: Some(Size(device_bytes_for(size.bytes(), segment_bytes))),
             segment_size: Some(Size(segment_bytes)),
             force,
+            flash_writes: None,
         };
-        self.pools.create(create).await.map(|_| ())
+        self.pools.create(create, OnDirty::Discard).await.map(|_| ())
     }
 }
 
-fn remove_pool_file(path: &Path) -> Result<(), ApiError> {
-    let failed = |error| ApiError::failed(format!("cannot replace {}: {error}", path.display()));
+fn remove_pool_file(path: &Path) -> Result<()> {
+    let failed = |error| failed!("cannot replace {}: {error}", path.display());
     let file = std::fs::File::open(path).map_err(failed)?;
     if let Some(device) = FileId::of(&file).and_then(loops_over).ok().and_then(|mut over| over.pop()) {
         let (path, device) = (path.display(), device.display());
-        return Err(ApiError::conflict(format!("{path} is on {device}, which is in use"))
+        return Err(conflict!("{path} is on {device}, which is in use")
             .hint("'swapon' and 'losetup -l' show the use; end it first"));
     }
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => std::fs::remove_file(path).map_err(failed),
-        Err(_) => Err(ApiError::conflict(format!("{} is in use by another process", path.display()))),
+        Err(_) => Err(conflict!("{} is in use by another process", path.display())),
     }
 }
 

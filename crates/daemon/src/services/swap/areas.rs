@@ -10,7 +10,7 @@ use hob_storage::pool::OwnerId;
 
 use super::super::registry::StatePart;
 use super::work::{Doing, Work};
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, invalid, not_found};
 use crate::state::{CacheOwner, State, SwapSpec};
 use crate::swap::{Active, Spot};
 
@@ -110,12 +110,14 @@ impl SwapEntry {
         self.location.as_ref().is_some_and(|location| !location.whole)
     }
 
-    pub(super) fn check_idle(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) fn check_idle(&self, name: &str) -> Result<()> {
         match self.work.as_ref().map(|work| work.doing) {
             None => Ok(()),
-            Some(Doing::TurningOn) => Err(ApiError::conflict(format!("{name} is being turned on"))
-                .hint(format!("'hob swap off {name}' cancels that"))),
-            Some(Doing::TurningOff) => Err(ApiError::conflict(format!("{name} is being turned off"))
+            Some(Doing::TurningOn) => {
+                Err(conflict!("{name} is being turned on")
+                    .hint(format!("'hob swap off {name}' cancels that")))
+            }
+            Some(Doing::TurningOff) => Err(conflict!("{name} is being turned off")
                 .hint(format!("try again later, or cancel turning it off with 'hob swap on {name}'"))),
             Some(Doing::Removing) => Err(being_removed(name)),
         }
@@ -123,11 +125,11 @@ impl SwapEntry {
 }
 
 impl Areas {
-    pub(super) fn get(&self, name: &str) -> Result<&SwapEntry, ApiError> {
+    pub(super) fn get(&self, name: &str) -> Result<&SwapEntry> {
         self.0.get(name).ok_or_else(|| no_swap(name))
     }
 
-    pub(super) fn get_mut(&mut self, name: &str) -> Result<&mut SwapEntry, ApiError> {
+    pub(super) fn get_mut(&mut self, name: &str) -> Result<&mut SwapEntry> {
         self.0.get_mut(name).ok_or_else(|| no_swap(name))
     }
 
@@ -180,31 +182,26 @@ impl Areas {
         there.map(|entry| SwapRoom { name: entry.wanted.name.clone(), size: entry.wanted.size }).collect()
     }
 
-    pub(super) fn new_name(&self, name: Option<String>) -> Result<String, ApiError> {
+    pub(super) fn new_name(&self, name: Option<String>) -> Result<String> {
         if self.0.len() >= SWAPS_MAX {
-            return Err(ApiError::conflict(format!(
-                "there are {SWAPS_MAX} swap areas, which is the \
-                maximum"
-            )));
+            return Err(conflict!("there are {SWAPS_MAX} swap areas, which is the maximum"));
         }
         let Some(name) = name else {
             let free = (0..).map(|number| format!("swap{number}")).find(|name| !self.0.contains_key(name));
             return Ok(free.expect("numbers do not end"));
         };
-        check_name(&name)
-            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a swap area's name: {error}")))?;
+        check_name(&name).map_err(|error| invalid!("'{name}' cannot be a swap area's name: {error}"))?;
         match self.0.contains_key(&name) {
             false => Ok(name),
-            true => Err(ApiError::conflict(format!("there is a swap area '{name}' already"))
-                .hint("choose another name")),
+            true => Err(conflict!("there is a swap area '{name}' already").hint("choose another name")),
         }
     }
 }
 
 pub(super) fn being_removed(name: &str) -> ApiError {
-    ApiError::conflict(format!("{name} is being removed"))
+    conflict!("{name} is being removed")
 }
 
 pub(super) fn no_swap(name: &str) -> ApiError {
-    ApiError::not_found(format!("there is no swap area '{name}'")).hint("'hob swap list' shows all")
+    not_found!("there is no swap area '{name}'").hint("'hob swap list' shows all")
 }

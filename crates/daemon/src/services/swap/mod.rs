@@ -19,7 +19,7 @@ use hob_storage::ring::FdClass;
 use super::flash::{self, Flash};
 use super::registry::{DeviceEntry, Inner, Registry, StatePart};
 use super::tasks::Tasks;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, invalid, not_found};
 use crate::hardware::FlashDevice;
 use crate::state::{CacheOwner, SwapSpec};
 use crate::swap::{Active, BYTES_MAX, BYTES_MIN, PRIORITY_MAX, Range, Spot, SwapError, SwapKernel};
@@ -59,7 +59,7 @@ impl Swaps {
     }
 
     /// Returns all swap areas by name.
-    pub(crate) async fn all(&self) -> Result<Vec<Swap>, ApiError> {
+    pub(crate) async fn all(&self) -> Result<Vec<Swap>> {
         let spots: Vec<(String, Option<Spot>)> = {
             let areas = self.areas();
             let spot = |entry: &SwapEntry| entry.location.as_ref().map(|location| location.spot);
@@ -77,14 +77,14 @@ impl Swaps {
     }
 
     /// Returns one swap area.
-    pub(crate) async fn one(&self, name: &str) -> Result<Swap, ApiError> {
+    pub(crate) async fn one(&self, name: &str) -> Result<Swap> {
         self.areas().get(name)?;
         let all = self.all().await?;
         all.into_iter().find(|swap| swap.name == name).ok_or_else(|| no_swap(name))
     }
 
     /// Allocates a swap area in a pool and turns it on.
-    pub(crate) async fn create(&self, create: SwapCreate) -> Result<SwapChanged, ApiError> {
+    pub(crate) async fn create(&self, create: SwapCreate) -> Result<SwapChanged> {
         let service = self.clone();
         self.tasks
             .run("swap create", create.name.clone().unwrap_or_default(), async move {
@@ -97,8 +97,7 @@ impl Swaps {
                             error.problem.error
                         );
                         ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }.hint(format!(
-                            "'hob swap on {name}' tries again, 'hob swap remove {name}' removes the \
-                            area"
+                            "'hob swap on {name}' tries again, 'hob swap remove {name}' removes the area"
                         ))
                     })?;
                 }
@@ -107,14 +106,14 @@ impl Swaps {
             .await
     }
 
-    async fn carve(&self, create: SwapCreate) -> Result<String, ApiError> {
+    async fn carve(&self, create: SwapCreate) -> Result<String> {
         if !self.registry.has_state_file() {
             return Err(ApiError::conflict("'hob serve' saves no state, so it cannot have swap areas")
                 .hint("use 'hob daemon' for swap, not 'hob serve'"));
         }
         let SwapCreate { name, pool, device, size, priority, off: _ } = create;
         if priority.is_some_and(|priority| priority > PRIORITY_MAX) {
-            return Err(ApiError::invalid(format!("a priority is at most {PRIORITY_MAX}")));
+            return Err(invalid!("a priority is at most {PRIORITY_MAX}"));
         }
         let (name, pool) = {
             let areas = self.areas();
@@ -128,7 +127,7 @@ impl Swaps {
         };
         if !(BYTES_MIN..=BYTES_MAX).contains(&size.bytes()) {
             let (least, most) = (Size(BYTES_MIN), Size(BYTES_MAX));
-            return Err(ApiError::invalid(format!("a swap area has {least} to {most}, not {size}")));
+            return Err(invalid!("a swap area has {least} to {most}, not {size}"));
         }
         let kernel = self.kernel.clone();
         flash::blocking(move || kernel.check_able()).await?.map_err(|error| refuse("swap", &error))?;
@@ -162,7 +161,7 @@ impl Swaps {
         pool: &str,
         flash: &Flash,
         named: Option<&str>,
-    ) -> Result<(Option<DeviceId>, Vec<DeviceId>), ApiError> {
+    ) -> Result<(Option<DeviceId>, Vec<DeviceId>)> {
         let devices: Vec<(PathBuf, Result<DeviceId, String>)> = {
             let inner = self.registry.inner();
             let entry = inner.pool(pool)?;
@@ -172,7 +171,7 @@ impl Swaps {
             named.map(judge).collect()
         };
         if let (true, Some(path)) = (devices.is_empty(), named) {
-            return Err(ApiError::not_found(format!("pool {pool} has no device {path}"))
+            return Err(not_found!("pool {pool} has no device {path}")
                 .hint(format!("'hob pool show {pool}' lists them")));
         }
         let (mut good, mut bad, mut why) = (Vec::new(), Vec::new(), None);
@@ -193,10 +192,9 @@ impl Swaps {
             why.get_or_insert(format!("{} {why_not}", path.display()));
         }
         match (good.as_slice(), why) {
-            ([], why) => Err(ApiError::conflict(format!(
-                "pool {pool} cannot have a swap area: {}",
+            ([], why) => Err(conflict!("pool {pool} cannot have a swap area: {}",
                 why.unwrap_or_else(|| "the pool has no device".to_owned())
-            ))
+            )
             .hint("swap needs a device of a pool that is a block device of this host, or a file of ext4 or XFS on one")),
             ([only], _) => Ok((Some(*only), bad)),
             _ => Ok((None, bad)),
@@ -204,15 +202,13 @@ impl Swaps {
     }
 
     /// Checks whether the kernel may swap to a device.
-    async fn check_ground(&self, device: FlashDevice) -> Result<Result<(), SwapError>, ApiError> {
+    async fn check_ground(&self, device: FlashDevice) -> Result<Result<(), SwapError>> {
         let Some(device) = device.here() else {
             return Ok(Err(SwapError::Unsafe("is on another host".to_owned())));
         };
         if device.class == FdClass::Volatile {
             return Ok(Err(SwapError::Unsafe(
-                "is in power-cut test mode, which loses unflushed \
-                data"
-                    .to_owned(),
+                "is in power-cut test mode, which loses unflushed data".to_owned(),
             )));
         }
         let kernel = self.kernel.clone();
@@ -221,12 +217,12 @@ impl Swaps {
 
     /// Removes an area and releases its segments. Returns its pool, if present, and notes. The
     /// caller saves the state afterwards, and may first give the space to caches.
-    pub(super) async fn remove(&self, name: &str) -> Result<(Option<String>, Vec<String>), ApiError> {
+    pub(super) async fn remove(&self, name: &str) -> Result<(Option<String>, Vec<String>)> {
         let pool = self.areas().get(name)?.wanted.pool.clone();
         // Without its pool, the area has no segments to release.
         let has_pool = self.registry.inner().pools.contains_key(&pool);
         let guard = match has_pool {
-            true => Some(self.registry.guard_pool(&pool, "given back a swap area")?),
+            true => Some(self.registry.guard_pool_for_command(&pool, "given back a swap area").await?),
             false => None,
         };
         let (spot, owner) = {
@@ -251,9 +247,7 @@ impl Swaps {
         let mut notes = Vec::new();
         if spot.is_none() {
             notes.push(
-                "its device is offline; if the device returns, hob finds the area on it \
-                again"
-                    .to_owned(),
+                "its device is offline; if the device returns, hob finds the area on it again".to_owned(),
             );
         }
         tracing::info!("swap area {name} was removed");
@@ -261,23 +255,17 @@ impl Swaps {
     }
 
     /// Releases the segments of an area, unless the kernel swaps to it.
-    async fn give_back(
-        &self,
-        name: &str,
-        pool: &str,
-        spot: Option<Spot>,
-        owner: OwnerId,
-    ) -> Result<(), ApiError> {
+    async fn give_back(&self, name: &str, pool: &str, spot: Option<Spot>, owner: OwnerId) -> Result<()> {
         let Some(spot) = spot else { return Ok(()) };
         if self.look(spot).await?.is_some() {
-            return Err(ApiError::conflict(format!("the kernel uses the swap area {name}"))
+            return Err(conflict!("the kernel uses the swap area {name}")
                 .hint(format!("turn it off with 'hob swap off {name}'")));
         }
         let flash = self.registry.inner().pool(pool)?.flash.clone();
         self.release(pool, &flash, owner).await
     }
 
-    async fn release(&self, pool: &str, flash: &Flash, owner: OwnerId) -> Result<(), ApiError> {
+    async fn release(&self, pool: &str, flash: &Flash, owner: OwnerId) -> Result<()> {
         let segments = flash.segments_of(owner).await?;
         let devices = flash.release(segments).await?;
         self.registry.refresh(pool, &devices);
@@ -285,7 +273,7 @@ impl Swaps {
     }
 
     /// Asks the kernel whether it swaps to this area.
-    async fn look(&self, spot: Spot) -> Result<Option<Active>, ApiError> {
+    async fn look(&self, spot: Spot) -> Result<Option<Active>> {
         let kernel = self.kernel.clone();
         flash::blocking(move || kernel.look(spot)).await?.map_err(|error| refuse("swap", &error))
     }
@@ -332,7 +320,7 @@ impl Swaps {
     }
 
     /// Refuses operations that would remove the flash below a swap area.
-    pub(super) fn check_none(&self, pool: &str, device: Option<&Path>) -> Result<(), ApiError> {
+    pub(super) fn check_none(&self, pool: &str, device: Option<&Path>) -> Result<()> {
         self.registry.inner().pool(pool)?;
         let areas = self.areas();
         let is_on = |entry: &&SwapEntry| device.is_none_or(|path| entry.wanted.device == path);
@@ -340,11 +328,11 @@ impl Swaps {
             areas.in_pool(pool).filter(is_on).map(|entry| entry.wanted.name.as_str()).collect();
         let Some(first) = names.first() else { return Ok(()) };
         let what = device.map_or_else(|| format!("pool {pool}"), |path| path.display().to_string());
-        Err(ApiError::conflict(format!("{what} has a swap area of the host: {}", names.join(", ")))
+        Err(conflict!("{what} has a swap area of the host: {}", names.join(", "))
             .hint(format!("'hob swap off {first}' and 'hob swap remove {first}' remove the area")))
     }
 
-    async fn changed(&self, name: &str, notes: Vec<String>) -> Result<SwapChanged, ApiError> {
+    async fn changed(&self, name: &str, notes: Vec<String>) -> Result<SwapChanged> {
         Ok(SwapChanged { swap: Some(self.one(name).await?), notes })
     }
 
@@ -379,7 +367,7 @@ fn judge(pool: &str, device: &DeviceEntry) -> Result<DeviceId, String> {
     }
 }
 
-fn only_pool(inner: &Inner, named: Option<String>) -> Result<String, ApiError> {
+fn only_pool(inner: &Inner, named: Option<String>) -> Result<String> {
     let names: Vec<&str> = inner.pools.keys().map(String::as_str).collect();
     match (named, names.as_slice()) {
         (Some(pool), _) => inner.pool(&pool).map(|_| pool.clone()),
@@ -387,8 +375,9 @@ fn only_pool(inner: &Inner, named: Option<String>) -> Result<String, ApiError> {
         (None, []) => {
             Err(ApiError::conflict("there is no pool").hint("create a pool with 'hob pool create'"))
         }
-        (None, several) => Err(ApiError::invalid(format!("there are several pools: {}", several.join(", ")))
-            .hint("choose one with --pool")),
+        (None, several) => {
+            Err(invalid!("there are several pools: {}", several.join(", ")).hint("choose one with --pool"))
+        }
     }
 }
 
@@ -396,17 +385,15 @@ fn only_pool(inner: &Inner, named: Option<String>) -> Result<String, ApiError> {
 fn refuse(what: &str, error: &SwapError) -> ApiError {
     let said = format!("{what}: {error}");
     match error {
-        SwapError::Unsafe(why) => ApiError::conflict(format!(
-            "{what} cannot have a swap area: its \
-            device {why}"
-        )),
+        SwapError::Unsafe(why) => {
+            conflict!("{what} cannot have a swap area: its device {why}")
+        }
         SwapError::Occupied(_) => ApiError::conflict(said),
-        SwapError::NoMemory => ApiError::conflict(said).hint(
-            "first free memory: end programs, or add other swap to \
-                the host",
-        ),
+        SwapError::NoMemory => {
+            ApiError::conflict(said).hint("first free memory: end programs, or add other swap to the host")
+        }
         SwapError::Stopped => {
-            ApiError::conflict(format!("the change of {what} was stopped by another command"))
+            conflict!("the change of {what} was stopped by another command")
         }
         SwapError::Killed => ApiError::conflict(said),
         SwapError::NotAllowed | SwapError::NoLoopDevices | SwapError::System { .. } => ApiError::failed(said),

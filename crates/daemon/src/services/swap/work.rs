@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::super::flash;
 use super::areas::{AreaLocation, IN_PARTS, SwapEntry, being_removed};
 use super::{Swaps, refuse};
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result, conflict, failed};
 use crate::hardware::LocalFlash;
 use crate::swap::{Active, Area, Memory, Spot, SwapError};
 
@@ -44,7 +44,7 @@ pub(super) struct Work {
     pub(super) doing: Doing,
     done_bytes: AtomicU64,
     stop: AtomicBool,
-    outcome: watch::Sender<Option<Result<(), ApiError>>>,
+    outcome: watch::Sender<Option<Result<()>>>,
 }
 
 impl Work {
@@ -63,7 +63,7 @@ impl Work {
     }
 
     /// Waits for the result, for at most `patience`.
-    async fn wait(&self, patience: Duration) -> Option<Result<(), ApiError>> {
+    async fn wait(&self, patience: Duration) -> Option<Result<()>> {
         let mut outcome = self.outcome.subscribe();
         let ended = outcome.wait_for(Option::is_some);
         tokio::time::timeout(patience, ended).await.ok()?.ok()?.clone()
@@ -72,7 +72,7 @@ impl Work {
 
 impl Swaps {
     /// Turns an area on or off, also for later starts.
-    pub(crate) async fn set(&self, name: String, patch: SwapPatch) -> Result<SwapChanged, ApiError> {
+    pub(crate) async fn set(&self, name: String, patch: SwapPatch) -> Result<SwapChanged> {
         let service = self.clone();
         self.tasks
             .run("swap set", name.clone(), async move {
@@ -87,7 +87,7 @@ impl Swaps {
 
     /// Starts to turn an area on, or stops turning it off. Waits briefly, and returns a note for
     /// the caller.
-    pub(super) async fn begin_on(&self, name: &str) -> Result<Option<&'static str>, ApiError> {
+    pub(super) async fn begin_on(&self, name: &str) -> Result<Option<&'static str>> {
         let (work, is_new, location) = {
             let mut areas = self.areas();
             let entry = areas.get_mut(name)?;
@@ -107,24 +107,23 @@ impl Swaps {
         } else if work.doing == Doing::TurningOff {
             work.stop.store(true, Ordering::Relaxed);
             return match work.wait(STOP_MAX).await {
-                Some(Ok(())) => Err(ApiError::conflict(format!("{name} was turned off already"))
-                    .hint("repeat the command to turn it on again")),
+                Some(Ok(())) => {
+                    Err(conflict!("{name} was turned off already")
+                        .hint("repeat the command to turn it on again"))
+                }
                 Some(Err(_)) => {
                     self.want(name, true).await?;
                     Ok(Some("the area was being turned off, which was cancelled"))
                 }
-                None => Err(ApiError::busy(
-                    "turning the swap area off cannot be cancelled \
-                    yet",
-                )
-                .hint("look again later")),
+                None => Err(ApiError::busy("turning the swap area off cannot be cancelled yet")
+                    .hint("look again later")),
             };
         }
         work.wait(WAIT_MAX).await.transpose()?;
         Ok(None)
     }
 
-    async fn turn_on(&self, name: &str, location: &AreaLocation, work: &Arc<Work>) -> Result<(), ApiError> {
+    async fn turn_on(&self, name: &str, location: &AreaLocation, work: &Arc<Work>) -> Result<()> {
         let device = self.device_of(name, location).await?;
         let (owner, priority) = {
             let areas = self.areas();
@@ -157,7 +156,7 @@ impl Swaps {
     }
 
     /// Returns the device of an area, if it is suitable for swap now.
-    async fn device_of(&self, name: &str, location: &AreaLocation) -> Result<LocalFlash, ApiError> {
+    async fn device_of(&self, name: &str, location: &AreaLocation) -> Result<LocalFlash> {
         let flash = {
             let areas = self.areas();
             let wanted = &areas.get(name)?.wanted;
@@ -165,29 +164,24 @@ impl Swaps {
             let entry = inner.pool(&wanted.pool)?;
             let device = entry.devices.iter().find(|device| device.path == wanted.device);
             if let Some(device) = device.filter(|device| device.state == DeviceState::Fenced) {
-                return Err(ApiError::conflict(format!("{} is fenced", device.path.display())).hint(
-                    format!(
-                        "first remove {name} with 'hob swap remove {name}', then the \
-                        device"
-                    ),
-                ));
+                return Err(conflict!("{} is fenced", device.path.display())
+                    .hint(format!("first remove {name} with 'hob swap remove {name}', then the device")));
             }
             entry.flash.clone()
         };
         let device = flash.file(location.device).await?.here();
         let device = device.ok_or_else(|| ApiError::failed("swap is on this host's flash"))?;
         if device.class == FdClass::Volatile {
-            return Err(ApiError::conflict(format!(
-                "the device of {name} is in power-cut test mode, \
-                which loses unflushed data"
-            )));
+            return Err(conflict!(
+                "the device of {name} is in power-cut test mode, which loses unflushed data"
+            ));
         }
         Ok(device)
     }
 
     /// Starts to turn an area off, or stops turning it on. Waits briefly, and returns a note for
     /// the caller.
-    async fn begin_off(&self, name: &str, force: bool) -> Result<Option<&'static str>, ApiError> {
+    async fn begin_off(&self, name: &str, force: bool) -> Result<Option<&'static str>> {
         let (busy, spot) = {
             let areas = self.areas();
             let entry = areas.get(name)?;
@@ -207,11 +201,8 @@ impl Swaps {
                     return Ok(Some("the area was being turned on, which was cancelled"));
                 }
                 None => {
-                    return Err(ApiError::busy(
-                        "turning the swap area on cannot be cancelled \
-                        yet",
-                    )
-                    .hint("look again later"));
+                    return Err(ApiError::busy("turning the swap area on cannot be cancelled yet")
+                        .hint("look again later"));
                 }
             }
         }
@@ -245,13 +236,7 @@ impl Swaps {
         Ok(None)
     }
 
-    async fn turn_off(
-        &self,
-        name: &str,
-        spot: Spot,
-        active: Active,
-        work: &Arc<Work>,
-    ) -> Result<(), ApiError> {
+    async fn turn_off(&self, name: &str, spot: Spot, active: Active, work: &Arc<Work>) -> Result<()> {
         let (kernel, mine) = (self.kernel.clone(), work.clone());
         let ended = flash::blocking(move || kernel.turn_off(&active.path, &mine.stop)).await?;
         // The kernel's state decides, whatever the call returned.
@@ -261,37 +246,30 @@ impl Swaps {
                 Ok(())
             }
             (Some(_), Err(error)) => Err(refuse(name, &error)),
-            (Some(_), Ok(())) => Err(ApiError::failed(format!(
-                "the kernel still uses the swap area \
-                {name}"
-            ))),
+            (Some(_), Ok(())) => Err(failed!("the kernel still uses the swap area {name}")),
         }
     }
 
     /// Checks that memory and other swap can take the data in an area.
-    async fn check_memory_for(&self, name: &str, spot: Spot, active: &Active) -> Result<(), ApiError> {
+    async fn check_memory_for(&self, name: &str, spot: Spot, active: &Active) -> Result<()> {
         let kernel = self.kernel.clone();
         let memory = flash::blocking(move || kernel.memory()).await?;
-        let memory = memory.map_err(|error| {
-            ApiError::failed(format!(
-                "cannot determine the amount of free memory: \
-                {error}"
-            ))
-        })?;
+        let memory =
+            memory.map_err(|error| failed!("cannot determine the amount of free memory: {error}"))?;
         let room = room_without(&memory, spot.range.bytes, active.used);
         if active.used <= room {
             return Ok(());
         }
-        Err(ApiError::conflict(format!(
+        Err(conflict!(
             "{} are swapped out to {name}, and memory and other swap have only {} free",
             Size(active.used).human(),
             Size(room).human()
-        ))
+        )
         .hint("free memory first, or pass --force and risk that the kernel kills programs"))
     }
 
     /// Records the end of an operation.
-    async fn end_work(&self, name: &str, work: &Arc<Work>, result: Result<(), ApiError>, on: bool) {
+    async fn end_work(&self, name: &str, work: &Arc<Work>, result: Result<()>, on: bool) {
         {
             let mut areas = self.areas();
             if let Ok(entry) = areas.get_mut(name) {
@@ -313,7 +291,7 @@ impl Swaps {
     }
 
     /// Saves whether an area is turned on at the start.
-    async fn want(&self, name: &str, on: bool) -> Result<(), ApiError> {
+    async fn want(&self, name: &str, on: bool) -> Result<()> {
         {
             let mut areas = self.areas();
             let entry = areas.get_mut(name)?;
@@ -328,14 +306,14 @@ impl Swaps {
 
 impl SwapEntry {
     /// Returns the location of an area that can be turned on.
-    fn usable_location(&self, name: &str) -> Result<AreaLocation, ApiError> {
+    fn usable_location(&self, name: &str) -> Result<AreaLocation> {
         match &self.location {
             Some(location) if location.whole => Ok(location.clone()),
-            Some(_) => Err(ApiError::conflict(format!("{name} cannot be used: {IN_PARTS}"))),
-            None => Err(ApiError::conflict(format!(
+            Some(_) => Err(conflict!("{name} cannot be used: {IN_PARTS}")),
+            None => Err(conflict!(
                 "{name} is unavailable: {} is offline, or its data of the area is gone",
                 self.wanted.device.display()
-            ))
+            )
             .hint(format!("'hob pool show {}' shows its devices", self.wanted.pool))),
         }
     }

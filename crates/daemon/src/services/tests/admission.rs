@@ -4,7 +4,7 @@ use hob_control::{DevicePatch, PoolChanged};
 
 use super::*;
 
-async fn set(bench: &Bench, device: &str, admission: Admission) -> Result<PoolChanged, ApiError> {
+async fn set(bench: &Bench, device: &str, admission: Admission) -> Result<PoolChanged> {
     bench.services.pools.device_set("p".into(), bench.path(device), DevicePatch { admission }).await
 }
 

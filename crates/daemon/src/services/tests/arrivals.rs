@@ -51,19 +51,9 @@ impl Bench {
         Arrival {
             from: "other".into(),
             backing: self.path("vm.img"),
-            format: None,
-            backing_timeout: None,
             size_bytes: 64 * MIB,
-            read_only: false,
             mode: CarryMode::Drop,
-            cache: None,
-            exports: vec![],
-            qos: None,
-            datastore: None,
-            vhost_user: None,
-            fuse: None,
-            cluster: None,
-            flush_failures_owed: 0,
+            ..Arrival::default()
         }
     }
 

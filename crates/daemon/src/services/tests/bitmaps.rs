@@ -12,7 +12,7 @@ fn add(name: &str) -> BitmapAdd {
     BitmapAdd { name: name.into(), granularity: None }
 }
 
-async fn rotate(bench: &Bench, name: &str, frozen: &str) -> Result<(), ApiError> {
+async fn rotate(bench: &Bench, name: &str, frozen: &str) -> Result<()> {
     let rotate = BitmapRotate { frozen: frozen.into() };
     bench.services.exports.bitmap_rotate("vm".into(), name.into(), rotate).await.map(drop)
 }

@@ -2,16 +2,17 @@
 
 use hob_control::{ConfigApplied, ConfigRemedy};
 
+use super::recovery::{COMMITTED, read, sectors};
 use super::*;
 
 /// A daemon that was started with a file.
-struct Filed {
-    bench: Bench,
+pub(super) struct Filed {
+    pub(super) bench: Bench,
     file: std::path::PathBuf,
 }
 
 impl Filed {
-    async fn start(bench: Bench, text: &str) -> Filed {
+    pub(super) async fn start(bench: Bench, text: &str) -> Filed {
         let file = bench.dir.path().join("hob.toml");
         std::fs::write(&file, text).unwrap();
         let config = Config::load(&file).unwrap();
@@ -20,17 +21,30 @@ impl Filed {
         Filed { bench, file }
     }
 
-    fn write(&self, text: &str) {
+    pub(super) fn write(&self, text: &str) {
         std::fs::write(&self.file, text).unwrap();
     }
 
-    async fn diff(&self) -> Vec<(String, ConfigRemedy)> {
+    pub(super) async fn diff(&self) -> Vec<(String, ConfigRemedy)> {
         let diff = self.bench.services.hob_toml.diff().await.unwrap();
         diff.differences.into_iter().map(|it| (it.what(), it.by)).collect()
     }
 
     async fn apply(&self, yes: bool) -> ConfigApplied {
         self.bench.services.hob_toml.apply(yes).await.unwrap()
+    }
+
+    /// Starts a daemon again with this file, as far as hob.toml is concerned.
+    async fn reload(&self, text: &str) {
+        self.write(text);
+        self.bench.services.hob_toml.apply_changed(&Config::parse(text).unwrap()).await;
+    }
+
+    /// Returns the changes of hob.toml that health reports as not in effect.
+    async fn pending(&self) -> Vec<String> {
+        let problems = self.bench.services.observe.health().await.problems.into_iter();
+        let pending = problems.filter(|it| it.kind == hob_control::ProblemKind::ConfigPending);
+        pending.map(|it| it.reason).collect()
     }
 }
 
@@ -114,6 +128,8 @@ fn disks_made_by_command_are_no_differences_and_a_broken_file_changes_nothing() 
         assert!(error.to_string().contains("hob.toml:11"), "{error}");
         filed.write(&first.replace("vm.img", "other.img"));
         assert_eq!(filed.diff().await, [("disk vm: backing".to_owned(), ConfigRemedy::Command)]);
+        let applied = filed.apply(true).await;
+        assert!(applied.left[0].contains("'hob disk remove vm'"), "{applied:?}");
         let without = Bench::new();
         let error = without.services.hob_toml.diff().await.unwrap_err();
         assert!(error.to_string().contains("hob serve"), "{error}");
@@ -138,7 +154,7 @@ fn a_cache_that_could_not_be_created_is_degraded_until_it_is_there() {
         );
         let size = Some(Size(hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT)));
         let add = DeviceAdd { path: bench.path("b"), size, peer: None, force: false };
-        bench.services.pools.device_add("p".into(), add).await.unwrap();
+        bench.services.pools.device_add("p".into(), add, OnDirty::Drain).await.unwrap();
         bench.services.hob_toml.apply_changed(&config).await;
         assert!(bench.services.observe.health().await.problems.is_empty());
         assert_eq!(bench.room("vm"), 4);
@@ -164,5 +180,281 @@ fn a_reload_applies_what_was_changed_in_the_file_and_keeps_what_commands_changed
         reload(&first.replace("4M", "2M")).await;
         assert_eq!(filed.bench.room("vm"), 10);
         assert!(filed.bench.services.hob_toml.definition("disk vm").unwrap().contains("2097152"));
+    });
+}
+
+#[test]
+fn a_size_that_no_file_has_and_a_deleted_datastore_are_differences() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, CACHE, "[[datastore]]\nname = \"array\"\nthrottle = \"auto\"");
+        let filed = Filed::start(bench, &first).await;
+        assert_eq!(filed.diff().await, []);
+        let size = hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT);
+        filed.write(&first.replace(&format!("size = {size}"), &format!("size = {}", 2 * size)));
+        assert_eq!(filed.diff().await, [("pool p: size".to_owned(), ConfigRemedy::Command)]);
+        let applied = filed.apply(true).await;
+        assert!(applied.left[0].contains("hob pool remove-device p"), "{applied:?}");
+        filed.write(&text(&filed.bench, CACHE, ""));
+        assert_eq!(filed.diff().await, [("datastore array".to_owned(), ConfigRemedy::ApplyWithYes)]);
+        filed.apply(true).await;
+        assert_eq!(filed.diff().await, []);
+    });
+}
+
+#[test]
+fn a_deletion_in_the_file_is_a_problem_until_file_and_daemon_agree() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        bench.image("new.img", 64);
+        let one = text(&bench, CACHE, "");
+        let new = format!("[[disk]]\nname = \"new\"\nbacking = \"{}\"\n", bench.path("new.img"));
+        let (a, b) = (bench.path("a"), bench.path("b"));
+        let two = one.replace(&format!("[\"{a}\"]"), &format!("[\"{a}\", \"{b}\"]"));
+        let filed = Filed::start(bench, &(two.clone() + &new)).await;
+        let pending = async || filed.pending().await;
+        let reload = async |text: &str| filed.reload(text).await;
+        assert_eq!(pending().await, [""; 0]);
+        // Another reload does not hide it.
+        for _ in 0..2 {
+            reload(&two).await;
+            let found = pending().await;
+            assert!(found.len() == 1 && found[0].starts_with("disk new: "), "{found:?}");
+            assert!(found[0].contains("hob config apply --yes"), "{found:?}");
+        }
+        filed.apply(true).await;
+        assert_eq!(pending().await, [""; 0]);
+        for _ in 0..2 {
+            reload(&one).await;
+            let found = pending().await;
+            assert!(found.len() == 1 && found[0].starts_with("pool p: devices: "), "{found:?}");
+        }
+        // The file lists the device again.
+        filed.write(&two);
+        assert_eq!(filed.diff().await, []);
+        assert_eq!(pending().await, [""; 0]);
+        reload(&two).await;
+        assert_eq!(pending().await, [""; 0]);
+    });
+}
+
+const PERSISTENT: &str = "cache = { pool = \"p\", size = \"4M\", persistent = true }";
+
+fn named(found: &[(&str, ConfigRemedy)]) -> Vec<(String, ConfigRemedy)> {
+    found.iter().map(|(what, by)| ((*what).to_owned(), *by)).collect()
+}
+
+#[test]
+fn socket_access_and_datastore_of_a_disk_follow_the_file() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, PERSISTENT, "");
+        let filed = Filed::start(bench, &first).await;
+        read(&filed.bench, 0..100);
+        tokio::time::sleep(COMMITTED).await;
+        let (one, other) = (filed.bench.path("one.sock"), filed.bench.path("other.sock"));
+        let with = |socket: &str| {
+            format!("{first}vhost_user = \"{socket}\"\nread_only = true\ndatastore = \"array\"\n")
+        };
+        filed.write(&with(&one));
+        let expected = [
+            ("disk vm: read_only", ConfigRemedy::Apply),
+            ("disk vm: datastore", ConfigRemedy::Apply),
+            ("disk vm: vhost_user", ConfigRemedy::Apply),
+        ];
+        assert_eq!(filed.diff().await, named(&expected));
+        // With a client, the disk is not closed. The socket is created.
+        filed.bench.shard.set_users(1);
+        let applied = filed.apply(false).await;
+        assert_eq!((applied.done.len(), applied.failed.len()), (1, 2), "{applied:?}");
+        assert!(applied.failed.iter().all(|what| what.contains("vm has 1 client connected")), "{applied:?}");
+        assert!(Path::new(&one).exists());
+        assert!(!filed.bench.services.observe.disk("vm").unwrap().read_only);
+        filed.bench.shard.set_users(0);
+        let applied = filed.apply(false).await;
+        assert_eq!((applied.done.len(), filed.diff().await), (2, Vec::new()), "{applied:?}");
+        let disk = filed.bench.services.observe.disk("vm").unwrap();
+        assert_eq!((disk.state, disk.read_only), (DiskLife::Online, true));
+        let export = filed.bench.services.exports.table().get("vm").unwrap();
+        assert!(export.info.read_only && Path::new(&one).exists());
+        let qos = filed.bench.services.qos.disk("vm").unwrap();
+        assert_eq!(qos.datastore.as_deref(), Some("array"));
+        assert_eq!((sectors(&filed.bench).await, filed.bench.room("vm")), ((100, 0), 4), "it stays warm");
+        filed.write(&with(&other));
+        assert_eq!(filed.diff().await, named(&[("disk vm: vhost_user", ConfigRemedy::Apply)]));
+        filed.apply(false).await;
+        assert!(!Path::new(&one).exists() && Path::new(&other).exists());
+        filed.write(&first);
+        assert_eq!(filed.diff().await, named(&expected));
+        let applied = filed.apply(false).await;
+        assert_eq!((applied.done.len(), filed.diff().await), (3, Vec::new()), "{applied:?}");
+        assert!(!Path::new(&other).exists());
+        let export = filed.bench.services.exports.table().get("vm").unwrap();
+        assert!(!export.info.read_only);
+        assert_eq!((sectors(&filed.bench).await, filed.bench.room("vm")), ((100, 0), 4));
+    });
+}
+
+/// A read-only backing could not take the dirty data.
+#[test]
+fn a_disk_is_drained_before_it_becomes_read_only() {
+    run(async |bench| {
+        let bench = super::recovery::prepare(bench, super::recovery::LAZY).await;
+        super::recovery::write(&bench, 0..20);
+        let free = bench.free();
+        assert_eq!(sectors(&bench).await.1, 20);
+        let set = async |patch: DiskPatch| bench.services.disks.disk_patch("vm".into(), patch).await;
+        // Another datastore needs no drain.
+        let datastore = Some("array".to_owned());
+        set(DiskPatch { datastore, ..DiskPatch::default() }).await.unwrap();
+        assert_eq!((sectors(&bench).await.1, bench.free()), (20, free));
+        set(DiskPatch { read_only: Some(true), ..DiskPatch::default() }).await.unwrap();
+        assert_eq!((sectors(&bench).await.1, bench.free(), bench.room("vm")), (0, free, 4));
+        set(DiskPatch { read_only: Some(false), ..DiskPatch::default() }).await.unwrap();
+        let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((cache.mode.as_str(), cache.mode_in_effect), ("write-back", None));
+        super::recovery::write(&bench, 0..5);
+        assert_eq!(sectors(&bench).await.1, 5);
+    });
+}
+
+#[test]
+fn a_volatile_cache_is_emptied_only_with_yes() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, CACHE, "");
+        let filed = Filed::start(bench, &first).await;
+        filed.write(&format!("{first}datastore = \"array\"\n"));
+        assert_eq!(filed.diff().await, named(&[("disk vm: datastore", ConfigRemedy::ApplyWithYes)]));
+        let applied = filed.apply(false).await;
+        assert!(applied.done.is_empty() && applied.left[0].contains("--yes"), "{applied:?}");
+        let free = filed.bench.free();
+        let applied = filed.apply(true).await;
+        assert_eq!((applied.done.len(), filed.diff().await), (1, Vec::new()), "{applied:?}");
+        assert_eq!((filed.bench.room("vm"), filed.bench.free()), (4, free));
+    });
+}
+
+#[test]
+fn a_disk_that_cannot_be_opened_anew_keeps_its_settings() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let socket = bench.path("vm.sock");
+        let patch = DiskPatch { vhost_user: Some(socket.clone()), ..DiskPatch::default() };
+        bench.services.disks.disk_patch("vm".into(), patch).await.unwrap();
+        std::fs::rename(bench.path("vm.img"), bench.path("away.img")).unwrap();
+        let patch = DiskPatch { read_only: Some(true), ..DiskPatch::default() };
+        let change = async || bench.services.disks.disk_patch("vm".into(), patch.clone()).await;
+        let error = change().await.unwrap_err();
+        assert!(error.to_string().contains("vm keeps its settings"), "{error}");
+        let disk = bench.services.observe.disk("vm").unwrap();
+        assert_eq!((disk.state, disk.read_only), (DiskLife::Offline, false));
+        std::fs::rename(bench.path("away.img"), bench.path("vm.img")).unwrap();
+        bench.services.disks.bring_online("vm").await;
+        change().await.unwrap();
+        let disk = bench.services.observe.disk("vm").unwrap();
+        assert_eq!((disk.state, disk.read_only), (DiskLife::Online, true));
+        assert!(Path::new(&socket).exists());
+    });
+}
+
+/// Time after which a reload has made the changes that wait for guests.
+const RETURNED: std::time::Duration = std::time::Duration::from_secs(15);
+
+/// At a reload, guests lose their connection to hob for a moment.
+#[test]
+fn a_reload_closes_no_disk_before_its_guests_have_returned() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, PERSISTENT, "");
+        let filed = Filed::start(bench, &first).await;
+        let changed = format!("{first}datastore = \"array\"\n");
+        filed.reload(&changed).await;
+        let pending = filed.pending().await;
+        assert!(
+            pending.len() == 1 && pending[0].contains("hob makes this change when guests"),
+            "{pending:?}"
+        );
+        filed.bench.shard.set_users(1);
+        // Another reload does not hide a change that was not made.
+        for _ in 0..2 {
+            tokio::time::sleep(RETURNED).await;
+            let pending = filed.pending().await;
+            assert!(
+                pending.len() == 1 && pending[0].contains("not applied: vm has 1 client connected"),
+                "{pending:?}"
+            );
+            filed.reload(&changed).await;
+        }
+        filed.bench.shard.set_users(0);
+        tokio::time::sleep(RETURNED).await;
+        assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
+        let qos = filed.bench.services.qos.disk("vm").unwrap();
+        assert_eq!(qos.datastore.as_deref(), Some("array"));
+    });
+}
+
+/// The operator applies the file while a guest is connected, and reloads it later.
+#[test]
+fn a_change_that_a_command_could_not_make_is_made_after_a_later_reload() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, PERSISTENT, "");
+        let filed = Filed::start(bench, &first).await;
+        let changed = format!("{first}datastore = \"array\"\n");
+        filed.write(&changed);
+        filed.bench.shard.set_users(1);
+        let applied = filed.apply(false).await;
+        assert!(applied.done.is_empty() && applied.failed.len() == 1, "{applied:?}");
+        assert_eq!(filed.pending().await.len(), 1);
+        filed.bench.shard.set_users(0);
+        filed.reload(&changed).await;
+        tokio::time::sleep(RETURNED).await;
+        assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
+    });
+}
+
+#[test]
+fn a_reload_reports_a_change_that_only_commands_make_until_it_is_made() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        bench.image("other.img", 64);
+        let first = text(&bench, CACHE, "");
+        let filed = Filed::start(bench, &first).await;
+        for _ in 0..2 {
+            filed.reload(&first.replace("vm.img", "other.img")).await;
+            let pending = filed.pending().await;
+            assert!(pending.len() == 1 && pending[0].contains("'hob disk remove vm'"), "{pending:?}");
+        }
+        filed.reload(&first).await;
+        assert_eq!(filed.pending().await, [""; 0]);
+    });
+}
+
+#[test]
+fn deleted_settings_and_changed_exports_are_differences() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let export = "[[disk.export]]\nname = \"b\"\nread_only = true\n";
+        let first = text(&bench, CACHE, "");
+        let more = format!("{first}backing_timeout = \"30s\"\nqos = {{ shares = \"high\" }}\n{export}");
+        let filed = Filed::start(bench, &more).await;
+        assert_eq!(filed.diff().await, []);
+        filed.write(&format!("{first}{}", export.replace("true", "false")));
+        let expected = [
+            ("disk vm: backing_timeout", ConfigRemedy::Apply),
+            ("disk vm: export", ConfigRemedy::ApplyWithYes),
+            ("disk vm: qos", ConfigRemedy::Apply),
+        ];
+        assert_eq!(filed.diff().await, named(&expected));
+        let applied = filed.apply(true).await;
+        assert_eq!((applied.done.len(), filed.diff().await), (3, Vec::new()), "{applied:?}");
+        let disk = filed.bench.services.observe.disk("vm").unwrap();
+        assert!(disk.backing_timeout.is_none() && !disk.exports[0].read_only, "{disk:?}");
+        assert_eq!(filed.bench.services.qos.disk("vm").unwrap().qos, Qos::default());
+        // Commands change what the file never had.
+        let qos = hob_control::QosPatch { shares: Some("low".into()), ..hob_control::QosPatch::default() };
+        filed.bench.services.qos.set("vm".into(), qos).await.unwrap();
+        assert_eq!(filed.diff().await, []);
     });
 }

@@ -21,10 +21,10 @@ impl Bench {
         pool.devices.iter().find(|it| it.path == path).map(|it| it.state)
     }
 
-    async fn add(&self, device: &str) -> Result<(), ApiError> {
+    async fn add(&self, device: &str) -> Result<()> {
         let size = Some(Size(hob_storage::pool::device_bytes_for(4 * MIB, SEGMENT)));
         let add = DeviceAdd { path: self.path(device), size, peer: None, force: false };
-        self.services.pools.device_add("p".into(), add).await.map(drop)
+        self.services.pools.device_add("p".into(), add, OnDirty::Drain).await.map(drop)
     }
 }
 

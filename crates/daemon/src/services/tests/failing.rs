@@ -83,7 +83,7 @@ async fn prepare() -> Bench {
     bench
 }
 
-async fn carry_out(bench: &Bench, order: Order) -> Result<(), ApiError> {
+async fn carry_out(bench: &Bench, order: Order) -> Result<()> {
     let services = &bench.services;
     let set = |json: &str| services.pools.cache_patch("vm".into(), patch(json));
     match order {
@@ -111,12 +111,14 @@ async fn carry_out(bench: &Bench, order: Order) -> Result<(), ApiError> {
         Order::AddDevice => {
             let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
             let add = DeviceAdd { path: bench.path("c"), size: Some(Size(size)), peer: None, force: false };
-            services.pools.device_add("p".into(), add).await.map(drop)
+            services.pools.device_add("p".into(), add, OnDirty::Drain).await.map(drop)
         }
         Order::RemoveDevice => services.pools.device_remove("p".into(), bench.path("b")).await.map(drop),
-        Order::MakePool => {
-            services.pools.pool_create(pool_create("q", vec![bench.path("d")], 8)).await.map(drop)
-        }
+        Order::MakePool => services
+            .pools
+            .pool_create(pool_create("q", vec![bench.path("d")], 8), OnDirty::Drain)
+            .await
+            .map(drop),
     }
 }
 

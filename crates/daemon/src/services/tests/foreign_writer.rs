@@ -62,3 +62,21 @@ fn clean_data_is_dropped_and_the_disk_comes_back() {
         assert_eq!(sectors(&bench).await.1, 3);
     });
 }
+
+/// The same daemon process opens the disk again.
+#[test]
+fn a_disk_that_comes_back_without_a_restart_has_a_cache() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        read(&bench, 1000..1100);
+        tokio::time::sleep(COMMITTED).await;
+        let free = bench.free();
+        lose(&bench).await;
+        bench.services.disks.bring_online("vm").await;
+        settled(&bench.services).await;
+        assert_eq!((sectors(&bench).await, bench.room("vm"), bench.free()), ((0, 0), 4, free));
+        // The whole block is filled.
+        read(&bench, 0..16);
+        assert_eq!(sectors(&bench).await.0, 16);
+    });
+}

@@ -114,7 +114,7 @@ fn a_cache_with_two_copies_is_spread_again_when_a_device_returns() {
             assert!(reason.contains("one copy"), "{reason}");
             let size = Some(Size(hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT)));
             let add = DeviceAdd { path: bench.path("b"), size, peer: None, force: true };
-            bench.services.pools.device_add("p".into(), add).await.unwrap();
+            bench.services.pools.device_add("p".into(), add, OnDirty::Drain).await.unwrap();
             assert_eq!((devices(&bench), bench.room("vm")), (2, 8), "{copies} {preset}");
             assert_eq!(bench.services.observe.disk("vm").unwrap().cache.unwrap().reason, None);
             let id = bench.services.registry.inner().disks["vm"].id;

@@ -8,6 +8,7 @@ use hob_engine::units::DeviceId;
 use super::journal_lost::{lose, prepare};
 use super::*;
 use crate::metrics::Form;
+use crate::services::observe::Space;
 
 fn kinds(health: &Health) -> Vec<ProblemKind> {
     assert_eq!(health.status == HealthStatus::Ok, health.problems.is_empty());
@@ -133,6 +134,28 @@ fn a_failure_that_is_over_is_not_named() {
         let drained = bench.services.pools.drain("vm".into()).await.unwrap().disk.unwrap();
         let dirty = drained.cache.unwrap().dirty.unwrap();
         assert_eq!((dirty.draining, dirty.why), (false, None));
+    });
+}
+
+/// hob saves its state without more space, so nothing has failed yet.
+#[test]
+fn a_state_directory_without_space_is_a_problem_before_a_save_fails() {
+    run(async |bench| {
+        let note = |free_bytes| {
+            let space = Space { free_bytes, total_bytes: 1 << 40 };
+            bench.services.observe.note_space(Path::new("/var/lib/hob"), space);
+        };
+        note(16 << 20);
+        assert!(kinds(&bench.services.observe.health().await).is_empty());
+        note(5_000_000);
+        let health = bench.services.observe.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::StateSpaceLow], "{health:?}");
+        let reason = &health.problems[0].reason;
+        assert!(reason.contains("/var/lib/hob") && reason.contains("5000000 bytes"), "{reason}");
+        let page = metrics(&bench).await;
+        assert!(page.contains("\nhob_health_problems{kind=\"state-space-low\"} 1\n"), "{page}");
+        note(1 << 30);
+        assert!(kinds(&bench.services.observe.health().await).is_empty());
     });
 }
 

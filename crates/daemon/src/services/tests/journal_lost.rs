@@ -84,7 +84,7 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
         let add = DeviceAdd { path: bench.path("b"), size: Some(Size(size)), peer: None, force: false };
         bench.services.events.handle(ShardEvent::Fenced { device: sick, errors: 16 });
         tokio::time::sleep(Duration::from_secs(5)).await;
-        bench.services.pools.device_add("p".into(), add).await.unwrap();
+        bench.services.pools.device_add("p".into(), add, OnDirty::Drain).await.unwrap();
         assert_eq!(bench.room("vm"), 4);
         bench.shard.write(id, 3 << 20, BLOCK).unwrap();
         assert_eq!(bench.services.observe.stats("vm").await.unwrap().dirty_bytes, BLOCK);
@@ -104,6 +104,46 @@ fn a_busy_disk_gets_its_journal_later() {
         let inner = bench.services.registry.inner();
         let ring = &inner.disks["vm"].ring;
         assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
+    });
+}
+
+/// The number of the newest journal ring.
+fn ring_number(bench: &Bench) -> u32 {
+    bench.services.registry.inner().disks["vm"].wanted.cache.as_ref().unwrap().journal.unwrap().ring
+}
+
+/// A copy of a journal is lost, also while its cache is not in service yet: the journal is replaced.
+#[test]
+fn a_journal_that_lost_a_copy_is_replaced() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 16).await;
+        bench.disk("vm").await;
+        let id = bench.services.registry.inner().disks["vm"].id;
+        let json = r#"{"mode":"write-back","copies":"2-dirty"}"#;
+        let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
+        let enable = CacheEnable { settings, ..cache_of(4) };
+        bench.shard.set_hangs(true);
+        let report = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            assert_eq!(ring_number(&bench), 1, "the cache is being made");
+            bench.services.events.handle(ShardEvent::JournalCopyLost(id));
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            bench.shard.set_hangs(false);
+        };
+        let (made, ()) = tokio::join!(bench.services.pools.cache_enable("vm".into(), enable), report);
+        made.unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(ring_number(&bench), 2);
+        bench.services.events.handle(ShardEvent::JournalCopyLost(id));
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(ring_number(&bench), 3);
+        let ring = bench.services.registry.inner().disks["vm"].ring.clone();
+        assert_eq!(ring.len(), 2, "the earlier rings are free: {ring:?}");
+        // Without a cache there is nothing to be replaced.
+        bench.services.disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.services.events.handle(ShardEvent::JournalCopyLost(id));
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(bench.services.registry.inner().disks["vm"].wanted.cache.is_none());
     });
 }
 

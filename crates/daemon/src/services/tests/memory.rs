@@ -6,7 +6,7 @@ fn ram(text: &str) -> CacheSettings {
     CacheSettings { ram: Some(text.parse().unwrap()), ..CacheSettings::default() }
 }
 
-async fn set(bench: &Bench, settings: CacheSettings) -> Result<DiskChanged, ApiError> {
+async fn set(bench: &Bench, settings: CacheSettings) -> Result<DiskChanged> {
     bench.services.pools.cache_patch("vm".into(), CachePatch { size: None, settings }).await
 }
 
@@ -73,6 +73,27 @@ fn what_makes_no_sense_is_refused_and_nothing_changes() {
         let error = set(&bench, ram("4K")).await.unwrap_err();
         assert!(error.to_string().contains("0 or at least 1 MiB"), "{error}");
         assert_eq!(memory(&bench).await, (MIB, MIB));
+    });
+}
+
+#[test]
+fn a_cache_whose_index_no_host_can_hold_is_refused_and_nothing_changes() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        let size = Some(Size(1 << 59));
+        let enable = CacheEnable { size, ..cache_of(4) };
+        let error = bench.services.pools.cache_enable("vm".into(), enable).await.unwrap_err();
+        assert!(error.to_string().contains("the index of a cache of"), "{error}");
+        assert!(error.to_string().contains("and this host allows"), "{error}");
+        assert!(bench.services.observe.disk("vm").unwrap().cache.is_none());
+        assert_eq!(bench.free(), 8);
+        bench.cache("vm", 4).await.unwrap();
+        let patch = CachePatch { size, ..CachePatch::default() };
+        let error = bench.services.pools.cache_patch("vm".into(), patch).await.unwrap_err();
+        assert!(error.to_string().contains("the index of a cache of"), "{error}");
+        assert_eq!((bench.room("vm"), bench.free()), (4, 4));
+        assert_eq!(bench.services.observe.disk("vm").unwrap().cache.unwrap().size, Size(4 * MIB));
     });
 }
 

@@ -1,7 +1,7 @@
 //! Commands and hob's own work on one disk.
 
 use super::*;
-use crate::services::registry::SPREADING;
+use crate::services::registry::{OPENING, SPREADING};
 
 #[tokio::test]
 async fn commands_wait_for_hobs_own_work_and_for_nothing_else() {
@@ -19,5 +19,22 @@ async fn commands_wait_for_hobs_own_work_and_for_nothing_else() {
         bench.services.registry.guard_disk_for_command("vm", "changed").await.unwrap_err().to_string();
     assert!(refused.contains("vm is being changed"), "{refused}");
     assert!(start.elapsed() < std::time::Duration::from_secs(5), "it does not wait for another command");
+    drop(guard);
+}
+
+#[tokio::test]
+async fn commands_wait_while_hob_looks_for_missing_devices() {
+    let bench = Bench::new();
+    bench.pool(&["a"], 4).await;
+    let own = bench.services.registry.guard_pool("p", OPENING).unwrap();
+    let end = async {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        drop(own);
+    };
+    let (guard, ()) = tokio::join!(bench.services.registry.guard_pool_for_command("p", "changed"), end);
+    let guard = guard.unwrap();
+    let refused =
+        bench.services.registry.guard_pool_for_command("p", "changed").await.unwrap_err().to_string();
+    assert!(refused.contains("p is being changed"), "{refused}");
     drop(guard);
 }

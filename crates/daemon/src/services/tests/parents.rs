@@ -1,6 +1,8 @@
 //! Disks that were created for clones: they are not offered to clients, and are removed with the
-//! last clone. Sharing is tested on a cluster (`conformance/tests/rbd/clones.rs`), because files
-//! have no parents.
+//! last clone. Clones of an image find the disk of their backing file. Reads of clones are tested with
+//! the whole program (`conformance/tests/golden_images.rs` and `conformance/tests/rbd/clones.rs`).
+
+use std::process::Command;
 
 use super::*;
 use crate::state::ShareSpec;
@@ -58,12 +60,106 @@ fn what_has_no_parent_is_served_and_says_so() {
     });
 }
 
+/// Creates a qcow2 image in the bench's directory, above another file of this directory.
+fn qcow2_above(bench: &Bench, name: &str, format: &str, base: &str) -> String {
+    let path = bench.path(name);
+    let mut command = Command::new("qemu-img");
+    command.args(["create", "-q", "-f", "qcow2", "-F", format, "-b", &bench.path(base), &path]);
+    assert!(command.status().expect("qemu-img is installed").success(), "{name}");
+    path
+}
+
+/// Returns a request to add a disk that shares its parent's blocks.
+fn clone_at(name: &str, backing: String) -> DiskAdd {
+    DiskAdd { name: name.into(), backing, share_parent: true, ..DiskAdd::default() }
+}
+
+#[test]
+fn clones_of_an_image_share_a_disk_until_the_image_changes() {
+    run(async |bench| {
+        let base = bench.image("base.img", 8);
+        for name in ["a", "b"] {
+            let backing = qcow2_above(&bench, &format!("{name}.qcow2"), "raw", "base.img");
+            bench.services.disks.disk_add(clone_at(name, backing)).await.unwrap();
+        }
+        let disk = |name: &str| bench.services.observe.disk(name).unwrap();
+        let golden = disk("base.img");
+        assert_eq!((golden.state, golden.clones), (DiskLife::Online, vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!((disk("a").parent, disk("b").parent), (Some("base.img".into()), Some("base.img".into())));
+        bench.services.disks.check_parents().await;
+        assert_eq!(disk("a").parent_reason, None, "it is unchanged");
+        std::os::unix::fs::FileExt::write_all_at(
+            &std::fs::OpenOptions::new().write(true).open(&base).unwrap(),
+            &[7; 512],
+            0,
+        )
+        .unwrap();
+        bench.services.disks.check_parents().await;
+        for name in ["a", "b"] {
+            let clone = disk(name);
+            assert_eq!((clone.state, clone.parent), (DiskLife::Online, None));
+            assert!(clone.parent_reason.unwrap().contains("parent has changed"));
+        }
+        // A clone that is opened now finds the file in another state than the disk.
+        let backing = qcow2_above(&bench, "c.qcow2", "raw", "base.img");
+        bench.services.disks.disk_add(clone_at("c", backing)).await.unwrap();
+        assert!(disk("c").parent_reason.unwrap().contains("parent has changed"));
+    });
+}
+
+/// A parent that guests of another disk may change is not shared, and gets no disk of its own.
+#[test]
+fn a_file_that_is_served_for_writing_is_no_parent() {
+    run(async |bench| {
+        bench.image("base.img", 8);
+        let backing = qcow2_above(&bench, "a.qcow2", "raw", "base.img");
+        let format = Some("raw".to_owned());
+        let add =
+            DiskAdd { name: "rw".into(), backing: bench.path("base.img"), format, ..DiskAdd::default() };
+        bench.services.disks.disk_add(add).await.unwrap();
+        bench.services.disks.disk_add(clone_at("a", backing)).await.unwrap();
+        assert_eq!(bench.services.observe.disks().len(), 2, "no disk of the parent");
+        let clone = bench.services.observe.disk("a").unwrap();
+        assert!(clone.parent_reason.unwrap().contains("is served as disk rw"));
+    });
+}
+
+/// The same file is other data in another format.
+#[test]
+fn a_disk_that_reads_the_parents_file_in_another_format_is_not_used() {
+    run(async |bench| {
+        bench.image("base.img", 8);
+        let golden = qcow2_above(&bench, "golden", "raw", "base.img");
+        // hob serves whole sectors of the file's bytes.
+        let file = std::fs::File::options().write(true).open(&golden).unwrap();
+        file.set_len(file.metadata().unwrap().len().next_multiple_of(512)).unwrap();
+        let backing = qcow2_above(&bench, "a.qcow2", "qcow2", "golden");
+        for (name, format) in [("bytes", "raw"), ("image", "qcow2")] {
+            let format = Some(format.to_owned());
+            let add = DiskAdd { name: name.into(), backing: golden.clone(), format, ..DiskAdd::default() };
+            bench.services.disks.disk_add(DiskAdd { read_only: true, ..add }).await.unwrap();
+        }
+        bench.services.disks.disk_add(clone_at("a", backing)).await.unwrap();
+        let disks = bench.services.observe.disks();
+        assert_eq!(disks.len(), 3, "no further disk is created: {disks:?}");
+        let parent = |name: &str| bench.services.observe.disk(name).unwrap().parent;
+        assert_eq!(parent("a").as_deref(), Some("image"));
+        bench.services.disks.disk_remove("image".into(), OnDirty::Drain).await.unwrap();
+        assert_eq!(parent("a"), None);
+        let backing = qcow2_above(&bench, "b.qcow2", "qcow2", "golden");
+        bench.services.disks.disk_add(clone_at("b", backing)).await.unwrap();
+        assert_eq!(parent("b").as_deref(), Some("golden"), "it is created");
+        assert_eq!(parent("a"), parent("b"));
+    });
+}
+
 #[test]
 fn names_of_parents_disks_are_free_and_can_be_typed() {
     run(async |bench| {
         let name = |spec: &str| bench.services.registry.inner().parent_name(spec);
         assert_eq!(name("rbd:vms/golden@base:id=hob:conf=/etc/ceph.conf"), "vms-golden-base");
         assert_eq!(name("rbd:vms/team/a\\:b@c"), "vms-team-a-b-c");
+        assert_eq!(name("/srv/golden images/windows 11.qcow2"), "windows-11.qcow2");
         assert!(name(&format!("rbd:{}/x@y", "p".repeat(300))).len() <= hob_control::NAME_CHARS_MAX);
         let taken = DiskState::new("vms-golden-base".into(), bench.image("x.img", 8), true);
         drop(bench.services.disks.enter(taken, None).unwrap());

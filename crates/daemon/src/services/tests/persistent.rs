@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use hob_control::PlannedChange;
 use hob_engine::command::Copies;
 
 use super::*;
@@ -15,12 +16,12 @@ fn settings(json: &str) -> CacheSettings {
 }
 
 impl Bench {
-    async fn with(&self, disk: &str, mib: u64, json: &str) -> Result<DiskChanged, ApiError> {
+    async fn with(&self, disk: &str, mib: u64, json: &str) -> Result<DiskChanged> {
         let enable = CacheEnable { settings: settings(json), ..cache_of(mib) };
         self.services.pools.cache_enable(disk.into(), enable).await
     }
 
-    async fn set(&self, disk: &str, json: &str) -> Result<DiskChanged, ApiError> {
+    async fn set(&self, disk: &str, json: &str) -> Result<DiskChanged> {
         self.services.pools.cache_patch(disk.into(), serde_json::from_str(json).unwrap()).await
     }
 
@@ -298,7 +299,12 @@ fn dirty_data_leaves_a_device_before_it_is_taken_out() {
         assert_eq!(bench.services.observe.stats("vm").await.unwrap().mode, "write-back");
         let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
         assert!(cache.reason.unwrap().contains("dirty data has one copy"));
-        bench.services.pools.device_add("p".into(), device_add(bench.path("c"), 6)).await.unwrap();
+        bench
+            .services
+            .pools
+            .device_add("p".into(), device_add(bench.path("c"), 6), OnDirty::Drain)
+            .await
+            .unwrap();
         let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!((cache.reason, cache.journal), (None, Size(2 * MIB)));
     });
@@ -316,6 +322,46 @@ fn a_cache_that_becomes_persistent_or_volatile_begins_anew() {
         bench.set("vm", r#"{"preset":"vfrc"}"#).await.unwrap();
         assert_eq!((bench.room("vm"), bench.free()), (2, 6));
         assert!(bench.services.observe.pool("p").unwrap().orphans.is_empty());
+    });
+}
+
+#[test]
+fn a_disk_whose_cache_left_flash_has_no_amount_of_dirty_data() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench.with("vm", 4, recovery::LAZY).await.unwrap();
+        (0..100).for_each(|block| bench.write("vm", block));
+        assert_eq!(bench.shown("vm").await.size, Size(100 * BLOCK));
+        bench.services.pools.device_remove("p".into(), bench.path("a")).await.unwrap();
+        let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((cache.state, cache.dirty.is_none()), (CacheState::None, true));
+        let drained = bench.services.pools.drain("vm".into()).await.unwrap();
+        assert!(drained.notes[0].contains("no dirty data"), "{:?}", drained.notes);
+        assert!(drained.disk.unwrap().cache.unwrap().dirty.is_none());
+    });
+}
+
+#[test]
+fn a_change_of_persistence_without_space_for_the_journal_changes_nothing() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 4).await.unwrap();
+        bench.shard.take_changes();
+        for json in [r#"{"mode":"write-back"}"#, r#"{"persistent":true}"#] {
+            let error = bench.set("vm", json).await.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Conflict);
+            let said = error.to_string();
+            assert!(said.contains("4M free and 5M are needed; nothing was changed"), "{said}");
+            let change = PlannedChange::Set { patch: Box::new(serde_json::from_str(json).unwrap()) };
+            let rehearsed = bench.services.disks.preview("vm", &change).await.unwrap_err();
+            assert_eq!(rehearsed.to_string(), said);
+        }
+        assert!(bench.shard.take_changes().is_empty(), "the cache keeps its contents");
+        assert_eq!((bench.room("vm"), bench.free()), (4, 0));
+        let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((cache.mode.as_str(), cache.persistent), ("write-through", false));
     });
 }
 

@@ -19,12 +19,12 @@ impl Bench {
             .unwrap();
     }
 
-    async fn capacity(&self, datastore: &str, units: u32) -> Result<u32, ApiError> {
+    async fn capacity(&self, datastore: &str, units: u32) -> Result<u32> {
         let patch = DatastorePatch { capacity: Some(units), ..DatastorePatch::default() };
         self.services.qos.datastore_set(datastore.into(), patch).await.map(|store| store.reserved)
     }
 
-    async fn give(&self, disk: &str, patch: QosPatch) -> Result<Qos, ApiError> {
+    async fn give(&self, disk: &str, patch: QosPatch) -> Result<Qos> {
         self.services.qos.set(disk.into(), patch).await.map(|disk| disk.qos)
     }
 }
@@ -72,19 +72,9 @@ fn a_disk_that_comes_is_due_what_one_here_can_be() {
         let arrival = |qos: Qos| Arrival {
             from: "host7".into(),
             backing: "/vm.img".into(),
-            format: None,
-            backing_timeout: None,
-            size_bytes: 0,
-            read_only: false,
             mode: CarryMode::Drop,
-            cache: None,
-            exports: vec![],
             qos: Some(qos),
-            datastore: None,
-            vhost_user: None,
-            fuse: None,
-            cluster: None,
-            flush_failures_owed: 0,
+            ..Arrival::default()
         };
         for wrong in [
             Qos { shares: 0, ..Qos::default() },

@@ -211,6 +211,39 @@ fn the_heartbeat_is_evidence_after_a_crash() {
     });
 }
 
+/// A program that ignores locks writes to a read-only file while its disk is served. The file's
+/// state after that is no evidence for data that was cached before. Promise 2.
+#[test]
+fn a_read_only_file_that_changes_under_its_disk_is_no_evidence() {
+    for is_clean in [false, true] {
+        run(async |bench| {
+            let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
+            let (services, shard) = services(store);
+            let bench = Bench { services, shard, ..bench };
+            bench.pool(&["a", "b"], 8).await;
+            let backing = bench.image("vm.img", 64);
+            let add = DiskAdd { name: "vm".into(), backing, read_only: true, ..DiskAdd::default() };
+            bench.services.disks.disk_add(add).await.unwrap();
+            let settings = serde_json::from_str::<CachePatch>(r#"{"persistent":true}"#).unwrap().settings;
+            let enable = CacheEnable { settings, ..cache_of(4) };
+            bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+            read(&bench, 0..500);
+            tokio::time::sleep(COMMITTED).await;
+            heartbeat(&bench).await;
+            let bench = end(bench, false, |_| ()).await;
+            assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 0), "it is unchanged");
+            tokio::time::sleep(COMMITTED).await;
+            change_secretly(bench.dir.path());
+            // The time of the change must settle.
+            std::thread::sleep(Duration::from_millis(200));
+            bench.services.disks.record_evidence_now().await;
+            let bench = if is_clean { end(bench, false, |_| ()).await } else { crash(bench).await };
+            let expected = ((500, 0), 500 * BLOCK);
+            assert_eq!((sectors(&bench).await, compared(&bench).await), expected, "{is_clean}");
+        });
+    }
+}
+
 #[test]
 fn an_operator_can_trust_or_compare_always() {
     run(async |bench| {
@@ -253,6 +286,122 @@ fn after_a_crash_a_sample_tells_a_backing_that_was_changed() {
         image.write_all_at(&vec![7; 2 << 20], 0).unwrap();
         let bench = crash(bench).await;
         assert_eq!(sectors(&bench).await, (0, 0));
+    });
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Lets the daemon record that it serves its disks, kills it, and starts it again. Meanwhile, the
+/// time of the backing's last change is `later` than now.
+async fn crash_and_change(bench: Bench, later: Duration) -> Bench {
+    bench.services.disks.record_served_disks_now().await;
+    set_modified(bench.dir.path(), later);
+    crash(bench).await
+}
+
+fn set_modified(dir: &Path, later: Duration) {
+    let file = std::fs::File::options().write(true).open(dir.join("vm.img")).unwrap();
+    file.set_modified(std::time::SystemTime::now() + later).unwrap();
+}
+
+async fn set_verify(bench: &Bench, verify: &str) {
+    let patch = serde_json::from_value(serde_json::json!({ "verify": verify })).unwrap();
+    bench.services.pools.cache_patch("vm".into(), patch).await.unwrap();
+}
+
+/// Somebody restored a backup after hob was killed, for example. The directory for temporary files
+/// must be on a filesystem with reliable timestamps.
+#[test]
+fn a_backing_that_was_changed_after_a_crash_is_not_written_over_with_dirty_data() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        let bench = crash_and_change(bench, Duration::ZERO).await;
+        let bench = crash_and_change(bench, MINUTE).await;
+        assert_eq!(sectors(&bench).await.1, 10, "the last record may be lost");
+        let bench = crash_and_change(bench, 10 * MINUTE).await;
+        let refusal = "its backing was changed by another program at ";
+        let why = reason(&bench);
+        assert!(why.contains(refusal) && why.contains("40 KiB of its cache are dirty"), "{why}");
+        for part in ["export-dirty vm FILE", "discard-dirty vm --yes", "hob cache set vm --verify trust"] {
+            assert!(why.contains(part), "{why}");
+        }
+        // An attempt or another start changes nothing.
+        bench.services.disks.bring_online("vm").await;
+        assert!(reason(&bench).contains(refusal));
+        let bench = crash(bench).await;
+        assert!(reason(&bench).contains(refusal));
+        let other = serde_json::from_str(r#"{"policy":"lru"}"#).unwrap();
+        let error = bench.services.pools.cache_patch("vm".into(), other).await.unwrap_err();
+        assert!(error.to_string().contains("vm is offline"), "{error}");
+        set_verify(&bench, "trust").await;
+        bench.services.disks.bring_online("vm").await;
+        assert_eq!(sectors(&bench).await.1, 10);
+        set_verify(&bench, "auto").await;
+        let bench = crash(bench).await;
+        assert_eq!(sectors(&bench).await.1, 10, "the change was accepted");
+    });
+}
+
+#[test]
+fn a_clean_cache_is_compared_if_its_backing_was_changed_after_a_crash() {
+    run(async |bench| {
+        let bench = prepare(bench, r#"{"persistent":true}"#).await;
+        read(&bench, 0..500);
+        let bench = end(bench, false, |_| ()).await;
+        let bench = crash_and_change(bench, 10 * MINUTE).await;
+        assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 500 * BLOCK));
+    });
+}
+
+/// hob wrote while the clock was wrong, and the clock was then set back.
+#[test]
+fn a_clock_that_was_set_back_is_no_change_by_another_program() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        set_modified(bench.dir.path(), 60 * MINUTE);
+        bench.services.disks.record_served_disks_now().await;
+        let bench = crash(bench).await;
+        assert_eq!(sectors(&bench).await.1, 10);
+    });
+}
+
+/// hob runs and retries to open the disk, but does not serve it.
+#[test]
+fn a_change_while_a_disk_waits_for_its_device_is_noticed() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..500);
+        bench.services.disks.record_served_disks_now().await;
+        rename(bench.dir.path(), "b", "b.away");
+        let bench = crash(bench).await;
+        assert!(!reason(&bench).contains("by another program"), "{}", reason(&bench));
+        bench.services.disks.bring_online("vm").await;
+        bench.services.disks.record_served_disks_now().await;
+        set_modified(bench.dir.path(), 10 * MINUTE);
+        rename(bench.dir.path(), "b.away", "b");
+        bench.services.pools.retry_devices("p").await;
+        bench.services.disks.bring_online("vm").await;
+        assert!(reason(&bench).contains("by another program"), "{}", reason(&bench));
+    });
+}
+
+/// hob crashes again before the first regular record, or without any.
+#[test]
+fn without_a_record_of_the_last_start_a_backing_counts_as_unknown() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        let bench = crash_and_change(bench, Duration::ZERO).await;
+        set_modified(bench.dir.path(), 10 * MINUTE);
+        let bench = crash(bench).await;
+        assert_eq!(sectors(&bench).await.1, 10);
+        bench.services.disks.record_served_disks_now().await;
+        std::fs::remove_file(bench.dir.path().join("state/last-served")).unwrap();
+        set_modified(bench.dir.path(), 30 * MINUTE);
+        let bench = crash(bench).await;
+        assert_eq!(sectors(&bench).await.1, 10);
     });
 }
 
@@ -471,10 +620,8 @@ fn a_pool_that_was_never_made_has_segments_of_some_size() {
         let pool = crate::state::PoolState {
             name: "p".into(),
             devices: vec![bench.path("none").into()],
-            devices_out: vec![],
-            peers: vec![],
             segment_size: Size(0),
-            uuid: None,
+            ..Default::default()
         };
         store.save(&State { pools: vec![pool], ..State::default() }).unwrap();
         drop(store);
@@ -538,4 +685,52 @@ fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
         assert_eq!(sectors(&bench).await.1, 10);
         bench.services.disks.check_pool_discard("p", &change, false).await.unwrap();
     });
+}
+
+/// A cache that is opened without a device does not keep space on the device.
+#[test]
+fn a_device_that_was_missing_has_its_space_again_and_can_be_removed() {
+    for settings in [r#"{"persistent":true}"#, r#"{"mode":"write-back","copies":"2-dirty"}"#] {
+        run(async |bench| {
+            let bench = prepare(bench, settings).await;
+            let free = bench.free();
+            let bench = end(bench, false, |dir| rename(dir, "b", "away")).await;
+            assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
+            let problems = bench.services.observe.health().await.problems;
+            let missing = problems.iter().find(|problem| problem.kind == ProblemKind::DeviceOffline).unwrap();
+            assert!(missing.reason.contains("hob pool remove-device p "), "{missing:?}");
+            rename(bench.dir.path(), "away", "b");
+            bench.services.pools.retry_devices("p").await;
+            assert_eq!((bench.room("vm"), bench.free()), (4, free), "{settings}");
+            bench.services.pools.device_remove("p".into(), bench.path("b")).await.unwrap();
+            assert_eq!(bench.room("vm"), 4, "{settings}");
+        });
+    }
+}
+
+/// A cache that waits for its devices keeps its segments on them.
+#[test]
+fn a_cache_without_any_device_waits_for_its_devices() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..10);
+        let bench = end(bench, false, |dir| {
+            rename(dir, "a", "a.away");
+            rename(dir, "b", "b.away");
+        })
+        .await;
+        let said = reason(&bench);
+        assert!(said.contains("no device of pool p is there; restore"), "{said}");
+        assert!(!said.contains("export-dirty") && !said.contains("restore the backing"), "{said}");
+        for (away, name) in [("a.away", "a"), ("b.away", "b")] {
+            rename(bench.dir.path(), away, name);
+            bench.services.pools.retry_devices("p").await;
+        }
+        bench.services.disks.bring_online("vm").await;
+        assert_eq!(sectors(&bench).await.1, 10);
+    });
+}
+
+fn rename(dir: &Path, from: &str, to: &str) {
+    std::fs::rename(dir.join(from), dir.join(to)).unwrap();
 }

@@ -27,12 +27,12 @@ impl Bench {
             .set_exports(FlashExports::open(&self.dir.path().join("lent"), 128 * MIB).unwrap());
     }
 
-    async fn lend(&self, borrower: &str) -> Result<FlashLease, ApiError> {
+    async fn lend(&self, borrower: &str) -> Result<FlashLease> {
         let ask = FlashLeaseRequest { name: "host".into(), size: Size(64 * MIB) };
         self.services.remote_flash.lend(borrower.to_owned(), ask, Some("cn:host".into())).await
     }
 
-    fn admit(&self, borrower: &str, lease: &FlashLease) -> Result<Admitted, ApiError> {
+    fn admit(&self, borrower: &str, lease: &FlashLease) -> Result<Admitted> {
         self.services.remote_flash.admit(borrower, lease.epoch.as_deref().unwrap(), Some("cn:host".into()))
     }
 

@@ -9,7 +9,7 @@ use super::recovery::{BLOCK, COMMITTED, LAZY, end, prepare, read, sectors, write
 use super::*;
 
 impl Bench {
-    async fn resize_disk(&self, disk: &str, size: Option<u64>) -> Result<DiskChanged, ApiError> {
+    async fn resize_disk(&self, disk: &str, size: Option<u64>) -> Result<DiskChanged> {
         self.services.disks.disk_resize(disk.into(), DiskResize { size: size.map(Size) }).await
     }
 

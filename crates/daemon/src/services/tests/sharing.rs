@@ -13,7 +13,7 @@ fn patch(json: &str) -> CachePatch {
 
 impl Bench {
     /// Gives a disk a shared cache with these settings.
-    async fn share(&self, disk: &str, json: &str) -> Result<DiskChanged, ApiError> {
+    async fn share(&self, disk: &str, json: &str) -> Result<DiskChanged> {
         let enable = CacheEnable { pool: "p".into(), size: None, settings: patch(json).settings };
         self.services.pools.cache_enable(disk.into(), enable).await
     }
@@ -65,6 +65,47 @@ fn shared_capacity_follows_the_reads() {
         let error = bench.resize("fixed", 23).await.unwrap_err();
         assert!(error.to_string().contains("are needed"), "{error}");
         assert_eq!(bench.room("fixed"), 20);
+    });
+}
+
+#[test]
+fn a_cache_that_becomes_persistent_takes_space_for_its_journal_from_shared_caches() {
+    run(async |bench| {
+        bench.pool(&["a"], 12).await;
+        bench.disk("one").await;
+        bench.share("one", r#"{"min": "8M"}"#).await.unwrap();
+        bench.disk("fixed").await;
+        bench.cache("fixed", 4).await.unwrap();
+        assert_eq!((bench.room("one"), bench.free()), (8, 0));
+        let persistent = || patch(r#"{"persistent": true}"#);
+        bench.shard.take_changes();
+        let error = bench.services.pools.cache_patch("fixed".into(), persistent()).await.unwrap_err();
+        assert!(error.to_string().contains("are needed; nothing was changed"), "{error}");
+        assert!(bench.shard.take_changes().is_empty());
+        bench.services.pools.cache_patch("one".into(), patch(r#"{"min": "1M"}"#)).await.unwrap();
+        bench.services.pools.cache_patch("fixed".into(), persistent()).await.unwrap();
+        assert_eq!(bench.room("fixed"), 4);
+        assert!((1..8).contains(&bench.room("one")), "{}", bench.room("one"));
+    });
+}
+
+#[test]
+fn a_shared_cache_that_becomes_persistent_makes_space_for_its_journal() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("one").await;
+        bench.share("one", r#"{"min": "8M"}"#).await.unwrap();
+        assert_eq!((bench.room("one"), bench.free()), (8, 0));
+        let write_back = || patch(r#"{"mode": "write-back"}"#);
+        bench.shard.take_changes();
+        let error = bench.services.pools.cache_patch("one".into(), write_back()).await.unwrap_err();
+        assert!(error.to_string().contains("8M are needed; nothing was changed"), "{error}");
+        assert!(bench.shard.take_changes().is_empty());
+        bench.services.pools.cache_patch("one".into(), patch(r#"{"min": "1M"}"#)).await.unwrap();
+        bench.services.pools.cache_patch("one".into(), write_back()).await.unwrap();
+        let cache = bench.services.observe.disk("one").unwrap().cache.unwrap();
+        assert_eq!((cache.state, cache.mode.as_str()), (CacheState::Active, "write-back"));
+        assert!((1..8).contains(&bench.room("one")), "{}", bench.room("one"));
     });
 }
 

@@ -135,16 +135,16 @@ impl Stage {
         stage
     }
 
-    async fn create(&self, name: &str, mib: u64) -> Result<Swap, ApiError> {
+    async fn create(&self, name: &str, mib: u64) -> Result<Swap> {
         self.create_as(SwapCreate { name: Some(name.into()), size: Size(mib * MIB), ..SwapCreate::default() })
             .await
     }
 
-    async fn create_as(&self, create: SwapCreate) -> Result<Swap, ApiError> {
+    async fn create_as(&self, create: SwapCreate) -> Result<Swap> {
         Ok(self.bench.services.swap.create(create).await?.swap.unwrap())
     }
 
-    async fn set(&self, name: &str, on: bool, force: bool) -> Result<(SwapState, Vec<String>), ApiError> {
+    async fn set(&self, name: &str, on: bool, force: bool) -> Result<(SwapState, Vec<String>)> {
         let changed = self.bench.services.swap.set(name.into(), SwapPatch { on, force }).await?;
         Ok((changed.swap.unwrap().state, changed.notes))
     }
@@ -153,7 +153,7 @@ impl Stage {
         self.bench.services.swap.one(name).await.unwrap()
     }
 
-    async fn remove(&self, name: &str) -> Result<(), ApiError> {
+    async fn remove(&self, name: &str) -> Result<()> {
         self.bench.services.pools.swap_remove(name.into()).await.map(drop)
     }
 
@@ -301,10 +301,8 @@ fn swap_areas_that_the_state_does_not_have_are_found() {
         let pool = PoolState {
             name: "p".into(),
             devices: vec![stage.bench.path("a").into()],
-            devices_out: vec![],
-            peers: vec![],
             segment_size: Size(SEGMENT),
-            uuid: None,
+            ..PoolState::default()
         };
         let again = State { pools: vec![pool], ..State::default() };
         stage.bench.services.startup.start(again, &config()).await.unwrap();

@@ -6,6 +6,7 @@ use hob_control::{ProblemKind, Task, TaskState};
 
 use super::super::registry::StatePart as _;
 use super::*;
+use crate::api_error::ApiError;
 use crate::state::State;
 
 const BLOCK: u64 = 4096;
@@ -76,6 +77,38 @@ fn a_removal_that_drains_to_a_failing_backing_is_a_task_that_can_be_cancelled() 
 }
 
 #[test]
+fn a_shrink_that_waits_for_a_failing_backing_is_a_task_that_can_be_cancelled() {
+    for by_drain_stop in [false, true] {
+        run(async |bench| {
+            bench.pool(&["a"], 8).await;
+            bench.disk("vm").await;
+            let lazy = r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":65,"dirty_stop":60}"#;
+            let settings = serde_json::from_str::<CachePatch>(lazy).unwrap().settings;
+            let enable = CacheEnable { settings, ..cache_of(4) };
+            bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+            let id = bench.services.registry.inner().disks["vm"].id;
+            (0..100).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
+            bench.shard.set_backings_fail(true);
+            let error = bench.resize("vm", 2).await.unwrap_err();
+            assert!(error.to_string().contains("as task "), "{error}");
+            look(&bench).await;
+            assert_eq!(tasks(&bench), [is("cache set", TaskState::Running, true)]);
+            let task = bench.services.pools.tasks_view().remove(0);
+            assert!(task.dirty.is_some_and(|dirty| dirty.size > Size(0)), "its progress");
+            if by_drain_stop {
+                bench.services.pools.drain_stop("vm".into()).await.unwrap();
+            } else {
+                bench.services.pools.task_cancel(task.id).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(tasks(&bench), [is("cache set", TaskState::Cancelled, false)]);
+            assert_eq!(failures(&bench).await, [], "it was asked for");
+            assert_eq!(bench.room("vm"), 4, "nothing was changed");
+        });
+    }
+}
+
+#[test]
 fn a_drain_is_a_task_that_ends_with_it() {
     run(async |bench| {
         stuck(&bench).await;
@@ -142,5 +175,19 @@ fn failures_are_listed_after_a_restart_until_they_are_acknowledged() {
         assert!(problems.iter().any(|problem| problem.reason.contains("no luck")), "{problems:?}");
         services.pools.task_acknowledge(task.id).unwrap();
         assert!(services.tasks.failed().is_empty());
+    });
+}
+
+#[test]
+fn a_drain_that_ends_with_the_daemon_is_no_failure() {
+    run(async |bench| {
+        stuck(&bench).await;
+        bench.services.pools.drain("vm".into()).await.unwrap();
+        assert_eq!(tasks(&bench), [is("drain", TaskState::Running, true)]);
+        bench.services.shutdown.close(Ending::Plain).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut kept = State::default();
+        bench.services.tasks.add_to(&mut kept);
+        assert_eq!(kept.failed_tasks.len(), 0, "{:?}", tasks(&bench));
     });
 }

@@ -522,7 +522,9 @@ fn a_failure_follows_a_guest_that_connects_again() {
     }
     [3, 4].into_iter().for_each(|session| bench.written_by(session));
     bench.engine.handle_loss(bench.now, DISK);
-    bench.command(Command::RemoveDisk).expect("it is removed");
+    let removed = bench.start_command(Command::RemoveDisk);
+    bench.settle();
+    assert_eq!(bench.result(removed), Some(Ok(vec![])), "after a flush of the backing");
     assert!(bench.events.contains(&Event::FailuresOwed { disk: DISK, count: 2 }), "{:?}", bench.events);
 
     let mut bench = Bench::bare(Limits::default());

@@ -155,3 +155,131 @@ fn a_copy_that_was_not_overwritten_does_not_count() {
     assert_eq!(bench.reply(read).expect("answered").result, Ok(()));
     assert_eq!((last, bench.stats().sectors_lost), (Some(flash(1)), 0));
 }
+
+/// A flush of one device failed, so only the other copies of dirty data are durable. That is still
+/// so in a new journal ring: the dirty data is destaged at once, and nothing else becomes dirty
+/// before.
+#[test]
+fn a_new_ring_does_not_make_the_copies_of_a_failed_flush_durable() {
+    let mut bench = mirrored(Copies::TwoOfDirty);
+    bench.write_alone(0, 8 * KIB);
+    let flush = bench.request(Op::Flush, 0, 0);
+    let mut fails = true;
+    let mut settle = |bench: &mut Bench| {
+        while let Some(io) = bench.ios.pop_front() {
+            match (io.target, io.op) {
+                (Target::Flash(DeviceId(0)), IoOp::Flush) if std::mem::take(&mut fails) => bench.fail(io),
+                (Target::Backing(_), _) => bench.fail(io),
+                _ => bench.end(io),
+            }
+        }
+    };
+    settle(&mut bench);
+    assert_eq!(bench.outcome(flush), Outcome::FlushCommitted, "device 1 has all of it");
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    settle(&mut bench);
+    assert!(bench.result(renew).expect("done").is_ok());
+    assert_eq!(bench.dirty(), 2, "the backing takes nothing");
+    assert_ne!(bench.write_alone(64 * KIB, 4 * KIB), Outcome::WriteBack);
+    for _ in 0..10 {
+        bench.wait_ms(1000);
+        bench.settle();
+    }
+    assert_eq!(bench.dirty(), 0, "destaged although nothing else requires it");
+    assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack, "the device is used again");
+}
+
+/// The flushes of both devices with copies of dirty data fail. Neither copy is durable, so the
+/// flush is not acknowledged until the data is on the backing.
+#[test]
+fn two_failed_flushes_leave_no_durable_copy() {
+    for order in [[0, 1], [1, 0]] {
+        let mut bench = mirrored(Copies::TwoOfDirty);
+        bench.write_alone(0, 8 * KIB);
+        let flush = bench.request(Op::Flush, 0, 0);
+        bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+        let mut flushes: Vec<Io> = bench.ios.drain(..).collect();
+        flushes.sort_by_key(|io| order.iter().position(|device| io.target == flash(*device)));
+        assert!(flushes.len() == 3 && flushes.iter().all(|io| io.op == IoOp::Flush));
+        for io in flushes {
+            match io.target == flash(RING_DEVICE) {
+                true => bench.end(io),
+                false => bench.fail(io),
+            }
+        }
+        bench.settle();
+        assert!(bench.events.contains(&Event::JournalLost(DISK)), "first {}", order[0]);
+        assert!(!bench.answered(flush));
+        bench.record_loss();
+        assert_eq!(bench.dirty(), 0, "it is on the backing");
+        let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+        bench.settle();
+        assert!(bench.result(renew).expect("done").is_ok());
+        assert_eq!(bench.reply(flush).expect("answered").result, Ok(()));
+    }
+}
+
+/// A flush of flash fails when a part of a write is on that device and the rest is in flight. No
+/// data is dirty yet, but later flushes do not make that part durable.
+#[test]
+fn a_write_in_progress_during_a_failed_flush_is_not_durable() {
+    let mut bench = Bench::write_back();
+    // The second block is in the first frame, so the write has two parts.
+    bench.read_alone(4 * KIB, 4 * KIB);
+    let write = bench.write(0, 8 * KIB);
+    bench.next(flash(0), VOLATILE);
+    let rest = bench.only_io();
+    assert_eq!((rest.target, rest.op, bench.dirty()), (flash(0), VOLATILE, 0));
+    bench.request(Op::Discard(Durability::Volatile), MIB, 64 * KIB);
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    let flushes: Vec<Io> = bench.ios.drain(..).collect();
+    assert!(flushes.len() == 2 && flushes.iter().all(|io| io.op == IoOp::Flush), "{flushes:?}");
+    for io in flushes {
+        match io.target == flash(0) {
+            true => bench.fail(io),
+            false => bench.end(io),
+        }
+    }
+    bench.end(rest);
+    bench.settle();
+    assert!(bench.events.contains(&Event::JournalLost(DISK)) && !bench.answered(write));
+    bench.record_loss();
+    assert_eq!(bench.dirty(), 0, "it is on the backing");
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    bench.settle();
+    assert!(bench.result(renew).expect("done").is_ok());
+    assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
+}
+
+/// The same with two copies: the device with the failed flush stays excluded until the write has
+/// ended and its data is on the backing, although no data was dirty when it flushed again.
+#[test]
+fn a_copy_in_progress_during_a_failed_flush_is_not_durable() {
+    let mut bench = mirrored(Copies::TwoOfDirty);
+    let write = bench.write(0, 8 * KIB);
+    bench.next(flash(0), VOLATILE);
+    let other = bench.only_io();
+    assert_eq!((other.target, other.op, bench.dirty()), (flash(1), VOLATILE, 0));
+    for (fails, zone) in [(true, 1), (false, 2)] {
+        bench.request(Op::Discard(Durability::Volatile), zone * 16 * MIB, 64 * KIB);
+        let mut flushes = 0;
+        while let Some(io) = bench.ios.pop_front() {
+            let is_flush = (io.target, io.op) == (flash(0), IoOp::Flush);
+            flushes += u32::from(is_flush);
+            match is_flush && fails {
+                true => bench.fail(io),
+                false => bench.end(io),
+            }
+        }
+        assert!(flushes > 0, "device 0 is flushed");
+    }
+    bench.end(other);
+    bench.settle();
+    assert_eq!(bench.outcome(write), Outcome::WriteBack);
+    for _ in 0..5 {
+        bench.wait_ms(1000);
+        bench.settle();
+    }
+    assert_eq!(bench.dirty(), 0, "destaged although nothing else requires it");
+    assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack, "the device is used again");
+}

@@ -55,7 +55,7 @@ impl Left {
         let Ring::Whole(plan) = survey.finish() else { panic!("the ring is whole") };
         let doubtful = plan.doubtful.clone();
         let reads: Vec<_> = plan.reads().collect();
-        let mut replay = Replay::new(plan, MIB, &[0]).expect("one segment");
+        let mut replay = Replay::new(plan, MIB, &[(0, DeviceId(0))]).expect("one segment");
         for (_, number) in reads {
             replay.page(&self.pages[&(number * PAGE_BYTES as u64)]).expect("as it was");
         }

@@ -20,7 +20,7 @@ fn sound(block_shift: u32) -> Vec<u8> {
         let block = BlockNo(frame);
         let frame = FrameNo(frame);
         writer.push(Change::Set { frame, block, sector: 0, sum: 9, dirty: true, second: false });
-        writer.push(Change::Unproven { frame, block, first: 0, count: 1 << block_shift });
+        writer.push(Change::Unproven { frame, block, first: 0, count: 1 << block_shift, after_set: false });
         let sequence = writer.seal(&index, &mut ring);
         if block.0 < 3 {
             writer.committed(sequence);

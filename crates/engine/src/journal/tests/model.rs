@@ -175,6 +175,10 @@ impl World {
 
     /// Processes a guest's flush.
     fn flush(&mut self) {
+        // A page of the daemon has room for these records of one sector.
+        if self.writer.limits.changes >= 4 {
+            self.record_rewritten();
+        }
         while self.writer.pending() > 0 || self.writer.sealed() == 0 {
             self.seal();
         }
@@ -298,17 +302,59 @@ impl World {
                 if !self.writer.is_committed(FrameNo(frame as u32), i as u8) {
                     self.commit_all();
                 }
-                self.frames[frame].sectors[i] = Some(Sector { unproven: true, ..was });
-                self.push_range(frame, block, i, 1, |frame, block, first, count| Change::Unproven {
-                    frame,
-                    block,
-                    first,
-                    count,
-                });
+                self.make_unproven(frame, block, i);
+                self.make_others_unproven();
                 self.commit_all();
             }
             // The sector is clean or invalid, and this is not durable.
             _ => self.commit_all(),
+        }
+    }
+
+    fn make_unproven(&mut self, frame: usize, block: u32, i: usize) {
+        let sector = self.frames[frame].sectors[i].as_mut().expect("dirty");
+        sector.unproven = true;
+        self.push_range(frame, block, i, 1, unproven(false));
+    }
+
+    /// Makes some sectors unproven that are not overwritten now. All copies of a sector become
+    /// unproven together.
+    fn make_others_unproven(&mut self) {
+        for _ in 0..self.rng.below(4) {
+            let (block, i) = (self.rng.below(BLOCKS) as u32, self.rng.below(1 << self.shift));
+            let frames: Vec<usize> =
+                [false, true].into_iter().filter_map(|second| self.frame_of(block, second)).collect();
+            let may = frames.iter().all(|frame| {
+                self.frames[*frame].sectors[i].is_some_and(|sector| sector.dirty && !sector.unproven)
+                    && self.writer.is_committed(FrameNo(*frame as u32), i as u8)
+            });
+            if may {
+                frames.iter().for_each(|frame| self.make_unproven(*frame, block, i));
+            }
+        }
+    }
+
+    /// Records the newest checksums of sectors with two copies that stay unproven.
+    fn record_rewritten(&mut self) {
+        for at in 0..BLOCKS << self.shift {
+            let (block, i) = ((at >> self.shift) as u32, at % (1 << self.shift));
+            let [Some(first), Some(second)] = [false, true].map(|second| self.frame_of(block, second)) else {
+                continue;
+            };
+            let copies = [(first, false), (second, true)];
+            let sectors = copies.map(|(frame, _)| self.frames[frame].sectors[i]);
+            if sectors.iter().any(|sector| sector.is_none_or(|sector| !sector.unproven)) || self.rng.one_in(3)
+            {
+                continue;
+            }
+            for (frame, second) in copies {
+                let sum = self.frames[frame].sectors[i].expect("unproven").sum;
+                self.held_by[(frame << self.shift) + i] = self.writer.pushed() + 1;
+                let (block, sector) = (self.block_no(block), i as u8);
+                let frame = FrameNo(frame as u32);
+                self.writer.push(Change::Set { frame, block, sector, sum, dirty: true, second });
+            }
+            copies.iter().for_each(|(frame, _)| self.push_range(*frame, block, i, 1, unproven(true)));
         }
     }
 
@@ -540,6 +586,10 @@ impl World {
             }
         }
     }
+}
+
+fn unproven(after_set: bool) -> impl Fn(FrameNo, BlockNo, u8, u16) -> Change {
+    move |frame, block, first, count| Change::Unproven { frame, block, first, count, after_set }
 }
 
 fn run(seed: u64) {

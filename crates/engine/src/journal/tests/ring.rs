@@ -266,6 +266,15 @@ fn second_copies() {
     left.discard_dirty();
     assert_eq!((0..20).map_while(|i| left.index.insert(BlockNo(i))).count(), 8);
 
+    // The device with the second segment is lost: only block 3 was nowhere else.
+    let middle = recover(&ring, 4 * 8192, &[0, 2]);
+    assert_eq!(middle.summary.sectors_missing, 2);
+    assert_eq!(
+        (middle.index.find(BlockNo(2)), middle.index.find(BlockNo(4))),
+        (Some(frame(1)), Some(frame(4)))
+    );
+    assert_eq!((middle.index.find(BlockNo(3)), middle.index.second_of(frame(1))), (None, None));
+
     // For blocks 1 and 2, at least one copy exists.
     let right = recover(&ring, 4 * 8192, &[1, 2]);
     assert_eq!(right.index.find(BlockNo(1)), Some(frame(0)));
@@ -273,6 +282,88 @@ fn second_copies() {
     // version.
     assert_eq!(right.summary.sectors_missing, 0);
     assert!(right.index.is_valid(2) && right.index.is_dirty(3));
+}
+
+/// Scrubbing records the checksums of two copies one after the other.
+#[test]
+fn a_checksum_that_only_one_copy_has_applies_to_both() {
+    for unproven in [0, 4] {
+        let mut restoring = Restoring::new(8, 0);
+        for (at, copy) in [(0, Copy::First), (4, Copy::Second)] {
+            restoring.place(FrameNo(at), BlockNo(1), copy);
+            restoring.set(u64::from(at), 11, true);
+        }
+        restoring.set_unproven(unproven);
+        let ring = ring_of(&restoring.finish(8), descriptor(0, 4, &[0, 1]), |_| ());
+        let Ring::Whole(plan) = survey(&ring) else { panic!("it is whole") };
+        let mut replay = replay(plan, &ring, 4 * 4096, &[0, 1]).unwrap();
+        let sums = vec![Some(11); replay.to_prove().len()];
+        let index = replay.finish(&sums).index;
+        assert_eq!(index.second_sector(0), Some(4), "the sector {unproven} is unproven");
+        assert!(
+            [0, 4].iter().all(|at| index.is_dirty(*at) && index.sum(*at) == 11 && !index.is_unproven(*at))
+        );
+    }
+}
+
+/// Recovers a sector of two copies whose durable checksum is 11, and which is unproven. The journal
+/// tail commits these checksums one after the other, each followed by an overwrite. Returns the
+/// checksum that recovery chooses if flash has `on_flash` in the two copies.
+fn chosen_after(committed: &[u32], on_flash: [u32; 2]) -> u32 {
+    let mut restoring = Restoring::new(8, 0);
+    for (at, copy) in [(0, Copy::First), (4, Copy::Second)] {
+        restoring.place(FrameNo(at), BlockNo(1), copy);
+        restoring.set(u64::from(at), 11, true);
+        restoring.set_unproven(u64::from(at));
+    }
+    let index = restoring.finish(8);
+    let mut ring = ring_of(&index, descriptor(0, 4, &[0, 1]), |_| ());
+    let mut writer = Writer::new(descriptor(0, 4, &[0, 1]), 64);
+    while !writer.first_dump_done() {
+        writer.seal(&index, &mut Vec::new());
+        writer.committed(writer.sealed());
+    }
+    writer.seal(&index, &mut Vec::new());
+    writer.committed(writer.sealed());
+    let copies = [(FrameNo(0), false), (FrameNo(4), true)];
+    let block = BlockNo(1);
+    for sum in committed {
+        for (frame, second) in copies {
+            writer.push(Change::Set { frame, block, sector: 0, sum: *sum, dirty: true, second });
+        }
+        for (frame, _) in copies {
+            writer.push(Change::Unproven { frame, block, first: 0, count: 1, after_set: true });
+        }
+    }
+    let mut page = Vec::new();
+    let sequence = writer.seal(&index, &mut page);
+    ring[0][sequence as usize] = Some(page);
+    let Ring::Whole(plan) = survey(&ring) else { panic!("it is whole") };
+    let mut replay = replay(plan, &ring, 4 * 4096, &[0, 1]).unwrap();
+    let sums: Vec<_> =
+        replay.to_prove().iter().map(|(segment, _)| Some(on_flash[*segment as usize])).collect();
+    assert!(sums.len() >= 2, "both copies are read");
+    let recovered = replay.finish(&sums);
+    recovered.dirty().next().expect("one copy is right").place.sum.expect("it was read")
+}
+
+/// The tail committed newer checksums than the rest of the journal has, and the sector was
+/// overwritten again after that. So neither copy has the last committed checksum, and a copy with an
+/// older one is wrong.
+#[test]
+fn an_undone_checksum_supersedes_the_earlier_ones() {
+    // The last commit before the tail had the checksum 11.
+    assert_eq!(chosen_after(&[], [11, 31]), 11);
+    assert_eq!(chosen_after(&[], [31, 11]), 11);
+    assert_eq!(chosen_after(&[21], [11, 31]), 31, "11 was superseded by 21");
+    assert_eq!(chosen_after(&[21], [31, 11]), 31);
+    assert_eq!(chosen_after(&[21], [21, 31]), 21, "the last commit");
+    assert_eq!(chosen_after(&[21], [31, 21]), 21);
+    assert_eq!(chosen_after(&[21, 22], [21, 31]), 31, "21 was superseded by 22");
+    assert_eq!(chosen_after(&[21, 22], [11, 31]), 31);
+    assert_eq!(chosen_after(&[21, 22], [31, 22]), 22);
+    assert_eq!(chosen_after(&[21, 11], [31, 11]), 11, "11 was written again");
+    assert_eq!(chosen_after(&[21], [32, 31]), 32, "nothing is known of either");
 }
 
 #[test]
@@ -309,7 +400,7 @@ fn a_ring_is_refused_with_the_wrong_segments() {
     assert_eq!(with(16384, &[1, 2, 1]), Some(ReplayError::SegmentTwice(1)));
     assert_eq!(with(16384, &[1, 2]), None);
     let Ring::Whole(plan) = survey(&ring) else { panic!("it is whole") };
-    let mut replay = Replay::new(plan, 16384, &[1]).unwrap();
+    let mut replay = Replay::new(plan, 16384, &on_own_devices(&[1])).unwrap();
     assert_eq!(replay.page(&[0; PAGE_BYTES]), Err(ReplayError::Changed { sequence: 1 }));
 }
 
@@ -371,7 +462,7 @@ fn sixteen_million_blocks() {
     let Ring::Whole(plan) = survey.finish() else { panic!("it is whole") };
     let surveyed = cpu();
     let reads: Vec<_> = plan.reads().collect();
-    let mut replay = Replay::new(plan, 64 << 20, &ordinals).unwrap();
+    let mut replay = Replay::new(plan, 64 << 20, &on_own_devices(&ordinals)).unwrap();
     reads.iter().for_each(|(_, number)| replay.page(&ring[*number as usize]).unwrap());
     let replayed = cpu();
     let sums: Vec<_> = vec![None; replay.to_prove().len()];

@@ -133,9 +133,15 @@ const OTHER: BlockNo = BlockNo(10);
 const OLD: u32 = 77;
 const NEW: u32 = 88;
 
-/// Replays a committed state and then these records in the tail; `flash` is the sector's content
-/// then.
+/// Replays a committed state and then these records in the tail, after a power cut; `flash` is the
+/// sector's content then.
 fn after(before: Holds, tail: &[Change], flash: Option<u32>) -> (Holds, Summary) {
+    after_end(before, tail, flash, false)
+}
+
+/// Replays a committed state and then these records in the tail, after a power cut or after the
+/// process was killed.
+fn after_end(before: Holds, tail: &[Change], flash: Option<u32>, was_killed: bool) -> (Holds, Summary) {
     let mut restoring = Restoring::new(2, 1);
     let frame = FrameNo(1);
     match before {
@@ -173,7 +179,8 @@ fn after(before: Holds, tail: &[Change], flash: Option<u32>) -> (Holds, Summary)
     tail.iter().for_each(|change| writer.push(*change));
     seal(&mut writer);
     let ring: Copies = vec![ring];
-    let Ring::Whole(plan) = survey(&ring) else { panic!("it is whole") };
+    let Ring::Whole(mut plan) = survey(&ring) else { panic!("it is whole") };
+    plan.was_killed = was_killed;
     let mut replay = replay(plan, &ring, 2 * 8192, &[5]).unwrap();
     let sums: Vec<_> =
         replay.to_prove().iter().map(|place| [flash, None][usize::from(*place != (0, 2))]).collect();
@@ -204,7 +211,7 @@ fn every_record_in_the_tail_over_every_state() {
     let set = |dirty| Change::Set { frame, block, sector: 0, sum: NEW, dirty, second: false };
     let clean = Change::Clean { frame, block, first: 0, count: 2 };
     let drop = Change::Drop { frame, block, first: 0, count: 2 };
-    let unproven = Change::Unproven { frame, block, first: 0, count: 2 };
+    let unproven = Change::Unproven { frame, block, first: 0, count: 2, after_set: false };
     for before in [Nothing, Clean(OLD), Dirty(OLD), Unproven, OtherBlock] {
         for flash in [Some(OLD), Some(NEW), Some(5), None] {
             let case = format!("{before:?} {flash:?}");
@@ -215,8 +222,15 @@ fn every_record_in_the_tail_over_every_state() {
             };
             let (holds, summary) = after(before, &[set(true)], flash);
             let proven = flash == Some(NEW);
-            assert_eq!(holds, if proven { Dirty(NEW) } else { undone }, "{case}");
-            assert_eq!(summary.sectors_undone, u64::from(!proven), "{case}");
+            // Unreadable data was written, and is lost.
+            let applied = proven || flash.is_none() && before != Unproven;
+            assert_eq!(holds, if applied { Dirty(NEW) } else { undone }, "{case}");
+            assert_eq!(summary.sectors_undone, u64::from(!applied), "{case}");
+            // A killed process has written all data that its records describe.
+            let (holds, summary) = after_end(before, &[set(true)], flash, true);
+            let applied_after_kill = proven || before != Unproven;
+            assert_eq!(holds, if applied_after_kill { Dirty(NEW) } else { undone }, "{case}");
+            assert_eq!(summary.sectors_undone, u64::from(!applied_after_kill), "{case}");
 
             let holds_block = !matches!(before, Nothing | OtherBlock);
             let (holds, _) = after(before, &[set(false)], flash);
@@ -238,7 +252,7 @@ fn every_record_in_the_tail_over_every_state() {
             // The backing has newer data than flash.
             for record in [clean, drop, set(false)] {
                 let (holds, summary) = after(before, &[set(true), record], flash);
-                let expected = match (record == set(false), record == clean, proven || holds_block) {
+                let expected = match (record == set(false), record == clean, applied || holds_block) {
                     (true, _, true) if flash == Some(NEW) => Clean(NEW),
                     // The sector's checksum had to be compared, and flash has different data.
                     (true, _, true) => Nothing,
@@ -250,6 +264,36 @@ fn every_record_in_the_tail_over_every_state() {
                 assert_eq!(summary.sectors_undone, 0);
             }
         }
+    }
+}
+
+/// The last commit before a crash is in the tail. Its data on a missing device is missing, not undone.
+#[test]
+fn records_of_the_tail_on_a_missing_segment_are_counted() {
+    let index = Restoring::new(4, 1).finish(4);
+    let mut writer = Writer::new(descriptor(1, 2, &[5, 6]), 64);
+    let mut ring = vec![None; 64];
+    let mut seal = |writer: &mut Writer| {
+        let mut page = Vec::new();
+        let sequence = writer.seal(&index, &mut page);
+        ring[sequence as usize] = Some(page);
+    };
+    while !writer.first_dump_done() {
+        seal(&mut writer);
+    }
+    writer.committed(writer.sealed());
+    for (frame, block) in [(FrameNo(0), BLOCK), (FrameNo(3), OTHER)] {
+        writer.push(Change::Set { frame, block, sector: 0, sum: NEW, dirty: true, second: false });
+    }
+    seal(&mut writer);
+    let ring: Copies = vec![ring];
+    for (present, sectors, missing) in [(&[5, 6][..], 4, 0), (&[5], 2, 1)] {
+        let Ring::Whole(plan) = survey(&ring) else { panic!("it is whole") };
+        let mut replay = replay(plan, &ring, 2 * 8192, present).unwrap();
+        let sums = vec![Some(NEW); replay.to_prove().len()];
+        let summary = replay.finish(&sums).summary;
+        assert_eq!((summary.sectors_dirty, summary.sectors_missing), (sectors / 2, missing));
+        assert_eq!(summary.sectors_undone, 0);
     }
 }
 

@@ -30,7 +30,14 @@ fn disk(cache: Option<LiveCache>) -> Live {
         read_hit_ratio: if cache.is_some() { 0.4 } else { 0.0 },
         writes: 500_000,
         write_bytes: 4096 * 500_000,
-        recent: LiveRecent { reads: 20_000, read_hit_ratio: 0.7, first_share: 0.01 },
+        recent: LiveRecent {
+            reads: 20_000,
+            read_hit_ratio: 0.7,
+            first_share: 0.01,
+            read_bytes: 4096 * 20_000,
+            write_bytes: 4096 * 10_000,
+            ..LiveRecent::default()
+        },
         cache,
         block_sizes: vec![
             curve(4096, &[(0, 0.0), (64 * MIB, 0.7), (960 * MIB, 0.8)]),
@@ -55,8 +62,9 @@ fn the_size_for_the_target_and_the_largest_block_as_good() {
     assert_eq!(advice.knee.unwrap().cache_bytes, 64 * MIB);
     assert_eq!(advice.command, "hob cache enable vm --pool POOL --size 244M --block-size 16K");
     assert!(advice.sizes.iter().any(|size| size.cache_bytes == 64 * MIB), "the knee is shown");
-    // 28 % of 4 GB and 2 GB of writes in 30 hours.
-    let per_day = (0.28 * 4096e6 + 2048e6) * 24.0 / 30.0;
+    // 1 % of first reads, 8 % that the curve has above this size, and a write for every second of a
+    // million reads in 30 hours.
+    let per_day = (0.09 + 0.5) * 4096e6 * 24.0 / 30.0;
     let wear = advice.wear.as_ref().unwrap();
     assert!((wear.flash_write_bytes_per_day / per_day - 1.0).abs() < 0.01, "{wear:?}");
     let text = live_text(&advice);
@@ -68,7 +76,9 @@ fn the_size_for_the_target_and_the_largest_block_as_good() {
 
 #[test]
 fn a_cache_that_is_there_is_resized_or_left_alone() {
-    let own = |cache_bytes, block_bytes| Some(LiveCache { cache_bytes, block_bytes, policy: "lru".into() });
+    let own = |cache_bytes, block_bytes| {
+        Some(LiveCache { cache_bytes, block_bytes, policy: "lru".into(), is_shared: false })
+    };
     let small = advice(&disk(own(32 * MIB, 4096)), Some(0.7));
     assert_eq!(small.command, "hob cache resize vm 64M");
     assert!(
@@ -90,6 +100,48 @@ fn a_cache_that_is_there_is_resized_or_left_alone() {
         "{:?}",
         other.caveats
     );
+}
+
+/// A warm-up wrote much, and since then all reads hit.
+#[test]
+fn wear_is_that_of_the_recent_requests() {
+    let own = Some(LiveCache {
+        cache_bytes: 250 * MIB,
+        block_bytes: 16_384,
+        policy: "lru".into(),
+        is_shared: false,
+    });
+    let mut warm = disk(own);
+    let quiet = LiveRecent { read_hit_ratio: 1.0, first_share: 0.0, write_bytes: 0, ..warm.recent };
+    warm.recent = quiet;
+    let kept = advice(&warm, None);
+    let wear = kept.wear.as_ref().unwrap();
+    assert_eq!((kept.command.as_str(), wear.flash_write_bytes_per_day), ("", 0.0));
+    assert!(kept.why.iter().any(|why| why.contains("more than 50 years")), "{:?}", kept.why);
+    // Half of the reads miss, and each has 4 KiB.
+    warm.recent = LiveRecent { read_hit_ratio: 0.5, ..quiet };
+    let per_day = advice(&warm, None).wear.unwrap().flash_write_bytes_per_day;
+    assert!((per_day / (0.5 * 4096e6 * 24.0 / 30.0) - 1.0).abs() < 1e-9, "{per_day}");
+    // A daemon before this version does not count the bytes of recent reads.
+    warm.recent = LiveRecent { read_bytes: 0, ..quiet };
+    assert!(advice(&warm, None).wear.is_none());
+}
+
+/// A fixed size would end the sharing.
+#[test]
+fn a_shared_cache_gets_a_minimum_instead_of_a_size() {
+    let own = |cache_bytes| {
+        Some(LiveCache { cache_bytes, block_bytes: 4096, policy: "lru".into(), is_shared: true })
+    };
+    let small = advice(&disk(own(32 * MIB)), Some(0.7));
+    assert_eq!(small.command, "hob cache set vm --min 64M");
+    for part in ["shares its pool and has 32 MiB now", "--shares NUMBER", "add flash"] {
+        assert!(small.summary.contains(part), "{part}: {}", small.summary);
+    }
+    for (cache_bytes, target) in [(512 * MIB, Some(0.7)), (2048 * MIB, None), (66 * MIB, Some(0.7))] {
+        let large = advice(&disk(own(cache_bytes)), target);
+        assert!(large.command.is_empty() && large.summary.starts_with("Leave"), "{}", large.summary);
+    }
 }
 
 #[test]
@@ -123,7 +175,8 @@ fn unknown_values_are_reported() {
 /// that costs hits.
 #[test]
 fn a_young_cache_is_not_made_smaller() {
-    let own = Some(LiveCache { cache_bytes: 512 * MIB, block_bytes: 4096, policy: "lru".into() });
+    let own =
+        Some(LiveCache { cache_bytes: 512 * MIB, block_bytes: 4096, policy: "lru".into(), is_shared: false });
     let mut young = disk(own);
     young.elapsed_ns = HOUR_NS;
     young.recent.first_share = 0.3;
@@ -133,9 +186,23 @@ fn a_young_cache_is_not_made_smaller() {
         assert!(advice.summary.contains("at 512 MiB for now"), "{}", advice.summary);
         assert!(advice.wear.is_none(), "the writes of a warm-up are no day's writes");
         assert!(live_text(&advice).starts_with("Confidence: low while the load warms up. 30"));
+        let words = live_text(&advice).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            words.contains("5.0 % or less, and in any case after a day of requests, which takes 23 h more")
+        );
     }
+    // All data is in the cache, and the recent reads have the warm-up yet.
+    (young.recent.latest_reads, young.recent.latest_hit_ratio) = (1500, 0.992);
+    let fits = advice(&young, Some(0.7));
+    assert_eq!((fits.confidence, fits.command.as_str()), (Confidence::Steady, "hob cache resize vm 64M"));
+    assert!(fits.wear.is_none(), "the recent requests are those of the warm-up");
+    let text = live_text(&fits);
+    assert!(text.starts_with("Confidence: good. 99.2 % of the latest 1500 reads were served"), "{text}");
+    young.recent.latest_hit_ratio = 0.9;
+    assert_eq!(advice(&young, Some(0.7)).confidence, Confidence::WarmingUp);
     // Enlarging a young cache costs no hits.
-    young.cache = Some(LiveCache { cache_bytes: 16 * MIB, block_bytes: 4096, policy: "lru".into() });
+    young.cache =
+        Some(LiveCache { cache_bytes: 16 * MIB, block_bytes: 4096, policy: "lru".into(), is_shared: false });
     assert_eq!(advice(&young, Some(0.7)).command, "hob cache resize vm 64M");
     // After a day, a load that always reads new data is considered steady.
     young.elapsed_ns = 30 * HOUR_NS;
@@ -144,13 +211,19 @@ fn a_young_cache_is_not_made_smaller() {
 
 #[test]
 fn hits_are_lost_only_with_a_target() {
-    let own = Some(LiveCache { cache_bytes: 512 * MIB, block_bytes: 4096, policy: "lru".into() });
+    let own =
+        Some(LiveCache { cache_bytes: 512 * MIB, block_bytes: 4096, policy: "lru".into(), is_shared: false });
     let warm = disk(own);
     let kept = advice(&warm, None);
     assert!(kept.command.is_empty() && kept.summary.contains("would lose"), "{}", kept.summary);
     assert_eq!(advice(&warm, Some(0.7)).command, "hob cache resize vm 64M");
     // Above 64 MiB the curve is flat: more cache adds nothing.
-    let flat = Some(LiveCache { cache_bytes: 2048 * MIB, block_bytes: 4096, policy: "lru".into() });
+    let flat = Some(LiveCache {
+        cache_bytes: 2048 * MIB,
+        block_bytes: 4096,
+        policy: "lru".into(),
+        is_shared: false,
+    });
     let mut level = disk(flat);
     level.block_sizes.truncate(1);
     level.block_sizes[0] = curve(4096, &[(0, 0.0), (64 * MIB, 0.8)]);

@@ -192,10 +192,12 @@ impl<'a> Head<'a> {
     }
 
     /// Returns true if the file is one line of text with names of columns, without a digit.
-    fn is_only_a_heading(&self) -> bool {
-        let is_text = self.bytes.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
+    pub(super) fn is_only_a_heading(&self) -> bool {
+        let bytes = self.bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(self.bytes);
+        let is_name = |byte: &u8| byte.is_ascii_graphic() && !byte.is_ascii_digit();
+        let is_text = bytes.iter().all(|byte| is_name(byte) || byte.is_ascii_whitespace());
         let mut lines = self.lines();
-        let heading = lines.next().filter(|line| !line.contains(|c: char| c.is_ascii_digit()));
+        let heading = lines.next();
         is_text && heading.is_some_and(|line| line.contains([',', ';', '\t'])) && lines.next().is_none()
     }
 
@@ -261,7 +263,6 @@ pub(super) fn detect(head: &Head<'_>) -> anyhow::Result<&'static FormatInfo> {
         .max_by_key(|(rank, _)| *rank);
     match best {
         Some(((likeness, ..), format)) if likeness > Likeness::No => Ok(format),
-        _ if head.is_only_a_heading() => bail!("{name} has a header line and no requests"),
         _ if head.has_semicolons() => bail!(
             "cannot detect the format of {name}, whose columns are separated by semicolons: replace them with \
              commas (tr ';' ',' < FILE > NEW), or pass one of {}",

@@ -1,5 +1,6 @@
 //! Per-CPU files in order, files of idle processors, and damaged files.
 
+use std::io::Write;
 use std::path::Path;
 
 use super::super::{OpenOptions, open as open_trace};
@@ -53,6 +54,51 @@ fn one_file_or_the_common_name_opens_all_in_order_of_time() {
     assert_eq!((alone.files(), alone.count()), (1, 1));
     let missing = open_trace(&directory.path().join("sdc"), &OpenOptions::default()).unwrap_err();
     assert!(missing.to_string().contains("cannot open the trace"), "{missing}");
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn compressed_files_are_merged_too() {
+    let directory = tempfile::tempdir().unwrap();
+    written(directory.path());
+    let compress = |number: u32| {
+        let plain = directory.path().join(format!("sda.blktrace.{number}"));
+        let bytes = gzip(&std::fs::read(&plain).unwrap());
+        std::fs::write(directory.path().join(format!("sda.blktrace.{number}.gz")), bytes).unwrap();
+        plain
+    };
+    let check = |names: &[&str]| {
+        for name in names {
+            let mut reader = open_trace(&directory.path().join(name), &OpenOptions::default()).unwrap();
+            let offsets: Vec<u64> = reader.by_ref().map(|record| record.unwrap().offset).collect();
+            assert_eq!(offsets, (0..90).map(|at| at * 4096).collect::<Vec<_>>(), "{name}");
+            assert_eq!((reader.files(), reader.bytes()), (4, Some(reader.bytes_read())), "{name}");
+        }
+    };
+    // The file of processor 10 stays beside its compressed copy, and counts once.
+    compress(10);
+    std::fs::remove_file(compress(2)).unwrap();
+    check(&["sda.blktrace.0", "sda.blktrace.2.gz", "sda.blktrace.10.gz", "sda.blktrace", "sda"]);
+    for number in [0, 1, 10] {
+        std::fs::remove_file(compress(number)).unwrap();
+    }
+    check(&["sda.blktrace.0.gz", "sda.blktrace.1.gz", "sda.blktrace", "sda"]);
+
+    let path = directory.path().join("sda.blktrace.2.gz");
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    let said = match open_trace(&directory.path().join("sda"), &OpenOptions::default()) {
+        Ok(mut reader) => format!("{:#}", reader.find_map(Result::err).unwrap()),
+        Err(error) => format!("{error:#}"),
+    };
+    for part in [" after ", " requests", "sda.blktrace.2.gz cannot be read: the gzip data is cut off"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ pub const ARRIVAL_BUCKETS_MAX: usize = 200;
 const WIDTH_NS_MIN: u64 = 1_000;
 
 /// Requests over time.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Arrivals {
     /// Width of a bucket, nanoseconds.
     pub bucket_ns: u64,

@@ -66,10 +66,6 @@ impl Driver for Fake {
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         self.done.pop_front()
     }
-    fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-    fn handle_timeout(&mut self, _: &mut Ring, _: Instant) {}
     fn submit_status(&mut self, _: &mut Ring, _: Instant, _: u64, _: u64, _: u64) {}
     fn poll_status(&mut self) -> Option<(u64, Status)> {
         None

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use hob_nbd::client::handshake::{Goal, Handshake, HandshakeOutcome, Negotiated};
 use hob_nbd::client::request;
 use hob_nbd::uri::{Address, NbdUri};
+use hob_nbd::wire::BASE_ALLOCATION;
 
 use super::relay;
 use super::socket::{LATE, Socket, in_time};
@@ -45,6 +46,16 @@ impl Wire {
 /// Connects to the server of `uri`, within `limit`. If the server's host leaves data unconfirmed
 /// for `silence_max`, the kernel closes the connection. The error is a sentence for users.
 pub(crate) fn connect(uri: &NbdUri, limit: Duration, silence_max: Duration) -> Result<Link, String> {
+    connect_for(uri, BASE_ALLOCATION, limit, silence_max)
+}
+
+/// Connects like [`connect`], and requests the metadata context with this name.
+pub(super) fn connect_for(
+    uri: &NbdUri,
+    context: &'static str,
+    limit: Duration,
+    silence_max: Duration,
+) -> Result<Link, String> {
     let deadline = Instant::now() + limit;
     let mut socket = match &uri.address {
         Address::Unix { path } => Socket::Unix(UnixStream::connect(path).map_err(|error| error.to_string())?),
@@ -57,14 +68,15 @@ pub(crate) fn connect(uri: &NbdUri, limit: Duration, silence_max: Duration) -> R
     };
     let goal = Goal::Connect(uri.export.clone());
     let Some(tls) = &uri.tls else {
-        let negotiated = match negotiate(&mut Handshake::new(goal), &mut socket, deadline)? {
+        let mut handshake = Handshake::new(goal).for_context(context);
+        let negotiated = match negotiate(&mut handshake, &mut socket, deadline)? {
             Agreed::Connected(negotiated) => negotiated,
             Agreed::StartTls => return Err("the server started TLS without a request".to_owned()),
         };
         socket.wait_forever()?;
         return Ok(Link { socket: socket.into(), wire: None, negotiated });
     };
-    let mut handshake = Handshake::with_tls(goal);
+    let mut handshake = Handshake::with_tls(goal).for_context(context);
     let Agreed::StartTls = negotiate(&mut handshake, &mut socket, deadline)? else {
         return Err("the server did not start TLS".to_owned());
     };

@@ -10,9 +10,10 @@ use hob_nbd::{CommandFlags, ErrorCode, Extent};
 
 use super::connect::Link;
 use super::jobs::{Job, Jobs, What};
+use super::unflushed::{Content, Repeat, push_zeroes};
 use super::{Connection, FILL, NbdBacking, RECEIVE, SEND, Shutdown, State};
 use crate::backing::StatusExtent;
-use crate::ring::{FdClass, Ring, RxBuf, ZEROES_BYTES};
+use crate::ring::{FdClass, Ring, RxBuf};
 
 /// Size of the receive buffer, bytes. Larger payload is received directly into its destination.
 const RX_BYTES: usize = 64 << 10;
@@ -37,6 +38,7 @@ impl NbdBacking {
         let gather = Some(Gather::default());
         let connection = Connection { fd, wire: link.wire, decoder, rx: None, gather, place, shutdown: None };
         self.state = State::Connected(Box::new(connection));
+        self.begin_repeat();
         self.send(ring);
     }
 
@@ -44,15 +46,24 @@ impl NbdBacking {
     pub(super) fn send(&mut self, ring: &mut Ring) {
         let tokens = self.tokens();
         let State::Connected(connection) = &mut self.state else { return };
-        if !self.jobs.has_to_send() || connection.shutdown.is_some() {
+        // Other requests follow when the server has answered the repeated changes.
+        let has_to_send = self.repeat.as_ref().map_or(self.jobs.has_to_send(), Repeat::has_to_send);
+        if !has_to_send || connection.shutdown.is_some() {
             return;
         }
         let Some(mut gather) = connection.gather.take() else { return };
         gather.clear();
         let mut bytes = 0;
         while bytes < BATCH_BYTES_MAX {
-            let Some(slot) = self.jobs.next_to_send() else { break };
-            bytes += push_request(&mut gather, &mut self.jobs, slot, ring, self.changes);
+            let pushed = match &mut self.repeat {
+                Some(repeat) => repeat.push_next(&mut gather, ring),
+                None => self
+                    .jobs
+                    .next_to_send()
+                    .map(|slot| push_request(&mut gather, &mut self.jobs, slot, ring, self.changes)),
+            };
+            let Some(pushed) = pushed else { break };
+            bytes += pushed;
         }
         self.operations += 1;
         ring.send(tokens.token(SEND), connection.fd, gather);
@@ -79,8 +90,11 @@ impl NbdBacking {
             } else if bytes.is_empty() || decoder.payload_pending() > 0 {
                 break;
             } else {
-                let jobs = &self.jobs;
-                let in_flight = |cookie| jobs.expected(cookie);
+                let (jobs, repeat) = (&self.jobs, &self.repeat);
+                let in_flight = |cookie| match repeat {
+                    Some(repeat) if Repeat::has(cookie) => repeat.expected(cookie),
+                    _ => jobs.expected(cookie),
+                };
                 at += decoder.handle_input(bytes, &in_flight).map_err(|error| error.to_string())?;
             }
         }
@@ -130,6 +144,7 @@ impl NbdBacking {
                 );
             }
             ReplyEvent::Error { .. } => {}
+            ReplyEvent::Done { cookie, error } if Repeat::has(cookie) => self.repeated(error),
             ReplyEvent::Done { cookie, error: Some(ErrorCode::Shutdown) } => {
                 let request = self.jobs.find(cookie).expect(KNOWN);
                 self.jobs.request(request).sent = false;
@@ -140,12 +155,67 @@ impl NbdBacking {
             ReplyEvent::Done { cookie, error } => {
                 (self.pause, self.down_since) = (self.options.reconnect_min, None);
                 let request = self.jobs.find(cookie).expect(KNOWN);
-                if error.is_some() {
-                    self.note_refused(request);
+                match error {
+                    None => self.keep_change(ring, request),
+                    Some(_) => self.note_refused(request),
                 }
                 self.end_request(request, error.map_or(Ok(()), |code| Err(io_error(code))));
             }
         }
+    }
+
+    /// Keeps an acknowledged change until a flush covers it. A durable write is kept too if it
+    /// follows such changes, because it may cover one of them.
+    fn keep_change(&mut self, ring: &Ring, slot: u32) {
+        if self.options.keeps_writes {
+            return;
+        }
+        let request = self.jobs.request(slot);
+        let (content, is_durable) = match request.what {
+            What::Write(slice, flags) => {
+                (Content::Data(ring.arena().slice(slice).into()), flags.contains(CommandFlags::FUA))
+            }
+            What::WriteZeroData => (Content::ZeroData, false),
+            What::WriteZeroes(flags) => {
+                let keep = flags.contains(CommandFlags::NO_HOLE);
+                (Content::Zeroes(if keep { CommandFlags::NO_HOLE } else { CommandFlags::NONE }), false)
+            }
+            What::Trim => (Content::Trim, false),
+            What::Read(_) | What::Flush { .. } | What::Status => return,
+        };
+        let range = request.offset..request.offset + u64::from(request.len);
+        if !is_durable {
+            self.unflushed.push(self.changes + 1, range, content);
+        } else if self.changes > self.flushed {
+            self.unflushed.push(self.changes, range, content);
+        }
+    }
+
+    /// Handles the answer to a repeated change.
+    fn repeated(&mut self, error: Option<ErrorCode>) {
+        let Some(repeat) = &mut self.repeat else { return };
+        repeat.answer();
+        match error {
+            None if repeat.is_done() => self.set_exposed(false),
+            None => {}
+            Some(ErrorCode::Shutdown) => {
+                if let State::Connected(connection) = &mut self.state {
+                    connection.shutdown.get_or_insert(Shutdown::Announced);
+                }
+            }
+            // The loss was reported already.
+            Some(_) if self.changes == self.flushed => {}
+            Some(code) => {
+                tracing::warn!(
+                    backing = self.info.description,
+                    ?code,
+                    "the server refuses to repeat a change that it may have lost"
+                );
+                repeat.give_up();
+                self.lose_unflushed();
+            }
+        }
+        self.repeat.take_if(|repeat| repeat.is_done());
     }
 }
 
@@ -175,14 +245,7 @@ fn push_request(gather: &mut Gather, jobs: &mut Jobs, slot: u32, ring: &Ring, ch
     gather.push_head(|head| head.extend_from_slice(&header));
     match request.what {
         What::Write(slice, _) => gather.push_payload(slice),
-        What::WriteZeroData => {
-            let mut left = len;
-            while left > 0 {
-                let piece = ring.zeroes(left.min(ZEROES_BYTES));
-                gather.push_payload(piece);
-                left -= piece.len;
-            }
-        }
+        What::WriteZeroData => push_zeroes(gather, ring, len),
         _ => return header.len(),
     }
     header.len() + len as usize

@@ -21,6 +21,10 @@ const DEADLINES_SPARE: usize = 1024;
 pub(super) enum Asker {
     Io(IoId),
     Status(u64),
+    /// The backing itself: it flushes the server, so that fewer changes need to be repeated.
+    Repeat,
+    /// The backing itself: it asks whether the server still answers.
+    Probe,
 }
 
 /// The command of a request.
@@ -242,6 +246,11 @@ impl Jobs {
     /// Returns true if a request is in flight.
     pub(super) fn awaits_replies(&self) -> bool {
         self.requests.iter().any(|request| request.live && request.sent)
+    }
+
+    /// Returns true if a change of the disk is in flight.
+    pub(super) fn awaits_changes(&self) -> bool {
+        self.requests.iter().any(|request| request.live && request.sent && request.is_change())
     }
 
     /// Returns true if a change of the disk is unanswered.

@@ -9,8 +9,15 @@ use hob_nbd::TransmissionFlags;
 use hob_nbd::client::handshake::Negotiated;
 
 use super::connect::{self, Attempt};
-use super::{CONNECT, Connection, DISCONNECT_MAX_NS, Hold, NbdBacking, Shutdown, State, silence_max};
+use super::jobs::{Asker, What};
+use super::unflushed::Repeat;
+use super::{
+    CONNECT, Connection, DISCONNECT_MAX_NS, Hold, NbdBacking, PROBE_NS, Shutdown, State, silence_max,
+};
 use crate::ring::{Fd, FdClass, Ring, RxBuf};
+
+/// Largest payload of a repeated change, bytes.
+const REPEATED_BYTES_MAX: u64 = 1 << 20;
 
 impl NbdBacking {
     /// Closes the present connection after a failure.
@@ -41,15 +48,22 @@ impl NbdBacking {
         self.go_on_drained(ring, now);
     }
 
-    /// Returns the latest time at which the connection to a server that shuts down is closed.
+    /// Returns the latest time at which the connection to a server that shuts down is closed. `None`
+    /// while a change is in flight: the server could still carry it out after hob has sent it again
+    /// to the next server, and would overwrite newer data.
     pub(super) fn disconnect_by(&self) -> Option<Instant> {
         match &self.state {
+            State::Connected(_) if self.jobs.awaits_changes() || self.awaits_repeated() => None,
             State::Connected(connection) => match connection.shutdown? {
                 Shutdown::DisconnectBy(by) => Some(by),
                 Shutdown::Announced => None,
             },
             _ => None,
         }
+    }
+
+    fn awaits_repeated(&self) -> bool {
+        self.repeat.as_ref().is_some_and(Repeat::awaits_replies)
     }
 
     /// Sends NBD_CMD_DISC to a server that shuts down once all replies have arrived, and closes the
@@ -60,10 +74,10 @@ impl NbdBacking {
         if matches!(shutdown, Shutdown::Announced) {
             *shutdown = Shutdown::DisconnectBy(now + DISCONNECT_MAX_NS);
         }
-        if gather.is_none() || self.jobs.awaits_replies() {
+        let (fd, is_sending) = (*fd, gather.is_none());
+        if is_sending || self.awaits_repeated() || self.jobs.awaits_replies() {
             return;
         }
-        let fd = *fd;
         tracing::warn!(
             backing = self.info.description,
             "the server shuts down; requests wait until it is back"
@@ -84,13 +98,12 @@ impl NbdBacking {
                 ring.detach(fd);
                 self.state = State::Pausing(now + self.next_pause());
                 self.jobs.send_all_again();
-                if self.changes > self.flushed && !self.options.keeps_writes {
-                    self.flushed = self.changes;
-                    let flushes: Vec<u32> = self.jobs.live_requests().collect();
-                    let flushes: Vec<u32> =
-                        flushes.into_iter().filter(|slot| self.jobs.request(*slot).is_flush()).collect();
-                    self.lost = true;
-                    self.fail(&flushes, IoError::Failed);
+                self.repeat = None;
+                let has_unflushed = self.changes > self.flushed && !self.options.keeps_writes;
+                if has_unflushed && (self.hold == Hold::Lost || !self.unflushed.are_all_kept(self.flushed)) {
+                    self.lose_unflushed();
+                } else {
+                    self.set_exposed(has_unflushed);
                 }
                 self.fail_expired(now);
                 if self.hold == Hold::Lost {
@@ -104,6 +117,82 @@ impl NbdBacking {
             }
             _ => {}
         }
+    }
+
+    /// Reports that the acknowledged changes which no flush covers may be lost. The waiting flushes
+    /// fail.
+    pub(super) fn lose_unflushed(&mut self) {
+        self.set_exposed(false);
+        self.unflushed.forget(self.changes);
+        (self.flushed, self.lost) = (self.changes, true);
+        let unanswered: Vec<u32> = self.jobs.live_requests().collect();
+        let flushes: Vec<u32> =
+            unanswered.into_iter().filter(|slot| self.jobs.request(*slot).is_flush()).collect();
+        self.fail(&flushes, IoError::Failed);
+    }
+
+    /// Begins to repeat the acknowledged changes that no flush covers, on a new connection.
+    pub(super) fn begin_repeat(&mut self) {
+        let repeat = self.unflushed.repeat(self.payload_bytes_max().min(REPEATED_BYTES_MAX));
+        if !repeat.is_done() {
+            let bytes = self.unflushed.bytes();
+            tracing::info!(
+                backing = self.info.description,
+                bytes,
+                "changes that the server had not flushed are repeated"
+            );
+            self.repeat = Some(repeat);
+        } else {
+            self.set_exposed(false);
+        }
+    }
+
+    /// Records whether acknowledged changes are only in memory.
+    pub(super) fn set_exposed(&mut self, is_exposed: bool) {
+        if std::mem::replace(&mut self.is_exposed, is_exposed) != is_exposed {
+            self.exposure = Some(is_exposed);
+        }
+    }
+
+    /// Flushes the server without a guest's request if changes could otherwise not be repeated.
+    pub(super) fn flush_for_repeat(&mut self, ring: &mut Ring, now: Instant) {
+        let is_connected = matches!(self.state, State::Connected(_)) && self.hold == Hold::No;
+        let is_needed = self.changes > self.flushed && self.unflushed.need_flush(self.flushed);
+        if !is_connected
+            || !is_needed
+            || self.is_flushing
+            || self.options.keeps_writes
+            || !self.can(TransmissionFlags::SEND_FLUSH)
+            || self.is_provisional()
+        {
+            return;
+        }
+        self.is_flushing = true;
+        let job = self.jobs.add(Asker::Repeat, self.deadline(now), false, (0, 0));
+        self.jobs.ask(job, What::Flush { mark: 0, of_write: true }, 0, 0);
+        self.send(ring);
+    }
+
+    /// Returns the time at which an idle server is asked whether it still answers. Without traffic,
+    /// hob would not notice that a server hangs, and a server that shuts down would wait for hob.
+    pub(super) fn probe_at(&self) -> Option<Instant> {
+        let is_idle = self.jobs.is_empty() && self.repeat.is_none() && self.hold == Hold::No;
+        let can_be_asked =
+            self.negotiated.meta_context_id.is_some() || self.can(TransmissionFlags::SEND_FLUSH);
+        let is_probed = is_idle && can_be_asked && !self.options.keeps_writes && !self.is_provisional();
+        is_probed.then_some(self.heard_at + PROBE_NS)
+    }
+
+    /// Asks an idle server for the status of its first block, or to flush if it does not report
+    /// status.
+    pub(super) fn probe(&mut self, ring: &mut Ring, now: Instant) {
+        self.options.monitor.note_question(now);
+        let job = self.jobs.add(Asker::Probe, self.deadline(now), false, (0, 0));
+        match self.negotiated.meta_context_id {
+            Some(_) => self.jobs.ask(job, What::Status, 0, self.info.block_bytes.max(512)),
+            None => self.jobs.ask(job, What::Flush { mark: 0, of_write: true }, 0, 0),
+        }
+        self.send(ring);
     }
 
     /// Returns a random pause between half and all of the present one, which is then doubled.
@@ -192,6 +281,8 @@ impl NbdBacking {
                     );
                 }
                 self.start_connection(ring, link);
+                self.heard_at = now;
+                self.flush_for_repeat(ring, now);
             }
             Err(why) => {
                 tracing::debug!(backing = self.info.description, why, "connecting failed");

@@ -69,8 +69,13 @@ impl Relay {
     fn run(&mut self) -> End {
         let mut round = Instant::now();
         loop {
-            let passed = self.receive().and_then(|received| Ok(self.send()? | received));
-            match passed {
+            let received = self.receive();
+            // Before each step that sends, because the process may have been stopped anywhere.
+            if round.elapsed() > STOPPED_MAX {
+                return End::Cut;
+            }
+            round = Instant::now();
+            match received.and_then(|received| Ok(self.send()? | received)) {
                 Ok(true) => {}
                 Ok(false) => {
                     if self.wait().is_err() {
@@ -80,10 +85,6 @@ impl Relay {
                 Err(_) if self.sent.ends_with(&request::disconnect()) => return End::Polite,
                 Err(_) => return End::Cut,
             }
-            if round.elapsed() > STOPPED_MAX {
-                return End::Cut;
-            }
-            round = Instant::now();
         }
     }
 

@@ -9,7 +9,10 @@ use super::{COMMAND_BYTES_MAX, NbdBacking};
 impl NbdBacking {
     pub(super) fn end_request(&mut self, slot: u32, result: Result<(), IoError>) {
         match self.jobs.request(slot).what {
-            What::Flush { mark, .. } if result.is_ok() => self.flushed = self.flushed.max(mark),
+            What::Flush { mark, .. } if result.is_ok() => {
+                self.flushed = self.flushed.max(mark);
+                self.unflushed.flushed(mark);
+            }
             What::Write(_, flags) if flags.contains(CommandFlags::FUA) => {}
             What::Write(..) | What::WriteZeroData | What::WriteZeroes(_) | What::Trim => self.changes += 1,
             What::Read(_) | What::Flush { .. } | What::Status => {}
@@ -29,6 +32,7 @@ impl NbdBacking {
             _ => false,
         };
         if is_durable && self.changes > self.flushed {
+            self.unflushed.forget(self.changes);
             (self.flushed, self.lost) = (self.changes, true);
         }
     }
@@ -42,6 +46,8 @@ impl NbdBacking {
         let job = self.jobs.end_job(slot);
         match job.asker {
             Asker::Io(io) => self.done.push_back((io, job.result)),
+            Asker::Repeat => self.is_flushing = false,
+            Asker::Probe => self.options.monitor.note_answer(),
             Asker::Status(id) => self.statuses.push_back((id, job.result.map(|()| job.extents))),
         }
     }

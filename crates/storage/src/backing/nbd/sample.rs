@@ -1,5 +1,5 @@
-//! Single reads, writes and flushes of an NBD export from threads that may block: one request at a
-//! time, with blocking sockets. They are used for remote pool devices, and for reads of a backing
+//! Single reads, writes, flushes and status queries of an NBD export from threads that may block: one
+//! request at a time, with blocking sockets. They are used for remote pool devices, and for a backing
 //! that is being opened.
 
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use hob_engine::io::IoError;
 use hob_nbd::Command;
 use hob_nbd::client::reply::{Expected, ReplyDecoder, ReplyEvent, ReplyLimits};
 use hob_nbd::client::request;
-use hob_nbd::{CommandFlags, ErrorCode};
+use hob_nbd::{CommandFlags, ErrorCode, Extent};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::connect::{Link, connect};
@@ -19,7 +19,7 @@ use super::{NbdBacking, State, silence_max};
 /// Cookie of the only request in flight.
 const COOKIE: u64 = 1;
 
-/// Why a read, write or flush of this module failed.
+/// Why a request of this module failed.
 #[derive(Debug)]
 pub(crate) enum SampleError {
     /// The server returned an error, and the connection is usable.
@@ -33,30 +33,58 @@ pub(crate) enum SampleError {
 pub(crate) fn read(link: &Link, offset: u64, bytes: &mut [u8], limit: Duration) -> Result<(), SampleError> {
     let len = bytes.len() as u32;
     let request = request::read(COOKIE, offset, len, CommandFlags::NONE);
-    ask(link, [&request, &[]], Expected { command: Command::Read, offset, length: len }, bytes, limit)
+    let expected = Expected { command: Command::Read, offset, length: len };
+    ask(link, [&request, &[]], expected, Destination { bytes, extents: None }, limit)
 }
 
 /// Writes `bytes` at `offset` within `limit`. The next [`flush`] makes them durable.
 pub(crate) fn write(link: &Link, offset: u64, bytes: &[u8], limit: Duration) -> Result<(), SampleError> {
     let len = bytes.len() as u32;
     let request = request::write_header(COOKIE, offset, len, CommandFlags::NONE);
-    ask(link, [&request, bytes], Expected { command: Command::Write, offset, length: len }, &mut [], limit)
+    let expected = Expected { command: Command::Write, offset, length: len };
+    ask(link, [&request, bytes], expected, Destination::default(), limit)
 }
 
 /// Flushes the server within `limit`.
 pub(crate) fn flush(link: &Link, limit: Duration) -> Result<(), SampleError> {
     let expected = Expected { command: Command::Flush, offset: 0, length: 0 };
-    ask(link, [&request::flush(COOKIE), &[]], expected, &mut [], limit)
+    ask(link, [&request::flush(COOKIE), &[]], expected, Destination::default(), limit)
+}
+
+/// Returns the extents of the connection's metadata context from `offset` on, within `limit`. The
+/// extents may end before or after the range of `len` bytes. The caller has checked that the server
+/// has the context.
+pub(super) fn block_status(
+    link: &Link,
+    offset: u64,
+    len: u32,
+    limit: Duration,
+) -> Result<Vec<Extent>, SampleError> {
+    let request = request::block_status(COOKIE, offset, len, CommandFlags::NONE);
+    let expected = Expected { command: Command::BlockStatus, offset, length: len };
+    let mut extents = Vec::new();
+    let destination = Destination { bytes: &mut [], extents: Some(&mut extents) };
+    ask(link, [&request, &[]], expected, destination, limit)?;
+    Ok(extents)
+}
+
+/// Place for the content of a reply.
+#[derive(Default)]
+struct Destination<'a> {
+    /// Place for the data of a read.
+    bytes: &'a mut [u8],
+    /// Place for the extents of a status query.
+    extents: Option<&'a mut Vec<Extent>>,
 }
 
 fn ask(
     link: &Link,
     parts: [&[u8]; 2],
     expected: Expected,
-    bytes: &mut [u8],
+    destination: Destination<'_>,
     limit: Duration,
 ) -> Result<(), SampleError> {
-    let result = exchange(link, parts, expected, bytes, Instant::now() + limit);
+    let result = exchange(link, parts, expected, destination, Instant::now() + limit);
     let forever = [Timeout::Recv, Timeout::Send].map(|side| set_socket_timeout(&link.socket, side, None));
     match result {
         Ok(result) => {
@@ -76,9 +104,10 @@ fn exchange(
     link: &Link,
     parts: [&[u8]; 2],
     expected: Expected,
-    bytes: &mut [u8],
+    destination: Destination<'_>,
     deadline: Instant,
 ) -> Result<Result<(), IoError>, String> {
+    let Destination { bytes, mut extents } = destination;
     for mut part in parts {
         while !part.is_empty() {
             set_timeout(&link.socket, Timeout::Send, deadline)?;
@@ -110,7 +139,12 @@ fn exchange(
             Some(ReplyEvent::Done { error, .. }) => {
                 return Ok(error.map_or(Ok(()), |code| Err(io_error(code))));
             }
-            Some(ReplyEvent::BlockStatus { .. } | ReplyEvent::Error { .. }) => {}
+            Some(ReplyEvent::BlockStatus { extents: received, .. }) => {
+                if let Some(extents) = &mut extents {
+                    **extents = received;
+                }
+            }
+            Some(ReplyEvent::Error { .. }) => {}
             None if from == to => {
                 set_timeout(&link.socket, Timeout::Recv, deadline)?;
                 match rustix::io::read(&link.socket, &mut input[..]) {
@@ -157,8 +191,7 @@ impl NbdBacking {
             tracing::warn!(
                 backing = self.info.description,
                 why,
-                "the connection to the backing was \
-                lost; connecting again"
+                "the connection to the backing was lost; connecting again"
             );
             // Shutting the old connection down ensures that it is not used again.
             let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);

@@ -55,7 +55,7 @@ const LOOKS_MAX: usize = 16;
 const EXTENTS_MAX: usize = 4096;
 
 /// The mutable state.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     /// Newest generation of each object in the object store.
     pub(super) map: Map,

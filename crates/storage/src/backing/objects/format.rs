@@ -92,8 +92,7 @@ impl Shape {
         let Shape { size_bytes, object_bytes, .. } = *self;
         if !object_bytes.is_power_of_two() || !(OBJECT_BYTES_MIN..=OBJECT_BYTES_MAX).contains(&object_bytes) {
             return Err(format!(
-                "the object size must be a power of two from 64 KiB to 64 MiB, not \
-                {object_bytes} bytes"
+                "the object size must be a power of two from 64 KiB to 64 MiB, not {object_bytes} bytes"
             ));
         }
         if size_bytes == 0 || !size_bytes.is_multiple_of(SIZE_UNIT) {

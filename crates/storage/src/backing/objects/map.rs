@@ -6,7 +6,7 @@ use super::format::{Generation, PAGE_ENTRIES, Shape};
 type Page = Box<[Generation; PAGE_ENTRIES]>;
 
 /// Newest generation of every object of a disk.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Map {
     pages: Vec<Option<Page>>,
     present: u64,

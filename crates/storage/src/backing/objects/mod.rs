@@ -18,10 +18,10 @@ mod commit;
 mod disk;
 mod format;
 mod layer;
+mod location;
 mod map;
 mod opening;
 mod owner;
-mod place;
 mod store;
 mod sweep;
 #[cfg(test)]
@@ -42,14 +42,14 @@ use hob_engine::units::{Instant, IoId};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::evidence::{ChangeDetector, ChangeToken};
-use super::{BackingInfo, BackingOptions, ChangeMark, Driver, OpenError, Reader, Status, identity};
+use super::{BackingInfo, BackingOptions, ChangeMark, Driver, OpenError, Reader, Status};
 use crate::pool::Uuid;
 use crate::ring::{Completion, Fd, FdClass, Ring};
 use crate::token::TokenSpace;
 use disk::Kept;
 use format::{Manifest, Shape};
+use location::Directory;
 use opening::Trouble;
-use place::Directory;
 use store::RetryingStore;
 use worker::{CLOSE_MAX, Ended, Job, What, Worker};
 
@@ -90,7 +90,7 @@ impl ObjectDisk {
 
 /// Returns true if `spec` names a disk in an object store.
 pub fn recognise(spec: &str) -> bool {
-    place::recognise(spec)
+    location::recognise(spec)
 }
 
 /// Creates a disk of zeroes. May take seconds.
@@ -146,8 +146,8 @@ fn converse<T: Send>(
     options: &BackingOptions,
     talk: impl AsyncFnOnce(Arc<RetryingStore>) -> Result<T, Trouble> + Send,
 ) -> Result<T, OpenError> {
-    let place =
-        place::find(spec, directory).map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
+    let place = location::find(spec, directory)
+        .map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
     let talk = move || {
         let runtime = worker::runtime().map_err(|error| Trouble::Store(error.to_string()))?;
         let store = Arc::new(RetryingStore::new(Box::new(place), options.connect_max));
@@ -176,7 +176,7 @@ pub(super) fn open(
     access: Access,
     options: &BackingOptions,
 ) -> Result<Box<dyn Driver>, OpenError> {
-    let place = place::find(spec, Directory::Exists)
+    let place = location::find(spec, Directory::Exists)
         .map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
         .map_err(|errno| OpenError::System { path: "eventfd".into(), source: errno.into() })?;
@@ -195,10 +195,9 @@ pub(super) fn open(
         can_fast_zero: write,
         read_only: !write,
         description: format!("{spec}, objects of {} KiB", object_bytes >> 10),
-        identity: identity::hash(&identity_text),
-        identity_text,
         changed: mark(&worker),
         evidence: evidence(&worker),
+        ..BackingInfo::identified(identity_text)
     };
     Ok(Box::new(Objects {
         wait_max: options.wait_max,
@@ -333,12 +332,6 @@ impl Driver for Objects {
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         self.done.pop_front()
     }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-
-    fn handle_timeout(&mut self, _ring: &mut Ring, _now: Instant) {}
 
     fn submit_status(&mut self, _ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
         if let Err(error) = self.send(Job::Status(id, offset, len)) {

@@ -1,7 +1,6 @@
 //! Creates, opens and unlocks disks in an object store. A writer registers by creating the manifest
 //! after the newest one.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
@@ -246,20 +245,11 @@ fn state(manifest: &Manifest, map: Map) -> State {
         map,
         pages: manifest.pages.clone(),
         changed: manifest.changes.iter().map(|(index, _)| *index).collect(),
-        dirty: BTreeMap::new(),
-        writing: BTreeMap::new(),
-        committing: false,
-        given: 0,
-        garbage: BTreeSet::new(),
-        changes: 0,
-        committed: 0,
         content: manifest.content,
         sequence: manifest.sequence,
         stays: manifest.stays,
         inherited: manifest.leftovers,
-        leftovers: false,
-        missed: false,
-        lost: false,
+        ..State::default()
     }
 }
 

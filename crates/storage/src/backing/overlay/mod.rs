@@ -157,7 +157,7 @@ fn slice_of(io: &Io, part: Part) -> BufferSlice {
 impl Driver for Overlay {
     delegate! {
         own:
-        info attach handle_completion take_loss poll_timeout handle_timeout submit_status
+        info attach handle_completion take_loss poll_exposure poll_timeout handle_timeout submit_status
         poll_status set_gate suspend resume revoke read_before_attach reader witness change_mark
         lock size_probe grow set_wait_max constant common_bytes is_lost has_lost memory_id
     }
@@ -210,8 +210,12 @@ impl Driver for Overlay {
         }
     }
 
-    fn link_parent(&mut self, linked: bool) {
-        self.linked = linked;
+    fn link_parent(&mut self, parent_bytes: Option<u64>) {
+        if let Some(bytes) = parent_bytes {
+            // Past the end of its parent, a larger clone reads as zeroes.
+            self.map.cut(bytes);
+        }
+        self.linked = parent_bytes.is_some();
     }
 
     fn close(&mut self, ring: &mut Ring) {

@@ -42,10 +42,6 @@ impl Driver for Fake {
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         self.done.lock().unwrap().pop_front()
     }
-    fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-    fn handle_timeout(&mut self, _: &mut Ring, _: Instant) {}
     fn submit_status(&mut self, _: &mut Ring, _: Instant, _: u64, _: u64, _: u64) {}
     fn poll_status(&mut self) -> Option<(u64, Status)> {
         None
@@ -82,7 +78,7 @@ impl Bench {
         let mut clone = Overlay::new(Box::new(own), map);
         let mut ring = Ring::new(&RingConfig::default()).unwrap();
         clone.attach(&mut ring, Instant(0), TokenSpace::new(Token::BACKING, 0));
-        clone.link_parent(true);
+        clone.link_parent(Some(8 * OBJECT));
         Bench { clone, ring, asked, done, next: 0 }
     }
 
@@ -197,13 +193,13 @@ fn reads_that_fail_in_the_parents_disk_use_the_own_backing() {
 #[test]
 fn without_a_parents_disk_the_backing_is_used_directly() {
     let mut bench = Bench::new();
-    bench.clone.link_parent(false);
+    bench.clone.link_parent(None);
     let id = bench.read(0, 2 * OBJECT);
     let own = bench.own();
     assert_eq!((own.len(), own[0].id, own[0].len), (1, id, 2 * OBJECT));
     // Writes in the meantime are known when the parent's disk is available again.
     bench.submit(IoOp::Discard, 0, SECTOR);
-    bench.clone.link_parent(true);
+    bench.clone.link_parent(Some(8 * OBJECT));
     bench.own();
     bench.read(0, SECTOR);
     assert_eq!((bench.own().len(), bench.parents().len()), (1, 0));
@@ -214,6 +210,24 @@ fn without_a_parents_disk_the_backing_is_used_directly() {
     bench.read(5 * OBJECT, SECTOR);
     assert_eq!((bench.own().len(), bench.parents().len()), (1, 0));
     bench.asked.lock().unwrap().common_bytes = 8 * OBJECT;
+    bench.read(5 * OBJECT, SECTOR);
+    assert_eq!((bench.own().len(), bench.parents().len()), (1, 0));
+}
+
+/// The parent may be smaller than the clone, and end inside a sector.
+#[test]
+fn past_the_end_of_the_parent_the_backing_is_used() {
+    let mut bench = Bench::new();
+    bench.clone.link_parent(Some(4 * OBJECT + SECTOR + 512));
+    let id = bench.read(4 * OBJECT, OBJECT);
+    let (reads, own) = (bench.parents(), bench.own());
+    assert_eq!((reads.len(), reads[0].offset, reads[0].len), (1, 4 * OBJECT, SECTOR));
+    assert_eq!((own.len(), own[0].offset, own[0].len), (1, 4 * OBJECT + SECTOR, OBJECT - SECTOR));
+    bench.end_parents(&reads[0], Ok(()));
+    bench.end_own(&own[0], Ok(()));
+    assert_eq!(bench.clone.poll_done(), Some((id, Ok(()))));
+    // A larger parent later does not change that.
+    bench.clone.link_parent(Some(8 * OBJECT));
     bench.read(5 * OBJECT, SECTOR);
     assert_eq!((bench.own().len(), bench.parents().len()), (1, 0));
 }
@@ -256,7 +270,7 @@ proptest! {
                     bench.submit(IoOp::Discard, first * SECTOR, sectors * SECTOR);
                     touched.extend(range.map(|sector| sector * SECTOR / OBJECT));
                 }
-                5 => bench.clone.link_parent(good),
+                5 => bench.clone.link_parent(good.then_some(8 * OBJECT)),
                 6 if !at_own.is_empty() => {
                     let io = at_own.remove(first as usize % at_own.len());
                     bench.end_own(&io, result);

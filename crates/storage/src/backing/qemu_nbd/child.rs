@@ -12,6 +12,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -25,7 +26,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use super::super::identity::ChangeMark;
-use super::leftovers::PrivateDirectory;
+use super::child_dirs::PrivateDirectory;
 use super::node::Image;
 use super::sandbox::Sandbox;
 
@@ -37,6 +38,10 @@ const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
 
 /// Text in a child's error message if another process has the image open.
 const LOCKED: &str = "\" lock";
+
+/// Option that makes a child report which layer has the data of a range. QEMU before 5.2 does not
+/// know it.
+const REPORT_DEPTH: &str = "--allocation-depth";
 
 /// Longest error message of a child that hob reports, bytes.
 const COMPLAINT_BYTES_MAX: u64 = 4096;
@@ -153,6 +158,11 @@ impl Server {
         Ok(Server { image, modes, start_max, directory, child, is_released, is_taken })
     }
 
+    /// Returns the image that the children open.
+    pub(super) fn image(&self) -> &Image {
+        &self.image
+    }
+
     /// Where children listen.
     pub(super) fn socket(&self) -> PathBuf {
         self.directory.path().join("socket")
@@ -222,20 +232,33 @@ impl Server {
 
     fn start_at(&self, place: &mut ChildState, opens: Opens) -> io::Result<()> {
         place.since = Some(Clock::now());
+        let mut options: &[&str] = if self.image.parent().is_some() { &[REPORT_DEPTH] } else { &[] };
+        loop {
+            match self.spawn(opens, options) {
+                Ok(running) => {
+                    place.running = Some(running);
+                    return Ok(());
+                }
+                Err(error) if is_unknown(&error, options) => options = &[],
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Starts a child with additional options.
+    fn spawn(&self, opens: Opens, options: &[&str]) -> io::Result<Running> {
         let socket = self.socket();
         // A killed qemu-nbd leaves its socket file.
         let _ = std::fs::remove_file(&socket);
         let mut command = Command::new("qemu-nbd");
         command.arg("--socket").arg(&socket);
-        command.args(["--persistent", "--shared=0", "--discard=unmap"]).args(self.modes);
+        command.args(["--persistent", "--shared=0", "--discard=unmap"]).args(self.modes).args(options);
         if opens != Opens::ReadWrite {
             command.arg("--read-only");
         }
         command.arg("--").arg(self.image.node(opens == Opens::Unlocked)?);
         let sandbox = Sandbox::of_server(&self.image, opens == Opens::ReadWrite, self.directory.path())?;
-        place.running =
-            Some(spawn(command, sandbox, opens, self.image.path.clone(), socket, self.start_max)?);
-        Ok(())
+        spawn(command, sandbox, opens, self.image.path.clone(), socket, self.start_max)
     }
 
     /// Ends the child. Returns what it wrote to its standard error: the reason if it could not open
@@ -266,6 +289,12 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Returns true if a child did not start because its program does not know one of the options.
+fn is_unknown(error: &io::Error, options: &[&str]) -> bool {
+    let said = error.to_string();
+    options.iter().any(|option| said.contains(option))
 }
 
 fn mark_of(image: &Path) -> io::Result<ChangeMark> {
@@ -336,12 +365,13 @@ fn spawn(
 
 fn wait_for_socket(child: &mut Child, socket: &Path, limit: Duration) -> io::Result<()> {
     let deadline = Clock::now() + limit;
-    while !socket.exists() {
+    // The socket file appears before qemu-nbd listens, so only a connection is proof.
+    while UnixStream::connect(socket).is_err() {
         if child.try_wait()?.is_some() {
             return Err(io::Error::other(complaint(child)));
         }
         if Clock::now() > deadline {
-            return Err(io::Error::other("qemu-nbd does not open its socket"));
+            return Err(io::Error::other("qemu-nbd does not listen at its socket"));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -396,6 +426,14 @@ mod tests {
 
     use super::super::super::Format;
     use super::*;
+
+    #[test]
+    fn an_option_that_an_old_program_does_not_know_is_left_out() {
+        let said = |text: &str| is_unknown(&io::Error::other(text.to_owned()), &[REPORT_DEPTH]);
+        assert!(said("qemu-nbd: unrecognized option '--allocation-depth'"));
+        assert!(!said("qemu-nbd: Failed to get \"write\" lock"));
+        assert!(!is_unknown(&io::Error::other(REPORT_DEPTH), &[]));
+    }
 
     #[test]
     fn an_image_changed_without_a_child_counts_as_changed_by_others() {

@@ -20,6 +20,12 @@ pub(super) struct Image {
 }
 
 impl Image {
+    /// Returns the image's backing file and the files below that; `None` if it has none.
+    pub(super) fn parent(&self) -> Option<(&ImageFile, &[ImageFile])> {
+        let at = self.files.iter().position(|file| file.role == Role::Backing)?;
+        Some((&self.files[at], &self.files[at + 1..]))
+    }
+
     /// Returns the `json:` file name of the image's node. With `unlocked`, QEMU takes no locks and
     /// may read while another process writes.
     pub(super) fn node(&self, unlocked: bool) -> io::Result<String> {
@@ -107,7 +113,10 @@ mod tests {
             named("base")
         );
         assert_eq!(node, expected);
+        let (parent, below) = image.parent().unwrap();
+        assert!(parent.path.ends_with("mid\"\\\n") && below.len() == 1 && below[0].path.ends_with("base"));
         let alone = Image { files: Vec::new(), ..image };
+        assert!(alone.parent().is_none());
         assert!(alone.node(false).unwrap().ends_with(",\"backing\":null}"));
     }
 }

@@ -71,7 +71,8 @@ impl Image {
         let Named { pool, namespace, image, image_id, snapshot, snapshot_id } = named;
         let constant = constant(&cluster, &pool, &namespace, &image_id, snapshot_id);
         let parent = Spec { pool, namespace, image, snapshot: Some(snapshot), ..spec.clone() };
-        Ok(Some(Parent { spec: format!("rbd:{parent}"), constant, own }))
+        let spec = format!("rbd:{parent}");
+        Ok(Some(Parent { spec, format: None, files: Vec::new(), constant, own }))
     }
 
     /// Returns the name of the image's parent; `None` if it has none.

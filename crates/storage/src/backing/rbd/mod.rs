@@ -46,8 +46,7 @@ use hob_engine::io::{Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId};
 
 use super::{
-    BackingInfo, BackingOptions, Driver, Lock, OpenError, Parent, Reader, SizeProbe, Status, identity,
-    io_result,
+    BackingInfo, BackingOptions, Driver, Lock, OpenError, Parent, Reader, SizeProbe, Status, io_result,
 };
 use crate::ring::{Completion, Fd, FdClass, Ring};
 use crate::token::TokenSpace;
@@ -159,10 +158,7 @@ pub(super) fn open(
         can_fast_zero: write,
         read_only: !write,
         description: format!("rbd image {}", parsed.name()),
-        identity: identity::hash(&identity_text),
-        identity_text,
-        changed: None,
-        evidence: None,
+        ..BackingInfo::identified(identity_text)
     };
     let (image, event, parsed_name) = (Arc::new(image), Arc::new(event), parsed.name());
     Ok(Box::new(Rbd {
@@ -367,12 +363,6 @@ impl Driver for Rbd {
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         self.done.pop_front()
     }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-
-    fn handle_timeout(&mut self, _ring: &mut Ring, _now: Instant) {}
 
     fn submit_status(&mut self, _ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
         match &self.image {

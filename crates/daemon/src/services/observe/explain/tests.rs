@@ -9,40 +9,20 @@ const BLOCKS: u64 = 1000;
 
 fn disk(state: CacheState, reason: Option<&str>) -> Disk {
     Disk {
-        backing_timeout: None,
-        backing_timeout_in_effect: None,
-        migration: None,
-        parent: None,
-        parent_reason: None,
-        clones: Vec::new(),
-        exports: vec![],
-        fuse: None,
-        fuse_reason: None,
-        recording: None,
         name: "vm".into(),
         state: DiskState::Online,
-        reason: None,
         backing: "/vm.img".into(),
         backing_state: Some(BackingState::Connected),
-        format: None,
         size: Size(1 << 30),
-        read_only: false,
-        unlocked: false,
-        vhost_user: None,
         cache: Some(Cache {
             pool: "p".into(),
             state,
             reason: reason.map(str::to_owned),
             size: Size(64 << 20),
-            shared: None,
             room: Size(64 << 20),
             block_size: Size(65536),
             policy: "lru".into(),
-            journal: Size(0),
-            preset: None,
             mode: "write-through".into(),
-            mode_in_effect: None,
-            persistent: false,
             layout: "unified".into(),
             admission: "always".into(),
             fill: "sectors".into(),
@@ -52,12 +32,10 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             dirty_full: 70,
             dirty_age_max: 30,
             copies: "1".into(),
-            ordered: false,
             verify: "auto".into(),
-            ram: Size(0),
-            dirty: None,
-            verification: None,
+            ..Cache::default()
         }),
+        ..Disk::default()
     }
 }
 
@@ -129,11 +107,39 @@ fn the_choice_of_an_automatic_cache_is_named_with_its_alternatives() {
         changes: 1,
         candidates: vec![candidate("ghost", 34.76, 12.0), candidate("always", 4.9, 71.0)],
     };
-    let stats = DiskStats { choice: Some(choice), ..figures(CacheState::Active, &[(Outcome::Hit, 9)], 10) };
-    let said = said(&disk(CacheState::Active, None), &stats);
-    let expected = "hob has chosen policy s3-fifo and admission ghost for this workload. hob expects hits for 34.8 % and \
-                    12 bytes written to flash per 100 bytes of requests. The alternatives: s3-fifo always: 4.9 % and 71 bytes.";
-    assert!(said.contains(expected), "{said}");
+    let mut stats =
+        DiskStats { choice: Some(choice), ..figures(CacheState::Active, &[(Outcome::Hit, 9)], 10) };
+    let active = disk(CacheState::Active, None);
+    let text = said(&active, &stats);
+    let expected = "hob has chosen policy s3-fifo and admission ghost for this workload. hob simulates a sample of the \
+                    latest accesses, to about 16 times as many blocks as the cache has. It expects 34.8 % hits, and 12 bytes \
+                    written to flash per 100 bytes of requests. The alternatives: s3-fifo always: 4.9 % and 71 bytes.";
+    assert!(text.contains(expected) && !text.contains("differ from this"), "{text}");
+    // Measured hits that are near the expected ones, and hits that are far off.
+    (stats.recent.reads, stats.recent.hit_percent) = (20_000, 40.0);
+    assert!(!said(&active, &stats).contains("differ from this"));
+    stats.recent.hit_percent = 70.0;
+    let text = said(&active, &stats);
+    assert!(
+        text.contains("The 70.0 % of the last 20000 reads differ from this, because the simulation"),
+        "{text}"
+    );
+    (stats.recent.latest_reads, stats.recent.latest_hit_percent) = (5000, 36.0);
+    let text = said(&active, &stats);
+    assert!(
+        text.contains("because they include older reads; of the latest 5000 reads, 36.0 % hit."),
+        "{text}"
+    );
+    stats.recent.latest_hit_percent = 80.0;
+    stats.choice.as_mut().unwrap().phase = "changed".into();
+    let text = said(&active, &stats);
+    assert!(text.contains("because the cache still has the blocks of its previous policy"), "{text}");
+    // While the cache fills, there is no expectation.
+    stats.choice.as_mut().unwrap().phase = "filling".into();
+    stats.blocks_cached = 370;
+    let text = said(&active, &stats);
+    assert!(text.contains("not known yet") && text.contains("37 % of its blocks have data."), "{text}");
+    assert!(!text.contains("34.8 %") && !text.contains("4.9 %"), "{text}");
 }
 
 #[test]
@@ -171,7 +177,12 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
     assert!(warming.contains("is warming: 37 % of its 1000 blocks"), "{warming}");
     // The data is smaller than the cache, so the cache is not filled further.
     let mut warm = figures(CacheState::Active, &[(Outcome::Hit, 7700), (Outcome::MissFilled, 2300)], 370);
-    warm.recent = hob_control::RecentReads { reads: 2000, hit_percent: 98.0, first_percent: 0.5 };
+    warm.recent = hob_control::RecentReads {
+        reads: 2000,
+        hit_percent: 98.0,
+        first_percent: 0.5,
+        ..hob_control::RecentReads::default()
+    };
     let smaller = said(&active, &warm);
     assert!(
         smaller.contains("is warm: few recent reads asked for new data") && !smaller.contains("warming"),
@@ -185,6 +196,13 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
         warm.recent = still;
         assert!(said(&active, &warm).contains("is warming: 37 %"), "{still:?}");
     }
+    // The recent reads have those of the warm-up, and the latest minute has not.
+    warm.recent.first_percent = 20.0;
+    (warm.recent.latest_reads, warm.recent.latest_hit_percent) = (1500, 99.5);
+    let smaller = said(&active, &warm);
+    assert!(smaller.contains("is warm: 99.5 % of the latest 1500 reads hit, and 37 %"), "{smaller}");
+    warm.recent.latest_hit_percent = 94.0;
+    assert!(said(&active, &warm).contains("is warming: 37 %"));
     let full = figures(CacheState::Active, &[(Outcome::Hit, 9000), (Outcome::MissFilled, 1000)], BLOCKS);
     assert!(said(&active, &full).contains("no block has been evicted yet"), "{}", said(&active, &full));
     let evictions = Evictions { operations: 100, blocks: 800, last_operation_at_ns: 1, last_blocks: 8 };
@@ -194,6 +212,19 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
     assert!(busy.contains("800 blocks were evicted, 8.0 at a time") && !busy.contains("too small"), "{busy}");
     let small = DiskStats { hit_percent: 12.0, ..evicting.clone() };
     assert!(said(&active, &small).contains("only 12 % of the reads hit; try 'hob cache resize vm 128M'"));
+    let mut sharing = disk(CacheState::Active, None);
+    sharing.cache.as_mut().unwrap().shared = Some(SharedCache {
+        disk: "vm".into(),
+        size: Size(64 << 20),
+        target: Size(0),
+        limits: hob_control::SharedLimits { min: Size(0), max: Size(0), shares: 1000, pin: false },
+        reads_per_second: 100,
+        hit_permille: 120,
+        more_hits_per_second: 1,
+        gained_hits_per_second: 0,
+    });
+    let shared = said(&sharing, &small);
+    assert!(shared.contains("'hob cache set vm --min 128M'") && !shared.contains("resize"), "{shared}");
     let sparse = DiskStats { sectors_valid: BLOCKS, ..evicting };
     assert!(
         said(&active, &sparse).contains("Its blocks of 64K are only 6 % filled"),
@@ -249,4 +280,21 @@ fn a_mode_other_than_write_through_is_explained_with_its_dirty_data() {
     draining.cache.as_mut().unwrap().dirty =
         Some(dirty(None, Some("the backing has completed no write for 7 s")));
     assert!(said(&draining, &with("write-back", 8192)).contains("completed no write for 7 s"));
+}
+
+#[test]
+fn a_flash_write_budget_is_explained() {
+    let part = |saved, pressure_percent| CacheFlashWrites {
+        part: Size(10 << 30),
+        saved,
+        pressure_percent,
+        written: Size(1 << 30),
+        refused: Size(2 << 30),
+    };
+    let said = about_budget(&part(7 << 30, 0), "flash");
+    assert!(said.contains("10 GiB a day, of which 7 GiB is left: it does not limit"), "{said}");
+    let said = about_budget(&part(1 << 30, 80), "flash");
+    assert!(said.contains("stricter (80 %") && said.contains("kept 2 GiB from flash"), "{said}");
+    let said = about_budget(&part(-1 << 30, 100), "flash");
+    assert!(said.contains("a debt of 1 GiB") && said.contains("used up"), "{said}");
 }

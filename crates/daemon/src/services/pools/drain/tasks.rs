@@ -1,9 +1,10 @@
-//! Drains in the list of tasks: their dirty data and their cancellation.
+//! Drains and shrinking caches in the list of tasks: their dirty data and their cancellation.
 
 use hob_control::Task;
 
 use super::super::Pools;
-use crate::api_error::ApiError;
+use super::STOP_TASK;
+use crate::api_error::{Result, conflict};
 
 impl Pools {
     /// Returns the tasks in progress, and those that ended after their client stopped waiting; the
@@ -12,14 +13,14 @@ impl Pools {
         self.observe.tasks_view()
     }
 
-    /// Cancels a task that drains a disk. Other tasks cannot be cancelled.
-    pub(crate) async fn task_cancel(&self, id: u64) -> Result<Vec<Task>, ApiError> {
+    /// Cancels a task that drains a disk or shrinks its cache. Other tasks cannot be cancelled.
+    pub(crate) async fn task_cancel(&self, id: u64) -> Result<Vec<Task>> {
         let shown = self.tasks_view().into_iter().find(|task| task.id == id);
         let (what, subject) = self.tasks.running(id)?;
         if !shown.is_some_and(|task| task.can_cancel) {
-            return Err(ApiError::conflict(format!(
+            return Err(conflict!(
                 "task {id} ({what} {subject}) cannot be cancelled: only a drain of dirty data can be stopped"
-            ))
+            )
             .hint(
                 "'hob tasks' shows the result when the task has ended; if a disk waits for a dead \
                 backing, 'hob disk remove --discard-dirty' does not wait",
@@ -30,8 +31,17 @@ impl Pools {
         Ok(self.tasks_view())
     }
 
+    /// Records that an operator cancels the tasks that write a disk's dirty data to its backing.
+    pub(super) fn note_stopped(&self, name: &str) {
+        let is_stopped = |task: &Task| task.can_cancel && task.subject == name && task.what != STOP_TASK;
+        for task in self.tasks_view().into_iter().filter(is_stopped) {
+            // A task that is not in the list any more has ended.
+            let _ = self.tasks.cancel(task.id);
+        }
+    }
+
     /// Removes a task that has ended from the list, and its failure from health.
-    pub(crate) fn task_acknowledge(&self, id: u64) -> Result<Vec<Task>, ApiError> {
+    pub(crate) fn task_acknowledge(&self, id: u64) -> Result<Vec<Task>> {
         self.tasks.acknowledge(id)?;
         Ok(self.tasks_view())
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use hob_control::{Problem, Size};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::api_error::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind, Result};
 use crate::state::create_private;
 
 /// The record of a flash lease.
@@ -69,7 +69,7 @@ pub(super) fn remove_record(directory: &Path, borrower: &str) -> std::io::Result
 }
 
 /// Creates the file of a flash lease, and allocates all its space.
-pub(super) fn make_file(path: &Path, size: Size) -> Result<(), ApiError> {
+pub(super) fn make_file(path: &Path, size: Size) -> Result<()> {
     let file = fs::OpenOptions::new().write(true).create(true).truncate(true).open(path);
     let file = file.map_err(|error| failed("create the file of the flash lease", &error))?;
     let made = rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))

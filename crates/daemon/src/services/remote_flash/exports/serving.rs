@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::allow::{AllowList, Peer, Visible};
-use crate::api_error::{ApiError, open_error};
+use crate::api_error::{Result, open_error};
 use crate::exports::{Export, Exports, export_info};
 use crate::hardware::Backing;
 use crate::nbd_listener::negotiate_with_peer;
@@ -47,7 +47,7 @@ pub(crate) struct Admitted(pub(super) Open);
 
 impl RemoteFlash {
     /// Opens the file of a flash lease, and lets a shard serve it to the borrower.
-    pub(super) async fn open_export(&self, file: PathBuf) -> Result<Open, ApiError> {
+    pub(super) async fn open_export(&self, file: PathBuf) -> Result<Open> {
         let options = self.backing_options.clone();
         let name = file.to_string_lossy().into_owned();
         let spec = name.clone();
@@ -100,8 +100,7 @@ impl Admitted {
         let over = self.0.enter();
         tokio::select! {
             served = self.serve_here(stream) => served,
-            _ = over => Err(std::io::Error::other("the borrower has opened too many connections \
-                since")),
+            _ = over => Err(std::io::Error::other("the borrower has opened too many connections since")),
         }
     }
 

@@ -1,0 +1,195 @@
+//! Changes of a disk's entry in hob.toml take effect while the disk is served: its vhost-user socket,
+//! its datastore, and whether it is read-only.
+
+use std::time::Duration;
+
+use conformance::data::{Noise, assert_same, noise_file};
+use conformance::nbd_client::{Address, Client};
+use conformance::process::Output;
+use conformance::scratch::wait_until;
+use conformance::vhost_driver::{Driver, Kind};
+use conformance::{Daemon, MIB, Scratch};
+use rustix::process::Signal;
+use serde_json::Value;
+
+const SIZE: u64 = 16 * MIB;
+
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// NBD transmission flag of a read-only export.
+const READ_ONLY: u16 = 1 << 1;
+
+/// A daemon with a disk `vm` that has a write-back cache.
+struct Stage {
+    daemon: Daemon,
+    scratch: Scratch,
+    image: Vec<u8>,
+}
+
+impl Stage {
+    fn start() -> Stage {
+        let scratch = Scratch::new();
+        noise_file(&scratch.path("vm.img"), SIZE, 5);
+        let image = std::fs::read(scratch.path("vm.img")).unwrap();
+        write_config(&scratch, "");
+        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        daemon.ctl(&["disk", "list"]);
+        Stage { daemon, scratch, image }
+    }
+
+    /// Writes hob.toml, with these further settings of the disk.
+    fn configure(&self, settings: &str) {
+        write_config(&self.scratch, settings);
+    }
+
+    fn connect(&self) -> Client {
+        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").unwrap()
+    }
+
+    /// Returns true if the backing lacks data of the disk.
+    fn is_dirty(&self) -> bool {
+        std::fs::read(self.scratch.path("vm.img")).unwrap() != self.image
+    }
+
+    fn apply(&self) -> Output {
+        self.daemon.try_ctl(&["config", "apply"])
+    }
+
+    #[track_caller]
+    fn applied(&self) {
+        let applied = self.apply();
+        assert!(applied.success(), "{}", applied.all());
+        let diff = self.daemon.try_ctl(&["config", "diff"]);
+        assert!(diff.success(), "a difference remains: {}", diff.all());
+    }
+
+    #[track_caller]
+    fn refused(&self, reason: &str) -> String {
+        let refused = self.apply();
+        let said = refused.all();
+        assert!(!refused.success() && said.contains("not applied:") && said.contains(reason), "{said}");
+        said
+    }
+
+    fn datastore(&self) -> Value {
+        let text = self.daemon.ctl(&["qos", "show", "vm", "-o", "json"]);
+        serde_json::from_str::<Value>(&text).unwrap()["datastore"].clone()
+    }
+}
+
+fn write_config(scratch: &Scratch, settings: &str) {
+    let config = format!(
+        "{}[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+         [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n{settings}\n\
+         cache = {{ pool = \"p\", size = \"8M\", mode = \"write-back\", dirty_age_max = 0, dirty_start = 90, \
+         dirty_full = 95 }}\n",
+        scratch.daemon_config(),
+        scratch.text("pool"),
+        scratch.text("vm.img"),
+    );
+    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+}
+
+#[test]
+fn a_served_disk_follows_its_entry() {
+    let mut stage = Stage::start();
+    let (one, other) = (stage.scratch.path("one.sock"), stage.scratch.path("other.sock"));
+    let data = Noise::new(6).bytes(MIB as usize);
+    let mut client = stage.connect();
+    client.write(MIB, &data).unwrap();
+    client.flush().unwrap();
+    stage.image[MIB as usize..2 * MIB as usize].copy_from_slice(&data);
+    assert!(stage.is_dirty());
+
+    // The client may keep its disk, and the socket is created.
+    let socket = format!("vhost_user = \"{}\"", one.display());
+    stage.configure(&format!("{socket}\ndatastore = \"array\""));
+    let diff = stage.daemon.try_ctl(&["config", "diff"]);
+    assert!(!diff.success(), "{}", diff.all());
+    for key in ["disk vm: vhost_user", "disk vm: datastore"] {
+        assert!(diff.stdout.contains(key), "{key}: {}", diff.all());
+    }
+    let said = stage.refused("1 client connected");
+    assert!(said.contains("stop the guest") && said.contains("applied:     disk vm: vhost_user"), "{said}");
+    assert_same(&client.read(MIB, MIB as u32).unwrap(), &data, MIB, "the data of a client that stays");
+    drop(client);
+    wait_until("the end of the client", WAIT_MAX, || stage.apply().success());
+    stage.applied();
+    assert_eq!(stage.datastore(), "array");
+    assert!(stage.is_dirty(), "the cache keeps its dirty data");
+    let mut guest = Driver::connect(&one).unwrap();
+    assert_eq!(guest.run(Kind::Read, MIB, 4096), Some(0));
+    assert_same(&guest.data(0, 4096), &data[..4096], MIB, "the dirty data after the change");
+
+    // A socket with a guest stays.
+    let socket = format!("vhost_user = \"{}\"\ndatastore = \"array\"", other.display());
+    stage.configure(&socket);
+    stage.refused("a guest is connected to the vhost-user socket");
+    assert_eq!(guest.run(Kind::Read, MIB, 4096), Some(0), "the guest is still served");
+    assert!(!other.exists());
+    drop(guest);
+    wait_until("the end of the guest", WAIT_MAX, || stage.apply().success());
+    stage.applied();
+    assert!(!one.exists() && other.exists());
+
+    // The disk becomes read-only, and its dirty data is in the backing then.
+    stage.configure(&format!("{socket}\nread_only = true"));
+    stage.applied();
+    assert_same(&std::fs::read(stage.scratch.path("vm.img")).unwrap(), &stage.image, 0, "the drained image");
+    let mut client = stage.connect();
+    assert_eq!(client.flags() & READ_ONLY, READ_ONLY);
+    assert!(client.write(0, &data[..4096]).is_err());
+    assert_same(&client.read(0, SIZE as u32).unwrap(), &stage.image, 0, "the read-only disk");
+    let mut guest = Driver::connect(&other).unwrap();
+    let status = guest.run(Kind::Write, 0, 4096);
+    assert!(status.is_some_and(|status| status != 0), "a write of a guest: {status:?}");
+    drop((client, guest));
+
+    // And everything as before.
+    stage.configure("");
+    wait_until("the end of the clients", WAIT_MAX, || stage.apply().success());
+    stage.applied();
+    assert!(!other.exists());
+    assert_ne!(stage.datastore(), "array");
+    let mut client = stage.connect();
+    client.write(0, &data[..4096]).unwrap();
+    client.flush().unwrap();
+    stage.image[..4096].copy_from_slice(&data[..4096]);
+    assert_same(&client.read(0, SIZE as u32).unwrap(), &stage.image, 0, "the disk that can be written again");
+    drop(client);
+    stage.daemon.stop();
+    let daemon = Daemon::start(&stage.scratch.path("hob.toml"), &stage.scratch.path("ctl.sock"));
+    let diff = daemon.try_ctl(&["config", "diff"]);
+    assert!(diff.success(), "after a restart: {}", diff.all());
+    daemon.stop();
+}
+
+/// A reload closes no disk that a client uses. Health reports the change until it is made.
+#[test]
+fn a_reload_reports_what_it_cannot_apply() {
+    let mut stage = Stage::start();
+    let mut client = stage.connect();
+    client.read(0, 4096).unwrap();
+    stage.configure("datastore = \"array\"");
+    let starts = |stage: &Stage| stage.daemon.process.stderr().matches("the control API is at").count();
+    let before = starts(&stage);
+    stage.daemon.process.signal(Signal::HUP);
+    wait_until("the reload", WAIT_MAX, || starts(&stage) > before);
+    let health = || stage.daemon.try_ctl(&["health"]).all();
+    wait_until("the report", WAIT_MAX, || {
+        let health = health();
+        health.contains("config-pending") && health.contains("not applied: vm has 1 client connected")
+    });
+    assert_same(
+        &client.read(MIB, 4096).unwrap(),
+        &stage.image[MIB as usize..][..4096],
+        MIB,
+        "a client that stays",
+    );
+    assert_ne!(stage.datastore(), "array");
+    drop(client);
+    wait_until("the end of the client", WAIT_MAX, || stage.apply().success());
+    assert_eq!(stage.datastore(), "array");
+    assert!(!health().contains("config-pending"), "{}", health());
+    stage.daemon.stop();
+}

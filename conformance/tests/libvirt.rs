@@ -1,0 +1,106 @@
+//! `hob attach` and `hob detach` through libvirt's system daemon, and hob's libvirt hook in a migration.
+//! Domains are of the type `qemu`. Each daemon has namespaces of its own, and does not touch the libvirt
+//! of the host. The tests need root.
+
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use conformance::hob::binary;
+use conformance::process::Output;
+use conformance::{Scratch, Tool};
+
+/// Maximum time of a test on busy processors.
+const TEST_MAX: Duration = Duration::from_secs(600);
+/// Maximum pause of the VM in milliseconds, if nothing else uses the processors.
+const PAUSE_MS_MAX: u64 = 100;
+/// Maximum pause if other programs use the processors, milliseconds.
+const BUSY_PAUSE_MS_MAX: u64 = 2000;
+
+/// Returns a domain with this XML element as its disk.
+fn domain(disk: &str) -> String {
+    format!(
+        "<domain type='qemu'>
+  <name>web</name>
+  <memory unit='MiB'>64</memory>
+  <vcpu>1</vcpu>
+  <os><type arch='x86_64' machine='pc'>hvm</type></os>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    {disk}
+  </devices>
+</domain>
+"
+    )
+}
+
+/// Runs a script of tests/libvirt in namespaces of its own. All its processes end with the script.
+#[track_caller]
+fn run(scratch: &Scratch, namespaces: &[&str], script: &str, args: &[&str]) -> Output {
+    symlink(binary(), scratch.path("hob")).unwrap();
+    for program in ["libvirtd", "virsh"] {
+        // Names a missing program.
+        drop(Tool::new(program));
+    }
+    let script = format!("{}/tests/libvirt/{script}", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}:{}", scratch.text(""), std::env::var("PATH").unwrap_or_default());
+    let output = Tool::new("unshare")
+        .args(namespaces)
+        .args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", &script])
+        .arg(scratch.text(""))
+        .args(args)
+        .env("PATH", path)
+        .limit(TEST_MAX)
+        .output();
+    assert!(output.success(), "{}", output.all());
+    output
+}
+
+#[test]
+fn a_domain_is_attached_and_detached_and_its_definition_is_restored() {
+    let scratch = Scratch::new();
+    // The script uses the default address of the control API, in a mount of its own.
+    let config = format!(
+        "state_dir = {:?}\nlisten = [\"unix:{}\"]\n",
+        scratch.path("state"),
+        scratch.text("nbd.sock")
+    );
+    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    let disk = format!(
+        "<disk type='file' device='disk'>
+      <driver name='qemu' type='qcow2' cache='none' discard='unmap'/>
+      <source file='{}'/>
+      <target dev='vda' bus='virtio'/>
+    </disk>",
+        scratch.text("image.qcow2")
+    );
+    std::fs::write(scratch.path("domain.xml"), domain(&disk)).unwrap();
+    let output = run(&scratch, &[], "attach.sh", &[]);
+    let pauses: Vec<u64> = output
+        .stderr
+        .split("was paused for ")
+        .skip(1)
+        .map(|rest| rest.split(' ').next().and_then(|text| text.parse().ok()).expect("a time"))
+        .collect();
+    eprintln!("pauses in ms: {pauses:?}");
+    assert_eq!(pauses.len(), 4, "three attachments and a detachment: {}", output.all());
+    let limit = if std::env::var_os("HOB_QUIET").is_some() { PAUSE_MS_MAX } else { BUSY_PAUSE_MS_MAX };
+    assert!(pauses.iter().all(|pause| *pause <= limit), "{pauses:?}");
+}
+
+/// Two hosts, `virsh migrate --live`, and dirty data in the cache. The guest's first write on the
+/// destination takes the disk over.
+#[test]
+fn the_hook_moves_the_cache_when_virsh_migrates_a_domain() {
+    let scratch = Scratch::new();
+    let disk = "<disk type='network' device='disk'>
+      <driver name='qemu' type='raw' cache='none' discard='unmap'/>
+      <source protocol='nbd' name='web'>
+        <host transport='unix' socket='/run/hob/nbd.sock'/>
+        <reconnect delay='300'/>
+      </source>
+      <target dev='vda' bus='virtio'/>
+    </disk>";
+    std::fs::write(scratch.path("domain.xml"), domain(disk)).unwrap();
+    let hook = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/libvirt/qemu");
+    run(&scratch, &["--net"], "migrate.sh", &[hook]);
+}

@@ -1,0 +1,83 @@
+#!/bin/sh
+# Attaches and detaches the disk of a domain, as root in mount and PID namespaces of its own. The first
+# argument is the directory of the test, with hob.toml and domain.xml. libvirt.rs runs this script.
+set -eux
+PATH=$PATH:/usr/sbin:/sbin
+cd "$1"
+
+# A libvirt of its own: the host may have another one.
+mount --make-rprivate /
+for dir in /run/hob /run/libvirt /etc/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt; do
+    mkdir -p "$dir"
+    mount -t tmpfs tmpfs "$dir"
+done
+cat >/etc/libvirt/qemu.conf <<X
+user = "root"
+group = "root"
+security_driver = "none"
+cgroup_controllers = [ ]
+namespaces = [ ]
+remember_owner = 0
+stdio_handler = "file"
+X
+
+await() {
+    for _ in $(seq 600); do
+        "$@" >/dev/null 2>&1 && return
+        sleep 0.1
+    done
+    tail -n 5 libvirtd.log hob.log
+    exit 1
+}
+
+libvirtd --pid-file "$PWD/libvirtd.pid" >libvirtd.log 2>&1 &
+await virsh -q version
+hob daemon --config hob.toml >hob.log 2>&1 &
+await hob pool list
+hob pool create flash "$1/flash" --size 128M
+
+device=/machine/peripheral/virtio-disk0/virtio-backend
+# Writes to the disk through the guest's device.
+guest_writes() { virsh -q qemu-monitor-command web --hmp "qemu-io -d $device \"write -P $1 $2 1M\""; }
+attach() { hob attach libvirt:web --records records --nbd "$PWD/nbd.sock" --size 64M --preset auto; }
+definition() { virsh -q dumpxml --inactive --security-info web; }
+
+qemu-img create -q -f qcow2 image.qcow2 32M
+virsh -q define domain.xml
+definition >before.xml
+virsh -q start web
+guest_writes 1 0
+
+# The domain runs through hob, and again through its image.
+attach
+definition | grep "<source protocol='nbd' name='web-virtio-disk0'"
+hob attach --list --records records | grep 'uses hob'
+guest_writes 2 1M
+hob detach libvirt:web --records records
+definition | cmp - before.xml
+guest_writes 3 2M
+
+# The next start uses hob's disk.
+attach
+virsh -q destroy web
+hob attach --list --records records | grep 'stopped'
+virsh -q start web
+hob stats web-virtio-disk0
+guest_writes 4 3M
+virsh -q destroy web
+hob detach --stopped libvirt:web --records records
+definition | cmp - before.xml
+
+# The domain is deleted while its disk is attached.
+virsh -q start web
+attach
+guest_writes 5 4M
+virsh -q destroy web
+virsh -q undefine web
+hob detach --stopped libvirt:web --records records
+if hob disk list | grep web-virtio-disk0; then exit 1; fi
+
+qemu-img check -q image.qcow2
+for number in 1 2 3 4 5; do
+    if qemu-io -f qcow2 -c "read -P $number $((number - 1))M 1M" image.qcow2 | grep 'verification failed'; then exit 1; fi
+done

@@ -1,0 +1,251 @@
+//! `hob attach --list`: the attached disks, with the state of hob's disk and the VM's use of it.
+//!
+//! The list asks each VM, because only QEMU knows of snapshots. A VM that does not answer in time is
+//! listed too.
+
+use std::path::Path as FilePath;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use hob_control::Disk;
+use serde::Serialize;
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::graph::Graph;
+use super::overlay::{NotDirect, path};
+use super::plan::{Goal, Path};
+use super::qmp::NotRunning;
+use super::record::{Method, Record, Records};
+use super::work::{MARK, tell};
+use super::{Target, connect};
+use crate::Global;
+use crate::output::{Format, print, table, word};
+use crate::remote::{converse, explain};
+
+/// Maximum time for the replies of one VM.
+const VM_MAX: Duration = Duration::from_secs(2);
+
+/// An attached disk.
+#[derive(Debug, Serialize)]
+struct Row {
+    target: String,
+    device: String,
+    disk: String,
+    file: String,
+    method: Method,
+    /// State of hob's disk.
+    state: String,
+    /// The VM's use of hob's disk.
+    vm: &'static str,
+    /// What is wrong, and what to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+}
+
+/// A VM's use of hob's disk, with an explanation if something is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Use {
+    vm: &'static str,
+    note: Option<String>,
+}
+
+/// The state of a VM's CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cpus {
+    Running,
+    Paused,
+    /// An interrupted command of hob has paused the VM.
+    PausedByHob,
+}
+
+/// Prints the attached disks of all VMs.
+pub(super) fn run(directory: &FilePath, global: &Global) -> anyhow::Result<()> {
+    let records = Records::list(directory)?;
+    let rows = converse(global, async |client| {
+        let disks = client.disks().await.map_err(explain);
+        if let Err(error) = &disks {
+            tell(&format!("note: the state of hob's disks is unknown: {error}"));
+        }
+        let disks = disks.ok();
+        let mut rows = Vec::new();
+        for records in records.chunk_by(|one, other| one.target == other.target) {
+            let uses = uses(records).await;
+            let rows_of_vm = records.iter().zip(uses).map(|(record, its)| row(record, disks.as_deref(), its));
+            rows.extend(rows_of_vm);
+        }
+        Ok(rows)
+    })?;
+    let columns = "TARGET|DEVICE|DISK|IMAGE|METHOD|STATE|VM";
+    print(global.output, &rows, |rows| {
+        let cells = |row: &Row| {
+            let Row { target, device, disk, file, method, state, vm, note: _ } = row;
+            let [target, device, disk, file, state] = [target, device, disk, file, state].map(String::clone);
+            vec![target, device, disk, file, word(method), state, (*vm).to_owned()]
+        };
+        table(columns, rows.iter().map(cells))
+    })?;
+    if global.output == Format::Table {
+        let mut notes: Vec<&String> = rows.iter().filter_map(|row| row.note.as_ref()).collect();
+        // A note may be about the VM.
+        notes.dedup();
+        notes.into_iter().for_each(|note| tell(&format!("note: {note}")));
+    }
+    Ok(())
+}
+
+/// Describes an attached disk. `disks` are those of the daemon, if it answers.
+fn row(record: &Record, disks: Option<&[Disk]>, its: Use) -> Row {
+    let found = disks.map(|disks| disks.iter().find(|disk| disk.name == record.disk));
+    let state = match found {
+        None => "unknown".to_owned(),
+        Some(None) => "hob does not have the disk".to_owned(),
+        Some(Some(disk)) if disk.cache.is_none() => {
+            "not complete; repeat 'hob attach' or 'hob detach'".to_owned()
+        }
+        Some(Some(disk)) => word(&disk.state),
+    };
+    Row {
+        target: record.target.clone(),
+        device: record.label.clone(),
+        disk: record.disk.clone(),
+        file: record.file.display().to_string(),
+        method: record.method,
+        state,
+        vm: its.vm,
+        note: its.note,
+    }
+}
+
+/// Returns how one VM uses its attached disks.
+async fn uses(records: &[Record]) -> Vec<Use> {
+    let target = &records[0].target;
+    let all = |vm, note: Option<String>| vec![Use { vm, note }; records.len()];
+    match timeout(VM_MAX, ask(target, records)).await {
+        Ok(Ok(uses)) => uses,
+        Ok(Err(error)) if error.is::<NotRunning>() => all("stopped", None),
+        Ok(Err(error)) => all("unknown", Some(format!("{target}: {error:#}"))),
+        Err(_) => {
+            let note = "QEMU does not answer; another program may be connected to its QMP socket";
+            all("unknown", Some(format!("{target}: {note}")))
+        }
+    }
+}
+
+async fn ask(target: &str, records: &[Record]) -> anyhow::Result<Vec<Use>> {
+    let target: Target = target.parse().map_err(|reason: String| anyhow!(reason))?;
+    let mut monitor = connect(&target).await?;
+    let graph = Graph::read(&mut monitor).await?;
+    let status = monitor.ask("query-status", json!({})).await?;
+    let is_marked = monitor.objects().await?.iter().any(|name| name == MARK);
+    let cpus = match (status["running"].as_bool(), is_marked) {
+        (Some(true), _) => Cpus::Running,
+        (_, true) => Cpus::PausedByHob,
+        _ => Cpus::Paused,
+    };
+    Ok(records.iter().map(|record| use_of(&graph, record, cpus)).collect())
+}
+
+/// Returns the use of one disk in the block graph of its VM.
+fn use_of(graph: &Graph, record: &Record, cpus: Cpus) -> Use {
+    let target = &record.target;
+    if cpus == Cpus::PausedByHob {
+        let note = format!(
+            "{target}: a command was interrupted while it had the VM paused. Repeat 'hob attach {target}', or run \
+             'hob detach {target}': both continue the VM"
+        );
+        return Use { vm: "paused by hob", note: Some(note) };
+    }
+    let plain = |vm| Use { vm, note: None };
+    match (path(graph, record, Goal::Detached), cpus) {
+        (Ok(Path::Hob), Cpus::Paused) => plain("uses hob, paused"),
+        (Ok(Path::Hob), _) => plain("uses hob"),
+        (Ok(Path::Image), _) => plain("uses its image"),
+        (Err(error), _) => {
+            let vm = error.downcast_ref::<NotDirect>().map_or("unknown", |error| error.short);
+            Use { vm, note: Some(error.to_string()) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Returns a graph of a device `vda` with these nodes below each other.
+    fn graph(chain: &[(&str, &str, &str)]) -> Graph {
+        let ids: Vec<Value> =
+            chain.iter().zip(0..).map(|((name, ..), id)| json!({ "id": id, "name": name })).collect();
+        let edges: Vec<Value> = chain
+            .windows(2)
+            .zip(0..)
+            .map(|(pair, id)| json!({ "parent": id, "name": pair[1].2, "child": id + 1 }))
+            .collect();
+        let node = |(name, driver, _): &(&str, &str, &str)| json!({ "node-name": name, "drv": driver, "file": format!("/{name}") });
+        let nodes: Vec<Value> = chain.iter().skip(1).map(node).collect();
+        Graph::new(&json!(nodes), &json!({ "nodes": ids, "edges": edges }), &Value::Null, &Value::Null)
+    }
+
+    fn record() -> Record {
+        serde_json::from_value(json!({
+            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
+            "file": "/image-file", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
+            "node": { "node-name": "hob-1" }, "spare": [{ "node-name": "image-file" }],
+            "parent": { "node-name": "image" },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_list_says_how_the_vm_uses_the_disk() {
+        let (vda, image) = (("vda", "", ""), ("image", "raw", "root"));
+        let attached = [vda, image, ("hob-1", "nbd", "file")];
+        let direct = [vda, image, ("image-file", "file", "file")];
+        for (chain, cpus, expected) in [
+            (attached, Cpus::Running, "uses hob"),
+            (attached, Cpus::Paused, "uses hob, paused"),
+            (direct, Cpus::Running, "uses its image"),
+        ] {
+            let found = use_of(&graph(&chain), &record(), cpus);
+            assert_eq!(found, Use { vm: expected, note: None });
+        }
+        let found = use_of(&graph(&attached), &record(), Cpus::PausedByHob);
+        assert_eq!(found.vm, "paused by hob");
+        assert!(found.note.unwrap().contains("hob detach qmp:/run/web.qmp"));
+    }
+
+    #[test]
+    fn the_list_shows_a_disk_below_a_snapshot_and_says_what_to_do() {
+        // The VM writes to `overlay-file`; hob's disk is below the backing file.
+        let nodes = json!([
+            { "node-name": "overlay", "drv": "qcow2", "file": "/overlay" },
+            { "node-name": "overlay-file", "drv": "file", "file": "/overlay" },
+            { "node-name": "image", "drv": "raw", "file": "/image" },
+            { "node-name": "hob-1", "drv": "nbd", "file": "nbd" },
+        ]);
+        let names = ["vda", "overlay", "overlay-file", "image", "hob-1"];
+        let ids: Vec<Value> =
+            names.iter().zip(0..).map(|(name, id)| json!({ "id": id, "name": name })).collect();
+        let edges = json!([
+            { "parent": 0, "name": "root", "child": 1 },
+            { "parent": 1, "name": "file", "child": 2 },
+            { "parent": 1, "name": "backing", "child": 3 },
+            { "parent": 3, "name": "file", "child": 4 },
+        ]);
+        let graph = Graph::new(&nodes, &json!({ "nodes": ids, "edges": edges }), &Value::Null, &Value::Null);
+        let found = use_of(&graph, &record(), Cpus::Running);
+        assert_eq!(found.vm, "below a snapshot");
+        assert!(found.note.unwrap().contains("Commit the overlay"));
+        let row = row(&record(), None, use_of(&graph, &record(), Cpus::Running));
+        assert_eq!((row.vm, row.state.as_str()), ("below a snapshot", "unknown"));
+    }
+
+    #[test]
+    fn a_vm_that_does_not_run_is_listed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let records = [Record { target: "qmp:/nowhere/web.qmp".to_owned(), ..record() }];
+        assert_eq!(runtime.block_on(uses(&records)), [Use { vm: "stopped", note: None }]);
+    }
+}

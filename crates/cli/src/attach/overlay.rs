@@ -1,0 +1,192 @@
+//! The target of a VM's requests. After an external snapshot of a disk, the VM writes to an overlay,
+//! and the nodes that hob changes are the overlay's backing file. hob refuses such a disk.
+
+use std::path::Path as FilePath;
+
+use anyhow::Context;
+
+use super::graph::Graph;
+use super::libvirt::is_same_path;
+use super::plan::{Goal, Path};
+use super::record::{Record, name_of};
+
+/// The reason why hob does not change a disk: the VM uses neither hob's disk nor its image directly.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(super) struct NotDirect {
+    /// The reason in a few words, for tables.
+    pub(super) short: &'static str,
+    message: String,
+}
+
+/// Returns the target of a VM's requests.
+///
+/// # Errors
+/// The VM does not use hob's disk or its image directly. An incomplete attachment of an image below
+/// an overlay can be detached, but not continued.
+pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result<Path> {
+    let refuse = |short, message| -> anyhow::Result<Path> { Err(NotDirect { short, message }.into()) };
+    let chain = graph.chain(&record.backend)?;
+    let last = chain.last().expect("a chain has a node");
+    if last == record.node_name() {
+        return Ok(Path::Hob);
+    }
+    let node = graph.nodes.get(last).with_context(|| format!("QEMU has just removed the node {last}"))?;
+    let (label, file, target) = (&record.label, &node.file, &record.target);
+    if graph.below(&record.backend).contains(record.node_name()) {
+        let commit = match record.domain() {
+            Some(domain) => format!("'virsh blockcommit {domain} DISK --active --pivot'"),
+            None => "block-commit and block-job-complete of QMP".to_owned(),
+        };
+        let message = format!(
+            "{label}: hob's disk {} is below a snapshot: the VM writes to the overlay {file}. Commit the \
+             overlay with {commit}, and repeat the command; or stop the VM, run 'qemu-img commit {file}', \
+             and then 'hob detach --stopped {target}'",
+            record.disk
+        );
+        return refuse("below a snapshot", message);
+    }
+    if !matches!(node.driver.as_str(), "file" | "host_device") {
+        let message = format!(
+            "{label} now uses {file} ({}); if the VM was started with hob's disk, stop the VM and use \
+             'hob detach --stopped {target}'",
+            node.driver
+        );
+        return refuse("uses hob since its start, or another image", message);
+    }
+    if graph.users(record.node_name()) > 0 {
+        let message = format!(
+            "{label}: the VM uses {file}, and another block node or export of QEMU uses hob's disk {}. Remove \
+             it, and repeat the command; or stop the VM, and run 'hob detach --stopped {target}'",
+            record.disk
+        );
+        return refuse("uses its image; QEMU uses hob's disk otherwise", message);
+    }
+    if goal == Goal::Attached && is_below_overlay(graph, record, &chain) {
+        let message = format!(
+            "{label}: the attachment of {} is not complete, and the VM uses {file} now. Run 'hob detach {target}', \
+             and then 'hob attach {target}'",
+            record.file.display()
+        );
+        return refuse("not complete, below a snapshot", message);
+    }
+    Ok(Path::Image)
+}
+
+/// Returns true if the nodes of the record are not those that the VM writes to. `chain` leads from
+/// the device to the file that the VM writes to.
+fn is_below_overlay(graph: &Graph, record: &Record, chain: &[String]) -> bool {
+    let is_in_chain = |name: &str| chain.iter().any(|node| node == name);
+    if let Some(parent) = &record.parent {
+        return !is_in_chain(name_of(parent));
+    }
+    let is_image = |name: &str| {
+        let node = graph.nodes.get(name);
+        node.is_some_and(|node| is_same_path(FilePath::new(&node.file), &record.file))
+    };
+    let below = graph.below(&record.backend);
+    !chain.iter().any(|name| is_image(name)) && below.into_iter().any(is_image)
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_control::{CacheEnable, CacheSettings};
+    use serde_json::{Value, json};
+
+    use super::super::record::Method;
+    use super::*;
+
+    /// Returns a graph with these edges (parent, kind, child) and the image `/a` or `/overlay` in
+    /// each node.
+    fn graph(edges: &[(&str, &str, &str)]) -> Graph {
+        let names = ["vda", "image", "image-file", "hob-1", "overlay", "overlay-file", "other"];
+        let id = |name: &str| names.iter().position(|found| *found == name).expect("a node");
+        let node = |name: &&str| {
+            let driver = match *name {
+                "hob-1" => "nbd",
+                "image-file" | "overlay-file" => "file",
+                _ => "qcow2",
+            };
+            let file = if name.starts_with("overlay") { "/overlay" } else { "/a" };
+            json!({ "node-name": name, "drv": driver, "file": file })
+        };
+        let nodes: Vec<Value> = names.iter().map(node).collect();
+        let ids: Vec<Value> = names.iter().map(|name| json!({ "id": id(name), "name": name })).collect();
+        let edges: Vec<Value> = edges
+            .iter()
+            .map(|(parent, kind, child)| json!({ "parent": id(parent), "name": kind, "child": id(child) }))
+            .collect();
+        Graph::new(&json!(nodes), &json!({ "nodes": ids, "edges": edges }), &json!([]), &json!([]))
+    }
+
+    fn record(method: Method) -> Record {
+        let is_reopened = method == Method::Reopen;
+        Record {
+            version: Record::VERSION,
+            target: "qmp:/run/web.qmp".to_owned(),
+            disk: "web-vda".to_owned(),
+            label: "vda".to_owned(),
+            backend: "vda".to_owned(),
+            file: "/a".into(),
+            format: "qcow2".to_owned(),
+            method,
+            cache: CacheEnable { pool: "fast".to_owned(), size: None, settings: CacheSettings::default() },
+            node: json!({ "node-name": "hob-1" }),
+            spare: vec![json!({ "node-name": "image-file", "filename": "/a" })],
+            parent: is_reopened.then(|| json!({ "node-name": "image" })),
+            definition: None,
+            volumes: None,
+        }
+    }
+
+    #[test]
+    fn the_vm_uses_its_image_or_hob() {
+        let direct = graph(&[("vda", "root", "image"), ("image", "file", "image-file")]);
+        let attached = graph(&[("vda", "root", "image"), ("image", "file", "hob-1")]);
+        for method in [Method::Reopen, Method::Device] {
+            for goal in [Goal::Attached, Goal::Detached] {
+                assert_eq!(path(&direct, &record(method), goal).unwrap(), Path::Image);
+                assert_eq!(path(&attached, &record(method), goal).unwrap(), Path::Hob);
+            }
+        }
+    }
+
+    #[test]
+    fn a_disk_below_a_snapshot_is_refused() {
+        let overlay = [("vda", "root", "overlay"), ("overlay", "file", "overlay-file")];
+        let below = [("overlay", "backing", "image"), ("image", "file", "hob-1")];
+        let root = [("overlay", "backing", "hob-1")];
+        let reopened = graph(&[overlay, below].concat());
+        let mirrored = graph(&[&overlay[..], &root[..]].concat());
+        for (graph, method) in [(reopened, Method::Reopen), (mirrored, Method::Mirror)] {
+            for goal in [Goal::Attached, Goal::Detached] {
+                let error = path(&graph, &record(method), goal).unwrap_err().to_string();
+                assert!(error.contains("below a snapshot") && error.contains("/overlay"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_incomplete_attachment_below_a_snapshot_is_only_detached() {
+        let edges = [
+            ("vda", "root", "overlay"),
+            ("overlay", "file", "overlay-file"),
+            ("overlay", "backing", "image"),
+            ("image", "file", "image-file"),
+        ];
+        for method in [Method::Reopen, Method::Device, Method::Mirror] {
+            let record = record(method);
+            let error = path(&graph(&edges), &record, Goal::Attached).unwrap_err().to_string();
+            assert!(error.contains("not complete"), "{error}");
+            assert_eq!(path(&graph(&edges), &record, Goal::Detached).unwrap(), Path::Image);
+        }
+    }
+
+    #[test]
+    fn a_disk_of_hob_that_another_node_uses_is_refused() {
+        let edges =
+            [("vda", "root", "overlay"), ("overlay", "file", "overlay-file"), ("other", "file", "hob-1")];
+        let error = path(&graph(&edges), &record(Method::Device), Goal::Detached).unwrap_err().to_string();
+        assert!(error.contains("another block node"), "{error}");
+    }
+}

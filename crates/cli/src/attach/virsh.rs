@@ -1,0 +1,222 @@
+//! Runs `virsh`: one process for a question to libvirt, and one for all commands to QEMU. The start of
+//! a process takes longer than a command, and some commands are sent while the VM is paused.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// Maximum time for the first reply of a [`Shell`]. Without a reply, each command has its own process.
+const READY_MAX: Duration = Duration::from_secs(5);
+/// Maximum length of the output for one command, bytes.
+const OUTPUT_BYTES_MAX: usize = 64 << 20;
+
+/// Returns the command `virsh`, with output that is not translated.
+fn command() -> Command {
+    let mut command = Command::new("virsh");
+    command.env("LC_ALL", "C").arg("-q");
+    command
+}
+
+/// Runs `virsh` and returns its output.
+///
+/// # Errors
+/// The error text of `virsh`.
+pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
+    let mut command = command();
+    command.args(args);
+    let output = tokio::task::spawn_blocking(move || command.output())
+        .await?
+        .context("cannot run virsh, which is in the package libvirt-clients")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("virsh {}: {}", args[0], said.trim().trim_start_matches("error: "));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Returns true if an error of [`virsh`] says that libvirt does not have the domain.
+pub(super) fn is_unknown_domain(error: &anyhow::Error) -> bool {
+    let said = error.to_string();
+    ["failed to get domain", "Domain not found"].iter().any(|part| said.contains(part))
+}
+
+/// A `virsh` that is connected to libvirt and reads commands.
+#[derive(Debug)]
+pub(super) struct Shell {
+    child: Child,
+    /// Input and output of the process.
+    stream: UnixStream,
+    domain: String,
+    /// Number of commands that were sent.
+    sent: u64,
+}
+
+impl Shell {
+    /// Starts `virsh` and waits until it has answered a command. Returns `None` if it does not.
+    pub(super) async fn open(domain: &str) -> Option<Shell> {
+        Shell::start(command(), domain).await.ok()
+    }
+
+    async fn start(mut command: Command, domain: &str) -> anyhow::Result<Shell> {
+        let is_plain = domain.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte));
+        if !is_plain {
+            bail!("virsh may not read the name as one word");
+        }
+        let (near, far) = std::os::unix::net::UnixStream::pair()?;
+        near.set_nonblocking(true)?;
+        let far = OwnedFd::from(far);
+        command.stdin(far.try_clone()?).stdout(far.try_clone()?).stderr(far);
+        // Ctrl-C is for hob, which must still continue the VM.
+        let child = command.env("TERM", "dumb").process_group(0).spawn()?;
+        // If the process ends, the socket must have no other user.
+        drop(command);
+        let stream = UnixStream::from_std(near)?;
+        let mut shell = Shell { child, stream, domain: domain.to_owned(), sent: 0 };
+        let reply = timeout(READY_MAX, shell.ask(r#"{"execute":"query-status"}"#)).await??;
+        if reply.get("return").is_none() {
+            bail!("QEMU does not answer");
+        }
+        Ok(shell)
+    }
+
+    /// Sends a command to QEMU, and returns QEMU's reply.
+    ///
+    /// # Errors
+    /// The error text of `virsh`.
+    pub(super) async fn ask(&mut self, question: &str) -> anyhow::Result<Value> {
+        self.sent += 1;
+        let (domain, number) = (&self.domain, self.sent);
+        // virsh also prints its input. The quotes distinguish it from the output.
+        let line =
+            format!("qemu-monitor-command {domain} '{}'; echo hob-\"done\"-{number}\n", quoted(question));
+        let end = format!("hob-done-{number}");
+        self.stream.write_all(line.as_bytes()).await.context("virsh ended")?;
+        let mut output = Vec::new();
+        let mut part = [0; 8192];
+        loop {
+            match self.stream.read(&mut part).await.context("virsh ended")? {
+                0 => bail!("virsh ended"),
+                count => output.extend_from_slice(&part[..count]),
+            }
+            let reply = String::from_utf8_lossy(&output).split_once(&end).map(|(said, _)| reply(said));
+            if let Some(reply) = reply {
+                return reply;
+            }
+            if output.len() > OUTPUT_BYTES_MAX {
+                bail!("virsh prints more than {OUTPUT_BYTES_MAX} bytes");
+            }
+        }
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns JSON without the characters that end a word of `virsh` or edit its input line.
+fn quoted(json: &str) -> String {
+    let mut plain = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            ' '..='&' | '('..='~' => plain.push(c),
+            _ => {
+                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| plain.push_str(&format!("\\u{unit:04x}")))
+            }
+        }
+    }
+    plain
+}
+
+/// Returns QEMU's reply in the output of `virsh`.
+fn reply(said: &str) -> anyhow::Result<Value> {
+    let is_reply = |value: &Value| value.get("return").is_some() || value.get("error").is_some();
+    let parsed = |line: &str| serde_json::from_str(line[line.find('{')?..].trim()).ok().filter(is_reply);
+    if let Some(reply) = said.lines().rev().find_map(parsed) {
+        return Ok(reply);
+    }
+    let error = said.lines().rev().find_map(|line| line.strip_prefix("error: "));
+    bail!("virsh qemu-monitor-command: {}", error.unwrap_or("no reply of QEMU"))
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    /// Prints its input and QEMU's replies, as virsh 9.0 does.
+    const FAKE: &str = r#"printf 'virsh # '
+        while read -r line; do
+            printf '%s\n' "$line"
+            case $line in *bad*) echo 'error: internal error: client socket is closed' >&2 ;;
+            *) printf '{"return":{"asked":%s},"id":"libvirt-7"}\n' "${line##*-}" ;; esac
+            printf 'hob-done-%svirsh # ' "${line##*-}"
+        done"#;
+
+    fn with_shell<T>(script: &str, domain: &str, work: impl AsyncFnOnce(anyhow::Result<Shell>) -> T) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        runtime.block_on(async { work(Shell::start(command, domain).await).await })
+    }
+
+    #[test]
+    fn one_virsh_runs_many_commands() {
+        with_shell(FAKE, "web", async |shell| {
+            let mut shell = shell.unwrap();
+            for number in 2..12 {
+                let reply = shell.ask(r#"{"execute":"stop","arguments":{"a":"it's"}}"#).await.unwrap();
+                assert_eq!(reply["return"]["asked"], number);
+            }
+            let error = shell.ask("bad").await.unwrap_err().to_string();
+            assert!(error.contains("client socket is closed"), "{error}");
+            assert!(shell.ask("{}").await.is_ok(), "it continues after an error");
+        });
+    }
+
+    #[test]
+    fn a_virsh_that_does_not_answer_is_not_used() {
+        for script in ["exit 1", "echo 'error: failed to connect to the hypervisor' >&2; exit 1"] {
+            assert!(with_shell(script, "web", async |shell| shell.is_err()), "{script}");
+        }
+        assert!(with_shell(FAKE, "web; destroy other", async |shell| shell.is_err()));
+    }
+
+    #[test]
+    fn json_stays_json_in_quotes_of_virsh() {
+        let json = r#"{"file":"/srv/it's ä 𝄞.img","a":"\\\t"}"#;
+        let plain = quoted(json);
+        assert!(plain.is_ascii() && !plain.contains('\''), "{plain}");
+        let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        assert_eq!(parse(&plain), parse(json));
+    }
+
+    /// Output of virsh 9.0 with readline, which scrolls long lines.
+    #[test]
+    fn replies_are_distinguished_from_the_input() {
+        let said =
+            "\r<alse},\"file\":\"hob-12\"}]}}'; echo hob-\"done\"-2\n{\"return\":{},\"id\":\"libvirt-9\"}\n";
+        assert_eq!(reply(said).unwrap()["id"], "libvirt-9");
+        let said = "virsh # qemu-monitor-command web '{\"execute\":\"stop\"}'; echo hob-\"done\"-1\n\
+                    {\"id\":\"libvirt-9\",\"error\":{\"class\":\"GenericError\",\"desc\":\"no\"}}\n";
+        assert_eq!(reply(said).unwrap()["error"]["desc"], "no");
+        let error = reply("virsh # x\nerror: failed to get domain 'web'\n").unwrap_err();
+        assert!(is_unknown_domain(&error), "{error}");
+    }
+
+    #[test]
+    fn a_missing_domain_is_recognized() {
+        assert!(is_unknown_domain(&anyhow!("virsh domstate: failed to get domain 'web'")));
+        assert!(!is_unknown_domain(&anyhow!("virsh domstate: failed to connect to the hypervisor")));
+    }
+}

@@ -1,0 +1,293 @@
+//! The record of when hob last served each disk with a persistent cache, and the proof that another
+//! program changed a disk's backing later (docs/decisions/0033).
+//!
+//! After hob was killed, dirty data must not be written over a backing that was changed meanwhile,
+//! for example by an operator who restored a backup. hob's own writes are not later than its last
+//! record plus [`MARGIN_NS`].
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use super::Disks;
+use crate::hardware::{ChangeDetector, ChangeTimes};
+use crate::services::flash::blocking;
+use crate::services::registry::{DiskEntry, DiskPhase, Registry};
+use crate::state::{CacheOwner, LastServed, Served};
+
+/// Interval between two records.
+const RECORD_EVERY: Duration = Duration::from_secs(2);
+
+/// How much later than the last record a change must be to be a change by another program,
+/// nanoseconds. A power cut loses the records of the last half minute, and a busy host delays
+/// records.
+const MARGIN_NS: u64 = 120_000_000_000;
+
+/// How much earlier than the time of a record a later write can seem, nanoseconds. The kernel's clock
+/// for timestamps ticks every 1 to 10 ms.
+const TICK_NS: u64 = 100_000_000;
+
+/// A change of a backing after hob served it last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::services) struct LaterChange {
+    served_ns: u64,
+    changed_ns: u64,
+    /// True if a program has set the time of the content's change back, as when a backup is restored
+    /// together with its times.
+    is_set_back: bool,
+}
+
+impl LaterChange {
+    /// Returns the change after `served`, if the file's times prove one. A record of an earlier
+    /// journal ring proves nothing: a version of hob that records nothing may have served the disk
+    /// since.
+    fn of(served: Served, ring: u32, times: ChangeTimes) -> Option<LaterChange> {
+        let is_later = |at_ns: u64| at_ns > served.at_ns.saturating_add(MARGIN_NS);
+        // ctime alone also changes with owner, permissions and names. hob's own writes after the
+        // record are later than the record.
+        let is_other = times.modified_ns != served.modified_ns;
+        let is_older = times.modified_ns < served.at_ns.saturating_sub(TICK_NS);
+        let is_set_back = is_other && is_older && is_later(times.changed_ns);
+        let is_changed = is_set_back || is_later(times.modified_ns);
+        let changed_ns = if is_set_back { times.changed_ns } else { times.modified_ns };
+        (served.ring == ring && is_changed).then_some(LaterChange {
+            served_ns: served.at_ns,
+            changed_ns,
+            is_set_back,
+        })
+    }
+
+    /// Returns the change as a sentence without a period.
+    pub(super) fn reason(self) -> String {
+        let what = if self.is_set_back {
+            "its backing was given another, older time of its last change"
+        } else {
+            "its backing was changed"
+        };
+        let (changed, served) = (utc(self.changed_ns), utc(self.served_ns));
+        format!(
+            "{what} by another program at {changed}; hob served it last at {served}, and ended without closing \
+             its cache"
+        )
+    }
+}
+
+/// A disk whose service is recorded.
+struct ServedDisk {
+    owner: CacheOwner,
+    ring: u32,
+    witness: ChangeDetector,
+}
+
+impl ServedDisk {
+    /// Returns the disk if it has a persistent cache.
+    fn of(disk: &DiskEntry) -> Option<ServedDisk> {
+        let journal = disk.cache()?.journal?;
+        let witness = disk.measure.as_ref()?.witness.clone()?;
+        Some(ServedDisk { owner: journal.owner, ring: journal.ring, witness })
+    }
+
+    fn is_online(disk: &&DiskEntry) -> bool {
+        matches!(disk.phase, DiskPhase::Online(_))
+    }
+
+    /// Returns the record for now. `None` without reliable timestamps.
+    fn record(&self) -> Option<(CacheOwner, Served)> {
+        // A write after this moment is later than the record, whatever the file's times show.
+        let now_ns = now_ns();
+        let times = self.witness.times()?;
+        // The clock may have been set back since the file was changed.
+        let at_ns = now_ns.max(times.latest_ns());
+        Some((self.owner, Served { ring: self.ring, at_ns, modified_ns: times.modified_ns }))
+    }
+}
+
+/// The record, which is read when it is used first.
+#[derive(Debug, Default)]
+pub(super) struct Record(Mutex<Recorded>);
+
+#[derive(Debug, Default)]
+struct Recorded {
+    file: Option<LastServed>,
+    /// True if the last write failed.
+    is_failing: bool,
+}
+
+impl Record {
+    fn lock(&self) -> MutexGuard<'_, Recorded> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Recorded {
+    /// Returns the file; `None` without a state directory. May block.
+    fn file(&mut self, registry: &Registry) -> Option<&mut LastServed> {
+        if self.file.is_none() {
+            self.file = registry.directory().map(|directory| LastServed::read(&directory));
+        }
+        self.file.as_mut()
+    }
+
+    /// Records that these disks are served. Forgets caches that are not `known`. May block.
+    fn note(&mut self, registry: &Registry, disks: &[ServedDisk], known: &BTreeSet<CacheOwner>) {
+        let Some(file) = self.file(registry) else { return };
+        let mut is_new = false;
+        for (owner, served) in disks.iter().filter_map(ServedDisk::record) {
+            file.note(owner, served);
+            is_new = true;
+        }
+        if !is_new {
+            return;
+        }
+        file.retain(|owner| known.contains(&owner));
+        let written = file.write();
+        if let Err(error) = &written
+            && !self.is_failing
+        {
+            tracing::warn!(
+                "cannot record that disks are served: {error}; if hob is killed now, disks with dirty data may \
+                 stay offline at the next start, because hob takes its own writes for those of another program"
+            );
+        }
+        self.is_failing = written.is_err();
+    }
+}
+
+impl Disks {
+    /// Records every two seconds which disks are served, until dropped.
+    pub(in crate::services) async fn record_served_disks(self) -> Infallible {
+        loop {
+            self.record_served_disks_now().await;
+            tokio::time::sleep(RECORD_EVERY).await;
+        }
+    }
+
+    pub(in crate::services) async fn record_served_disks_now(&self) {
+        let disks: Vec<ServedDisk> = {
+            let inner = self.registry.inner();
+            inner.disks.values().filter(ServedDisk::is_online).filter_map(ServedDisk::of).collect()
+        };
+        self.record(disks).await;
+    }
+
+    /// Records that a disk is served, before its guests can change the backing.
+    pub(super) async fn record_service(&self, name: &str) {
+        let disk = self.registry.inner().disks.get(name).and_then(ServedDisk::of);
+        self.record(disk.into_iter().collect()).await;
+    }
+
+    async fn record(&self, disks: Vec<ServedDisk>) {
+        if disks.is_empty() {
+            return;
+        }
+        let known: BTreeSet<CacheOwner> = {
+            let inner = self.registry.inner();
+            let journals = inner.disks.values().filter_map(|disk| disk.cache()?.journal);
+            journals.map(|journal| journal.owner).collect()
+        };
+        let (record, registry) = (self.last_served.clone(), self.registry.clone());
+        if let Err(error) = blocking(move || record.lock().note(&registry, &disks, &known)).await {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Returns the change of a disk's backing after hob served it last, if its times when it was
+    /// opened prove one.
+    pub(super) async fn later_change(&self, name: &str, times: Option<ChangeTimes>) -> Option<LaterChange> {
+        let times = times?;
+        let disk = self.registry.inner().disks.get(name).and_then(ServedDisk::of)?;
+        let (record, registry) = (self.last_served.clone(), self.registry.clone());
+        let compare = move || {
+            let served = record.lock().file(&registry)?.of(disk.owner)?;
+            LaterChange::of(served, disk.ring, times)
+        };
+        blocking(compare).await.ok()?
+    }
+}
+
+fn now_ns() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns a time in nanoseconds since 1970 as date and time of day in UTC. The algorithm is
+/// `civil_from_days` of H. Hinnant, "chrono-Compatible Low-Level Date Algorithms" (2013).
+fn utc(ns: u64) -> String {
+    let seconds = ns / 1_000_000_000;
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Days since 1 March of the year 0; a cycle of the calendar has 400 years.
+    let (cycle, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day_of_month = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year + cycle * 400 + u64::from(month <= 2);
+    let (hours, minutes, seconds) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day_of_month:02} {hours:02}:{minutes:02}:{seconds:02} UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn only_times_after_the_last_record_and_a_margin_prove_a_change() {
+        let modified_ns = 999_990 * SECOND;
+        let served = Served { ring: 7, at_ns: 1_000_000 * SECOND, modified_ns };
+        let change = |modified: u64, changed: u64, ring| {
+            let times = ChangeTimes { modified_ns: modified * SECOND, changed_ns: changed * SECOND };
+            LaterChange::of(served, ring, times).map(|later| (later.changed_ns / SECOND, later.is_set_back))
+        };
+        // hob's own writes, up to the margin.
+        assert_eq!(change(999_999, 999_999, 7), None);
+        assert_eq!(change(1_000_120, 1_000_120, 7), None);
+        assert_eq!(change(1_000_121, 1_000_121, 7), Some((1_000_121, false)));
+        // Another owner, or another name.
+        assert_eq!(change(999_990, 2_000_000, 7), None);
+        assert_eq!(change(1_000_001, 2_000_000, 7), None);
+        // A backup that was restored with its old time of modification: before or after the last
+        // write of hob.
+        assert_eq!(change(5, 1_000_121, 7), Some((1_000_121, true)));
+        assert_eq!(change(999_995, 1_000_121, 7), Some((1_000_121, true)));
+        // A program set the time of modification forward.
+        assert_eq!(change(2_000_000, 1_000_000, 7), Some((2_000_000, false)));
+        // The clock was set back: every change looks older.
+        assert_eq!(change(900_000, 900_000, 7), None);
+        // The disk was served with another journal ring since.
+        assert_eq!(change(2_000_000, 2_000_000, 8), None);
+        let never = Served { ring: 7, at_ns: u64::MAX, modified_ns };
+        let times = ChangeTimes { modified_ns: u64::MAX, changed_ns: u64::MAX };
+        assert_eq!(LaterChange::of(never, 7, times), None);
+    }
+
+    #[test]
+    fn a_reason_names_both_times() {
+        let of = |is_set_back| {
+            LaterChange { served_ns: 0, changed_ns: 1_709_251_199 * SECOND, is_set_back }.reason()
+        };
+        let said = of(false);
+        assert!(said.starts_with("its backing was changed by another program at 2024-02-29 23:59:59 UTC"));
+        assert!(said.contains("served it last at 1970-01-01 00:00:00 UTC"), "{said}");
+        assert!(
+            of(true).contains("another, older time of its last change by another program"),
+            "{}",
+            of(true)
+        );
+    }
+
+    #[test]
+    fn times_are_dates() {
+        for (seconds, text) in [
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_704_067_199, "2023-12-31 23:59:59 UTC"),
+            (1_740_787_200, "2025-03-01 00:00:00 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+        ] {
+            assert_eq!(utc(seconds * SECOND + 5), text);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Changes of a disk's settings while it is served (`hob disk set`, and hob.toml).
+//!
+//! The access and the datastore are fixed while a disk is open. A change of them closes the disk and
+//! opens it again ([`reopening`](super::reopening)).
+
+use hob_control::{BackingTimeoutChange, DiskChanged, DiskPatch, OnClients, check_name};
+
+use super::Disks;
+use super::reopening::OpenSettings;
+use crate::api_error::ApiError;
+
+impl Disks {
+    /// Changes the settings of a disk.
+    pub(crate) async fn disk_patch(&self, disk: String, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks.run("disk set", disk.clone(), async move { service.patch_disk(&disk, patch).await }).await
+    }
+
+    async fn patch_disk(&self, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
+        if patch == DiskPatch::default() {
+            return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
+                .hint("name one, for example --backing-timeout 2m or --device on"));
+        }
+        let guard = self.registry.guard_disk_for_command(name, "changed").await?;
+        match self.change_settings(name, patch).await {
+            Ok(notes) => self.pools.finish_disk(name, guard, notes).await,
+            Err(error) => {
+                drop(guard);
+                // Settings that were changed before the failure stay changed.
+                if let Err(unsaved) = self.registry.save().await {
+                    tracing::warn!("disk {name}: {unsaved}");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Checks the whole request, and then makes the changes. The caller holds the disk's operation
+    /// guard.
+    async fn change_settings(&self, name: &str, patch: DiskPatch) -> Result<Vec<String>, ApiError> {
+        let DiskPatch { backing_timeout, locked, device, read_only, datastore, vhost_user, fuse } = patch;
+        if let Some(store) = datastore.as_deref().and_then(set_value) {
+            check_name(store).map_err(|error| {
+                ApiError::invalid(format!("'{store}' cannot be a datastore's name: {error}"))
+            })?;
+        }
+        let (socket, file) = (vhost_user.as_deref().and_then(set_value), fuse.as_deref().and_then(set_value));
+        self.exports.check_paths(name, socket, file)?;
+        match locked {
+            Some(true) => self.lock_backing(name).await?,
+            Some(false) => self.unlock_backing(name).await?,
+            None => {}
+        }
+        match backing_timeout {
+            Some(BackingTimeoutChange::Default) => self.set_backing_timeout(name, None)?,
+            Some(BackingTimeoutChange::Set(timeout)) => self.set_backing_timeout(name, Some(timeout))?,
+            None => {}
+        }
+        if vhost_user.is_some() {
+            self.exports.set_socket(name, socket).await?;
+        }
+        if fuse.is_some() {
+            self.exports.set_file(name, file).await?;
+        }
+        let mut notes = Vec::new();
+        if read_only.is_some() || datastore.is_some() {
+            let mut wanted = OpenSettings::of(&self.registry.inner().disk(name)?.wanted);
+            wanted.read_only = read_only.unwrap_or(wanted.read_only);
+            if let Some(store) = &datastore {
+                wanted.datastore = set_value(store).map(str::to_owned);
+            }
+            notes = self.reopen_with(name, &wanted).await?;
+        }
+        if let Some(wanted) = device {
+            self.set_device(name, wanted).await?;
+        }
+        Ok(notes)
+    }
+
+    /// Creates or removes the block device of a disk.
+    async fn set_device(&self, name: &str, wanted: bool) -> Result<(), ApiError> {
+        if self.registry.inner().disk(name)?.wanted.device == wanted {
+            return Ok(());
+        }
+        if !wanted {
+            self.exports.hide_device(name, OnClients::Refuse).await?;
+            self.registry.inner().disk_mut(name)?.wanted.device = false;
+            return Ok(());
+        }
+        self.exports.clear_stale_device(name).await?;
+        self.registry.inner().disk_mut(name)?.wanted.device = true;
+        let shown = self.exports.show_device(name).await;
+        if shown.is_err() {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            (disk.wanted.device, disk.device) = (false, Default::default());
+        }
+        shown
+    }
+}
+
+/// Returns the value of a setting; an empty text removes the setting.
+fn set_value(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}

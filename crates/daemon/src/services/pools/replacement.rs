@@ -1,0 +1,119 @@
+//! Checks before a change that removes a cache and creates it again, such as a change of its
+//! persistence: whether the pool has space for the new cache and its journal, and this host memory
+//! for its index. A refusal changes nothing.
+
+use hob_control::Size;
+
+use super::Pools;
+use super::caches::owner_of;
+use super::memory::check_index;
+use super::rings::journal_room;
+use crate::api_error::{ApiError, Result, conflict};
+use crate::services::registry::{DiskEntry, DiskPhase, Inner};
+use crate::state::CacheSpec;
+
+/// Maximum number of requests to the shared caches of a pool for space. Each request may return
+/// less than was asked for.
+const REQUESTS_MAX: u32 = 3;
+
+/// Space for a cache that is to replace the present one, in segments.
+#[derive(Clone, Copy, Debug)]
+struct Space {
+    /// Number of segments that the new cache needs.
+    needed: u64,
+    /// Number of segments that are free when the present cache has been removed.
+    free: u64,
+    /// Number of segments that shared caches can release.
+    shared: u64,
+    /// True if segments for the journals of other caches stay free besides.
+    has_spare: bool,
+}
+
+impl Pools {
+    /// Refuses a change of a disk's cache like [`Inner::check_change`]. The shared caches of the pool
+    /// release space for the new cache before the present one is removed.
+    pub(super) async fn prepare_change(&self, name: &str, wanted: &CacheSpec) -> Result<()> {
+        if self.registry.inner().check_change(name, wanted)? == 0 {
+            return Ok(());
+        }
+        let _turn = self.turn(&wanted.pool).await;
+        for _ in 0..REQUESTS_MAX {
+            let missing = self.registry.inner().check_change(name, wanted)?;
+            if missing == 0 {
+                return Ok(());
+            }
+            let free = self.free_beyond_journals(&wanted.pool);
+            self.make_room(&wanted.pool, free + missing).await;
+        }
+        let inner = self.registry.inner();
+        if inner.check_change(name, wanted)? == 0 {
+            return Ok(());
+        }
+        let space = Space { shared: 0, ..inner.space_to_replace(name, wanted)? };
+        Err(space.refusal(inner.pool(&wanted.pool)?.segment_bytes))
+    }
+}
+
+impl Inner {
+    /// Refuses a change of a disk's cache if the cache would be removed and the new cache would not
+    /// fit in the pool, or if the index of the new cache would not fit in memory. Returns the number
+    /// of segments that shared caches must release first.
+    pub(in crate::services) fn check_change(&self, name: &str, wanted: &CacheSpec) -> Result<u64> {
+        let disk = self.disk(name)?;
+        let (Some(before), true, DiskPhase::Online(_)) = (disk.cache(), disk.has_cache, &disk.phase) else {
+            return Ok(0);
+        };
+        let segment_bytes = self.pool(&wanted.pool)?.segment_bytes;
+        let held = disk.held.len() as u64;
+        let grows = wanted.size > before.size && wanted.shared.is_none();
+        if grows || before.block_size != wanted.block_size {
+            let segments = if grows { wanted.size.bytes().div_ceil(segment_bytes) } else { held };
+            check_index(wanted, segments, Some((before, held)), segment_bytes)?;
+        }
+        if owner_of(before) == owner_of(wanted) {
+            return Ok(0);
+        }
+        let space = self.space_to_replace(name, wanted)?;
+        if space.needed > space.free + space.shared {
+            return Err(space.refusal(segment_bytes));
+        }
+        Ok(space.needed.saturating_sub(space.free))
+    }
+
+    /// Returns the space for a cache that replaces the present cache of a disk.
+    fn space_to_replace(&self, name: &str, wanted: &CacheSpec) -> Result<Space> {
+        let (pool, disk) = (&wanted.pool, self.disk(name)?);
+        let entry = self.pool(pool)?;
+        let released = [&disk.held[..], &disk.ring[..]].concat();
+        let size = wanted.size.bytes().div_ceil(entry.segment_bytes);
+        // A shared cache can be smaller than the present one.
+        let data = wanted.shared.map_or(size, |limits| limits.in_segments(entry.segment_bytes).min.min(size));
+        let two_rings = journal_room(wanted, entry.segment_bytes) / entry.segment_bytes;
+        let others: Vec<&DiskEntry> = self.disks.values().filter(|other| other.wanted.name != name).collect();
+        let is_shared = |other: &&DiskEntry| {
+            other.cache().is_some_and(|spec| spec.pool == *pool && spec.shared.is_some())
+        };
+        let free = entry.free_segments_after(&released, 0);
+        if wanted.shared.is_none() && !others.iter().any(is_shared) {
+            return Ok(Space { needed: data + two_rings / 2, free, shared: 0, has_spare: false });
+        }
+        // Shared caches make full pools usual, so space stays free for the journals of all caches.
+        let spare = self.journal_spare_after(pool, free, Some((name, wanted))) + two_rings;
+        let shared = others.iter().filter_map(|other| other.spare_segments(pool, entry.segment_bytes)).sum();
+        let free = entry.free_segments_after(&released, spare);
+        Ok(Space { needed: data, free, shared, has_spare: spare > 0 })
+    }
+}
+
+impl Space {
+    fn refusal(&self, segment_bytes: u64) -> ApiError {
+        let size = |segments: u64| Size(segments.saturating_mul(segment_bytes));
+        let besides = if self.has_spare { " besides the space for journals" } else { "" };
+        conflict!(
+            "the pool would have {} free{besides} and {} are needed; nothing was changed",
+            size(self.free + self.shared),
+            size(self.needed)
+        )
+        .hint("add a device, make another cache smaller, or choose a smaller size")
+    }
+}

@@ -1,0 +1,177 @@
+//! Changes that end write-back while the backing does not answer: they wait, can be cancelled, and
+//! leave write-back in effect meanwhile.
+
+use std::time::Duration;
+
+use hob_control::{Task, TaskState};
+
+use super::*;
+use crate::api_error::Result;
+use crate::hardware::Monitor;
+
+const BLOCK: u64 = 4096;
+
+/// Commands that drain a write-back cache, by the name of their task.
+const COMMANDS: [&str; 5] = ["cache set", "cache clear", "cache disable", "disk remove", "drain"];
+
+/// Prepares a disk with dirty data in a write-back cache that destages nothing by itself. Every
+/// write to its backing fails.
+async fn prepare(bench: &Bench) -> Arc<Monitor> {
+    bench.pool(&["a"], 8).await;
+    bench.disk("vm").await;
+    let lazy: CachePatch = serde_json::from_str(r#"{"mode":"write-back","dirty_age_max":0}"#).unwrap();
+    let enable = CacheEnable { settings: lazy.settings, ..cache_of(2) };
+    bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+    write(bench, 3);
+    bench.shard.set_backings_fail(true);
+    bench.services.registry.inner().disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone()
+}
+
+/// Writes a block as a guest, and flushes. Fails unless both need flash only.
+#[track_caller]
+fn write(bench: &Bench, block: u64) {
+    let id = bench.services.registry.inner().disks["vm"].id;
+    bench.shard.write(id, block * BLOCK, BLOCK).expect("a write that needs flash only");
+}
+
+async fn order(bench: &Bench, command: &str) -> Result<DiskChanged> {
+    let (pools, disks) = (&bench.services.pools, &bench.services.disks);
+    let through = r#"{"mode":"write-through"}"#;
+    match command {
+        "cache set" => pools.cache_patch("vm".into(), serde_json::from_str(through).unwrap()).await,
+        "cache clear" => pools.cache_clear("vm".into()).await,
+        "cache disable" => disks.cache_disable("vm".into(), OnDirty::Drain).await,
+        "disk remove" => disks.disk_remove("vm".into(), OnDirty::Drain).await,
+        _ => pools.drain("vm".into()).await,
+    }
+}
+
+/// Gives a command, which continues in the background.
+async fn begin(bench: &Bench, command: &str) {
+    match order(bench, command).await {
+        Ok(changed) => assert!(changed.notes[0].contains("the drain waits"), "{:?}", changed.notes),
+        Err(error) => assert!(error.to_string().contains("as task "), "{command}: {error}"),
+    }
+}
+
+async fn mode_in_effect(bench: &Bench) -> String {
+    bench.services.observe.stats("vm").await.unwrap().mode
+}
+
+#[track_caller]
+fn task(bench: &Bench) -> Task {
+    let mut tasks = bench.services.pools.tasks_view();
+    assert_eq!(tasks.len(), 1, "{tasks:?}");
+    tasks.remove(0)
+}
+
+#[test]
+fn a_change_that_drains_waits_for_a_lost_backing_and_can_be_cancelled() {
+    for command in COMMANDS {
+        run(async |bench| {
+            let monitor = prepare(&bench).await;
+            monitor.note_outage(Duration::ZERO, "Connection refused");
+            begin(&bench, command).await;
+            let waits = task(&bench);
+            assert_eq!(
+                (waits.what.as_str(), waits.state, waits.can_cancel),
+                (command, TaskState::Running, true)
+            );
+            let why = waits.dirty.and_then(|dirty| dirty.why).unwrap_or_default();
+            assert!(why.contains("reconnecting") && why.contains("Connection refused"), "{command}: {why}");
+            assert_eq!(mode_in_effect(&bench).await, "write-back", "{command}");
+            write(&bench, 5);
+            let state = bench.services.observe.disk("vm").unwrap().cache.unwrap().state;
+            assert_eq!(state, CacheState::Active, "{command}");
+            let other = bench.resize("vm", 1).await.unwrap_err().to_string();
+            assert!(other.contains("hob drain vm --stop"), "{command}: {other}");
+            bench.services.pools.task_cancel(waits.id).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(task(&bench).state, TaskState::Cancelled, "{command}");
+            let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
+            assert_eq!((cache.mode.as_str(), cache.mode_in_effect), ("write-back", None), "{command}");
+            assert_eq!(mode_in_effect(&bench).await, "write-back", "{command}");
+            write(&bench, 6);
+        });
+    }
+}
+
+#[test]
+fn a_change_that_waits_is_made_when_the_backing_answers() {
+    for command in COMMANDS {
+        run(async |bench| {
+            let monitor = prepare(&bench).await;
+            monitor.note_outage(Duration::ZERO, "Connection refused");
+            begin(&bench, command).await;
+            write(&bench, 5);
+            bench.shard.set_backings_fail(false);
+            monitor.note_connected();
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            assert_eq!(task(&bench).state, TaskState::Done, "{command}");
+            match command {
+                "disk remove" => assert!(bench.services.observe.disk("vm").is_err()),
+                "cache disable" => assert!(bench.services.observe.disk("vm").unwrap().cache.is_none()),
+                _ => {
+                    let stats = bench.services.observe.stats("vm").await.unwrap();
+                    let mode = if command == "cache set" { "write-through" } else { "write-back" };
+                    assert_eq!((stats.dirty_bytes, stats.mode.as_str()), (0, mode), "{command}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_backing_that_is_lost_during_a_drain_gives_write_back_back_until_it_answers() {
+    run(async |bench| {
+        let monitor = prepare(&bench).await;
+        assert!(order(&bench, "cache set").await.is_err(), "it continues in the background");
+        assert_eq!(mode_in_effect(&bench).await, "write-through", "the backing has answered so far");
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(mode_in_effect(&bench).await, "write-back");
+        write(&bench, 5);
+        assert_eq!(task(&bench).state, TaskState::Running);
+        bench.shard.set_backings_fail(false);
+        monitor.note_connected();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(task(&bench).state, TaskState::Done);
+        let stats = bench.services.observe.stats("vm").await.unwrap();
+        assert_eq!((stats.dirty_bytes, stats.mode.as_str()), (0, "write-through"));
+    });
+}
+
+#[test]
+fn dirty_data_is_discarded_although_another_change_waits_for_the_backing() {
+    for command in COMMANDS {
+        run(async |bench| {
+            let monitor = prepare(&bench).await;
+            monitor.note_outage(Duration::ZERO, "Connection refused");
+            begin(&bench, command).await;
+            bench.services.disks.discard_dirty("vm".into()).await.unwrap();
+            let stats = bench.services.observe.stats("vm").await.unwrap();
+            assert_eq!((stats.dirty_bytes, stats.mode.as_str()), (0, "write-back"), "{command}");
+        });
+    }
+}
+
+#[test]
+fn a_disk_without_dirty_data_is_removed_without_its_backing() {
+    run(async |bench| {
+        let monitor = prepare(&bench).await;
+        bench.shard.set_backings_fail(false);
+        bench.services.pools.drain("vm".into()).await.unwrap();
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        bench.services.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+    });
+}
+
+#[test]
+fn a_cache_with_discarded_data_is_removed_without_its_backing() {
+    run(async |bench| {
+        let monitor = prepare(&bench).await;
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        bench.services.disks.cache_disable("vm".into(), OnDirty::Discard).await.unwrap();
+        assert!(bench.services.observe.disk("vm").unwrap().cache.is_none());
+    });
+}

@@ -1,0 +1,113 @@
+//! The chooser's part of a flash write budget: which candidates the cache can pay for.
+
+use super::{BUDGET_CANDIDATES, CANDIDATES, Chooser, Combination, Miniature, WINDOW_SHIFT, Window};
+use crate::flash_budget::{Allowance, pressure};
+use crate::policy::PolicyKind;
+use crate::units::SECTOR_BYTES;
+
+/// Number of comparisons from which the received budget is known well enough, times the weight of a
+/// comparison.
+const COMPARISONS_MIN: i64 = super::COMPARISONS as i64 * Window::UNIT;
+
+/// Maximum number of candidates. The choice may be among policies instead of admissions, but there
+/// are fewer of those.
+const CANDIDATES_MAX: usize = CANDIDATES.len() + BUDGET_CANDIDATES.len();
+
+/// Whether each candidate may be chosen, in the order of the miniatures.
+pub(super) type Affordable = [bool; CANDIDATES_MAX];
+
+/// The part of a budget that a cache received, with decaying weight like that of the miniatures'
+/// results.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ChoiceBudget {
+    /// Bytes received since the last comparison.
+    new: i64,
+    /// Weighted sum of received sectors.
+    sectors: i64,
+    /// Weighted number of comparisons.
+    comparisons: i64,
+    /// True if less than half of what the cache can save is saved.
+    pub(super) is_binding: bool,
+}
+
+impl ChoiceBudget {
+    fn compare(&mut self) {
+        self.sectors += self.new / SECTOR_BYTES as i64 * Window::UNIT - (self.sectors >> WINDOW_SHIFT);
+        self.comparisons += Window::UNIT - (self.comparisons >> WINDOW_SHIFT);
+        self.new %= SECTOR_BYTES as i64;
+    }
+}
+
+impl Chooser {
+    /// Takes a new part of a flash write budget into account; `None` ends the budget.
+    pub(crate) fn note_allowance(&mut self, allowance: Option<&Allowance>) {
+        let Some(allowance) = allowance else {
+            self.budget = None;
+            return;
+        };
+        if self.budget.is_none() {
+            self.add_strict_candidates();
+        }
+        let budget = self.budget.get_or_insert_default();
+        budget.new = budget.new.saturating_add(allowance.earned.max(0));
+        budget.is_binding = pressure(allowance.credit, allowance.credit_max) > 0;
+    }
+
+    fn add_strict_candidates(&mut self) {
+        if !self.chooses_admission {
+            return;
+        }
+        let policy = self.miniatures[0].combination.policy;
+        let is_only_policy = self.miniatures.iter().all(|mini| mini.combination.policy == policy);
+        for (name, admission) in BUDGET_CANDIDATES {
+            let named = PolicyKind::from_name(name).expect("candidates name policies");
+            let combination = Combination {
+                policy: if is_only_policy { policy } else { named },
+                admission: admission.parse().expect("candidates name admissions"),
+            };
+            if self.miniatures.iter().all(|mini| mini.combination != combination) {
+                let blocks = self.blocks as u32;
+                self.miniatures.push(Miniature::new(blocks, self.block_shift, combination, true));
+            }
+        }
+    }
+
+    /// Returns for each candidate whether it may be chosen: all, unless a budget is running out.
+    /// Then only those that write no more than the budget paid for, and if there is none, the one
+    /// that writes least.
+    pub(super) fn affordable(&mut self) -> Affordable {
+        let all = [true; CANDIDATES_MAX];
+        let threshold = self.threshold;
+        let Some(budget) = &mut self.budget else { return all };
+        budget.compare();
+        if !budget.is_binding || budget.comparisons < COMPARISONS_MIN {
+            return all;
+        }
+        // The miniatures see a sample of the disk. Their windows may be older than the budget.
+        let paid = i128::from(budget.sectors) * i128::from(threshold) / i128::from(u32::MAX);
+        let since = i128::from(budget.comparisons);
+        let rate = |window: &Window| {
+            (i128::from(window.sectors_written), i128::from(window.comparisons.max(Window::UNIT)))
+        };
+        let is_paid = |mini: &Miniature| {
+            let (written, comparisons) = rate(&mini.window);
+            written * since <= paid * comparisons
+        };
+        let mut affordable = [false; CANDIDATES_MAX];
+        self.miniatures.iter().zip(&mut affordable).for_each(|(mini, paid)| *paid = is_paid(mini));
+        if !affordable.contains(&true) {
+            let least = (0..self.miniatures.len()).min_by_key(|at| {
+                let (written, comparisons) = rate(&self.miniatures[*at].window);
+                (written << 16) / comparisons
+            });
+            least.into_iter().for_each(|at| affordable[at] = true);
+        }
+        affordable
+    }
+
+    /// Returns the candidate with the highest hit ratio among these.
+    pub(super) fn best_of(&self, affordable: &Affordable) -> usize {
+        let allowed = (0..self.miniatures.len()).filter(|at| affordable[*at]);
+        allowed.max_by_key(|at| self.miniatures[*at].window.hit_ppm()).unwrap_or(self.current)
+    }
+}

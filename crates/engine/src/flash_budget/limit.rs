@@ -1,0 +1,162 @@
+//! The limit of one cache's flash writes: refuses copies of clean data in steps, as less of the
+//! cache's budget is saved.
+//!
+//! The *pressure* is 0 while at least half of what the cache can save is saved, and
+//! [`PRESSURE_MAX`] when nothing is. Between two steps, the hash of a block decides which step
+//! applies to it, so that the number of refused blocks grows evenly with the pressure:
+//!
+//! | pressure, of 1024 | refused |
+//! |---|---|
+//! | 0 to 128 | more and more extra data (fill granularity) |
+//! | 128 to 768 | also writes to uncached blocks; and blocks with fewer than 2, 3, 4, 6, 8 accesses |
+//! | 768 to 1024 | more and more of all copies of clean data, then all of them |
+//!
+//! Data for free blocks may be written on loan instead (see [`super`]).
+
+use super::{Allowance, Counts};
+use crate::admission::AdmissionEffect;
+use crate::index::hash;
+use crate::units::{BlockNo, SECTOR_BYTES};
+
+/// Pressure at which all copies of clean data are refused.
+pub const PRESSURE_MAX: u32 = 1024;
+
+/// Pressure from which all extra data is refused, and popularity counts.
+const POPULARITY_FROM: u32 = 128;
+
+/// Pressure from which popularity no longer suffices.
+const REFUSAL_FROM: u32 = 768;
+
+/// Required accesses of a block, in equal steps of the pressure.
+const ACCESSES: [u8; 6] = [1, 2, 3, 4, 6, 8];
+
+/// Mixed into block numbers, so that the choice of blocks is independent of the index and of the
+/// samples of miniatures.
+const SALT: u32 = 0x6275_6467;
+
+/// Returns the pressure for a cache with this saved budget.
+pub fn pressure(credit: i64, credit_max: i64) -> u32 {
+    let half = credit_max / 2;
+    if credit >= half && credit > 0 {
+        return 0;
+    }
+    let missing = i128::from(half.max(1) - credit.max(0)) * i128::from(PRESSURE_MAX);
+    (missing / i128::from(half.max(1))).clamp(0, PRESSURE_MAX.into()) as u32
+}
+
+/// Verdict about a copy of clean data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The copy may be written if the block had at least this number of accesses.
+    Accesses(u8),
+    /// The budget refuses the copy.
+    Refused,
+}
+
+/// The limit of one cache during one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    credit: i64,
+    credit_max: i64,
+    loan: i64,
+    /// True if the block that was admitted last is written on loan.
+    is_on_loan: bool,
+    /// True if the copy that was charged last was on loan.
+    was_on_loan: bool,
+    /// Copies of clean data since the limit was made.
+    pub(crate) counts: Counts,
+}
+
+impl Limit {
+    pub(crate) fn new(allowance: &Allowance, counts: Counts) -> Limit {
+        let (credit, loan) = allowance.remaining(counts);
+        let credit_max = allowance.credit_max;
+        let counts = Counts::default();
+        Limit { credit, credit_max, loan, is_on_loan: false, was_on_loan: false, counts }
+    }
+
+    pub(crate) fn pressure(&self) -> u32 {
+        pressure(self.credit, self.credit_max)
+    }
+
+    /// Returns the verdict about a copy of `sectors` sectors of this block. `has_free` is true if
+    /// the block needs a frame and a free one is left.
+    pub(crate) fn judge(
+        &mut self,
+        block: BlockNo,
+        effect: AdmissionEffect,
+        sectors: u64,
+        place: Place,
+    ) -> Verdict {
+        self.is_on_loan = false;
+        let pressure = self.pressure();
+        if pressure == 0 || matches!(effect, AdmissionEffect::Dirty | AdmissionEffect::Pulled) {
+            return Verdict::Accesses(1);
+        }
+        if place == Place::Free && self.loan >= (sectors * SECTOR_BYTES) as i64 {
+            self.is_on_loan = true;
+            return Verdict::Accesses(1);
+        }
+        let at = position(block);
+        let share = |from: u32, to: u32| ((pressure - from) << 16) / (to - from);
+        if pressure >= REFUSAL_FROM && (pressure == PRESSURE_MAX || at < share(REFUSAL_FROM, PRESSURE_MAX)) {
+            return Verdict::Refused;
+        }
+        if place == Place::Cached || pressure <= POPULARITY_FROM {
+            return Verdict::Accesses(1);
+        }
+        if effect == AdmissionEffect::CleanWrite {
+            return Verdict::Refused;
+        }
+        let scaled = share(POPULARITY_FROM, REFUSAL_FROM).min(1 << 16) * (ACCESSES.len() as u32 - 1);
+        let step = (scaled >> 16) as usize + usize::from(at < scaled & 0xffff);
+        Verdict::Accesses(ACCESSES[step.min(ACCESSES.len() - 1)])
+    }
+
+    /// Returns true if extra data next to this block may be written.
+    pub(crate) fn allows_extra(&self, block: BlockNo) -> bool {
+        let pressure = self.pressure();
+        pressure < POPULARITY_FROM && position(block) >= (pressure << 16) / POPULARITY_FROM
+    }
+
+    /// Charges a copy of clean data that is written.
+    pub(crate) fn charge(&mut self, sectors: u64) {
+        let bytes = sectors * SECTOR_BYTES;
+        self.counts.clean += bytes;
+        self.was_on_loan = std::mem::take(&mut self.is_on_loan);
+        if self.was_on_loan {
+            self.counts.borrowed += bytes;
+            self.loan -= bytes as i64;
+        } else {
+            self.credit -= bytes as i64;
+        }
+    }
+
+    /// Charges a copy that was not judged: extra data, or a second copy. It is on loan if the copy
+    /// before it was.
+    pub(crate) fn charge_extra(&mut self, sectors: u64) {
+        self.is_on_loan = self.was_on_loan;
+        self.charge(sectors);
+    }
+
+    /// Counts a refused copy.
+    pub(crate) fn refuse(&mut self, sectors: u64) {
+        self.counts.refused += sectors * SECTOR_BYTES;
+    }
+}
+
+/// State of a block that a copy is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The block has a frame.
+    Cached,
+    /// A frame is free.
+    Free,
+    /// Another block would be evicted.
+    Evicts,
+}
+
+/// Returns a number from 0 to 65535, the same for each request of a block.
+fn position(block: BlockNo) -> u32 {
+    (hash(BlockNo(block.0 ^ SALT)) >> 48) as u32
+}

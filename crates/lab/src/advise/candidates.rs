@@ -1,0 +1,349 @@
+//! Simulates candidate caches and makes a first choice, property by property.
+//!
+//! The order is the policy with the smallest size that reaches the target, the largest block size,
+//! and the admission with the fewest flash writes. Hit ratios within one percentage point count as
+//! equal, and two points fewer are accepted for a tenth of the flash writes. `joint.rs` continues
+//! from there and chooses all properties together.
+
+use std::cell::RefCell;
+
+use anyhow::{Result, ensure};
+use hob_engine::admission::Admission;
+use hob_engine::granularity::Fill;
+use hob_engine::policy::PolicyKind;
+use serde::{Serialize, Serializer};
+
+use super::curves::Start;
+use super::input::{CollectedTrace, Sample, Slices};
+use super::{POINT, Progress};
+use crate::sim::{self, Point, Simulated};
+
+/// Factor from one tried size to the next smaller one, while a policy reaches the target.
+const SMALLER: f64 = 0.7;
+const LARGER: f64 = 1.25;
+/// Factor by which a cache is enlarged because the sample was too optimistic. A cache is enlarged
+/// at most `ENLARGED_MAX` times.
+const ENLARGED: f64 = 1.1;
+const ENLARGED_MAX: u32 = 7;
+/// Maximum number of smaller sizes to try. The smallest is a twelfth of the size that LRU needs.
+const STEPS_MAX: u32 = 7;
+/// Sizes to try between a size that is too small and a sufficient size, as positions between both.
+const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
+/// Sizes to show, relative to the chosen size.
+const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
+/// Flash writes within this factor count as equal.
+const WRITES_ALIKE: f64 = 1.02;
+/// Maximum number of touched sectors for which other sizes are simulated over the whole trace.
+const WHOLE_TOUCHES_MAX: u64 = 20_000_000;
+/// Maximum number of blocks of the cache that evicts nothing.
+const UNLIMITED_BLOCKS_MAX: u64 = 32 << 20;
+/// Start and end of the simulations as shares of all work, for progress reports.
+pub(super) const SHARES: (f64, f64) = (0.3, 0.8);
+/// Minimum size of a cache, bytes.
+const CACHE_BYTES_MIN: u64 = 1 << 20;
+/// An admission may have this much fewer hits if it writes at most [`SPARING_PART`] as much to
+/// flash.
+pub(super) const SPARING_LOSS: f64 = 2.0 * POINT;
+/// Maximum flash writes of a *sparing* admission, as a share of the flash writes of the admission
+/// that it replaces.
+const SPARING_PART: f64 = 0.1;
+/// Admissions to try, which the daemon has.
+pub(super) const ADMISSIONS: [&str; 6] = [
+    "always",
+    "always+not-sequential:512K",
+    "nth-access:2",
+    "nth-access:2+not-sequential:512K",
+    "ghost",
+    "ghost+not-sequential:512K",
+];
+
+/// Settings of a simulated cache.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Setting {
+    /// Size of the cache in bytes, rounded down to whole blocks.
+    pub cache_bytes: u64,
+    /// Block size of the cache, bytes.
+    pub block_bytes: u32,
+    /// Replacement policy of the cache.
+    #[serde(serialize_with = "policy_name")]
+    pub policy: PolicyKind,
+    /// Admission of the cache.
+    #[serde(serialize_with = "admission_form")]
+    pub admission: Admission,
+}
+
+fn policy_name<S: Serializer>(policy: &PolicyKind, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(policy.info().name)
+}
+
+fn admission_form<S: Serializer>(admission: &Admission, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(admission)
+}
+
+/// A simulated cache and its results for the trace.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Trial {
+    /// Settings of the simulated cache.
+    #[serde(flatten)]
+    pub setting: Setting,
+    /// Hit ratio of reads.
+    pub read_hit_ratio: f64,
+    /// Hit ratio of read bytes.
+    pub read_hit_byte_ratio: f64,
+    /// Number of bytes written to flash during the trace.
+    pub flash_write_bytes: u64,
+    /// Memory for index, policy and admission, bytes.
+    pub memory_bytes: u64,
+}
+
+/// The sampled trace and the settings that all trial simulations share.
+pub(super) struct Trials<'a, 'b> {
+    sample: &'a Sample<'a>,
+    held: &'a CollectedTrace,
+    threads: usize,
+    progress: RefCell<(&'a mut Progress<'b>, f64)>,
+}
+
+impl<'a, 'b> Trials<'a, 'b> {
+    pub(super) fn new(
+        sample: &'a Sample<'a>,
+        held: &'a CollectedTrace,
+        threads: usize,
+        progress: &'a mut Progress<'b>,
+    ) -> Self {
+        Trials { sample, held, threads, progress: RefCell::new((progress, SHARES.0)) }
+    }
+
+    /// Simulates caches on the sample.
+    pub(super) fn run(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
+        self.run_on(self.sample, settings)
+    }
+
+    /// Simulates a cache on the whole trace.
+    pub(super) fn exactly(&self, setting: Setting) -> Result<Trial> {
+        Ok(self.run_on(&self.held.whole(), &[setting])?.remove(0))
+    }
+
+    /// Simulates a cache on the whole trace with another fill granularity than the other
+    /// simulations, which fill sectors.
+    pub(super) fn filling(&self, setting: Setting, fill: Fill) -> Result<Trial> {
+        let point = Point { fill, ..point(&setting, 1.0) };
+        Ok(self.run_points(&self.held.whole(), &[setting], &[point])?.remove(0))
+    }
+
+    fn run_on(&self, sample: &Sample<'_>, settings: &[Setting]) -> Result<Vec<Trial>> {
+        let points: Vec<Point> = settings.iter().map(|setting| point(setting, sample.rate)).collect();
+        self.run_points(sample, settings, &points)
+    }
+
+    fn run_points(&self, sample: &Sample<'_>, settings: &[Setting], points: &[Point]) -> Result<Vec<Trial>> {
+        let mut progress = self.progress.borrow_mut();
+        let (tell, share) = &mut *progress;
+        let mut goes_on = true;
+        let results = sim::grid(&mut Slices(&sample.records), points, self.threads, |_| {
+            goes_on = tell("simulations", *share);
+            goes_on
+        })?;
+        ensure!(goes_on, "interrupted");
+        // The number of simulation runs is unknown, so each run gets a tenth of the remaining
+        // share.
+        *share += (SHARES.1 - *share) / 10.0;
+        Ok(settings.iter().zip(results).map(|(setting, result)| trial(*setting, &result, sample)).collect())
+    }
+}
+
+/// Returns the hit ratio of a cache that evicts nothing.
+pub(super) fn unlimited(sample: &Sample<'_>, threads: usize) -> Result<f64> {
+    let policy = PolicyKind::from_name("lru").expect("hob has LRU");
+    // A simulation needs memory for each block of the cache, so large traces get larger blocks.
+    let sizes: Vec<u64> = (12..=18).map(|shift| 1 << shift).collect();
+    let counts = sample.blocks(&sizes);
+    let fits = |(_, count): &(&u64, &u64)| **count <= UNLIMITED_BLOCKS_MAX;
+    let Some((size, count)) = sizes.iter().zip(&counts).find(fits) else { return Ok(0.0) };
+    let (block_bytes, cache_bytes) = (*size as u32, (count + 1) * size);
+    let admission = Admission::default();
+    let setting = Setting { cache_bytes, block_bytes, policy, admission };
+    let results = sim::grid(&mut Slices(&sample.records), &[point(&setting, 1.0)], threads, |_| true)?;
+    Ok(sample.corrected(results[0].stats.read_hit_ratio()))
+}
+
+/// Simulates the chosen cache over the whole trace, and enlarges the cache while it has too few
+/// hits.
+pub(super) fn settled(trials: &Trials<'_, '_>, setting: Setting, target: f64) -> Result<Trial> {
+    let mut cache = trials.exactly(setting)?;
+    for _ in 0..ENLARGED_MAX {
+        if trials.sample.rate == 1.0 || cache.read_hit_ratio >= target - POINT {
+            break;
+        }
+        let cache_bytes = rounded(cache.setting.cache_bytes as f64 * ENLARGED);
+        cache = trials.exactly(Setting { cache_bytes, ..setting })?;
+    }
+    Ok(cache)
+}
+
+fn point(setting: &Setting, rate: f64) -> Point {
+    let Setting { cache_bytes, block_bytes, policy, admission } = *setting;
+    let blocks = (cache_bytes / u64::from(block_bytes)) as f64 * rate;
+    let cache_bytes = (blocks.round() as u64).max(1) * u64::from(block_bytes);
+    Point {
+        policy,
+        admission,
+        fill: Fill::Sectors,
+        block_bytes,
+        cache_bytes,
+        flash_writes: None,
+        sample_rate: 1.0,
+    }
+}
+
+fn trial(setting: Setting, simulated: &Simulated, sample: &Sample<'_>) -> Trial {
+    let scaled = |count: u64| (count as f64 / sample.rate) as u64;
+    Trial {
+        setting,
+        read_hit_ratio: sample.corrected(simulated.stats.read_hit_ratio()),
+        read_hit_byte_ratio: sample.corrected(simulated.stats.read_hit_byte_ratio()),
+        flash_write_bytes: scaled(simulated.stats.flash_write_bytes),
+        memory_bytes: scaled(simulated.memory_bytes),
+    }
+}
+
+/// Rounds a size up to a value that is easy to type: whole MiB, and at most 1/64 or 1 MiB larger.
+pub(super) fn rounded(bytes: f64) -> u64 {
+    let bytes = (bytes as u64).max(CACHE_BYTES_MIN);
+    bytes.next_multiple_of((1 << bytes.ilog2() >> 6).max(CACHE_BYTES_MIN))
+}
+
+/// Returns the replacement policies that the daemon supports.
+pub(super) fn serving() -> impl Iterator<Item = PolicyKind> {
+    PolicyKind::all().filter(|policy| policy.info().serves)
+}
+
+/// Returns the first choice, as the module documentation describes.
+pub(super) fn choose(trials: &Trials<'_, '_>, start: &Start, target: f64) -> Result<Setting> {
+    let setting = choose_policy(trials, start, target, Admission::default())?;
+    let setting = choose_block(trials, setting, start.block_bytes_max as u32)?;
+    choose_admission(trials, setting)
+}
+
+/// Returns the cache with the smallest size at which a policy reaches the target.
+fn choose_policy(
+    trials: &Trials<'_, '_>,
+    start: &Start,
+    target: f64,
+    admission: Admission,
+) -> Result<Setting> {
+    let enough = target - POINT / 2.0;
+    let block_bytes = start.block_bytes as u32;
+    let all_at = |cache_bytes: u64| {
+        let setting = |policy| Setting { cache_bytes, block_bytes, policy, admission };
+        trials.run(&serving().map(setting).collect::<Vec<_>>())
+    };
+    // LRU reaches the target at the first size, except for rounding and sampling errors.
+    let mut size = rounded(start.cache_bytes as f64);
+    let mut at_size = all_at(size)?;
+    if best(&at_size) < enough {
+        size = rounded(size as f64 * LARGER);
+        at_size = all_at(size)?;
+    }
+    let mut too_small = size;
+    for _ in 0..STEPS_MAX {
+        if size == CACHE_BYTES_MIN {
+            break;
+        }
+        // Rounding up must not give the same size again.
+        let smaller = rounded(size as f64 * SMALLER).min(size - CACHE_BYTES_MIN);
+        let trials = all_at(smaller)?;
+        too_small = smaller;
+        if best(&trials) < enough {
+            break;
+        }
+        (size, at_size) = (smaller, trials);
+    }
+    let setting = pick(&at_size, enough).setting;
+    let between = BETWEEN.map(|part| rounded(too_small as f64 + part * (size - too_small) as f64));
+    let settings = between.map(|cache_bytes| Setting { cache_bytes, ..setting });
+    let reached = trials.run(&settings)?.into_iter().find(|trial| trial.read_hit_ratio >= enough);
+    if let Some(smaller) = reached.filter(|smaller| smaller.setting.cache_bytes < size) {
+        at_size = all_at(smaller.setting.cache_bytes)?;
+    }
+    Ok(pick(&at_size, enough).setting)
+}
+
+fn best(trials: &[Trial]) -> f64 {
+    trials.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max)
+}
+
+/// Returns the trial with the fewest flash writes among the trials within one point of the best hit
+/// ratio. If a trial reaches the hit ratio `enough`, trials below `enough` are left out. The first
+/// of equal trials wins.
+pub(super) fn pick(trials: &[Trial], enough: f64) -> &Trial {
+    let best = best(trials);
+    let least_hits = (best - POINT).max(enough.min(best));
+    let good: Vec<&Trial> = trials.iter().filter(|trial| trial.read_hit_ratio >= least_hits).collect();
+    let least = good.iter().map(|trial| trial.flash_write_bytes).min().expect("the best is good");
+    let alike = |trial: &&&Trial| trial.flash_write_bytes as f64 <= least as f64 * WRITES_ALIKE;
+    good.iter().find(alike).expect("the least is alike")
+}
+
+/// Returns the cache with the largest block size that is as good as the best block size.
+fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32) -> Result<Setting> {
+    let sizes = (12..=block_bytes_max.ilog2()).map(|shift| 1 << shift);
+    let settings: Vec<Setting> = sizes.map(|block_bytes| Setting { block_bytes, ..setting }).collect();
+    let results = trials.run(&settings)?;
+    let least = best(&results) - POINT / 2.0;
+    let good = results.iter().rfind(|trial| trial.read_hit_ratio >= least);
+    Ok(good.expect("the best is good").setting)
+}
+
+/// Returns the cache with the best admission.
+fn choose_admission(trials: &Trials<'_, '_>, setting: Setting) -> Result<Setting> {
+    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
+    let results = trials.run(&admissions.map(|admission| Setting { admission, ..setting }))?;
+    Ok(sparing(&results).setting)
+}
+
+/// Returns the trial that [`pick`] returns, or a sparing trial instead: one with nearly as many
+/// hits and few flash writes.
+pub(super) fn sparing(trials: &[Trial]) -> &Trial {
+    sparing_of(pick(trials, 0.0), trials.iter(), best(trials) - SPARING_LOSS)
+}
+
+/// Returns `picked`, or the trial with at least `least_hits` that writes least to flash, if its
+/// flash writes are at most [`SPARING_PART`] of those of `picked`.
+pub(super) fn sparing_of<'a>(
+    picked: &'a Trial,
+    trials: impl Iterator<Item = &'a Trial>,
+    least_hits: f64,
+) -> &'a Trial {
+    let most_writes = picked.flash_write_bytes as f64 * SPARING_PART;
+    let is_sparing =
+        |trial: &&Trial| trial.read_hit_ratio >= least_hits && trial.flash_write_bytes as f64 <= most_writes;
+    trials.filter(is_sparing).min_by_key(|trial| trial.flash_write_bytes).unwrap_or(picked)
+}
+
+/// Returns trials of the chosen cache in other sizes, smallest first, each with the policy that has
+/// the most hits there.
+pub(super) fn sizes(trials: &Trials<'_, '_>, cache: &Trial, knee_bytes: Option<u64>) -> Result<Vec<Trial>> {
+    let setting = cache.setting;
+    let parts = SIZES_SHOWN.map(|part| setting.cache_bytes as f64 * part);
+    let most = trials.held.profile.footprint.bytes as f64 * 1.1;
+    let small_enough = |bytes: &f64| *bytes <= most.max(setting.cache_bytes as f64);
+    let shown = parts.into_iter().filter(small_enough).map(rounded);
+    let mut sizes: Vec<u64> = shown.chain(knee_bytes.map(|bytes| rounded(bytes as f64))).collect();
+    sizes.retain(|size| *size != setting.cache_bytes);
+    sizes.sort_unstable();
+    sizes.dedup();
+    let policies: Vec<PolicyKind> = serving().collect();
+    let settings = sizes.iter().flat_map(|cache_bytes| {
+        policies.iter().map(|policy| Setting { cache_bytes: *cache_bytes, policy: *policy, ..setting })
+    });
+    let results = trials.run(&settings.collect::<Vec<_>>())?;
+    let best: Vec<Setting> = results.chunks(policies.len()).map(|of| pick(of, 1.0).setting).collect();
+    let mut shown = match trials.held.profile.footprint.touches {
+        0..=WHOLE_TOUCHES_MAX => trials.run_on(&trials.held.whole(), &best)?,
+        _ => trials.run(&best)?,
+    };
+    shown.push(cache.clone());
+    shown.sort_by_key(|trial| trial.setting.cache_bytes);
+    Ok(shown)
+}

@@ -1,0 +1,43 @@
+//! The flash write budget of a simulated cache, by the times of the trace.
+
+use hob_engine::CacheSim;
+use hob_engine::flash_budget::{FlashBudget, Member, ROUND_NS, Settings};
+use hob_engine::units::{DiskId, Instant};
+
+use super::Point;
+
+/// The account of a pool that has one cache.
+pub(super) struct Budget {
+    settings: Settings,
+    account: Option<FlashBudget>,
+    /// Time of the next round.
+    next_ns: u64,
+}
+
+impl Budget {
+    /// Creates the account. A miniature has the part of the budget that its sample has of the disk.
+    pub(super) fn new(bytes_per_day: u64, point: &Point) -> Budget {
+        let scaled = |bytes: u64| ((bytes as f64 * point.sample_rate) as u64).max(1);
+        let settings =
+            Settings { bytes_per_day: scaled(bytes_per_day), pool_bytes: scaled(point.cache_bytes) };
+        Budget { settings, account: None, next_ns: 0 }
+    }
+
+    /// Runs a round if one is due.
+    #[inline]
+    pub(super) fn advance(&mut self, at_ns: u64, cache: &mut CacheSim) {
+        if at_ns >= self.next_ns {
+            self.round(at_ns, cache);
+        }
+    }
+
+    #[cold]
+    fn round(&mut self, at_ns: u64, cache: &mut CacheSim) {
+        let now = Instant(at_ns);
+        let settings = self.settings;
+        let account = self.account.get_or_insert_with(|| FlashBudget::new(now, settings));
+        let member = Member { disk: DiskId(0), weight: 1, counts: cache.flash_counts() };
+        cache.allow_flash_writes(account.round(now, 0, &[member]).pop());
+        self.next_ns = at_ns.saturating_add(ROUND_NS);
+    }
+}

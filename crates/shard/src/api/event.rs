@@ -1,0 +1,62 @@
+//! Events that a shard reports to the services.
+
+use hob_engine::command::Segment;
+use hob_engine::units::{DeviceId, DiskId};
+
+/// An event that a shard reports to the services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShardEvent {
+    /// A flash device failed too often; its caches stop using it.
+    Fenced {
+        /// The device.
+        device: DeviceId,
+        /// Number of failed I/Os.
+        errors: u32,
+    },
+    /// A cache stopped using segments of a fenced device.
+    Lost {
+        /// The disk of the cache.
+        disk: DiskId,
+        /// The segments.
+        segments: Vec<Segment>,
+    },
+    /// A flash device does not answer in time; its caches bypass it.
+    Stalled(DeviceId),
+    /// A stalled flash device answers again.
+    Resumed(DeviceId),
+    /// A flash device on another host has not answered for a long time. I/O to the device waits
+    /// until the device is abandoned.
+    PeerSilent(DeviceId),
+    /// Dirty data can no longer be read from flash.
+    DirtyLost {
+        /// The disk of the data.
+        disk: DiskId,
+        /// Total number of unreadable sectors.
+        sectors: u64,
+    },
+    /// A write waits for a recovering cache. The write could continue if the journal on flash were
+    /// invalidated.
+    ChangeWaits(DiskId),
+    /// The journal of a cache can no longer be written.
+    JournalLost(DiskId),
+    /// A copy of a cache's journal is not written any more.
+    JournalCopyLost(DiskId),
+    /// A flush of a disk's backing failed, or the backing restarted: acknowledged writes may be
+    /// lost.
+    WritesInDoubt(DiskId),
+    /// This number of guests of a disk have not received a report that acknowledged writes may be
+    /// lost.
+    FailuresOwed {
+        /// The disk.
+        disk: DiskId,
+        /// Number of guests.
+        count: u32,
+    },
+    /// Another program has taken over a disk's backing. The disk serves no requests any more.
+    BackingLost(DiskId),
+    /// The abandoned backing of a removed disk is closed: its last request has ended.
+    BackingClosed(DiskId),
+}
+
+/// Sends events of the shards to the services.
+pub type EventSender = tokio::sync::mpsc::UnboundedSender<ShardEvent>;

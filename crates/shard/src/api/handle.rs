@@ -1,0 +1,130 @@
+//! The control thread's handle of a shard, with the functions of calls that do more than to send
+//! their arguments; the table of calls has the others.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use hob_engine::command::{CacheChange, DiskConfig, Segment};
+use hob_engine::io::Promote;
+use hob_engine::units::{DeviceId, DiskId};
+use hob_nbd::server::handshake::Negotiated;
+use tokio::sync::oneshot;
+
+use super::surviving::SurvivingFiles;
+use super::{Answer, ConnectionPermit, ShardCall, ShardError, Transport};
+use hob_storage::backing::Backing;
+use hob_storage::flash::DeviceCounts;
+
+/// Maximum time a caller waits for a shard's answer.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Sends calls to one shard. Cheap to clone.
+#[derive(Clone)]
+pub struct ShardHandle {
+    calls: mpsc::Sender<ShardCall>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+    surviving: SurvivingFiles,
+}
+
+impl ShardHandle {
+    /// Makes a handle, and the receiver of the shard. `wake` wakes a sleeping shard.
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> (ShardHandle, mpsc::Receiver<ShardCall>) {
+        let (calls, receiver) = mpsc::channel();
+        (ShardHandle { calls, wake: Arc::new(wake), surviving: SurvivingFiles::default() }, receiver)
+    }
+
+    /// Asks the shard to answer. The answer shows that the shard's loop ran after this call.
+    pub fn ping(&self) -> Result<oneshot::Receiver<Result<(), ShardError>>, ShardError> {
+        let (answer, receiver) = oneshot::channel();
+        self.send(ShardCall::Ping { answer })?;
+        Ok(receiver)
+    }
+
+    /// Returns whether the shard's loop runs, after at most `wait_max`.
+    pub async fn responds(&self, wait_max: Duration) -> bool {
+        let Ok(answer) = self.ping() else { return false };
+        matches!(tokio::time::timeout(wait_max, answer).await, Ok(Ok(Ok(()))))
+    }
+
+    /// Adds a disk. Returns when the disk accepts requests.
+    pub async fn add_disk(&self, id: DiskId, config: DiskConfig, backing: Backing) -> Result<(), ShardError> {
+        let mark = self.surviving.create_mark(id, backing.memory_id().as_ref());
+        self.ask(|answer| ShardCall::AddDisk { id, config, backing, mark, answer }).await
+    }
+
+    /// Changes a disk's cache. Returns the segments that the cache no longer uses.
+    pub async fn change_cache(&self, id: DiskId, change: CacheChange) -> Result<Vec<Segment>, ShardError> {
+        let crash_log = change.ring().and_then(|ring| self.surviving.open_crash_log(id, &ring.cache));
+        self.ask(|answer| ShardCall::ChangeCache { id, change, crash_log, answer }).await
+    }
+
+    /// Returns the counters of the shard's flash devices, or `None` after `patience`.
+    pub async fn devices(&self, patience: Duration) -> Option<Vec<(DeviceId, DeviceCounts)>> {
+        let question = self.ask(|answer| ShardCall::Devices { answer });
+        tokio::time::timeout(patience, question).await.ok()?.ok()
+    }
+
+    /// Passes a negotiated NBD client to the shard.
+    pub fn attach(
+        &self,
+        id: DiskId,
+        socket: OwnedFd,
+        negotiated: Negotiated,
+        leftover: Vec<u8>,
+        promote: Promote,
+        (transport, permit): (Transport, ConnectionPermit),
+    ) -> Result<(), ShardError> {
+        self.send(ShardCall::Attach {
+            id,
+            socket,
+            negotiated: Box::new(negotiated),
+            leftover,
+            promote,
+            transport,
+            permit,
+        })
+    }
+
+    /// Returns why the crash log of a disk's persistent cache does not work; `None` if it works.
+    pub fn crash_log_problem(&self, id: DiskId) -> Option<String> {
+        self.surviving.crash_log_problem(id)
+    }
+
+    /// Returns why hob cannot mark the unflushed changes of a disk; `None` if it can, or if the
+    /// backing needs no mark.
+    pub fn mark_problem(&self, id: DiskId) -> Option<String> {
+        self.surviving.mark_problem(id)
+    }
+
+    /// Returns true if both handles belong to the same shard.
+    pub fn is_same(&self, other: &ShardHandle) -> bool {
+        Arc::ptr_eq(&self.wake, &other.wake)
+    }
+
+    /// Sends a call, and fails if it is not answered within [`PATIENCE`].
+    pub(super) async fn ask_in_time<T>(
+        &self,
+        call: impl FnOnce(Answer<T>) -> ShardCall,
+    ) -> Result<T, ShardError> {
+        tokio::time::timeout(PATIENCE, self.ask(call)).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    pub(super) async fn ask<T>(&self, call: impl FnOnce(Answer<T>) -> ShardCall) -> Result<T, ShardError> {
+        let (answer, receiver) = oneshot::channel();
+        self.send(call(answer))?;
+        receiver.await.unwrap_or(Err(ShardError::Gone))
+    }
+
+    pub(super) fn send(&self, call: ShardCall) -> Result<(), ShardError> {
+        self.calls.send(call).map_err(|_| ShardError::Gone)?;
+        (self.wake)();
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for ShardHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ShardHandle")
+    }
+}

@@ -1,0 +1,502 @@
+//! Calls of the control thread to a shard, and the answers that are still outstanding.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use hob_engine::command::{
+    Bitmap, CacheChange, Command, CommandError, DiskConfig, Event, MemoryConfig, Segment,
+};
+use hob_engine::units::{CommandId, DiskId, Instant};
+use hob_frontends::nbd::Connection;
+use hob_storage::area::Area;
+use hob_storage::backing::{Backing, ChangeDetector, ChangeMark, WaitMax};
+use hob_storage::unflushed_mark::UnflushedMark;
+
+use super::Shard;
+use super::clients::{ClientAttachment, ClientKind};
+use crate::api::VhostUserCall;
+use crate::api::{Answer, EventSender, Gone, Noted, ShardCall, ShardError, ShardEvent};
+
+/// Calls that are not answered yet.
+pub(super) struct Commands {
+    events: EventSender,
+    last: u64,
+    waiting: BTreeMap<CommandId, Waiting>,
+    /// Bitmaps that the engine returned when disks were removed.
+    bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
+    /// Number of guests per disk that must still get an error because acknowledged writes may be
+    /// lost.
+    failures_owed: BTreeMap<DiskId, u32>,
+    /// Disks that the engine has removed and whose backing is being closed.
+    closing: BTreeMap<DiskId, Option<Farewell>>,
+    /// Removed disks whose abandoned backing is still open. No caller waits for these.
+    left_behind: BTreeSet<DiskId>,
+    stop: Option<Answer<()>>,
+    over: bool,
+}
+
+/// Answer to the removal of a disk, and the resources to return with it.
+type Farewell = (Answer<Gone>, Gone);
+
+pub(super) enum Waiting {
+    /// A change without a result other than an error.
+    Plain(Answer<()>),
+    Change(Answer<Vec<Segment>>),
+    /// Growth of a disk to this size, which the front ends also learn.
+    Growth(Answer<Vec<Segment>>, u64),
+    /// Replacement of a disk's RAM tier with this memory.
+    Memory(Answer<Option<Area>>, Option<Area>),
+    /// Removal of a disk, whose backing is closed next. There is no answer channel when the shard
+    /// stops.
+    Remove(Option<Answer<Gone>>),
+}
+
+impl Commands {
+    pub(super) fn new(events: EventSender) -> Self {
+        Commands {
+            events,
+            last: 0,
+            waiting: BTreeMap::new(),
+            bitmaps: BTreeMap::new(),
+            failures_owed: BTreeMap::new(),
+            closing: BTreeMap::new(),
+            left_behind: BTreeSet::new(),
+            stop: None,
+            over: false,
+        }
+    }
+
+    /// Returns true if all disks and devices are closed, so that the shard may end.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    pub(super) fn next(&mut self, waiting: Waiting) -> CommandId {
+        self.last += 1;
+        let id = CommandId(self.last);
+        self.waiting.insert(id, waiting);
+        id
+    }
+
+    /// Reports an event to the services. The event is dropped when the services have ended.
+    pub(super) fn report(&self, event: ShardEvent) {
+        let _ = self.events.send(event);
+    }
+
+    /// Completes a removal after the backing has closed. `changed` is the time of the backing's
+    /// last change, if only known now.
+    pub(super) fn backing_closed(&mut self, disk: DiskId, changed: Option<ChangeMark>) {
+        if let Some(Some((answer, mut gone))) = self.closing.remove(&disk) {
+            gone.changed = gone.changed.or(changed);
+            let _ = answer.send(Ok(gone));
+        }
+        if self.left_behind.remove(&disk) {
+            self.report(ShardEvent::BackingClosed(disk));
+        }
+        self.check_over();
+    }
+
+    /// Completes the removal of a disk whose backing is still open.
+    pub(super) fn leave_behind(&mut self, disk: DiskId) {
+        let Some(farewell) = self.closing.remove(&disk) else { return };
+        self.left_behind.insert(disk);
+        if let Some((answer, gone)) = farewell {
+            let _ = answer.send(Ok(Gone { is_closing: true, ..gone }));
+        }
+        self.check_over();
+    }
+
+    fn check_over(&mut self) {
+        let removing = self.waiting.values().any(|waiting| matches!(waiting, Waiting::Remove(_)));
+        if self.stop.is_some() && !removing && self.closing.is_empty() {
+            self.over = true;
+            let _ = self.stop.take().expect("checked").send(Ok(()));
+        }
+    }
+}
+
+/// Maximum wait of requests for the backing while a disk is removed or the daemon stops. It is shorter
+/// than the time in which the daemon closes a disk at its end, so that a failed flush is recorded.
+const LEAVING_WAIT_MAX: Duration = Duration::from_secs(20);
+
+impl Shard {
+    /// Executes a call, or starts its execution.
+    pub(super) fn call(&mut self, now: Instant, call: ShardCall) {
+        // A new session may reuse the number of an ended one.
+        self.end_sessions();
+        match call {
+            ShardCall::Ping { answer } => {
+                let _ = answer.send(Ok(()));
+            }
+            ShardCall::AddDevice { id, device, answer } => {
+                self.flash.attach(&mut self.ring, id, *device);
+                let _ = answer.send(Ok(()));
+            }
+            ShardCall::GiveUpDevice { id } => {
+                self.flash.give_up(&mut self.ring, id);
+                self.engine.give_up_device(id);
+                self.collect_flash(now);
+            }
+            ShardCall::RemoveDevice { id, answer } => {
+                self.flash.detach(&mut self.ring, id);
+                self.collect_flash(now);
+                let _ = answer.send(Ok(()));
+            }
+            ShardCall::AddDisk { id, config, backing, mark, answer } => {
+                self.add_disk(now, id, config, backing, mark, answer);
+            }
+            ShardCall::OweFailures { id, count } => self.engine.owe_failures(id, count),
+            ShardCall::RemoveDisk { id, answer } => self.remove_disk(now, id, Some(answer)),
+            ShardCall::ChangeCache { id, change, crash_log, answer } => {
+                let command = self.commands.next(match change {
+                    CacheChange::GrowDisk(size_bytes, _) => Waiting::Growth(answer, size_bytes),
+                    _ => Waiting::Change(answer),
+                });
+                if let Some(crash_log) = crash_log {
+                    self.engine.keep_records(id, crash_log);
+                }
+                self.engine.handle_command(now, command, id, Command::Cache(change));
+            }
+            ShardCall::SetMemory { id, memory, answer } => self.set_memory(now, id, memory, answer),
+            ShardCall::ExpireRequests { id } => self.expire_requests(now, id),
+            ShardCall::Abandon { id } => self.abandon_disk(now, id),
+            ShardCall::SetWaitMax { id, wait_max } => {
+                if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
+                    backing.set_wait_max(now, WaitMax::Set(wait_max));
+                }
+            }
+            ShardCall::SetQos { id, qos, answer } => {
+                let command = self.commands.next(Waiting::Plain(answer));
+                self.engine.handle_command(now, command, id, Command::Qos(qos));
+            }
+            ShardCall::Control { resource, control } => self.engine.control(now, resource, control),
+            ShardCall::Resource { resource, answer } => {
+                let _ = answer.send(Ok(self.engine.resource(resource)));
+            }
+            ShardCall::ReportOn { resource, level, answer } => {
+                let _ = answer.send(Ok(self.engine.report_on(now, resource, level)));
+            }
+            ShardCall::TakePart { resource, in_flight } => self.engine.take_part(now, resource, in_flight),
+            ShardCall::ChangeBitmaps { id, change, answer } => {
+                let command = self.commands.next(Waiting::Plain(answer));
+                self.engine.handle_command(now, command, id, Command::Bitmap(change));
+            }
+            ShardCall::Bitmaps { id, whole, answer } => {
+                let _ = answer.send(Ok(Noted::of(self.engine.bitmaps(id), whole.as_deref())));
+            }
+            ShardCall::Stats { id, answer } => {
+                let stats = self.engine.stats(now, id).map(Box::new);
+                let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Histograms { id, answer } => {
+                let found = self.engine.histograms(id).map(|found| (now, Box::new(found.clone())));
+                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Sizing { id, answer } => {
+                let found = self.engine.sizing(now, id).map(Box::new);
+                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::DiskCounts { asked, answer } => {
+                let counts = asked.into_iter().map(|asked| asked.of(&self.engine)).collect();
+                let _ = answer.send(Ok(counts));
+            }
+            ShardCall::FlashCounts { ids, answer } => {
+                let counts = ids.into_iter().map(|id| self.engine.flash_counts(id)).collect();
+                let _ = answer.send(Ok(counts));
+            }
+            ShardCall::AllowFlashWrites { allowances } => {
+                for (id, allowance) in allowances {
+                    self.engine.allow_flash_writes(id, allowance);
+                }
+            }
+            ShardCall::Users { id, answer } => {
+                let _ = answer.send(Ok(self.clients.guests(id) + self.vhost_user.of(id)));
+            }
+            ShardCall::Reset { id, counter, answer } => {
+                let command = self.commands.next(Waiting::Plain(answer));
+                self.engine.handle_command(now, command, id, counter.command());
+            }
+            ShardCall::Devices { answer } => {
+                let _ = answer.send(Ok(self.flash.counts().collect()));
+            }
+            ShardCall::ChangedMeanwhile { id, answer } => {
+                let _ = answer.send(Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)));
+            }
+            ShardCall::Record { id, recorder, answer } => {
+                let _ = answer.send(if self.serves(id) {
+                    self.clients.recorders.begin(id, recorder);
+                    Ok(())
+                } else {
+                    Err(ShardError::Command(CommandError::NoSuchDisk))
+                });
+            }
+            ShardCall::EndRecording { id } => self.clients.recorders.end_if_abandoned(id),
+            ShardCall::CloseExport { id, export } => {
+                let is_of =
+                    |connection: &Connection| connection.disk() == id && connection.export() == export;
+                self.clients.close("the export was removed", &mut self.ring, is_of);
+            }
+            ShardCall::Attach { id, socket, negotiated, leftover, promote, transport, permit } => {
+                // If the disk was removed meanwhile, the connection is dropped.
+                if self.serves(id) {
+                    let attachment =
+                        ClientAttachment { socket, promote, transport, permit, kind: ClientKind::Guest };
+                    let session =
+                        self.clients.attach(now, &mut self.ring, id, attachment, *negotiated, &leftover);
+                    self.engine.begin_session(id, session);
+                }
+            }
+            ShardCall::AttachFile { id, device, file, rights } => {
+                // If the disk was removed meanwhile, the file is dropped.
+                if self.serves(id) {
+                    let before = file.size;
+                    let session = self.files.attach(&mut self.ring, id, device, file, rights);
+                    self.engine.begin_session(id, session);
+                    if let Some(size) = self.size_of(id).filter(|size| *size > before) {
+                        // An earlier daemon mounted the file when the disk was smaller.
+                        self.files.grow(id, size);
+                    }
+                }
+            }
+            ShardCall::VhostUser { mut call } => {
+                if let VhostUserCall::Open { disk, info, .. } = &mut call
+                    && let Some(size) = self.size_of(*disk)
+                {
+                    // The disk may have grown since its socket was created.
+                    info.size_bytes = size;
+                }
+                let Shard { vhost_user, commands, backings, ring, .. } = self;
+                let serves = |id: DiskId| {
+                    let backing = backings.get(id.0 as usize).and_then(Option::as_ref);
+                    commands.stop.is_none() && backing.is_some_and(|backing| !backing.is_abandoned())
+                };
+                if let Some((id, session)) = vhost_user.call(call, serves, ring) {
+                    self.engine.begin_session(id, session);
+                }
+            }
+            ShardCall::Transfer { id, call } => self.transfer(now, id, call),
+            ShardCall::SetLease { id, clock } => self.set_lease(id, clock),
+            ShardCall::Lose { id } => self.lose_disk(now, id),
+            ShardCall::LinkParent { id, parent } => self.link_parent(id, parent),
+            ShardCall::Rest { answer } => self.rest(now, answer),
+            ShardCall::Resume {} => self.resume(),
+            ShardCall::HandOver { answer } => {
+                let _ = answer.send(Ok(self.hand_over()));
+            }
+            ShardCall::Stop { answer } => self.stop(now, answer),
+        }
+    }
+
+    pub(super) fn serves(&self, id: DiskId) -> bool {
+        let is_open = self.backings.get(id.0 as usize).is_some_and(Option::is_some);
+        self.commands.stop.is_none() && is_open && !self.is_abandoned(id)
+    }
+
+    fn add_disk(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        config: DiskConfig,
+        mut backing: Backing,
+        mark: Option<UnflushedMark>,
+        answer: Answer<()>,
+    ) {
+        let index = id.0 as usize;
+        let Ok(owner) = u16::try_from(id.0) else {
+            let _ = answer.send(Err(ShardError::Unusable(
+                "the shard already serves the maximum number of disks".to_owned(),
+            )));
+            return;
+        };
+        if self.backings.len() <= index {
+            self.backings.resize_with(index + 1, || None);
+        }
+        if self.backings[index].is_some() {
+            let _ = answer.send(Err(ShardError::Command(CommandError::DiskExists)));
+            return;
+        }
+        backing.attach(&mut self.ring, now, owner);
+        self.backings[index] = Some(backing);
+        self.marks.extend(mark.map(|mark| (id, mark)));
+        self.gate_backing(id);
+        self.ring.arena_mut().join(id, config.datastore);
+        let command = self.commands.next(Waiting::Plain(answer));
+        self.engine.handle_command(now, command, id, Command::AddDisk(config));
+    }
+
+    fn set_memory(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        memory: Option<(MemoryConfig, Area)>,
+        answer: Answer<Option<Area>>,
+    ) {
+        let (config, area) = memory.unzip();
+        // Copies that were ordered before refer to the old memory, and later copies to the new
+        // memory.
+        self.make_copies();
+        let command = self.commands.next(Waiting::Memory(answer, area));
+        self.engine.handle_command(now, command, id, Command::Memory(config));
+        self.drain_events(now);
+    }
+
+    /// Reports ended sessions to the engine.
+    pub(super) fn end_sessions(&mut self) {
+        let Shard { clients, files, vhost_user, engine, .. } = self;
+        let ended = clients.ended.drain(..).chain(files.ended.drain(..)).chain(vhost_user.ended.drain(..));
+        ended.for_each(|(disk, session)| engine.end_session(disk, session));
+    }
+
+    fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Gone>>) {
+        let is_of = |connection: &Connection| connection.disk() == id;
+        self.clients.close("the disk was removed", &mut self.ring, is_of);
+        self.files.close(&mut self.ring, id);
+        self.vhost_user.close_all(id, &mut self.ring);
+        self.clients.recorders.end(id);
+        self.transfers.remove(id);
+        self.leave_lease(now, id);
+        self.unlink_parent(id);
+        if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            // The removal must not wait forever for these requests.
+            backing.set_wait_max(now, WaitMax::AtMost(LEAVING_WAIT_MAX));
+        }
+        let command = self.commands.next(Waiting::Remove(answer));
+        self.engine.handle_command(now, command, id, Command::RemoveDisk);
+    }
+
+    fn stop(&mut self, now: Instant, answer: Answer<()>) {
+        self.commands.stop = Some(answer);
+        let disks = (0..self.backings.len()).filter(|disk| self.backings[*disk].is_some());
+        let disks = disks.map(|disk| DiskId(disk as u32));
+        let disks: Vec<DiskId> = disks.filter(|disk| !self.commands.left_behind.contains(disk)).collect();
+        for disk in disks {
+            self.remove_disk(now, disk, None);
+        }
+        self.commands.check_over();
+    }
+
+    /// Reports guests whose changes are only in this process's memory as guests with a loss. A kill
+    /// of the process makes that true, and nothing could report it then.
+    pub(super) fn report_exposure(&mut self, disk: DiskId) {
+        let backing = self.backings.get_mut(disk.0 as usize).and_then(Option::as_mut);
+        let Some(is_exposed) = backing.and_then(|backing| backing.poll_exposure()) else { return };
+        let at_risk = if is_exposed { self.engine.guests_at_risk(disk).unwrap_or(0) } else { 0 };
+        let count = self.engine.failures_owed(disk) + at_risk;
+        self.commands.failures_owed.insert(disk, count);
+        self.commands.report(ShardEvent::FailuresOwed { disk, count });
+    }
+
+    /// Forwards an event of the engine to the services.
+    pub(super) fn handle_event(&mut self, now: Instant, event: Event) {
+        let report = match event {
+            Event::Done { command, disk, result } => return self.command_done(now, command, disk, result),
+            Event::FailuresOwed { disk, count } => {
+                self.commands.failures_owed.insert(disk, count);
+                ShardEvent::FailuresOwed { disk, count }
+            }
+            Event::Fenced { device, errors: 0 } => {
+                tracing::error!(
+                    device = device.0,
+                    "hob stops using a remote flash device, because the lending host does not \
+                    answer; caches continue without it"
+                );
+                ShardEvent::Fenced { device, errors: 0 }
+            }
+            Event::Fenced { device, errors } => {
+                tracing::error!(device = device.0, errors, "flash device fenced after repeated errors");
+                ShardEvent::Fenced { device, errors }
+            }
+            Event::Lost { disk, segments } => {
+                tracing::error!(
+                    disk = disk.0,
+                    segments = segments.len(),
+                    "a cache lost its segments on a fenced device"
+                );
+                ShardEvent::Lost { disk, segments }
+            }
+            Event::Stalled(device) => {
+                tracing::debug!(device = device.0, "a flash device does not answer in time");
+                ShardEvent::Stalled(device)
+            }
+            Event::Resumed(device) => {
+                tracing::debug!(device = device.0, "flash device answers again");
+                ShardEvent::Resumed(device)
+            }
+            Event::DirtyLost { disk, sectors } => ShardEvent::DirtyLost { disk, sectors },
+            Event::Bitmaps { disk, bitmaps } => {
+                self.commands.bitmaps.insert(disk, bitmaps);
+                return;
+            }
+            Event::ChangeWaits(disk) => ShardEvent::ChangeWaits(disk),
+            Event::WritesInDoubt(disk) => ShardEvent::WritesInDoubt(disk),
+            Event::JournalLost(disk) => {
+                tracing::error!(
+                    disk = disk.0,
+                    "cannot write the journal of the disk's cache; see 'hob health'"
+                );
+                ShardEvent::JournalLost(disk)
+            }
+            Event::JournalCopyLost(disk) => ShardEvent::JournalCopyLost(disk),
+        };
+        self.commands.report(report);
+    }
+
+    fn command_done(
+        &mut self,
+        now: Instant,
+        command: CommandId,
+        disk: DiskId,
+        result: Result<Vec<Segment>, CommandError>,
+    ) {
+        match (self.commands.waiting.remove(&command).expect("commands end once"), result) {
+            (Waiting::Plain(answer), result) => {
+                let _ = answer.send(result.map(drop).map_err(ShardError::Command));
+            }
+            (Waiting::Change(answer), result) => {
+                let _ = answer.send(result.map_err(ShardError::Command));
+            }
+            (Waiting::Growth(answer, size_bytes), Ok(released)) => {
+                if let Some(Some(backing)) = self.backings.get_mut(disk.0 as usize) {
+                    backing.grow(size_bytes);
+                }
+                self.files.grow(disk, size_bytes);
+                self.clients.grow(disk, size_bytes);
+                self.vhost_user.grow(disk, size_bytes);
+                self.transfers.grow(disk, size_bytes);
+                let _ = answer.send(Ok(released));
+            }
+            (Waiting::Growth(answer, _), Err(error)) => {
+                let _ = answer.send(Err(ShardError::Command(error)));
+            }
+            (Waiting::Memory(answer, area), Ok(_)) => {
+                let _ = answer.send(Ok(self.areas.replace(disk, area)));
+            }
+            (Waiting::Memory(answer, _), Err(error)) => {
+                let _ = answer.send(Err(ShardError::Command(error)));
+            }
+            (Waiting::Remove(Some(answer)), Err(error)) => {
+                let _ = answer.send(Err(ShardError::Command(error)));
+            }
+            (Waiting::Remove(None), Err(_)) => self.commands.check_over(),
+            (Waiting::Remove(answer), Ok(released)) => {
+                self.ring.arena_mut().leave(disk);
+                let backing = self.backings[disk.0 as usize].as_ref();
+                let changed = backing.and_then(|backing| backing.change_mark());
+                let witness = backing.and_then(|backing| backing.witness()).map(ChangeDetector::keep_open);
+                let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
+                let memory = self.areas.replace(disk, None);
+                let failures_owed = self.commands.failures_owed.remove(&disk).unwrap_or(0);
+                let gone =
+                    Gone { released, changed, witness, memory, bitmaps, failures_owed, is_closing: false };
+                self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));
+                if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
+                    backing.close(&mut self.ring);
+                }
+                self.collect(now, disk);
+                if self.is_abandoned(disk) {
+                    self.commands.leave_behind(disk);
+                }
+            }
+        }
+    }
+}

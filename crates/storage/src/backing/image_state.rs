@@ -1,0 +1,134 @@
+//! Names the content of a read-only image, so that its clones and the disk that serves it find each
+//! other (docs/decisions/0071).
+//!
+//! The name consists of the identity, the size and the times of the last changes of each file of the
+//! image. A changed or replaced file gives another name. The rules are those of the evidence that a
+//! backing is unchanged (docs/decisions/0033), with one exception: files of all filesystems have a
+//! name. On a network filesystem a change by another host can become visible late, so there only the
+//! locks of the files exclude other writers at once.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use super::{Format, ImageFile, Role, identity};
+use crate::time_limit::within;
+
+/// Longest wait for a file's filesystem to answer. Many clones of one file may be opened at the same
+/// time, and they ask one after the other.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Minimum age of the last change. The kernel's clock for timestamps advances in ticks of 1 to 10
+/// ms, so a younger timestamp could hide a later change.
+const SETTLED: Duration = Duration::from_millis(100);
+
+/// Returns the name of the present content of an image that consists of `image` and the files
+/// `below` it. Waits up to 0.1 s after a recent change. Do not call it on the shard's thread.
+///
+/// # Errors
+/// A file that is missing, is not a regular file, or whose filesystem does not answer within five
+/// seconds (`TimedOut`). The text names the file.
+pub fn image_state(image: &Path, format: Format, below: &[ImageFile]) -> io::Result<String> {
+    let mut name = file_state(image, format.name())?;
+    for file in below {
+        let role = match file.role {
+            Role::Backing => file.format.name(),
+            Role::Data => "data",
+        };
+        name = format!("{name}; {}", file_state(&file.path, role)?);
+    }
+    Ok(name)
+}
+
+fn file_state(path: &Path, kind: &str) -> io::Result<String> {
+    let because = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let mut metadata = look(path).map_err(because)?;
+    if !is_settled(&metadata) {
+        std::thread::sleep(SETTLED * 5 / 4);
+        metadata = look(path).map_err(because)?;
+    }
+    let whose = identity::of_file(kind, &metadata, metadata.len());
+    let (modified, changed) = times(&metadata);
+    Ok(format!("{whose}, modified at {modified}, changed at {changed}"))
+}
+
+fn look(path: &Path) -> io::Result<Metadata> {
+    within(path, ANSWER_MAX, attributes).unwrap_or_else(|| {
+        Err(io::Error::new(io::ErrorKind::TimedOut, "its filesystem gave no answer in time"))
+    })
+}
+
+fn attributes(path: &Path) -> io::Result<Metadata> {
+    let metadata = std::fs::metadata(path)?;
+    if metadata.is_file() {
+        return Ok(metadata);
+    }
+    Err(io::Error::other("it is not a regular file, so hob cannot tell whether it changes"))
+}
+
+/// Returns the times of the last modification and of the last change of attributes, nanoseconds.
+fn times(metadata: &Metadata) -> (i128, i128) {
+    let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
+    (ns(metadata.mtime(), metadata.mtime_nsec()), ns(metadata.ctime(), metadata.ctime_nsec()))
+}
+
+fn is_settled(metadata: &Metadata) -> bool {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let (modified, changed) = times(metadata);
+    modified.max(changed) + SETTLED.as_nanos() as i128 <= now as i128
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn a_change_of_any_file_changes_the_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, [1; 4096]).unwrap();
+            path
+        };
+        let (image, data, base) = (file("image"), file("data"), file("base"));
+        let part = |path: &PathBuf, role| ImageFile { path: path.clone(), format: Format::Raw, role };
+        let below = [part(&data, Role::Data), part(&base, Role::Backing)];
+        let name = || image_state(&image, Format::Qcow2, &below).unwrap();
+        let first = name();
+        assert_eq!(name(), first);
+        let mut seen = vec![first];
+        for path in [&image, &data, &base] {
+            let before = std::fs::metadata(path).unwrap().modified().unwrap();
+            std::fs::write(path, [2; 4096]).unwrap();
+            // The time of the modification is set back, and that is a change too.
+            let times = std::fs::FileTimes::new().set_modified(before);
+            std::fs::OpenOptions::new().write(true).open(path).unwrap().set_times(times).unwrap();
+            assert!(!seen.contains(&name()), "{}", path.display());
+            seen.push(name());
+        }
+        // Another file takes the name.
+        std::fs::rename(file("other"), &base).unwrap();
+        assert!(!seen.contains(&name()));
+        // The same bytes in another format are other data.
+        assert_ne!(
+            image_state(&base, Format::Raw, &[]).unwrap(),
+            image_state(&base, Format::Qcow2, &[]).unwrap()
+        );
+    }
+
+    #[test]
+    fn only_regular_files_have_a_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = image_state(dir.path(), Format::Raw, &[]).unwrap_err().to_string();
+        assert!(
+            error.contains("not a regular file") && error.contains(dir.path().to_str().unwrap()),
+            "{error}"
+        );
+        let missing = image_state(&dir.path().join("none"), Format::Raw, &[]).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+}

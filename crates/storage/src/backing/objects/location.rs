@@ -1,0 +1,433 @@
+//! The location of a disk's objects: parses the address of the backing, and accesses its store
+//! through the `object_store` crate.
+//!
+//! Addresses are `objects+file:///DIRECTORY`, and with the feature `objects-cloud` also
+//! `s3://BUCKET/PREFIX`, `gs://` and `az://`. Options of a cloud address follow a question
+//! mark. Keys and passwords are read from the environment, never from the address, because hob
+//! shows and stores addresses.
+
+use std::error::Error as _;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+
+use super::format::{FOLDERS, MANIFEST_BYTES_MAX, Name, PAGE_BYTES};
+use super::store::{Boxed, Objects, Put, StoreError};
+
+const FILE: &str = "objects+file://";
+const CLOUDS: [&str; 3] = ["s3://", "gs://", "az://"];
+
+/// Maximum size of objects that are fetched completely without knowing their length, bytes.
+const WHOLE_BYTES_MAX: u64 =
+    if MANIFEST_BYTES_MAX > PAGE_BYTES { MANIFEST_BYTES_MAX } else { PAGE_BYTES } as u64;
+
+/// Permissions of new directories.
+const DIRECTORY_MODE: u32 = 0o700;
+
+/// Whether the directory must exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Directory {
+    /// The directory must exist.
+    Exists,
+    /// The directory is created if it does not exist.
+    Make,
+}
+
+pub(super) fn recognise(spec: &str) -> bool {
+    spec.starts_with(FILE) || CLOUDS.iter().any(|scheme| spec.starts_with(scheme))
+}
+
+/// Parses a specification. The error is a text for users.
+pub(super) fn find(spec: &str, directory: Directory) -> Result<DiskLocation, String> {
+    if let Some(path) = spec.strip_prefix(FILE) {
+        return DiskLocation::files(FilePath::new(path), directory);
+    }
+    cloud::find(spec)
+}
+
+/// The location of one disk in an object store.
+pub(super) struct DiskLocation {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+    /// Path of the directory, if the object store is a directory.
+    directory: Option<PathBuf>,
+    /// Syncs a subdirectory of `directory`, so that new file names in it are durable.
+    sync: fn(&FilePath) -> io::Result<()>,
+}
+
+impl DiskLocation {
+    fn files(path: &FilePath, directory: Directory) -> Result<DiskLocation, String> {
+        if !path.is_absolute() {
+            return Err(format!("the path must be absolute: {FILE}/DIRECTORY"));
+        }
+        if directory == Directory::Make {
+            make_directory(path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+        }
+        let path = path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))?;
+        if !path.is_dir() {
+            return Err(format!("{} is not a directory", path.display()));
+        }
+        let store = LocalFileSystem::new_with_prefix(&path).map_err(|error| error.to_string())?;
+        // Without this sync, written objects are only in the page cache.
+        let store = Arc::new(store.with_fsync(true));
+        Ok(DiskLocation { store, prefix: Path::default(), directory: Some(path), sync: sync_folder })
+    }
+
+    /// Syncs the folder of an existing object. The attempt that created the object may have failed
+    /// before its sync. Afterwards the object counts as durable.
+    async fn sync_names_beside(&self, name: Name) -> Result<(), StoreError> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let (file, sync) = (directory.join(name.to_string()), self.sync);
+        let synced = tokio::task::spawn_blocking(move || file.parent().map_or(Ok(()), sync)).await;
+        synced.map_err(io::Error::other).and_then(|result| result).map_err(|error| {
+            StoreError::Failed(format!("{name} exists, but its directory cannot be synced: {error}"))
+        })
+    }
+
+    /// Creates the folder of an object, which other users cannot read. If this fails, the put
+    /// reports the reason.
+    async fn make_folder(&self, name: Name) {
+        let Some(directory) = &self.directory else { return };
+        let file = directory.join(name.to_string());
+        let make = move || match file.parent() {
+            Some(folder) if !folder.exists() => make_directory(folder),
+            _ => Ok(()),
+        };
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(make).await {
+            tracing::debug!("cannot create the folder of {name}: {error}");
+        }
+    }
+
+    fn path(&self, name: Name) -> Path {
+        let name = name.to_string();
+        name.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
+    }
+}
+
+impl Objects for DiskLocation {
+    fn get(&self, name: Name, range: Option<Range<u64>>) -> Boxed<'_, Bytes> {
+        Box::pin(async move {
+            let path = self.path(name);
+            match range {
+                Some(range) => self.store.get_range(&path, range).await.map_err(|error| understand(&error)),
+                None => {
+                    let found = self.store.get(&path).await.map_err(|error| understand(&error))?;
+                    if found.meta.size > WHOLE_BYTES_MAX {
+                        return Err(StoreError::Refused(format!("{name} has {} bytes", found.meta.size)));
+                    }
+                    found.bytes().await.map_err(|error| understand(&error))
+                }
+            }
+        })
+    }
+
+    fn put(&self, name: Name, bytes: Bytes, how: Put) -> Boxed<'_, ()> {
+        Box::pin(async move {
+            let mode = match how {
+                Put::Always => PutMode::Overwrite,
+                Put::IfAbsent => PutMode::Create,
+            };
+            let options = PutOptions { mode, ..PutOptions::default() };
+            self.make_folder(name).await;
+            let put = self.store.put_opts(&self.path(name), bytes.into(), options).await;
+            let put = put.map(drop).map_err(|error| understand(&error));
+            if put == Err(StoreError::Present) {
+                self.sync_names_beside(name).await?;
+            }
+            put
+        })
+    }
+
+    fn delete(&self, name: Name) -> Boxed<'_, ()> {
+        Box::pin(async move {
+            match self.store.delete(&self.path(name)).await.map_err(|error| understand(&error)) {
+                Err(StoreError::Absent) => Ok(()),
+                result => result,
+            }
+        })
+    }
+
+    fn list<'a>(&'a self, folder: &'a str, each: &'a mut (dyn FnMut(Name) + Send)) -> Boxed<'a, ()> {
+        Box::pin(async move {
+            let at = self.prefix.clone().join(folder);
+            let below = if self.prefix.as_ref().is_empty() { 0 } else { self.prefix.as_ref().len() + 1 };
+            let mut found = self.store.list(Some(&at));
+            while let Some(object) = std::future::poll_fn(|context| found.as_mut().poll_next(context)).await {
+                match object.map_err(|error| understand(&error)) {
+                    Ok(object) => {
+                        object
+                            .location
+                            .as_ref()
+                            .get(below..)
+                            .and_then(Name::parse)
+                            .into_iter()
+                            .for_each(&mut *each);
+                    }
+                    // This is a directory without any stored object, or a file that was deleted
+                    // meanwhile.
+                    Err(StoreError::Absent) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn tidy(&self) -> Boxed<'_, ()> {
+        let directory = self.directory.clone();
+        Box::pin(async move {
+            let Some(directory) = directory else { return Ok(()) };
+            let tidied = tokio::task::spawn_blocking(move || tidy(&directory)).await;
+            tidied
+                .map_err(io::Error::other)
+                .and_then(|result| result)
+                .map_err(|error| StoreError::Failed(error.to_string()))
+        })
+    }
+}
+
+/// Creates a directory and its missing parents, durably. Only this user has access to them, because
+/// they have the data of guests.
+fn make_directory(path: &FilePath) -> io::Result<()> {
+    let missing: Vec<&FilePath> = path.ancestors().take_while(|path| !path.exists()).collect();
+    std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)?;
+    for made in missing {
+        if let Some(parent) = made.parent() {
+            sync_folder(parent)?;
+        }
+    }
+    Ok(())
+}
+
+fn sync_folder(path: &FilePath) -> io::Result<()> {
+    std::fs::File::open(path)?.sync_all()
+}
+
+/// Removes files that `object_store` was writing when the process was killed. The names of such
+/// files are the object's name, `#` and a number.
+fn tidy(directory: &FilePath) -> io::Result<()> {
+    for folder in FOLDERS {
+        let entries = match std::fs::read_dir(directory.join(folder)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let file = entry.file_name();
+            let Some((name, number)) = file.to_str().and_then(|file| file.split_once('#')) else { continue };
+            let is_staged = Name::parse(&format!("{folder}/{name}")).is_some()
+                && !number.is_empty()
+                && number.bytes().all(|byte| byte.is_ascii_digit());
+            if is_staged {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Converts errors of the `object_store` crate.
+fn understand(error: &Error) -> StoreError {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        match inner.downcast_ref::<io::Error>().map(io::Error::kind) {
+            Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+                return StoreError::NoSpace(error.to_string());
+            }
+            Some(io::ErrorKind::NotFound) => return StoreError::Absent,
+            Some(io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {
+                return StoreError::Refused(error.to_string());
+            }
+            _ => cause = inner.source(),
+        }
+    }
+    match error {
+        Error::NotFound { .. } => StoreError::Absent,
+        Error::AlreadyExists { .. } | Error::Precondition { .. } => StoreError::Present,
+        Error::Generic { .. } | Error::JoinError { .. } => StoreError::Failed(error.to_string()),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            StoreError::Denied(error.to_string())
+        }
+        _ => StoreError::Refused(error.to_string()),
+    }
+}
+
+#[cfg(feature = "objects-cloud")]
+mod cloud {
+    use object_store::aws::AmazonS3Builder;
+    use object_store::azure::MicrosoftAzureBuilder;
+    use object_store::gcp::GoogleCloudStorageBuilder;
+
+    use super::*;
+
+    /// Words in option names that mark a secret.
+    const SECRETS: [&str; 4] = ["key", "secret", "token", "password"];
+
+    macro_rules! build {
+        ($builder:ty, $url:expr, $options:expr) => {{
+            let mut builder = <$builder>::from_env().with_url($url);
+            for (name, value) in $options {
+                let key = name.parse().map_err(|_| format!("there is no option {name:?}"))?;
+                builder = builder.with_config(key, value);
+            }
+            Arc::new(builder.build().map_err(|error| error.to_string())?) as Arc<dyn ObjectStore>
+        }};
+    }
+
+    pub(super) fn find(spec: &str) -> Result<DiskLocation, String> {
+        let (url, options) = spec.split_once('?').unwrap_or((spec, ""));
+        let (scheme, rest) = url.split_once("://").ok_or("the URL has no scheme")?;
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let prefix = prefix.trim_end_matches('/');
+        if bucket.is_empty() || prefix.is_empty() {
+            return Err(format!("the URL must name a bucket and a prefix: {scheme}://BUCKET/PREFIX"));
+        }
+        let prefix = Path::parse(prefix).map_err(|error| error.to_string())?;
+        let options = parse_options(options)?;
+        let url = format!("{scheme}://{bucket}");
+        let store = match scheme {
+            "s3" => build!(AmazonS3Builder, url, options),
+            "gs" => build!(GoogleCloudStorageBuilder, url, options),
+            _ => build!(MicrosoftAzureBuilder, url, options),
+        };
+        Ok(DiskLocation { store, prefix, directory: None, sync: sync_folder })
+    }
+
+    fn parse_options(text: &str) -> Result<Vec<(String, String)>, String> {
+        let mut options = Vec::new();
+        for option in text.split('&').filter(|option| !option.is_empty()) {
+            let (name, value) =
+                option.split_once('=').ok_or(format!("{option:?} does not have the form OPTION=VALUE"))?;
+            let name = name.to_ascii_lowercase();
+            if SECRETS.iter().any(|secret| name.contains(secret)) {
+                return Err(format!(
+                    "{name} must be set in the environment, because hob shows and stores the \
+                    address of a backing"
+                ));
+            }
+            options.push((name, value.to_owned()));
+        }
+        Ok(options)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn buckets_have_options_and_no_secrets() {
+            // The program installs the provider at its start.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            let place =
+                find("s3://bucket/vms/disk1/?endpoint=http://127.0.0.1:9&allow_http=true&region=eu-1")
+                    .unwrap();
+            assert_eq!(place.path(Name::Manifest(1)).as_ref(), "vms/disk1/manifest/0000000000000001");
+            for spec in [
+                "s3://bucket",
+                "s3://bucket/",
+                "s3:///prefix",
+                "s3://bucket/a//b",
+                "s3://bucket/a?region",
+                "s3://bucket/a?no_such_option=1",
+                "s3://bucket/a?aws_secret_access_key=hunter2",
+                "s3://bucket/a?token=x",
+            ] {
+                let error = find(spec).err().expect(spec);
+                assert!(!error.contains("hunter2"), "{error}");
+            }
+        }
+    }
+}
+
+#[cfg(not(feature = "objects-cloud"))]
+mod cloud {
+    pub(super) fn find(_spec: &str) -> Result<super::DiskLocation, String> {
+        Err("this hob was built without the feature objects-cloud (cargo build --features objects-cloud)"
+            .into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::store::RetryingStore;
+    use super::*;
+
+    /// Checks that other users have no access to a directory.
+    #[track_caller]
+    fn assert_private(directory: &FilePath) {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(directory).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, DIRECTORY_MODE, "{}", directory.display());
+    }
+
+    #[test]
+    fn directories_are_found_or_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = format!("{FILE}{}/new/one", dir.path().display());
+        assert!(
+            recognise(&spec)
+                && recognise("s3://b/p")
+                && !recognise("/srv/objects")
+                && !recognise("nbd://h/e")
+        );
+        assert!(find(&spec, Directory::Exists).is_err());
+        assert!(find(&spec, Directory::Make).is_ok() && find(&spec, Directory::Exists).is_ok());
+        assert_private(&dir.path().join("new"));
+        assert_private(&dir.path().join("new/one"));
+        assert!(find("objects+file://relative", Directory::Make).is_err());
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert!(find(&format!("{FILE}{}/file", dir.path().display()), Directory::Exists).is_err());
+    }
+
+    #[tokio::test]
+    async fn files_are_put_listed_and_tidied() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = DiskLocation::files(dir.path(), Directory::Exists).unwrap();
+        let (one, two) = (Name::Manifest(1), Name::Manifest(2));
+        assert_eq!(place.get(one, None).await, Err(StoreError::Absent));
+        place.put(one, Bytes::from_static(b"abc"), Put::IfAbsent).await.unwrap();
+        assert_private(&dir.path().join("manifest"));
+        place.put(two, Bytes::from_static(b"x"), Put::Always).await.unwrap();
+        assert_eq!(place.put(one, Bytes::from_static(b"def"), Put::IfAbsent).await, Err(StoreError::Present));
+        assert_eq!(place.get(one, Some(1..3)).await.unwrap(), Bytes::from_static(b"bc"));
+        let staged = dir.path().join("manifest/0000000000000003#1");
+        let foreign = dir.path().join("manifest/notes#1");
+        std::fs::write(&staged, "half").unwrap();
+        std::fs::write(&foreign, "mine").unwrap();
+        place.tidy().await.unwrap();
+        assert!(!staged.exists() && foreign.exists());
+        place.delete(two).await.unwrap();
+        place.delete(two).await.unwrap();
+        let mut found = Vec::new();
+        place.list("manifest", &mut |name| found.push(name)).await.unwrap();
+        place.list("data", &mut |name| found.push(name)).await.unwrap();
+        assert_eq!(found, [one]);
+    }
+
+    /// The attempt before has made it, and its folder could not be synced, or has not been yet.
+    #[tokio::test]
+    async fn an_existing_file_counts_after_its_folder_is_synced() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut place = DiskLocation::files(dir.path(), Directory::Exists).unwrap();
+        let (one, bytes) = (Name::Manifest(1), Bytes::from_static(b"abc"));
+        place.put(one, bytes.clone(), Put::IfAbsent).await.unwrap();
+        place.sync = |folder| {
+            assert!(folder.ends_with("manifest"), "{}", folder.display());
+            Err(io::ErrorKind::Other.into())
+        };
+        let again = place.put(one, bytes.clone(), Put::IfAbsent).await;
+        assert!(matches!(&again, Err(StoreError::Failed(_))), "{again:?}");
+        let place = DiskLocation::files(dir.path(), Directory::Exists).unwrap();
+        assert_eq!(place.put(one, bytes.clone(), Put::IfAbsent).await, Err(StoreError::Present));
+        RetryingStore::new(Box::new(place), Duration::from_secs(60)).create(one, bytes).await.unwrap();
+    }
+}

@@ -1,0 +1,108 @@
+//! The first read and flush of a flash device. Opening a hung device would wait for it without
+//! limit.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::time_limit::within;
+
+/// Bytes that are read, and their alignment: enough for every device's direct I/O.
+const READ_BYTES: usize = 4096;
+
+/// Reads the start of a device, past the page cache where that is possible, and flushes the device.
+/// Returns an error if the device has not answered within `limit`. Every answer is good, also an
+/// error: opening the device reports that.
+///
+/// A killed process leaves data that the device has not made durable. Without the flush, a power
+/// failure could undo what a recovery has read there and acted on.
+///
+/// # Errors
+/// A sentence for users.
+pub fn check_answers(path: &Path, limit: Duration) -> Result<(), String> {
+    match within(path, limit, read_and_flush) {
+        Some(_) => Ok(()),
+        None => Err(format!(
+            "{} has not answered a read and a flush within {} s",
+            path.display(),
+            limit.as_secs()
+        )),
+    }
+}
+
+/// Like [`check_answers`], for several devices at the same time. Returns the answers in the order
+/// of the paths.
+pub fn check_all_answer(paths: &[PathBuf], limit: Duration) -> Vec<Result<(), String>> {
+    std::thread::scope(|scope| {
+        let asked: Vec<_> =
+            paths.iter().map(|path| scope.spawn(move || check_answers(path, limit))).collect();
+        let ended = |_| Err("an internal thread ended unexpectedly".to_owned());
+        asked.into_iter().map(|asked| asked.join().unwrap_or_else(ended)).collect()
+    })
+}
+
+fn read_and_flush(path: &Path) -> io::Result<()> {
+    let mut bytes = vec![0; 2 * READ_BYTES];
+    let aligned = bytes.as_ptr().align_offset(READ_BYTES);
+    let place = &mut bytes[aligned..aligned + READ_BYTES];
+    let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
+    let file = match direct {
+        Ok(file) if file.read_at(place, 0).is_ok() => file,
+        _ => {
+            let file = File::open(path)?;
+            file.read_at(place, 0)?;
+            file
+        }
+    };
+    file.sync_data().inspect_err(|error| {
+        tracing::warn!(
+            "{}: the flush before its caches are recovered failed: {error}; if the power fails soon, data may \
+             be dirty again that was not",
+            path.display()
+        );
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_without_a_writer_does_not_answer_and_a_missing_file_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        let error = check_answers(&pipe, Duration::from_millis(200)).unwrap_err();
+        assert!(error.contains("has not answered"), "{error}");
+        // Lets the thread end.
+        drop(OpenOptions::new().write(true).open(&pipe).unwrap());
+        let limit = Duration::from_secs(30);
+        assert_eq!(check_answers(&directory.path().join("missing"), limit), Ok(()));
+        std::fs::write(directory.path().join("device"), [0; 100]).unwrap();
+        assert_eq!(check_answers(&directory.path().join("device"), limit), Ok(()));
+    }
+
+    #[test]
+    fn several_devices_that_hang_take_the_time_of_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let pipes: Vec<PathBuf> = (0..4).map(|at| directory.path().join(format!("pipe{at}"))).collect();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        for pipe in &pipes {
+            rustix::fs::mknodat(rustix::fs::CWD, pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        }
+        let began = std::time::Instant::now();
+        let answers = check_all_answer(&pipes, Duration::from_secs(1));
+        assert!(answers.iter().all(Result::is_err), "{answers:?}");
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        pipes.iter().for_each(|pipe| drop(OpenOptions::new().write(true).open(pipe).unwrap()));
+    }
+}

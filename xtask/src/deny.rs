@@ -1,0 +1,35 @@
+//! Checks the licences and sources of the crates in hob with cargo-deny, by the rules of `deny.toml`.
+//!
+//! Its database of security advisories is a git repository, which a build host may not reach, so
+//! advisories are checked only on request.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::shell;
+
+/// Options of the command.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Also check security advisories, which are downloaded
+    #[arg(long)]
+    advisories: bool,
+}
+
+/// Checks that need nothing but the crates.
+const CHECKS: [&str; 3] = ["licenses", "bans", "sources"];
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let is_there = |mut command: Command| command.output().is_ok_and(|output| output.status.success());
+    if !is_there(shell::cargo(&["deny", "--version"])) {
+        println!("cargo-deny is absent: installing it with cargo");
+        shell::run(&mut shell::cargo(&["install", "cargo-deny", "--locked"]))?;
+    }
+    let mut deny = shell::cargo(&["deny", "--locked", "check"]);
+    deny.args(CHECKS);
+    if arguments.advisories {
+        deny.arg("advisories");
+    }
+    shell::run(&mut deny)
+}
