@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use serde_json::Value;
 
-use crate::failures::Failures;
+use crate::failures::{self, Failures};
 use crate::shell;
 
 /// Number of executables whose durations the total names.
@@ -99,6 +99,10 @@ fn processor_time(child: &Child) -> Duration {
 
 /// Runs all executables, `at_once` at the same time, in this order. Prints the output of each as
 /// one block when it ends, and a total. The error has the failed tests and their messages.
+///
+/// Tests that failed only because a limit of time passed run once more afterwards, without the other
+/// executables: a busy machine can delay everything, and such a failure says nothing about hob. Any
+/// other failure is final.
 pub fn run(
     executables: &[Executable],
     at_once: usize,
@@ -115,30 +119,55 @@ pub fn run(
             // One block at a time.
             let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
             if let Ok(it) = &result {
-                let (name, path) = (&it.name, executable.path.display());
-                let [took, computed] = [it.took, it.computed].map(|time| time.as_secs_f64());
-                println!("     Running {name} ({path}): {took:.1} s, {computed:.1} s of processor time");
-                println!("{}", it.output);
+                print(executable, it);
             }
-            ended.push(result);
+            ended.push((executable, result));
         }
     };
     thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
     let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut failed = Vec::new();
     let mut all = Vec::new();
-    for result in ended {
-        match result {
-            Ok(it) => all.push(it),
-            Err(error) => failed.push(format!("{error:#}")),
+    let mut again = Vec::new();
+    for (executable, result) in ended {
+        let it = match result {
+            Ok(it) => it,
+            Err(error) => {
+                failed.push(format!("{error:#}"));
+                continue;
+            }
+        };
+        if !it.status.success() {
+            match failures::too_late(&it.output) {
+                late if late.is_empty() => failed.push(failure(&it)),
+                late => again.push((executable, late)),
+            }
         }
+        all.push(it);
     }
     println!("{}, in {:.1} s\n", total(&mut all)?, begun.elapsed().as_secs_f64());
-    failed.extend(all.iter().filter(|it| !it.status.success()).map(failure));
+    for (executable, late) in again {
+        println!("    Starting {} again, for tests that were too slow: {}", executable.name, late.join(", "));
+        let only =
+            ["--exact"].into_iter().chain(late.iter().map(String::as_str)).chain(arguments.iter().copied());
+        let second = executable.run(&only.collect::<Vec<_>>(), environment)?;
+        print(executable, &second);
+        if !second.status.success() {
+            failed.push(failure(&second));
+        }
+    }
     if !failed.is_empty() {
         bail!("{}", failed.join("\n"));
     }
     Ok(())
+}
+
+/// Prints the output of an executable as one block.
+fn print(executable: &Executable, ended: &Ended) {
+    let (name, path) = (&ended.name, executable.path.display());
+    let [took, computed] = [ended.took, ended.computed].map(|time| time.as_secs_f64());
+    println!("     Running {name} ({path}): {took:.1} s, {computed:.1} s of processor time");
+    println!("{}", ended.output);
 }
 
 /// Returns the sums of all executables' results, and the executables that took longest.
@@ -237,5 +266,28 @@ mod tests {
         assert!(said.contains("bad: exit status: 1") && said.contains("/nowhere/absent"), "{said}");
         assert!(!said.contains("good"), "{said}");
         run(&all[2..], 2, &[], &[]).unwrap();
+    }
+
+    /// A test that is too slow in the first run only, and one that fails for another reason in the first run
+    /// only.
+    #[test]
+    fn only_a_test_that_was_too_slow_runs_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = |name: &str, message: &str| {
+            let path = dir.path().join(name);
+            let text = format!(
+                "#!/bin/sh\necho \"$@\" >> {name}.calls\n[ $(wc -l < {name}.calls) = 2 ] && exit 0\n\
+                 printf '\\n---- a::b stdout ----\\nthread panicked at x.rs:1:2:\\n{message}\\n'\nexit 101\n"
+            );
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            Executable { name: name.into(), path, package: dir.path().into() }
+        };
+        let late = script("late", "waited 60s in vain for: it");
+        run(&[late], 1, &["--test-threads=3"], &[]).unwrap();
+        let calls = fs::read_to_string(dir.path().join("late.calls")).unwrap();
+        assert_eq!(calls, "--test-threads=3\n--exact a::b --test-threads=3\n");
+        run(&[script("wrong", "byte 0 differs")], 1, &[], &[]).unwrap_err();
+        assert_eq!(fs::read_to_string(dir.path().join("wrong.calls")).unwrap(), "\n");
     }
 }

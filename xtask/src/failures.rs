@@ -45,6 +45,26 @@ impl Failures {
     }
 }
 
+/// Text that a black-box test prints if something did not happen within the test's limit of time.
+const TOO_LATE: &str = " in vain for: ";
+
+/// Returns the names of the failed tests of an executable if each one failed only because a limit of
+/// time passed, and nothing if a test failed for another reason.
+pub(crate) fn too_late(output: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for section in output.split("\n---- ").skip(1) {
+        let Some((name, said)) = section.split_once(" stdout ----\n") else { continue };
+        // The first panic is the cause. Others follow when the test cleans up.
+        let message =
+            said.split_once("panicked at ").map(|(_, place)| place.split('\n').nth(1).unwrap_or_default());
+        if !message.is_some_and(|it| it.contains(TOO_LATE)) {
+            return Vec::new();
+        }
+        names.push(name.to_owned());
+    }
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,6 +83,30 @@ mod tests {
         let kept = "---- b stdout ----\nleft: 1\n  right: 2\nnote: details\n    b\ntest result: FAILED. 1 passed; 1 failed";
         assert_eq!(text_of(output), kept);
         assert_eq!(text_of("test a ... ok\ntest result: ok. 1 passed\n"), "");
+    }
+
+    #[test]
+    fn a_limit_of_time_differs_from_wrong_data() {
+        let failed = |name: &str, message: &str| {
+            format!(
+                "\n---- {name} stdout ----\nguest: up\n\nthread '{name}' (7) panicked at a.rs:1:5:\n{message}\nnote: run\n"
+            )
+        };
+        let late = failed("b::late", "waited 60s in vain for: the verdict");
+        let wrong = failed("wrong", "byte 0: 1, not 2: waited");
+        let output = |failures: &[&str]| {
+            let sections = failures.concat();
+            format!(
+                "running 3 tests\ntest a ... ok\n\nfailures:\n{sections}\n\nfailures:\n    a\n\ntest result: FAILED."
+            )
+        };
+        assert_eq!(too_late(&output(&[&late])), ["b::late"]);
+        assert_eq!(too_late(&output(&[&late, &failed("c", "waited 1s in vain for: it")])), ["b::late", "c"]);
+        assert!(too_late(&output(&[&late, &wrong])).is_empty());
+        let second =
+            format!("{wrong}thread 'wrong' (7) panicked at b.rs:1:5:\nwaited 1s in vain for: the end\n");
+        assert!(too_late(&output(&[&second])).is_empty());
+        assert!(too_late("test result: ok. 3 passed").is_empty());
     }
 
     #[test]
