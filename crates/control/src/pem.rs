@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Longest PEM file that hob reads, bytes: some thousand certificates.
+/// Longest PEM file that hob reads, bytes. It has space for thousands of certificates.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Why a PEM file cannot be used.

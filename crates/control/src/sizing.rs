@@ -34,7 +34,7 @@ pub struct DiskCurve {
     pub block_sizes: Vec<BlockCurve>,
 }
 
-/// Figures of a disk's most recent reads, some ten thousands.
+/// Figures of a disk's most recent reads, several tens of thousands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RecentReads {
     /// Number of recent reads; fewer after a start or a reset.

@@ -1,4 +1,4 @@
-//! Types of the storage crate that the control side uses.
+//! Re-exports the types and constants of the storage crate that several modules of this crate use.
 
 pub(crate) use hob_storage::area::Area;
 pub(crate) use hob_storage::backing::{

@@ -103,7 +103,7 @@ pub(super) struct Lifecycle {
     /// Inherited clients whose disks are not open yet.
     pub(super) waiting: WaitingClients,
     pub(super) notifier: Arc<Notifier>,
-    /// Set after the start. At the end of the daemon, the manager closes all that it opened.
+    /// Set after the start. At the end of the daemon, the services close all that they opened.
     pub(super) services: OnceCell<Arc<Services>>,
     /// Set when the start is complete.
     pub(super) ready: SetOnce<()>,

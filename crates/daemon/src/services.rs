@@ -6,9 +6,11 @@
 //! behind its own lock and calls only services of lower layers; the lowest one is the [`Registry`].
 //! [`Services`] connects the services and has no other task: the control API calls the services.
 //!
-//! # Changes A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only
-//! one change of a disk or pool runs at a time. During a change, the manager refuses a second
-//! change of the disk or pool ([`registry::OperationGuard`]).
+//! # Changes
+//!
+//! A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only one
+//! change of a disk or pool runs at a time. During a change, the registry refuses a second change
+//! of the disk or pool ([`registry::OperationGuard`]).
 
 /// Defines a service, and `new`, which takes the services and values that it uses. `with` lists the
 /// service's own state, which is empty at first.

@@ -497,7 +497,7 @@ fn parse(text: &[u8]) -> Result<State, String> {
         version: u32,
     }
 
-    // The version is checked first, because a file of another version has other fields.
+    // The version is checked first, because a file of a different version has different fields.
     let Versioned { version } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if version != VERSION {
         return Err(format!("it has version {version}, and this hob supports version {VERSION}"));

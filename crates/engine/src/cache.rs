@@ -230,7 +230,7 @@ impl Cache {
         blocks
     }
 
-    /// Returns true if these segments have dirty data without another copy.
+    /// Returns true if these segments have dirty data that has no valid copy in other segments.
     pub(crate) fn would_lose_dirty(&self, leaving: &[DataSegment]) -> bool {
         let leaves = self.is_in(leaving);
         self.index.all_dirty().into_iter().any(|sector| {

@@ -49,7 +49,7 @@ pub fn sector_sums(bytes: &[u8], sums: &mut Vec<u32>) {
 }
 
 /// Returns the checksum of a sector that other threads or processes may change meanwhile. The
-/// function reads each byte once.
+/// function uses volatile reads, which read each byte exactly once.
 ///
 /// # Safety
 /// The sector's memory must be mapped.

@@ -18,7 +18,8 @@ impl Token {
     /// Kind of the tokens of [`crate::flash::Flash`].
     pub const FLASH: u16 = 2;
     /// First kind of the tokens of I/O to a peer, which is the other host of a migrating disk. See
-    /// [`crate::backing::Backing::handover`]. Each connection to a peer has its own kind.
+    /// [`crate::backing::Backing::handover`]. Each connection to a peer takes a kind that no other
+    /// connection of the same backing uses, from this one to [`Token::PEER_LAST`].
     pub const PEER: u16 = 3;
     /// Last kind of the tokens of I/O to a peer.
     pub const PEER_LAST: u16 = 10;

@@ -106,7 +106,7 @@ impl Source {
         trace::open(&self.trace, &self.options()?)
     }
 
-    /// Opens the trace for reading in blocks of some thousand records.
+    /// Opens the trace for reading in blocks of several thousand records.
     fn open_blocks(&self) -> anyhow::Result<TraceBlocks> {
         TraceBlocks::open(&self.trace, &self.options()?)
     }

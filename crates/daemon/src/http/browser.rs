@@ -30,7 +30,7 @@ const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 /// Path prefix of the API.
 const API: &str = "/v1/";
 
-/// Headers of every response unless its handler sets another value.
+/// Headers of every response unless its handler sets a different value.
 const ANSWER_HEADERS: [(HeaderName, HeaderValue); 5] = [
     (CACHE_CONTROL, HeaderValue::from_static("no-store")),
     (

@@ -59,7 +59,7 @@ pub(crate) enum ListenError {
     /// Another process listens on the socket.
     #[error("another process listens on {0}; stop that daemon or choose another socket")]
     InUse(Endpoint),
-    /// The path is a file of another kind, which hob does not replace.
+    /// The path is a file that is not a socket. hob does not replace the file.
     #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
     NotASocket(PathBuf),
     /// The system call failed.

@@ -1,7 +1,7 @@
 //! Certificates of clients, and how the configuration names them.
 //!
 //! TLS has verified each certificate: a trusted CA issued it, and it has not expired. `sha256:`
-//! names one certificate. A renewed certificate has another hash. `cn:` and `san:` name every
+//! names one certificate. A renewed certificate has a different hash. `cn:` and `san:` name every
 //! certificate with that name, so they rely on the CA.
 
 use std::fmt;

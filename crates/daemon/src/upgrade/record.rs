@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// First bytes of a record.
 const MAGIC: [u8; 16] = *b"hob hand-over\r\n\0";
 
-/// Version of the record format. A hob with another version starts without the record.
+/// Version of the record format. A hob that supports a different version starts without the record.
 pub(crate) const VERSION: u32 = 1;
 
 /// Length of magic, version and table length.
@@ -118,7 +118,7 @@ pub(crate) enum RecordError {
     /// The bytes are not a record.
     #[error("the file is not a hand-off record of an upgrade")]
     Magic,
-    /// The record has another version.
+    /// The record has a different version than this hob supports.
     #[error("the hand-off record has version {0}, and this hob supports version {VERSION}")]
     Version(u32),
     /// The record contradicts itself.

@@ -205,7 +205,7 @@ impl OwnershipState {
     ///
     /// If the record still has the revision `title_revision`, the lock has been absent since `at`,
     /// because a lock is always written together with the record, in one transaction. If the record
-    /// has another revision, the call has no effect.
+    /// has a different revision, the call has no effect.
     pub fn saw_gone(&mut self, title_revision: u64, at: Instant) {
         if self
             .absent

@@ -56,7 +56,7 @@ impl Maintenance {
 }
 
 impl Cache {
-    /// Returns true if a second copy of this sector is missing.
+    /// Returns true if the cache should have a second copy of this sector, and has none.
     fn lacks_second(&self, sector: u64) -> bool {
         let wanted = match self.config.copies {
             Copies::One => false,

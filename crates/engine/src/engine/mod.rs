@@ -143,7 +143,8 @@ pub struct Limits {
     /// With write-back and too much dirty data, writes of sequential runs of at least this length
     /// bypass the cache, bytes. 0 disables the bypass.
     pub bulk_run_bytes_min: u64,
-    /// Size of one unit of I/O, in which shares, limits and reservations are counted, bytes.
+    /// Size of one I/O unit, bytes. Shares divide the rate in units per second. Reservations are
+    /// units per second, and so are limits that are not in bytes per second.
     pub qos_unit_bytes: u32,
 }
 
@@ -581,8 +582,8 @@ impl Engine {
     }
 
     /// Returns the counts of a disk for the division of a pool among its caches. `known_reads` is
-    /// the number of reads at the previous round. Computing a curve takes some ten thousand steps,
-    /// so the curve is left out if there was no further read.
+    /// the number of reads at the previous round. Computing a curve takes several tens of thousands
+    /// of steps, so the curve is left out if there was no further read.
     pub fn disk_counts(
         &self,
         disk: DiskId,

@@ -189,7 +189,7 @@ impl Journal {
         !self.dead && self.oldest.is_none() && self.writer.pending() == 0 && self.is_idle()
     }
 
-    /// Returns true if a guest's flush has to wait for something.
+    /// Returns true if a guest's flush that arrives now must wait for a commit.
     pub(super) fn needs_commit(&self) -> bool {
         self.urgent || self.round.as_ref().is_some_and(|round| round.urgent)
     }
@@ -329,8 +329,9 @@ impl Journal {
             || self.commit_deadline().is_some_and(|at| at <= now)
     }
 
-    /// Returns true if a guest's flush is expected soon, so that records should be in pages before
-    /// the flush arrives.
+    /// Returns true if the pending records should be written to flash now, because a guest's flush
+    /// is expected next and would otherwise wait for this write. Returns false while a journal page
+    /// is being written.
     pub(super) fn foresees_round(&self) -> bool {
         self.schedule.is_due() && self.in_flight.is_empty() && self.writer.pending() > 0
     }
@@ -377,7 +378,7 @@ impl Journal {
         (segment.device, segment.offset + at % self.segment_bytes)
     }
 
-    /// Seals pending records ahead of the expected commit.
+    /// Packs the pending records into pages before the guest's flush that is expected next.
     pub(super) fn seal_ahead(&mut self, index: &Index) -> Option<(u64, Vec<u8>)> {
         self.schedule.is_ahead = true;
         self.seal_run(index, |writer| writer.pending() > 0)

@@ -34,7 +34,8 @@ impl Engine {
         }
     }
 
-    /// Starts a job that has a buffer: reads as many sectors as fit.
+    /// Starts a job that has received its buffer: reads from flash as many sectors of the tail as
+    /// the buffer holds.
     pub(super) fn start_rewrite(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, .. } = self.jobs[job];
         let buffer = buffer.expect("a transfer has a buffer");

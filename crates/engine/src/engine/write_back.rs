@@ -499,8 +499,10 @@ impl Engine {
         }
     }
 
-    /// Records that the zones of a request are being written. Returns true if one of the zones had
-    /// no bypass mark. The mark must then be durable before the write is sent.
+    /// Counts the request as a writer of its zones, and sets the bypass marks that these zones
+    /// lack. Returns true if bypass marks, of these or other zones, are not durable yet. The caller
+    /// must then commit the journal before it sends the write to the backing. A lost journal gets
+    /// no marks and needs no commit.
     fn mark_zones(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
         let zones = self.zones_of(slot);

@@ -4,9 +4,9 @@
 //! may not be in a written page yet. If the process is killed then, the guest reconnects and
 //! continues. The guest expects that reads return the write, and that a flush on the new connection
 //! makes the write durable. So the engine also copies each record to a [`SurvivingMemory`] before
-//! it acknowledges the write. Recovery appends these records to the journal tail. If flash has
-//! another content than a *set* record of a dirty sector, the sector is damaged, because its data was
-//! written before the record was made.
+//! it acknowledges the write. Recovery appends these records to the journal tail. If the data
+//! on flash has a different checksum than the *set* record of a dirty sector, the sector is
+//! damaged, because its data was written before the record was made.
 //!
 //! The memory is gone after a power failure, when unflushed writes may be lost.
 //!

@@ -8,9 +8,9 @@
 //!
 //! | record in the tail | condition | effect |
 //! |---|---|---|
-//! | *set*, dirty | flash has the record's checksum | applied |
+//! | *set*, dirty | the data on flash has the record's checksum | applied |
 //! | *set*, dirty | the sector is unreadable or on a missing device, or the process was killed | applied; the data is lost |
-//! | *set*, dirty | flash has another checksum | the sector stays as it was; it is *undone* |
+//! | *set*, dirty | the data on flash has a different checksum than the record | the sector stays as it was; it is *undone* |
 //! | *set*, clean | the frame holds the block | applied |
 //! | *clean* | the frame holds the block | applied; drops undone sectors in the frame |
 //! | *drop* | the frame holds the block | applied |
@@ -39,7 +39,7 @@ pub enum ReplayError {
         /// Sequence number of the page.
         sequence: u64,
     },
-    /// The journal describes segments of another size.
+    /// The journal describes segments of a different size.
     SegmentBytes {
         /// Segment size in the journal, bytes.
         expected: u64,
@@ -264,8 +264,8 @@ impl Replay {
         let mut proof = Proof::new(doubtful, sums, self.sectors_in_segment(), &devices);
         let sectors_undone = self.apply_tail(|sector| proof.sum(sector));
         proof.judge(self.restoring.index());
-        // A clean sector that has another checksum on flash is dropped now, and would otherwise be
-        // dropped by a later read.
+        // A clean sector that has a different checksum on flash is dropped now, and would otherwise
+        // be dropped by a later read.
         for (sector, sum) in proof.all() {
             let index = self.restoring.index();
             if index.is_valid(sector) && !index.is_dirty(sector) && sum != Some(index.sum(sector)) {
@@ -364,7 +364,7 @@ impl Replay {
     }
 
     /// Returns true if the data of a *set* record of the tail has reached flash, although the sector
-    /// has another content (`found`), is unreadable, or is on a missing device. Its dirty data is
+    /// has different content (`found`), is unreadable, or is on a missing device. Its dirty data is
     /// then lost, and not undone: reads of it fail.
     fn is_damaged(&self, record: &Record, found: Option<u32>) -> bool {
         let frame = FrameNo(record.frame);

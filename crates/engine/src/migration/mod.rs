@@ -76,7 +76,7 @@ impl Record {
     }
 }
 
-/// A call of the source to the destination.
+/// A call that the source sends to the destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Prepare for the arrival of the disk.
@@ -92,12 +92,12 @@ pub enum Call {
     Look,
 }
 
-/// A call of the source, with its attempt.
+/// A call that the source sends to the destination, with its session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// The attempt of the source.
+    /// The attempt to hand the disk over that the call is part of.
     pub session: Session,
-    /// The call of the source.
+    /// The call.
     pub call: Call,
 }
 
@@ -129,7 +129,7 @@ pub enum Refusal {
     Never,
 }
 
-/// The destination's answer to a call of the source.
+/// The destination's answer to a call.
 pub type Answer = Result<View, Refusal>;
 
 /// Identifies a call of the source to the destination, or an action that one of the two state

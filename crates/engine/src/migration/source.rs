@@ -302,7 +302,7 @@ impl Source {
                 self.act(SourceAct::Leave);
             }
             // The record may have been written nevertheless. The guest may continue only when the
-            // record certainly has another content.
+            // record certainly has different content.
             (SourceAct::Record(Record::Away { .. } | Record::Leaving(_)), Err(()))
                 if self.phase == Phase::Frozen =>
             {

@@ -13,8 +13,8 @@
 //! * Positions are evenly spread instead of random. The positions of consecutive blocks are a
 //!   golden-ratio sequence (Kronecker), so almost exactly the sampling rate of any run of blocks is
 //!   sampled. Extents with equal use are common on disks, and a random sample of them would have
-//!   more variance. Each region of 4096 blocks starts its sequence at another position, so that no
-//!   stride of the workload can follow the sequence for long.
+//!   more variance. Each region of 4096 blocks starts its sequence at a different position, so that
+//!   no stride of the workload can follow the sequence for long.
 //! * The number of accesses N is known, while the samples give an estimate N′. The paper's
 //!   SHARDS-adj counts the difference as hits at any size. That is right if very hot blocks are
 //!   missing among the samples. It is wrong if the samples include too many blocks that are used

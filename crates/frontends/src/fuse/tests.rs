@@ -351,7 +351,7 @@ fn hostile_messages_get_an_errno() {
         dice ^= dice << 17;
         dice
     };
-    // Headers that are cut off, or announce another length than the message has, get no answer.
+    // Headers that are cut off, or announce a different length than the message has, get no answer.
     for len in 0..40 {
         assert_eq!(rig.send(&whole[0][..len]), Taken::Done);
     }
@@ -366,7 +366,7 @@ fn hostile_messages_get_an_errno() {
             settle(&mut rig);
         }
     }
-    // A transfer that is too long, and one whose payload has another length than announced.
+    // A transfer that is too long, and one whose payload has a different length than announced.
     assert_eq!(rig.asked(&read(0, TRANSFER_BYTES_MAX + 1)).0, -22);
     assert_eq!(rig.asked(&read(0, u32::MAX)).0, -22);
     assert_eq!(rig.asked(&transfer(16, 0, 700, 0, &[0; 600])).0, -22);

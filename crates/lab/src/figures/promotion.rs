@@ -15,8 +15,8 @@ use crate::picture::{Axis, Curve, CurveChart, Unit, curves};
 use crate::workload::Scatter;
 
 const PAGE: u64 = 64 << 10;
-/// Number of accessed pages. Each pass has another order, and the cache has room for four times as
-/// many pages.
+/// Number of accessed pages. Each pass has a different order, and the cache has room for four times
+/// as many pages.
 const PAGES: u64 = 2000;
 const ACCESSES: u64 = 6;
 /// Size of each request of the sequential stream, bytes.

@@ -533,7 +533,10 @@ impl Shard {
         note_failed(self.ring.submit_and_wait(Duration::ZERO, Some(Duration::ZERO)));
     }
 
-    /// Sleeps until an event. The method depends on how long recent sleeps of the same kind took.
+    /// Sleeps until an event. If the previous sleep was short, the shard may first poll for
+    /// `spin_max`, or wait until several events have arrived. The previous sleep is the last one
+    /// with I/O of the engine in flight if some is in flight now, and otherwise the last one
+    /// without.
     fn sleep(&mut self) {
         let backings = self.backings.iter().flatten().filter_map(Backing::poll_timeout);
         let timers = [

@@ -110,7 +110,7 @@ pub trait Driver: Send {
         Ok(None)
     }
     /// Returns the name of the content of a backing that does not change. Clones use it to name
-    /// their [parent](Parent). A changed backing has another name when it is opened again.
+    /// their [parent](Parent). A changed backing has a different name when it is opened again.
     fn constant(&self) -> Option<&str> {
         None
     }

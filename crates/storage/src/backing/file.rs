@@ -188,7 +188,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     // For a block device, exclusive means that it is not mounted.
     let exclusive = if is_block_device && write && options.locked { libc::O_EXCL } else { 0 };
     let open = |flags| OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
-    // A file that is replaced while it is opened has another state afterwards.
+    // A file that is replaced while it is opened has a different state afterwards.
     let is_constant = !write && options.locked && !is_block_device;
     let state = || if is_constant { image_state(path, Format::Raw, &[]).ok() } else { None };
     let before = state();

@@ -210,7 +210,7 @@ enum State {
     /// Waiting until the time to connect again.
     Pausing(Instant),
     Connecting(Attempt, Fd),
-    /// The server has another disk after a reconnection, so all I/O fails.
+    /// After a reconnection the server exports a different disk, so all I/O fails.
     Dead,
     /// Waiting for the I/O ring's last operations before the backing is closed.
     Closing(Option<Fd>),

@@ -6,10 +6,10 @@
 //! from opening other files ([`sandbox`]).
 //!
 //! The child locks the image as QEMU does, so that a running guest and hob cannot both write it.
-//! The image's lock is therefore the child process. For a disk that arrives from another host, a
-//! first child reports the image's size without a lock. When hob takes the lock, a second child
-//! replaces it on the same socket. The second child sees the image as the other host has left it,
-//! and the NBD connection is opened again.
+//! The image stays locked as long as this child runs. For a disk that arrives from another host, a
+//! first child reports the image's size and does not lock the image. When hob must lock the image,
+//! a second child, which locks it, replaces the first on the same socket. The second child sees the
+//! image as the other host has left it, and the NBD connection is opened again.
 //!
 //! An image with a backing file can be a clone that reads blocks of its backing file from another disk
 //! ([`clone`]).
@@ -87,7 +87,7 @@ pub(super) fn open(
     let (reconnect_min, reconnect_max) = RECONNECT;
     let options = BackingOptions { reconnect_min, reconnect_max, ..options.clone() };
     let mut complaint = String::new();
-    // A file that is replaced while the child opens it has another state afterwards.
+    // A file that is replaced while the child opens it has a different state afterwards.
     let state = if opens == Opens::ReadOnly { image.state() } else { None };
     let parent_state = image.parent_state();
     for modes in ACCESS_MODES {

@@ -232,7 +232,9 @@ impl Cache {
         self.pages.iter().flat_map(units).filter(|unit| self.is_held(*unit)).collect()
     }
 
-    /// Returns the units to write at random, after `written` was written.
+    /// Chooses at random which units go to the file immediately, because a real device may write
+    /// any cached unit before a flush. `written` are the units of the current write: all, some or
+    /// none of them go to the file. Sometimes other units go too.
     fn lucky(&mut self, written: Range<u64>) -> Vec<u64> {
         let mut lucky: Vec<u64> = match self.rng.below(8) {
             0 => written.collect(),
@@ -245,7 +247,7 @@ impl Cache {
         lucky
     }
 
-    /// Returns some older unflushed units, to be written at random.
+    /// Chooses at random some units, of any write, to go to the file immediately.
     fn strays(&mut self) -> Vec<u64> {
         let Some((&last, _)) = self.pages.last_key_value() else { return Vec::new() };
         let from = self.rng.below(last as usize + 1) as u64;

@@ -230,8 +230,8 @@ impl Simulation<'_> {
     }
 
     /// Delivers watch events to the hosts. Each event reaches each host after a random delay, so
-    /// events may arrive in another order, or the host misses the event. `before` has the ownership
-    /// records before etcd handled the request.
+    /// events may arrive in a different order, or the host misses the event. `before` has the
+    /// ownership records before etcd handled the request.
     fn tell(&mut self, before: &[Option<Found<OwnershipRecord>>]) -> Result<(), Violation> {
         for (name, revision, news) in self.store.take_news() {
             let disk: usize = name.parse().unwrap_or_else(|_| unreachable!("disks are numbers"));

@@ -52,7 +52,7 @@ impl CacheSetup {
         CacheSetup { bytes, config, journal: preset.persistent }
     }
 
-    /// Returns the same cache settings with another size.
+    /// Returns the same cache settings with a different cache size.
     pub fn with_bytes(self, bytes: u64) -> CacheSetup {
         let segment_bytes = segment_bytes(bytes, self.config.block_bytes);
         CacheSetup { bytes, config: CacheConfig { segment_bytes, ..self.config }, ..self }

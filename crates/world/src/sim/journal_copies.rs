@@ -113,8 +113,9 @@ impl Simulation<'_> {
         stats.is_some_and(|stats| stats.sectors_dirty == 0)
     }
 
-    /// Handles the report that a cache's journal lost one of its copies. The daemon replaces a copy
-    /// on a peer together with the replicas.
+    /// Handles the report that a cache's journal lost one of its two copies: schedules the creation
+    /// of a new journal. If the second copy is on a peer, this function only counts the report. The
+    /// daemon creates a new copy on a peer together with new replicas of the dirty data.
     pub(super) fn journal_copy_is_lost(&mut self, DiskId(disk): DiskId) {
         self.report.journal_copies_lost += 1;
         let state = &mut self.disks[disk as usize];

@@ -12,7 +12,7 @@ use crate::hardware::{ChangeDetector, ChangeToken};
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::ShardHandle;
 
-/// Interval between two checks of the backings.
+/// Interval at which hob reads from each backing the evidence that it is unchanged.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// A disk whose backing is checked.

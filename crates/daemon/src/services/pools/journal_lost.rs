@@ -61,8 +61,9 @@ impl Pools {
     }
 
     /// Replaces a journal of which a copy is not written any more. If the other copy were missing at
-    /// the next start, that old copy would be taken for the newest one. A copy on a peer is replaced
-    /// with the replicas (`replicas.rs`).
+    /// the next start, that old copy would be taken for the newest one. This function does not
+    /// replace a copy on a peer, because that copy is replaced together with the replicas of dirty
+    /// data (`replicas.rs`).
     pub(in crate::services) async fn replace_journal_copy(&self, id: DiskId) {
         let Some(lost) = self.ring_in_service(id).await else { return };
         loop {

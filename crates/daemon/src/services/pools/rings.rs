@@ -278,7 +278,8 @@ impl Inner {
     }
 }
 
-/// Frees all segments of a persistent cache that no disk uses, and removes its crash log.
+/// Frees all segments of a persistent cache, and removes the cache's crash log. The caller has made
+/// sure that no disk uses the cache.
 pub(in crate::services) async fn release_owner(
     flash: &crate::services::flash::Flash,
     journal: JournalSpec,

@@ -39,7 +39,7 @@ service! {
 struct Rules {
     /// Storage policies by name.
     policies: BTreeMap<String, Qos>,
-    /// Datastores in the order of their ids.
+    /// Datastores. A datastore's id is its index.
     datastores: Vec<DatastoreEntry>,
 }
 

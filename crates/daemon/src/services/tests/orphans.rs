@@ -125,7 +125,7 @@ fn a_disk_is_added_with_its_orphan_or_not_at_all() {
     });
 }
 
-/// A backup of the state has the cache in another mode.
+/// A backup of the state has the cache in a different mode.
 #[test]
 fn a_state_that_is_older_than_flash_loses_no_dirty_data() {
     run(async |bench| {

@@ -100,7 +100,7 @@ fn clones_of_an_image_share_a_disk_until_the_image_changes() {
             assert_eq!((clone.state, clone.parent), (DiskLife::Online, None));
             assert!(clone.parent_reason.unwrap().contains("parent has changed"));
         }
-        // A clone that is opened now finds the file in another state than the disk.
+        // A clone that is opened now finds the file in a different state than the disk.
         let backing = qcow2_above(&bench, "c.qcow2", "raw", "base.img");
         bench.services.disks.disk_add(clone_at("c", backing)).await.unwrap();
         assert!(disk("c").parent_reason.unwrap().contains("parent has changed"));

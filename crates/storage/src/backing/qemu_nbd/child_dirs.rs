@@ -13,8 +13,9 @@ use std::time::Duration;
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal};
 
-/// Start of the directories' names. The rest is 16 hexadecimal digits. Earlier versions named their
-/// directories without `image-` and did not lock them.
+/// Start of the directories' names. The rest is 16 hexadecimal digits. The directories of earlier
+/// versions of hob have no `image-` in their names and are never locked. hob does not remove them,
+/// because without a lock it cannot know whether they are in use.
 const PREFIX: &str = "hob-image-";
 
 /// Minimum age of a leftover. A younger directory may be about to be locked.
