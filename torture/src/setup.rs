@@ -345,9 +345,10 @@ fn ms(noise: &mut Noise, from: u64, to: u64) -> Duration {
 /// Selects faults and guest habits by words in their names.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Words of which a name must contain one, if the list is not empty.
+    /// A fault or guest habit is used only if its name contains one of these words. An empty list
+    /// selects all faults and guest habits.
     pub only: Vec<String>,
-    /// Words that no name may contain.
+    /// A fault or guest habit is not used if its name contains one of these words.
     pub without: Vec<String>,
 }
 

@@ -59,7 +59,7 @@ pub type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 pub struct CountsAsked {
     /// The disk.
     pub id: DiskId,
-    /// Number of reads in the previous round, if there was one.
+    /// Number of reads at the previous repartitioning of the pool, if there was one.
     pub known_reads: Option<u64>,
     /// Block size of the cache, bytes.
     pub block_bytes: u64,

@@ -399,7 +399,8 @@ struct Simulation<'a> {
     lent: BTreeMap<BufferId, Lent>,
     /// The engine's buffer for sectors that guests write in part.
     edge_buffer: Option<BufferId>,
-    /// Contents of journal pages.
+    /// The bytes of all journal pages that were ever written. Simulated devices store only tags
+    /// that refer to these bytes.
     written: Written,
     /// The daemon is shutting down.
     stopping: bool,

@@ -24,8 +24,8 @@ use crate::output::{print, table, with_notes};
 /// divisions of one pool between the disks of traces
 ///
 /// Without traces: writes index.html and, for each figure, a picture and a table. The exit code is 1 if a check fails.
-/// A difference whose reason a measurement confirms is no failure. The last table lists all published results and
-/// their state.
+/// A check does not fail if a second measurement confirms the stated reason why the result differs from the published
+/// one. The last table lists all published results and their state.
 ///
 /// With traces: writes divisions.html, with the read hits of each disk for each way of --share and each size of the
 /// pool, the difference to the best fixed parts, and the capacity of each disk over time with 'auto'.

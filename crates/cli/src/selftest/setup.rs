@@ -21,8 +21,9 @@ pub(super) struct Setup {
     settings: &'static str,
 }
 
-/// All configurations. Together they cover each mode that caches writes, with and without a
-/// journal, one copy and two, replaced and overwritten blocks, and each preset with write-back.
+/// All configurations. Together they cover both modes that put written data on flash (write-through
+/// and write-back), caches with and without a journal, one and two copies of data, evicted and
+/// overwritten blocks, and the presets `fast-cache`, `vsan` and `zbs`.
 pub(super) const SETUPS: &[Setup] = &[
     Setup { name: "write-through", mode: "write-through", devices: 1, settings: r#"block_size = "4K""# },
     Setup {

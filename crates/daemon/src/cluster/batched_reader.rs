@@ -38,7 +38,7 @@ impl Default for BatchedReader {
 }
 
 impl BatchedReader {
-    /// Returns the keys of a disk, read after the call began.
+    /// Returns a disk's keys in etcd, read after the call began.
     pub(super) async fn look(
         &self,
         names: &Names,

@@ -121,13 +121,13 @@ pub struct OwnershipState {
 }
 
 impl OwnershipState {
-    /// Creates the state of a disk whose keys were not read yet. After an owner's failure, its
-    /// writes in flight get `settle_ns` to reach the backing or be lost.
+    /// Creates the state of a disk whose keys in etcd were not read yet. After an owner's failure,
+    /// its writes in flight get `settle_ns` to reach the backing or be lost.
     pub fn new(disk: String, settle_ns: u64) -> Self {
         OwnershipState { disk, settle_ns, absent: None }
     }
 
-    /// Decides about a disk whose keys have just been read.
+    /// Decides about a disk whose keys in etcd have just been read.
     pub fn decide(
         &mut self,
         now: Instant,
@@ -330,8 +330,8 @@ impl OwnershipState {
         Txn { conditions, changes: vec![Change::Put(self.title(), Value::OwnershipRecord(title), None)] }
     }
 
-    /// Returns the conditions that this host is a member and nothing changed since the keys were
-    /// read.
+    /// Returns the conditions that this host is a member, and that the disk's keys in etcd have not
+    /// changed since they were read.
     fn as_seen(&self, me: &Member, lease: LeaseId, look: &OwnershipSnapshot) -> Vec<(Key, Is)> {
         let is = |revision: Option<u64>| revision.map_or(Is::Absent, Is::At);
         vec![

@@ -73,7 +73,7 @@ struct Wait {
     title: u64,
     /// Last deletion of the disk's lock: the revision, and the time of the event.
     hold_gone: Option<(u64, Instant)>,
-    /// Newest revision at which the disk's keys were read.
+    /// Newest revision of etcd at which the disk's keys were read.
     looked: u64,
 }
 

@@ -17,6 +17,9 @@
 //! - A guest's flush succeeds only if each earlier acknowledged change is durable on flash, was
 //!   covered by a flush of the backing, or was already reported as lost to the guest's session.
 //!
+//! A change *bypasses flash* if it goes to the backing and is never dirty data on flash. Flash has
+//! at most a clean copy of it. In write-through, all changes bypass flash.
+//!
 //! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
 //! cannot be repeated, so every session gets one failed flush. Linux reports writeback errors in
 //! the same way (`errseq_t`). hob remembers for each session the last failure that was reported to
@@ -37,8 +40,8 @@ use crate::range_locks::Range;
 use crate::regions::Regions;
 use crate::units::{DiskId, Instant, RequestId, SECTOR_BYTES, SessionId};
 
-/// Maximum number of ranges, written by guests past flash, that are stored one by one. Beyond that
-/// number, regions of the disk are stored.
+/// Maximum number of ranges that are stored one by one, of guests' changes that bypassed flash.
+/// Beyond that number, regions of the disk are stored.
 const RANGES_MAX: usize = 1024;
 
 /// Maximum number of unreported failures that are kept for guests whose sessions have ended.

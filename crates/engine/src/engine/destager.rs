@@ -86,13 +86,15 @@ pub(super) struct Destager {
     /// Time at which the backing got the first sector of `written`.
     pub(super) written_since: Option<Instant>,
     pub(super) transfers: u32,
-    /// Ranges of sectors that transfers are writing to the backing: disjoint, ends by starts.
+    /// Ranges of sectors that transfers (see `jobs.rs`) are writing to the backing: disjoint, ends
+    /// by starts.
     writing: BTreeMap<u64, u64>,
     /// Blocks of these ranges. If a block is to be destaged again after its transfer, its epoch.
     writing_blocks: BTreeMap<BlockNo, Option<u32>>,
     /// Sectors in `writing` that were overwritten on flash since their transfer read them.
     overwritten: BTreeSet<u64>,
-    /// Changes with their range lock that go to the backing, and wait for the end of a transfer.
+    /// Request slots of changes that must go to the backing, and wait until a transfer of
+    /// some of the same sectors has ended. Each change keeps its range lock meanwhile.
     pub(super) write_waiters: Vec<u32>,
     /// Number of sectors in the ranges of the transfers in progress.
     pub(super) moving: u64,

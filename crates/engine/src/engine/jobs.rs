@@ -1,11 +1,12 @@
 //! Background jobs of the engine: transfers of dirty data from flash to the backing, flushes of the
 //! backing, read-ahead, and extra fills.
 //!
-//! A transfer locks its sectors like a read that fills flash, so that reads from flash continue and
-//! changes wait. The transfer reads flash into a destage buffer, compares the checksums, and writes
-//! the data to the backing. During that write, guests may overwrite the sectors on flash: those
-//! sectors stay dirty. Changes that go to the backing wait for the end of the transfer. The sectors
-//! become clean only after a flush of the backing (`destage.rs`).
+//! A *transfer* destages one range of dirty sectors. It locks its sectors like a read that fills
+//! flash, so that reads from flash continue and changes wait. The transfer reads flash into a
+//! destage buffer, compares the checksums, and writes the data to the backing. During that write,
+//! guests may overwrite the sectors on flash: those sectors stay dirty. Changes that go to the
+//! backing wait for the end of the transfer. The sectors become clean only after a flush of the
+//! backing (`destage.rs`).
 
 use std::collections::BTreeSet;
 

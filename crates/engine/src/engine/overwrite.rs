@@ -3,15 +3,16 @@
 //! While the durable journal has the checksum of a dirty sector, that sector must not be
 //! overwritten. So a commit first records the sector as *unproven* (checksum unknown). The rest of
 //! that commit's last journal page records dirty sectors near it as unproven too, because they are
-//! likely to be overwritten next. Those overwrites then need no commit.
+//! likely to be overwritten next. Those overwrites then need no commit. A commit makes all pending
+//! records durable.
 //!
 //! | the sector on flash | its overwrite |
 //! |---|---|
-//! | not recorded as dirty in the durable journal | starts immediately |
-//! | durably recorded as unproven | starts immediately |
-//! | recorded as unproven, not durably | waits for a commit |
-//! | durably recorded with a checksum | waits for the commit of an *unproven* record |
-//! | recorded with a checksum, not durably | waits for a commit, and then as in the previous row |
+//! | no journal record, durable or pending, says that it is dirty | starts immediately |
+//! | a durable record says that its checksum is unknown | starts immediately |
+//! | a pending record says that its checksum is unknown | waits until that record is durable |
+//! | a durable record has its checksum | waits until an *unproven* record is durable |
+//! | a pending record has its checksum | waits until that record is durable, then as in the previous row |
 //!
 //! A sector that was not overwritten for [`QUIET_NS`] gets a recorded checksum again.
 
@@ -37,8 +38,8 @@ const PAUSE_NS: u64 = 10_000_000;
 /// until they are destaged or scrubbed.
 const KNOWN_MAX: usize = 1 << 16;
 
-/// Range of the disk around an overwrite in which dirty sectors become unproven too: sectors after
-/// it, and before it.
+/// Range of the disk around an overwrite in which dirty sectors are recorded as *unproven*
+/// (checksum unknown) too: number of sectors after the overwrite, and before it.
 const AFTER: u64 = 256;
 const BEFORE: u64 = 64;
 
@@ -60,14 +61,14 @@ pub(super) struct Overwrites {
 }
 
 impl Overwrites {
-    /// Records that a write over an unproven sector begins.
+    /// Records that a write over a sector whose checksum is unknown begins.
     pub(super) fn begin(&mut self, sector: u64) {
         self.rewritten.remove(&sector);
         self.recent.remove(&sector);
         self.quiet.remove(&sector);
     }
 
-    /// Records that a write over an unproven sector has ended.
+    /// Records that a write over a sector whose checksum is unknown has ended.
     pub(super) fn end(&mut self, now: Instant, sector: u64) {
         self.rewritten.insert(sector);
         self.note(now, sector);
@@ -215,7 +216,7 @@ impl Engine {
         for extent in runs.iter().map(|run| run.extent) {
             for sector in extent.sector..extent.sector + extent.count {
                 must |= !journal.may_overwrite(index, sector);
-                // A sector must be committed before it is recorded as unproven.
+                // The *set* record of a sector must be durable before an *unproven* record follows.
                 if !index.may_overwrite(sector) && journal.has_durable_sum(index, sector) {
                     journal.record_unproven(now, index, sector..sector + 1);
                     records = true;
@@ -229,8 +230,8 @@ impl Engine {
         must
     }
 
-    /// Records dirty sectors near the disk sectors `first..end` as unproven, as many as the last
-    /// page of the next commit has room for.
+    /// Records that the checksums of dirty sectors near the disk sectors `first..end` are unknown:
+    /// of as many sectors as the last page of the next commit has room for.
     fn record_neighbours(&mut self, now: Instant, id: DiskId, first: u64, end: u64) {
         let disk = self.disk_mut(id);
         let sectors = disk.config.size_bytes / SECTOR_BYTES;

@@ -82,7 +82,7 @@ impl Engine {
     }
 
     /// Handles the end of a flush's commit: flash's data is durable. The backing is flushed too if
-    /// a guest's write bypassed flash since the backing's last flush.
+    /// a guest's change bypassed flash (see `backed.rs`) since the backing's last successful flush.
     pub(super) fn flush_committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let disk = self.disk(self.requests[slot].request.disk);
         if result.is_err() {

@@ -1,10 +1,11 @@
 //! Flash write budget: keeps the average of a pool's flash writes within a number of bytes a day.
 //!
 //! Two parts share the work:
-//! - [`FlashBudget`] is the account of one pool. Every [`ROUND_NS`] it earns its part of the daily
-//!   budget, is charged with the bytes that caches wrote, and divides the rest among the caches.
-//! - [`Allowance`] is the part of one cache. Between two rounds the engine charges the cache's own
-//!   flash writes to it, and admission becomes stricter as the allowance gets smaller
+//! - [`FlashBudget`] is the account of one pool. Every [`ROUND_NS`], in a *budget round*, it earns
+//!   its part of the daily budget, is charged with the bytes that caches wrote, and divides the
+//!   rest among the caches.
+//! - [`Allowance`] is the part of one cache. Between two budget rounds the engine charges the
+//!   cache's own flash writes to it, and admission becomes stricter as the allowance gets smaller
 //!   ([`pressure`], [`limit`]).
 //!
 //! **Saved budget.** Unused budget is saved, up to the budget of one day. A new budget begins with
@@ -37,7 +38,7 @@ pub use limit::pressure;
 
 use crate::units::{DiskId, Instant};
 
-/// Time between two rounds, nanoseconds.
+/// Time between two budget rounds, nanoseconds.
 pub const ROUND_NS: u64 = 2_000_000_000;
 
 /// Nanoseconds in a day.
@@ -101,7 +102,7 @@ impl Allowance {
     }
 }
 
-/// A cache of the pool at the start of a round.
+/// A cache of the pool at the start of a budget round.
 #[derive(Clone, Copy, Debug)]
 pub struct Member {
     /// The disk that the cache belongs to.
@@ -199,7 +200,7 @@ impl FlashBudget {
             let more = day(&settings) - day(&self.settings);
             self.settings = settings;
             self.common += more.max(0) / 2;
-            // The next round gives each account its new limit.
+            // The next budget round gives each account its new limit.
         }
     }
 
@@ -208,9 +209,10 @@ impl FlashBudget {
         self.settings
     }
 
-    /// Charges what the caches wrote, earns the budget of the time since the last round, and
-    /// divides the saved budget. `unattributed` is the number of bytes that were written to the
-    /// pool, and that no member counts. Returns the allowance of each member, in the same order.
+    /// Runs a budget round: charges the bytes that the caches wrote, earns the budget of the time
+    /// since the last budget round, and divides the saved budget. `unattributed` is the number of
+    /// bytes that were written to the pool, and that no member counts. Returns the allowance of
+    /// each member, in the same order.
     pub fn round(&mut self, now: Instant, unattributed: u64, members: &[Member]) -> Vec<Allowance> {
         let day = day(&self.settings);
         self.common = self.common.saturating_sub_unsigned(unattributed).max(-day);

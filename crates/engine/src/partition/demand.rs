@@ -15,8 +15,8 @@ const RATE_HALF_NS: f64 = 10e9;
 const USUAL_HALF_NS: f64 = 600e9;
 /// Part of the usual rate that counts while the present rate is lower.
 const USUAL_PART: f64 = 0.25;
-/// Half-life of earlier accesses in a disk's curve, nanoseconds. Rounds in which the disk was idle
-/// do not count.
+/// Half-life of earlier accesses in a disk's curve, nanoseconds. Repartitionings between which the
+/// disk was idle do not count.
 const CURVE_HALF_NS: f64 = 300e9;
 /// Number of accesses in a curve up to which earlier accesses keep their weight.
 const ACCESSES_MIN: f64 = 4096.0;
@@ -24,8 +24,8 @@ const ACCESSES_MIN: f64 = 4096.0;
 /// Recent demand of one disk.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Demand {
-    /// Counts at the previous round: reads, accesses, and hits at each grid point. `seen_hits` is
-    /// empty before the first round.
+    /// Counts at the previous repartitioning: reads, accesses, and hits at each grid point.
+    /// `seen_hits` is empty before the first repartitioning.
     seen_reads: u64,
     seen_accesses: u64,
     seen_hits: Vec<f64>,
@@ -38,7 +38,7 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// Updates the demand with the counts of a round.
+    /// Updates the demand with the counts of a repartitioning.
     pub(super) fn update(&mut self, elapsed_ns: u64, segment_bytes: u64, member: &Member<'_>) {
         let blocks = |segments: u64| segments.saturating_mul(segment_bytes) / member.block_bytes;
         let total = member.accesses as f64;

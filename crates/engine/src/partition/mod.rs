@@ -1,17 +1,17 @@
 //! Divides a pool's shared segments among caches by the hits that each would gain or lose. The
 //! caches that share these segments are the *members*.
 //!
-//! [`Partitioner::round`] runs every [`PERIOD_NS`]. Its inputs are each disk's counts and
-//! miss-ratio curve since counting began ([`crate::sizing`]). From the differences between rounds
-//! it derives a recent curve and a recent rate of reads per disk. The value of a cache size is rate
-//! × hit ratio × cost of a miss × shares. [`allocate`] finds the sizes with the highest total
-//! value, and the round returns the changes towards these sizes.
+//! [`Partitioner::round`] repartitions the pool every [`PERIOD_NS`]. Its inputs are each disk's
+//! counts and miss-ratio curve since counting began ([`crate::sizing`]). From the differences to
+//! the previous repartitioning it derives a recent curve and a recent rate of reads per disk. The
+//! value of a cache size is rate × hit ratio × cost of a miss × shares. [`allocate`] finds the
+//! sizes with the highest total value, and the function returns the changes towards these sizes.
 //!
 //! Changes are bounded, because each one drops cached data and rebuilds an index:
 //! - free segments are assigned at once;
 //! - other segments move only if the total value rises by more than [`GAIN_MIN`];
 //! - a cache changes by at least 1/[`CHANGE_MIN_PART`] of its size;
-//! - a round moves at most 1/[`MOVE_MAX_PART`] of the capacity between caches.
+//! - a repartitioning moves at most 1/[`MOVE_MAX_PART`] of the capacity between caches.
 //!
 //! Sizes are in segments. A cache's limits (`min`, the size of its dirty data, `max`, and `pinned`)
 //! take precedence over values. See `docs/decisions/0056-shared-capacity.md`.
@@ -29,7 +29,7 @@ use demand::Demand;
 use crate::sizing::{BlockSizing, Curve};
 use crate::units::{DiskId, Instant};
 
-/// Time between two rounds, nanoseconds.
+/// Time between two repartitionings, nanoseconds.
 pub const PERIOD_NS: u64 = 2_000_000_000;
 
 /// Minimum rise of the total value for which segments move, as a share of the current value.
@@ -45,7 +45,8 @@ const IDLE_LOSS_MAX: f64 = 0.02;
 /// Minimum change of a cache, as a part of its size: one in this number.
 pub const CHANGE_MIN_PART: u64 = 16;
 
-/// Maximum capacity that a round takes from caches, as a part of the whole: one in this number.
+/// Maximum capacity that a repartitioning takes from caches, as a part of the whole: one in this
+/// number.
 pub const MOVE_MAX_PART: u64 = 12;
 
 /// Shares of a cache whose settings specify none, as in QoS.
@@ -95,7 +96,7 @@ pub struct Member<'a> {
     pub block_bytes: u64,
 }
 
-/// Counts of a disk with a cache, as a round needs them.
+/// Counts of a disk with a cache, as a repartitioning needs them.
 #[derive(Clone, Debug)]
 pub struct DiskCounts {
     /// Number of reads since counting began.
@@ -105,7 +106,8 @@ pub struct DiskCounts {
     /// Time that a hit saves, nanoseconds; 0 if unknown (see
     /// [`DiskStats::miss_cost_ns`](crate::stats::DiskStats::miss_cost_ns)).
     pub miss_cost_ns: u64,
-    /// Miss-ratio curve of the reads; absent if the disk was not read since the last round.
+    /// Miss-ratio curve of the reads; absent if the disk was not read since the last
+    /// repartitioning.
     pub curve: Option<BlockSizing>,
 }
 
@@ -120,7 +122,7 @@ pub struct Change {
     pub to: u64,
 }
 
-/// Findings of a round about one cache.
+/// Findings of a repartitioning about one cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Status {
     /// The size with the highest total value, segments.
@@ -137,7 +139,7 @@ pub struct Status {
     pub gained_hits: f64,
 }
 
-/// Result of one round of repartitioning: how the caches of a pool change their sizes.
+/// Result of one repartitioning: how the caches of a pool change their sizes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Repartition {
     /// Changes of sizes: first the caches that release segments, then those that receive segments.
@@ -241,7 +243,8 @@ fn keep_what_nobody_values(capacity: u64, have: &[u64], bidders: &[Bidder], targ
     }
 }
 
-/// Returns the sizes after this round, which lead from `have` towards `targets` within the bounds.
+/// Returns the sizes after this repartitioning, which lead from `have` towards `targets` within the
+/// bounds.
 fn steps(capacity: u64, have: &[u64], targets: &[u64], bidders: &[Bidder]) -> Vec<u64> {
     let total = |sizes: &[u64]| -> f64 {
         bidders.iter().zip(sizes).map(|(bidder, size)| bidder.value_at(*size)).sum()

@@ -2,8 +2,9 @@
 //! hand spares used blocks and leaves them at their position. Zhang, Yang, Yue, Vigfusson, Rashmi:
 //! "SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web caches", NSDI 2024.
 //!
-//! New blocks join the young end, ahead of the clock hand. So spared blocks of a round are not
-//! mixed with new ones, unlike in clock. When the clock hand has passed the youngest block, the
+//! New blocks join the young end, ahead of the clock hand. The blocks that the clock hand has
+//! spared are behind it, so they stay separate from new blocks. In clock, spared and new blocks are
+//! mixed, because both become the youngest. When the clock hand has passed the youngest block, the
 //! next eviction starts at the oldest.
 //!
 //! The queue is linked in one direction only, because frames are removed only at the clock hand,
@@ -25,7 +26,8 @@ const NONE: u32 = u32::MAX;
 /// Flag in the usage value that `order` returns: the block was used since the clock hand last
 /// passed it.
 const HEAT_USED: u8 = 1;
-/// Flag in the usage value that `order` returns: the clock hand passed the block in this round.
+/// Flag in the usage value that `order` returns: the clock hand passed the block since it was last
+/// at the oldest block.
 const HEAT_PASSED: u8 = 2;
 
 struct Sieve {

@@ -3,9 +3,10 @@
 //!
 //! A window that follows latency alone (PARDA) converges slowly to windows in proportion to the
 //! hosts' weights. Such a window ignores reservations and disks with little demand. In dmClock
-//! (Gulati, Merchant, Varman, OSDI 2010), servers tell each client what other servers did for it.
-//! In hob, one resource has many senders, so the hosts report their *demand* to each other, and
-//! each host computes its own part of the datastore's rate.
+//! (Gulati, Merchant, Varman, OSDI 2010), a client uses many servers, and tells each server how
+//! many of its requests the other servers have completed. In hob, many hosts use one datastore. The
+//! hosts report to each other how much I/O per second their disks need (their *demand*). From all
+//! reports, each host computes its own part of the datastore's rate.
 //!
 //! The *level* is the rate per share: the units per second that one share receives when the
 //! datastore is overloaded. It is equal for every disk of the datastore. A throttled disk demands

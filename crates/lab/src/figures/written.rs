@@ -181,7 +181,8 @@ struct Course {
     first: f64,
     last: f64,
     lowest: f64,
-    /// Number of bytes written before the first write that bypassed flash, or all written bytes.
+    /// Number of bytes written before the first write that went directly to the backing; the number
+    /// of all written bytes if no write did.
     full_at: f64,
     to_flash: f64,
 }

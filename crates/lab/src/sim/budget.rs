@@ -10,7 +10,7 @@ use super::Point;
 pub(super) struct Budget {
     settings: Settings,
     account: Option<FlashBudget>,
-    /// Time of the next round.
+    /// Time at which the account divides its budget again.
     next_ns: u64,
 }
 
@@ -23,7 +23,8 @@ impl Budget {
         Budget { settings, account: None, next_ns: 0 }
     }
 
-    /// Runs a round if one is due.
+    /// Charges the cache's flash writes to the account, and gives the cache a new allowance of
+    /// flash writes. Does nothing if [`ROUND_NS`] have not passed since the last time.
     #[inline]
     pub(super) fn advance(&mut self, at_ns: u64, cache: &mut CacheSim) {
         if at_ns >= self.next_ns {

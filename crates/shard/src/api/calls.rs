@@ -183,7 +183,7 @@ calls! {
     /// resource is not shared.
     query report_on: ReportOn {
         resource: Resource,
-        /// Rate per share of the last round between the hosts.
+        /// Rate per share on which the hosts agreed last.
         level: Option<f64>,
     } -> Option<Report>;
 

@@ -59,7 +59,7 @@ pub enum Flushes {
 pub struct VolatileOptions {
     /// Seed of random choices: which units are written early, and the order of operations.
     pub seed: u64,
-    /// Effect of flushes and durable writes.
+    /// Whether flushes and durable (FUA) writes make data durable, or are ignored.
     pub flushes: Flushes,
     /// The process kills itself after this many steps: I/Os, and pieces that are written to a file.
     pub cut_after: Option<u64>,

@@ -1,5 +1,5 @@
-//! Simulates replicas of dirty data in the flash of another host. The ownership record names the
-//! replica while the replica is complete.
+//! Simulates replicas of dirty data in the flash of another host (the *lending host*). The
+//! ownership record names the replica while the replica is complete.
 //!
 //! The simulated replica of a disk is the set of the disk's dirty blocks. Journals and cache frames
 //! are not modelled: all acknowledged writes are in the replica.
@@ -53,9 +53,11 @@ pub(super) struct Copy {
     pub(super) loan: u64,
     /// Confirmed content of the replica.
     pub(super) doubled: BTreeMap<u32, u64>,
-    /// Replica requests that the lending host has not answered.
+    /// Replica requests in flight: the lending host, which stores the replica, has not answered
+    /// them.
     pub(super) pending: BTreeSet<u64>,
-    /// Requests that wait only for the lending host, with their values.
+    /// Requests that are complete at the owner, and wait only for the lending host's answer, with
+    /// their values.
     pub(super) half_done: BTreeMap<u64, u64>,
     /// Writes in progress that went only to the owner's flash.
     pub(super) alone: BTreeSet<u64>,
@@ -205,7 +207,7 @@ impl Simulation<'_> {
     pub(super) fn go_on_alone(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let copy = std::mem::take(&mut self.hosts[host].local[disk].copy);
         trace!(self, "host {host} goes on alone with disk {disk}");
-        // Requests in progress have no valid copy at the lending host.
+        // The data of requests in progress is in no valid replica on the lending host.
         let ops = self.hosts[host].local[disk].ops.iter();
         let writes = ops.filter(|(_, op)| matches!(op.kind, Kind::WriteBack(_))).map(|(number, _)| *number);
         let alone = writes.collect();

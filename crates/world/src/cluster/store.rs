@@ -25,7 +25,7 @@ pub enum Request {
     Renew(LeaseId, String),
     /// Ends a lease.
     Revoke(LeaseId),
-    /// Reads the keys of a disk.
+    /// Reads a disk's ownership record and ownership lock.
     OwnershipSnapshot(String),
     /// Runs a transaction.
     Txn(Txn),
@@ -161,7 +161,7 @@ impl Store {
         }
     }
 
-    /// Returns the keys of a disk.
+    /// Returns a disk's ownership record and ownership lock.
     pub fn look(&self, disk: &str) -> OwnershipSnapshot {
         let title = self.entries.get(&Key::OwnershipRecord(disk.to_owned()));
         let hold = self.entries.get(&Key::OwnershipLock(disk.to_owned()));

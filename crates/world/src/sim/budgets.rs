@@ -26,13 +26,13 @@ const OVERSHOOT_BYTES: u64 = 256 << 10;
 pub(super) struct Budgets {
     rng: SimRng,
     account: Option<FlashBudget>,
-    /// Time of the last round.
+    /// Time of the last budget round (see [`hob_engine::flash_budget`]).
     at: Instant,
     /// The engine's counts of each disk when they were last read; `None` for a disk that the engine
     /// does not have.
     known: Vec<Option<Counts>>,
-    /// Copies of clean data of each disk since the last round. The account does not know what a disk
-    /// wrote between the last round and its removal.
+    /// Number of bytes of clean data that each disk wrote to flash since the last budget round. The
+    /// account does not know how much a disk wrote between the last budget round and its removal.
     uncharged: Vec<u64>,
     /// Sum of all counts since the budget was set.
     total: Counts,
@@ -77,7 +77,7 @@ impl Budgets {
         }
     }
 
-    /// Adds the budget since the last round to the bound.
+    /// Adds the budget of the time since the last budget round to the bound.
     fn earn(&mut self, now: Instant) {
         if let Some(account) = &self.account {
             let bytes = u128::from(account.settings().bytes_per_day) * u128::from(now - self.at);
@@ -119,7 +119,7 @@ impl Simulation<'_> {
         self.divide_budget();
     }
 
-    /// Runs a round of the account, and gives each disk its part.
+    /// Runs a budget round, and gives each disk its part of the budget.
     fn divide_budget(&mut self) {
         let is_ignored = self.options.sabotage == Some(Sabotage::IgnoredFlashBudget);
         let Some(budgets) = &mut self.budgets else { return };

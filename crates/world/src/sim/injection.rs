@@ -516,7 +516,7 @@ impl Simulation<'_> {
         self.write(0, 8 * KIB)?;
         self.ask(Op::Write(Durability::Durable), 320 * KIB, 8 * KIB)?;
         self.ask(Op::Write(Durability::Durable), 32 * KIB, 4 * KIB)?;
-        // One write partly overlaps dirty data, and the discard bypasses flash.
+        // One write partly overlaps dirty data, and the discard goes to the backing only.
         self.write(4 * KIB + 512, 512)?;
         self.ask(Op::Discard(Durability::Durable), 40 * KIB, 4 * KIB)?;
         for offset in (0..DISK_BYTES).step_by(64 * KIB as usize) {

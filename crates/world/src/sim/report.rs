@@ -117,8 +117,8 @@ pub struct Report {
     pub zeroes_to_flash: u64,
     /// Number of writes that went to backings merged with other writes.
     pub writes_merged: u64,
-    /// Number of writes in long sequential runs that bypassed flash because too much data was
-    /// dirty.
+    /// Number of writes in long sequential runs that went directly to the backing, because too much
+    /// data was dirty.
     pub bulk_writes: u64,
     /// Number of bytes read ahead.
     pub read_ahead_bytes: u64,

@@ -28,7 +28,7 @@ pub enum Sabotage {
     UncheckedTail,
     /// Change records of a journal page are applied in the wrong order.
     ReorderedRecords,
-    /// Records of overwrites (*unproven*) in journal pages are ignored.
+    /// Recovery ignores the journal records which say that a checksum is unknown (*unproven*).
     IgnoredOverwrites,
     /// The daemon reads journals without flushing flash before.
     UnflushedRecovery,

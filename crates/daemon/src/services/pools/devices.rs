@@ -588,7 +588,7 @@ impl Inner {
 /// The devices of a pool according to the saved state.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::services) struct Known<'a> {
-    /// Devices on which allocation is off.
+    /// Devices on which the operator switched allocation off. Caches keep their data on them.
     pub(in crate::services) out: &'a [PathBuf],
     /// Devices on other hosts.
     pub(in crate::services) peers: &'a [PeerState],

@@ -1,10 +1,10 @@
 //! Flash writes of pools, and their flash write budgets (docs/decisions/0050).
 //!
-//! Every [`COUNT_EVERY`] a round asks the shards what each cache wrote, charges it to the account
-//! of the pool ([`FlashBudget`]), and sends each cache its new part. The shards count every write to
-//! the pool's devices; what no cache counts, such as the last writes of a removed disk, is charged to
-//! the pool. The accounts survive a restart in a file of the state directory, which is written
-//! every [`KEEP_EVERY`] and at the end of the daemon.
+//! Every [`COUNT_EVERY`], in a *budget round*, the daemon asks the shards how much each cache
+//! wrote, charges it to the account of the pool ([`FlashBudget`]), and sends each cache its new
+//! part. The shards count every write to the pool's devices. Writes that no cache counts, such as
+//! the last writes of a removed disk, are charged to the pool. The accounts survive a restart in a
+//! file of the state directory, which is written every [`KEEP_EVERY`] and at the end of the daemon.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -29,7 +29,7 @@ use crate::services::registry::{DiskEntry, DiskPhase, Inner, PoolEntry};
 use crate::shard_api::ShardHandle;
 use crate::state::create_private;
 
-/// Time between two rounds.
+/// Time between two budget rounds.
 pub(in crate::services) const COUNT_EVERY: Duration = Duration::from_nanos(ROUND_NS);
 
 /// Time between two writes of the file with the accounts. A crash forgets the flash writes of this
@@ -55,10 +55,10 @@ pub(in crate::services) struct PoolWrites {
     /// Account of the budget; `None` without a budget.
     account: Option<FlashBudget>,
     history: History,
-    /// Counts of each cache at the last round.
+    /// Counts of each cache at the last budget round.
     caches: BTreeMap<DiskId, Counts>,
     allowances: BTreeMap<DiskId, Allowance>,
-    /// Bytes written to each device at the last round.
+    /// Number of bytes that had been written to each device at the last budget round.
     devices: BTreeMap<DeviceId, u64>,
     /// Bytes that the devices counted, and that caches counted or that were charged to the pool.
     by_devices: u64,
@@ -107,7 +107,7 @@ struct KeptPool {
 }
 
 impl PoolWrites {
-    /// Sets the budget. The account begins with the next round.
+    /// Sets the budget. The account begins with the next budget round.
     pub(in crate::services) fn set_wanted(&mut self, wanted: Option<FlashWrites>) {
         self.wanted = wanted;
         if wanted.is_none() {
@@ -154,8 +154,8 @@ impl PoolWrites {
         }
     }
 
-    /// Returns the bytes that were written to the pool's devices since the last round, and that no
-    /// cache has counted.
+    /// Returns the number of bytes that were written to the pool's devices since the last budget
+    /// round, and that no cache has counted.
     fn unattributed(&mut self, devices: &[(DeviceId, u64)], by_caches: u64) -> u64 {
         for (device, written) in devices {
             let known = self.devices.insert(*device, *written).unwrap_or(0);
@@ -268,7 +268,7 @@ impl DiskEntry {
 /// The new parts of a shard's caches.
 type Orders = Vec<(DiskId, Option<Allowance>)>;
 
-/// The caches of each pool at the start of a round.
+/// The caches of each pool at the start of a budget round.
 type Members = BTreeMap<String, Vec<Member>>;
 
 impl Pools {
@@ -303,7 +303,8 @@ impl Pools {
         }
     }
 
-    /// Runs a round: charges what the caches wrote, and sends them their new parts of the budgets.
+    /// Runs a budget round: charges the bytes that the caches wrote, and sends the caches their new
+    /// parts of the budgets.
     pub(in crate::services) async fn count_flash_writes(&self) {
         // The devices are asked first, so that no write is missing in the caches' counts.
         let devices = sum(self.observe.ask_shards(PING_MAX).await);

@@ -1,10 +1,11 @@
 //! Shared caches: caches without a size of their own divide the rest of their pool, and hob chooses
 //! their sizes (docs/decisions/0056).
 //!
-//! Every [`REPARTITION_EVERY`] a round asks the partitioner of each pool ([`hob_engine::partition`])
-//! for the sizes with the highest benefit, and resizes the caches towards them: first those that
-//! release segments, then those that receive them. A resize is the same change as a command's, so a
-//! crash at any step finds a cache of the old or of the new size.
+//! Every [`REPARTITION_EVERY`] the pool is *repartitioned*: the daemon asks the partitioner of each
+//! pool ([`hob_engine::partition`]) for the sizes with the highest benefit, and resizes the caches
+//! towards them. The caches that release segments are resized first, then the caches that receive
+//! segments. A resize is the same change as a command's, so a crash at any step finds a cache of
+//! the old or of the new size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,11 +27,11 @@ use crate::services::registry::{DiskEntry, DiskPhase, Inner, PoolEntry, REPARTIT
 use crate::shard_api::{CountsAsked, ShardHandle};
 use crate::state::{CacheSpec, SharedSize};
 
-/// Time between two rounds.
+/// Time between two repartitionings of a pool.
 pub(in crate::services) const REPARTITION_EVERY: Duration = Duration::from_nanos(PERIOD_NS);
 
 /// Maximum time in which a cache writes dirty data to its backing to release segments. Afterwards
-/// the cache keeps its size until a later round.
+/// the cache keeps its size until a later repartitioning.
 const RELEASE_MAX: Duration = Duration::from_secs(3);
 
 /// Interval between two checks whether the daemon's own work on a disk has ended.
@@ -49,11 +50,11 @@ type Curves = BTreeMap<DiskId, (u64, BlockSizing)>;
 #[derive(Debug)]
 pub(in crate::services) struct Sharing {
     began: Clock,
-    /// Absent before the first round, and while a round uses it.
+    /// Absent before the first repartitioning, and while one is using it.
     partitioner: Option<Partitioner>,
-    /// Empty while a round uses it.
+    /// Empty while a repartitioning is using it.
     curves: Curves,
-    /// True during a round.
+    /// True during a repartitioning.
     is_running: bool,
     /// Locked while a cache takes new space, so that the space for journals is not promised twice.
     turn: Arc<tokio::sync::Mutex<()>>,
@@ -77,7 +78,7 @@ impl Default for Sharing {
     }
 }
 
-/// A shared cache at the start of a round.
+/// A shared cache at the start of a repartitioning.
 struct Participant {
     name: String,
     id: DiskId,
@@ -107,7 +108,7 @@ impl Participant {
 }
 
 impl Pools {
-    /// Starts a round for each pool with shared caches whose previous round has ended.
+    /// Starts to repartition each pool with shared caches whose previous repartitioning has ended.
     pub(in crate::services) fn repartition(&self) {
         let pools: Vec<String> = {
             let mut inner = self.registry.inner();

@@ -259,7 +259,7 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) drained_at_end: bool,
     /// Reason why the cache differs from its configuration.
     pub(in crate::services) cache_reason: Option<String>,
-    /// Findings of the latest round of repartitioning about the shared cache.
+    /// Findings of the latest repartitioning about the shared cache.
     pub(in crate::services) sharing: hob_engine::partition::Status,
     /// Observations about the cache's efficiency.
     pub(in crate::services) quality: observe::Quality,

@@ -216,7 +216,8 @@ impl Swaps {
     }
 
     /// Removes an area and releases its segments. Returns its pool, if present, and notes. The
-    /// caller saves the state afterwards, and may first give the space to caches.
+    /// caller must save the state afterwards. Before that, it may give the released segments to
+    /// caches of the pool.
     pub(super) async fn remove(&self, name: &str) -> Result<(Option<String>, Vec<String>)> {
         let pool = self.areas().get(name)?.wanted.pool.clone();
         // Without its pool, the area has no segments to release.

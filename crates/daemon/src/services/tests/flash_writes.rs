@@ -19,7 +19,7 @@ impl Bench {
         self.services.observe.pool("p").unwrap().flash_writes.unwrap()
     }
 
-    /// Runs a round, after two seconds.
+    /// Runs a budget round, after two seconds.
     async fn count(&self) {
         tokio::time::sleep(Duration::from_secs(2)).await;
         self.services.pools.count_flash_writes().await;

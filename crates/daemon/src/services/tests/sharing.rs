@@ -26,7 +26,7 @@ impl Bench {
         }
     }
 
-    /// Runs some rounds of repartitioning, in which these disks read so much each time.
+    /// Repartitions the pool several times, in which these disks read so much each time.
     async fn rounds(&self, count: usize, reads: &[(&str, u64)]) {
         for _ in 0..count {
             reads.iter().for_each(|(disk, mib)| self.read_again(disk, *mib));

@@ -254,7 +254,8 @@ fn a_recovery_writes_sectors_without_a_checksum_again() {
     let renew = it.bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
     it.settle(SUM);
     assert!(it.bench.result(renew).expect("done").is_ok());
-    // The commit of this overwrite makes sector 0 unproven, and no other record follows.
+    // The commit of this overwrite records that the checksum of sector 0 is unknown, and no other
+    // record follows.
     it.write(0, NEWER);
     it.bench.wait_ms(2000);
     it.settle(SUM);

@@ -80,7 +80,7 @@ fn sectors_that_rest_are_recorded_with_their_checksums() {
     }
 }
 
-/// A sector that is overwritten all the time stays unproven, and needs no commit.
+/// If a sector is overwritten all the time, only its first overwrite needs a commit.
 #[test]
 fn a_busy_sector_needs_one_commit() {
     let mut bench = dirty();
@@ -94,7 +94,7 @@ fn a_busy_sector_needs_one_commit() {
     }
 }
 
-/// With two copies, each flush records the checksum. The sector stays unproven all the same.
+/// With two copies, each flush records the checksum. The sector stays *unproven* all the same.
 #[test]
 fn overwrites_of_two_copies_need_one_commit() {
     let mut bench = mirrored(Copies::TwoOfDirty);

@@ -19,10 +19,12 @@ const THREADS_MAX: usize = 16;
 /// Maximum length of a read in sectors.
 const SECTORS_MAX: usize = 64;
 
-/// Consecutive sectors on flash: a range of the sorted list.
+/// Consecutive sectors on flash that one read can cover. In the list of wanted sectors, sorted by
+/// device and offset, they are adjacent.
 struct Run {
     device: DeviceId,
     offset: u64,
+    /// Index of the first sector in the sorted list.
     first: usize,
     sectors: usize,
 }
