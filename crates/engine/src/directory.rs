@@ -15,7 +15,7 @@ use nodes::Nodes;
 
 use crate::admission::{Admission, AdmissionEffect, Gate, Popularity, Room, Run};
 use crate::chooser::{CacheAccess, Choice, Chooser, Combination};
-use crate::flash_budget::limit::{Limit, Place, Verdict};
+use crate::flash_budget::limit::{Limit, Place, Verdict, is_refusable};
 use crate::flash_budget::{Allowance, Counts};
 use crate::index::Index;
 use crate::policy::{Candidate, Policy, PolicyKind};
@@ -305,7 +305,7 @@ impl Directory {
         let is_admitted = popular && self.policy.admit(span.block) || must_admit;
         if !is_admitted {
             if !popular && accesses_min > self.gate.accesses() {
-                return Err(self.refuse_write(span.count));
+                return Err(self.refuse_write(self.sectors_of_new(span)));
             }
             let waits_for_room = self.gate.only_while_free() && !popular;
             return Err(if waits_for_room { Refusal::NoBlock } else { Refusal::Unproven });
@@ -344,7 +344,8 @@ impl Directory {
         }
     }
 
-    /// Charges a copy of clean data that will be written to flash.
+    /// Charges clean data that will be written to flash: all copies of the block that was brought
+    /// last.
     #[inline]
     pub(crate) fn charge(&mut self, sectors: u64) {
         match &mut self.limit {
@@ -372,8 +373,12 @@ impl Directory {
     /// Applies the limit to new data of a block that has a frame.
     #[inline]
     fn limit_update(&mut self, span: Span, sector: u64, effect: AdmissionEffect) -> Result<(), Refusal> {
-        let Some(limit) = &mut self.limit else { return Ok(()) };
-        let missing = span.count - self.index.count_valid(sector, span.count);
+        let Some(limit) = self.limit.as_mut().filter(|_| is_refusable(effect)) else { return Ok(()) };
+        let mut missing = span.count - self.index.count_valid(sector, span.count);
+        if limit.copies > 1 {
+            let second = self.index.second_sector(sector);
+            missing += span.count - second.map_or(0, |second| self.index.count_valid(second, span.count));
+        }
         if missing > 0 && limit.judge(span.block, effect, missing, Place::Cached) == Verdict::Refused {
             return Err(self.refuse_write(missing));
         }
@@ -383,12 +388,18 @@ impl Directory {
     /// Returns the number of accesses that the limit requires of a block without a frame.
     #[inline]
     fn limit_new(&mut self, span: Span, effect: AdmissionEffect) -> Result<u8, Refusal> {
+        let sectors = self.sectors_of_new(span);
         let Some(limit) = &mut self.limit else { return Ok(1) };
         let place = if self.index.room().has_free { Place::Free } else { Place::Evicts };
-        match limit.judge(span.block, effect, span.count, place) {
+        match limit.judge(span.block, effect, sectors, place) {
             Verdict::Accesses(accesses) => Ok(accesses),
-            Verdict::Refused => Err(self.refuse_write(span.count)),
+            Verdict::Refused => Err(self.refuse_write(sectors)),
         }
+    }
+
+    /// Returns the number of sectors that a new block of this span writes, in all copies.
+    fn sectors_of_new(&self, span: Span) -> u64 {
+        span.count * self.limit.as_ref().map_or(1, |limit| limit.copies)
     }
 
     fn refuse_write(&mut self, sectors: u64) -> Refusal {

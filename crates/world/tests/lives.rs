@@ -268,6 +268,15 @@ fn a_write_in_progress_during_a_failed_flush_is_not_lost() {
     run(3_002_881, &flaky()).unwrap();
 }
 
+/// Histories whose flash writes exceeded a budget. The simulation gave no part of the budget to a
+/// disk that was removed and added again between two counts. The engine charged second copies of
+/// clean data only after all blocks of a request were admitted.
+#[test]
+fn copies_of_clean_data_stay_within_a_flash_write_budget() {
+    run(290_008_118, &Options { memory_permille: 1000, ..Options::lives() }).unwrap();
+    run(225_014_541, &Options { copy_loss_permille: 1000, ..Options::lives() }).unwrap();
+}
+
 /// Options with working flash devices whose flushes fail.
 fn flaky() -> Options {
     Options { faults: false, flash_flush_permille: 1000, ..Options::lives() }

@@ -9,7 +9,6 @@
 
 use super::{Directory, FirstToEvict, Placed, Refusal, Span};
 use crate::admission::{AdmissionEffect, Run};
-use crate::flash_budget::limit::PRESSURE_MAX;
 use crate::granularity::Fill;
 use crate::index::hash;
 use crate::units::{BlockNo, FrameNo};
@@ -174,7 +173,7 @@ impl Directory {
         found: Option<u64>,
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
-        if self.limit.as_ref().is_some_and(|limit| limit.pressure() == PRESSURE_MAX) {
+        if self.limit.as_ref().is_some_and(|limit| !limit.covers(span.count)) {
             return Err(Refusal::FlashBudget);
         }
         if let Some(sector) = found {

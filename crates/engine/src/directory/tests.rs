@@ -139,6 +139,22 @@ fn extra_blocks_replace_only_their_own_share() {
 }
 
 #[test]
+fn extra_blocks_are_refused_if_the_saved_budget_does_not_cover_them() {
+    let mut directory = directory(100, "always");
+    directory.set_fill(Fill::Block);
+    let allowance = Allowance { credit: 3 * 4096 + 1, credit_max: 4096, ..Allowance::default() };
+    directory.set_limit(Some(Limit::new(&allowance, Counts::default())));
+    let added = (0..6).filter(|block| {
+        let span = Span { block: BlockNo(*block), first: 0, count: 1 };
+        let is_added = directory.place_extra(span, None, |_, _| false).is_ok();
+        directory.charge_extra(is_added.into());
+        is_added
+    });
+    assert_eq!(added.count(), 3);
+    assert_eq!(directory.charged().clean, 3 * 4096);
+}
+
+#[test]
 fn admission_decides_when_an_extra_block_is_used() {
     let mut directory = directory(10, "ghost");
     directory.set_fill(Fill::Block);

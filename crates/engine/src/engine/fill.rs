@@ -10,6 +10,7 @@ use crate::admission::AdmissionEffect;
 use crate::cache::{FlashRun, push_run};
 use crate::command::{Copies, Mode, Role};
 use crate::directory::{Placed, Refusal};
+use crate::flash_budget::limit::Limit;
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::outcome::Outcome;
 use crate::range_locks::Range;
@@ -56,11 +57,12 @@ impl Engine {
             return Err(Outcome::MissFlashBusy);
         }
         let is_busy = |first, end| range_locks.is_busy(&Range { disk: request.disk, first, end });
-        cache.set_limit(limit);
+        let is_doubled = cache.config.copies == Copies::TwoOfAll && cache.index.keeps_marks();
+        cache.set_limit(if is_doubled { limit.map(Limit::of_two_copies) } else { limit });
         runs.clear();
         let mut refused = ((first, end) != (range.first, range.end)).then_some(Outcome::WriteNotCopied);
         let mut evicted = 0;
-        let mut seconds = Vec::new();
+        let mut seconds: Vec<FlashRun> = Vec::new();
         let mut buffer_sector = first - range.first;
         for span in cache.spans(first, end) {
             if is_elsewhere(buffer_sector, span.count) {
@@ -82,44 +84,31 @@ impl Engine {
             match brought {
                 Ok(Placed { sector, evicted: gone }) => {
                     evicted += gone;
-                    let may = |i: &u64| {
-                        !cache.index.is_valid(sector + i)
-                            && cache.index.may_overwrite(sector + i)
-                            && !is_elsewhere(buffer_sector + i, 1)
-                    };
+                    let (second, gone) = if is_doubled { cache.double(sector, is_busy) } else { (None, 0) };
+                    evicted += gone;
                     let mut filled = 0;
-                    for i in (0..span.count).filter(may) {
-                        push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
-                        filled += 1;
+                    for (copy, runs) in [(Some(sector), &mut *runs), (second, &mut seconds)] {
+                        let Some(copy) = copy else { continue };
+                        let may = |i: &u64| {
+                            !cache.index.is_valid(copy + i)
+                                && cache.index.may_overwrite(copy + i)
+                                && !is_elsewhere(buffer_sector + i, 1)
+                        };
+                        for i in (0..span.count).filter(may) {
+                            push_run(runs, cache.extent(copy + i, 1), buffer_sector + i);
+                            filled += 1;
+                        }
                     }
+                    // Both copies are charged before the next block is judged.
                     if effect != AdmissionEffect::Pulled {
                         cache.charge(filled);
-                    }
-                    if cache.config.copies == Copies::TwoOfAll && cache.index.keeps_marks() {
-                        let (second, gone) = cache.double(sector, is_busy);
-                        evicted += gone;
-                        seconds.extend(second.map(|second| (second, span.count, buffer_sector)));
                     }
                 }
                 Err(refusal) => refused = Some(refusal.into()),
             }
             buffer_sector += span.count;
         }
-        for (second, count, buffer_sector) in seconds {
-            let may = |i: &u64| {
-                !cache.index.is_valid(second + i)
-                    && cache.index.may_overwrite(second + i)
-                    && !is_elsewhere(buffer_sector + i, 1)
-            };
-            let mut filled = 0;
-            for i in (0..count).filter(may) {
-                push_run(runs, cache.extent(second + i, 1), buffer_sector + i);
-                filled += 1;
-            }
-            if effect != AdmissionEffect::Pulled {
-                cache.charge_extra(filled);
-            }
-        }
+        runs.append(&mut seconds);
         let charged = cache.charged();
         if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
             journal.record_gone(now, cache);

@@ -16,6 +16,7 @@ mod early_discard;
 mod ends;
 mod errors;
 mod fill_granularity;
+mod flash_budget;
 mod growth;
 mod health;
 mod limits;

@@ -11,7 +11,8 @@
 //! | 128 to 768 | also writes to uncached blocks; and blocks with fewer than 2, 3, 4, 6, 8 accesses |
 //! | 768 to 1024 | more and more of all copies of clean data, then all of them |
 //!
-//! Data for free blocks may be written on loan instead (see [`super`]).
+//! At any pressure, a block is refused if the saved budget does not cover what is written for it,
+//! both copies included. Data for free blocks may be written on loan instead (see [`super`]).
 
 use super::{Allowance, Counts};
 use crate::admission::AdmissionEffect;
@@ -59,10 +60,10 @@ pub(crate) struct Limit {
     credit: i64,
     credit_max: i64,
     loan: i64,
+    /// Number of copies of clean data that the request writes: 1 or 2.
+    pub(crate) copies: u64,
     /// True if the block that was admitted last is written on loan.
     is_on_loan: bool,
-    /// True if the copy that was charged last was on loan.
-    was_on_loan: bool,
     /// Copies of clean data since the limit was made.
     pub(crate) counts: Counts,
 }
@@ -72,15 +73,24 @@ impl Limit {
         let (credit, loan) = allowance.remaining(counts);
         let credit_max = allowance.credit_max;
         let counts = Counts::default();
-        Limit { credit, credit_max, loan, is_on_loan: false, was_on_loan: false, counts }
+        Limit { credit, credit_max, loan, copies: 1, is_on_loan: false, counts }
+    }
+
+    /// Returns the limit of a request that writes two copies of clean data.
+    pub(crate) fn of_two_copies(self) -> Limit {
+        Limit { copies: 2, ..self }
     }
 
     pub(crate) fn pressure(&self) -> u32 {
         pressure(self.credit, self.credit_max)
     }
 
-    /// Returns the verdict about a copy of `sectors` sectors of this block. `has_free` is true if
-    /// the block needs a frame and a free one is left.
+    /// Returns true if the saved budget suffices to write this number of sectors.
+    pub(crate) fn covers(&self, sectors: u64) -> bool {
+        self.credit >= (sectors * SECTOR_BYTES) as i64
+    }
+
+    /// Returns the verdict about writing `sectors` sectors of this block, in all copies.
     pub(crate) fn judge(
         &mut self,
         block: BlockNo,
@@ -89,13 +99,19 @@ impl Limit {
         place: Place,
     ) -> Verdict {
         self.is_on_loan = false;
-        let pressure = self.pressure();
-        if pressure == 0 || matches!(effect, AdmissionEffect::Dirty | AdmissionEffect::Pulled) {
+        if !is_refusable(effect) {
+            return Verdict::Accesses(1);
+        }
+        let (pressure, is_covered) = (self.pressure(), self.covers(sectors));
+        if pressure == 0 && is_covered {
             return Verdict::Accesses(1);
         }
         if place == Place::Free && self.loan >= (sectors * SECTOR_BYTES) as i64 {
             self.is_on_loan = true;
             return Verdict::Accesses(1);
+        }
+        if !is_covered {
+            return Verdict::Refused;
         }
         let at = position(block);
         let share = |from: u32, to: u32| ((pressure - from) << 16) / (to - from);
@@ -119,12 +135,11 @@ impl Limit {
         pressure < POPULARITY_FROM && position(block) >= (pressure << 16) / POPULARITY_FROM
     }
 
-    /// Charges a copy of clean data that is written.
+    /// Charges clean data that is written: all copies of the block that was judged last.
     pub(crate) fn charge(&mut self, sectors: u64) {
         let bytes = sectors * SECTOR_BYTES;
         self.counts.clean += bytes;
-        self.was_on_loan = std::mem::take(&mut self.is_on_loan);
-        if self.was_on_loan {
+        if std::mem::take(&mut self.is_on_loan) {
             self.counts.borrowed += bytes;
             self.loan -= bytes as i64;
         } else {
@@ -132,10 +147,9 @@ impl Limit {
         }
     }
 
-    /// Charges a copy that was not judged: extra data, or a second copy. It is on loan if the copy
-    /// before it was.
+    /// Charges extra data that is written. It is not judged, and never on loan.
     pub(crate) fn charge_extra(&mut self, sectors: u64) {
-        self.is_on_loan = self.was_on_loan;
+        self.is_on_loan = false;
         self.charge(sectors);
     }
 
@@ -154,6 +168,11 @@ pub(crate) enum Place {
     Free,
     /// Another block would be evicted.
     Evicts,
+}
+
+/// Returns true if a budget may refuse this data.
+pub(crate) fn is_refusable(effect: AdmissionEffect) -> bool {
+    matches!(effect, AdmissionEffect::Clean | AdmissionEffect::CleanWrite)
 }
 
 /// Returns a number from 0 to 65535, the same for each request of a block.

@@ -9,16 +9,16 @@
 //!   ([`pressure`], [`limit`]).
 //!
 //! **Saved budget.** Unused budget is saved, up to the budget of one day. A new budget begins with
-//! half a day. Copies of clean data are refused when nothing is saved. Other flash writes are
-//! never refused, but are charged as well: dirty data, journals, second copies of dirty data, and
-//! data from the cache of another host. They can put an account into debt, at most one day's
-//! budget.
+//! half a day. A block of clean data is refused unless the saved budget covers all of its copies.
+//! Other flash writes are never refused, but are charged as well: dirty data, journals, second
+//! copies of dirty data, missing second copies that maintenance restores, and data from the cache
+//! of another host. They can put an account into debt, at most one day's budget.
 //!
 //! **Loan.** An empty cache may fill at once: data for free blocks may be written on loan, in total
 //! as many bytes as the pool has. Budget that cannot be saved because a day's budget is saved
 //! already repays the loan.
 //!
-//! So copies of clean data never raise the flash writes of `t` days above
+//! So fills never raise the flash writes of `t` days above
 //! `budget × (t + 1) + size of the pool`.
 //!
 //! **Division.** The weight of a cache is its size times its shares. Each cache saves its part by

@@ -206,16 +206,37 @@ fn stricter_with_less_saved_budget() {
 #[test]
 fn a_loan_is_charged_only_under_pressure() {
     let allowance =
-        Allowance { credit: 600, credit_max: 1000, loan: 8192, earned: 0, as_of: Counts::default() };
+        Allowance { credit: 6000, credit_max: 10_000, loan: 8192, earned: 0, as_of: Counts::default() };
     let mut limit = Limit::new(&allowance, Counts::default());
     limit.judge(BlockNo(1), AdmissionEffect::Clean, 1, Place::Free);
     limit.charge(1);
     assert_eq!((limit.counts.clean, limit.counts.borrowed), (4096, 0));
-    limit.judge(BlockNo(1), AdmissionEffect::Clean, 1, Place::Free);
-    limit.charge(1);
-    limit.charge_extra(1);
-    // A second copy of data on loan is on loan too.
+    // Two copies.
+    limit.judge(BlockNo(1), AdmissionEffect::Clean, 2, Place::Free);
+    limit.charge(2);
     assert_eq!((limit.counts.clean, limit.counts.borrowed), (12288, 8192));
+    limit.charge_extra(1);
+    assert_eq!((limit.counts.clean, limit.counts.borrowed), (16384, 8192), "extra data is never on loan");
     let counts = Counts { written: 12288, clean: 12288, borrowed: 4096, refused: 0 };
-    assert_eq!(allowance.remaining(counts), (600 - 8192, 4096));
+    assert_eq!(allowance.remaining(counts), (6000 - 8192, 4096));
+}
+
+#[test]
+fn a_block_that_the_saved_budget_does_not_cover_is_refused() {
+    use AdmissionEffect::{Clean, CleanWrite, Dirty};
+    let with = |loan| {
+        let allowance = Allowance { credit: 16384, credit_max: 16384, loan, ..Allowance::default() };
+        Limit::new(&allowance, Counts::default())
+    };
+    let verdict = |loan, effect, sectors, place| with(loan).judge(BlockNo(1), effect, sectors, place);
+    let free = Verdict::Accesses(1);
+    for place in [Place::Cached, Place::Free, Place::Evicts] {
+        assert_eq!(verdict(0, Clean, 4, place), free);
+        assert_eq!(verdict(0, Clean, 5, place), Verdict::Refused, "{place:?}");
+        assert_eq!(verdict(0, CleanWrite, 5, place), Verdict::Refused, "{place:?}");
+        assert_eq!(verdict(0, Dirty, 5, place), free);
+    }
+    assert_eq!(verdict(20_480, Clean, 5, Place::Free), free, "on loan");
+    assert_eq!(verdict(20_480, Clean, 5, Place::Evicts), Verdict::Refused);
+    assert_eq!(verdict(20_479, Clean, 5, Place::Free), Verdict::Refused);
 }

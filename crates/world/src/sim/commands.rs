@@ -251,6 +251,10 @@ impl Simulation<'_> {
     pub(super) fn command(&mut self, disk: usize, command: Command) -> CommandId {
         self.commands += 1;
         let id = CommandId(self.commands);
+        if matches!(command, Command::AddDisk(_)) {
+            // The engine may have removed the earlier disk after the last count.
+            self.count_flash_writes();
+        }
         if matches!(command, Command::RemoveDisk) {
             self.observe_removal(disk);
         }
