@@ -582,13 +582,8 @@ impl Engine {
     }
 
     /// Returns the counts of a disk for the division of a pool among its caches. `known_reads` is
-<<<<<<< HEAD
-    /// the number of reads at the previous round. Computing a curve takes several tens of thousands
-    /// of steps, so the curve is left out if there was no further read.
-=======
-    /// the number of reads at the previous repartitioning. Computing a curve takes some ten
-    /// thousand steps, so the curve is left out if there was no further read.
->>>>>>> h-words-b
+    /// the number of reads at the previous repartitioning. Computing a curve takes several tens of
+    /// thousands of steps, so the curve is left out if there was no further read.
     pub fn disk_counts(
         &self,
         disk: DiskId,
