@@ -479,6 +479,7 @@ impl State {
                     let failures_owed = self.failures_owed.remove(&id).unwrap_or(0);
                     drop(answer.send(result.map(|released| Gone {
                         is_closing: false,
+                        is_unflushed: self.backings_fail,
                         failures_owed,
                         released,
                         changed,
