@@ -297,6 +297,13 @@ impl State {
                 self.engine.revoke(self.now(), id);
                 self.settle();
             }
+            ShardCall::StopWaiting { id } => {
+                if self.engine.guests_at_risk(id).unwrap_or(0) <= self.engine.failures_owed(id) {
+                    self.engine.revoke(self.now(), id);
+                    self.engine.handle_loss(self.now(), id);
+                    self.settle();
+                }
+            }
             ShardCall::SetQos { id, qos, answer } => {
                 self.command(id, Command::Qos(qos), Waiting::Add(answer));
             }

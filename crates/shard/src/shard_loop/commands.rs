@@ -160,6 +160,7 @@ impl Shard {
             ShardCall::SetMemory { id, memory, answer } => self.set_memory(now, id, memory, answer),
             ShardCall::ExpireRequests { id } => self.expire_requests(now, id),
             ShardCall::Abandon { id } => self.abandon_disk(now, id),
+            ShardCall::StopWaiting { id } => self.stop_waiting(now, id),
             ShardCall::SetWaitMax { id, wait_max } => {
                 if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
                     backing.set_wait_max(now, WaitMax::Set(wait_max));

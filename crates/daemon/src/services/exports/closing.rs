@@ -67,7 +67,7 @@ impl ExportService {
 impl DiskEntry {
     /// Records that the closed cache of the disk has no crash log, although its journal is not marked
     /// as closed. Returns true if the state must be saved.
-    pub(super) fn expect_no_crash_log(&mut self) -> bool {
+    pub(in crate::services) fn expect_no_crash_log(&mut self) -> bool {
         // Without a cache in service, the crash log of an earlier daemon is still there.
         if !self.has_cache || self.recovering.is_some() {
             return false;
