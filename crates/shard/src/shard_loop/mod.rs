@@ -525,6 +525,10 @@ impl Shard {
             progress = true;
             self.clients.handle_timeout(now, &mut self.ring);
         }
+        if self.parents.poll_timeout().is_some_and(|at| at <= now) {
+            progress = true;
+            self.give_up_parents(now);
+        }
         progress
     }
 
@@ -541,6 +545,7 @@ impl Shard {
             self.flash.poll_timeout(),
             self.clients.poll_timeout(),
             self.transfers.poll_timeout(),
+            self.parents.poll_timeout(),
         ];
         let due = backings.chain(timers.into_iter().flatten()).min();
         let before = self.now();
