@@ -324,8 +324,9 @@ impl Shard {
         }
         let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
         if backing.is_lost() && self.engine.role(disk) != Some(Role::Away) {
+            let why = backing.loss_reason();
             self.engine.revoke(now, disk);
-            self.commands.report(ShardEvent::BackingLost(disk));
+            self.commands.report(ShardEvent::BackingLost { disk, why });
         }
         if backing.is_closed() {
             let (changed, has_lost) = (backing.change_mark(), backing.has_lost());

@@ -160,6 +160,11 @@ pub trait Driver: Send {
     fn is_lost(&self) -> bool {
         false
     }
+    /// Returns why the disk [is lost](Self::is_lost), if not another program has opened it. The text
+    /// is a sentence without a period.
+    fn loss_reason(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Reads a backing synchronously, in addition to the I/O ring that serves it.
@@ -280,5 +285,10 @@ macro_rules! delegate {
     };
     (@wait_max $own:ident) => { fn wait_max(&self) -> Option<Duration> { self.$own.wait_max() } };
     (@is_lost $own:ident) => { fn is_lost(&self) -> bool { self.$own.is_lost() } };
+    (@loss_reason $own:ident) => {
+        fn loss_reason(&self) -> Option<String> {
+            self.$own.loss_reason()
+        }
+    };
 }
 pub(super) use delegate;

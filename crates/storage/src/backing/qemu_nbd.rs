@@ -33,7 +33,7 @@ use hob_nbd::uri::{Address, NbdUri};
 use rustix::io::Errno;
 
 pub use self::child::end_starting;
-use self::child::{Opens, Server};
+use self::child::{CHANGED, Opens, Server};
 pub use self::child_dirs::remove_leftovers;
 use self::node::Image;
 pub use self::sandbox::confine;
@@ -225,6 +225,11 @@ impl Driver for QemuNbd {
 
     fn is_lost(&self) -> bool {
         self.server.is_taken()
+    }
+
+    fn loss_reason(&self) -> Option<String> {
+        let path = self.server.image().path.display();
+        self.server.is_changed().then(|| format!("{path} was {CHANGED}"))
     }
 
     fn parent(&self) -> Result<Option<Parent>, String> {
