@@ -5,13 +5,19 @@
 //! clean close, and the cache is recovered as after a crash, but all records are on flash. So its
 //! crash log is removed, and nothing is lost without it.
 
+use std::time::Duration;
+
 use hob_engine::units::DiskId;
+use tokio::time::timeout;
 
 use super::ExportService;
 use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::Closed;
+
+/// Maximum time to close a file for which no evidence is recorded.
+const RELEASE_MAX: Duration = Duration::from_secs(1);
 
 impl ExportService {
     /// Takes a disk from its shard, and records the evidence that its cache is valid. The disk is
@@ -29,11 +35,15 @@ impl ExportService {
         let mut gone = self.take_from_shard(name, shard, id).await?;
         // The detector keeps the backing open and locked.
         let evidence = match gone.witness.take() {
-            // A backing that does not answer gives no evidence either.
             Some(witness) if unverified == 0 && !gone.is_unflushed => {
                 blocking(move || witness.evidence_at_end()).await.ok().flatten()
             }
-            _ => None,
+            Some(witness) => {
+                // The backing may not answer.
+                let _ = timeout(RELEASE_MAX, blocking(move || drop(witness))).await;
+                None
+            }
+            None => None,
         };
         let mut inner = self.registry.inner();
         let Ok(disk) = inner.disk_mut(name) else { return Ok(gone) };
