@@ -210,7 +210,7 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
         guest.flush().unwrap();
         // The backing gets writes, and answers none.
         backing.signal(Signal::STOP);
-        daemon.ctl(&["drain", "vm"]);
+        daemon.ctl(&["drain", "vm", "--no-wait"]);
         assert!(daemon.stats("vm").number("dirty_bytes").is_some_and(|bytes| bytes > 0.0));
         if is_dead {
             backing.kill();
