@@ -5,13 +5,21 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use conformance::data::{Noise, assert_same, assert_same_file, noise_file};
+use conformance::data::{Noise, assert_same, assert_same_file, empty_file, noise_file};
+use conformance::nbd_client::{Address, Client};
 use conformance::process::Process;
 use conformance::scratch::wait_until;
-use conformance::{Hob, MIB, Scratch, Serve, Tool};
+use conformance::{Daemon, Hob, MIB, Scratch, Serve, Tool};
+use rustix::process::Signal;
 
 const SIZE: u64 = 32 * MIB;
 const WARM: u64 = 4 * MIB;
+
+/// Maximum time until a disk or a cache is there.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Maximum time of a stop whose backing does not answer. It usually takes 2 to 6 s.
+const STOP_MAX: Duration = Duration::from_secs(20);
 
 /// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
 #[track_caller]
@@ -163,4 +171,63 @@ fn sigterm_ends_the_server_while_its_backing_is_dead() {
     client.send(0, conformance::nbd_client::CMD_READ, 20 * MIB, 4096, &[]).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     stage.hob.stop();
+}
+
+/// Starts a daemon, and waits until the disk `vm` has its write-back cache.
+#[track_caller]
+fn start_daemon(scratch: &Scratch) -> (Daemon, Client) {
+    let _ = std::fs::remove_file(scratch.path("ctl.sock"));
+    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let shown = || daemon.ctl(&["disk", "show", "vm", "-o", "json"]);
+    wait_until("the cache", PATIENCE, || shown().contains("\"active\""));
+    let address = Address::Unix(scratch.path("nbd.sock"));
+    wait_until("the disk", PATIENCE, || Client::connect(&address, "vm").is_ok());
+    let guest = Client::connect(&address, "vm").expect("the disk is there");
+    (daemon, guest)
+}
+
+/// Promise 1: a stop leaves dirty data in the cache if the backing does not answer. It does not wait
+/// for the backing, whether that is dead or hangs, and the guest sees no error after the next start.
+#[test]
+fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
+    for is_dead in [true, false] {
+        let scratch = Scratch::new();
+        empty_file(&scratch.path("disk.img"), SIZE);
+        let mut backing = nbdkit(&scratch);
+        let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
+        let config = format!(
+            "{}[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+             [[disk]]\nname = \"vm\"\nbacking = {uri:?}\n\
+             [disk.cache]\npool = \"pool\"\nsize = \"16M\"\nmode = \"write-back\"\ndirty_age_max = 600\n\
+             dirty_start = 90\ndirty_stop = 80\ndirty_full = 95\n",
+            scratch.daemon_config(),
+            scratch.text("flash"),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        let (daemon, mut guest) = start_daemon(&scratch);
+        let data = Noise::new(53).bytes(MIB as usize);
+        guest.write(0, &data).unwrap();
+        guest.flush().unwrap();
+        // The backing gets writes, and answers none.
+        backing.signal(Signal::STOP);
+        daemon.ctl(&["drain", "vm", "--no-wait"]);
+        assert!(daemon.stats("vm").number("dirty_bytes").is_some_and(|bytes| bytes > 0.0));
+        if is_dead {
+            backing.kill();
+        }
+        let begun = Instant::now();
+        let stopped = daemon.stop();
+        assert!(begun.elapsed() < STOP_MAX, "it took {:?}: {}", begun.elapsed(), stopped.stderr);
+        assert!(stopped.stderr.contains("closed without a flush of its backing"), "{}", stopped.stderr);
+        backing.kill();
+        let backing = nbdkit(&scratch);
+        let (daemon, mut guest) = start_daemon(&scratch);
+        guest.flush().expect("nothing is lost");
+        assert_same(&guest.read(0, MIB as u32).unwrap(), &data, 0, "the disk and what was written");
+        let health = daemon.try_ctl(&["health"]).all();
+        assert!(!health.contains("crash log"), "{health}");
+        drop(guest);
+        daemon.stop();
+        drop(backing);
+    }
 }

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::{Address, Client};
+use conformance::process::descendants;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Tool};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Size of the golden image, bytes; the last third was never written.
@@ -317,6 +319,51 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
             assert!(stage.number(clone, "shared_read_bytes") > 0, "{clone}");
         }
     }
+    stage.daemon.take().expect("it runs").stop();
+}
+
+/// The parent's disk hangs, but the clones can still read their backing file themselves. They wait
+/// some seconds for the parent's disk, and not longer. Cached data of the parent is still served.
+#[test]
+fn a_parents_disk_that_hangs_delays_its_clones_only_for_seconds() {
+    let mut stage = Stage::new("qcow2", "qcow2", &["a"], &[]);
+    stage.start();
+    let mut clone = stage.connect("a");
+    let check = |clone: &mut Client, at: u64| {
+        let bytes = clone.read(at, 65536).unwrap_or_else(|error| panic!("a read at {at}: {error}"));
+        assert_same(&bytes, &stage.golden[at as usize..][..65536], at, "the clone and the golden image");
+    };
+    check(&mut clone, 0);
+    wait_until("the parent's disk to cache the data", PATIENCE, || {
+        stage.number(&stage.base_name, "sectors_valid") >= 16
+    });
+    let is_of_parent = |pid: &u32| {
+        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        command.contains(&stage.base) && !command.contains(&stage.image("a"))
+    };
+    let found: Vec<u32> =
+        descendants(stage.daemon().process.pid()).into_iter().filter(is_of_parent).collect();
+    assert_eq!(found.len(), 1, "the qemu-nbd of the golden image");
+    let pid = Pid::from_raw(found[0] as i32).expect("a process id");
+    kill_process(pid, Signal::STOP).unwrap();
+    let before = stage.number("a", "shared_read_bytes");
+    for at in [8 * MIB, 12 * MIB] {
+        check(&mut clone, at);
+    }
+    assert_eq!(stage.number("a", "shared_read_bytes"), before, "the clone has read the data itself");
+    check(&mut clone, 0);
+    assert_eq!(stage.number("a", "shared_read_bytes"), before + 65536, "a hit of the parent's disk");
+    // The parent's disk answers the reads late, which changes nothing.
+    kill_process(pid, Signal::CONT).unwrap();
+    let mut at = 16 * MIB;
+    wait_until("the parent's disk to serve its clone again", PATIENCE, || {
+        let before = stage.number("a", "shared_read_bytes");
+        check(&mut clone, at);
+        // The clone may have the data itself now.
+        at += 65536;
+        stage.number("a", "shared_read_bytes") > before
+    });
+    drop(clone);
     stage.daemon.take().expect("it runs").stop();
 }
 

@@ -297,6 +297,13 @@ impl State {
                 self.engine.revoke(self.now(), id);
                 self.settle();
             }
+            ShardCall::StopWaiting { id } => {
+                if self.engine.guests_at_risk(id).unwrap_or(0) <= self.engine.failures_owed(id) {
+                    self.engine.revoke(self.now(), id);
+                    self.engine.handle_loss(self.now(), id);
+                    self.settle();
+                }
+            }
             ShardCall::SetQos { id, qos, answer } => {
                 self.command(id, Command::Qos(qos), Waiting::Add(answer));
             }
@@ -479,6 +486,7 @@ impl State {
                     let failures_owed = self.failures_owed.remove(&id).unwrap_or(0);
                     drop(answer.send(result.map(|released| Gone {
                         is_closing: false,
+                        is_unflushed: self.backings_fail,
                         failures_owed,
                         released,
                         changed,

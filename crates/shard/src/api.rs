@@ -106,6 +106,9 @@ pub struct Gone {
     pub bitmaps: Vec<Bitmap>,
     /// Number of guests that have not received a report that acknowledged writes may be lost.
     pub failures_owed: u32,
+    /// True if the backing was not flushed after its last change, because it failed or did not
+    /// answer. The journal of a persistent cache is complete then, but it is not marked as closed.
+    pub is_unflushed: bool,
     /// True if the abandoned backing is still open. The disk's id can be reused after
     /// [`ShardEvent::BackingClosed`].
     pub is_closing: bool,

@@ -5,6 +5,7 @@ mod additional_exports;
 mod admission;
 mod arrivals;
 mod bitmaps;
+mod closing;
 mod config;
 mod config_keys;
 mod devices;

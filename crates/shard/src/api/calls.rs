@@ -167,6 +167,11 @@ calls! {
     /// the backing does not complete within a second are abandoned. The disk is removed next.
     order abandon: Abandon { id: DiskId };
 
+    /// Abandons the backing of a disk that is being removed, because the backing does not answer.
+    /// Has no effect while only the backing has acknowledged changes that no flush covers, unless a
+    /// flush has failed since.
+    order stop_waiting: StopWaiting { id: DiskId };
+
     /// Changes how long requests wait for a disk's backing.
     order set_wait_max: SetWaitMax { id: DiskId, wait_max: Duration };
 

@@ -53,7 +53,12 @@ pub enum ShardEvent {
         count: u32,
     },
     /// Another program has taken over a disk's backing. The disk serves no requests any more.
-    BackingLost(DiskId),
+    BackingLost {
+        /// The disk.
+        disk: DiskId,
+        /// What happened instead, if no other program has opened the backing.
+        why: Option<String>,
+    },
     /// The abandoned backing of a removed disk is closed: its last request has ended.
     BackingClosed(DiskId),
 }

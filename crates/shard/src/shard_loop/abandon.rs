@@ -35,6 +35,20 @@ impl Shard {
         self.commands.leave_behind(id);
     }
 
+    /// Abandons the backing of a disk that is being removed, if nothing is lost by that. Dirty data
+    /// stays in the cache. Acknowledged changes that only the backing has are lost if it never
+    /// flushes them, so the removal waits for their flush. After that flush has failed, guests get a
+    /// report, and there is nothing to wait for.
+    pub(super) fn stop_waiting(&mut self, now: Instant, id: DiskId) {
+        let at_risk = self.engine.guests_at_risk(id).unwrap_or(0);
+        if self.is_abandoned(id) || at_risk > self.engine.failures_owed(id) {
+            return;
+        }
+        self.abandon_disk(now, id);
+        // The last flush is left out, which the engine handles like a failed flush.
+        self.engine.handle_loss(now, id);
+    }
+
     /// Returns true if a disk's backing is open only because a request cannot be cancelled.
     pub(super) fn is_abandoned(&self, id: DiskId) -> bool {
         let backing = self.backings.get(id.0 as usize).and_then(Option::as_ref);

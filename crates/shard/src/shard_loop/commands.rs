@@ -160,6 +160,7 @@ impl Shard {
             ShardCall::SetMemory { id, memory, answer } => self.set_memory(now, id, memory, answer),
             ShardCall::ExpireRequests { id } => self.expire_requests(now, id),
             ShardCall::Abandon { id } => self.abandon_disk(now, id),
+            ShardCall::StopWaiting { id } => self.stop_waiting(now, id),
             ShardCall::SetWaitMax { id, wait_max } => {
                 if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
                     backing.set_wait_max(now, WaitMax::Set(wait_max));
@@ -483,11 +484,21 @@ impl Shard {
                 let backing = self.backings[disk.0 as usize].as_ref();
                 let changed = backing.and_then(|backing| backing.change_mark());
                 let witness = backing.and_then(|backing| backing.witness()).map(ChangeDetector::keep_open);
+                let is_unflushed =
+                    backing.is_none_or(|backing| backing.is_abandoned() || backing.is_unflushed());
                 let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
                 let memory = self.areas.replace(disk, None);
                 let failures_owed = self.commands.failures_owed.remove(&disk).unwrap_or(0);
-                let gone =
-                    Gone { released, changed, witness, memory, bitmaps, failures_owed, is_closing: false };
+                let gone = Gone {
+                    released,
+                    changed,
+                    witness,
+                    memory,
+                    bitmaps,
+                    failures_owed,
+                    is_unflushed,
+                    is_closing: false,
+                };
                 self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.close(&mut self.ring);

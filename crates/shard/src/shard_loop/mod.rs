@@ -324,8 +324,9 @@ impl Shard {
         }
         let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
         if backing.is_lost() && self.engine.role(disk) != Some(Role::Away) {
+            let why = backing.loss_reason();
             self.engine.revoke(now, disk);
-            self.commands.report(ShardEvent::BackingLost(disk));
+            self.commands.report(ShardEvent::BackingLost { disk, why });
         }
         if backing.is_closed() {
             let (changed, has_lost) = (backing.change_mark(), backing.has_lost());
@@ -525,6 +526,10 @@ impl Shard {
             progress = true;
             self.clients.handle_timeout(now, &mut self.ring);
         }
+        if self.parents.poll_timeout().is_some_and(|at| at <= now) {
+            progress = true;
+            self.give_up_parents(now);
+        }
         progress
     }
 
@@ -544,6 +549,7 @@ impl Shard {
             self.flash.poll_timeout(),
             self.clients.poll_timeout(),
             self.transfers.poll_timeout(),
+            self.parents.poll_timeout(),
         ];
         let due = backings.chain(timers.into_iter().flatten()).min();
         let before = self.now();

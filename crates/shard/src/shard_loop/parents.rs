@@ -5,11 +5,15 @@
 //! because the parent's disk may fill its cache from that buffer after the clone's reply. The data
 //! is then copied into the clone's buffer. If no buffer is free or the parent's disk fails, the
 //! clone's own backing reads the data.
+//!
+//! It also reads the data if the parent's disk does not answer in time. Its own requests obey the
+//! `backing_timeout` of the clone. A late answer of the parent's disk is ignored.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use hob_engine::Engine;
-use hob_engine::io::{BufferCopy, BufferSlice, CopyEnd, IoError, Op, PayloadMemory, Promote, Reply, Request};
+use hob_engine::io::{BufferCopy, BufferSlice, CopyEnd, IoError, Op, PayloadMemory, Reply, Request};
 use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
 use hob_storage::backing::ParentRead;
 use hob_storage::ring::Ring;
@@ -20,12 +24,27 @@ use super::Shard;
 /// are smaller.
 const OWN: u32 = 1 << 28;
 
+/// Maximum wait of a clone for its parent's disk, or the clone's `backing_timeout` if that is
+/// shorter.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// The same maximum while the parent's disk has not answered an earlier read in time. Hits are still
+/// served.
+const LATER_ANSWER_MAX: Duration = Duration::from_secs(1);
+
+/// Number of reads that a parent's disk has not answered in time, from which on only reads of cached
+/// data are sent to it. Each of these reads keeps a buffer.
+const UNANSWERED_MAX: u32 = 16;
+
 /// A read that was sent to a parent's disk.
 struct Asked {
     clone: DiskId,
+    parent: DiskId,
     number: u32,
     slice: BufferSlice,
     buffer: BufferId,
+    /// Time at which the clone's own backing reads the data; `None` after that.
+    gives_up_at: Option<Instant>,
 }
 
 /// Which disk is the parent of which clone, and the reads in flight to parents.
@@ -35,6 +54,10 @@ pub(super) struct Parents {
     links: BTreeMap<DiskId, DiskId>,
     asked: BTreeMap<u32, Asked>,
     last: u32,
+    /// Number of reads that each parent's disk has not answered in time, and not since.
+    unanswered: BTreeMap<DiskId, u32>,
+    /// Time of the next check for reads that were not answered in time.
+    check_at: Option<Instant>,
 }
 
 impl Parents {
@@ -51,9 +74,11 @@ impl Parents {
         engine: &mut Engine,
         clone: DiskId,
         read: &ParentRead,
-        promote: Promote,
+        wait_max: Option<Duration>,
     ) -> Option<()> {
         let parent = *self.links.get(&clone)?;
+        let answer_max = self.answer_max(engine, parent, read)?;
+        let gives_up_at = now + wait_max.map_or(answer_max, |own| own.min(answer_max)).as_nanos() as u64;
         let buffer = ring.arena_mut().alloc_for(parent, read.len as usize)?;
         self.last = self.last.wrapping_add(1);
         let id = RequestId(u64::from(OWN) << 32 | u64::from(self.last));
@@ -64,17 +89,73 @@ impl Parents {
             offset: read.offset,
             len: read.len,
             buffer: Some(buffer),
-            promote,
+            promote: engine.promote_of(read.io),
             memory: PayloadMemory::Daemon,
         };
         if engine.handle_request(now, request).is_err() {
             ring.arena_mut().release(buffer);
             return None;
         }
-        let asked = Asked { clone, number: read.number, slice: read.slice, buffer };
-        let before = self.asked.insert(self.last, asked);
-        assert!(before.is_none(), "as many requests cannot be in flight");
+        let ParentRead { number, slice, .. } = *read;
+        self.insert(
+            self.last,
+            Asked { clone, parent, number, slice, buffer, gives_up_at: Some(gives_up_at) },
+        );
         Some(())
+    }
+
+    fn insert(&mut self, id: u32, asked: Asked) {
+        self.check_at = self.check_at.into_iter().chain(asked.gives_up_at).min();
+        let before = self.asked.insert(id, asked);
+        assert!(before.is_none(), "as many requests cannot be in flight");
+    }
+
+    /// Returns how long a read may wait for a parent's disk; `None` if it is not sent there.
+    fn answer_max(&self, engine: &Engine, parent: DiskId, read: &ParentRead) -> Option<Duration> {
+        let Some(count) = self.unanswered.get(&parent) else { return Some(ANSWER_MAX) };
+        let is_sent = *count < UNANSWERED_MAX || engine.would_read_flash(parent, read.offset, read.len);
+        is_sent.then_some(LATER_ANSWER_MAX)
+    }
+
+    /// Returns the time at which to call [`Shard::give_up_parents`].
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.check_at
+    }
+
+    /// Gives up the reads that were not answered in time. Returns the clone and the number of each.
+    fn give_up_late(&mut self, now: Instant) -> Vec<(DiskId, u32)> {
+        let mut late = Vec::new();
+        for asked in self.asked.values_mut() {
+            if asked.gives_up_at.take_if(|at| *at <= now).is_none() {
+                continue;
+            }
+            late.push((asked.clone, asked.number));
+            let count = self.unanswered.entry(asked.parent).or_default();
+            if *count == 0 {
+                tracing::warn!(
+                    disk = asked.parent.0,
+                    "the disk of a parent does not answer, so its clones read the data themselves"
+                );
+            }
+            *count += 1;
+        }
+        self.check_at = self.asked.values().filter_map(|asked| asked.gives_up_at).min();
+        late
+    }
+
+    /// Takes a read that the parent's disk has answered. Returns `None` if it was given up before.
+    fn take_answered(&mut self, id: u32) -> Option<Asked> {
+        let asked = self.asked.remove(&id).expect("requests are answered once");
+        if asked.gives_up_at.is_some() {
+            return Some(asked);
+        }
+        let count = self.unanswered.get_mut(&asked.parent).expect("each read that was given up counts");
+        *count -= 1;
+        if *count == 0 {
+            self.unanswered.remove(&asked.parent);
+            tracing::info!(disk = asked.parent.0, "the disk of the parent answers again");
+        }
+        None
     }
 }
 
@@ -112,9 +193,9 @@ impl Shard {
             && let Some(read) = backing.poll_parent_read()
         {
             progress = true;
-            let promote = self.engine.promote_of(read.io);
+            let wait_max = backing.wait_max();
             let Shard { parents, ring, engine, .. } = self;
-            match parents.ask(now, ring, engine, clone, &read, promote) {
+            match parents.ask(now, ring, engine, clone, &read, wait_max) {
                 Some(()) => engine.pass_on(now, read.io),
                 None => backing.handle_parent_read(ring, now, read.number, Err(IoError::ShuttingDown)),
             }
@@ -122,10 +203,21 @@ impl Shard {
         progress
     }
 
+    /// Lets clones read the data themselves that their parents' disks have not returned in time.
+    pub(super) fn give_up_parents(&mut self, now: Instant) {
+        for (clone, number) in self.parents.give_up_late(now) {
+            let backing =
+                self.backings[clone.0 as usize].as_mut().expect("a clone's backing waits for its reads");
+            backing.handle_parent_read(&mut self.ring, now, number, Err(IoError::Failed));
+            self.collect(now, clone);
+        }
+    }
+
     /// Handles the reply of a parent's disk.
     pub(super) fn parent_replied(&mut self, now: Instant, reply: &Reply) {
-        let asked = self.parents.asked.remove(&(reply.id.0 as u32));
-        let Asked { clone, number, slice, buffer } = asked.expect("requests are answered once");
+        // The buffer of a read that was given up may have another use now.
+        let Some(asked) = self.parents.take_answered(reply.id.0 as u32) else { return };
+        let Asked { clone, number, slice, buffer, .. } = asked;
         if reply.result.is_ok() {
             let from = CopyEnd::Buffer { id: buffer, offset: 0 };
             let to = CopyEnd::Buffer { id: slice.id, offset: slice.offset };
@@ -136,5 +228,62 @@ impl Shard {
         backing.handle_parent_read(&mut self.ring, now, number, reply.result);
         self.collect(now, clone);
         self.make_copies();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_engine::Limits;
+    use hob_engine::units::IoId;
+
+    use super::*;
+
+    const PARENT: DiskId = DiskId(1);
+    const CLONE: DiskId = DiskId(2);
+
+    fn slice() -> BufferSlice {
+        BufferSlice { id: BufferId(7), offset: 0, len: 4096 }
+    }
+
+    fn asked(number: u32, gives_up_at: u64) -> Asked {
+        let gives_up_at = Some(Instant(gives_up_at));
+        Asked { clone: CLONE, parent: PARENT, number, slice: slice(), buffer: BufferId(8), gives_up_at }
+    }
+
+    #[test]
+    fn a_read_that_is_not_answered_in_time_is_given_up_once() {
+        let mut parents = Parents::default();
+        assert_eq!(parents.poll_timeout(), None);
+        for (id, number, at) in [(1, 11, 200), (2, 12, 100), (3, 13, 300)] {
+            parents.insert(id, asked(number, at));
+        }
+        assert_eq!(parents.poll_timeout(), Some(Instant(100)));
+        assert!(parents.give_up_late(Instant(99)).is_empty());
+        // The first one is answered in time.
+        assert_eq!(parents.take_answered(1).map(|asked| asked.number), Some(11));
+        assert_eq!(parents.give_up_late(Instant(200)), [(CLONE, 12)]);
+        assert_eq!((parents.poll_timeout(), parents.unanswered[&PARENT]), (Some(Instant(300)), 1));
+        assert_eq!(parents.give_up_late(Instant(300)), [(CLONE, 13)]);
+        assert_eq!((parents.poll_timeout(), parents.unanswered[&PARENT]), (None, 2));
+        assert!(parents.give_up_late(Instant(400)).is_empty());
+        // Late answers are ignored.
+        assert!(parents.take_answered(3).is_none() && parents.take_answered(2).is_none());
+        assert!(parents.unanswered.is_empty() && parents.asked.is_empty());
+    }
+
+    #[test]
+    fn a_parents_disk_that_does_not_answer_gets_few_reads() {
+        let engine = Engine::new(Limits::default());
+        let read = ParentRead { number: 1, io: IoId(1), offset: 0, len: 4096, slice: slice() };
+        let mut parents = Parents::default();
+        assert_eq!(parents.answer_max(&engine, PARENT, &read), Some(ANSWER_MAX));
+        for id in 1..=UNANSWERED_MAX {
+            parents.insert(id, asked(id, 100));
+            parents.give_up_late(Instant(100));
+            let answer_max = (id < UNANSWERED_MAX).then_some(LATER_ANSWER_MAX);
+            assert_eq!(parents.answer_max(&engine, PARENT, &read), answer_max, "{id}");
+        }
+        assert!(parents.take_answered(1).is_none());
+        assert_eq!(parents.answer_max(&engine, PARENT, &read), Some(LATER_ANSWER_MAX));
     }
 }

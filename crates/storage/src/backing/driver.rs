@@ -3,6 +3,7 @@
 //! A driver that wraps another one passes methods on with `delegate`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hob_engine::io::{Io, IoError};
 use hob_engine::units::{Instant, IoId};
@@ -150,10 +151,19 @@ pub trait Driver: Send {
     /// Changes how long requests wait for a disconnected backing, including requests that already
     /// wait. Backings that do not reconnect by themselves ignore it.
     fn set_wait_max(&mut self, _now: Instant, _wait_max: WaitMax) {}
+    /// Returns how long requests wait for a disconnected backing; `None` if the driver does not know.
+    fn wait_max(&self) -> Option<Duration> {
+        None
+    }
     /// Returns true if another host has taken the disk over for good. This host's cached data of
     /// the disk is then invalid.
     fn is_lost(&self) -> bool {
         false
+    }
+    /// Returns why the disk [is lost](Self::is_lost), if not another program has opened it. The text
+    /// is a sentence without a period.
+    fn loss_reason(&self) -> Option<String> {
+        None
     }
 }
 
@@ -273,6 +283,12 @@ macro_rules! delegate {
             self.$own.set_wait_max(now, wait_max)
         }
     };
+    (@wait_max $own:ident) => { fn wait_max(&self) -> Option<Duration> { self.$own.wait_max() } };
     (@is_lost $own:ident) => { fn is_lost(&self) -> bool { self.$own.is_lost() } };
+    (@loss_reason $own:ident) => {
+        fn loss_reason(&self) -> Option<String> {
+            self.$own.loss_reason()
+        }
+    };
 }
 pub(super) use delegate;

@@ -175,7 +175,7 @@ impl Driver for Handover {
     delegate! {
         own:
         info take_loss poll_exposure set_gate suspend resume revoke read_before_attach reader witness
-        change_mark is_lost has_lost memory_id lock size_probe grow set_wait_max
+        change_mark is_lost loss_reason has_lost memory_id lock size_probe grow set_wait_max
     }
 
     fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {

@@ -26,6 +26,7 @@ pub mod below;
 mod driver;
 mod evidence;
 mod file;
+mod flush_state;
 mod format;
 mod handover;
 mod helper;
@@ -59,6 +60,7 @@ use crate::token::{Token, TokenSpace};
 use abandon::Abandonment;
 pub use driver::{Driver, Reader};
 pub use evidence::{ChangeDetector, ChangeTimes, ChangeToken};
+use flush_state::FlushState;
 pub use format::{Format, ImageFile, Role};
 pub use identity::ChangeMark;
 pub use image_state::image_state;
@@ -381,6 +383,7 @@ pub struct Backing {
     tokens: Option<TokenSpace>,
     monitor: Arc<Monitor>,
     in_flight: InFlight,
+    flush_state: FlushState,
     abandonment: Option<Box<Abandonment>>,
 }
 
@@ -441,7 +444,14 @@ impl Backing {
     }
 
     fn monitored(driver: Box<dyn Driver>, monitor: Arc<Monitor>) -> Backing {
-        Backing { driver, tokens: None, monitor, in_flight: InFlight::default(), abandonment: None }
+        Backing {
+            driver,
+            tokens: None,
+            monitor,
+            in_flight: InFlight::default(),
+            flush_state: FlushState::default(),
+            abandonment: None,
+        }
     }
 
     /// Adds modelled latency: every I/O takes at least as long as `model` says.
@@ -510,6 +520,7 @@ impl Backing {
             return abandonment.refuse(io.id);
         }
         self.in_flight.begin(&self.monitor, io.id, io.slice, now);
+        self.flush_state.begin(io);
         self.driver.submit(ring, now, io);
     }
 
@@ -531,9 +542,15 @@ impl Backing {
             let done = self.driver.poll_done()?;
             if !self.abandonment.as_mut().is_some_and(|it| it.ended(done.0)) {
                 self.in_flight.end(&self.monitor, done.0);
+                self.flush_state.end(done.0, done.1);
                 return Some(done);
             }
         }
+    }
+
+    /// Returns true unless a flush that began after the last change of the backing has succeeded.
+    pub fn is_unflushed(&self) -> bool {
+        self.flush_state.is_unflushed()
     }
 
     /// When to call `handle_timeout`.

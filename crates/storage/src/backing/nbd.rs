@@ -543,6 +543,10 @@ impl Driver for NbdBacking {
         self.jobs.move_deadlines(now, before_ns, wait_ns);
     }
 
+    fn wait_max(&self) -> Option<Duration> {
+        Some(self.options.wait_max)
+    }
+
     fn grow(&mut self, size_bytes: u64) {
         self.info.grow(size_bytes);
     }

@@ -33,7 +33,7 @@ use hob_nbd::uri::{Address, NbdUri};
 use rustix::io::Errno;
 
 pub use self::child::end_starting;
-use self::child::{Opens, Server};
+use self::child::{CHANGED, Opens, Server};
 pub use self::child_dirs::remove_leftovers;
 use self::node::Image;
 pub use self::sandbox::confine;
@@ -207,7 +207,7 @@ impl Driver for QemuNbd {
     delegate! {
         inner:
         info attach submit take_loss poll_exposure poll_done poll_timeout handle_timeout submit_status
-        poll_status set_wait_max suspend resume revoke close is_closed read_before_attach
+        poll_status set_wait_max wait_max suspend resume revoke close is_closed read_before_attach
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
@@ -225,6 +225,11 @@ impl Driver for QemuNbd {
 
     fn is_lost(&self) -> bool {
         self.server.is_taken()
+    }
+
+    fn loss_reason(&self) -> Option<String> {
+        let path = self.server.image().path.display();
+        self.server.is_changed().then(|| format!("{path} was {CHANGED}"))
     }
 
     fn parent(&self) -> Result<Option<Parent>, String> {

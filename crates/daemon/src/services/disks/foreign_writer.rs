@@ -19,16 +19,22 @@ use crate::api_error::{ApiError, Result, conflict};
 use crate::state::JournalSpec;
 
 impl Disks {
-    /// Handles the loss of a disk's backing to another program; see the module's text.
-    pub(in crate::services) async fn backing_lost(&self, id: DiskId) {
+    /// Handles the loss of a disk's backing to another program; see the module's text. `why` says
+    /// what happened instead, if no other program has opened the backing.
+    pub(in crate::services) async fn backing_lost(&self, id: DiskId, why: Option<String>) {
         let backing = {
             let inner = self.registry.inner();
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             disk.wanted.backing.clone()
         };
-        let error = conflict!("another program has taken over the backing {backing}").hint(
-            "a disk can have only one writer: stop the other program; the disk then comes online by itself",
-        );
+        let error = match why {
+            Some(why) => conflict!("{why}, so hob does not use the backing {backing} any more").hint(
+                "check the file; hob opens it again by itself, and drops what it had cached",
+            ),
+            None => conflict!("another program has taken over the backing {backing}").hint(
+                "a disk can have only one writer: stop the other program; the disk then comes online by itself",
+            ),
+        };
         self.lost(id, error).await;
     }
 

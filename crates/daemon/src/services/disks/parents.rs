@@ -187,9 +187,9 @@ impl Disks {
             link.reason = match (parent, there_is_one) {
                 (Some(_), _) => None,
                 (None, false) if named.is_some_and(|named| online.contains(named)) => Some(
-                    "its parent has changed since the disk of the parent was opened, so the clone reads \
-                     it itself; to share again, restart hob, or remove all clones of the parent and \
-                     add them again"
+                    "its parent has changed since the disk of the parent was opened: its file was written, \
+                     renamed or replaced. The clone reads it itself; to share again, restart hob, or remove \
+                     all clones of the parent and add them again"
                         .into(),
                 ),
                 (None, true) => Some(

@@ -272,7 +272,7 @@ impl Disks {
             began.elapsed().as_millis(),
             bytes(summary.sectors_valid),
             bytes(summary.sectors_dirty),
-            if summary.clean { "closed cleanly" } else { "not closed" }
+            if summary.clean { "closed cleanly" } else { "not closed cleanly" }
         );
         self.registry.inner().disk_mut(name)?.quality.recovered(summary.clean);
         let is_logged = summary.is_logged || !expects_crash_log(journal, summary.ring, summary.clean);

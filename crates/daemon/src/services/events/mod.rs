@@ -157,9 +157,9 @@ impl Events {
                 );
             }
             ShardEvent::FailuresOwed { disk, count } => self.registry.note_owed(disk, count),
-            ShardEvent::BackingLost(disk) => {
+            ShardEvent::BackingLost { disk, why } => {
                 let disks = self.disks.clone();
-                tokio::spawn(async move { disks.backing_lost(disk).await });
+                tokio::spawn(async move { disks.backing_lost(disk, why).await });
             }
             ShardEvent::BackingClosed(disk) => self.disks.backing_closed(disk),
             ShardEvent::JournalLost(disk) => {

@@ -304,8 +304,12 @@ impl ExportService {
         id: DiskId,
     ) -> Result<Gone, ShardError> {
         let mut gone = shard.remove_disk(id).await?;
-        if let Ok(entry) = self.registry.inner().disk_mut(disk) {
+        let is_changed = self.registry.inner().disk_mut(disk).is_ok_and(|entry| {
             entry.set_owed(gone.failures_owed);
+            gone.is_unflushed && entry.expect_no_crash_log()
+        });
+        if is_changed && let Err(error) = self.registry.save().await {
+            tracing::error!("{error}");
         }
         let bitmaps = std::mem::take(&mut gone.bitmaps);
         self.keep_bitmaps(disk, bitmaps, gone.changed).await;

@@ -1,13 +1,23 @@
 //! Closing a disk on its shard, so that its cache and its dirty bitmaps are valid when the disk is
 //! opened again by this daemon process or the next one.
+//!
+//! A cache is also closed if its backing fails or does not answer. Then its journal has no mark of a
+//! clean close, and the cache is recovered as after a crash, but all records are on flash. So its
+//! crash log is removed, and nothing is lost without it.
+
+use std::time::Duration;
 
 use hob_engine::units::DiskId;
+use tokio::time::timeout;
 
 use super::ExportService;
 use crate::services::flash::blocking;
-use crate::services::registry::DiskPhase;
+use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::Closed;
+
+/// Maximum time to close a file for which no evidence is recorded.
+const RELEASE_MAX: Duration = Duration::from_secs(1);
 
 impl ExportService {
     /// Takes a disk from its shard, and records the evidence that its cache is valid. The disk is
@@ -25,10 +35,15 @@ impl ExportService {
         let mut gone = self.take_from_shard(name, shard, id).await?;
         // The detector keeps the backing open and locked.
         let evidence = match gone.witness.take() {
-            Some(witness) if unverified == 0 => {
+            Some(witness) if unverified == 0 && !gone.is_unflushed => {
                 blocking(move || witness.evidence_at_end()).await.ok().flatten()
             }
-            _ => None,
+            Some(witness) => {
+                // The backing may not answer.
+                let _ = timeout(RELEASE_MAX, blocking(move || drop(witness))).await;
+                None
+            }
+            None => None,
         };
         let mut inner = self.registry.inner();
         let Ok(disk) = inner.disk_mut(name) else { return Ok(gone) };
@@ -46,8 +61,28 @@ impl ExportService {
             let mark = gone.changed;
             journal.closed =
                 mark.map(|mark| Closed { size_bytes: mark.size_bytes, modified_ns: mark.modified_ns });
-            tracing::info!("disk {name}: its cache is closed");
+            if gone.is_unflushed {
+                tracing::warn!(
+                    "disk {name}: its cache is closed without a flush of its backing, which fails or does not \
+                     answer; dirty data stays in the cache"
+                );
+            } else {
+                tracing::info!("disk {name}: its cache is closed");
+            }
         }
         Ok(gone)
+    }
+}
+
+impl DiskEntry {
+    /// Records that the closed cache of the disk has no crash log, although its journal is not marked
+    /// as closed. Returns true if the state must be saved.
+    pub(in crate::services) fn expect_no_crash_log(&mut self) -> bool {
+        // Without a cache in service, the crash log of an earlier daemon is still there.
+        if !self.has_cache || self.recovering.is_some() {
+            return false;
+        }
+        let journal = self.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut());
+        journal.is_some_and(|journal| journal.used.take().is_some())
     }
 }

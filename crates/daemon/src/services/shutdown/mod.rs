@@ -21,6 +21,17 @@ use crate::shard_api::ShardHandle;
 /// Maximum time to close a cache when the daemon ends.
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 
+/// Time after which a closing disk does not wait for a backing that does not answer, unless only the
+/// backing has acknowledged writes.
+const SILENT_MAX: Duration = Duration::from_secs(2);
+
+/// Time after which a closing disk does not wait for a backing that does not answer, whatever it has.
+/// Longer than requests wait for a lost connection, and shorter than [`CLOSE_MAX`].
+const HUNG_MAX: Duration = Duration::from_secs(25);
+
+/// Interval between two checks whether the backing of a closing disk answers.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
+
 /// Maximum time that a drain at the daemon's end waits for disks to be opened, and then for the
 /// recovery of each cache.
 const RECOVERY_MAX: Duration = Duration::from_secs(30);
@@ -121,6 +132,10 @@ impl Shutdown {
                         "disk {name}: not closed within {} s; its cache will be recovered from its journal",
                         CLOSE_MAX.as_secs()
                     );
+                    // The shard may still close the cache before this process ends.
+                    if let Ok(disk) = service.registry.inner().disk_mut(&name) {
+                        disk.expect_no_crash_log();
+                    }
                 }
             });
         }
@@ -166,7 +181,29 @@ impl Shutdown {
         self.tasks.close();
         let Ok((shard, id)) = self.registry.shard_of(name) else { return };
         self.exports.table().remove_disk(name);
-        let closed = self.exports.close_on_shard(name, &shard, id, "the daemon is shutting down").await;
+        let closing = self.exports.close_on_shard(name, &shard, id, "the daemon is shutting down");
+        tokio::pin!(closing);
+        let (begun, mut is_logged) = (tokio::time::Instant::now(), false);
+        let closed = loop {
+            tokio::select! {
+                closed = &mut closing => break closed,
+                () = tokio::time::sleep(CHECK_EVERY) => {}
+            }
+            let silent = self.registry.inner().disk(name).ok().and_then(DiskEntry::silent_backing);
+            let Some(why) = silent.filter(|_| begun.elapsed() >= SILENT_MAX) else { continue };
+            if !std::mem::replace(&mut is_logged, true) {
+                tracing::warn!(
+                    "disk {name}: {why}; the daemon ends without it, but waits up to {} s for a flush of \
+                     acknowledged writes that are not in the cache",
+                    HUNG_MAX.as_secs()
+                );
+            }
+            if begun.elapsed() < HUNG_MAX {
+                shard.stop_waiting(id);
+            } else {
+                shard.abandon(id);
+            }
+        };
         if let Err(error) = closed {
             tracing::warn!("disk {name}: cannot close it: {error}");
         }

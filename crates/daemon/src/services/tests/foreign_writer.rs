@@ -9,7 +9,7 @@ use super::*;
 /// Another host takes the disk over, writes one block, and releases the disk.
 async fn lose(bench: &Bench) {
     let id = bench.services.registry.inner().disks["vm"].id;
-    bench.services.disks.backing_lost(id).await;
+    bench.services.disks.backing_lost(id, None).await;
     let image = std::fs::File::options().write(true).open(bench.dir.path().join("vm.img")).unwrap();
     image.write_all_at(&[7; BLOCK as usize], 1 << 20).unwrap();
 }
@@ -42,6 +42,19 @@ fn dirty_data_is_not_written_over_what_the_other_wrote() {
         write(&bench, 0..3);
         let bench = crash(bench).await;
         assert_eq!(sectors(&bench).await.1, 3);
+    });
+}
+
+/// No other program has opened a backing whose file was renamed.
+#[test]
+fn the_reason_says_what_happened_to_the_file() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        let id = bench.services.registry.inner().disks["vm"].id;
+        let why = "/srv/golden.qcow2 was renamed, replaced or changed".to_owned();
+        bench.services.disks.backing_lost(id, Some(why)).await;
+        let shown = reason(&bench);
+        assert!(shown.contains("golden.qcow2 was renamed") && !shown.contains("another program"), "{shown}");
     });
 }
 

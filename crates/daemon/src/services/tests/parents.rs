@@ -107,6 +107,21 @@ fn clones_of_an_image_share_a_disk_until_the_image_changes() {
     });
 }
 
+/// Another process would not find the renamed image.
+#[test]
+fn a_renamed_image_is_not_shared_any_more() {
+    run(async |bench| {
+        let base = bench.image("base.img", 8);
+        let backing = qcow2_above(&bench, "a.qcow2", "raw", "base.img");
+        bench.services.disks.disk_add(clone_at("a", backing)).await.unwrap();
+        std::fs::rename(&base, bench.path("other.img")).unwrap();
+        bench.services.disks.check_parents().await;
+        let clone = bench.services.observe.disk("a").unwrap();
+        assert_eq!((clone.state, clone.parent), (DiskLife::Online, None));
+        assert!(clone.parent_reason.unwrap().contains("written, renamed or replaced"));
+    });
+}
+
 /// A parent that guests of another disk may change is not shared, and gets no disk of its own.
 #[test]
 fn a_file_that_is_served_for_writing_is_no_parent() {

@@ -20,6 +20,7 @@ mod map;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hob_engine::io::{BufferSlice, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
@@ -159,7 +160,7 @@ impl Driver for Overlay {
         own:
         info attach handle_completion take_loss poll_exposure poll_timeout handle_timeout submit_status
         poll_status set_gate suspend resume revoke read_before_attach reader witness change_mark
-        lock size_probe grow set_wait_max constant common_bytes is_lost has_lost memory_id
+        lock size_probe grow set_wait_max wait_max constant common_bytes is_lost loss_reason has_lost memory_id
     }
 
     fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {

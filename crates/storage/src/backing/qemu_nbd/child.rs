@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as Clock};
 
@@ -38,6 +38,18 @@ const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
 
 /// Text in a child's error message if another process has the image open.
 const LOCKED: &str = "\" lock";
+
+/// What happened to an image that is not as its child has left it.
+pub(super) const CHANGED: &str = "renamed, replaced or changed while its qemu-nbd did not run";
+
+/// Why an image does not belong to this backing any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    /// Another process has opened it.
+    Opened,
+    /// Its file is not as the child has left it.
+    Changed,
+}
 
 /// Option that makes a child report which layer has the data of a range. QEMU before 5.2 does not
 /// know it.
@@ -100,7 +112,7 @@ pub(super) struct Server {
     directory: PrivateDirectory,
     child: Mutex<ChildState>,
     is_released: AtomicBool,
-    is_taken: AtomicBool,
+    taken: OnceLock<Taken>,
 }
 
 /// State of the image's child process.
@@ -154,8 +166,8 @@ impl Server {
         start_max: Duration,
     ) -> io::Result<Server> {
         let (directory, child) = (PrivateDirectory::create()?, Mutex::default());
-        let [is_released, is_taken] = [(); 2].map(|()| AtomicBool::new(false));
-        Ok(Server { image, modes, start_max, directory, child, is_released, is_taken })
+        let (is_released, taken) = (AtomicBool::new(false), OnceLock::new());
+        Ok(Server { image, modes, start_max, directory, child, is_released, taken })
     }
 
     /// Returns the image that the children open.
@@ -193,17 +205,17 @@ impl Server {
             return Ok(());
         }
         let opens = place.wanted.ok_or("the image was closed")?;
-        let mark = Some(mark_of(&self.image.path).map_err(|error| error.to_string())?);
+        let mark = Some(mark_of(&self.image.path).map_err(|error| self.missing(&error))?);
         if let Some(Ended { said, left }) = place.running.take().map(Running::stop) {
             if said.contains(LOCKED) {
-                return Err(self.lose(said));
+                return Err(self.lose(Taken::Opened, said));
             }
             tracing::warn!(image = %self.image.path.display(), said, "the qemu-nbd of the image \
                 exited unexpectedly; hob starts another one");
             place.left = left;
         }
         if place.left != mark {
-            return Err(self.lose("the image was changed since its qemu-nbd ended".to_owned()));
+            return Err(self.lose(Taken::Changed, format!("the image was {CHANGED}")));
         }
         if place.since.is_some_and(|since| since.elapsed() < REVIVAL_PAUSE) {
             return Err("the qemu-nbd of the image ended right after its start".to_owned());
@@ -211,14 +223,24 @@ impl Server {
         self.start_at(&mut place, opens).map_err(|error| error.to_string())
     }
 
-    fn lose(&self, why: String) -> String {
+    fn lose(&self, taken: Taken, why: String) -> String {
         tracing::error!(
             image = %self.image.path.display(),
             why,
-            "another process opened the image after its qemu-nbd exited unexpectedly"
+            "the image is not used any more, because it may have another writer since its qemu-nbd exited \
+             unexpectedly"
         );
-        self.is_taken.store(true, Ordering::Release);
+        let _ = self.taken.set(taken);
         why
+    }
+
+    /// Returns why the image's file cannot be found.
+    fn missing(&self, error: &io::Error) -> String {
+        let path = self.image.path.display();
+        match error.kind() {
+            io::ErrorKind::NotFound => format!("{path} was renamed or removed"),
+            _ => format!("{path}: {error}"),
+        }
     }
 
     fn place(&self) -> MutexGuard<'_, ChildState> {
@@ -273,10 +295,16 @@ impl Server {
         self.stop();
     }
 
-    /// Returns true if another process has opened the image after the child ended by itself. That
-    /// is permanent.
+    /// Returns true if another process may have written the image after the child ended by itself.
+    /// That is permanent.
     pub(super) fn is_taken(&self) -> bool {
-        self.is_taken.load(Ordering::Acquire)
+        self.taken.get().is_some()
+    }
+
+    /// Returns true if the image [is taken](Self::is_taken) because its file is not as the child has
+    /// left it.
+    pub(super) fn is_changed(&self) -> bool {
+        self.taken.get() == Some(&Taken::Changed)
     }
 
     /// Returns true if there is no child and none will be started.
@@ -459,7 +487,8 @@ mod tests {
         assert!(!server.is_over());
         let changed = std::time::SystemTime::UNIX_EPOCH;
         File::options().write(true).open(&image).unwrap().set_modified(changed).unwrap();
-        server.revive().unwrap_err();
-        assert!(server.is_taken() && server.is_over());
+        let why = server.revive().unwrap_err();
+        assert!(why.contains("renamed, replaced or changed"), "{why}");
+        assert!(server.is_taken() && server.is_changed() && server.is_over());
     }
 }

@@ -59,6 +59,9 @@ impl Look {
             (look, Ok(_)) => Some((look, "they were written or replaced".to_owned())),
             // The filesystem hangs, so nothing is known.
             (_, Err(error)) if error.kind() == io::ErrorKind::TimedOut => None,
+            (look, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                Some((look, format!("one of them was renamed or removed ({error})")))
+            }
             (look, Err(error)) => Some((look, error.to_string())),
         }
     }

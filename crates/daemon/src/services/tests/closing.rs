@@ -1,0 +1,62 @@
+//! The end of a daemon while a backing fails or does not answer.
+
+use std::time::Duration;
+
+use super::recovery::{LAZY, end, prepare, reason, sectors, write};
+use super::*;
+use crate::state::{BootId, JournalSpec};
+
+fn with_journal<T>(bench: &Bench, f: impl FnOnce(&mut JournalSpec) -> T) -> T {
+    let mut inner = bench.services.registry.inner();
+    let spec = inner.disk_mut("vm").unwrap().wanted.cache.as_mut().unwrap();
+    f(spec.journal.as_mut().unwrap())
+}
+
+/// The next daemon must not miss the crash log of a cache that was closed without a flush of its
+/// backing: all records are on flash.
+#[test]
+fn a_closed_cache_has_no_crash_log_to_expect_even_if_its_backing_fails() {
+    for fails in [false, true] {
+        run(async |bench| {
+            let bench = prepare(bench, LAZY).await;
+            write(&bench, 0..20);
+            // Unit tests have no crash logs.
+            let boot: BootId = "1".parse().unwrap();
+            with_journal(&bench, |journal| journal.note_use(Some(boot)));
+            bench.shard.set_backings_fail(fails);
+            bench.services.shutdown.close(Ending::Plain).await;
+            assert_eq!(with_journal(&bench, |journal| journal.used.is_none()), fails);
+        });
+    }
+}
+
+/// A stop does not wait until dirty data is on a backing that does not answer: the data stays in the
+/// cache, and no guest gets an error.
+#[test]
+fn a_stop_waits_only_seconds_for_a_backing_that_does_not_answer() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..20);
+        let boot: BootId = "1".parse().unwrap();
+        with_journal(&bench, |journal| journal.note_use(Some(boot)));
+        let monitor = {
+            let inner = bench.services.registry.inner();
+            inner.disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone()
+        };
+        bench.shard.set_backings_fail(true);
+        bench.services.pools.drain("vm".into()).await.unwrap();
+        // The pauses between failed attempts become long.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        let begun = tokio::time::Instant::now();
+        bench.services.shutdown.close(Ending::Plain).await;
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        assert!(reason(&bench).contains("shutting down"), "{}", reason(&bench));
+        assert!(with_journal(&bench, |journal| journal.used.is_none()));
+        // The second close of this daemon has nothing to do.
+        bench.shard.set_backings_fail(false);
+        let bench = end(bench, false, |_| {}).await;
+        assert_eq!(sectors(&bench).await.1, 20);
+        assert_eq!(bench.services.registry.inner().disks["vm"].wanted.flush_failures_owed, 0);
+    });
+}

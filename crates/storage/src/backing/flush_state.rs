@@ -1,0 +1,80 @@
+//! Whether a backing was flushed after its last change.
+
+use hob_engine::io::{Io, IoError, IoOp};
+use hob_engine::units::IoId;
+
+/// The flushes of one backing.
+#[derive(Debug)]
+pub(super) struct FlushState {
+    /// False if a flush that began after the last change has succeeded.
+    is_unflushed: bool,
+    /// Flushes in flight that began after the last change.
+    flushes: Vec<IoId>,
+}
+
+impl Default for FlushState {
+    fn default() -> FlushState {
+        // An earlier process may have changed the backing.
+        FlushState { is_unflushed: true, flushes: Vec::new() }
+    }
+}
+
+impl FlushState {
+    pub(super) fn begin(&mut self, io: &Io) {
+        match io.op {
+            IoOp::Read => {}
+            IoOp::Flush => self.flushes.push(io.id),
+            _ => {
+                self.is_unflushed = true;
+                self.flushes.clear();
+            }
+        }
+    }
+
+    pub(super) fn end(&mut self, id: IoId, result: Result<(), IoError>) {
+        if let Some(at) = self.flushes.iter().position(|flush| *flush == id) {
+            self.flushes.swap_remove(at);
+            self.is_unflushed = result.is_err();
+        }
+    }
+
+    pub(super) fn is_unflushed(&self) -> bool {
+        self.is_unflushed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_engine::io::{Durability, Target};
+    use hob_engine::units::DiskId;
+
+    use super::*;
+
+    fn io(id: u32, op: IoOp) -> Io {
+        Io { id: IoId(id), target: Target::Backing(DiskId(0)), op, offset: 0, len: 0, slice: None }
+    }
+
+    #[test]
+    fn a_flush_counts_if_it_succeeds_and_no_change_follows() {
+        let write = IoOp::Write(Durability::Volatile);
+        let mut state = FlushState::default();
+        assert!(state.is_unflushed(), "an earlier process may have changed it");
+        state.begin(&io(1, IoOp::Flush));
+        assert!(state.is_unflushed());
+        state.end(IoId(1), Ok(()));
+        state.begin(&io(2, IoOp::Read));
+        state.end(IoId(2), Err(IoError::Failed));
+        assert!(!state.is_unflushed());
+        // A change that begins during a flush.
+        state.begin(&io(3, IoOp::Flush));
+        state.begin(&io(4, write));
+        state.end(IoId(3), Ok(()));
+        state.end(IoId(4), Ok(()));
+        assert!(state.is_unflushed());
+        for (result, is_unflushed) in [(Err(IoError::Failed), true), (Ok(()), false)] {
+            state.begin(&io(5, IoOp::Flush));
+            state.end(IoId(5), result);
+            assert_eq!(state.is_unflushed(), is_unflushed);
+        }
+    }
+}
