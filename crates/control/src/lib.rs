@@ -37,6 +37,7 @@ mod sizing;
 mod snapshot;
 mod stats;
 mod swap;
+mod system_error;
 mod tasks;
 mod text;
 mod tls;
@@ -90,6 +91,7 @@ pub use stats::{
     Bucket, CacheCandidate, CacheChoice, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats,
 };
 pub use swap::{Swap, SwapChanged, SwapCreate, SwapPatch, SwapRoom, SwapState};
+pub use system_error::without_error_numbers;
 pub use tasks::{Task, TaskState};
 pub use tls::{ClientTls, ClientTlsError};
 pub use trace::{FRAME_RECORDS_MAX, TraceDecoder, TraceFrame, TraceOp, TraceRecord, TraceStreamError};

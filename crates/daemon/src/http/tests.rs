@@ -207,6 +207,17 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
 }
 
 #[test]
+fn system_errors_are_said_without_their_numbers() {
+    run(async |_, endpoint| {
+        let add = "{\"name\":\"a\",\"backing\":\"/nonexistent/x\"}";
+        let (_, answer) = send(&endpoint, "POST", "/v1/disks", add).await;
+        let cause = std::io::Error::from_raw_os_error(2).to_string();
+        let words = cause.strip_suffix(" (os error 2)").unwrap();
+        assert!(answer.contains(words) && !answer.contains("os error"), "{answer}");
+    });
+}
+
+#[test]
 fn garbage_closes_one_connection_and_no_other() {
     run(async |_, endpoint| {
         let Endpoint::Unix(path) = &endpoint else { panic!("a Unix socket") };
