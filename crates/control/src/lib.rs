@@ -11,6 +11,7 @@ mod changes;
 pub mod client;
 mod cluster;
 mod config;
+mod drain;
 mod endpoint;
 mod error;
 pub mod etcd;
@@ -53,6 +54,7 @@ pub use cluster::{
     Cluster, ClusterDisk, ClusterDiskState, ClusterHost, ClusterPool, ClusterState, ClusterTake,
 };
 pub use config::{ConfigApplied, ConfigApply, ConfigDiff, ConfigDifference, ConfigRemedy};
+pub use drain::DrainFor;
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use event::{EVENTS, Effect, EventInfo, EventReport, LifeEvent};
