@@ -50,7 +50,7 @@ pub(super) fn line(text: &str) -> anyhow::Result<()> {
 
 /// Writes a line to stderr, for people. Errors are ignored: stderr may be closed.
 pub(super) fn tell(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", without_error_numbers(text));
 }
 
 /// Standard error for the log, which names system errors without their numbers. Errors are ignored:

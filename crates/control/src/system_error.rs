@@ -30,10 +30,12 @@ pub fn without_error_numbers(text: &str) -> Cow<'_, str> {
 /// Returns the length of the number at the start of `suffix` if it belongs to the system error at
 /// the end of `before`.
 fn number_end(before: &str, suffix: &str) -> Option<usize> {
-    let end = suffix.find(')')?;
+    let digits = suffix.bytes().skip(BEGIN.len()).take_while(u8::is_ascii_digit).count();
+    let end = BEGIN.len() + digits;
     let number: i32 = suffix[BEGIN.len()..end].parse().ok()?;
     let whole = io::Error::from_raw_os_error(number).to_string();
-    let words = whole.strip_suffix(&suffix[..=end])?;
+    // With the closing parenthesis.
+    let words = whole.strip_suffix(suffix.get(..end + 1)?)?;
     before.ends_with(words).then_some(end + 1)
 }
 
