@@ -138,11 +138,12 @@ impl Stage {
         });
     }
 
-    /// Returns the newest drain in the list of tasks, or `Null`.
+    /// Returns the newest drain in the list of tasks, also one before another change; or `Null`.
     fn drain_task(&self) -> Value {
         let tasks: Value = serde_json::from_str(&self.hob.ctl(&["tasks", "-o", "json"])).expect("JSON");
         let mut newest_first = tasks.as_array().expect("a list").iter().rev();
-        newest_first.find(|task| task["what"] == "drain").cloned().unwrap_or_default()
+        let is_drain = |what: &str| what == "drain" || what.starts_with("drain for ");
+        newest_first.find(|task| task["what"].as_str().is_some_and(is_drain)).cloned().unwrap_or_default()
     }
 
     /// Returns the drain, which must wait for the backing.
@@ -331,6 +332,7 @@ fn a_change_of_the_mode_waits_while_the_backing_is_away_and_can_be_cancelled() {
     assert_eq!(shown["cache"]["mode"], "write-back", "{shown}");
     assert_eq!(shown["cache"]["mode_in_effect"], Value::Null, "{shown}");
     let task = stage.waiting_drain();
+    assert_eq!(task["what"], "drain for cache set", "{task}");
     let other = stage.hob.try_ctl(&["cache", "set", "disk", "--dirty-start", "50"]).all();
     assert!(other.contains("hob drain disk --stop"), "{other}");
     stage.hob.ctl(&["tasks", "cancel", &task["id"].to_string()]);

@@ -3,8 +3,8 @@
 use clap::Subcommand;
 use hob_control::client::Client;
 use hob_control::{
-    AdoptCache, CacheEnable, CachePatch, CacheSettings, DiskChanged, ExportDirty, OnDirty, PlannedChange,
-    Size,
+    AdoptCache, CacheEnable, CachePatch, CacheSettings, DiskChanged, DrainFor, ExportDirty, OnDirty,
+    PlannedChange, Size,
 };
 
 use super::Global;
@@ -150,7 +150,7 @@ pub(super) fn run(command: Cache, global: &Global) -> anyhow::Result<()> {
         Cache::Disable { disk, discard_dirty, consent } => converse(global, async |client| {
             let change = PlannedChange::Disable { discard_dirty };
             consent.check(&client, &disk, &change).await?;
-            let dirty = on_dirty(&client, &disk, discard_dirty).await?;
+            let dirty = on_dirty(&client, &disk, discard_dirty, DrainFor::CacheDisable).await?;
             client.cache_disable(&disk, dirty).await.map_err(explain)
         })?,
         Cache::Resize { disk, size, rehearsal } => {
@@ -205,16 +205,21 @@ async fn set(client: &Client, disk: &str, patch: &CachePatch) -> anyhow::Result<
         || settings.persistent == Some(false)
         || settings.preset.is_some();
     if leaves {
-        drain_first(client, disk).await?;
+        drain_first(client, disk, DrainFor::CacheSet).await?;
     }
     client.cache_patch(disk, patch).await.map_err(explain)
 }
 
-/// Drains dirty data with visible progress, unless it is to be discarded.
-pub(super) async fn on_dirty(client: &Client, disk: &str, discard: bool) -> anyhow::Result<OnDirty> {
+/// Drains dirty data with visible progress before an operation, unless it is to be discarded.
+pub(super) async fn on_dirty(
+    client: &Client,
+    disk: &str,
+    discard: bool,
+    operation: DrainFor,
+) -> anyhow::Result<OnDirty> {
     if discard {
         return Ok(OnDirty::Discard);
     }
-    drain_first(client, disk).await?;
+    drain_first(client, disk, operation).await?;
     Ok(OnDirty::Drain)
 }

@@ -5,7 +5,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use hob_control::client::Client;
 use hob_control::{
     BackingState, BackingTimeout, BackingTimeoutChange, Disk as DiskInfo, DiskAdd, DiskChanged, DiskPatch,
-    DiskResize, EVENTS, Effect, LifeEvent, OnClients, PlannedChange, Preview, SharedLimits, Size,
+    DiskResize, DrainFor, EVENTS, Effect, LifeEvent, OnClients, PlannedChange, Preview, SharedLimits, Size,
     Verification,
 };
 
@@ -213,7 +213,7 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let changed = client.disk_event(&disk, event, dirty).await.map_err(explain)?;
             if event.info().of_persistent == Effect::Drain {
                 // The caller continues when the backing has all data.
-                drain_first(&client, &disk).await?;
+                drain_first(&client, &disk, DrainFor::DiskEvent).await?;
             }
             let disk = Some(client.disk(&disk).await.map_err(explain)?);
             Ok(DiskChanged { disk, ..changed })
@@ -224,7 +224,7 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
                 check_unused(&client, &disk, &change).await?;
             }
             consent.preview(&client, &disk, &change).await?;
-            let dirty = on_dirty(&client, &disk, discard_dirty).await?;
+            let dirty = on_dirty(&client, &disk, discard_dirty, DrainFor::DiskRemove).await?;
             let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
             client.disk_remove(&disk, dirty, clients).await.map_err(explain)
         })?,

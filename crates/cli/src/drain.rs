@@ -5,7 +5,7 @@
 
 use clap::Args;
 use hob_control::client::Client;
-use hob_control::{Dirty, DiskChanged, DiskState};
+use hob_control::{Dirty, DiskChanged, DiskState, DrainFor};
 
 use super::Global;
 use super::disk::print_change;
@@ -34,9 +34,9 @@ pub(super) fn run(args: &Drain, global: &Global) -> anyhow::Result<()> {
             return client.drain_stop(&args.disk).await.map_err(explain);
         }
         if args.no_wait {
-            return client.drain(&args.disk).await.map_err(explain);
+            return client.drain(&args.disk, DrainFor::Drain).await.map_err(explain);
         }
-        match drain(&client, &args.disk).await? {
+        match drain(&client, &args.disk, DrainFor::Drain).await? {
             Watched::Done(changed) => Ok(*changed),
             Watched::Left => std::process::exit(130),
         }
@@ -52,23 +52,23 @@ enum Watched {
     Left,
 }
 
-/// Drains an online disk with dirty data before its cache is removed or changes its mode. The
+/// Drains an online disk with dirty data before an operation, such as the removal of its cache. The
 /// daemon handles later writes.
-pub(super) async fn drain_first(client: &Client, disk: &str) -> anyhow::Result<()> {
+pub(super) async fn drain_first(client: &Client, disk: &str, operation: DrainFor) -> anyhow::Result<()> {
     let shown = client.disk(disk).await.map_err(explain)?;
     let has_dirty = shown.cache.and_then(|cache| cache.dirty).is_some_and(|dirty| dirty.size.bytes() > 0);
     if shown.state != DiskState::Online || !has_dirty {
         return Ok(());
     }
-    match drain(client, disk).await? {
+    match drain(client, disk, operation).await? {
         Watched::Done(_) => Ok(()),
         Watched::Left => std::process::exit(130),
     }
 }
 
 /// Starts a drain and watches it to its end.
-async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
-    let mut changed = client.drain(disk).await.map_err(explain)?;
+async fn drain(client: &Client, disk: &str, operation: DrainFor) -> anyhow::Result<Watched> {
+    let mut changed = client.drain(disk, operation).await.map_err(explain)?;
     let mut watch = Watch::new()?;
     // Highest amount of dirty data so far.
     let mut whole = 0;

@@ -47,7 +47,7 @@ mod watch;
 use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use hob_control::Endpoint;
+use hob_control::{Endpoint, without_error_numbers};
 use hob_daemon::{ConfigError, ControlConfig, TlsFiles};
 use output::Format;
 
@@ -307,20 +307,6 @@ fn complain(what: &str) {
     let line = without_error_numbers(&line);
     // stderr may be closed; this is not an error.
     let _ = writeln!(std::io::stderr(), "hob: {line}");
-}
-
-/// Removes the numbers that Rust adds to the texts of system errors: ` (os error 2)`.
-fn without_error_numbers(text: &str) -> String {
-    const BEGIN: &str = " (os error ";
-    let mut parts = text.split(BEGIN);
-    let mut kept = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        match part.split_once(')') {
-            Some((number, rest)) if number.parse::<u32>().is_ok() => kept.push_str(rest),
-            _ => kept.extend([BEGIN, part]),
-        }
-    }
-    kept
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
+use hob_control::without_error_numbers;
 use serde::Serialize;
 
 /// How to answer.
@@ -33,7 +34,7 @@ pub(super) fn print<T: Serialize + ?Sized>(
     if !text.ends_with('\n') {
         text.push('\n');
     }
-    write(text.as_bytes())
+    write(without_error_numbers(&text).as_bytes())
 }
 
 /// Prints bytes as they are.
@@ -49,15 +50,18 @@ pub(super) fn line(text: &str) -> anyhow::Result<()> {
 
 /// Writes a line to stderr, for people. Errors are ignored: stderr may be closed.
 pub(super) fn tell(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", without_error_numbers(text));
 }
 
-/// Standard error for the log. Errors are ignored: the program continues without a log.
+/// Standard error for the log, which names system errors without their numbers. Errors are ignored:
+/// the program continues without a log.
 pub(super) struct LogWriter;
 
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let _ = io::stderr().write_all(bytes);
+        // The log has one call for each line.
+        let line = String::from_utf8_lossy(bytes);
+        let _ = io::stderr().write_all(without_error_numbers(&line).as_bytes());
         Ok(bytes.len())
     }
 

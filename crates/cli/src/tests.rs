@@ -201,24 +201,6 @@ fn these_lines_are_refused_with_one_line_that_suggests_a_fix() {
 }
 
 #[test]
-fn system_errors_are_said_without_their_numbers() {
-    for (text, kept) in [
-        (
-            "cannot open a.img: No such file or directory (os error 2)",
-            "cannot open a.img: No such file or directory",
-        ),
-        (
-            "Permission denied (os error 13): a; Input/output error (os error 5)",
-            "Permission denied: a; Input/output error",
-        ),
-        ("a file (os error x) and (os error 2", "a file (os error x) and (os error 2"),
-        ("nothing", "nothing"),
-    ] {
-        assert_eq!(without_error_numbers(text), kept);
-    }
-}
-
-#[test]
 fn causes_are_said_once() {
     let cause = std::io::Error::other("the disk is full");
     let error = anyhow::Error::from(cause).context("cannot save: the disk is full").context("cannot start");

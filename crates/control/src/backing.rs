@@ -73,8 +73,7 @@ impl BackingState {
         }
     }
 
-    /// Describes the backing's state: `reconnecting for 12 s: Connection refused (os error 111); 3
-    /// requests wait`.
+    /// Describes the backing's state: `reconnecting for 12 s: Connection refused; 3 requests wait`.
     pub fn sentence(&self) -> String {
         match self {
             BackingState::Connected => "connected".to_owned(),

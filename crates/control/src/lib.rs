@@ -11,6 +11,7 @@ mod changes;
 pub mod client;
 mod cluster;
 mod config;
+mod drain;
 mod endpoint;
 mod error;
 pub mod etcd;
@@ -37,6 +38,7 @@ mod sizing;
 mod snapshot;
 mod stats;
 mod swap;
+mod system_error;
 mod tasks;
 mod text;
 mod tls;
@@ -52,6 +54,7 @@ pub use cluster::{
     Cluster, ClusterDisk, ClusterDiskState, ClusterHost, ClusterPool, ClusterState, ClusterTake,
 };
 pub use config::{ConfigApplied, ConfigApply, ConfigDiff, ConfigDifference, ConfigRemedy};
+pub use drain::DrainFor;
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use event::{EVENTS, Effect, EventInfo, EventReport, LifeEvent};
@@ -90,6 +93,7 @@ pub use stats::{
     Bucket, CacheCandidate, CacheChoice, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats,
 };
 pub use swap::{Swap, SwapChanged, SwapCreate, SwapPatch, SwapRoom, SwapState};
+pub use system_error::without_error_numbers;
 pub use tasks::{Task, TaskState};
 pub use tls::{ClientTls, ClientTlsError};
 pub use trace::{FRAME_RECORDS_MAX, TraceDecoder, TraceFrame, TraceOp, TraceRecord, TraceStreamError};

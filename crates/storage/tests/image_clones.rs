@@ -53,7 +53,8 @@ impl Images {
     }
 
     fn options(&self) -> BackingOptions {
-        BackingOptions { files: vec![self.base.clone()], ..image_options(self.clone_format) }
+        let files = vec![self.base.clone()];
+        BackingOptions { files, shares_parent: true, ..image_options(self.clone_format) }
     }
 
     fn open(&self, options: &BackingOptions) -> Backing {
@@ -137,6 +138,9 @@ fn an_image_that_cannot_share_says_why() {
     };
     let unlocked = BackingOptions { locked: false, ..images.options() };
     assert!(why(&unlocked, &|| ()).contains("not locked"));
+    // The state of the parent is read only for disks that share it.
+    let unshared = BackingOptions { shares_parent: false, ..images.options() };
+    assert!(why(&unshared, &|| ()).contains("opened without its parent"));
     let replace = || {
         let other = images.dir.path().join("other");
         std::fs::copy(&images.base.path, &other).unwrap();
@@ -152,7 +156,8 @@ fn an_image_that_cannot_share_says_why() {
     assert!(parent.unwrap_err().contains("it has all blocks itself"));
     let alone = images.dir.path().join("alone");
     run("qemu-img", &["create", "-q", "-f", "qcow2", alone.to_str().unwrap(), "8M"]);
-    let backing = Backing::open(alone.to_str().unwrap(), Access::ReadWrite, &image_options("qcow2")).unwrap();
+    let alone_options = BackingOptions { shares_parent: true, ..image_options("qcow2") };
+    let backing = Backing::open(alone.to_str().unwrap(), Access::ReadWrite, &alone_options).unwrap();
     assert_eq!(backing.share_parent().1.unwrap_err(), "it has no parent");
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use hob_control::client::{Client, ClientError};
-use hob_control::{DiskAdd, DiskPatch, OnClients, OnDirty};
+use hob_control::{DiskAdd, DiskPatch, DrainFor, OnClients, OnDirty};
 use serde_json::{Value, json};
 
 use super::definition;
@@ -395,7 +395,7 @@ impl<'a> Work<'a> {
             Step::Undefine => definition::change(record, Definition::Image).await,
             Step::CancelJob => self.cancel_job().await,
             Step::DisableCache if state.disk == HobDisk::Cached => {
-                drain_first(self.client, disk).await?;
+                drain_first(self.client, disk, DrainFor::Detach).await?;
                 self.client.cache_disable(disk, OnDirty::Drain).await.map(|_| ()).map_err(explain)
             }
             Step::DisableCache => Ok(()),
@@ -612,7 +612,7 @@ impl<'a> Work<'a> {
         let disk = self.record.disk.as_str();
         definition::change(self.record, Definition::Image).await?;
         if self.disk().await? == HobDisk::Cached {
-            drain_first(self.client, disk).await?;
+            drain_first(self.client, disk, DrainFor::Detach).await?;
             self.client.cache_disable(disk, OnDirty::Drain).await.map_err(explain)?;
         }
         if self.disk().await? != HobDisk::Absent {
@@ -673,7 +673,7 @@ pub(super) async fn drain_if_present(client: &Client, disk: &str) -> anyhow::Res
     loop {
         let drained = match client.disks().await {
             Ok(disks) if disks.iter().any(|found| found.name == disk && found.cache.is_some()) => {
-                drain_first(client, disk).await
+                drain_first(client, disk, DrainFor::Detach).await
             }
             Ok(_) => Ok(()),
             Err(error) => Err(explain(error)),

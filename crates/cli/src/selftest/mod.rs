@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
-use hob_control::{CacheState, DiskState, Endpoint, Size};
+use hob_control::{CacheState, DiskState, DrainFor, Endpoint, Size};
 use hob_lab::prng::Prng;
 use hob_storage::volatile::{Flushes, VolatileOptions};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -300,7 +300,7 @@ impl<'a> Trial<'a> {
     /// Drains the dirty data to the backing.
     fn drain(&self) -> anyhow::Result<()> {
         converse(&self.global(), async |client| {
-            client.drain("disk").await?;
+            client.drain("disk", DrainFor::Drain).await?;
             let start = Instant::now();
             loop {
                 let dirty = client.disk("disk").await?.cache.and_then(|cache| cache.dirty);

@@ -6,8 +6,8 @@ use super::requests::requests;
 use super::{Client, ClientError, disk_path};
 use crate::{
     AdoptCache, BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, Disk, DiskAdd,
-    DiskChanged, DiskCurve, DiskHistograms, DiskPatch, DiskResize, DiskStats, EventReport, Explanation,
-    Export, ExportDirty, LifeEvent, OnClients, OnDirty, PlannedChange, Preview,
+    DiskChanged, DiskCurve, DiskHistograms, DiskPatch, DiskResize, DiskStats, DrainFor, EventReport,
+    Explanation, Export, ExportDirty, LifeEvent, OnClients, OnDirty, PlannedChange, Preview,
 };
 
 requests! {
@@ -52,7 +52,8 @@ requests! {
     /// Removes a disk's cache, after a drain or by discarding its dirty data.
     cache_disable[disk](dirty: OnDirty) -> DiskChanged: DELETE "/v1/disks/{disk}/cache{}" (dirty.query());
     /// Starts or continues writing a cache's dirty data to the backing.
-    drain[disk]() -> DiskChanged: POST "/v1/disks/{disk}/drain";
+    drain[disk](operation: DrainFor) -> DiskChanged:
+        POST "/v1/disks/{disk}/drain?operation={}" (operation.name());
     /// Stops a drain before the cache is clean.
     drain_stop[disk]() -> DiskChanged: DELETE "/v1/disks/{disk}/drain";
     /// Discards a cache's dirty data: acknowledged writes are lost.

@@ -16,7 +16,7 @@ use axum::body::Body as HttpBody;
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use hob_control::{Problem, Snapshot};
+use hob_control::{Problem, Snapshot, without_error_numbers};
 use hyper::body::{Body, Bytes, Frame};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -95,6 +95,7 @@ impl EventBroadcaster {
 fn event(number: u64, snapshot: &Snapshot) -> Bytes {
     // JSON has no line breaks, so it is one line of data.
     let data = serde_json::to_string(snapshot).unwrap_or_default();
+    let data = without_error_numbers(&data);
     Bytes::from(format!("event: snapshot\nid: {number}\ndata: {data}\n\n"))
 }
 

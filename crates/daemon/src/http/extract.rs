@@ -2,15 +2,14 @@
 
 use std::io;
 
-use axum::Json;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
-use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use hob_control::Problem;
 use hob_control::peer::DATA_PROTOCOL;
+use hob_control::{Problem, without_error_numbers};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
@@ -136,8 +135,20 @@ fn status_of(kind: ErrorKind) -> StatusCode {
 impl<T: Serialize> IntoResponse for Answer<T> {
     fn into_response(self) -> Response {
         match self {
-            Answer::Yes(value) => Json(value).into_response(),
-            Answer::No(status, problem) => (status, Json(problem)).into_response(),
+            Answer::Yes(value) => json(StatusCode::OK, &value),
+            Answer::No(status, problem) => json(status, &problem),
         }
+    }
+}
+
+/// Returns a response with a value as JSON. Its texts name system errors without their numbers: all
+/// errors that the daemon reports to people pass here.
+fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    match serde_json::to_string(value) {
+        Ok(text) => {
+            let headers = [(CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+            (status, headers, without_error_numbers(&text).into_owned()).into_response()
+        }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }

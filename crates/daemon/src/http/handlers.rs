@@ -8,7 +8,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
     AdoptCache, Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged,
-    DiskPatch, DiskResize, DiskStats, EventReport, Explanation, ExportDirty, OnClients, OnDirty,
+    DiskPatch, DiskResize, DiskStats, DrainFor, EventReport, Explanation, ExportDirty, OnClients, OnDirty,
     PlannedChange, PlannedPoolChange, Pool, PoolChanged, PoolCreate, PoolPatch, Preview, Problem, Version,
 };
 use serde::Deserialize;
@@ -17,6 +17,7 @@ use utoipa::IntoParams;
 use super::endpoints::endpoints;
 use super::extract::{Answer, Form};
 use super::trace::TraceBody;
+use crate::api_error::{Result, invalid};
 use crate::services::Services;
 
 type App = State<Arc<Services>>;
@@ -107,8 +108,8 @@ endpoints! { services;
     /// shows the progress. The drain continues until it is complete or stopped. Repeating the
     /// request is harmless.
     post "/v1/disks/{disk}/drain"
-    drain(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
-        services.pools.drain(disk).await
+    drain(disk = "disk": "The disk"; ?purpose: Purpose) -> DiskChanged, "4XX", "5XX" {
+        services.pools.drain_for(disk, purpose.operation()?).await
     }
 
     /// Changes a disk's own settings while it is served. Requests that already wait for the backing
@@ -292,6 +293,36 @@ struct WhatOfDirty {
 
 impl Form for WhatOfDirty {
     const ALLOWED: &'static str = "the only parameter of this request is ?discard_dirty=true";
+}
+
+/// The operation for which a disk is drained.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Purpose {
+    /// Operation that the client makes after the drain. The list of tasks shows it.
+    #[serde(default)]
+    operation: String,
+}
+
+impl Form for Purpose {
+    const ALLOWED: &'static str = "the only parameter of this request is ?operation=cache-disable";
+}
+
+impl Purpose {
+    /// Returns the operation; a plain drain without the parameter.
+    fn operation(&self) -> Result<DrainFor> {
+        if self.operation.is_empty() {
+            return Ok(DrainFor::Drain);
+        }
+        DrainFor::of_name(&self.operation).ok_or_else(|| {
+            invalid!(
+                "no operation '{}' drains a disk: drain, cache-set, cache-disable, disk-remove, disk-event \
+                 and detach do",
+                self.operation
+            )
+        })
+    }
 }
 
 /// Selects what happens to dirty data and to clients when a disk is removed.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use hob_control::client::{Client, ClientError};
 use hob_control::{
-    Admission, CacheEnable, CachePatch, CacheSettings, DeviceAdd, DevicePatch, DiskAdd, Endpoint,
+    Admission, CacheEnable, CachePatch, CacheSettings, DeviceAdd, DevicePatch, DiskAdd, DrainFor, Endpoint,
     ExportDirty, OnClients, OnDirty, PoolCreate, Size,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -131,7 +131,7 @@ fn a_client_can_do_everything() {
         let cache = client.cache_patch("vm", &CachePatch { size: None, settings }).await.unwrap();
         let cache = cache.disk.unwrap().cache.unwrap();
         assert_eq!((cache.mode.as_str(), cache.preset.as_deref()), ("write-back", Some("auto")));
-        let notes = client.drain("vm").await.unwrap().notes;
+        let notes = client.drain("vm", DrainFor::Drain).await.unwrap().notes;
         assert!(notes.is_empty(), "{notes:?}");
         client.drain_stop("vm").await.unwrap();
         let export = ExportDirty { path: path("rescue") };
@@ -193,6 +193,9 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("PATCH", "/v1/pools/p/devices?path=/a", "{\"admission\":\"maybe\"}", 400, "maybe"),
             ("PATCH", "/v1/pools/none/devices?path=/a", "{\"admission\":\"in\"}", 404, "'none'"),
             ("PATCH", "/v1/disks/none/cache", "{\"size\":\"1M\"}", 404, "'none'"),
+            ("POST", "/v1/disks/none/drain?operation=resize", "", 422, "cache-disable"),
+            ("POST", "/v1/disks/none/drain?for=x", "", 400, "?operation="),
+            ("POST", "/v1/disks/none/drain?operation=detach", "", 404, "'none'"),
             ("PUT", "/v1/disks/none/cache", "{\"size\":\"1M\"}", 400, "pool"),
         ] {
             let (got, answer) = send(&endpoint, method, path, body).await;
@@ -203,6 +206,17 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
         }
         let client = Client::new(endpoint, None);
         assert!(matches!(client.disk("none").await, Err(ClientError::Refused { status: 404, .. })));
+    });
+}
+
+#[test]
+fn system_errors_are_said_without_their_numbers() {
+    run(async |_, endpoint| {
+        let add = "{\"name\":\"a\",\"backing\":\"/nonexistent/x\"}";
+        let (_, answer) = send(&endpoint, "POST", "/v1/disks", add).await;
+        let cause = std::io::Error::from_raw_os_error(2).to_string();
+        let words = cause.strip_suffix(" (os error 2)").unwrap();
+        assert!(answer.contains(words) && !answer.contains("os error"), "{answer}");
     });
 }
 

@@ -247,6 +247,19 @@ impl Live {
         }
     }
 
+    /// Returns the highest measured hit ratio, and the reads that it covers; `None` without a cache.
+    fn served_most(&self) -> Option<(f64, String)> {
+        self.cache.as_ref()?;
+        let LiveRecent { reads, read_hit_ratio, latest_reads, latest_hit_ratio, .. } = self.recent;
+        let measured = [
+            (self.read_hit_ratio, self.reads, "all reads".to_owned()),
+            (read_hit_ratio, reads, format!("the last {reads} reads")),
+            (latest_hit_ratio, latest_reads, format!("the latest {latest_reads} reads")),
+        ];
+        let known = measured.into_iter().filter(|(_, reads, _)| *reads > 0);
+        known.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(hits, _, which)| (hits, which))
+    }
+
     /// Returns true if the recent requests are representative of the load.
     fn is_settled(&self) -> bool {
         self.recent.first_share <= FIRST_SHARE_WARM || self.elapsed_ns as f64 / 1e9 >= SETTLED_S
@@ -511,7 +524,8 @@ fn push_why(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
     let aim = if target.is_given {
         format!("the {} you asked for", percent(target.read_hit_ratio))
     } else {
-        format!("nine tenths of the {} that no cache can exceed", percent(target.best_read_hit_ratio))
+        let best = percent(target.best_read_hit_ratio);
+        format!("nine tenths of the {best} of reads that ask for data requested before")
     };
     advice.why.push(format!(
         "Size: {}, {} of the {} its requests touch, is the smallest that reaches {aim}.",
@@ -585,8 +599,7 @@ fn refuse(advice: &mut LiveAdvice, disk: &Live) {
         format!("A cache does not help {name} so far: nothing it reads was read or written before.")
     } else {
         format!(
-            "A cache does not help {name} so far: {} of its reads ask for what was read or written before, and more \
-             a cache of any size could not serve.",
+            "A cache does not help {name} so far: only {} of its reads ask for what was read or written before.",
             percent(best)
         )
     };
@@ -597,8 +610,17 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
     let mut say = |sentence: String| advice.caveats.push(sentence);
     if let Some(asked) = options.target_hit.filter(|asked| *asked > best + POINT / 2.0) {
         say(format!(
-            "No cache reaches the {} you asked for: {} is the most, as the other reads are first ones.",
+            "No size reaches the {} you asked for: {} of the reads ask for data requested before, and the others are \
+             first ones.",
             percent(asked),
+            percent(best)
+        ));
+    }
+    if let Some((hits, which)) = disk.served_most().filter(|(hits, _)| *hits > best + POINT / 2.0) {
+        say(format!(
+            "{} of {which} were served from flash or memory. The {} are of all reads since counting began, and a first \
+             read of data is a miss there, also if the cache had the data.",
+            percent(hits),
             percent(best)
         ));
     }

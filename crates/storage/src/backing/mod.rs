@@ -183,6 +183,9 @@ pub struct BackingOptions {
     /// Whether a reconnected server has kept all acknowledged writes. The code that connects
     /// ensures that the server process is the same.
     pub keeps_writes: bool,
+    /// Whether [`Backing::share_parent`] is called for the opened backing. It needs the state of an
+    /// image's parent before the image is opened, which takes up to 0.125 s.
+    pub shares_parent: bool,
     /// Object to which the driver reports its connection's state. Each opened backing has its own
     /// monitor.
     pub monitor: Arc<Monitor>,
@@ -200,6 +203,7 @@ impl Default for BackingOptions {
             reconnect_min: Duration::from_millis(100),
             reconnect_max: Duration::from_secs(10),
             keeps_writes: false,
+            shares_parent: false,
             monitor: Arc::default(),
         }
     }

@@ -89,7 +89,7 @@ pub(super) fn open(
     let mut complaint = String::new();
     // A file that is replaced while the child opens it has a different state afterwards.
     let state = if opens == Opens::ReadOnly { image.state() } else { None };
-    let parent_state = image.parent_state();
+    let parent_state = if options.shares_parent { image.parent_state() } else { None };
     for modes in ACCESS_MODES {
         let server = Server::new(image.clone(), modes, options.connect_max)
             .map_err(|source| OpenError::System { path: std::env::temp_dir(), source })?;
@@ -199,7 +199,8 @@ struct QemuNbd {
     options: BackingOptions,
     /// Name of the content of an image that is locked against writers.
     constant: Option<String>,
-    /// Name of the content of the image's parent before the image was opened.
+    /// Name of the content of the image's parent before the image was opened, if the parent is to be
+    /// shared.
     parent_state: Option<String>,
 }
 
@@ -233,7 +234,10 @@ impl Driver for QemuNbd {
     }
 
     fn parent(&self) -> Result<Option<Parent>, String> {
-        self.find_parent()
+        match self.options.shares_parent {
+            true => self.find_parent(),
+            false => Err("it was opened without its parent".to_owned()),
+        }
     }
 
     fn constant(&self) -> Option<&str> {

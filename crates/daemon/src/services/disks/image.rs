@@ -66,7 +66,8 @@ impl Disks {
         wanted: &DiskState,
     ) -> Result<(BackingOptions, Option<ImageSpec>, Vec<String>)> {
         let wait_max = self.wait_max_of(wanted.backing_timeout);
-        let options = BackingOptions { wait_max, ..self.backing_options.clone() };
+        let shares_parent = wanted.share_parent.is_some();
+        let options = BackingOptions { wait_max, shares_parent, ..self.backing_options.clone() };
         if !Backing::is_path(&wanted.backing) {
             return Ok((options, wanted.image.clone(), Vec::new()));
         }

@@ -1,7 +1,7 @@
 //! Effects of guest life-cycle events on a disk's cache, as listed in the table
 //! `hob_control::EVENTS`.
 
-use hob_control::{DiskChanged, Effect, LifeEvent};
+use hob_control::{DiskChanged, DrainFor, Effect, LifeEvent};
 
 use super::Disks;
 use super::dirty_rescue::Afterwards;
@@ -27,7 +27,7 @@ impl Disks {
         let effect = if is_persistent { event.info().of_persistent } else { event.info().of_volatile };
         match effect {
             Effect::Nothing => self.observe.disk_changed(&disk, vec!["its cache does not change".to_owned()]),
-            Effect::Drain => self.pools.drain(disk).await,
+            Effect::Drain => self.pools.drain_for(disk, DrainFor::DiskEvent).await,
             Effect::Empty => self.pools.cache_clear(disk).await,
             Effect::Discard => {
                 let notes = self.give_dirty_up(disk.clone(), Afterwards::Reverted).await?.notes;

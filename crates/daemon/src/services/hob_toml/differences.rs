@@ -17,7 +17,9 @@ use crate::state::{DatastoreState, patched_qos};
 
 /// A difference, and the change that resolves the difference, if one exists.
 pub(super) struct Found {
+    /// The difference. A condition at the end of its action begins with `, unless `.
     pub(super) difference: ConfigDifference,
+    /// The change.
     pub(super) change: Option<Change>,
 }
 

@@ -188,7 +188,7 @@ fn open_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
     let is_emptied = served.cache().is_some_and(|spec| spec.journal.is_none());
     let action = match is_emptied {
         true => {
-            "the disk is closed and opened again, unless clients are connected, and its volatile cache is emptied"
+            "the disk is closed and opened again, and its volatile cache is emptied, unless clients are connected"
         }
         false => "the disk is closed and opened again, unless clients are connected",
     };

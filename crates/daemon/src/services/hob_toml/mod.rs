@@ -10,6 +10,7 @@ mod changes;
 mod differences;
 mod disk_differences;
 mod new_pool;
+mod path_order;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,7 +28,9 @@ use crate::api_error::{ApiError, Result};
 use crate::config::Config;
 use crate::state::State;
 use crate::watchdog::contained;
+use changes::Change;
 use differences::{Found, definitions_of, differences, dropped_device, tuned_by};
+use path_order::{Step, in_order, set_path};
 
 /// Time after the daemon's start in which guests connect again. Changes that would end their sockets
 /// or close their disks wait this long.
@@ -221,14 +224,27 @@ impl HobToml {
     /// an object need `yes`.
     async fn make_all(&self, found: Vec<Found>, yes: bool) -> (ConfigApplied, Vec<PendingChange>) {
         let (mut applied, mut unmade) = (ConfigApplied::default(), Vec::new());
-        for Found { difference, change } in found {
+        let mut releases: BTreeMap<String, Result<()>> = BTreeMap::new();
+        for step in in_order(found) {
+            let Found { difference, change } = match step {
+                Step::Make(found) => found,
+                Step::Release(what, release) => {
+                    releases.insert(what, self.make(release).await);
+                    continue;
+                }
+            };
             let what = difference.what();
             let mut failure = None;
             match change {
                 Some(change) if yes || difference.by == ConfigRemedy::Apply => {
-                    match self.make(change).await {
+                    let made = match releases.remove(&what) {
+                        None => self.make(change).await,
+                        Some(Err(error)) => Err(error),
+                        Some(Ok(())) => self.move_released(change, &difference).await,
+                    };
+                    match made {
                         Ok(()) => {
-                            applied.done.push(format!("{what}: {}", difference.action));
+                            applied.done.push(format!("{what}: {}", effect_of(&difference.action)));
                             continue;
                         }
                         Err(error) => {
@@ -246,6 +262,19 @@ impl HobToml {
             unmade.push(PendingChange { difference, failure });
         }
         (applied, unmade)
+    }
+
+    /// Gives a disk its new path after it has given its former path up. If that fails, the disk gets
+    /// the former path back.
+    async fn move_released(&self, change: Change, difference: &ConfigDifference) -> Result<()> {
+        let moved = self.make(change).await;
+        if moved.is_err()
+            && let Some(back) = set_path(difference, difference.running.as_deref())
+            && let Err(error) = self.make(back).await
+        {
+            tracing::error!("{}: the former path is lost: {error}", difference.what());
+        }
+        moved
     }
 
     /// Saves the definitions of the file. Deleted entries are kept until their objects are removed.
@@ -279,6 +308,12 @@ impl HobToml {
         let pending = inner.config_pending.iter().map(|it| (unapplied_key(&it.difference), String::new()));
         definitions.0.extend(pending);
     }
+}
+
+/// Returns the effect of an action that was taken, without the condition under which the change would
+/// have failed.
+fn effect_of(action: &str) -> &str {
+    action.split_once(", unless ").map_or(action, |(effect, _)| effect)
 }
 
 /// Returns true if a change ends a socket or closes a disk that guests may have used before the

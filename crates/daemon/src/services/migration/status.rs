@@ -15,6 +15,9 @@ const NEWEST: f64 = 0.3;
 /// Minimum time between two samples of the transfer rate.
 const LOOK_MIN: Duration = Duration::from_millis(400);
 
+/// Time without progress after which no remaining time is reported.
+const STILL_AFTER: Duration = Duration::from_secs(5);
+
 /// State shared by a migration's task and its helper tasks.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -52,6 +55,8 @@ pub(super) struct Facts {
     total: Option<Duration>,
     rate: f64,
     looked: Option<(Instant, u64)>,
+    /// Time at which data was pulled last.
+    moved: Option<Instant>,
 }
 
 impl Shared {
@@ -77,6 +82,7 @@ impl Shared {
             total: None,
             rate: 0.0,
             looked: None,
+            moved: None,
         };
         let (list_wanted, recorded) = (Notify::new(), Notify::new());
         Shared { facts: Mutex::new(facts), sent: AtomicU64::new(0), list_wanted, recorded }
@@ -101,7 +107,8 @@ impl Shared {
             0 => 0,
             all => (all.saturating_sub(left) * 100 / all).min(100) as u8,
         };
-        let eta = (left > 0 && facts.rate > 1.0).then(|| (left as f64 / facts.rate).ceil() as u64);
+        let moves = facts.moved.is_some_and(|at| at.elapsed() < STILL_AFTER);
+        let eta = (left > 0 && moves && facts.rate > 1.0).then(|| (left as f64 / facts.rate).ceil() as u64);
         Migration {
             disk: disk.to_owned(),
             side: facts.side,
@@ -139,6 +146,9 @@ impl Facts {
     /// Records the progress of the pull and updates the transfer rate.
     pub(super) fn note_pulled(&mut self, pulled: u64, left: u64) {
         let now = Instant::now();
+        if pulled > self.pulled {
+            self.moved = Some(now);
+        }
         (self.pulled, self.left) = (pulled, left);
         let Some((at, before)) = self.looked.filter(|(_, before)| *before <= pulled) else {
             self.looked = Some((now, pulled));
@@ -157,5 +167,31 @@ impl Facts {
         self.state = state;
         self.rate = 0.0;
         self.total.get_or_insert(self.began.elapsed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_is_estimated_while_nothing_is_pulled() {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let session = Session { generation: 1, attempt: 1 };
+            let shared = Shared::new(Side::Destination, "b".to_owned(), CarryMode::Copy, session);
+            let eta = || shared.view("vm").eta_seconds;
+            shared.facts().note_pulled(0, 100 << 20);
+            assert_eq!(eta(), None);
+            tokio::time::advance(Duration::from_secs(1)).await;
+            shared.facts().note_pulled(10 << 20, 90 << 20);
+            assert_eq!(eta(), Some(9));
+            // The other host does not answer.
+            tokio::time::advance(Duration::from_secs(60)).await;
+            assert_eq!(eta(), None);
+            shared.facts().note_pulled(20 << 20, 80 << 20);
+            assert!(eta().is_some(), "it moves again");
+        });
     }
 }

@@ -33,6 +33,7 @@ pub(super) use state_space::SPACE_EVERY;
 #[cfg(test)]
 pub(super) use state_space::Space;
 use state_space::StateSpace;
+pub(super) use tasks::REMOVE_DEVICE;
 
 /// Interface to a higher-layer service that adds details to a disk's view.
 pub(super) trait DiskDetail: std::fmt::Debug + Send + Sync {

@@ -14,6 +14,7 @@ use super::unknown_devices::{UNKNOWN_REASON, unknown_device};
 use super::{PoolWrites, Pools, Sharing};
 use crate::api_error::{ApiError, Result, conflict, failed, invalid, not_found};
 use crate::services::flash::{Flash, Opened};
+use crate::services::observe::REMOVE_DEVICE;
 use crate::services::registry::{DeviceEntry, Inner, OPENING, POOLS_MAX, PoolEntry};
 use crate::state::{CacheOwner, PeerState};
 
@@ -80,9 +81,11 @@ impl Pools {
     pub(crate) async fn device_remove(&self, pool: String, path: String) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks
-            .run("pool remove-device", pool.clone(), async move {
-                service.remove_device(&pool, Path::new(&path)).await
-            })
+            .run(
+                REMOVE_DEVICE,
+                pool.clone(),
+                async move { service.remove_device(&pool, Path::new(&path)).await },
+            )
             .await
     }
 
@@ -153,6 +156,7 @@ impl Pools {
             orphans_before: Vec::new(),
             is_unseen: false,
             busy: Some(OPENING),
+            leaving_disk: None,
             sharing: Sharing::default(),
             flash_writes: PoolWrites::default(),
         };
@@ -439,7 +443,10 @@ impl Pools {
         let guards = guards.collect::<Result<Vec<_>, _>>()?;
         let mut notes = Vec::new();
         for (disk, _guard) in disks.iter().zip(guards) {
-            notes.extend(self.leave_device(disk, device).await?);
+            self.registry.inner().pool_mut(pool)?.leaving_disk = Some(disk.clone());
+            let moved = self.leave_device(disk, device).await;
+            self.registry.inner().pool_mut(pool)?.leaving_disk = None;
+            notes.extend(moved?);
         }
         let mut inner = self.registry.inner();
         let entry = inner.pool_mut(pool)?.by_shard_id(device);

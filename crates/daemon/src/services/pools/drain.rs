@@ -11,7 +11,7 @@ mod waiting;
 
 use std::time::Duration;
 
-use hob_control::{Dirty, DiskChanged, Size, Verification};
+use hob_control::{Dirty, DiskChanged, DrainFor, Size, Verification};
 use hob_engine::command::{CacheChange, CommandError, Mode, Vacate};
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DiskId, SECTOR_BYTES};
@@ -35,6 +35,9 @@ const SOON: Duration = Duration::from_millis(200);
 
 /// Time without progress after which the backing is reported as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
+
+/// Time without progress after which no rate and no remaining time are reported.
+const STILL_AFTER: Duration = Duration::from_secs(3);
 
 /// Name of the task that stops a drain.
 const STOP_TASK: &str = "drain --stop";
@@ -75,10 +78,17 @@ struct Seen {
 }
 
 impl Pools {
-    /// Starts a drain of dirty data to the backing, or continues a drain that is in progress.
-    pub(crate) async fn drain(&self, disk: String) -> Result<DiskChanged> {
-        let service = self.clone();
-        self.tasks.run("drain", disk.clone(), async move { service.begin_drain(&disk).await }).await
+    /// Starts a drain of dirty data to the backing, or continues a drain that is in progress. The
+    /// list of tasks shows the `operation` that follows it.
+    pub(crate) async fn drain_for(&self, disk: String, operation: DrainFor) -> Result<DiskChanged> {
+        let (service, what) = (self.clone(), operation.task());
+        self.tasks.run(what, disk.clone(), async move { service.begin_drain(&disk, what).await }).await
+    }
+
+    /// Starts or continues a drain that no other operation follows.
+    #[cfg(test)]
+    pub(in crate::services) async fn drain(&self, disk: String) -> Result<DiskChanged> {
+        self.drain_for(disk, DrainFor::Drain).await
     }
 
     /// Stops a drain.
@@ -87,7 +97,8 @@ impl Pools {
         self.tasks.run(STOP_TASK, disk.clone(), async move { service.stop_drain(&disk).await }).await
     }
 
-    async fn begin_drain(&self, name: &str) -> Result<DiskChanged> {
+    /// Starts a drain as the task `what`.
+    async fn begin_drain(&self, name: &str, what: &'static str) -> Result<DiskChanged> {
         {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -106,7 +117,7 @@ impl Pools {
         let guard = self.registry.guard_disk_for_command(name, DRAINING).await?;
         let (shard, id) = self.registry.shard_of(name)?;
         let (service, of) = (self.clone(), name.to_owned());
-        let (task, began) = (self.tasks.begin("drain", name.to_owned()), Instant::now());
+        let (task, began) = (self.tasks.begin(what, name.to_owned()), Instant::now());
         let drain = async move {
             let result = service.drain_while_answering(&of, &shard, id, None).await;
             service.look(&of, &shard, id).await;
@@ -371,9 +382,12 @@ impl Watch {
             return Dirty { size, lost, draining, rate, eta_seconds: None, why };
         };
         let draining = draining || seen.draining;
+        // The average falls slowly when nothing moves any more.
+        let moves = self.waiting_reason().is_none() && now.duration_since(seen.moved) < STILL_AFTER;
+        let rate = if moves { seen.rate } else { 0.0 };
         let eta = match seen.dirty_bytes {
             0 => Some(0),
-            bytes if seen.rate > 0.0 => Some((bytes as f64 / seen.rate).ceil() as u64),
+            bytes if rate > 0.0 => Some((bytes as f64 / rate).ceil() as u64),
             _ => None,
         };
         let why = if seen.lost_bytes > 0 {
@@ -397,7 +411,7 @@ impl Watch {
             size: Size(seen.dirty_bytes),
             lost: Size(seen.lost_bytes),
             draining,
-            rate: Size(seen.rate as u64),
+            rate: Size(rate as u64),
             eta_seconds: eta,
             why,
         }
@@ -420,8 +434,12 @@ impl DiskEntry {
         }
         let now = Instant::now();
         let mut dirty = self.watch.view(self.busy == Some(DRAINING), now);
+        let silent = self.silent_backing();
+        if silent.is_some() && dirty.size > Size(0) {
+            (dirty.rate, dirty.eta_seconds) = (Size(0), None);
+        }
         if self.pushes() {
-            dirty.why = dirty.why.or_else(|| self.watch.stuck(true, now));
+            dirty.why = dirty.why.or(silent).or_else(|| self.watch.stuck(true, now));
         }
         Some(dirty)
     }

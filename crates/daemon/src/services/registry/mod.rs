@@ -161,6 +161,8 @@ pub(in crate::services) struct PoolEntry {
     pub(in crate::services) is_unseen: bool,
     /// Operation in progress on the pool.
     pub(in crate::services) busy: Option<&'static str>,
+    /// The disk whose cache leaves a device that is being removed.
+    pub(in crate::services) leaving_disk: Option<String>,
     /// Division of the pool among its shared caches.
     pub(in crate::services) sharing: pools::Sharing,
     /// Flash writes of the pool's caches, and their budget.

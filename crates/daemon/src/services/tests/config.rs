@@ -295,6 +295,42 @@ fn socket_access_and_datastore_of_a_disk_follow_the_file() {
     });
 }
 
+#[test]
+fn disks_swap_their_sockets() {
+    run(async |bench| {
+        let names = ["a", "b", "c"];
+        names.iter().for_each(|name| _ = bench.image(&format!("{name}.img"), 8));
+        let sockets = ["1.sock", "2.sock", "3.sock"].map(|name| bench.path(name));
+        let text = |sockets: [&String; 3]| {
+            let dir = bench.dir.path().display().to_string();
+            let disk = |(name, socket): (&str, &String)| {
+                format!(
+                    "[[disk]]\nname = \"{name}\"\nbacking = \"{dir}/{name}.img\"\nvhost_user = \"{socket}\"\n"
+                )
+            };
+            let disks: String = names.into_iter().zip(sockets).map(disk).collect();
+            format!("state_dir = \"{dir}/state\"\n{disks}")
+        };
+        let [one, two, three] = &sockets;
+        let texts =
+            [[one, two, three], [two, one, three], [three, two, one], [two, one, three], [one, three, two]]
+                .map(|sockets| (sockets, text(sockets)));
+        let filed = Filed::start(bench, &texts[0].1).await;
+        for (sockets, text) in &texts[1..] {
+            filed.write(text);
+            let changes = filed.diff().await.len();
+            let applied = filed.apply(false).await;
+            assert_eq!((applied.done.len(), filed.diff().await), (changes, Vec::new()), "{applied:?}");
+            assert!(!format!("{applied:?}").contains("unless"), "what was done: {applied:?}");
+            for (name, socket) in names.into_iter().zip(sockets) {
+                let inner = filed.bench.services.registry.inner();
+                assert_eq!(inner.disks[name].wanted.vhost_user.as_ref(), Some(*socket));
+                assert!(Path::new(socket).exists());
+            }
+        }
+    });
+}
+
 /// A read-only backing could not take the dirty data.
 #[test]
 fn a_disk_is_drained_before_it_becomes_read_only() {

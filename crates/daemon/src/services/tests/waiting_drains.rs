@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
-use hob_control::{Task, TaskState};
+use hob_control::{DrainFor, Task, TaskState};
 
 use super::*;
 use crate::api_error::Result;
 use crate::hardware::Monitor;
+use crate::services::registry::DeviceEntry;
 
 const BLOCK: u64 = 4096;
 
@@ -17,10 +18,15 @@ const COMMANDS: [&str; 5] = ["cache set", "cache clear", "cache disable", "disk 
 /// Prepares a disk with dirty data in a write-back cache that destages nothing by itself. Every
 /// write to its backing fails.
 async fn prepare(bench: &Bench) -> Arc<Monitor> {
-    bench.pool(&["a"], 8).await;
+    prepare_on(bench, &["a"], 2).await
+}
+
+/// Prepares the disk like [`prepare`], with a cache of `mib` on these devices.
+async fn prepare_on(bench: &Bench, devices: &[&str], mib: u64) -> Arc<Monitor> {
+    bench.pool(devices, 8).await;
     bench.disk("vm").await;
     let lazy: CachePatch = serde_json::from_str(r#"{"mode":"write-back","dirty_age_max":0}"#).unwrap();
-    let enable = CacheEnable { settings: lazy.settings, ..cache_of(2) };
+    let enable = CacheEnable { settings: lazy.settings, ..cache_of(mib) };
     bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
     write(bench, 3);
     bench.shard.set_backings_fail(true);
@@ -173,5 +179,59 @@ fn a_cache_with_discarded_data_is_removed_without_its_backing() {
         monitor.note_outage(Duration::ZERO, "Connection refused");
         bench.services.disks.cache_disable("vm".into(), OnDirty::Discard).await.unwrap();
         assert!(bench.services.observe.disk("vm").unwrap().cache.is_none());
+    });
+}
+
+#[test]
+fn the_removal_of_a_device_names_the_disk_whose_backing_it_waits_for_and_can_be_cancelled() {
+    for devices in [&["a"][..], &["a", "b"]] {
+        run(async |bench| {
+            let monitor = prepare_on(&bench, devices, 1).await;
+            monitor.note_outage(Duration::ZERO, "Connection refused");
+            // The device with the only segment of the cache.
+            let path = {
+                let inner = bench.services.registry.inner();
+                let device = inner.disks["vm"].held[0].device;
+                let is_it = |entry: &&DeviceEntry| entry.ids.is_some_and(|ids| ids.on_shards == device);
+                inner.pool("p").unwrap().devices.iter().find(is_it).unwrap().path.clone()
+            };
+            let path = path.to_string_lossy().into_owned();
+            let error = bench.services.pools.device_remove("p".into(), path.clone()).await.unwrap_err();
+            assert!(error.to_string().contains("as task "), "{devices:?}: {error}");
+            let waits = task(&bench);
+            assert_eq!(
+                (waits.what.as_str(), waits.subject.as_str(), waits.state, waits.can_cancel),
+                ("pool remove-device", "p", TaskState::Running, true)
+            );
+            let why = waits.dirty.and_then(|dirty| dirty.why).unwrap_or_default();
+            assert!(why.contains("waits for the backing of vm, which does not answer"), "{devices:?}: {why}");
+            // A block that is dirty already.
+            write(&bench, 3);
+            bench.services.pools.task_cancel(waits.id).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(task(&bench).state, TaskState::Cancelled, "{devices:?}");
+            let pool = bench.services.observe.pool("p").unwrap();
+            assert_eq!(pool.devices.len(), devices.len(), "the device stays");
+            assert_eq!(mode_in_effect(&bench).await, "write-back", "{devices:?}");
+            write(&bench, 6);
+        });
+    }
+}
+
+#[test]
+fn a_drain_before_another_operation_is_listed_with_it() {
+    run(async |bench| {
+        let monitor = prepare(&bench).await;
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        let operation = DrainFor::CacheDisable;
+        bench.services.pools.drain_for("vm".into(), operation).await.unwrap();
+        let waits = task(&bench);
+        assert_eq!(
+            (waits.what.as_str(), waits.state, waits.can_cancel),
+            ("drain for cache disable", TaskState::Running, true)
+        );
+        let dirty = waits.dirty.unwrap();
+        assert_eq!((dirty.draining, dirty.eta_seconds), (true, None));
+        bench.services.pools.task_cancel(waits.id).await.unwrap();
     });
 }

@@ -198,6 +198,19 @@ fn a_young_cache_is_not_made_smaller() {
     assert!(fits.wear.is_none(), "the recent requests are those of the warm-up");
     let text = live_text(&fits);
     assert!(text.starts_with("Confidence: good. 99.2 % of the latest 1500 reads were served"), "{text}");
+    // The cache serves more than the curves, which count each first read.
+    assert!(!text.contains("no cache"), "{text}");
+    let explained = |advice: &LiveAdvice| {
+        let says = |caveat: &String| {
+            caveat.starts_with("99.2 % of the latest 1500 reads")
+                && caveat.contains("The 80 % are of all reads")
+        };
+        advice.caveats.iter().any(says)
+    };
+    assert!(explained(&fits), "{:?}", fits.caveats);
+    let aimed = advice(&young, None);
+    let why = "nine tenths of the 80 % of reads that ask for data requested before";
+    assert!(aimed.why[0].contains(why) && explained(&aimed), "{:?}", aimed.why);
     young.recent.latest_hit_ratio = 0.9;
     assert_eq!(advice(&young, Some(0.7)).confidence, Confidence::WarmingUp);
     // Enlarging a young cache costs no hits.

@@ -44,6 +44,30 @@ fn rate_and_remaining_time_follow_the_progress() {
 }
 
 #[test]
+fn no_time_is_estimated_while_nothing_moves() {
+    let (mut watch, mut now) = watch(&[(100 * MIB, 0, 0), (90 * MIB, 10 * MIB, 0)]);
+    for _ in 0..10 {
+        now += Duration::from_secs(1);
+        watch.note(&figures(90 * MIB, 10 * MIB, 0), now);
+    }
+    let dirty = watch.view(true, now);
+    assert_eq!((dirty.size, dirty.rate, dirty.eta_seconds), (Size(90 * MIB), Size(0), None));
+    now += Duration::from_secs(1);
+    watch.note(&figures(80 * MIB, 20 * MIB, 0), now);
+    assert!(watch.view(true, now).eta_seconds.is_some(), "it moves again");
+}
+
+#[test]
+fn no_time_is_estimated_while_a_drain_waits() {
+    let (mut watch, now) = watch(&[(100 * MIB, 0, 0), (90 * MIB, 10 * MIB, 0)]);
+    assert!(watch.view(true, now).eta_seconds.is_some());
+    watch.pending_drain = Some(PendingDrain::waiting("the backing reconnects"));
+    let dirty = watch.view(true, now);
+    assert_eq!((dirty.rate, dirty.eta_seconds), (Size(0), None));
+    assert_eq!(dirty.why.as_deref(), Some("the backing reconnects"));
+}
+
+#[test]
 fn two_looks_at_once_make_no_rate() {
     let (mut watch, now) = watch(&[(100 * MIB, 0, 0), (90 * MIB, 10 * MIB, 0)]);
     watch.note(&figures(89 * MIB, 11 * MIB, 0), now + Duration::from_millis(1));

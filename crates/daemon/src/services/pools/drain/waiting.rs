@@ -35,6 +35,14 @@ pub(super) struct PendingDrain {
     is_stopped: bool,
 }
 
+#[cfg(test)]
+impl PendingDrain {
+    /// A drain that waits for this reason.
+    pub(super) fn waiting(why: &str) -> PendingDrain {
+        PendingDrain { waits: Some(why.to_owned()), is_stopped: false }
+    }
+}
+
 /// Removes the [`PendingDrain`] of a disk when the change has its result, or is dropped.
 struct PendingDrainGuard<'a> {
     registry: &'a Registry,
