@@ -26,10 +26,10 @@ pub const COMPLAINTS: [&str; 5] =
     ["GUEST-WRITE-FAILED", "GUEST-READ-", "GUEST-HAS-ERRORS", "GUEST-FAILED", "I/O error"];
 
 /// Maximum time of a VM from power-on to power-off, on two slow cores.
-const RUN_MAX: Duration = Duration::from_secs(240);
+const RUN_MAX: Duration = Duration::from_secs(480);
 
 /// As [`RUN_MAX`], for a VM in which hob starts many times.
-const DEVICE_MAX: Duration = Duration::from_secs(540);
+const DEVICE_MAX: Duration = Duration::from_secs(900);
 
 /// Creates an ext4 filesystem, fills it, and checks it through two new mounts and a fsck.
 const FILES: &str = include_str!("guest/files.sh");

@@ -15,11 +15,11 @@ use crate::scratch::{Scratch, free_port, text};
 use crate::stats::Stats;
 
 /// Maximum time until a server's socket answers.
-const READY_MAX: Duration = Duration::from_secs(30);
+const READY_MAX: Duration = Duration::from_secs(120);
 /// Maximum time of a stop after SIGTERM.
-const STOP_MAX: Duration = Duration::from_secs(30);
+const STOP_MAX: Duration = Duration::from_secs(120);
 /// Maximum time of a command.
-const COMMAND_MAX: Duration = Duration::from_secs(60);
+const COMMAND_MAX: Duration = Duration::from_secs(180);
 
 /// Returns the program under test.
 ///

@@ -18,7 +18,7 @@ use serde_json::Value;
 const DISK: u64 = 32 * MIB;
 
 /// Timeout of steps that are not measured.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(120);
 
 /// Starts a host that lends flash to the other host and has the disk in its configuration.
 #[track_caller]

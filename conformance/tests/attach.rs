@@ -26,7 +26,7 @@ const BLOCKS: u64 = 32 << 20 >> 12;
 /// Number of blocks of the disk's hot set.
 const HOT_BLOCKS: u64 = 8 << 20 >> 12;
 /// Maximum time of any step on two busy cores.
-const STEP_MAX: Duration = Duration::from_secs(120);
+const STEP_MAX: Duration = Duration::from_secs(240);
 /// Maximum pause of the VM in milliseconds, if nothing else uses the processors.
 const PAUSE_MS_MAX: u64 = 100;
 /// Maximum pause if other programs use the processors, milliseconds.

@@ -24,7 +24,7 @@ fn nbdkit(scratch: &Scratch) -> Process {
     let server = Tool::new("nbdkit")
         .args(["--foreground", "--unix", &scratch.text("backing.sock"), "file", &scratch.text("disk.img")])
         .start();
-    wait_until("nbdkit's socket", Duration::from_secs(10), || socket.exists());
+    wait_until("nbdkit's socket", Duration::from_secs(60), || socket.exists());
     server
 }
 
@@ -34,7 +34,7 @@ fn nbdkit(scratch: &Scratch) -> Process {
 fn stop(server: &mut Process) {
     server.signal(Signal::STOP);
     let tasks = format!("/proc/{}/task", server.pid());
-    wait_until("the stop of every thread", Duration::from_secs(10), || {
+    wait_until("the stop of every thread", Duration::from_secs(60), || {
         std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))

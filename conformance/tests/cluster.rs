@@ -19,7 +19,7 @@ use rustix::process::Signal;
 const LEASE: Duration = Duration::from_secs(3);
 const SETTLE: Duration = Duration::from_secs(1);
 /// Maximum time of a fail-over (the lease, the settle time, and some polls), on a busy machine.
-const FAIL_OVER_MAX: Duration = Duration::from_secs(40);
+const FAIL_OVER_MAX: Duration = Duration::from_secs(120);
 const SIZE: u64 = 16 * MIB;
 const BLOCK: u64 = 4096;
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 const SIZE: u64 = 16 * MIB;
 const BLOCK: u64 = 4096;
 /// Timeout of an action that a poll starts; polls happen once a second.
-const SOON: Duration = Duration::from_secs(40);
+const SOON: Duration = Duration::from_secs(120);
 
 const THROUGH: &str = "mode = \"write-through\"";
 const BACK: &str = "mode = \"write-back\"\ndirty_age_max = 0\ndirty_start = 60\ndirty_stop = 50";
@@ -368,7 +368,7 @@ fn advice_moves_a_starved_disk_to_flash_that_is_to_spare() {
     let mut client = a.connect("busy");
     // A loop over 8 MiB: LRU has no hits with 2 MiB and only hits with 8 MiB.
     let advice = std::cell::RefCell::new(Value::Null);
-    wait_until("a move to be advised", Duration::from_secs(90), || {
+    wait_until("a move to be advised", Duration::from_secs(180), || {
         (0..SIZE / 2).step_by(65536).for_each(|at| drop(client.read(at, 65536).unwrap()));
         advice.replace(b.json(&["cluster", "advise"]));
         !advice.borrow()["moves"].as_array().unwrap().is_empty()

@@ -36,7 +36,7 @@ fn pass(scratch: &Scratch, hob: &Hob) -> (u64, u64) {
 /// the reply.
 #[track_caller]
 fn warm(scratch: &Scratch, hob: &Hob) {
-    wait_until("a pass that consists of hits", Duration::from_secs(20), || pass(scratch, hob) == (COUNT, 0));
+    wait_until("a pass that consists of hits", Duration::from_secs(60), || pass(scratch, hob) == (COUNT, 0));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch};
 
-const WAIT_MAX: Duration = Duration::from_secs(20);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Number of flushes before a kill, and the time between them.
 const PAGES: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(250);

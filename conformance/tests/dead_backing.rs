@@ -21,7 +21,7 @@ fn nbdkit(scratch: &Scratch) -> Process {
     let server = Tool::new("nbdkit")
         .args(["--foreground", "--unix", &scratch.text("backing.sock"), "file", &scratch.text("disk.img")])
         .start();
-    wait_until("nbdkit's socket", Duration::from_secs(10), || Path::new(&socket).exists());
+    wait_until("nbdkit's socket", Duration::from_secs(60), || Path::new(&socket).exists());
     server
 }
 
@@ -44,7 +44,7 @@ impl Stage {
         let hob = Serve::disk(&uri).cached(&scratch.path("pool"), "16M", "4K").start(&scratch);
         let mut client = hob.connect();
         // hob fills flash while it replies: read until a whole pass has only hits.
-        wait_until("the first part to be cached", Duration::from_secs(20), || {
+        wait_until("the first part to be cached", Duration::from_secs(60), || {
             let before = hob.stats().hits();
             for at in (0..WARM).step_by(65536) {
                 client.read(at, 65536).unwrap();

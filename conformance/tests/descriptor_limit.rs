@@ -14,7 +14,7 @@ use conformance::tool::find;
 use conformance::{MIB, Scratch};
 use rustix::process::Signal;
 
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Starts the daemon with limits of open files, `SOFT:HARD`.
 #[track_caller]

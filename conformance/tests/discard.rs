@@ -70,7 +70,7 @@ impl Stage {
         let (socket_text, image) = (self.scratch.text("backing.sock"), self.scratch.text("disk.img"));
         let server =
             Tool::new("nbdkit").args(["--foreground", "--unix", &socket_text, "file", &image]).start();
-        wait_until("nbdkit's socket", Duration::from_secs(10), || socket.exists());
+        wait_until("nbdkit's socket", Duration::from_secs(60), || socket.exists());
         server
     }
 
@@ -116,7 +116,7 @@ fn ends(daemon: &Daemon, args: &[&str]) {
 fn stop(server: &mut Process) {
     server.signal(Signal::STOP);
     let tasks = format!("/proc/{}/task", server.pid());
-    wait_until("the stop of every thread", Duration::from_secs(10), || {
+    wait_until("the stop of every thread", Duration::from_secs(60), || {
         std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
@@ -134,7 +134,7 @@ fn ask_backing(guest: &mut Client) {
 
 /// Checks that a connection with waiting requests ends, with any result of these requests.
 fn is_disconnected(guest: &mut Client) {
-    wait_until("the end of the connection", Duration::from_secs(5), || guest.receive().is_err());
+    wait_until("the end of the connection", Duration::from_secs(60), || guest.receive().is_err());
 }
 
 #[track_caller]
@@ -228,7 +228,7 @@ fn discards(end: impl Fn(&mut Process)) {
     server.kill();
     let _server = stage.nbdkit();
     let mut read = Vec::new();
-    wait_until("the disk to be back", Duration::from_secs(30), || {
+    wait_until("the disk to be back", Duration::from_secs(60), || {
         guest.read(DIRTY, MIB as u32).map(|bytes| read = bytes).is_ok()
     });
     assert!(read == stage.image()[DIRTY as usize..][..MIB as usize], "discarded data is not shown");
@@ -330,7 +330,7 @@ fn a_disk_on_a_frozen_filesystem_is_removed_within_ten_seconds() {
         let refused = daemon.try_ctl(&["disk", "add", "again", "--backing", image]);
         assert!(!refused.success() && refused.all().contains("in use"), "{}", refused.all());
         drop(frozen);
-        wait_until("the end of what hung", Duration::from_secs(20), || {
+        wait_until("the end of what hung", Duration::from_secs(60), || {
             daemon.try_ctl(&["disk", "add", "again", "--backing", image]).success()
         });
         let address = Address::Unix(stage.scratch.path("nbd.sock"));
@@ -353,7 +353,7 @@ fn a_disk_returns_after_discarding_dirty_data_on_a_frozen_filesystem() {
         let again = json(daemon, &["disk", "show", "vm"]);
         assert_eq!(again["reason"], shown["reason"]);
         drop(frozen);
-        wait_until("the disk to be back", Duration::from_secs(20), || {
+        wait_until("the disk to be back", Duration::from_secs(60), || {
             json(daemon, &["disk", "show", "vm"])["state"] == "online"
         });
         let mut guest = stage.connect();
@@ -383,7 +383,7 @@ fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
     assert_eq!((&task()["what"], &task()["state"]), (&"disk remove".into(), &"running".into()));
     let cancel = daemon.try_ctl(&["tasks", "cancel", &task()["id"].to_string()]);
     assert!(!cancel.success() && cancel.all().contains("cannot be cancelled"), "{}", cancel.all());
-    wait_until("the end of the removal", Duration::from_secs(40), || task()["state"] == "done");
+    wait_until("the end of the removal", Duration::from_secs(60), || task()["state"] == "done");
     assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
     daemon.ctl(&["tasks", "acknowledge", &task()["id"].to_string()]);
     assert_eq!(json(&daemon, &["tasks"]), Value::Array(vec![]));

@@ -74,7 +74,7 @@ impl Stage {
 
 fn start(scratch: &Scratch) -> Daemon {
     let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    wait_until("the NBD socket", Duration::from_secs(20), || scratch.path("nbd.sock").exists());
+    wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
     daemon
 }
 

@@ -16,7 +16,7 @@ const HOT: u64 = 8 * MIB;
 const BLOCK: u64 = 16384;
 
 /// Time in which a budget takes effect, and in which health reports a problem.
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 struct Stage {
     scratch: Scratch,

@@ -19,7 +19,7 @@ const WRITTEN: u64 = 32 * MIB;
 /// Size of clones that are larger than their golden image, bytes.
 const CLONE_SIZE: u64 = 56 * MIB;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 const SHARING: &str = "share_parent = true\nparent_cache = \"64M\"\n\
     cache = { pool = \"fast\", size = \"24M\", block_size = \"4K\", mode = \"write-back\" }";

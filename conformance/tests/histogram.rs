@@ -146,7 +146,7 @@ fn the_daemons_histograms_match_its_trace() {
     let mut command = Command::new(hob::binary());
     command.args(["record", "disk", "--out", &out, "--control", hob.control()]);
     let mut recording = Process::start("hob record", &mut command).unwrap();
-    wait_until("a recording", Duration::from_secs(20), || {
+    wait_until("a recording", Duration::from_secs(60), || {
         hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
     });
     std::thread::scope(|scope| {
@@ -154,7 +154,7 @@ fn the_daemons_histograms_match_its_trace() {
         load(&mut two, 2);
     });
     recording.signal(Signal::INT);
-    let ended = recording.finish(Duration::from_secs(20));
+    let ended = recording.finish(Duration::from_secs(60));
     assert!(ended.success(), "{}", ended.all());
     let trace = Trace::read(&scratch.path("trace"));
     assert_eq!((trace.requests.len() as u64, trace.dropped), (2 * REQUESTS, 0));

@@ -30,7 +30,7 @@ const CONTROL_PORT: u16 = 7700;
 /// Port of the arriving QEMU.
 const MACHINE_PORT: u16 = 7701;
 /// Maximum time of any step on two busy cores.
-const STEP_MAX: Duration = Duration::from_secs(120);
+const STEP_MAX: Duration = Duration::from_secs(240);
 /// Time without output after which a guest's console gets an empty line.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Maximum pause of the guest by the hand-over, milliseconds, if no other program uses the
