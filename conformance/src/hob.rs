@@ -60,6 +60,10 @@ pub fn command(args: &[&str]) -> Output {
 /// Environment variable with the directory of crash logs, which a killed daemon leaves.
 pub const CRASH_LOG_DIR: &str = "HOB_CRASH_LOG_DIR";
 
+/// Environment variable with the default of `flash_stall_ms_max` in milliseconds, and the value for
+/// tests. After a second, hob would bypass the cache, but the host of the tests may stall for longer.
+const FLASH_STALL: (&str, &str) = ("HOB_TEST_FLASH_STALL_MS_MAX", "120000");
+
 /// A builder for a call of `hob serve`.
 #[derive(Debug, Clone)]
 pub struct Serve {
@@ -179,7 +183,7 @@ impl Serve {
         let _ = std::fs::remove_file(scratch.path("ctl.sock"));
         let mut command = Command::new(binary());
         command.arg("serve").args(&self.args).args(["--listen", &listen, "--control", &control]);
-        command.env(CRASH_LOG_DIR, scratch.dir());
+        command.env(CRASH_LOG_DIR, scratch.dir()).env(FLASH_STALL.0, FLASH_STALL.1);
         command.envs(self.env.iter().map(|(k, v)| (k, v)));
         let process = Process::start("hob serve", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         (process, address, control)
@@ -320,6 +324,7 @@ impl Daemon {
     #[track_caller]
     pub fn run(mut command: Command, control: &Path) -> Self {
         command.env(CRASH_LOG_DIR, control.parent().expect("sockets are in a directory"));
+        command.env(FLASH_STALL.0, FLASH_STALL.1);
         let mut process =
             Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         let start = Instant::now();
