@@ -80,7 +80,13 @@ impl Stage {
     fn read_hot_and_cold(&self, guest: &mut Client, dice: &mut Noise) {
         for at in 0..HOT / BLOCK {
             guest.read(at * BLOCK, BLOCK as u32).unwrap();
-            guest.read(dice.below(DISK / BLOCK) * BLOCK, BLOCK as u32).unwrap();
+            let cold = dice.below(DISK / BLOCK) * BLOCK;
+            guest.read(cold, BLOCK as u32).unwrap();
+            if at % 64 == 0 {
+                // The second read waits for the first one's fill. With too many fills in flight, hob
+                // fills no more.
+                guest.read(cold, BLOCK as u32).unwrap();
+            }
         }
     }
 
