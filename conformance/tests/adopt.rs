@@ -25,8 +25,8 @@ const SOON: Duration = Duration::from_secs(120);
 fn start(etcd: &Etcd, authority: &Authority, name: &str, who: &Files, backing: &str) -> TestHost {
     let plan = Plan::new(name).reached(authority).admits("host", "admin").calls_as(who);
     let lend = plan.path("lent");
-    plan.says(&format!("[peers]\nlend = {lend:?}\nlend_max = \"128M\"\nwait_seconds = 1"))
-        .joins(etcd, "lease_seconds = 3\nsettle_seconds = 1")
+    plan.says(&format!("[peers]\nlend = {lend:?}\nlend_max = \"128M\"\nwait_seconds = 8"))
+        .joins(etcd, "lease_seconds = 5\nsettle_seconds = 1")
         .pool("size = \"128M\"\nsegment_size = \"1M\"")
         .disk("vm", backing, "")
         .start()

@@ -222,7 +222,7 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
 #[test]
 fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     let mut shared = Shared::new(&["vm1"]);
-    let a = shared.start_with_lease(20, "host-a", 64, &["vm1"], BACK);
+    let a = shared.start_with_lease(60, "host-a", 64, &["vm1"], BACK);
     a.wait_until_serving("vm1", SOON);
     let b = shared.start("host-b", 64, &[], BACK);
     let mut client = a.connect("vm1");
@@ -289,9 +289,9 @@ fn a_host_lost_during_a_migration_loses_no_data() {
 #[test]
 fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     let mut shared = Shared::new(&["vm1"]);
-    let mut a = shared.start_with_lease(20, "host-a", 64, &["vm1"], BACK);
+    let mut a = shared.start_with_lease(40, "host-a", 64, &["vm1"], BACK);
     a.wait_until_serving("vm1", SOON);
-    let b = shared.start_with_lease(20, "host-b", 64, &[], BACK);
+    let b = shared.start_with_lease(40, "host-b", 64, &[], BACK);
     wait_until("host-b to be a member", SOON, || {
         a.json(&["cluster", "hosts"]).as_array().unwrap().len() == 2
     });
