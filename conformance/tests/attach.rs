@@ -230,15 +230,22 @@ impl Stage {
         pause_ms(&output.stderr)
     }
 
-    /// Runs `hob attach --list`.
+    /// Runs `hob attach --list`, which must list the VM with this state. The command waits only a short
+    /// time for a VM that is slow to answer, and lists it without its state.
     #[track_caller]
-    fn list(&self) -> conformance::process::Output {
+    fn list_with(&self, state: &str) -> conformance::process::Output {
         let (records, control) =
             (self.scratch.text("records"), format!("unix:{}", self.scratch.text("ctl.sock")));
         let args = ["attach", "--list", "--records", &records, "--control", &control];
-        let output = Tool::new(binary().to_str().expect("a path")).args(args).limit(STEP_MAX).output();
-        assert!(output.success(), "hob attach --list: {}", output.all());
-        output
+        let start = Instant::now();
+        loop {
+            let output = Tool::new(binary().to_str().expect("a path")).args(args).limit(STEP_MAX).output();
+            assert!(output.success(), "hob attach --list: {}", output.all());
+            if output.stdout.contains(state) {
+                return output;
+            }
+            assert!(start.elapsed() < STEP_MAX, "no '{state}': {}", output.all());
+        }
     }
 
     /// Starts a command that stops itself after `steps` steps, and waits until it has stopped.
@@ -441,8 +448,7 @@ fn a_command_that_is_killed_at_any_step_is_continued_or_undone() {
             let Some(mut process) = stage.stopped_after(verb, step) else { break };
             process.kill();
             if (verb, step) == ("attach", pause) {
-                let listed = stage.list();
-                assert!(listed.stdout.contains("paused by hob"), "{}", listed.all());
+                let _ = stage.list_with("paused by hob");
             }
             let is_recorded = std::fs::read_dir(stage.scratch.path("records")).is_ok_and(|files| {
                 files.flatten().any(|file| file.path().extension().is_some_and(|e| e == "json"))
@@ -503,8 +509,8 @@ fn refused_below_a_snapshot(given: Given, name: &str, value: &str) {
     let _cores = cores();
     let stage = Stage::new(given, "auto");
     stage.run("attach", &[]);
-    let listed = stage.list();
-    assert!(listed.stdout.contains("uses hob") && !listed.stderr.contains("note: "), "{}", listed.all());
+    let listed = stage.list_with("uses hob");
+    assert!(!listed.stderr.contains("note: "), "{}", listed.all());
     {
         let mut monitor = Monitor::connect(&stage.scratch.path(given.qmp()));
         let overlay = stage.scratch.text("overlay.qcow2");
@@ -520,8 +526,7 @@ fn refused_below_a_snapshot(given: Given, name: &str, value: &str) {
         assert!(!output.stderr.contains("pause the VM"), "hob {verb} began: {}", output.all());
         stage.guest_continues();
     }
-    let listed = stage.list();
-    assert!(listed.stdout.contains("below a snapshot"), "{}", listed.all());
+    let listed = stage.list_with("below a snapshot");
     assert!(listed.stderr.contains("Commit the overlay"), "{}", listed.all());
     {
         let mut monitor = Monitor::connect(&stage.scratch.path(given.qmp()));

@@ -79,7 +79,7 @@ fn fio(file: &Path, engine: &[&str]) {
         .args(["--serialize_overlap=1", "--verify=crc32c", "--do_verify=1", "--verify_fatal=1"])
         .args(["--verify_backlog=64", "--verify_state_save=0", "--output-format=terse"])
         .args(engine)
-        .limit(Duration::from_secs(240))
+        .limit(Duration::from_secs(600))
         .run();
 }
 

@@ -280,7 +280,7 @@ impl Stage {
             .args(["--verify=crc32c", "--verify_fatal=1", "--output-format=terse"])
             .args([&format!("--randseed={seed}"), "--allrandrepeat=0"])
             .args(more)
-            .limit(Duration::from_secs(300))
+            .limit(Duration::from_secs(600))
             .output();
         assert!(output.success() && !output.all().contains("verify:"), "fio: {}", output.all());
     }
