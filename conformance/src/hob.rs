@@ -2,6 +2,8 @@
 //!
 //! The binary is the one in `HOB_BIN`, or else the release or debug build in the target directory.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,6 +18,8 @@ use crate::stats::Stats;
 
 /// Maximum time until a server's socket answers.
 const READY_MAX: Duration = Duration::from_secs(120);
+/// Maximum time for a daemon to open its disks. Some tests have disks that cannot be opened.
+const OPENING_MAX: Duration = Duration::from_secs(20);
 /// Maximum time of a stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(120);
 /// Maximum time of a command.
@@ -328,9 +332,10 @@ impl Daemon {
         let mut process =
             Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         let start = Instant::now();
-        while std::os::unix::net::UnixStream::connect(control).is_err() {
+        while UnixStream::connect(control).is_err() {
             alive_or_panic(&mut process, start);
         }
+        wait_for_disks(control);
         Self { process, control: format!("unix:{}", text(control)), client: None }
     }
 
@@ -414,6 +419,27 @@ fn wait_for(process: &mut Process, address: &Address) {
         }
         alive_or_panic(process, start);
     }
+}
+
+/// Waits until a daemon has opened its disks, at most for [`OPENING_MAX`]. The daemon itself waits only
+/// some seconds for them, and then lists them as offline.
+fn wait_for_disks(control: &Path) {
+    let start = Instant::now();
+    while start.elapsed() < OPENING_MAX
+        && disks(control).is_ok_and(|list| list.contains("the disk is being opened"))
+    {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Returns a daemon's answer to a request for its disks.
+fn disks(control: &Path) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(control)?;
+    stream.set_read_timeout(Some(READY_MAX))?;
+    stream.write_all(b"GET /v1/disks HTTP/1.1\r\nHost: hob\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 #[track_caller]
