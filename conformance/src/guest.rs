@@ -267,13 +267,17 @@ fn machine(scratch: &Scratch, script: &str) -> Tool {
 }
 
 fn qemu(kernel: &Kernel, initramfs: &Path) -> Tool {
+    // If the host stalls, the guest's kernel would take that for a lockup, and print stacks in which the
+    // scripts find words like `timeout`.
+    let lockups = "nowatchdog rcupdate.rcu_cpu_stall_suppress=1";
+    let append = format!("console=ttyS0 panic=-1 quiet no_timer_check mitigations=off {lockups}");
     Tool::new("qemu-system-x86_64")
         // One thread for all CPUs of the guest: with one each they stall for minutes if the host's CPUs are
         // busy.
         .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults", "-no-reboot"])
         .args(["-display", "none", "-monitor", "none"])
         .args(["-kernel", &text(&kernel.image), "-initrd", &text(initramfs)])
-        .args(["-append", "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off"])
+        .args(["-append", &append])
 }
 
 #[track_caller]

@@ -55,7 +55,7 @@ impl Stage {
         std::fs::write(scratch.path("disk.img"), &old).unwrap();
         // Slow enough to be interrupted.
         let image = scratch.text("disk.img");
-        let args = [&ONE_BY_ONE[..], &["--filter", "delay", "file", &image, "wdelay=10ms"]].concat();
+        let args = [&ONE_BY_ONE[..], &["--filter", "delay", "file", &image, "wdelay=20ms"]].concat();
         let store = Store::start(&scratch.path("backing.sock"), &args);
         let (etcd, authority) = (Etcd::start(1), Authority::new("hosts"));
         let who = authority.client(scratch.dir(), "host");
