@@ -130,6 +130,19 @@ impl Guest {
         times.iter().filter(|(at, _)| *at > moment).map(|(_, number)| *number).collect()
     }
 
+    /// Waits until no request of the guest was acknowledged for two seconds.
+    #[track_caller]
+    fn wait_until_it_waits(&self) {
+        let (mut last, mut since) = (self.acknowledged(), Instant::now());
+        wait_until("the guest to wait", FAIL_OVER_MAX, || {
+            let now = self.acknowledged();
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            since.elapsed() > Duration::from_secs(2)
+        });
+    }
+
     #[track_caller]
     fn end(mut self) -> u64 {
         self.stop.store(true, Ordering::SeqCst);
@@ -332,6 +345,7 @@ fn guests_see_at_most_a_pause_when_etcd_members_change() {
     // Without etcd, nothing is acknowledged after the end of a lease, and nothing fails.
     (0..3).for_each(|member| etcd.pause(member));
     std::thread::sleep(LEASE + Duration::from_secs(1));
+    guest.wait_until_it_waits();
     let held = guest.acknowledged();
     std::thread::sleep(2 * LEASE);
     assert_eq!(guest.acknowledged(), held, "it went on without a lease");
@@ -506,7 +520,7 @@ fn a_host_without_its_backing_keeps_its_disk_and_continues_later() {
     wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
     cut(&left, FarStore::ADDRESS);
     // Requests that were in flight may still be answered.
-    std::thread::sleep(Duration::from_secs(1));
+    guest.wait_until_it_waits();
     let begin = Instant::now();
     std::thread::sleep(2 * (LEASE + SETTLE));
     assert_eq!(
