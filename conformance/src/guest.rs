@@ -4,7 +4,7 @@
 //!
 //! The scripts are in `guest/`. Each prints [`SENTINEL`] on the serial console if everything succeeded, and
 //! powers the VM off in any case. It waits first, because console output that was not sent by then is lost
-//! with the VM.
+//! with the VM: `stty` changes a setting only after all output was sent.
 
 mod tree;
 

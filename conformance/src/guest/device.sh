@@ -12,7 +12,7 @@ $bb mount -t tmpfs tmpfs /dev/shm
 $bb mount -t tmpfs tmpfs /tmp
 end() {
   [ "$1" = GUEST-FOUND-EVERYTHING ] || { $bb tail -n 60 /tmp/hob.log; $bb dmesg | $bb tail -n 60; }
-  echo "$1"; $bb sync; $bb sleep 1; $bb poweroff -f; $bb sleep 60
+  echo "$1"; $bb sync; $bb stty -echo; $bb sleep 1; $bb poweroff -f; $bb sleep 60
 }
 try() { "$@" > /tmp/said 2>&1 || { $bb cat /tmp/said; end "GUEST-FAILED: $*"; }; }
 # The command must fail, with this text.

@@ -5,7 +5,7 @@ $bb mount -t proc proc /proc
 $bb mount -t sysfs sysfs /sys
 $bb mount -t devtmpfs devtmpfs /dev
 $bb mount -t tmpfs tmpfs /tmp
-end() { echo "$1"; $bb sync; $bb sleep 1; $bb poweroff -f; $bb sleep 60; }
+end() { echo "$1"; $bb sync; $bb stty -echo; $bb sleep 1; $bb poweroff -f; $bb sleep 60; }
 try() { "$@" || end "GUEST-FAILED: $*"; }
 for m in $($bb cat /modules/order); do try $bb insmod /modules/$m; done
 n=0
