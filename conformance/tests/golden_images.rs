@@ -338,8 +338,9 @@ fn images_without_a_backing_file_are_served_with_the_reason() {
     assert!(stage.shown("alone")["parent_reason"].as_str().unwrap().contains("no parent"));
     assert_eq!(stage.connect("alone").read(0, 4096).unwrap(), stage.golden[..4096]);
     assert_eq!(stage.disks(), ["alone"]);
-    let health = stage.daemon().try_ctl(&["health"]).all();
-    assert!(!health.contains("alone"), "{health}");
+    // For a moment, its backing may be slow.
+    let health = || stage.daemon().try_ctl(&["health"]).all();
+    wait_until("health without the disk", PATIENCE, || !health().contains("alone"));
     stage.daemon.take().expect("it runs").stop();
 }
 

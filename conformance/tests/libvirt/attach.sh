@@ -22,7 +22,7 @@ stdio_handler = "file"
 X
 
 await() {
-    for _ in $(seq 600); do
+    for _ in $(seq 1200); do
         "$@" >/dev/null 2>&1 && return
         sleep 0.1
     done

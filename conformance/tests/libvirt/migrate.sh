@@ -9,7 +9,7 @@ cd "$1"
 dir=$PWD hook=$2
 
 await() {
-    for _ in $(seq 600); do
+    for _ in $(seq 2400); do
         "$@" >/dev/null 2>&1 && return
         sleep 0.1
     done
