@@ -12,7 +12,7 @@ use conformance::{MIB, Scratch, Serve};
 /// Size of the disk, which is written once from the start to the end.
 const SIZE: u64 = 64 * MIB;
 /// Rate of the backing, bytes per second.
-const RATE: u64 = 4 * MIB;
+const RATE: u64 = 3 * MIB;
 const WRITE: u64 = 256 << 10;
 /// Bytes of the first and of the last part whose rate is compared.
 const PART: u64 = 8 * MIB;

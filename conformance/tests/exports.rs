@@ -114,7 +114,8 @@ fn a_backup_does_not_wash_the_cache() {
             client.read(offset, MIB as u32).unwrap();
         }
         let after = stage.reads();
-        after.0 - before.0 == after.1 - before.1
+        let (reads, hits) = (after.0 - before.0, after.1 - before.1);
+        reads - hits < 0.5
     });
     load(&stage, &mut client, &mut dice, Duration::from_secs(1));
     let quiet = load(&stage, &mut client, &mut dice, Duration::from_secs(1));

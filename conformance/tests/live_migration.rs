@@ -39,7 +39,7 @@ const PAUSE_MS_MAX: f64 = 100.0;
 /// Maximum pause otherwise, on a host that may stall: shorter than every timeout of a guest.
 const BUSY_PAUSE_MS_MAX: f64 = 25_000.0;
 /// Minimum number of reads for a hit ratio. With fewer, chance changes the ratio by some percent.
-const READS_MIN: u64 = 1500;
+const READS_MIN: u64 = 1000;
 
 /// Returns the period over which the hit ratio is measured. It is longer for the figures of
 /// docs/MIGRATION.md (`HOB_QUIET=1`).
