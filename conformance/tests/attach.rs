@@ -225,9 +225,18 @@ impl Stage {
     /// Runs `hob attach` or `hob detach`, and returns how long the VM was paused, in milliseconds.
     #[track_caller]
     fn run(&self, verb: &str, more: &[&str]) -> u64 {
-        let output = self.command(verb, more).output();
-        assert!(output.success(), "hob {verb}: {}\n{}", output.all(), self.vm.stderr());
-        pause_ms(&output.stderr)
+        let start = Instant::now();
+        loop {
+            let output = self.command(verb, more).output();
+            if output.success() {
+                return pause_ms(&output.stderr);
+            }
+            // Before the first step, hob waits five seconds for QEMU's greeting. On a busy host, an
+            // emulated VM may need longer.
+            let is_silent = output.stderr.contains("QEMU does not answer at");
+            let may_repeat = is_silent && start.elapsed() < STEP_MAX;
+            assert!(may_repeat, "hob {verb}: {}\n{}", output.all(), self.vm.stderr());
+        }
     }
 
     /// Runs `hob attach --list`, which must list the VM with this state. The command waits only a short

@@ -46,7 +46,7 @@ impl Stage {
     }
 
     /// Checks that the witness still reads correct data on its first connection. The client fails
-    /// after a minute without an answer.
+    /// after two minutes without an answer.
     #[track_caller]
     fn witness_is_well(&mut self, after: &str) {
         for at in [0, 5 * MIB + 512, SIZE - 4096] {
