@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conformance::hob::binary;
 use conformance::process::Output;
-use conformance::{Scratch, Tool};
+use conformance::{Authority, Scratch, Tool};
 
 /// Maximum time of a test on busy processors.
 const TEST_MAX: Duration = Duration::from_secs(900);
@@ -104,6 +104,14 @@ fn the_hook_moves_the_cache_when_virsh_migrates_a_domain() {
       <target dev='vda' bus='virtio'/>
     </disk>";
     std::fs::write(scratch.path("domain.xml"), domain(disk)).unwrap();
+    let authority = Authority::new("hosts");
+    for (name, address) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
+        let files = authority.host(scratch.dir(), &format!("host-{name}"), address);
+        let copy = |from, to: &str| std::fs::copy(from, scratch.path(to)).unwrap();
+        copy(files.ca, "ca.pem");
+        copy(files.cert, &format!("{name}.pem"));
+        copy(files.key, &format!("{name}.key"));
+    }
     let hook = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/libvirt/qemu");
     run(&scratch, &["--net"], "migrate.sh", &[hook]);
 }
