@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::scratch::wait_until;
 
 /// Maximum time until all threads of a process are frozen.
-const FREEZE_MAX: Duration = Duration::from_secs(20);
+const FREEZE_MAX: Duration = Duration::from_secs(60);
 
 /// A process in a cgroup of its own. Dropping the value thaws the process and moves it back.
 #[derive(Debug)]

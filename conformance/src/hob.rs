@@ -2,6 +2,8 @@
 //!
 //! The binary is the one in `HOB_BIN`, or else the release or debug build in the target directory.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -15,11 +17,13 @@ use crate::scratch::{Scratch, free_port, text};
 use crate::stats::Stats;
 
 /// Maximum time until a server's socket answers.
-const READY_MAX: Duration = Duration::from_secs(30);
+const READY_MAX: Duration = Duration::from_secs(120);
+/// Maximum time for a daemon to open its disks. Some tests have disks that cannot be opened.
+const OPENING_MAX: Duration = Duration::from_secs(20);
 /// Maximum time of a stop after SIGTERM.
-const STOP_MAX: Duration = Duration::from_secs(30);
+const STOP_MAX: Duration = Duration::from_secs(120);
 /// Maximum time of a command.
-const COMMAND_MAX: Duration = Duration::from_secs(60);
+const COMMAND_MAX: Duration = Duration::from_secs(180);
 
 /// Returns the program under test.
 ///
@@ -59,6 +63,11 @@ pub fn command(args: &[&str]) -> Output {
 
 /// Environment variable with the directory of crash logs, which a killed daemon leaves.
 pub const CRASH_LOG_DIR: &str = "HOB_CRASH_LOG_DIR";
+
+/// Environment variable with the default of `flash_stall_ms_max` in milliseconds, and the value for
+/// tests. After a second, hob would bypass the cache, and after five it would not open a pool, but the
+/// host of the tests may stall for longer.
+const FLASH_STALL: (&str, &str) = ("HOB_TEST_FLASH_STALL_MS_MAX", "60000");
 
 /// A builder for a call of `hob serve`.
 #[derive(Debug, Clone)]
@@ -179,7 +188,7 @@ impl Serve {
         let _ = std::fs::remove_file(scratch.path("ctl.sock"));
         let mut command = Command::new(binary());
         command.arg("serve").args(&self.args).args(["--listen", &listen, "--control", &control]);
-        command.env(CRASH_LOG_DIR, scratch.dir());
+        command.env(CRASH_LOG_DIR, scratch.dir()).env(FLASH_STALL.0, FLASH_STALL.1);
         command.envs(self.env.iter().map(|(k, v)| (k, v)));
         let process = Process::start("hob serve", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         (process, address, control)
@@ -320,12 +329,14 @@ impl Daemon {
     #[track_caller]
     pub fn run(mut command: Command, control: &Path) -> Self {
         command.env(CRASH_LOG_DIR, control.parent().expect("sockets are in a directory"));
+        command.env(FLASH_STALL.0, FLASH_STALL.1);
         let mut process =
             Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         let start = Instant::now();
-        while std::os::unix::net::UnixStream::connect(control).is_err() {
+        while UnixStream::connect(control).is_err() {
             alive_or_panic(&mut process, start);
         }
+        wait_for_disks(control);
         Self { process, control: format!("unix:{}", text(control)), client: None }
     }
 
@@ -409,6 +420,27 @@ fn wait_for(process: &mut Process, address: &Address) {
         }
         alive_or_panic(process, start);
     }
+}
+
+/// Waits until a daemon has opened its disks, at most for [`OPENING_MAX`]. The daemon itself waits only
+/// some seconds for them, and then lists them as offline.
+fn wait_for_disks(control: &Path) {
+    let start = Instant::now();
+    while start.elapsed() < OPENING_MAX
+        && disks(control).is_ok_and(|list| list.contains("the disk is being opened"))
+    {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Returns a daemon's answer to a request for its disks.
+fn disks(control: &Path) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(control)?;
+    stream.set_read_timeout(Some(READY_MAX))?;
+    stream.write_all(b"GET /v1/disks HTTP/1.1\r\nHost: hob\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 #[track_caller]

@@ -18,7 +18,7 @@ const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 const DEVICE: &str = "net0";
 
 /// Maximum time to create a namespace.
-const READY_MAX: Duration = Duration::from_secs(20);
+const READY_MAX: Duration = Duration::from_secs(60);
 
 /// A host with a network of its own; files are shared with all hosts.
 #[derive(Debug)]

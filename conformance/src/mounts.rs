@@ -8,7 +8,7 @@ use crate::scratch::text;
 use crate::tool::Tool;
 
 /// Timeout of a mount operation.
-const MOUNT_MAX: Duration = Duration::from_secs(30);
+const MOUNT_MAX: Duration = Duration::from_secs(120);
 
 /// Unmounts a path when it is dropped, even if it is in use.
 #[derive(Debug)]

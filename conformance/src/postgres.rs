@@ -17,7 +17,7 @@ use crate::tool::Tool;
 
 const USER: &str = "postgres";
 /// Maximum time of recovery and of a clean stop.
-const READY_MAX: Duration = Duration::from_secs(60);
+const READY_MAX: Duration = Duration::from_secs(120);
 /// Timeout of an answer: longer than any outage in the tests.
 const ANSWER_MAX: Duration = Duration::from_secs(180);
 /// Version 3.0 of the protocol.

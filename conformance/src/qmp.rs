@@ -11,7 +11,7 @@ use crate::process::Process;
 use crate::scratch::wait_until;
 
 /// Timeout of QEMU's socket, and of one answer.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
+const ANSWER_MAX: Duration = Duration::from_secs(120);
 
 /// A connection to a VM's control socket.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use crate::scratch::{text, wait_until};
 use crate::tool::Tool;
 
 /// Maximum time until nbdkit serves.
-const READY_MAX: Duration = Duration::from_secs(30);
+const READY_MAX: Duration = Duration::from_secs(60);
 
 /// Makes nbdkit handle each client's requests one by one. Otherwise version 1.32 may abort
 /// (`raw_send_socket: Assertion`) if a client is killed while several of its requests are answered.

@@ -8,7 +8,7 @@ use crate::hosts::Host;
 use crate::process::{Output, Process};
 
 /// Default timeout of a tool.
-const TIME_MAX: Duration = Duration::from_secs(120);
+const TIME_MAX: Duration = Duration::from_secs(240);
 
 /// Returns the path of a program, searched in `PATH` and in the system administration directories.
 ///

@@ -372,7 +372,7 @@ impl Driver {
     pub fn run(&mut self, kind: Kind, offset: u64, len: u32) -> Option<u8> {
         self.submit(0, kind, offset, len);
         self.kick();
-        let patience = std::time::Duration::from_secs(10);
+        let patience = std::time::Duration::from_secs(60);
         loop {
             if let Some((_, status)) = self.reap() {
                 return Some(status);

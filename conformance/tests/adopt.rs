@@ -18,15 +18,15 @@ use serde_json::Value;
 const DISK: u64 = 32 * MIB;
 
 /// Timeout of steps that are not measured.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(120);
 
 /// Starts a host that lends flash to the other host and has the disk in its configuration.
 #[track_caller]
 fn start(etcd: &Etcd, authority: &Authority, name: &str, who: &Files, backing: &str) -> TestHost {
     let plan = Plan::new(name).reached(authority).admits("host", "admin").calls_as(who);
     let lend = plan.path("lent");
-    plan.says(&format!("[peers]\nlend = {lend:?}\nlend_max = \"128M\"\nwait_seconds = 1"))
-        .joins(etcd, "lease_seconds = 3\nsettle_seconds = 1")
+    plan.says(&format!("[peers]\nlend = {lend:?}\nlend_max = \"128M\"\nwait_seconds = 8"))
+        .joins(etcd, "lease_seconds = 5\nsettle_seconds = 1")
         .pool("size = \"128M\"\nsegment_size = \"1M\"")
         .disk("vm", backing, "")
         .start()
@@ -55,7 +55,7 @@ impl Stage {
         std::fs::write(scratch.path("disk.img"), &old).unwrap();
         // Slow enough to be interrupted.
         let image = scratch.text("disk.img");
-        let args = [&ONE_BY_ONE[..], &["--filter", "delay", "file", &image, "wdelay=10ms"]].concat();
+        let args = [&ONE_BY_ONE[..], &["--filter", "delay", "file", &image, "wdelay=20ms"]].concat();
         let store = Store::start(&scratch.path("backing.sock"), &args);
         let (etcd, authority) = (Etcd::start(1), Authority::new("hosts"));
         let who = authority.client(scratch.dir(), "host");

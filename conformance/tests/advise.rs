@@ -92,7 +92,7 @@ fn record(scratch: &Scratch, hob: &Hob) -> Process {
     let mut command = Command::new(hob::binary());
     command.args(["record", "disk", "--out", &out, "--control", hob.control()]);
     let process = Process::start("hob record", &mut command).unwrap();
-    wait_until("a recording", Duration::from_secs(20), || {
+    wait_until("a recording", Duration::from_secs(60), || {
         hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
     });
     process
@@ -110,7 +110,7 @@ fn live_curves_are_those_of_the_trace() {
     let mut recording = record(&scratch, &hob);
     load(&mut client);
     recording.signal(Signal::INT);
-    let ended = recording.finish(Duration::from_secs(20));
+    let ended = recording.finish(Duration::from_secs(60));
     assert!(ended.success(), "{}", ended.all());
     let trace = Trace::read(&scratch.path("trace"));
     assert_eq!((trace.requests.len() as u64, trace.dropped), (REQUESTS, 0));

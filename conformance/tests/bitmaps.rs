@@ -122,7 +122,7 @@ impl Stage {
 fn start(scratch: &Scratch) -> Daemon {
     let _ = std::fs::remove_file(scratch.path("nbd.sock"));
     let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    wait_until("the NBD socket", Duration::from_secs(20), || scratch.path("nbd.sock").exists());
+    wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
     daemon
 }
 
@@ -214,7 +214,7 @@ fn an_upgrade_keeps_dirty_bitmaps() {
     for upgrades in 1..=2 {
         std::thread::sleep(Duration::from_millis(500));
         stage.daemon.process.signal(Signal::HUP);
-        wait_until("the upgrade", Duration::from_secs(30), || ready(&stage) > upgrades);
+        wait_until("the upgrade", Duration::from_secs(60), || ready(&stage) > upgrades);
     }
     writer.join().expect("the client stays");
     let expected: Vec<_> = (0..DISK / GRANULE).step_by(2).map(|at| (at * GRANULE, GRANULE)).collect();

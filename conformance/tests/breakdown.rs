@@ -3,7 +3,7 @@
 //! does not. The devices are scaled down: a backing of some megabytes per second, and a cache of 96
 //! MiB.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, noise_file};
 use conformance::store::Store;
@@ -12,17 +12,34 @@ use conformance::{MIB, Scratch, Serve};
 /// Size of the disk, which is written once from the start to the end.
 const SIZE: u64 = 64 * MIB;
 /// Rate of the backing, bytes per second.
-const RATE: u64 = 6 * MIB;
+const RATE: u64 = 3 * MIB;
 const WRITE: u64 = 256 << 10;
 /// Bytes of the first and of the last part whose rate is compared.
 const PART: u64 = 8 * MIB;
 
+/// Rates of a part, bytes per second.
+#[derive(Debug)]
+struct Rates {
+    all: f64,
+    /// Without the slowest quarter of the writes: the host of the test may stall.
+    without_stalls: f64,
+}
+
+impl Rates {
+    fn of(mut times: Vec<Duration>) -> Rates {
+        times.sort_unstable();
+        let rate = |times: &[Duration]| {
+            (times.len() as u64 * WRITE) as f64 / times.iter().sum::<Duration>().as_secs_f64()
+        };
+        Rates { all: rate(&times), without_stalls: rate(&times[..times.len() * 3 / 4]) }
+    }
+}
+
 /// Results of a run.
 #[derive(Debug)]
 struct Run {
-    /// Rates of the first and of the last part, bytes per second.
-    first: f64,
-    last: f64,
+    first: Rates,
+    last: Rates,
     /// Share of the writes that flash took.
     to_flash: f64,
 }
@@ -44,11 +61,12 @@ fn written(preset: &str, more: &[(&str, &str)]) -> Run {
     let mut client = hob.connect();
     let data = Noise::new(1).bytes(WRITE as usize);
     let mut part = |from: u64, to: u64| {
-        let began = Instant::now();
-        for offset in (from..to).step_by(WRITE as usize) {
+        let timed = |offset| {
+            let began = Instant::now();
             client.write(offset, &data).expect("a write");
-        }
-        (to - from) as f64 / began.elapsed().as_secs_f64()
+            began.elapsed()
+        };
+        Rates::of((from..to).step_by(WRITE as usize).map(timed).collect())
     };
     let first = part(0, PART);
     part(PART, SIZE - PART);
@@ -63,11 +81,15 @@ fn written(preset: &str, more: &[(&str, &str)]) -> Run {
 fn the_split_cache_breaks_down_and_the_unified_cache_does_not() {
     let split = written("vsan", &[]);
     assert!(split.to_flash < 0.9, "no write bypassed the full buffer: {split:?}");
-    assert!(split.last <= 2.0 * RATE as f64, "the backing is no faster than that: {split:?}");
-    assert!(split.last < 0.5 * split.first, "the rate falls when the buffer is full: {split:?}");
+    assert!(split.last.all <= 2.0 * RATE as f64, "the backing is no faster than that: {split:?}");
+    assert!(
+        split.last.all < 0.5 * split.first.without_stalls,
+        "the rate falls when the buffer is full: {split:?}"
+    );
     // One copy, as in the preset vsan: the pool has one device.
     let unified = written("zbs", &[("--copies", "1")]);
     assert_eq!(unified.to_flash, 1.0, "all writes go to flash: {unified:?}");
-    assert!(unified.last >= 2.0 * split.last, "no fall: {unified:?}, {split:?}");
-    assert!(unified.last >= 2.0 * RATE as f64, "not the rate of the backing: {unified:?}");
+    let last = unified.last.without_stalls;
+    assert!(last >= 2.0 * split.last.all, "no fall: {unified:?}, {split:?}");
+    assert!(last >= 2.0 * RATE as f64, "not the rate of the backing: {unified:?}");
 }

@@ -65,7 +65,7 @@ fn a_daemon_continues_when_the_reader_of_its_log_is_gone() {
     drop(daemon.stderr.take());
     let at = format!("unix:{control}");
     let ask = |args: &[&str]| command(&[args, &["--control", &at]].concat());
-    wait_until("the daemon answers", Duration::from_secs(30), || ask(&["disk", "list"]).success());
+    wait_until("the daemon answers", Duration::from_secs(60), || ask(&["disk", "list"]).success());
     let image = image.to_string_lossy().into_owned();
     assert!(ask(&["disk", "add", "vm", "--backing", &image]).success(), "it logs that");
     assert!(!ask(&["disk", "add", "no", "--backing", "/nonexistent"]).success(), "and that");

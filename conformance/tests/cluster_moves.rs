@@ -13,7 +13,7 @@ use serde_json::Value;
 const SIZE: u64 = 16 * MIB;
 const BLOCK: u64 = 4096;
 /// Timeout of an action that a poll starts; polls happen once a second.
-const SOON: Duration = Duration::from_secs(40);
+const SOON: Duration = Duration::from_secs(120);
 
 const THROUGH: &str = "mode = \"write-through\"";
 const BACK: &str = "mode = \"write-back\"\ndirty_age_max = 0\ndirty_start = 60\ndirty_stop = 50";
@@ -222,7 +222,7 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
 #[test]
 fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     let mut shared = Shared::new(&["vm1"]);
-    let a = shared.start_with_lease(20, "host-a", 64, &["vm1"], BACK);
+    let a = shared.start_with_lease(60, "host-a", 64, &["vm1"], BACK);
     a.wait_until_serving("vm1", SOON);
     let b = shared.start("host-b", 64, &[], BACK);
     let mut client = a.connect("vm1");
@@ -289,9 +289,9 @@ fn a_host_lost_during_a_migration_loses_no_data() {
 #[test]
 fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     let mut shared = Shared::new(&["vm1"]);
-    let mut a = shared.start_with_lease(20, "host-a", 64, &["vm1"], BACK);
+    let mut a = shared.start_with_lease(40, "host-a", 64, &["vm1"], BACK);
     a.wait_until_serving("vm1", SOON);
-    let b = shared.start_with_lease(20, "host-b", 64, &[], BACK);
+    let b = shared.start_with_lease(40, "host-b", 64, &[], BACK);
     wait_until("host-b to be a member", SOON, || {
         a.json(&["cluster", "hosts"]).as_array().unwrap().len() == 2
     });
@@ -368,7 +368,7 @@ fn advice_moves_a_starved_disk_to_flash_that_is_to_spare() {
     let mut client = a.connect("busy");
     // A loop over 8 MiB: LRU has no hits with 2 MiB and only hits with 8 MiB.
     let advice = std::cell::RefCell::new(Value::Null);
-    wait_until("a move to be advised", Duration::from_secs(90), || {
+    wait_until("a move to be advised", Duration::from_secs(180), || {
         (0..SIZE / 2).step_by(65536).for_each(|at| drop(client.read(at, 65536).unwrap()));
         advice.replace(b.json(&["cluster", "advise"]));
         !advice.borrow()["moves"].as_array().unwrap().is_empty()

@@ -36,7 +36,7 @@ fn pass(scratch: &Scratch, hob: &Hob) -> (u64, u64) {
 /// the reply.
 #[track_caller]
 fn warm(scratch: &Scratch, hob: &Hob) {
-    wait_until("a pass that consists of hits", Duration::from_secs(20), || pass(scratch, hob) == (COUNT, 0));
+    wait_until("a pass that consists of hits", Duration::from_secs(60), || pass(scratch, hob) == (COUNT, 0));
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn the_second_pass_is_served_from_flash() {
         let hob = serve.start(&scratch);
         let (hits, misses) = pass(&scratch, &hob);
         assert_eq!((hits, misses), (0, COUNT), "first pass, blocks of {block}: {}", hob.stats().text());
-        std::thread::sleep(Duration::from_millis(500));
+        // A request for the same sectors waits for the end of their fill.
         let (hits, misses) = pass(&scratch, &hob);
         assert_eq!((hits, misses), (COUNT, 0), "second pass, blocks of {block}: {}", hob.stats().text());
         hob.stop();

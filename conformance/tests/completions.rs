@@ -2,9 +2,11 @@
 //! attached VMs.
 
 use std::os::unix::fs::symlink;
+use std::time::Duration;
 
 use conformance::data::empty_file;
 use conformance::hob::{binary, command};
+use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Tool};
 
 #[test]
@@ -39,11 +41,12 @@ fn bash_completes_names_of_disks_pools_and_vms() {
         let bash = Tool::new("bash").args(["-c", &shell, "bash", &scratch.text("hob.bash")]);
         bash.env("HOB_CONTROL", &control).env("PATH", &path).run().trim().to_owned()
     };
-    assert_eq!(completed("hob disk show "), "web");
-    assert_eq!(completed("hob stats w"), "web");
+    // Without an answer of the daemon in time, hob completes no names.
+    wait_until("names", Duration::from_secs(60), || completed("hob disk show ") == "web");
+    wait_until("names", Duration::from_secs(60), || completed("hob stats w") == "web");
     assert_eq!(completed("hob stats x"), "");
-    assert_eq!(completed("hob pool show "), "flash");
-    assert_eq!(completed("hob cache enable web --pool "), "flash");
+    wait_until("names", Duration::from_secs(60), || completed("hob pool show ") == "flash");
+    wait_until("names", Duration::from_secs(60), || completed("hob cache enable web --pool ") == "flash");
     assert!(completed("hob cache enable web --p").contains("--pool"), "options are still completed");
     assert!(completed("hob di").contains("disk"), "commands are still completed");
     // Attached VMs. bash makes words of the parts of a target.

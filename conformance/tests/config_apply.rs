@@ -14,7 +14,7 @@ use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
 
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// NBD transmission flag of a read-only export.
 const READ_ONLY: u16 = 1 << 1;

@@ -13,7 +13,7 @@ use conformance::hob::binary;
 use conformance::{Daemon, MIB, Scratch, Tool};
 
 /// Maximum time of a command on busy processors.
-const COMMAND_MAX: Duration = Duration::from_secs(60);
+const COMMAND_MAX: Duration = Duration::from_secs(180);
 
 /// Objects that exist before the commands of a page run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

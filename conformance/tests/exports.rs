@@ -74,7 +74,7 @@ impl Stage {
 
 fn start(scratch: &Scratch) -> Daemon {
     let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    wait_until("the NBD socket", Duration::from_secs(20), || scratch.path("nbd.sock").exists());
+    wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
     daemon
 }
 
@@ -108,9 +108,15 @@ fn a_backup_does_not_wash_the_cache() {
     let stage = Stage::new();
     let mut client = stage.connect("vm");
     let mut dice = 7;
-    for offset in (0..CACHE * 3 / 4).step_by(MIB as usize) {
-        client.read(offset, MIB as u32).unwrap();
-    }
+    wait_until("the hot part to be cached", Duration::from_secs(60), || {
+        let before = stage.reads();
+        for offset in (0..CACHE * 3 / 4).step_by(MIB as usize) {
+            client.read(offset, MIB as u32).unwrap();
+        }
+        let after = stage.reads();
+        let (reads, hits) = (after.0 - before.0, after.1 - before.1);
+        reads - hits < 0.5
+    });
     load(&stage, &mut client, &mut dice, Duration::from_secs(1));
     let quiet = load(&stage, &mut client, &mut dice, Duration::from_secs(1));
     let mut during = Vec::new();

@@ -43,7 +43,7 @@ fn fio(hob: &Hob, seed: u32, size: u64, largest: &str) -> Tool {
         .args(["--size", &size.to_string(), "--serialize_overlap=1"])
         .args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_backlog=256"])
         .args([&format!("--randseed={seed}"), "--allrandrepeat=0", "--output-format=terse"])
-        .limit(Duration::from_secs(300))
+        .limit(Duration::from_secs(600))
 }
 
 /// Runs fio on the whole disk to its end, and calls `step` repeatedly meanwhile.
@@ -57,7 +57,7 @@ fn run(fio: Tool, mut step: impl FnMut()) {
     let mut process = fio.start();
     let start = Instant::now();
     while process.poll().is_none() {
-        assert!(start.elapsed() < Duration::from_secs(300), "fio does not end");
+        assert!(start.elapsed() < Duration::from_secs(600), "fio does not end");
         step();
         std::thread::sleep(Duration::from_millis(40));
     }

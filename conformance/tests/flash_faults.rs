@@ -14,7 +14,10 @@ use conformance::{Hob, KIB, MIB, Scratch, Serve};
 const SIZE: u64 = 32 * MIB;
 const GUESTS: u64 = 2;
 const PART: u64 = SIZE / GUESTS;
+/// Minimum time and number of requests of the load, and its maximum time.
 const LOAD: Duration = Duration::from_millis(2500);
+const REQUESTS_MIN: u64 = 200;
+const LOAD_MAX: Duration = Duration::from_secs(90);
 
 /// Reads and writes in the guest's own part of the disk, and checks each byte.
 fn guest(mut client: Client, id: u64, mut model: Vec<u8>, stop: &AtomicBool, done: &AtomicU64) -> Vec<u8> {
@@ -60,7 +63,8 @@ fn guests_do_not_notice(harm: impl Fn(&Path, u64)) -> (Scratch, Hob) {
             .collect();
         let start = Instant::now();
         let mut times = 0;
-        while start.elapsed() < LOAD && !guests.iter().any(|g| g.is_finished()) {
+        let is_enough = || start.elapsed() > LOAD && done.load(Ordering::Relaxed) > REQUESTS_MIN;
+        while !is_enough() && start.elapsed() < LOAD_MAX && !guests.iter().any(|g| g.is_finished()) {
             std::thread::sleep(Duration::from_millis(150));
             harm(&pool, times);
             times += 1;
@@ -70,7 +74,7 @@ fn guests_do_not_notice(harm: impl Fn(&Path, u64)) -> (Scratch, Hob) {
     });
     let requests = done.load(Ordering::Relaxed);
     println!("{requests} requests while the flash was harmed");
-    assert!(requests > 200, "too little load to mean anything: {requests} requests");
+    assert!(requests > REQUESTS_MIN, "too little load to mean anything: {requests} requests");
     let whole = client.read(0, SIZE as u32).unwrap();
     assert_same(&whole, &models.concat(), 0, "the disk and the guests' memory");
     client.flush().unwrap();

@@ -16,7 +16,7 @@ const HOT: u64 = 8 * MIB;
 const BLOCK: u64 = 16384;
 
 /// Time in which a budget takes effect, and in which health reports a problem.
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 struct Stage {
     scratch: Scratch,
@@ -80,7 +80,13 @@ impl Stage {
     fn read_hot_and_cold(&self, guest: &mut Client, dice: &mut Noise) {
         for at in 0..HOT / BLOCK {
             guest.read(at * BLOCK, BLOCK as u32).unwrap();
-            guest.read(dice.below(DISK / BLOCK) * BLOCK, BLOCK as u32).unwrap();
+            let cold = dice.below(DISK / BLOCK) * BLOCK;
+            guest.read(cold, BLOCK as u32).unwrap();
+            if at % 64 == 0 {
+                // The second read waits for the first one's fill. With too many fills in flight, hob
+                // fills no more.
+                guest.read(cold, BLOCK as u32).unwrap();
+            }
         }
     }
 
@@ -175,12 +181,12 @@ fn dirty_data_that_exceeds_the_budget_is_written_and_reported() {
     let stage = Stage::new("flash_writes = \"1M/day\"", "mode = \"write-back\", persistent = true");
     let mut guest = stage.connect();
     stage.until_divided();
-    let health = || stage.json(&["health"]).to_string();
-    assert!(!health().contains("flash-writes-exceeded"), "{}", health());
+    // The command fails if the host of the test has another problem.
+    let output = || stage.daemon.try_ctl(&["health", "-o", "json"]).stdout;
+    assert!(!output().contains("flash-writes-exceeded"), "{}", output());
     let before = stage.daemon.stats("vm").reason("write", "to-flash");
     (0..4 * MIB / BLOCK).for_each(|at| guest.write(at * BLOCK, &[1; BLOCK as usize]).unwrap());
     assert_eq!(stage.daemon.stats("vm").reason("write", "to-flash") - before, 4 * MIB / BLOCK);
-    let output = || stage.daemon.try_ctl(&["health", "-o", "json"]).stdout;
     wait_until("a health problem", WAIT_MAX, || output().contains("flash-writes-exceeded"));
     assert!(stage.number("unrefusable") >= 4 * MIB && stage.number("debt") > 0, "{}", stage.writes());
     stage.daemon.ctl(&["pool", "set", "flash", "--flash-writes", "1000 DWPD"]);

@@ -11,7 +11,7 @@ use conformance::{Daemon, MIB, Scratch, Tool};
 use rustix::process::Signal;
 use serde_json::Value;
 
-const WAIT_MAX: Duration = Duration::from_secs(20);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 struct Stage {
     scratch: Scratch,

@@ -79,7 +79,7 @@ fn fio(file: &Path, engine: &[&str]) {
         .args(["--serialize_overlap=1", "--verify=crc32c", "--do_verify=1", "--verify_fatal=1"])
         .args(["--verify_backlog=64", "--verify_state_save=0", "--output-format=terse"])
         .args(engine)
-        .limit(Duration::from_secs(240))
+        .limit(Duration::from_secs(600))
         .run();
 }
 
@@ -263,7 +263,7 @@ fn open_files_of_a_killed_daemon_fail_and_the_next_daemon_cleans_up() {
     std::thread::sleep(Duration::from_millis(200));
     let Stage { hob, _unmount, scratch } = stage;
     hob.kill();
-    wait_until("the reads to end", Duration::from_secs(10), || reader.is_finished());
+    wait_until("the reads to end", Duration::from_secs(60), || reader.is_finished());
     assert!(GONE.contains(&reader.join().unwrap()));
     assert!(GONE.contains(&errno(file.read_at(&mut [0; 512], 0))));
     assert_eq!(errno(fs::metadata(&path)), ENOTCONN);

@@ -21,6 +21,8 @@ const SIZE: u64 = 64 * MIB;
 const REQUESTS: u64 = 600;
 /// Maximum difference between the engine's time and the recorder's time of a request, microseconds.
 const CLOCKS_APART_US: i64 = 20_000;
+/// Number of gaps with a larger difference: the host may stall between the two times of a request.
+const STALLS_MAX: u64 = 12;
 
 /// Sends requests of every kind and length, sequential and random, without and with pauses.
 fn load(client: &mut Client, seed: u64) {
@@ -111,8 +113,8 @@ fn check(trace: &Trace, histogram: &Value) {
             let mut sum = 0;
             for (bound, count) in found {
                 sum += count;
-                let low = at_most(bound.saturating_sub(CLOCKS_APART_US));
-                let high = at_most(bound.saturating_add(CLOCKS_APART_US));
+                let low = at_most(bound.saturating_sub(CLOCKS_APART_US)).saturating_sub(STALLS_MAX);
+                let high = at_most(bound.saturating_add(CLOCKS_APART_US)) + STALLS_MAX;
                 assert!((low..=high).contains(&sum), "{sum} gaps up to {bound} of {class}: {low} to {high}");
             }
         }
@@ -146,7 +148,7 @@ fn the_daemons_histograms_match_its_trace() {
     let mut command = Command::new(hob::binary());
     command.args(["record", "disk", "--out", &out, "--control", hob.control()]);
     let mut recording = Process::start("hob record", &mut command).unwrap();
-    wait_until("a recording", Duration::from_secs(20), || {
+    wait_until("a recording", Duration::from_secs(60), || {
         hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
     });
     std::thread::scope(|scope| {
@@ -154,7 +156,7 @@ fn the_daemons_histograms_match_its_trace() {
         load(&mut two, 2);
     });
     recording.signal(Signal::INT);
-    let ended = recording.finish(Duration::from_secs(20));
+    let ended = recording.finish(Duration::from_secs(60));
     assert!(ended.success(), "{}", ended.all());
     let trace = Trace::read(&scratch.path("trace"));
     assert_eq!((trace.requests.len() as u64, trace.dropped), (2 * REQUESTS, 0));

@@ -19,7 +19,7 @@ const DISK: u64 = 16 * MIB;
 const PAUSES: [u64; 16] = [0, 2, 4, 6, 8, 10, 13, 16, 20, 25, 30, 35, 40, 50, 60, 80];
 
 /// Maximum time of a stop.
-const STOP_MAX: Duration = Duration::from_secs(30);
+const STOP_MAX: Duration = Duration::from_secs(60);
 
 /// A configuration without pools and disks, which only the state file has.
 fn configure(scratch: &Scratch) {
@@ -124,7 +124,7 @@ fn an_image_is_served_after_a_daemon_was_killed_while_it_opened_it() {
             command.env(CRASH_LOG_DIR, scratch.dir());
             interrupt(&mut command, pause_ms, signal);
             let daemon = start(&scratch);
-            wait_until("the image", Duration::from_secs(20), || {
+            wait_until("the image", Duration::from_secs(60), || {
                 daemon.ctl(&["disk", "show", "vm", "-o", "json"]).contains("\"online\"")
             });
             daemon.stop();

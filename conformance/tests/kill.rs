@@ -6,7 +6,8 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, empty_file};
 use conformance::nbd_client::{Address, CMD_WRITE, Client, FLAG_FUA};
@@ -16,6 +17,8 @@ const SIZE: u64 = 32 * MIB;
 const SECTOR: usize = 512;
 const WRITERS: u64 = 3;
 const DEPTH: usize = 8;
+/// Maximum time until a round has some load.
+const LOAD_MAX: Duration = Duration::from_secs(60);
 /// Number of sectors of one writer's part of the disk.
 const PART: u64 = SIZE / WRITERS / SECTOR as u64;
 
@@ -54,7 +57,7 @@ impl Writer {
 
     /// Writes until the server is killed, with `DEPTH` requests in flight on different sectors.
     /// Returns the number of acknowledged writes.
-    fn write_until_death(&mut self, address: &Address) -> u64 {
+    fn write_until_death(&mut self, address: &Address, in_all: &AtomicU64) -> u64 {
         let Ok(mut client) = Client::connect(address, "disk") else { return 0 };
         let mut flight: HashMap<u64, (u64, u64, u64)> = HashMap::new();
         let mut acknowledged = 0;
@@ -85,6 +88,7 @@ impl Writer {
                 sector.acknowledged = stamp;
             }
             acknowledged += 1;
+            in_all.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -121,6 +125,7 @@ fn acknowledged_writes_survive_kill_9() {
     let mut dice = Noise::new(0x6b69_6c6c);
     let mut writers: Vec<Writer> = (0..WRITERS).map(|id| Writer::new(id, 99)).collect();
     let mut acknowledged = 0;
+    let in_all = AtomicU64::new(0);
     for round in 1..=kills {
         let hob = serve.start(&scratch);
         let address = hob.address().clone();
@@ -128,11 +133,16 @@ fn acknowledged_writes_survive_kill_9() {
             let running: Vec<_> = writers
                 .iter_mut()
                 .map(|writer| {
-                    let address = &address;
-                    scope.spawn(move || writer.write_until_death(address))
+                    let (address, in_all) = (&address, &in_all);
+                    scope.spawn(move || writer.write_until_death(address, in_all))
                 })
                 .collect();
             std::thread::sleep(Duration::from_millis(10 + dice.below(250)));
+            // Some rounds end before the first write, but on a slow host not all of them.
+            let start = Instant::now();
+            while in_all.load(Ordering::Relaxed) <= u64::from(round) * 10 && start.elapsed() < LOAD_MAX {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             hob.kill();
             running.into_iter().map(|w| w.join().expect("a writer")).sum::<u64>()
         });

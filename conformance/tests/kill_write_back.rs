@@ -9,7 +9,8 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, empty_file};
 use conformance::hob::command;
@@ -19,6 +20,8 @@ use conformance::{Daemon, MIB, Scratch, Serve, Tool};
 const SECTOR: usize = 512;
 const WRITERS: u64 = 2;
 const DEPTH: usize = 8;
+/// Maximum time until a round has some load.
+const LOAD_MAX: Duration = Duration::from_secs(60);
 /// Size of one writer's part of the disk, bytes. After the writers' parts, fio has a part as large
 /// as all of them.
 const PART: u64 = 8 * MIB;
@@ -99,7 +102,8 @@ impl Writer {
     }
 
     /// Writes and flushes until the server is killed, without two requests in flight on one sector.
-    fn write_until_death(&mut self, address: &Address) {
+    /// Adds the writes that hob has promised to keep to `in_all`.
+    fn write_until_death(&mut self, address: &Address, in_all: &AtomicU64) {
         self.unflushed.clear();
         let Ok(mut client) = Client::connect(address, "disk") else { return };
         let mut flight: HashMap<u64, Flying> = HashMap::new();
@@ -111,6 +115,7 @@ impl Writer {
             }
             let Ok(reply) = client.receive() else { return };
             assert_eq!(reply.error, 0, "a request failed while the server lived");
+            let before = self.promised;
             match flight.remove(&reply.cookie).expect("an answer to a question") {
                 Flying::Write { first, count, stamp, durable } if durable || self.keeps_acknowledged => {
                     self.promise(first, count, stamp);
@@ -128,6 +133,7 @@ impl Writer {
                     }
                 }
             }
+            in_all.fetch_add(self.promised - before, Ordering::Relaxed);
         }
     }
 
@@ -274,7 +280,7 @@ impl Stage {
             .args(["--verify=crc32c", "--verify_fatal=1", "--output-format=terse"])
             .args([&format!("--randseed={seed}"), "--allrandrepeat=0"])
             .args(more)
-            .limit(Duration::from_secs(300))
+            .limit(Duration::from_secs(600))
             .output();
         assert!(output.success() && !output.all().contains("verify:"), "fio: {}", output.all());
     }
@@ -288,6 +294,7 @@ impl Stage {
         let mut writers: Vec<Writer> = (0..WRITERS).map(|id| Writer::new(id, keeps_acknowledged)).collect();
         let mut dice = Noise::new(0x6b69_6c6c);
         let mut verified = None;
+        let in_all = AtomicU64::new(0);
         for round in 0..kills {
             let daemon = self.start();
             self.check(&mut writers, &format!("round {round}"));
@@ -305,10 +312,16 @@ impl Stage {
             let address = self.address();
             std::thread::scope(|scope| {
                 for writer in &mut writers {
-                    let address = &address;
-                    scope.spawn(move || writer.write_until_death(address));
+                    let (address, in_all) = (&address, &in_all);
+                    scope.spawn(move || writer.write_until_death(address, in_all));
                 }
                 std::thread::sleep(Duration::from_millis(20 + dice.below(400)));
+                // Some rounds end before the first write, but on a slow host not all of them.
+                let start = Instant::now();
+                let enough = u64::from(round + 1) * 10;
+                while in_all.load(Ordering::Relaxed) <= enough && start.elapsed() < LOAD_MAX {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
                 // Dropping the daemon kills it with SIGKILL.
                 drop(daemon);
             });

@@ -12,7 +12,7 @@ $bb mount -t tmpfs tmpfs /dev/shm
 $bb mount -t tmpfs tmpfs /tmp
 end() {
   [ "$1" = GUEST-FOUND-EVERYTHING ] || { $bb tail -n 60 /tmp/hob.log; $bb dmesg | $bb tail -n 60; }
-  echo "$1"; $bb sync; $bb sleep 1; $bb poweroff -f; $bb sleep 60
+  echo "$1"; $bb sync; $bb stty -echo; $bb sleep 1; $bb poweroff -f; $bb sleep 60
 }
 try() { "$@" > /tmp/said 2>&1 || { $bb cat /tmp/said; end "GUEST-FAILED: $*"; }; }
 # The command must fail, with this text.
@@ -22,10 +22,11 @@ refused() {
   $bb grep -q "$text" /tmp/said || { $bb cat /tmp/said; end "GUEST-FAILED: $*: no '$text'"; }
 }
 errors() { $bb dmesg | $bb grep -c -i 'i/o error'; }
+upgrades() { $bb grep -c 'took over\|taking over' /tmp/hob.log; }
 sectors() { $bb cat /sys/class/block/nbd0/size; }
 for m in $($bb cat /modules/order); do try $bb insmod /modules/$m; done
 n=0
-while [ ! -b /dev/vdb ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 100 ] && end "GUEST-FAILED: no disk"; done
+while [ ! -b /dev/vdb ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 600 ] && end "GUEST-FAILED: no disk"; done
 try /sbin/mkfs.ext4 -q -F -E nodiscard /dev/vda
 try $bb mount -t ext4 /dev/vda /data
 try $bb truncate -s 96M /data/web.img
@@ -78,7 +79,7 @@ advances() {
     now=$($bb cat /tmp/count); s=$(($($bb cut -d. -f1 /proc/uptime)-t))
     [ -z "$first" ] && [ $now -gt $from ] && first=$s
     [ $now -ge $((from+4)) ] && break
-    [ $s -gt 60 ] && end "GUEST-FAILED: the load does not continue after $1"
+    [ $s -gt 180 ] && end "GUEST-FAILED: the load does not continue after $1"
     $bb sleep 0.1
   done
   echo "GUEST-STEP $1: the first round took $first s"
@@ -92,12 +93,17 @@ for round in 1 2 3; do
   advances 'kill -9'
 done
 for round in 1 2 3; do
+  before=$(upgrades)
   kill -HUP $pid
+  n=0
+  until [ "$(upgrades)" -gt "$before" ]; do
+    $bb sleep 0.2; n=$((n+1)); [ $n -gt 300 ] && end "GUEST-FAILED: no upgrade in the log"
+  done
   $bb sleep 1
   ready
   advances 'SIGHUP'
 done
-[ "$($bb grep -c 'took over\|taking over' /tmp/hob.log)" -ge 3 ] || end "GUEST-FAILED: no upgrade in the log"
+[ "$(upgrades)" -ge 3 ] || end "GUEST-FAILED: no upgrade in the log"
 kill $pid; wait $pid
 $bb sleep 2
 start; ready

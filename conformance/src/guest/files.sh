@@ -5,11 +5,11 @@ $bb mount -t proc proc /proc
 $bb mount -t sysfs sysfs /sys
 $bb mount -t devtmpfs devtmpfs /dev
 $bb mount -t tmpfs tmpfs /tmp
-end() { echo "$1"; $bb sync; $bb sleep 1; $bb poweroff -f; $bb sleep 60; }
+end() { echo "$1"; $bb sync; $bb stty -echo; $bb sleep 1; $bb poweroff -f; $bb sleep 60; }
 try() { "$@" || end "GUEST-FAILED: $*"; }
 for m in $($bb cat /modules/order); do try $bb insmod /modules/$m; done
 n=0
-while [ ! -b /dev/vda ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 100 ] && end "GUEST-FAILED: no disk"; done
+while [ ! -b /dev/vda ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 600 ] && end "GUEST-FAILED: no disk"; done
 try /sbin/mkfs.ext4 -q -F -E nodiscard /dev/vda
 try $bb mount -t ext4 /dev/vda /mnt
 i=0

@@ -6,10 +6,10 @@ $bb mount -t proc proc /proc
 $bb mount -t sysfs sysfs /sys
 $bb mount -t devtmpfs devtmpfs /dev
 $bb mount -t tmpfs tmpfs /tmp
-end() { $bb dmesg | $bb grep -i -e 'i/o error' -e 'timeout' -e 'blocked for' && echo GUEST-HAS-ERRORS; echo "$1"; $bb sleep 1; $bb poweroff -f; $bb sleep 60; }
+end() { $bb dmesg | $bb grep -i -e 'i/o error' -e 'timeout' -e 'blocked for' && echo GUEST-HAS-ERRORS; echo "$1"; $bb stty -echo; $bb sleep 1; $bb poweroff -f; $bb sleep 60; }
 for m in $($bb cat /modules/order); do $bb insmod /modules/$m || end "GUEST-FAILED: $m"; done
 n=0
-while [ ! -b /dev/vda ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 100 ] && end "GUEST-FAILED: no disk"; done
+while [ ! -b /dev/vda ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 600 ] && end "GUEST-FAILED: no disk"; done
 before=$($bb cat /sys/block/vda/size)
 $bb dd if=/dev/urandom of=/tmp/noise bs=64k count=16 2>/dev/null
 $bb dd if=/tmp/noise of=/dev/vda bs=64k seek=16 oflag=direct conv=notrunc,fsync 2>/dev/null || echo GUEST-WRITE-FAILED

@@ -8,7 +8,7 @@ $bb mount -t devtmpfs devtmpfs /dev
 end() { $bb dmesg | $bb grep -i -e 'i/o error' -e 'timeout' -e 'blocked for' && echo GUEST-HAS-ERRORS; echo "$1"; $bb sleep 60; $bb poweroff -f; $bb sleep 60; }
 for m in $($bb cat /modules/order); do $bb insmod /modules/$m || end "GUEST-FAILED: $m"; done
 n=0
-while [ ! -b /dev/vda ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 100 ] && end "GUEST-FAILED: no disk"; done
+while [ ! -b /dev/vda ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 600 ] && end "GUEST-FAILED: no disk"; done
 /bin/guest-load /dev/vda HOT || end "GUEST-FAILED: the load"
 echo "GUEST-HASH $($bb dd if=/dev/vda bs=1M iflag=direct 2>/dev/null | $bb sha256sum | $bb cut -c1-64)"
 end GUEST-FOUND-EVERYTHING

@@ -6,7 +6,7 @@ end() {
   $bb dmesg | $bb grep -i -e 'i/o error' -e 'ext4-fs error' -e 'timeout' -e 'blocked for' && echo GUEST-HAS-ERRORS
   $bb sync
   $bb mount -o remount,ro / || echo GUEST-HAS-ERRORS on leaving
-  echo "$1"; $bb sleep 1; $bb poweroff -f; $bb sleep 60
+  echo "$1"; $bb stty -echo; $bb sleep 1; $bb poweroff -f; $bb sleep 60
 }
 echo "GUEST-ROOT $($bb grep ' / ' /proc/mounts | $bb tail -n 1 | $bb cut -d ' ' -f 1,3)"
 round=0

@@ -5,10 +5,10 @@ $bb mount -t proc proc /proc
 $bb mount -t sysfs sysfs /sys
 $bb mount -t devtmpfs devtmpfs /dev
 $bb mount -t tmpfs tmpfs /tmp
-end() { $bb dmesg | $bb grep -i -e 'i/o error' -e 'timeout' -e 'blocked for' && echo GUEST-HAS-ERRORS; echo "$1"; $bb sleep 1; $bb poweroff -f; $bb sleep 60; }
+end() { $bb dmesg | $bb grep -i -e 'i/o error' -e 'timeout' -e 'blocked for' && echo GUEST-HAS-ERRORS; echo "$1"; $bb stty -echo; $bb sleep 1; $bb poweroff -f; $bb sleep 60; }
 for m in $($bb cat /modules/order); do $bb insmod /modules/$m || end "GUEST-FAILED: $m"; done
 n=0
-while [ ! -b /dev/vda ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 100 ] && end "GUEST-FAILED: no disk"; done
+while [ ! -b /dev/vda ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 600 ] && end "GUEST-FAILED: no disk"; done
 echo "GUEST-SEES serial=$($bb cat /sys/block/vda/serial) sectors=$($bb cat /sys/block/vda/size) queues=$($bb ls /sys/block/vda/mq | $bb wc -l) block=$($bb cat /sys/block/vda/queue/logical_block_size)/$($bb cat /sys/block/vda/queue/physical_block_size) discard=$($bb cat /sys/block/vda/queue/discard_max_bytes) cache=$($bb cat /sys/block/vda/queue/write_cache | $bb tr ' ' -)"
 i=0
 while [ $i -lt 4 ]; do $bb dd if=/dev/urandom of=/tmp/new$i bs=4k count=512 2>/dev/null; i=$((i+1)); done

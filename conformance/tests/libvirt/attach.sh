@@ -22,7 +22,7 @@ stdio_handler = "file"
 X
 
 await() {
-    for _ in $(seq 600); do
+    for _ in $(seq 1200); do
         "$@" >/dev/null 2>&1 && return
         sleep 0.1
     done
@@ -40,6 +40,8 @@ device=/machine/peripheral/virtio-disk0/virtio-backend
 # Writes to the disk through the guest's device.
 guest_writes() { virsh -q qemu-monitor-command web --hmp "qemu-io -d $device \"write -P $1 $2 1M\""; }
 attach() { hob attach libvirt:web --records records --nbd "$PWD/nbd.sock" --size 64M --preset auto; }
+# The command does not wait long for a VM that is slow to answer.
+is_listed() { hob attach --list --records records | grep "$1"; }
 definition() { virsh -q dumpxml --inactive --security-info web; }
 
 qemu-img create -q -f qcow2 image.qcow2 32M
@@ -51,7 +53,7 @@ guest_writes 1 0
 # The domain runs through hob, and again through its image.
 attach
 definition | grep "<source protocol='nbd' name='web-virtio-disk0'"
-hob attach --list --records records | grep 'uses hob'
+await is_listed 'uses hob'
 guest_writes 2 1M
 hob detach libvirt:web --records records
 definition | cmp - before.xml
@@ -60,7 +62,7 @@ guest_writes 3 2M
 # The next start uses hob's disk.
 attach
 virsh -q destroy web
-hob attach --list --records records | grep 'stopped'
+await is_listed stopped
 virsh -q start web
 hob stats web-virtio-disk0
 guest_writes 4 3M

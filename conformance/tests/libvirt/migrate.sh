@@ -1,7 +1,7 @@
 #!/bin/sh
 # Migrates a domain with hob's libvirt hook between two daemons of libvirt, as root in namespaces of its own. The
-# arguments are the directory of the test, with domain.xml, and the hook. libvirt.rs runs this script, which calls
-# itself for each host: DIRECTORY HOOK NAME NUMBER OTHER.
+# arguments are the directory of the test, with domain.xml and the hosts' certificates, and the hook. libvirt.rs
+# runs this script, which calls itself for each host: DIRECTORY HOOK NAME NUMBER OTHER.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 export LC_ALL=C
@@ -9,7 +9,7 @@ cd "$1"
 dir=$PWD hook=$2
 
 await() {
-    for _ in $(seq 600); do
+    for _ in $(seq 2400); do
         "$@" >/dev/null 2>&1 && return
         sleep 0.1
     done
@@ -17,19 +17,6 @@ await() {
     hob disk list || true
     tail -n 5 ./*.log
     exit 1
-}
-
-certificates() {
-    key='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes'
-    # shellcheck disable=SC2086
-    openssl req -x509 $key -subj /CN=ca -days 2 -keyout ca.key -out ca.pem
-    for host in a:1 b:2; do
-        name=${host%:*} number=${host#*:}
-        # shellcheck disable=SC2086
-        openssl req $key -subj "/CN=host-$name" -keyout "$name.key" -out "$name.csr"
-        printf 'subjectAltName=IP:10.0.0.%s\nextendedKeyUsage=serverAuth,clientAuth\n' "$number" >"$name.ext"
-        openssl x509 -req -in "$name.csr" -CA ca.pem -CAkey ca.key -days 2 -extfile "$name.ext" -out "$name.pem"
-    done
 }
 
 # Starts a host: its mounts, network, libvirt and hob.
@@ -134,7 +121,6 @@ destination_host() {
 }
 
 if [ $# -eq 2 ]; then
-    certificates 2>openssl.log
     truncate -s 64M shared.raw
     spaces='--mount --net --uts --pid --fork --mount-proc --kill-child'
     # shellcheck disable=SC2086

@@ -116,6 +116,10 @@ pub struct Config {
     refused: Option<String>,
 }
 
+/// Variable by which hob's own tests set the default of `flash_stall_ms_max`, and the minimum of other
+/// times in which flash must answer: their host may stall for longer, because it runs many tests at once.
+const FLASH_STALL_VARIABLE: &str = "HOB_TEST_FLASH_STALL_MS_MAX";
+
 /// Limits of clients, backings and flash. Fixed at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -148,7 +152,7 @@ impl Default for Limits {
             buffer_bytes_max: Size(ARENA_BYTES_DEFAULT as u64),
             backing_timeout: None,
             backing_wait_ms_max: None,
-            flash_stall_ms_max: 1_000,
+            flash_stall_ms_max: flash_stall_ms_default(),
             flash_errors_max: 16,
             // The time is less than the 30 s after which guests' SCSI and NVMe drivers reset a
             // disk, and less than WatchdogSec in packaging/hob.service. It is hundreds of times as
@@ -157,6 +161,16 @@ impl Default for Limits {
             qos_unit: Size(u64::from(QOS_UNIT_BYTES_DEFAULT)),
         }
     }
+}
+
+/// Returns the default of `flash_stall_ms_max`.
+pub(crate) fn flash_stall_ms_default() -> u64 {
+    flash_stall_ms(std::env::var(FLASH_STALL_VARIABLE).ok().as_deref())
+}
+
+/// Returns the default with this value of [`FLASH_STALL_VARIABLE`].
+fn flash_stall_ms(of_tests: Option<&str>) -> u64 {
+    of_tests.and_then(|text| text.parse().ok()).unwrap_or(1_000)
 }
 
 impl Limits {
@@ -433,6 +447,13 @@ mod tests {
         assert_eq!(config.control.listen, [Endpoint::Unix("/run/hob/control.sock".into())]);
         assert_eq!(config.limits, Limits::default());
         assert_eq!(config.shards, 1);
+    }
+
+    #[test]
+    fn only_tests_change_the_default_of_a_flash_stall() {
+        for (variable, default) in [(None, 1_000), (Some("120000"), 120_000), (Some("long"), 1_000)] {
+            assert_eq!(flash_stall_ms(variable), default, "{variable:?}");
+        }
     }
 
     #[test]

@@ -21,12 +21,18 @@ use hob_storage::pool::{
 };
 
 use crate::api_error::{ApiError, Result, conflict, failed};
+use crate::config::flash_stall_ms_default;
 use crate::hardware::FlashDevice;
 use crate::swap::FileId;
 use crate::watchdog::contained;
 
 /// Time in which a device must answer a read and a flush before it is opened.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Returns [`ANSWER_MAX`], or a longer time if hob's own tests allow flash to stall for longer.
+fn answer_max() -> Duration {
+    ANSWER_MAX.max(Duration::from_millis(flash_stall_ms_default()))
+}
 
 /// Number of segments requested: minimum and maximum.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +117,7 @@ impl Flash {
     ) -> Result<Opened> {
         blocking(move || {
             let (mut good, mut offline, mut uuid) = (Vec::new(), Vec::new(), uuid);
-            let answers = check_all_answer(&paths, ANSWER_MAX);
+            let answers = check_all_answer(&paths, answer_max());
             for (path, answer) in paths.into_iter().zip(answers) {
                 match answer.and_then(|()| open_one(&path, &name, uuid.as_deref())) {
                     Ok(pool) => {
@@ -143,7 +149,7 @@ impl Flash {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
         // A hung device must not hold up the pool's other devices, so this comes before the lock.
         let device = path.clone();
-        blocking(move || check_answers(&device, ANSWER_MAX)).await?.map_err(ApiError::failed)?;
+        blocking(move || check_answers(&device, answer_max())).await?.map_err(ApiError::failed)?;
         self.with(move |pool| {
             let mut late = open_one(&path, &name, uuid.as_deref()).map_err(ApiError::failed)?;
             if late.segment_bytes() != segment_bytes {
@@ -517,7 +523,7 @@ pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
 
 /// Returns an error if one of these devices does not answer in time.
 pub(super) async fn check_devices_answer(paths: Vec<PathBuf>) -> Result<()> {
-    let answers = blocking(move || check_all_answer(&paths, ANSWER_MAX)).await?;
+    let answers = blocking(move || check_all_answer(&paths, answer_max())).await?;
     answers.into_iter().collect::<Result<(), String>>().map_err(ApiError::failed)
 }
 
