@@ -22,7 +22,7 @@ const SIZE: u64 = 16 * MIB;
 
 /// Maximum time of every command: the ten seconds that hob promises, and stalls of the test's host.
 /// Without the promise, the commands would wait for ever.
-const END_MAX: Duration = Duration::from_secs(60);
+const END_MAX: Duration = Duration::from_secs(20);
 
 /// Time in which the control API answers during a command.
 const MEANWHILE: Duration = Duration::from_secs(5);
