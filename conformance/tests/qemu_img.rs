@@ -101,7 +101,7 @@ fn kill_9_leaves_no_helper_that_locks_the_image() {
     let hob = serve.start(&scratch);
     let helper = qemu_nbd_of(&hob);
     hob.kill();
-    wait_until("qemu-nbd to end with its server", Duration::from_secs(10), || !alive(helper));
+    wait_until("qemu-nbd to end with its server", Duration::from_secs(60), || !alive(helper));
     serve.start(&scratch).stop();
 }
 

@@ -33,7 +33,7 @@ impl Stage {
     fn connect(&self) -> Client {
         let address = Address::Unix(self.scratch.path("nbd.sock"));
         let mut client = None;
-        wait_until("the disk", Duration::from_secs(20), || {
+        wait_until("the disk", Duration::from_secs(60), || {
             client = Client::connect(&address, "vm").ok();
             client.is_some()
         });

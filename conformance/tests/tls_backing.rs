@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 const SIZE: u64 = 24 * MIB;
-const READY_MAX: Duration = Duration::from_secs(30);
+const READY_MAX: Duration = Duration::from_secs(60);
 
 /// A disk that nbdkit exports with TLS, and certificates for both sides.
 struct Stage {
