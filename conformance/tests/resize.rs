@@ -11,7 +11,7 @@ use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Serve, Tool};
 
 /// Maximum time of a VM.
-const MACHINE_MAX: Duration = Duration::from_secs(240);
+const MACHINE_MAX: Duration = Duration::from_secs(600);
 
 struct Stage {
     scratch: Scratch,

@@ -25,6 +25,9 @@ const SIZE: u64 = 96 * MIB;
 /// Maximum time of an upgrade on a slow machine.
 const UPGRADE_MAX: Duration = Duration::from_secs(180);
 
+/// Maximum time of a guest.
+const GUEST_MAX: Duration = Duration::from_secs(600);
+
 const ERROR_INVALID: u32 = 22;
 
 /// A daemon whose program can be replaced, with a disk `vm` that is also the file `vm.img`.
@@ -139,7 +142,7 @@ fn fio(name: &str, seconds: u32, engine: &[String]) -> Process {
 
 #[track_caller]
 fn ended_well(mut fio: Process) {
-    let output = fio.finish(Duration::from_secs(120));
+    let output = fio.finish(Duration::from_secs(300));
     assert!(output.success(), "{:?}: {}", output.status, output.all());
 }
 
@@ -238,13 +241,13 @@ fn a_guest_reconnects_by_itself() {
     let machine = start_rounds(&scratch, &scratch.text("vm.sock"), 16, &[]);
     let reached = |round: u32| {
         let line = format!("GUEST-ROUND {round}\r\n");
-        wait_until(&line, Duration::from_secs(240), || machine.stdout().contains(&line));
+        wait_until(&line, GUEST_MAX, || machine.stdout().contains(&line));
     };
     for round in [3, 7, 11] {
         reached(round);
         upgrade(&mut hob.process);
     }
-    wait_until("the end", Duration::from_secs(240), || machine.stdout().contains(SENTINEL));
+    wait_until("the end", GUEST_MAX, || machine.stdout().contains(SENTINEL));
     let console = machine.stdout();
     for bad in ["GUEST-WRITE-FAILED", "GUEST-READ-", "GUEST-HAS-ERRORS", "I/O error"] {
         assert!(!console.contains(bad), "{bad}:\n{console}");
