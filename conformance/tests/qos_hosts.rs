@@ -118,7 +118,7 @@ fn rates(readers: &[Readers; 2]) -> [f64; 2] {
     rates
 }
 
-/// Measures until the rates are right. While one host of a busy machine is paused, the other host has the
+/// Measures until the rates are right. While a busy kernel pauses one of the hosts, the other host has the
 /// store for itself, so a single measurement may show anything.
 fn some_rates(readers: &[Readers; 2], are_right: impl Fn([f64; 2]) -> bool) -> bool {
     (0..MEASUREMENTS_MAX).any(|_| are_right(rates(readers)))

@@ -35,7 +35,7 @@ const AWAY: Duration = Duration::from_secs(3);
 /// Maximum time of nearly all hits. A read that waits for the cluster takes most of [`STILL`].
 const HIT_MAX: Duration = Duration::from_secs(2);
 
-/// Maximum number of hits of a round that take longer because the machine is busy.
+/// Maximum number of hits of a round that take longer because the kernel is busy.
 const LATE_MAX: u64 = 3;
 
 /// Minimum number of hits while the cluster is paused.
