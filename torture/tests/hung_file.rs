@@ -23,7 +23,7 @@ const REQUEST_MAX: Duration = Duration::from_secs(1);
 const ATTEMPTS_MAX: u32 = 5;
 
 /// Maximum time until a request reaches the file system, or ends once the file system answers.
-const WAIT_MAX: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(180);
 
 /// Maximum time until a command refuses a path that hangs: one wait of a second, and no second one.
 const REFUSED_MAX: Duration = Duration::from_millis(1900);
