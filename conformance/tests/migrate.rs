@@ -13,6 +13,8 @@ use serde_json::Value;
 /// Size of the disk.
 const DISK: u64 = 32 * MIB;
 
+const WAIT_MAX: Duration = Duration::from_secs(180);
+
 /// Starts a host; `role` is the role of other hosts in its API.
 #[track_caller]
 fn start(authority: &Authority, name: &str, who: &Files, role: &str) -> TestHost {
@@ -141,12 +143,14 @@ fn move_on(format: &'static str, mode: &str, cache: &str) -> (Value, f64) {
     let over: Value = serde_json::from_str(&over.stdout).unwrap();
     assert_eq!(over["state"], "over", "{over}");
     assert_eq!(stage.a.state("vm"), "away");
-    wait_until("B has it", Duration::from_secs(10), || stage.b.state("vm") == "online");
+    wait_until("B has it", Duration::from_secs(60), || stage.b.state("vm") == "online");
     let cache_mode = stage.b.disk("vm")["cache"]["mode"].clone();
     assert_eq!(cache_mode, mode);
     // A tombstone serves no client and uses no space.
-    let pool = stage.a.json(&["pool", "show", "fast"]);
-    assert_eq!(pool["free"], pool["size"], "{pool}");
+    wait_until("A's pool to be free", WAIT_MAX, || {
+        let pool = stage.a.json(&["pool", "show", "fast"]);
+        pool["free"] == pool["size"]
+    });
     assert!(!stage.a.try_ctl(&["cache", "enable", "vm", "--pool", "fast", "--size", "8M"]).success());
     stage.b.ctl(&["drain", "vm"]);
     drop(on_b);
@@ -203,7 +207,7 @@ fn a_heat_map_brings_the_cache_from_the_backing() {
     let over = stage.a.ctl(&["migrate", "vm", "--finish", "--wait", "over", "-o", "json"]);
     let over: Value = serde_json::from_str(&over).unwrap();
     assert!(bytes(&over, "sent") < 64.0 * 1024.0, "{over}");
-    wait_until("the cache is there", Duration::from_secs(20), || migration(&stage.b)["state"] == "over");
+    wait_until("the cache is there", WAIT_MAX, || migration(&stage.b)["state"] == "over");
     let mut on_b = stage.b.connect("vm");
     let ratio = hit_ratio(&stage.b, || stage.written.read_all(&mut on_b, WARM));
     assert!(ratio > 0.95, "{ratio}");
@@ -218,7 +222,7 @@ fn a_migration_is_cancelled_finished_and_reversed() {
     stage.migrated(&["--switch", "ask", "--wait", "warm"]);
     let kept = stage.a.ctl(&["migrate", "vm", "--cancel", "-o", "json"]);
     assert!(kept.contains("\"kept\""), "{kept}");
-    wait_until("B gave it up", Duration::from_secs(10), || stage.b.state("vm") == "absent");
+    wait_until("B gave it up", Duration::from_secs(60), || stage.b.state("vm") == "absent");
     let mode = stage.a.disk("vm")["cache"]["mode"].clone();
     assert_eq!(mode, "write-back");
     stage.migrated(&["--wait", "warm"]);
@@ -239,7 +243,7 @@ fn a_migration_is_cancelled_finished_and_reversed() {
     stage.a.kill();
     assert!(!stage.b.try_ctl(&["migrate", "vm", "--take-back"]).success());
     stage.b.ctl(&["migrate", "vm", "--take-back", "--force", "--yes"]);
-    wait_until("B has it", Duration::from_secs(20), || stage.b.state("vm") == "online");
+    wait_until("B has it", Duration::from_secs(60), || stage.b.state("vm") == "online");
 }
 
 #[test]
@@ -286,7 +290,7 @@ fn whichever_host_is_killed_one_has_the_disk_and_all_of_it() {
         std::thread::sleep(Duration::from_millis(noise.below(500)));
         victim.start();
         // Whatever happened, the hand-over can be completed now.
-        wait_until("it has come", Duration::from_secs(60), || {
+        wait_until("it has come", WAIT_MAX, || {
             let _ = stage.a.try_ctl(&["migrate", "vm", "--finish", "--wait", "begun"]);
             let (a, b) = (stage.a.state("vm"), stage.b.state("vm"));
             let is_kept = a == "online" && migration(&stage.a)["state"] == "kept";

@@ -85,7 +85,7 @@ fn a_backing_with_a_key_is_read_and_written() {
         .args(["file", &scratch.text("disk.img")])
         .start();
     let connects = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
-    wait_until("nbdkit", Duration::from_secs(30), connects);
+    wait_until("nbdkit", Duration::from_secs(60), connects);
     let (file, _) = keys(&scratch, "own", HOST7);
     let uri = |user: &str| format!("nbds://{user}@127.0.0.1:{port}/?tls-psk-file={file}");
     let serve = |uri: &str| Serve::disk(uri).cached(&scratch.path("pool"), "16M", "4K");

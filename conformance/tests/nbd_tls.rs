@@ -201,7 +201,7 @@ fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
     let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
     // Clients can connect when the disks exist, first at the sockets of `listen`. The caller has
     // waited for the control socket.
-    wait_until("clients can connect", Duration::from_secs(30), || Address::Tcp(port).open().is_ok());
+    wait_until("clients can connect", Duration::from_secs(60), || Address::Tcp(port).open().is_ok());
     daemon
 }
 
@@ -265,7 +265,7 @@ fn clients_that_disconnect_in_any_phase_affect_no_other_client() {
     let mut idle = Vec::new();
     for (bytes, answer) in [(&start_tls, true), (&go, false), (&garbage, false), (&start_tls, true)] {
         let mut stream = std::net::TcpStream::connect(&address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.write_all(bytes).unwrap();
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).unwrap();

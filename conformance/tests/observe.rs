@@ -3,7 +3,8 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
-use std::time::{Duration, Instant};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use conformance::data::{Noise, noise_file};
 use conformance::hob::Serve;
@@ -14,7 +15,10 @@ use serde_json::Value;
 const SIZE: u64 = 8 * MIB;
 
 /// Maximum time until a line is in the log.
-const LOG_MAX: Duration = Duration::from_secs(20);
+const LOG_MAX: Duration = Duration::from_secs(60);
+
+/// Maximum time between two notifications for systemd.
+const HEARD_MAX: Duration = Duration::from_secs(60);
 
 /// Serves a disk with a write-back cache and a memory tier, so that all metrics change.
 fn serve(scratch: &Scratch) -> Serve {
@@ -76,8 +80,17 @@ fn prometheus_takes_the_metrics() {
         let output = Tool::new("sh").args(["-c", &command]).output();
         assert!(output.success() && output.all().trim().is_empty(), "{}\n{page}", output.all());
     }
-    let (_, page) = get(&hob, "/metrics", "");
-    let stats: Value = serde_json::from_str(&hob.ctl(&["stats", "disk", "-o", "json"])).unwrap();
+    let stats = || -> Value { serde_json::from_str(&hob.ctl(&["stats", "disk", "-o", "json"])).unwrap() };
+    let journal = |stats: &Value| stats["journal_bytes"].as_f64();
+    let (mut page, mut shown) = (String::new(), stats());
+    // hob writes the journal also between two requests of the API.
+    wait_until("metrics and counters of the same time", LOG_MAX, || {
+        let before = journal(&shown);
+        page = get(&hob, "/metrics", "").1;
+        shown = stats();
+        before > Some(0.0) && before == journal(&shown)
+    });
+    let stats = shown;
     for (line, field) in [
         ("hob_disk_reads_total{disk=\"disk\"}", "reads"),
         ("hob_disk_writes_total{disk=\"disk\"}", "writes"),
@@ -129,25 +142,30 @@ fn prometheus_takes_the_alerts_and_the_configuration() {
 fn systemd_is_notified() {
     let scratch = Scratch::new();
     let systemd = UnixDatagram::bind(scratch.path("notify")).unwrap();
-    systemd.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    let hear = || {
+    let (sender, notifications) = mpsc::channel();
+    // The socket's queue holds ten messages, and hob drops those that do not fit.
+    std::thread::spawn(move || {
         let mut buffer = [0; 1024];
-        let length = systemd.recv(&mut buffer).expect("something is said within half a minute");
-        String::from_utf8_lossy(&buffer[..length]).into_owned()
-    };
+        while let Ok(length) = systemd.recv(&mut buffer) {
+            if sender.send(String::from_utf8_lossy(&buffer[..length]).into_owned()).is_err() {
+                return;
+            }
+        }
+    });
+    let hear = || notifications.recv_timeout(HEARD_MAX).expect("hob sends another notification");
     let hob = serve(&scratch)
         .env("NOTIFY_SOCKET", &scratch.text("notify"))
-        .env("WATCHDOG_USEC", "400000")
+        .env("WATCHDOG_USEC", "2000000")
         .start(&scratch);
     assert_eq!(hear(), "READY=1\nSTATUS=1 disk online");
     hob.connect().read(0, 4096).expect("a disk that is ready is served");
-    let began = Instant::now();
+    // The status line changes with the disk's health, for example if the host's disk is slow.
+    let hear_other = || std::iter::repeat_with(&hear).find(|what| !what.starts_with("STATUS="));
     for _ in 0..5 {
-        assert_eq!(hear(), "WATCHDOG=1");
+        assert_eq!(hear_other().as_deref(), Some("WATCHDOG=1"));
     }
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     hob.stop();
-    let end = std::iter::from_fn(|| Some(hear())).find(|what| what != "WATCHDOG=1");
+    let end = std::iter::repeat_with(&hear).find(|what| what != "WATCHDOG=1" && !what.starts_with("STATUS="));
     assert_eq!(end.as_deref(), Some("STOPPING=1\nSTATUS=ending"));
 }
 
@@ -191,9 +209,14 @@ fn the_log_can_be_followed_by_a_requests_name() {
 fn health_is_a_status() {
     let scratch = Scratch::new();
     let hob = serve(&scratch).start(&scratch);
-    let (head, body) = get(&hob, "/healthz", "");
-    assert!(head.starts_with("HTTP/1.1 200") && body == "ok\n", "{head}\n{body}");
-    let (_, body) = get(&hob, "/v1/health", "");
-    assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["status"], "ok");
+    // A slow disk of the host is a problem as long as it is slow.
+    wait_until("a good status", LOG_MAX, || {
+        let (head, body) = get(&hob, "/healthz", "");
+        head.starts_with("HTTP/1.1 200") && body == "ok\n"
+    });
+    wait_until("a good status in JSON", LOG_MAX, || {
+        let (_, body) = get(&hob, "/v1/health", "");
+        serde_json::from_str::<Value>(&body).unwrap()["status"] == "ok"
+    });
     hob.stop();
 }

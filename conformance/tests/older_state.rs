@@ -12,7 +12,7 @@ use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch};
 
 const SIZE: u64 = 16 * MIB;
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Offset of the first segment in a pool file, bytes.
 const DATA_OFFSET: u64 = 2 * MIB;

@@ -14,7 +14,7 @@ const OS_BRICK: &str = "os-brick==7.1.1";
 /// Maximum time of the installation on a slow network.
 const INSTALL_MAX: Duration = Duration::from_secs(300);
 /// Maximum time of the tests in Python.
-const TESTS_MAX: Duration = Duration::from_secs(240);
+const TESTS_MAX: Duration = Duration::from_secs(600);
 
 /// Returns a directory with os-brick and the packages that it needs.
 ///

@@ -16,17 +16,25 @@ use serde_json::Value;
 const DISK: u64 = 32 * MIB;
 
 /// Timeout of steps that are not measured.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(180);
 
-/// Starts a host that lends flash to the other host.
+/// Time in seconds for which a host waits for a peer that does not answer, in tests in which the peer is
+/// up. A busy host may pause it for many seconds.
+const PATIENT: u32 = 30;
+
+/// As [`PATIENT`], in tests that wait for this time.
+const BRIEF: u32 = 5;
+
+/// Starts a host that lends flash to the other host, and waits this number of seconds for its peers.
 #[track_caller]
-fn start(authority: &Authority, name: &str, who: &Files) -> TestHost {
+fn start(authority: &Authority, name: &str, who: &Files, wait_seconds: u32) -> TestHost {
     let plan =
         Plan::new(name).reached(authority).admits("host", "admin").admits("other", "admin").calls_as(who);
     let lend = plan.path("lent");
-    plan.says(&format!("[peers]\nlend = {lend:?}\nlend_max = \"128M\"\nname = {name:?}\nwait_seconds = 1"))
-        .pool("size = \"64M\"\nsegment_size = \"1M\"")
-        .start()
+    let peers = format!(
+        "[peers]\nlend = {lend:?}\nlend_max = \"128M\"\nname = {name:?}\nwait_seconds = {wait_seconds}"
+    );
+    plan.says(&peers).pool("size = \"64M\"\nsegment_size = \"1M\"").start()
 }
 
 /// Both hosts, and the disk with its data.
@@ -42,10 +50,16 @@ impl Stage {
     /// A has a disk with second copies on B, and destages nothing by itself.
     #[track_caller]
     fn new() -> Stage {
+        Stage::waiting(PATIENT)
+    }
+
+    #[track_caller]
+    fn waiting(wait_seconds: u32) -> Stage {
         let scratch = Scratch::new();
         let authority = Authority::new("hosts");
         let who = authority.client(scratch.dir(), "host");
-        let (a, b) = (start(&authority, "a", &who), start(&authority, "b", &who));
+        let start = |name: &str| start(&authority, name, &who, wait_seconds);
+        let (a, b) = (start("a"), start("b"));
         let written = Written::new(7, DISK);
         std::fs::write(scratch.path("vm.raw"), written.data()).unwrap();
         a.ctl(&["disk", "add", "vm", "--backing", &scratch.text("vm.raw")]);
@@ -56,7 +70,7 @@ impl Stage {
         );
         eprintln!("{enabled}\n{}", a.tell("peer list"));
         let stage = Stage { scratch, a, b, written, authority };
-        assert!(stage.is_doubled(), "{}", stage.borrowed());
+        stage.wait_until_doubled();
         stage
     }
 
@@ -172,7 +186,7 @@ fn both_daemons_may_end_at_once() {
 /// When B is back, dirty data has a second copy again.
 #[test]
 fn a_lender_that_dies_is_given_up_and_taken_again() {
-    let mut stage = Stage::new();
+    let mut stage = Stage::waiting(BRIEF);
     let mut guest = stage.a.connect("vm");
     stage.write(&mut guest, 100);
     stage.b.kill();
@@ -180,8 +194,10 @@ fn a_lender_that_dies_is_given_up_and_taken_again() {
     stage.write(&mut guest, 1);
     let waited = began.elapsed();
     eprintln!("the first write without the peer waited {waited:?}");
-    assert!(waited < Duration::from_secs(10), "{waited:?}");
+    let began = Instant::now();
     stage.write(&mut guest, 50);
+    let each = Duration::from_secs(BRIEF.into());
+    assert!(began.elapsed() < 50 * each, "every write waits for the peer: {:?}", began.elapsed());
     stage.read_all(&mut guest);
     let shown = stage.borrowed();
     assert_eq!(shown["state"], "fenced", "{shown}");
@@ -202,7 +218,7 @@ fn a_lender_that_dies_is_given_up_and_taken_again() {
 /// B is paused for longer than A waits, and then continues. A does not use B's data any more.
 #[test]
 fn a_paused_lender_is_replaced_by_a_new_device() {
-    let mut stage = Stage::new();
+    let mut stage = Stage::waiting(BRIEF);
     let mut guest = stage.a.connect("vm");
     stage.write(&mut guest, 100);
     stage.b.signal(Signal::STOP);
@@ -222,12 +238,12 @@ fn a_short_pause_is_waited_for() {
     stage.written.write_some(&mut guest, 20, DISK / 2);
     stage.b.signal(Signal::STOP);
     let b = stage.b.daemon().process.pid();
+    let began = Instant::now();
     let waker = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(400));
         let pid = rustix::process::Pid::from_raw(b as i32).expect("a process");
         rustix::process::kill_process(pid, Signal::CONT).expect("it is there");
     });
-    let began = Instant::now();
     stage.write(&mut guest, 1);
     assert!(began.elapsed() >= Duration::from_millis(300), "{:?}", began.elapsed());
     waker.join().unwrap();
@@ -240,7 +256,7 @@ fn a_short_pause_is_waited_for() {
 /// B's operator ends the loan, and A continues. Then A returns a loan, and B's space is free again.
 #[test]
 fn loans_end_from_both_sides() {
-    let mut stage = Stage::new();
+    let mut stage = Stage::waiting(BRIEF);
     let mut guest = stage.a.connect("vm");
     stage.write(&mut guest, 50);
     let borrower = stage.loan()["borrower"].as_str().unwrap().to_owned();

@@ -70,7 +70,7 @@ fn format_is_served(format: &str) {
     let raw = std::fs::OpenOptions::new().write(true).open(scratch.path("raw")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&raw, &data, 5 * MIB + 512).unwrap();
     hob.stop();
-    assert!(!alive(helper), "qemu-nbd ({helper}) outlived the server that started it");
+    wait_until("qemu-nbd to end with its server", Duration::from_secs(60), || !alive(helper));
     Tool::new("qemu-img").args(["compare", "-f", "raw", "-F", format, &scratch.text("raw"), &image]).run();
 }
 
@@ -101,7 +101,7 @@ fn kill_9_leaves_no_helper_that_locks_the_image() {
     let hob = serve.start(&scratch);
     let helper = qemu_nbd_of(&hob);
     hob.kill();
-    wait_until("qemu-nbd to end with its server", Duration::from_secs(10), || !alive(helper));
+    wait_until("qemu-nbd to end with its server", Duration::from_secs(60), || !alive(helper));
     serve.start(&scratch).stop();
 }
 

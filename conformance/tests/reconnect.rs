@@ -12,7 +12,7 @@ use conformance::{MIB, Scratch, Serve, Tool};
 const SIZE: u64 = 192 * MIB;
 
 /// Maximum time of a guest.
-const GUEST_MAX: Duration = Duration::from_secs(240);
+const GUEST_MAX: Duration = Duration::from_secs(600);
 
 /// A user and a group without any files.
 const NOBODY: &str = "65534";

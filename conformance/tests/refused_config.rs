@@ -9,7 +9,7 @@ use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
 
-const WAIT_MAX: Duration = Duration::from_secs(20);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Invalid last lines of hob.toml, and the report in health for each.
 const MISTAKES: [(&str, &str); 4] = [

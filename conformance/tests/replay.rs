@@ -30,12 +30,12 @@ fn recorded(scratch: &Scratch, hob: &Hob, work: impl FnOnce()) -> Trace {
     let mut command = Command::new(hob::binary());
     command.args(["record", "disk", "--out", &out, "--control", hob.control()]);
     let mut recording = Process::start("hob record", &mut command).unwrap();
-    wait_until("a recording", Duration::from_secs(20), || {
+    wait_until("a recording", Duration::from_secs(60), || {
         hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
     });
     work();
     recording.signal(Signal::INT);
-    let output = recording.finish(Duration::from_secs(20));
+    let output = recording.finish(Duration::from_secs(60));
     assert!(output.success(), "{}", output.all());
     let trace = Trace::read(&scratch.path("trace"));
     assert_eq!(trace.dropped, 0);
@@ -162,12 +162,12 @@ fn an_interrupted_or_failed_replay_reports_its_results() {
         let reads = || hob.stats().number("reads").unwrap();
         let before = reads();
         let replay = Process::start("hob replay", &mut command).unwrap();
-        wait_until("the first hundred", Duration::from_secs(20), || reads() >= before + 100.0);
+        wait_until("the first hundred", Duration::from_secs(60), || reads() >= before + 100.0);
         replay
     };
     let mut replay = start();
     replay.signal(Signal::INT);
-    let output = replay.finish(Duration::from_secs(20));
+    let output = replay.finish(Duration::from_secs(60));
     assert!(output.success(), "an interrupted replay is no failure: {}", output.all());
     let report: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!((&report["answered"], &report["interrupted"]), (&100.into(), &true.into()), "{report}");
@@ -175,7 +175,7 @@ fn an_interrupted_or_failed_replay_reports_its_results() {
 
     let mut replay = start();
     hob.kill();
-    let output = replay.finish(Duration::from_secs(20));
+    let output = replay.finish(Duration::from_secs(60));
     assert!(!output.success() && output.stderr.contains("stopped after 100 requests"), "{}", output.all());
     let report: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!((&report["answered"], &report["interrupted"]), (&100.into(), &false.into()), "{report}");

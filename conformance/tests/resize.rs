@@ -11,7 +11,7 @@ use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Serve, Tool};
 
 /// Maximum time of a VM.
-const MACHINE_MAX: Duration = Duration::from_secs(240);
+const MACHINE_MAX: Duration = Duration::from_secs(600);
 
 struct Stage {
     scratch: Scratch,
@@ -33,7 +33,7 @@ impl Stage {
     fn connect(&self) -> Client {
         let address = Address::Unix(self.scratch.path("nbd.sock"));
         let mut client = None;
-        wait_until("the disk", Duration::from_secs(20), || {
+        wait_until("the disk", Duration::from_secs(60), || {
             client = Client::connect(&address, "vm").ok();
             client.is_some()
         });

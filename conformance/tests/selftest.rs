@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 /// Longer than a power cut takes on any machine.
-const CUT_MAX: Duration = Duration::from_secs(30);
+const CUT_MAX: Duration = Duration::from_secs(60);
 
 fn start(scratch: &Scratch, args: &[&str]) -> Process {
     let mut command = Command::new(binary());

@@ -8,7 +8,7 @@ use conformance::scratch::wait_until;
 use conformance::{Daemon, Scratch, Tool};
 
 /// Maximum time until `hob health` shows how much space is left: hob looks every 10 s.
-const VISIBLE_MAX: Duration = Duration::from_secs(30);
+const VISIBLE_MAX: Duration = Duration::from_secs(60);
 
 /// hob can still save its state, and says what to do before a save fails.
 #[test]

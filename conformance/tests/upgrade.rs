@@ -23,7 +23,10 @@ use rustix::process::Signal;
 const SIZE: u64 = 96 * MIB;
 
 /// Maximum time of an upgrade on a slow machine.
-const UPGRADE_MAX: Duration = Duration::from_secs(30);
+const UPGRADE_MAX: Duration = Duration::from_secs(180);
+
+/// Maximum time of a guest.
+const GUEST_MAX: Duration = Duration::from_secs(600);
 
 const ERROR_INVALID: u32 = 22;
 
@@ -99,14 +102,23 @@ impl Stage {
     }
 }
 
+/// As [`Stage::upgrade`]. On a busy host, hob may refuse an upgrade because a step takes longer than its
+/// time limit. An operator would then try again.
 #[track_caller]
 fn upgrade(process: &mut Process) {
     let done = |process: &Process| process.stderr().matches("the control API is at").count();
-    let before = done(process);
+    let refusals = |process: &Process| process.stderr().matches("not upgraded").count();
+    let (before, mut refused) = (done(process), refusals(process));
     process.signal(Signal::HUP);
     wait_until("the upgrade", UPGRADE_MAX, || {
         assert!(process.poll().is_none(), "the daemon ended: {}", process.stderr());
-        assert!(!process.stderr().contains("not upgraded"), "{}", process.stderr());
+        if refusals(process) > refused {
+            let log = process.stderr();
+            let why = log.lines().rfind(|line| line.contains("not upgraded")).unwrap_or_default();
+            assert!(why.contains(" within "), "{log}");
+            refused = refusals(process);
+            process.signal(Signal::HUP);
+        }
         done(process) > before
     });
 }
@@ -130,7 +142,7 @@ fn fio(name: &str, seconds: u32, engine: &[String]) -> Process {
 
 #[track_caller]
 fn ended_well(mut fio: Process) {
-    let output = fio.finish(Duration::from_secs(120));
+    let output = fio.finish(Duration::from_secs(300));
     assert!(output.success(), "{:?}: {}", output.status, output.all());
 }
 
@@ -229,13 +241,13 @@ fn a_guest_reconnects_by_itself() {
     let machine = start_rounds(&scratch, &scratch.text("vm.sock"), 16, &[]);
     let reached = |round: u32| {
         let line = format!("GUEST-ROUND {round}\r\n");
-        wait_until(&line, Duration::from_secs(240), || machine.stdout().contains(&line));
+        wait_until(&line, GUEST_MAX, || machine.stdout().contains(&line));
     };
     for round in [3, 7, 11] {
         reached(round);
         upgrade(&mut hob.process);
     }
-    wait_until("the end", Duration::from_secs(240), || machine.stdout().contains(SENTINEL));
+    wait_until("the end", GUEST_MAX, || machine.stdout().contains(SENTINEL));
     let console = machine.stdout();
     for bad in ["GUEST-WRITE-FAILED", "GUEST-READ-", "GUEST-HAS-ERRORS", "I/O error"] {
         assert!(!console.contains(bad), "{bad}:\n{console}");
@@ -247,6 +259,11 @@ fn a_guest_reconnects_by_itself() {
 /// for a limited time, and then disconnects only this client.
 #[test]
 fn an_upgrade_waits_for_a_partial_request_with_a_timeout() {
+    assert!((0..5).any(|_| waits_for_a_partial_request()), "this test was always too late with its data");
+}
+
+/// Returns false if the host was too busy to send the rest of a request in time.
+fn waits_for_a_partial_request() -> bool {
     let mut stage = Stage::new("persistent = true", "");
     let (mut quick, mut stuck, mut idle) = (stage.connect(), stage.connect(), stage.connect());
     let head = request(0, 1, 5, 4096, 8192);
@@ -259,9 +276,19 @@ fn an_upgrade_waits_for_a_partial_request_with_a_timeout() {
     let start = Instant::now();
     stage.daemon.process.signal(Signal::HUP);
     std::thread::sleep(Duration::from_millis(500));
-    quick.raw().write_all(&[1; 8192 - 4000]).unwrap();
-    assert_eq!(quick.receive().unwrap().error, 0);
-    wait_until("the upgrade", UPGRADE_MAX, || stage.count("taking over ") == 1);
+    let rest = quick.raw().write_all(&[1; 8192 - 4000]);
+    match rest.and_then(|()| quick.receive()) {
+        Ok(reply) => assert_eq!(reply.error, 0),
+        Err(error) => {
+            assert!(start.elapsed() >= Duration::from_secs(2), "{error}");
+            return false;
+        }
+    }
+    let refusals = || stage.count("not answered within");
+    wait_until("the upgrade", UPGRADE_MAX, || stage.count("taking over ") == 1 || refusals() > 0);
+    if refusals() > 0 {
+        return false;
+    }
     assert!(start.elapsed() >= Duration::from_secs(2), "the stuck one was given time");
     idle.raw().write_all(&read[11..]).unwrap();
     assert_eq!(idle.receive().unwrap().error, 0);
@@ -278,6 +305,7 @@ fn an_upgrade_waits_for_a_partial_request_with_a_timeout() {
     // The negotiated options are still valid.
     assert_eq!(quick.call(0, 0, SIZE, 512, &[]).unwrap(), ERROR_INVALID);
     stage.daemon.stop();
+    true
 }
 
 /// Connections that arrive between the end of one program and the start of the next wait for the

@@ -18,7 +18,7 @@ const SIZE: u64 = 192 * MIB;
 const ROOT_SIZE: u64 = 256 * MIB;
 
 /// Maximum time of a VM.
-const MACHINE_MAX: Duration = Duration::from_secs(240);
+const MACHINE_MAX: Duration = Duration::from_secs(600);
 
 fn serve(scratch: &Scratch) -> Serve {
     noise_file(&scratch.path("disk.img"), SIZE, 1);

@@ -9,13 +9,13 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Maximum time for the daemon to start.
-const READY_MAX: Duration = Duration::from_secs(60);
+const READY_MAX: Duration = Duration::from_secs(120);
 /// Maximum time for the daemon to stop after SIGTERM.
-const STOP_MAX: Duration = Duration::from_secs(60);
+const STOP_MAX: Duration = Duration::from_secs(120);
 /// Maximum time for an upgrade.
-const UPGRADE_MAX: Duration = Duration::from_secs(40);
+const UPGRADE_MAX: Duration = Duration::from_secs(180);
 /// Maximum time for a CLI command.
-const COMMAND_MAX: Duration = Duration::from_secs(90);
+const COMMAND_MAX: Duration = Duration::from_secs(180);
 
 /// Text in the daemon's log when the daemon is ready.
 const READY_LINE: &str = "the control API is at";

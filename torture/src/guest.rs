@@ -27,7 +27,7 @@ const EVIDENCE: [usize; 3] = [24, 4, 10];
 /// Maximum time without a connection, unless a fault explains a longer time.
 pub const CONNECT_MAX: Duration = Duration::from_secs(60);
 /// Time after the end of a fault in which errors of the fault may still arrive.
-const GRACE: Duration = Duration::from_secs(3);
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Counters of a test guest.
 #[derive(Debug, Default)]

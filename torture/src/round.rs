@@ -29,13 +29,13 @@ use crate::setup::{BackingKind, Change, DISK_BYTES, Fault, Plan};
 use crate::stamp::{Origin, UNIT};
 
 /// Maximum time for guests to finish without faults.
-const FINISH_MAX: Duration = Duration::from_secs(120);
+const FINISH_MAX: Duration = Duration::from_secs(240);
 
 /// Size of the file system of the state directory, bytes.
 const STATE_BYTES: u64 = 1 << 20;
 
 /// Maximum time until the daemon, on a busy host, has noticed that a backing has lost data.
-const LOSS_NOTICED_MAX: Duration = Duration::from_secs(2);
+const LOSS_NOTICED_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum time for which changes wait for a new journal.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(30);

@@ -18,8 +18,12 @@ const SIZE: u64 = 8 * MIB;
 /// Maximum time of a request of another disk.
 const REQUEST_MAX: Duration = Duration::from_secs(1);
 
+/// Maximum number of attempts of a measurement, because a busy host may delay any of them. A request
+/// that waits for the hung file system ends in no attempt.
+const ATTEMPTS_MAX: u32 = 5;
+
 /// Maximum time until a request reaches the file system, or ends once the file system answers.
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(180);
 
 /// Maximum time until a command refuses a path that hangs: one wait of a second, and no second one.
 const REFUSED_MAX: Duration = Duration::from_millis(1900);
@@ -58,11 +62,13 @@ impl Stage {
     /// Checks that the other disk answers in time.
     #[track_caller]
     fn other_disk_is_served(&mut self, what: &str) {
-        let start = Instant::now();
-        let data = self.well.read(0, 4096).unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_same(&data, &self.image[..4096], 0, what);
-        let waited = start.elapsed();
-        assert!(waited < REQUEST_MAX, "{what} delayed another disk by {waited:?}");
+        let is_served = |_| {
+            let start = Instant::now();
+            let data = self.well.read(0, 4096).unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_same(&data, &self.image[..4096], 0, what);
+            start.elapsed() < REQUEST_MAX
+        };
+        assert!((0..ATTEMPTS_MAX).any(is_served), "{what} delayed another disk");
     }
 
     /// Stops the daemon.
@@ -81,17 +87,19 @@ impl Stage {
     #[track_caller]
     fn hangs_alone(&mut self, before: usize, what: &str) {
         wait_until(what, WAIT_MAX, || self.files.waiting() > before);
-        let start = Instant::now();
-        for _ in 0..4 {
-            let at = self.next % SIZE;
-            self.next += 4096 * 3;
-            let data = self.well.read(at, 4096).unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert_same(&data, &self.image[at as usize..at as usize + 4096], at, what);
-        }
-        self.well.write(0, &self.image[..4096]).unwrap();
-        self.well.flush().unwrap();
-        let waited = start.elapsed();
-        assert!(waited < REQUEST_MAX, "{what} of a hung disk delayed another disk by {waited:?}");
+        let is_served = |_| {
+            let start = Instant::now();
+            for _ in 0..4 {
+                let at = self.next % SIZE;
+                self.next += 4096 * 3;
+                let data = self.well.read(at, 4096).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_same(&data, &self.image[at as usize..at as usize + 4096], at, what);
+            }
+            self.well.write(0, &self.image[..4096]).unwrap();
+            self.well.flush().unwrap();
+            start.elapsed() < REQUEST_MAX
+        };
+        assert!((0..ATTEMPTS_MAX).any(is_served), "{what} of a hung disk delayed another disk");
         self.daemon.as_ref().expect("it runs").ctl(&["stats", "well"]);
     }
 }
@@ -194,14 +202,19 @@ fn commands_for_a_hung_file_delay_no_other_disk() {
 #[test]
 fn a_backing_that_hangs_is_refused_after_one_second() {
     let stage = Stage::new();
+    // A file that was given up is refused without a wait, so each attempt has its own.
+    let name = |attempt: u32| format!("more{attempt}.img");
+    (0..ATTEMPTS_MAX).for_each(|attempt| _ = stage.files.add(&name(attempt), Medium::new(SIZE, 1)));
     stage.hang();
-    let more = stage.scratch.text("mnt/more.img");
-    let args = ["disk", "add", "more", "--backing", &more, "--format", "raw"];
-    let start = Instant::now();
-    let refused = command(&stage.scratch, &args).finish(WAIT_MAX);
-    let waited = start.elapsed();
-    assert!(!refused.success() && refused.all().contains("does not respond"), "{}", refused.all());
-    assert!(waited < REFUSED_MAX, "refused after {waited:?}: {}", refused.all());
+    let is_refused_soon = |attempt| {
+        let more = stage.scratch.text(&format!("mnt/{}", name(attempt)));
+        let args = ["disk", "add", "more", "--backing", &more, "--format", "raw"];
+        let start = Instant::now();
+        let refused = command(&stage.scratch, &args).finish(WAIT_MAX);
+        assert!(!refused.success() && refused.all().contains("does not respond"), "{}", refused.all());
+        start.elapsed() < REFUSED_MAX
+    };
+    assert!((0..ATTEMPTS_MAX).any(is_refused_soon), "the command waits more than once");
     stage.files.resume();
     stage.end();
 }

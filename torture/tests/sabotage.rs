@@ -138,9 +138,10 @@ fn errors_without_a_cause_are_noticed_and_with_one_are_not() {
         let bench = Bench::new(None);
         bench.load(50);
         if excused {
-            bench.shared.excuse(Duration::from_secs(60));
+            bench.shared.excuse(Duration::from_secs(3600));
         }
-        let until = Instant::now() + Duration::from_millis(200);
+        // `finish` ends the fault.
+        let until = Instant::now() + Duration::from_secs(3600);
         let failing = Failing { operation: Operation::Write, range: 0..BYTES, error: 5, until };
         bench.server.behaviour().fail(failing);
         bench.load(200);

@@ -27,7 +27,7 @@ fn requests_wait_while_a_handle_is_stale_and_a_restart_of_hob_ends_it() {
     // The control socket, which `start` waits for, is there before the NBD socket.
     let connect = || {
         let mut client = None;
-        wait_until("the export", Duration::from_secs(10), || {
+        wait_until("the export", Duration::from_secs(60), || {
             client = Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").ok();
             client.is_some()
         });
@@ -41,12 +41,12 @@ fn requests_wait_while_a_handle_is_stale_and_a_restart_of_hob_ends_it() {
 
     file.expire_handles();
     client.send(0, CMD_READ, 0, 4096, &[]).unwrap();
-    wait_until("a problem in health", Duration::from_secs(5), || {
+    wait_until("a problem in health", Duration::from_secs(60), || {
         let health = hob.try_ctl(&["health"]).all();
         health.contains("ESTALE") || health.contains("cannot open it again")
     });
     file.admit();
-    wait_until("the reason in health", Duration::from_secs(5), || {
+    wait_until("the reason in health", Duration::from_secs(60), || {
         hob.try_ctl(&["health"]).all().contains("no creation times")
     });
     // The limit ends the wait.

@@ -25,7 +25,7 @@ const STEP: u64 = MIB;
 /// Size of a write.
 const WRITE: u64 = 64 * KIB;
 
-const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A backing that loses unflushed data on request.
 enum Backing {

@@ -14,14 +14,14 @@ const SIZE: u64 = 32 * MIB;
 
 /// Maximum time until a disk serves nothing after the loss of its lock. hob checks the lock once a
 /// second.
-const FENCED_MAX: Duration = Duration::from_secs(10);
+const FENCED_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum time until a disk is served again after another host had it; hob retries every few
 /// seconds.
-const BACK_MAX: Duration = Duration::from_secs(60);
+const BACK_MAX: Duration = Duration::from_secs(120);
 
 /// Maximum time until another client can break the lock of a client that has died.
-const DEAD_MAX: Duration = Duration::from_secs(90);
+const DEAD_MAX: Duration = Duration::from_secs(180);
 
 /// Creates an image `disk` of `SIZE` bytes of noise, and returns the noise.
 #[track_caller]
@@ -50,7 +50,7 @@ fn daemon(cluster: &Cluster, scratch: &Scratch) -> Daemon {
     );
     std::fs::write(scratch.path("hob.toml"), config).unwrap();
     let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    wait_until("the NBD socket", Duration::from_secs(20), || scratch.path("nbd.sock").exists());
+    wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
     daemon
 }
 

@@ -11,7 +11,7 @@ use conformance::{Authority, Cluster, Daemon, MIB, Scratch};
 use serde_json::Value;
 
 const SIZE: u64 = 32 * MIB;
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(120);
 
 struct TestHost {
     scratch: Scratch,

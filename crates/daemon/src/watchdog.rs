@@ -296,7 +296,7 @@ mod tests {
             log_to_stderr();
             let (shard, _calls) = ShardHandle::new(|| {});
             start(&[shard], Duration::from_secs(1)).unwrap();
-            std::thread::sleep(Duration::from_secs(30));
+            std::thread::sleep(Duration::from_secs(120));
             return;
         }
         let (signal, said) = in_child("a_shard_that_hangs_ends_the_process", "hang");

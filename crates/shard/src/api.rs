@@ -30,7 +30,7 @@ pub use cache_transfer::{PeerAttachment, Progress, TransferCall};
 pub use calls::ShardCall;
 pub use error::ShardError;
 pub use event::{EventSender, ShardEvent};
-pub use handle::{PATIENCE, ShardHandle};
+pub use handle::{PATIENCE, ShardHandle, in_time};
 use hob_storage::area::Area;
 use hob_storage::backing::{ChangeDetector, ChangeMark};
 pub use vhost_user::VhostUserCall;

@@ -26,6 +26,10 @@ use crate::backing::below::BelowLocks;
 /// removed its io_uring. A restarted daemon must not fail because of that.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Longest wait for a lock that no process of this host holds any more: the I/O of a killed process
+/// may take seconds on a slow disk. Shorter than the time that a client waits for a command.
+const KILLED_PATIENCE: Duration = Duration::from_secs(8);
+
 /// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -71,13 +75,37 @@ impl From<LockError> for io::Error {
 /// # Errors
 /// `WOULDBLOCK` if another process keeps the lock.
 pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
-    let deadline = Instant::now() + PATIENCE;
+    let begun = Instant::now();
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            Err(Errno::WOULDBLOCK) if may_end(file.as_fd(), begun) => std::thread::sleep(PAUSE),
             result => return result,
         }
     }
+}
+
+/// Returns true if the wait for a `flock` that began then is worth going on.
+fn may_end(file: BorrowedFd<'_>, begun: Instant) -> bool {
+    let waited = begun.elapsed();
+    waited < PATIENCE || waited < KILLED_PATIENCE && !is_held_by_a_process(file)
+}
+
+/// Returns true if a process of this host holds a `flock` of the file, or if the kernel does not say.
+fn is_held_by_a_process(file: BorrowedFd<'_>) -> bool {
+    let Ok(status) = rustix::fs::fstat(file) else { return true };
+    let Ok(locks) = std::fs::read_to_string("/proc/locks") else { return true };
+    let mut holders = locks.lines().filter_map(|line| holder(line, status.st_ino));
+    holders.any(|pid| Path::new("/proc").join(pid).exists())
+}
+
+/// Returns the process id in a line of `/proc/locks` if the line is the `flock` of a file with this
+/// inode number. Processes that only wait for a lock have other lines.
+fn holder(line: &str, inode: u64) -> Option<&str> {
+    let mut words = line.split_whitespace();
+    let (_, kind) = (words.next()?, words.next()?);
+    let (pid, file) = (words.nth(2)?, words.next()?);
+    let is_of_file = file.rsplit(':').next()?.parse() == Ok(inode);
+    (kind == "FLOCK" && is_of_file).then_some(pid)
 }
 
 /// Whether a process uses a whole file or a part of it.
@@ -97,12 +125,11 @@ pub(crate) fn lock_image(file: impl AsFd, access: Access) -> Result<(), LockErro
 
 /// Locks a file like [`lock_image`], or against the users of the whole file.
 pub(crate) fn lock_share(file: impl AsFd, access: Access, share: Share) -> Result<(), LockError> {
-    let deadline = Instant::now() + PATIENCE;
+    let begun = Instant::now();
     loop {
         match try_lock_image(file.as_fd(), access, share) {
-            Err(LockError::InUse | LockError::Qemu(_)) if Instant::now() < deadline => {
-                std::thread::sleep(PAUSE)
-            }
+            Err(LockError::InUse) if may_end(file.as_fd(), begun) => std::thread::sleep(PAUSE),
+            Err(LockError::Qemu(_)) if begun.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
             result => return result,
         }
     }
@@ -290,6 +317,43 @@ mod tests {
         unlock_image(&hob).unwrap();
         unlock_bytes(qemu.as_fd()).unwrap();
         try_it(Access::ReadWrite).unwrap();
+    }
+
+    #[test]
+    fn the_holder_of_a_lock_is_found() {
+        let line = "7: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF";
+        assert_eq!((holder(line, 5678), holder(line, 567)), (Some("1234"), None));
+        for other in [
+            "8: -> FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF",
+            "9: OFDLCK ADVISORY  READ  -1 fe:00:5678 100 101",
+            "nonsense",
+        ] {
+            assert_eq!(holder(other, 5678), None, "{other}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let [one, other] = [(); 2].map(|()| open(&dir.path().join("disk")));
+        lock(&one).unwrap();
+        assert!(is_held_by_a_process(other.as_fd()));
+        drop(one);
+        assert!(!is_held_by_a_process(other.as_fd()));
+    }
+
+    /// As after kill -9 during a slow flush: the file stays locked although its process has ended.
+    #[test]
+    fn a_lock_of_a_killed_process_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let file = open(&path);
+        // The child of flock(1) has the locked file open too.
+        let mut locks = std::process::Command::new("flock").arg(&path).args(["sleep", "5"]).spawn().unwrap();
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            flock(&file, FlockOperation::Unlock).unwrap();
+            std::thread::sleep(PAUSE);
+        }
+        locks.kill().unwrap();
+        locks.wait().unwrap();
+        assert!(!is_held_by_a_process(file.as_fd()));
+        lock_image(&file, Access::ReadWrite).unwrap();
     }
 
     #[test]

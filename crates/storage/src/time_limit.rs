@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     /// Longest wait for a thread to end.
-    const END_MAX: Duration = Duration::from_secs(10);
+    const END_MAX: Duration = Duration::from_secs(60);
 
     /// Asks about a path until an earlier thread has ended.
     fn answer_of(path: &Path) -> Option<io::Result<i32>> {

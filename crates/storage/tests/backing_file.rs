@@ -14,7 +14,7 @@ use common::{Rig, both_kinds, impatient, options, pattern};
 use hob_engine::command::Access;
 use hob_engine::io::{Durability, IoError, IoOp, Zeroing};
 use hob_engine::units::IoId;
-use hob_storage::backing::{Backing, ModelledOp, OpenError, ServiceTime, StatusExtent};
+use hob_storage::backing::{Backing, BackingOptions, ModelledOp, OpenError, ServiceTime, StatusExtent};
 use hob_storage::ring::{Gate, RingKind};
 
 fn image(dir: &Path, bytes: u64) -> PathBuf {
@@ -89,13 +89,15 @@ impl Gate for Counted {
 /// A disk of 16 blocks of ones behind a closed gate, with a change in flight to each block.
 fn behind_a_gate(
     kind: RingKind,
+    options: &BackingOptions,
     op: IoOp,
     (offset, len): (u64, u64),
 ) -> (Rig, Arc<Counted>, PathBuf, Vec<IoId>) {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap().keep();
     let path = dir.join("disk.img");
     std::fs::write(&path, vec![1; 1 << 20]).unwrap();
-    let mut rig = Rig::open_impatient(kind, path.to_str().unwrap());
+    let backing = Backing::open(path.to_str().unwrap(), Access::ReadWrite, options).unwrap();
+    let mut rig = Rig::of(kind, backing);
     let gate = Arc::new(Counted::default());
     rig.backing.set_gate(&mut rig.ring, gate.clone());
     let data = vec![2; len as usize];
@@ -121,7 +123,7 @@ const CHANGES: [(IoOp, (u64, u64)); 5] = [
 fn changes_wait_until_the_gate_opens() {
     both_kinds(|kind| {
         for (op, range) in CHANGES {
-            let (mut rig, gate, path, ids) = behind_a_gate(kind, op, range);
+            let (mut rig, gate, path, ids) = behind_a_gate(kind, &options(), op, range);
             while gate.asked.load(Ordering::SeqCst) < 100 {
                 rig.turn();
             }
@@ -140,7 +142,7 @@ fn changes_wait_until_the_gate_opens() {
 fn each_change_asks_the_gate_just_before_it_begins() {
     both_kinds(|kind| {
         for (op, range) in CHANGES {
-            let (mut rig, gate, path, ids) = behind_a_gate(kind, op, range);
+            let (mut rig, gate, path, ids) = behind_a_gate(kind, &options(), op, range);
             gate.left.store(5, Ordering::SeqCst);
             while gate.asked.load(Ordering::SeqCst) < 100 {
                 rig.turn();
@@ -164,8 +166,8 @@ fn each_change_asks_the_gate_just_before_it_begins() {
 #[test]
 fn a_change_that_the_gate_stops_for_too_long_fails() {
     let (op, range) = CHANGES[0];
-    let (mut rig, _, path, ids) = behind_a_gate(RingKind::IoUring, op, range);
     let start = Instant::now();
+    let (mut rig, _, path, ids) = behind_a_gate(RingKind::IoUring, &impatient(), op, range);
     for id in ids {
         assert_eq!(rig.wait(id), Err(IoError::Failed));
     }

@@ -166,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(5);
+    const SOON: Duration = Duration::from_secs(60);
     const CREATED: &str = r#"{"result":{"header":{"revision":"4"},"created":true}}"#;
 
     /// Watches a test server that sends `said` in pieces of any length, and then closes the

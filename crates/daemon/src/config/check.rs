@@ -9,7 +9,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hob_control::{Endpoint, check_name};
 use hob_storage::backing::below::{Object, Share, below};
@@ -420,8 +420,7 @@ fn identities(paths: Vec<PathBuf>) -> Vec<DataLocation> {
     if std::thread::Builder::new().name("hob-check".to_owned()).spawn(look).is_err() {
         return all;
     }
-    let deadline = Instant::now() + LOOK_MAX;
-    while let Ok((index, place)) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+    for (index, place) in Answers::within(answers, LOOK_MAX) {
         all[index] = place;
     }
     all
@@ -484,10 +483,12 @@ impl Identity {
     }
 }
 
+mod answers;
 mod host;
 mod places;
 #[cfg(test)]
 mod tests;
 
+use answers::Answers;
 pub(super) use host::check_host;
 pub(super) use places::check_places;

@@ -14,7 +14,7 @@ use tracing::Instrument as _;
 
 use super::registry::{Registry, StatePart};
 use crate::api_error::{ApiError, Result, conflict, not_found};
-use crate::shard_api::PATIENCE;
+use crate::shard_api::{PATIENCE, in_time};
 use crate::state::{FailedTask, State};
 
 /// Maximum number of remembered tasks that completed or were cancelled.
@@ -247,16 +247,14 @@ impl Tasks {
         };
         // Log lines of the change keep the id of the request that caused it.
         tokio::spawn(run.in_current_span());
-        match tokio::time::timeout(PATIENCE, result).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(ApiError::failed("the change ended unexpectedly; see the daemon's log")),
-            Err(_) => {
-                Err(ApiError::busy(format!("the change is not finished after {} s", PATIENCE.as_secs()))
-                    .hint(format!(
-                        "the change continues in the background as task {id}; 'hob tasks' shows its \
+        match in_time(PATIENCE, result).await {
+            Some(Ok(result)) => result,
+            Some(Err(_)) => Err(ApiError::failed("the change ended unexpectedly; see the daemon's log")),
+            None => Err(ApiError::busy(format!("the change is not finished after {} s", PATIENCE.as_secs()))
+                .hint(format!(
+                    "the change continues in the background as task {id}; 'hob tasks' shows its \
                 progress and result"
-                    )))
-            }
+                ))),
         }
     }
 

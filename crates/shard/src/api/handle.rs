@@ -19,6 +19,22 @@ use hob_storage::flash::DeviceCounts;
 /// Maximum time a caller waits for a shard's answer.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Number of turns of a wait, see [`in_time`].
+const TURNS: u32 = 40;
+
+/// Returns the result of `work`, or `None` if it is not there after `limit`. The wait has turns, and a pause of
+/// this process (SIGSTOP, a suspended VM, a host without a free processor) uses up one of them: an
+/// answer can only arrive after the pause.
+pub async fn in_time<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    for _ in 0..TURNS {
+        if let Ok(result) = tokio::time::timeout(limit / TURNS, work.as_mut()).await {
+            return Some(result);
+        }
+    }
+    None
+}
+
 /// Sends calls to one shard. Cheap to clone.
 #[derive(Clone)]
 pub struct ShardHandle {
@@ -107,7 +123,7 @@ impl ShardHandle {
         &self,
         call: impl FnOnce(Answer<T>) -> ShardCall,
     ) -> Result<T, ShardError> {
-        tokio::time::timeout(PATIENCE, self.ask(call)).await.unwrap_or(Err(ShardError::Busy))
+        in_time(PATIENCE, self.ask(call)).await.unwrap_or(Err(ShardError::Busy))
     }
 
     pub(super) async fn ask<T>(&self, call: impl FnOnce(Answer<T>) -> ShardCall) -> Result<T, ShardError> {

@@ -166,7 +166,7 @@ mod tests {
         assert!(helper.poll().is_none());
         go_on.send(()).unwrap();
         let mut ended = Vec::new();
-        for _ in 0..1000 {
+        for _ in 0..12_000 {
             ended.extend(std::iter::from_fn(|| helper.poll()));
             if ended.len() == 2 {
                 break;

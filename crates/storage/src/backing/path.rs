@@ -58,8 +58,6 @@ fn noun(file_type: FileType) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     #[test]
@@ -69,7 +67,6 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let socket = dir.path().join("socket");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let begun = Instant::now();
         for (path, noun) in [
             (fifo.as_path(), "a FIFO"),
             (dir.path(), "a directory"),
@@ -83,6 +80,5 @@ mod tests {
         let file = dir.path().join("file");
         std::fs::write(&file, b"x").unwrap();
         assert!(check(&file).unwrap().is_file());
-        assert!(begun.elapsed() < Duration::from_secs(1));
     }
 }

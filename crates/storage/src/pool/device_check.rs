@@ -100,9 +100,10 @@ mod tests {
             rustix::fs::mknodat(rustix::fs::CWD, pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         }
         let began = std::time::Instant::now();
-        let answers = check_all_answer(&pipes, Duration::from_secs(1));
+        let limit = Duration::from_secs(5);
+        let answers = check_all_answer(&pipes, limit);
         assert!(answers.iter().all(Result::is_err), "{answers:?}");
-        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        assert!(began.elapsed() < 3 * limit, "{:?}", began.elapsed());
         pipes.iter().for_each(|pipe| drop(OpenOptions::new().write(true).open(pipe).unwrap()));
     }
 }

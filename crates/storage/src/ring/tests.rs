@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::{Completion, FdClass, Returned, Ring, RingConfig, RingKind, RxBuf};
 use crate::token::Token;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn with_both(body: impl Fn(&mut Ring)) {
     for kind in [RingKind::IoUring, RingKind::Threads] {
@@ -414,20 +414,27 @@ fn waiting_ends_in_time_and_spinning_sees_completions() {
 #[test]
 fn dropping_a_ring_waits_for_its_operations() {
     for kind in [RingKind::IoUring, RingKind::Threads] {
-        let config = RingConfig { kind, arena_bytes: 1 << 20, ..RingConfig::default() };
-        let mut ring = Ring::new(&config).unwrap();
-        let (ours, _theirs) = pair();
-        let fd = ring.attach(ours, FdClass::Socket);
-        let file = tempfile::tempfile().unwrap();
-        let file_fd = ring.attach(OwnedFd::from(file), FdClass::File);
-        let buffer = ring.arena_mut().alloc(4096).unwrap();
-        ring.recv_into(token(1), fd, ring.arena().whole(buffer));
-        ring.write(token(2), file_fd, 0, ring.zeroes(4096), Durability::Volatile);
-        ring.submit_and_wait(Duration::ZERO, Some(Duration::ZERO)).unwrap();
-        let start = Instant::now();
-        drop(ring);
-        assert!(start.elapsed() < Duration::from_secs(4));
+        // A busy host may delay any of the attempts.
+        let is_quick = |_| time_of_a_drop(kind) < Duration::from_secs(4);
+        assert!((0..5).any(is_quick), "{kind:?}: the operations are not cancelled");
     }
+}
+
+/// Returns how long it takes to drop a ring with an operation that does not end by itself.
+fn time_of_a_drop(kind: RingKind) -> Duration {
+    let config = RingConfig { kind, arena_bytes: 1 << 20, ..RingConfig::default() };
+    let mut ring = Ring::new(&config).unwrap();
+    let (ours, _theirs) = pair();
+    let fd = ring.attach(ours, FdClass::Socket);
+    let file = tempfile::tempfile().unwrap();
+    let file_fd = ring.attach(OwnedFd::from(file), FdClass::File);
+    let buffer = ring.arena_mut().alloc(4096).unwrap();
+    ring.recv_into(token(1), fd, ring.arena().whole(buffer));
+    ring.write(token(2), file_fd, 0, ring.zeroes(4096), Durability::Volatile);
+    ring.submit_and_wait(Duration::ZERO, Some(Duration::ZERO)).unwrap();
+    let start = Instant::now();
+    drop(ring);
+    start.elapsed()
 }
 
 #[test]

@@ -15,7 +15,7 @@ use hob_storage::backing::{Backing, BackingOptions, Format, Status};
 use hob_storage::ring::{JOURNAL_ROOM_BYTES, Ring, RingConfig, RingKind, ZEROES_BYTES};
 use hob_storage::token::Token;
 
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Rig {
     pub ring: Ring,
@@ -32,7 +32,7 @@ pub struct Rig {
 pub fn options() -> BackingOptions {
     BackingOptions {
         wait_max: Duration::from_secs(60),
-        connect_max: Duration::from_secs(5),
+        connect_max: Duration::from_secs(30),
         reconnect_min: Duration::from_millis(10),
         reconnect_max: Duration::from_millis(50),
         ..BackingOptions::default()

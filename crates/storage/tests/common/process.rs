@@ -20,7 +20,7 @@ pub fn spawn(program: &str, arguments: &[&str]) -> Process {
 }
 
 pub fn await_socket(path: &Path) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while std::os::unix::net::UnixStream::connect(path).is_err() {
         assert!(Instant::now() < deadline, "{} does not appear", path.display());
         std::thread::sleep(Duration::from_millis(10));

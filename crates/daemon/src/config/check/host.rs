@@ -12,13 +12,14 @@ use std::net::IpAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hob_control::{Endpoint, PoolCreate, Size};
 use hob_nbd::uri::NbdUri;
 use hob_storage::backing::{BACKINGS, Format};
 
 use super::super::Config;
+use super::answers::Answers;
 use super::{Findings, readable};
 use crate::hardware::Backing;
 use crate::host_memory::HostMemory;
@@ -229,8 +230,7 @@ fn examine_all(uses: &[PathUse]) -> Vec<Option<PathFacts>> {
     if std::thread::Builder::new().name("hob-check".to_owned()).spawn(look).is_err() {
         return all;
     }
-    let deadline = Instant::now() + LOOK_MAX;
-    while let Ok((index, facts)) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+    for (index, facts) in Answers::within(answers, LOOK_MAX) {
         all[index] = Some(facts);
     }
     all

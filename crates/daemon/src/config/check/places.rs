@@ -4,13 +4,14 @@
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hob_control::Endpoint;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use super::super::Config;
 use super::Findings;
+use super::answers::Answers;
 
 /// Maximum length of a socket's path in bytes.
 const PATH_BYTES_MAX: usize = 107;
@@ -49,11 +50,11 @@ pub(in super::super) fn check_places(config: &Config, found: &mut Findings<'_>) 
     let (sender, answers) = mpsc::channel();
     // The thread may hang with a filesystem.
     std::thread::spawn(move || paths.iter().all(|path| sender.send(check_place(path)).is_ok()));
-    let deadline = Instant::now() + ANSWER_MAX;
+    let mut answers = Answers::within(answers, ANSWER_MAX);
     for (at, path) in &sockets {
-        let answer = answers.recv_timeout(deadline.saturating_duration_since(Instant::now()));
-        let is_hung = answer.is_err();
-        if let Err(what) = answer.unwrap_or_else(|_| Err("its filesystem does not respond".to_owned())) {
+        let answer = answers.next();
+        let is_hung = answer.is_none();
+        if let Err(what) = answer.unwrap_or_else(|| Err("its filesystem does not respond".to_owned())) {
             found.add(at, format!("a socket cannot be created at {}: {what}", path.display()));
         }
         if is_hung {

@@ -26,6 +26,7 @@ use super::registry::{PendingChange, Registry, StatePart};
 use super::tasks::Tasks;
 use crate::api_error::{ApiError, Result};
 use crate::config::Config;
+use crate::shard_api::in_time;
 use crate::state::State;
 use crate::watchdog::contained;
 use changes::Change;
@@ -355,8 +356,8 @@ async fn files_of(config: &Config) -> BTreeSet<String> {
     let is_file = |path: &String| std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
     let look =
         blocking(move || contained(|| paths.into_iter().filter(is_file).collect::<BTreeSet<String>>()));
-    match tokio::time::timeout(LOOK_MAX, look).await {
-        Ok(Ok(files)) => files,
+    match in_time(LOOK_MAX, look).await {
+        Some(Ok(files)) => files,
         _ => BTreeSet::new(),
     }
 }

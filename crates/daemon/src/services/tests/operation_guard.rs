@@ -3,7 +3,7 @@
 use super::*;
 use crate::services::registry::{OPENING, SPREADING};
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn commands_wait_for_hobs_own_work_and_for_nothing_else() {
     let bench = Bench::new();
     bench.disk("vm").await;
@@ -22,7 +22,7 @@ async fn commands_wait_for_hobs_own_work_and_for_nothing_else() {
     drop(guard);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn commands_wait_while_hob_looks_for_missing_devices() {
     let bench = Bench::new();
     bench.pool(&["a"], 4).await;

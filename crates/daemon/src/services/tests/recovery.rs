@@ -181,7 +181,7 @@ fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
 /// settle.
 async fn heartbeat(bench: &Bench) {
     let recorded = || bench.services.registry.inner().disks["vm"].cache().unwrap().journal.unwrap().evidence;
-    for _ in 0..500 {
+    for _ in 0..6000 {
         bench.services.disks.record_evidence_now().await;
         if recorded().is_some() {
             return;

@@ -158,7 +158,7 @@ impl Stage {
     }
 
     async fn wait_for(&self, name: &str, state: SwapState) {
-        for _ in 0..5000 {
+        for _ in 0..60_000 {
             if self.show(name).await.state == state {
                 return;
             }

@@ -7,6 +7,7 @@ use hob_control::{ProblemKind, Task, TaskState};
 use super::super::registry::StatePart as _;
 use super::*;
 use crate::api_error::ApiError;
+use crate::shard_api::{PATIENCE, in_time};
 use crate::state::State;
 
 const BLOCK: u64 = 4096;
@@ -42,6 +43,21 @@ async fn failures(bench: &Bench) -> Vec<(String, String)> {
 async fn look(bench: &Bench) {
     bench.services.pools.look_at_dirty();
     tokio::time::sleep(Duration::from_millis(500)).await;
+}
+
+/// A suspended VM, or a host without a free processor.
+#[tokio::test(start_paused = true)]
+async fn a_pause_of_the_whole_daemon_is_not_silence() {
+    let (answer, result) = tokio::sync::oneshot::channel();
+    let waiting = tokio::spawn(in_time(PATIENCE, result));
+    tokio::task::yield_now().await;
+    tokio::time::advance(6 * PATIENCE).await;
+    answer.send(7).unwrap();
+    assert_eq!(waiting.await.unwrap(), Some(Ok(7)));
+    let (_answer, silent) = tokio::sync::oneshot::channel::<()>();
+    let start = tokio::time::Instant::now();
+    assert_eq!(in_time(PATIENCE, silent).await, None);
+    assert!(start.elapsed() >= PATIENCE);
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Rig {
     /// Returns the client's end of a connection to a disk.
     fn connect(&mut self, disk: DiskId) -> UnixStream {
         let (socket, client) = UnixStream::pair().expect("a socket pair");
-        client.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
+        client.set_read_timeout(Some(Duration::from_secs(60))).expect("a time limit");
         let negotiated = Negotiated {
             export: String::new(),
             info: ExportInfo::new(1 << 30),
@@ -69,7 +69,7 @@ impl Rig {
     /// Runs the loop until a condition is true.
     #[track_caller]
     fn until(&mut self, what: &str, is_so: impl Fn(&Clients) -> bool) {
-        for _ in 0..100 {
+        for _ in 0..1000 {
             while let Some(completion) = self.ring.next_completion() {
                 self.clients.handle_completion(NOW, completion, &mut self.ring);
             }

@@ -275,7 +275,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let connected = || {
-            let stream = connect_tcp("127.0.0.1", port, Instant::now() + Duration::from_secs(5)).unwrap();
+            let stream = connect_tcp("127.0.0.1", port, Instant::now() + Duration::from_secs(60)).unwrap();
             forget_at_end(&stream, Duration::from_secs(7)).unwrap();
             (stream, listener.accept().unwrap().0)
         };

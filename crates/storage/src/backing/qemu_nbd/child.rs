@@ -469,14 +469,14 @@ mod tests {
         let image = dir.path().join("image");
         std::fs::write(&image, vec![0; 1 << 20]).unwrap();
         let image_of = Image { path: image.clone(), format: Format::Raw, files: Vec::new() };
-        let server = Server::new(image_of, &["--cache=writeback"], Duration::from_secs(10)).unwrap();
+        let server = Server::new(image_of, &["--cache=writeback"], Duration::from_secs(60)).unwrap();
         server.start(Opens::ReadWrite).unwrap();
         server.has_image();
         let kill = || {
             let pid = server.place().running.as_ref().unwrap().pid;
             rustix::process::kill_process(pid, Signal::KILL).unwrap();
             // The parent thread then checks whether the image has changed.
-            std::thread::sleep(Duration::from_millis(200));
+            std::thread::sleep(Duration::from_secs(2));
         };
         kill();
         while let Err(why) = server.revive() {
