@@ -67,7 +67,7 @@ pub const CRASH_LOG_DIR: &str = "HOB_CRASH_LOG_DIR";
 /// Environment variable with the default of `flash_stall_ms_max` in milliseconds, and the value for
 /// tests. After a second, hob would bypass the cache, and after five it would not open a pool, but the
 /// host of the tests may stall for longer.
-const FLASH_STALL: (&str, &str) = ("HOB_TEST_FLASH_STALL_MS_MAX", "60000");
+const FLASH_STALL: (&str, &str) = ("HOB_TEST_FLASH_STALL_MS_MAX", "20000");
 
 /// A builder for a call of `hob serve`.
 #[derive(Debug, Clone)]
