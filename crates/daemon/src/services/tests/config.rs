@@ -358,6 +358,40 @@ fn a_disk_that_cannot_be_opened_anew_keeps_its_settings() {
     });
 }
 
+/// The control API and new clients wait for the end of the start.
+#[test]
+fn a_start_does_not_wait_for_all_changes_that_wait() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        bench.image("other.img", 64);
+        let two = |bench: &Bench, size: &str| {
+            let cache = format!("cache = {{ pool = \"p\", size = \"{size}\" }}");
+            let other = bench.path("other.img");
+            text(bench, &cache, "") + &format!("[[disk]]\nname = \"other\"\nbacking = \"{other}\"\n{cache}\n")
+        };
+        let first = two(&bench, "4M");
+        let filed = Filed::start(bench, &first).await;
+        let bench = &filed.bench;
+        let changed = two(bench, "6M");
+        filed.write(&changed);
+        bench.shard.set_hangs(true);
+        let begun = tokio::time::Instant::now();
+        bench.services.hob_toml.apply_at_start(&Config::parse(&changed).unwrap()).await;
+        assert!(begun.elapsed() < 2 * crate::shard_api::PATIENCE, "{:?}", begun.elapsed());
+        let error = bench.services.hob_toml.apply(false).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Conflict);
+        assert!(error.to_string().contains("being applied already"), "{error}");
+        bench.shard.set_hangs(false);
+        while bench.room("vm") != 6 || bench.room("other") != 6 {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        while bench.services.hob_toml.apply(false).await.is_err() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        assert_eq!(filed.diff().await, []);
+    });
+}
+
 /// Time after which a reload has made the changes that wait for guests.
 const RETURNED: std::time::Duration = std::time::Duration::from_secs(15);
 
