@@ -66,6 +66,9 @@ impl Disks {
             return Ok(Vec::new());
         }
         let becomes_read_only = wanted.read_only && !before.read_only;
+        if before.read_only != wanted.read_only {
+            self.exports.check_no_left_file(name, |_| true)?;
+        }
         {
             let mut inner = self.registry.inner();
             inner.check_reopening(

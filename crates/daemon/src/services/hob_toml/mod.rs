@@ -146,7 +146,8 @@ impl HobToml {
             Ok(Err(error)) => tracing::error!("hob.toml: its changes were not applied: {error}"),
             Err(_) => {
                 tracing::warn!(
-                    "hob.toml was changed, and its changes are not applied after {} s; hob continues with them                      ('hob tasks')",
+                    "hob.toml was changed, and its changes are not applied after {} s; hob continues with them \
+                     ('hob tasks')",
                     START_MAX.as_secs()
                 );
                 self.save_at_start().await;

@@ -358,6 +358,46 @@ fn a_disk_that_cannot_be_opened_anew_keeps_its_settings() {
     });
 }
 
+/// A program that has the file open waits until the disk is served again.
+#[test]
+fn a_file_of_the_previous_daemon_stays_while_its_disk_is_offline() {
+    run(async |bench| {
+        let file = bench.path("vm-file");
+        let state = DiskState::new("vm".into(), bench.path("nowhere/vm.img"), false);
+        let state = DiskState { fuse: Some(file.clone()), ..state };
+        drop(bench.services.disks.enter(state, None).unwrap());
+        bench.services.disks.bring_online("vm").await;
+        let left = crate::services::InheritedFile {
+            path: file.clone().into(),
+            device: std::fs::File::open("/dev/null").unwrap().into(),
+            mount: crate::mount::Mount::left(file.clone().into(), false),
+            attributes: hob_frontends::fuse::Attributes {
+                size: 512,
+                mode: 0o600,
+                uid: 0,
+                gid: 0,
+                seconds: 0,
+            },
+            read_only: false,
+        };
+        bench.services.exports.inherit_files([("vm".to_owned(), left)]);
+        let removed = DiskPatch { fuse: Some(String::new()), ..DiskPatch::default() };
+        let read_only = DiskPatch { read_only: Some(true), ..DiskPatch::default() };
+        let set = async |patch: DiskPatch| bench.services.disks.disk_patch("vm".into(), patch).await;
+        for patch in [&removed, &read_only] {
+            let error = set(patch.clone()).await.unwrap_err();
+            assert!(error.to_string().contains("programs may have its file"), "{error}");
+        }
+        assert_eq!(bench.services.observe.disk("vm").unwrap().fuse, Some(file));
+        drop(bench.services.exports.leave_left_files());
+        for patch in [&removed, &read_only] {
+            set(patch.clone()).await.unwrap();
+        }
+        let disk = bench.services.observe.disk("vm").unwrap();
+        assert_eq!((disk.fuse, disk.read_only), (None, true));
+    });
+}
+
 /// The control API and new clients wait for the end of the start.
 #[test]
 fn a_start_does_not_wait_for_all_changes_that_wait() {
