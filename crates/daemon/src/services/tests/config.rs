@@ -358,6 +358,31 @@ fn a_disk_that_cannot_be_opened_anew_keeps_its_settings() {
     });
 }
 
+/// Neither opening succeeds, and each of them has made a journal ring.
+#[test]
+fn a_disk_that_cannot_be_opened_completely_keeps_no_segments_of_the_attempt() {
+    run(async |bench| {
+        let bench = super::recovery::prepare(bench, super::recovery::LAZY).await;
+        let (sockets, away) = (bench.path("sockets"), bench.path("away"));
+        std::fs::create_dir(&sockets).unwrap();
+        let set = async |patch: DiskPatch| bench.services.disks.disk_patch("vm".into(), patch).await;
+        let socket = Some(format!("{sockets}/vm.sock"));
+        set(DiskPatch { vhost_user: socket, ..DiskPatch::default() }).await.unwrap();
+        super::recovery::write(&bench, 0..20);
+        let free = bench.free();
+        std::fs::rename(&sockets, &away).unwrap();
+        let datastore = Some("array".to_owned());
+        let error = set(DiskPatch { datastore, ..DiskPatch::default() }).await.unwrap_err();
+        assert!(error.to_string().contains("vm keeps its settings"), "{error}");
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Offline);
+        std::fs::rename(&away, &sockets).unwrap();
+        bench.services.disks.bring_online("vm").await;
+        settled(&bench.services).await;
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
+        assert_eq!((sectors(&bench).await.1, bench.room("vm"), bench.free()), (20, 4, free));
+    });
+}
+
 /// A program that has the file open waits until the disk is served again.
 #[test]
 fn a_file_of_the_previous_daemon_stays_while_its_disk_is_offline() {
