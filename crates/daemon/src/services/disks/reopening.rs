@@ -217,13 +217,16 @@ impl Disks {
     /// Offers an open disk to clients again.
     pub(in crate::services) fn offer_again(&self, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.registry.shard_of(name)?;
-        let (info, access, vhost_user) = {
+        let (info, access, vhost_user, timeout) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             let info = disk.measure.as_ref().map(|measure| measure.info.clone());
             let info = info.ok_or_else(|| ApiError::failed(format!("the size of {name} is unknown")))?;
-            (info.clone(), access_of(&disk.wanted, &info), disk.wanted.vhost_user.clone())
+            let wanted = &disk.wanted;
+            (info.clone(), access_of(wanted, &info), wanted.vhost_user.clone(), wanted.backing_timeout)
         };
+        // The shard has shortened the wait of a disk that was about to leave it.
+        shard.set_wait_max(id, self.wait_max_of(timeout));
         if let Some(path) = &vhost_user {
             match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce) {
                 Ok(gateway) => self.exports.table().listen_vhost_user(name, name, gateway),

@@ -358,6 +358,25 @@ fn a_disk_that_cannot_be_opened_anew_keeps_its_settings() {
     });
 }
 
+#[test]
+fn a_disk_that_its_shard_keeps_goes_on_as_before() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let patch = DiskPatch { datastore: Some("array".to_owned()), ..DiskPatch::default() };
+        let change = async || bench.services.disks.disk_patch("vm".into(), patch.clone()).await;
+        bench.shard.set_keeps_disks(true);
+        change().await.unwrap_err();
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
+        let export = bench.services.exports.table().get("vm").unwrap();
+        // A shard shortens the wait of a disk that is to leave it.
+        assert_eq!(bench.shard.wait_max(export.disk), Some(BackingOptions::default().wait_max));
+        bench.shard.set_keeps_disks(false);
+        change().await.unwrap();
+        let qos = bench.services.qos.disk("vm").unwrap();
+        assert_eq!(qos.datastore.as_deref(), Some("array"));
+    });
+}
+
 /// Neither opening succeeds, and each of them has made a journal ring.
 #[test]
 fn a_disk_that_cannot_be_opened_completely_keeps_no_segments_of_the_attempt() {
