@@ -347,7 +347,10 @@ impl Disks {
     /// ring.
     async fn close_incomplete(&self, name: &str, gone: Gone, error: ApiError) -> Result<ApiError> {
         self.release_closed(name, gone).await?;
-        self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
+        let mut inner = self.registry.inner();
+        let disk = inner.disk_mut(name)?;
+        disk.recovering = None;
+        disk.phase = DiskPhase::Offline(error.problem.error.clone());
         Ok(error)
     }
 
