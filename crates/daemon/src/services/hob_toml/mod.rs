@@ -213,18 +213,24 @@ impl HobToml {
     async fn apply_later(self, config: Config) {
         tokio::time::sleep(GUESTS_RETURN).await;
         let found = self.found(&config, &config).await;
-        let waiting = std::mem::take(&mut self.registry.inner().config_pending);
-        let (waiting, mut pending): (Vec<PendingChange>, Vec<PendingChange>) =
-            waiting.into_iter().partition(PendingChange::waits_for_guests);
+        // The changes stay in the list until they are made, which may take long.
+        let waiting: Vec<PendingChange> = {
+            let inner = self.registry.inner();
+            inner.config_pending.iter().filter(|it| it.waits_for_guests()).cloned().collect()
+        };
         // An operator may have made or withdrawn a change meanwhile.
         let is_waiting = |found: &Found| waiting.iter().any(|it| it.is_same(&found.difference));
         let (applied, unmade) = self.make_all(found.into_iter().filter(is_waiting).collect(), false).await;
         log(&applied);
         {
             let mut inner = self.registry.inner();
-            pending.extend(unmade);
-            pending.append(&mut inner.config_pending);
-            inner.config_pending = pending;
+            let is_in = |list: &[PendingChange], it: &PendingChange| {
+                list.iter().any(|other| other.is_same(&it.difference))
+            };
+            inner
+                .config_pending
+                .retain(|it| !(it.waits_for_guests() && is_in(&waiting, it)) && !is_in(&unmade, it));
+            inner.config_pending.extend(unmade);
         }
         self.note_unapplied();
         if let Err(error) = self.registry.save().await {

@@ -512,6 +512,44 @@ fn a_reload_closes_no_disk_before_its_guests_have_returned() {
     });
 }
 
+#[test]
+fn a_change_in_progress_hides_no_other_change_that_was_not_made() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, PERSISTENT, "");
+        let filed = Filed::start(bench, &first).await;
+        filed.reload(&format!("{first}datastore = \"array\"\nshare_parent = true\n")).await;
+        assert_eq!(filed.pending().await.len(), 2);
+        filed.bench.shard.set_hangs(true);
+        tokio::time::sleep(std::time::Duration::from_secs(12)).await;
+        let pending = filed.pending().await;
+        assert!(pending.iter().any(|it| it.contains("share_parent")), "{pending:?}");
+        filed.bench.shard.set_hangs(false);
+        tokio::time::sleep(RETURNED).await;
+        let pending = filed.pending().await;
+        assert!(pending.iter().any(|it| it.contains("share_parent")), "{pending:?}");
+    });
+}
+
+/// A shard may have clients although it does not say so.
+#[test]
+fn a_disk_of_a_shard_that_does_not_answer_is_not_closed() {
+    run(async |bench| {
+        let backing = bench.image("vm.img", 64);
+        let add = DiskAdd { name: "vm".into(), backing, read_only: true, ..DiskAdd::default() };
+        bench.services.disks.disk_add(add).await.unwrap();
+        bench.shard.set_users(1);
+        bench.shard.set_hangs(true);
+        let patch = DiskPatch { datastore: Some("array".to_owned()), ..DiskPatch::default() };
+        bench.services.disks.disk_patch("vm".into(), patch).await.unwrap_err();
+        tokio::time::sleep(2 * crate::shard_api::PATIENCE).await;
+        bench.shard.set_hangs(false);
+        settled(&bench.services).await;
+        assert!(bench.services.exports.table().get("vm").is_some());
+        assert_eq!(bench.services.registry.inner().disks["vm"].wanted.datastore, None);
+    });
+}
+
 /// The operator applies the file while a guest is connected, and reloads it later.
 #[test]
 fn a_change_that_a_command_could_not_make_is_made_after_a_later_reload() {
