@@ -149,10 +149,7 @@ impl Disks {
 
     /// Refuses to close a disk that clients use.
     async fn check_idle(&self, name: &str) -> Result<(), ApiError> {
-        let settled = self.settled_users(name).await;
-        // There, a shard that does not answer counts as a shard without clients.
-        let (shard, id) = self.registry.shard_of(name)?;
-        match settled.max(shard.users(id).await?) {
+        match self.known_users(name).await? {
             0 => Ok(()),
             users => Err(ApiError::conflict(format!(
                 "{name} has {} connected, and this change closes the disk and opens it again",
