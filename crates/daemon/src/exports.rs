@@ -114,10 +114,12 @@ impl Exports {
     /// Replaces the vhost-user socket of a disk's own export; `None` removes it. Returns false, and
     /// keeps the present socket, if a guest is connected to it. May block while a filesystem hangs.
     pub(crate) fn replace_vhost_user(&self, disk: &str, gateway: Option<Gateway>) -> bool {
-        let mut gateways = self.gateways();
-        if gateways.get(disk).is_some_and(|(_, present)| !present.end_unless_used()) {
+        let end = self.gateways().get(disk).map(|(_, present)| present.end_unless_used());
+        // The control thread needs the lock of the table, which is not held here.
+        if end.is_some_and(|end| !end()) {
             return false;
         }
+        let mut gateways = self.gateways();
         let replaced = match gateway {
             Some(gateway) => gateways.insert(disk.to_owned(), (disk.to_owned(), gateway)),
             None => gateways.remove(disk),

@@ -38,6 +38,9 @@ struct State {
     hangs: bool,
     users: u64,
     refuses_devices: bool,
+    keeps_disks: bool,
+    /// How long requests of each disk wait for its backing, as ordered last.
+    waits: BTreeMap<DiskId, Duration>,
     /// Calls that enable a recovered cache wait in `held`.
     holds_recovered: bool,
     held: Vec<ShardCall>,
@@ -82,6 +85,8 @@ impl State {
             hangs: false,
             users: 0,
             refuses_devices: false,
+            keeps_disks: false,
+            waits: BTreeMap::new(),
             holds_recovered: false,
             held: Vec::new(),
             backings_fail: false,
@@ -129,6 +134,16 @@ impl FakeShard {
     /// Makes the shard refuse new devices, or accept them again.
     pub(crate) fn set_refuses_devices(&self, refuses: bool) {
         self.state.lock().unwrap().refuses_devices = refuses;
+    }
+
+    /// Makes the shard keep disks that are to be removed, as if their journals could not be written.
+    pub(crate) fn set_keeps_disks(&self, keeps: bool) {
+        self.state.lock().unwrap().keeps_disks = keeps;
+    }
+
+    /// Returns how long requests of a disk wait for its backing, as ordered last.
+    pub(crate) fn wait_max(&self, disk: DiskId) -> Option<Duration> {
+        self.state.lock().unwrap().waits.get(&disk).copied()
     }
 
     /// Makes calls that enable a recovered cache wait, or handles the calls that have waited.
@@ -266,6 +281,9 @@ impl State {
                 self.command(id, Command::AddDisk(config), Waiting::Add(answer));
             }
             ShardCall::OweFailures { id, count } => self.engine.owe_failures(id, count),
+            ShardCall::RemoveDisk { answer, .. } if self.keeps_disks => {
+                let _ = answer.send(Err(ShardError::Command(CommandError::JournalFailed)));
+            }
             ShardCall::RemoveDisk { id, answer } => {
                 self.recorders.remove(&id);
                 self.command(id, Command::RemoveDisk, Waiting::Remove(answer, id));
@@ -292,7 +310,8 @@ impl State {
                 };
                 self.command(id, Command::Memory(config), Waiting::Memory(answer, area));
             }
-            ShardCall::SetWaitMax { .. } | ShardCall::ExpireRequests { .. } => {}
+            ShardCall::SetWaitMax { id, wait_max } => _ = self.waits.insert(id, wait_max),
+            ShardCall::ExpireRequests { .. } => {}
             ShardCall::Abandon { id } => {
                 self.engine.revoke(self.now(), id);
                 self.settle();

@@ -127,12 +127,15 @@ impl Gateway {
         self.shared.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends the acceptance of guests, unless a guest is connected. Returns false if one is. May block
-    /// while a filesystem hangs.
-    pub(crate) fn end_unless_used(&self) -> bool {
-        let mut state = self.shared.state();
-        state.stopped |= state.client.is_none();
-        state.stopped
+    /// Returns a function that ends the acceptance of guests, unless a guest is connected. It returns
+    /// false if one is. It may block while a filesystem hangs.
+    pub(crate) fn end_unless_used(&self) -> impl FnOnce() -> bool + use<> {
+        let shared = self.shared.clone();
+        move || {
+            let mut state = shared.state();
+            state.stopped |= state.client.is_none();
+            state.stopped
+        }
     }
 
     /// Notifies the connected guest that the disk has grown. The shard already knows the new size.
@@ -335,11 +338,30 @@ mod tests {
         let gateway = Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap();
         let guest = UnixStream::pair().unwrap().0;
         gateway.shared.state().client = Some(guest);
-        assert!(!gateway.end_unless_used());
+        assert!(!gateway.end_unless_used()());
         gateway.shared.state().client = None;
-        assert!(gateway.end_unless_used());
+        assert!(gateway.end_unless_used()());
         // A guest that connects now is not served.
         assert!(gateway.shared.state().stopped);
+    }
+
+    /// Health looks at all sockets, on the control thread.
+    #[test]
+    fn a_socket_that_hangs_while_it_is_replaced_delays_no_look_at_the_sockets() {
+        let dir = tempfile::tempdir().unwrap();
+        let gateway = Gateway::open(&at(&dir.path().join("vm.sock")), behind(), Failing::Refuse).unwrap();
+        let shared = gateway.shared.clone();
+        let exports = crate::exports::Exports::default();
+        exports.listen_vhost_user("vm", "vm", gateway);
+        let hangs = shared.state();
+        let table = exports.clone();
+        let replaced = std::thread::spawn(move || table.replace_vhost_user("vm", None));
+        std::thread::sleep(Duration::from_millis(100));
+        let (sender, answers) = mpsc::channel();
+        std::thread::spawn(move || sender.send(exports.failing_sockets()));
+        assert_eq!(answers.recv_timeout(Duration::from_secs(60)), Ok(Vec::new()));
+        drop(hangs);
+        assert!(replaced.join().unwrap());
     }
 
     #[test]

@@ -476,6 +476,9 @@ impl Shard {
                 let _ = answer.send(Err(ShardError::Command(error)));
             }
             (Waiting::Remove(Some(answer)), Err(error)) => {
+                if error == CommandError::JournalFailed {
+                    self.leases.stay(disk);
+                }
                 let _ = answer.send(Err(ShardError::Command(error)));
             }
             (Waiting::Remove(None), Err(_)) => self.commands.check_over(),

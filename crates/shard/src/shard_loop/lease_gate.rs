@@ -138,6 +138,13 @@ impl Leases {
         Some(now + due.nanos_since(look))
     }
 
+    /// Continues to serve a disk that could not be removed from this shard.
+    pub(super) fn stay(&mut self, disk: DiskId) {
+        if let Some(lease) = self.get_mut(disk) {
+            lease.is_leaving = false;
+        }
+    }
+
     /// Removes the entry of a removed disk.
     pub(super) fn forget(&mut self, disk: DiskId) {
         if let Some(lease) = self.disks.get_mut(disk.0 as usize) {
@@ -315,6 +322,17 @@ mod tests {
         assert_eq!(leases.get_mut(DISK).unwrap().replies, [reply(2), reply(4)]);
         leases.forget(DISK);
         assert_eq!(leases.look(), None);
+    }
+
+    #[test]
+    fn a_disk_that_could_not_be_removed_waits_for_its_lease_again() {
+        let mut leases = leases(Instant(100));
+        leases.get_mut(DISK).unwrap().is_leaving = true;
+        let refused = leases.pass(Some(Instant(100)), reply(1)).unwrap();
+        assert_eq!(refused.result, Err(IoError::ShuttingDown));
+        leases.stay(DISK);
+        assert_eq!(leases.pass(Some(Instant(100)), reply(2)), None);
+        assert_eq!(leases.get_mut(DISK).unwrap().replies, [reply(2)]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::services::qos::datastore_of;
 use crate::services::registry::{
     ADDING, CANNOT_FLUSH, ClusterWait, DISKS_MAX, DiskEntry, DiskPhase, OperationGuard,
 };
-use crate::shard_api::ShardHandle;
+use crate::shard_api::{Gone, ShardHandle};
 use crate::state::{DiskState, ShareSpec};
 use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
@@ -305,15 +305,13 @@ impl Disks {
         {
             let error = ApiError::from(error);
             // Without its dirty data, the disk would show the guest older data.
-            shard.remove_disk(id).await?;
-            self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
-            return Err(error);
+            let gone = shard.remove_disk(id).await?;
+            return Err(self.close_incomplete(name, gone, error).await?);
         }
         // From here on clients may write to the disk.
         if let Err(error) = self.exports.begin_recording(name).await {
-            self.exports.take_from_shard(name, &shard, id).await?;
-            self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
-            return Err(error);
+            let gone = self.exports.take_from_shard(name, &shard, id).await?;
+            return Err(self.close_incomplete(name, gone, error).await?);
         }
         let gateway = match &wanted.vhost_user {
             None => None,
@@ -321,11 +319,9 @@ impl Disks {
                 match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, when) {
                     Ok(gateway) => Some(gateway),
                     Err(error) => {
-                        self.exports.take_from_shard(name, &shard, id).await?;
+                        let gone = self.exports.take_from_shard(name, &shard, id).await?;
                         let error = failed!("cannot open the vhost-user socket {path}: {error}");
-                        self.registry.inner().disk_mut(name)?.phase =
-                            DiskPhase::Offline(error.problem.error.clone());
-                        return Err(error);
+                        return Err(self.close_incomplete(name, gone, error).await?);
                     }
                 }
             }
@@ -344,6 +340,18 @@ impl Disks {
             self.exports.offer(name, id, shard, export_info(&info, access));
         }
         Ok((notes, recovering))
+    }
+
+    /// Releases what a disk had on its shard that could not be opened completely, and returns the
+    /// error of the opening. The next opening would otherwise keep the segments of this one's journal
+    /// ring.
+    async fn close_incomplete(&self, name: &str, gone: Gone, error: ApiError) -> Result<ApiError> {
+        self.release_closed(name, gone).await?;
+        let mut inner = self.registry.inner();
+        let disk = inner.disk_mut(name)?;
+        disk.recovering = None;
+        disk.phase = DiskPhase::Offline(error.problem.error.clone());
+        Ok(error)
     }
 
     /// Refuses a block device that is another one than before, and records the device of a disk that

@@ -82,8 +82,11 @@ impl Disks {
 
     /// Refuses to remove a disk that clients use, unless they may be disconnected.
     pub(crate) async fn check_unused(&self, disk: &str, on_clients: OnClients) -> Result<()> {
-        let users = self.settled_users(disk).await;
-        if users == 0 || on_clients == OnClients::Disconnect {
+        if on_clients == OnClients::Disconnect {
+            return Ok(());
+        }
+        let users = self.known_users(disk).await?;
+        if users == 0 {
             return Ok(());
         }
         Err(conflict!("{disk} has {} connected", clients(users))
@@ -119,7 +122,18 @@ impl Disks {
         self.users_of_disk(disk).await
     }
 
-    /// Returns the number of connected clients and guests; 0 if the disk is not served.
+    /// Counts the users of a disk like `settled_users`. Fails if the shard does not answer, because
+    /// the disk may then have users.
+    pub(super) async fn known_users(&self, disk: &str) -> Result<u64> {
+        let users = self.settled_users(disk).await;
+        match self.registry.shard_of(disk) {
+            Ok((shard, id)) => Ok(users.max(shard.users(id).await?)),
+            Err(_) => Ok(users),
+        }
+    }
+
+    /// Returns the number of connected clients and guests; 0 if the disk is not served, or if its
+    /// shard does not answer.
     async fn users_of_disk(&self, disk: &str) -> u64 {
         match self.registry.shard_of(disk) {
             Ok((shard, id)) => shard.users(id).await.unwrap_or(0),

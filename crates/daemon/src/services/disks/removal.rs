@@ -45,6 +45,8 @@ impl Disks {
                 guard => guard?,
             },
         };
+        // A clone may have been added while the removal waited for the guard.
+        self.check_no_clones(name)?;
         match dirty {
             OnDirty::Drain => self.exports.hide_file(name, clients).await?,
             OnDirty::Discard => self.hide_file_soon(name, clients).await?,

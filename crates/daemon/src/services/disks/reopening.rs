@@ -66,6 +66,9 @@ impl Disks {
             return Ok(Vec::new());
         }
         let becomes_read_only = wanted.read_only && !before.read_only;
+        if before.read_only != wanted.read_only {
+            self.exports.check_no_left_file(name, |_| true)?;
+        }
         {
             let mut inner = self.registry.inner();
             inner.check_reopening(
@@ -146,7 +149,7 @@ impl Disks {
 
     /// Refuses to close a disk that clients use.
     async fn check_idle(&self, name: &str) -> Result<(), ApiError> {
-        match self.settled_users(name).await {
+        match self.known_users(name).await? {
             0 => Ok(()),
             users => Err(ApiError::conflict(format!(
                 "{name} has {} connected, and this change closes the disk and opens it again",
@@ -214,13 +217,16 @@ impl Disks {
     /// Offers an open disk to clients again.
     pub(in crate::services) fn offer_again(&self, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.registry.shard_of(name)?;
-        let (info, access, vhost_user) = {
+        let (info, access, vhost_user, timeout) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             let info = disk.measure.as_ref().map(|measure| measure.info.clone());
             let info = info.ok_or_else(|| ApiError::failed(format!("the size of {name} is unknown")))?;
-            (info.clone(), access_of(&disk.wanted, &info), disk.wanted.vhost_user.clone())
+            let wanted = &disk.wanted;
+            (info.clone(), access_of(wanted, &info), wanted.vhost_user.clone(), wanted.backing_timeout)
         };
+        // The shard has shortened the wait of a disk that was about to leave it.
+        shard.set_wait_max(id, self.wait_max_of(timeout));
         if let Some(path) = &vhost_user {
             match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce) {
                 Ok(gateway) => self.exports.table().listen_vhost_user(name, name, gateway),

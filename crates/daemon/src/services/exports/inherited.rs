@@ -10,7 +10,7 @@ use std::sync::{MutexGuard, PoisonError};
 use hob_frontends::fuse::Attributes;
 
 use super::ExportService;
-use crate::api_error::Result;
+use crate::api_error::{Result, conflict};
 use crate::mount::Mount;
 use crate::services::flash::blocking;
 use crate::services::registry::DiskEntry;
@@ -62,6 +62,26 @@ impl ExportService {
     /// Returns true if the export's file at `path` was inherited.
     pub(in crate::services) fn has_left_file(&self, export: &str, path: &str) -> bool {
         self.inherited().get(export).is_some_and(|file| file.path == Path::new(path))
+    }
+
+    /// Refuses a change of inherited files of an offline disk. Programs may have them open, and wait
+    /// until the disk is served. `is_meant` returns true for the exports whose files change.
+    pub(in crate::services) fn check_no_left_file(
+        &self,
+        disk: &str,
+        is_meant: impl Fn(&str) -> bool,
+    ) -> Result<()> {
+        let inner = self.registry.inner();
+        let mut files = inner.disk(disk)?.wanted.files();
+        match files.find(|(export, path)| is_meant(export) && self.has_left_file(export, path)) {
+            None => Ok(()),
+            Some((_, path)) => Err(conflict!(
+                "{disk} is offline, and programs may have its file {path} open, which waits for the disk"
+            )
+            .hint(format!(
+                "repeat the change when the disk is online; 'hob disk show {disk}' shows the reason"
+            ))),
+        }
     }
 
     /// Returns the inherited file of an export if it is still usable; unmounts it otherwise.

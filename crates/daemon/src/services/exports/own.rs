@@ -61,6 +61,7 @@ impl ExportService {
         if let Some(path) = path {
             self.check_file(path)?;
         }
+        self.check_no_left_file(disk, |export| export == disk)?;
         self.hide_export(disk, disk).await?;
         self.note_file(disk, path)?;
         let (Some(path), Some(_)) = (path, self.table.get(disk)) else { return Ok(()) };

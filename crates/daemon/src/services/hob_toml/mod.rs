@@ -37,6 +37,11 @@ use path_order::{Step, in_order, set_path};
 /// or close their disks wait this long.
 const GUESTS_RETURN: Duration = Duration::from_secs(10);
 
+/// Maximum time that the daemon's start waits for the changes of hob.toml, which then continue. The
+/// control API and clients that connect wait for the end of the start, and a change may wait for a
+/// drain.
+const START_MAX: Duration = Duration::from_secs(15);
+
 /// Start of the keys in the saved definitions for changes that the last reload did not make.
 const UNAPPLIED: &str = "unapplied ";
 
@@ -56,6 +61,8 @@ service! {
         /// Configuration at the daemon's start.
         running: Arc<OnceLock<Box<Config>>>,
         definitions: Arc<Mutex<Definitions>>,
+        /// Locked while the file is applied at the start or by command.
+        applying: Arc<tokio::sync::Mutex<()>>,
     }
 }
 
@@ -109,6 +116,10 @@ impl HobToml {
     /// Applies hob.toml to the running configuration. Changes that empty a cache or remove an
     /// object need `yes`.
     pub(crate) async fn apply(&self, yes: bool) -> Result<ConfigApplied> {
+        let turn = self.applying.clone().try_lock_owned().map_err(|_| {
+            ApiError::conflict("hob.toml is being applied already")
+                .hint("'hob tasks' shows the changes in progress; repeat the command when they have ended")
+        })?;
         let (running, config) = self.read_config().await?;
         let service = self.clone();
         let found = self.found(running, &config).await;
@@ -117,10 +128,42 @@ impl HobToml {
                 let (applied, unmade) = service.make_all(found, yes).await;
                 service.registry.inner().config_pending = unmade;
                 service.note_definitions(&config);
+                drop(turn);
                 service.registry.save().await?;
                 Ok(applied)
             })
             .await
+    }
+
+    /// Applies the changes in hob.toml since the last reload at the daemon's start, and saves the
+    /// state. Changes that take longer than [`START_MAX`] continue in the background.
+    pub(super) async fn apply_at_start(&self, config: &Config) {
+        let (service, config) = (self.clone(), config.clone());
+        let applying = tokio::spawn(async move {
+            let turn = service.applying.lock().await;
+            service.apply_changed(&config).await;
+            drop(turn);
+            service.save_at_start().await;
+        });
+        match tokio::time::timeout(START_MAX, applying).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!("hob.toml: its changes were not applied: {error}"),
+            Err(_) => {
+                tracing::warn!(
+                    "hob.toml was changed, and its changes are not applied after {} s; hob continues with them \
+                     ('hob tasks')",
+                    START_MAX.as_secs()
+                );
+                self.save_at_start().await;
+            }
+        }
+    }
+
+    /// Saves the state. It is intact and guests need their disks, so health reports a failure.
+    async fn save_at_start(&self) {
+        if let Err(error) = self.registry.save().await {
+            tracing::error!("cannot save the state: {error}; the daemon continues with the state in memory");
+        }
     }
 
     /// Applies the changes in hob.toml since the last reload, except those that empty a cache or
@@ -174,18 +217,24 @@ impl HobToml {
     async fn apply_later(self, config: Config) {
         tokio::time::sleep(GUESTS_RETURN).await;
         let found = self.found(&config, &config).await;
-        let waiting = std::mem::take(&mut self.registry.inner().config_pending);
-        let (waiting, mut pending): (Vec<PendingChange>, Vec<PendingChange>) =
-            waiting.into_iter().partition(PendingChange::waits_for_guests);
+        // The changes stay in the list until they are made, which may take long.
+        let waiting: Vec<PendingChange> = {
+            let inner = self.registry.inner();
+            inner.config_pending.iter().filter(|it| it.waits_for_guests()).cloned().collect()
+        };
         // An operator may have made or withdrawn a change meanwhile.
         let is_waiting = |found: &Found| waiting.iter().any(|it| it.is_same(&found.difference));
         let (applied, unmade) = self.make_all(found.into_iter().filter(is_waiting).collect(), false).await;
         log(&applied);
         {
             let mut inner = self.registry.inner();
-            pending.extend(unmade);
-            pending.append(&mut inner.config_pending);
-            inner.config_pending = pending;
+            let is_in = |list: &[PendingChange], it: &PendingChange| {
+                list.iter().any(|other| other.is_same(&it.difference))
+            };
+            inner
+                .config_pending
+                .retain(|it| !(it.waits_for_guests() && is_in(&waiting, it)) && !is_in(&unmade, it));
+            inner.config_pending.extend(unmade);
         }
         self.note_unapplied();
         if let Err(error) = self.registry.save().await {

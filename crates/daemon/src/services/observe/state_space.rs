@@ -81,7 +81,6 @@ impl Observe {
         }
         let service = self.clone();
         tokio::task::spawn_blocking(move || {
-            // A save in progress delays the directory's name too.
             if let Some(directory) = service.registry.directory() {
                 match Space::of(&directory) {
                     Ok(space) => service.note_space(&directory, space),

@@ -89,7 +89,10 @@ pub(super) trait SaveObserver: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(super) shards: Vec<ShardHandle>,
+    /// Locked during a save, which may hang. The control thread must not take this lock.
     store: Mutex<Store>,
+    /// The state directory; `None` without a state file.
+    directory: Option<PathBuf>,
     inner: Mutex<Inner>,
     parts: OnceLock<Vec<Arc<dyn StatePart>>>,
     observer: OnceLock<Weak<dyn SaveObserver>>,
@@ -299,9 +302,11 @@ impl Registry {
     /// [`set_restored`](Self::set_restored).
     pub(super) fn new(shards: Vec<ShardHandle>, store: Store) -> Arc<Registry> {
         assert!(!shards.is_empty(), "the daemon has at least one shard");
+        let directory = store.directory().map(std::path::Path::to_owned);
         Arc::new(Registry {
             shards,
             store: Mutex::new(store),
+            directory,
             inner: Mutex::default(),
             parts: OnceLock::new(),
             observer: OnceLock::new(),
@@ -343,13 +348,12 @@ impl Registry {
 
     /// Returns true if the state is saved in a file. `hob serve` has no state file.
     pub(super) fn has_state_file(&self) -> bool {
-        !matches!(*self.store.lock().unwrap_or_else(PoisonError::into_inner), Store::Memory)
+        self.directory.is_some()
     }
 
     /// Returns the state directory; `None` without a state file.
     pub(super) fn directory(&self) -> Option<PathBuf> {
-        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
-        store.directory().map(std::path::Path::to_owned)
+        self.directory.clone()
     }
 
     /// Saves the configuration that is already in effect.
@@ -499,4 +503,26 @@ fn no_pool(name: &str) -> ApiError {
 
 fn no_disk(name: &str) -> ApiError {
     not_found!("there is no disk '{name}'").hint("'hob disk list' shows all")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The control thread asks for the directory, and the filesystem of a save may hang.
+    #[test]
+    fn the_state_directory_is_known_while_a_save_hangs() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(directory.path()).unwrap();
+        let (shard, _calls) = ShardHandle::new(|| {});
+        let registry = Registry::new(vec![shard], store);
+        let _saving = registry.store.lock().unwrap();
+        let (sender, answers) = std::sync::mpsc::channel();
+        let asked = registry.clone();
+        std::thread::spawn(move || sender.send((asked.directory(), asked.has_state_file())));
+        let answer = answers.recv_timeout(Duration::from_secs(60));
+        assert_eq!(answer, Ok((Some(directory.path().to_owned()), true)));
+    }
 }

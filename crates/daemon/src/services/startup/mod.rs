@@ -138,11 +138,7 @@ impl Startup {
             let _ = tokio::time::timeout_at(deadline, task).await;
         }
         self.migrations.resume();
-        self.hob_toml.apply_changed(config).await;
-        // The saved state is intact and guests need their disks, so health reports the failure.
-        if let Err(error) = self.registry.save().await {
-            tracing::error!("cannot save the state: {error}; the daemon continues with the state in memory");
-        }
+        self.hob_toml.apply_at_start(config).await;
         Ok(())
     }
 

@@ -394,6 +394,124 @@ fn a_disk_that_cannot_be_opened_anew_keeps_its_settings() {
     });
 }
 
+#[test]
+fn a_disk_that_its_shard_keeps_goes_on_as_before() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let patch = DiskPatch { datastore: Some("array".to_owned()), ..DiskPatch::default() };
+        let change = async || bench.services.disks.disk_patch("vm".into(), patch.clone()).await;
+        bench.shard.set_keeps_disks(true);
+        change().await.unwrap_err();
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
+        let export = bench.services.exports.table().get("vm").unwrap();
+        // A shard shortens the wait of a disk that is to leave it.
+        assert_eq!(bench.shard.wait_max(export.disk), Some(BackingOptions::default().wait_max));
+        bench.shard.set_keeps_disks(false);
+        change().await.unwrap();
+        let qos = bench.services.qos.disk("vm").unwrap();
+        assert_eq!(qos.datastore.as_deref(), Some("array"));
+    });
+}
+
+/// Neither opening succeeds, and each of them has made a journal ring.
+#[test]
+fn a_disk_that_cannot_be_opened_completely_keeps_no_segments_of_the_attempt() {
+    run(async |bench| {
+        let bench = super::recovery::prepare(bench, super::recovery::LAZY).await;
+        let (sockets, away) = (bench.path("sockets"), bench.path("away"));
+        std::fs::create_dir(&sockets).unwrap();
+        let set = async |patch: DiskPatch| bench.services.disks.disk_patch("vm".into(), patch).await;
+        let socket = Some(format!("{sockets}/vm.sock"));
+        set(DiskPatch { vhost_user: socket, ..DiskPatch::default() }).await.unwrap();
+        super::recovery::write(&bench, 0..20);
+        let free = bench.free();
+        std::fs::rename(&sockets, &away).unwrap();
+        let datastore = Some("array".to_owned());
+        let error = set(DiskPatch { datastore, ..DiskPatch::default() }).await.unwrap_err();
+        assert!(error.to_string().contains("vm keeps its settings"), "{error}");
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Offline);
+        std::fs::rename(&away, &sockets).unwrap();
+        bench.services.disks.bring_online("vm").await;
+        settled(&bench.services).await;
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
+        assert_eq!((sectors(&bench).await.1, bench.room("vm"), bench.free()), (20, 4, free));
+    });
+}
+
+/// A program that has the file open waits until the disk is served again.
+#[test]
+fn a_file_of_the_previous_daemon_stays_while_its_disk_is_offline() {
+    run(async |bench| {
+        let file = bench.path("vm-file");
+        let state = DiskState::new("vm".into(), bench.path("nowhere/vm.img"), false);
+        let state = DiskState { fuse: Some(file.clone()), ..state };
+        drop(bench.services.disks.enter(state, None).unwrap());
+        bench.services.disks.bring_online("vm").await;
+        let left = crate::services::InheritedFile {
+            path: file.clone().into(),
+            device: std::fs::File::open("/dev/null").unwrap().into(),
+            mount: crate::mount::Mount::left(file.clone().into(), false),
+            attributes: hob_frontends::fuse::Attributes {
+                size: 512,
+                mode: 0o600,
+                uid: 0,
+                gid: 0,
+                seconds: 0,
+            },
+            read_only: false,
+        };
+        bench.services.exports.inherit_files([("vm".to_owned(), left)]);
+        let removed = DiskPatch { fuse: Some(String::new()), ..DiskPatch::default() };
+        let read_only = DiskPatch { read_only: Some(true), ..DiskPatch::default() };
+        let set = async |patch: DiskPatch| bench.services.disks.disk_patch("vm".into(), patch).await;
+        for patch in [&removed, &read_only] {
+            let error = set(patch.clone()).await.unwrap_err();
+            assert!(error.to_string().contains("programs may have its file"), "{error}");
+        }
+        assert_eq!(bench.services.observe.disk("vm").unwrap().fuse, Some(file));
+        drop(bench.services.exports.leave_left_files());
+        for patch in [&removed, &read_only] {
+            set(patch.clone()).await.unwrap();
+        }
+        let disk = bench.services.observe.disk("vm").unwrap();
+        assert_eq!((disk.fuse, disk.read_only), (None, true));
+    });
+}
+
+/// The control API and new clients wait for the end of the start.
+#[test]
+fn a_start_does_not_wait_for_all_changes_that_wait() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        bench.image("other.img", 64);
+        let two = |bench: &Bench, size: &str| {
+            let cache = format!("cache = {{ pool = \"p\", size = \"{size}\" }}");
+            let other = bench.path("other.img");
+            text(bench, &cache, "") + &format!("[[disk]]\nname = \"other\"\nbacking = \"{other}\"\n{cache}\n")
+        };
+        let first = two(&bench, "4M");
+        let filed = Filed::start(bench, &first).await;
+        let bench = &filed.bench;
+        let changed = two(bench, "6M");
+        filed.write(&changed);
+        bench.shard.set_hangs(true);
+        let begun = tokio::time::Instant::now();
+        bench.services.hob_toml.apply_at_start(&Config::parse(&changed).unwrap()).await;
+        assert!(begun.elapsed() < 2 * crate::shard_api::PATIENCE, "{:?}", begun.elapsed());
+        let error = bench.services.hob_toml.apply(false).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Conflict);
+        assert!(error.to_string().contains("being applied already"), "{error}");
+        bench.shard.set_hangs(false);
+        while bench.room("vm") != 6 || bench.room("other") != 6 {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        while bench.services.hob_toml.apply(false).await.is_err() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        assert_eq!(filed.diff().await, []);
+    });
+}
+
 /// Time after which a reload has made the changes that wait for guests.
 const RETURNED: std::time::Duration = std::time::Duration::from_secs(15);
 
@@ -427,6 +545,44 @@ fn a_reload_closes_no_disk_before_its_guests_have_returned() {
         assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
         let qos = filed.bench.services.qos.disk("vm").unwrap();
         assert_eq!(qos.datastore.as_deref(), Some("array"));
+    });
+}
+
+#[test]
+fn a_change_in_progress_hides_no_other_change_that_was_not_made() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, PERSISTENT, "");
+        let filed = Filed::start(bench, &first).await;
+        filed.reload(&format!("{first}datastore = \"array\"\nshare_parent = true\n")).await;
+        assert_eq!(filed.pending().await.len(), 2);
+        filed.bench.shard.set_hangs(true);
+        tokio::time::sleep(std::time::Duration::from_secs(12)).await;
+        let pending = filed.pending().await;
+        assert!(pending.iter().any(|it| it.contains("share_parent")), "{pending:?}");
+        filed.bench.shard.set_hangs(false);
+        tokio::time::sleep(RETURNED).await;
+        let pending = filed.pending().await;
+        assert!(pending.iter().any(|it| it.contains("share_parent")), "{pending:?}");
+    });
+}
+
+/// A shard may have clients although it does not say so.
+#[test]
+fn a_disk_of_a_shard_that_does_not_answer_is_not_closed() {
+    run(async |bench| {
+        let backing = bench.image("vm.img", 64);
+        let add = DiskAdd { name: "vm".into(), backing, read_only: true, ..DiskAdd::default() };
+        bench.services.disks.disk_add(add).await.unwrap();
+        bench.shard.set_users(1);
+        bench.shard.set_hangs(true);
+        let patch = DiskPatch { datastore: Some("array".to_owned()), ..DiskPatch::default() };
+        bench.services.disks.disk_patch("vm".into(), patch).await.unwrap_err();
+        tokio::time::sleep(2 * crate::shard_api::PATIENCE).await;
+        bench.shard.set_hangs(false);
+        settled(&bench.services).await;
+        assert!(bench.services.exports.table().get("vm").is_some());
+        assert_eq!(bench.services.registry.inner().disks["vm"].wanted.datastore, None);
     });
 }
 

@@ -77,6 +77,10 @@ fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
         assert_eq!(error.kind, ErrorKind::Conflict);
         assert!(error.to_string().contains("vm has 2 clients connected"), "{error}");
         check(OnClients::Disconnect).await.unwrap();
+        bench.shard.set_hangs(true);
+        assert_eq!(check(OnClients::Refuse).await.unwrap_err().kind, ErrorKind::Busy, "they are unknown");
+        check(OnClients::Disconnect).await.unwrap();
+        bench.shard.set_hangs(false);
         let preview = bench
             .services
             .disks

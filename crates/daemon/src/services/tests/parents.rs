@@ -45,6 +45,28 @@ fn a_parents_disk_is_offered_to_nobody_and_goes_with_the_last_clone() {
 }
 
 #[test]
+fn a_parents_disk_stays_for_a_clone_that_is_added_while_its_removal_waits() {
+    run(async |bench| {
+        let golden = DiskState {
+            for_clones: true,
+            ..DiskState::new("golden".into(), bench.image("golden.img", 8), true)
+        };
+        drop(bench.services.disks.enter(golden, None).unwrap());
+        bench.services.disks.bring_online("golden").await;
+        let set_busy = |busy| bench.services.registry.inner().disk_mut("golden").unwrap().busy = busy;
+        set_busy(Some(crate::services::registry::SPREADING));
+        let disks = bench.services.disks.clone();
+        let removal = tokio::spawn(async move { disks.disk_remove("golden".into(), OnDirty::Drain).await });
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        drop(bench.services.disks.enter(clone_of_golden(&bench, "a"), None).unwrap());
+        set_busy(None);
+        let error = removal.await.unwrap().unwrap_err();
+        assert!(error.problem.error.contains("the parent of these clones: a"), "{error}");
+        assert_eq!(bench.services.observe.disk("golden").unwrap().state, DiskLife::Online);
+    });
+}
+
+#[test]
 fn what_has_no_parent_is_served_and_says_so() {
     run(async |bench| {
         let backing = bench.image("vm.img", 8);
