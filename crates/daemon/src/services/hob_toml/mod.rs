@@ -231,9 +231,8 @@ impl HobToml {
             let is_in = |list: &[PendingChange], it: &PendingChange| {
                 list.iter().any(|other| other.is_same(&it.difference))
             };
-            inner
-                .config_pending
-                .retain(|it| !(it.waits_for_guests() && is_in(&waiting, it)) && !is_in(&unmade, it));
+            let was_tried = |it: &PendingChange| it.waits_for_guests() && is_in(&waiting, it);
+            inner.config_pending.retain(|it| !was_tried(it) && !is_in(&unmade, it));
             inner.config_pending.extend(unmade);
         }
         self.note_unapplied();
