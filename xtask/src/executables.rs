@@ -274,13 +274,17 @@ mod tests {
     fn only_a_test_that_was_too_slow_runs_again() {
         let dir = tempfile::tempdir().unwrap();
         let script = |name: &str, message: &str| {
-            let path = dir.path().join(name);
+            let (text_path, path) = (dir.path().join("text"), dir.path().join(name));
             let text = format!(
                 "#!/bin/sh\necho \"$@\" >> {name}.calls\n[ $(wc -l < {name}.calls) = 2 ] && exit 0\n\
                  printf '\\n---- a::b stdout ----\\nthread panicked at x.rs:1:2:\\n{message}\\n'\nexit 101\n"
             );
-            fs::write(&path, text).unwrap();
-            fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            fs::write(&text_path, text).unwrap();
+            // While a process has a file open for writing, which may be a child of another test, nobody
+            // can run it.
+            let status =
+                Command::new("install").args(["-m", "755"]).args([&text_path, &path]).status().unwrap();
+            assert!(status.success());
             Executable { name: name.into(), path, package: dir.path().into() }
         };
         let late = script("late", "waited 60s in vain for: it");

@@ -34,8 +34,9 @@ const WAITING: [&str; 7] =
 const WAITING_THREADS: &str = "--test-threads=3";
 
 /// Test files of crates that mostly wait for slow servers. They run beside the other tests of crates.
-const WAITING_OF_CRATES: [&str; 7] = [
+const WAITING_OF_CRATES: [&str; 8] = [
     "backing_file",
+    "backing_images",
     "backing_nbd",
     "backing_nbd_shutdown",
     "backing_objects",

@@ -10,7 +10,7 @@ const BEGIN: &str = " (os error ";
 /// text of that error, so that names which look like numbers stay too.
 pub fn without_error_numbers(text: &str) -> Cow<'_, str> {
     if !text.contains(BEGIN) {
-        return Cow::Borrowed(text);
+        return text.into();
     }
     let mut kept = String::with_capacity(text.len());
     let mut rest = text;
@@ -24,7 +24,7 @@ pub fn without_error_numbers(text: &str) -> Cow<'_, str> {
         rest = &suffix[skip..];
     }
     kept.push_str(rest);
-    Cow::Owned(kept)
+    kept.into()
 }
 
 /// Returns the length of the number at the start of `suffix` if it belongs to the system error at
