@@ -54,6 +54,7 @@ const DISKS: [&str; 5] = ["web", "db", "scratch", "web1", "vm"];
 const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "cargo", "builds hob; the step build does that"),
     ("README.md", "apt install", "installs the package; cargo xtask deb unpacks it and runs its program"),
+    ("README.md", "echo", "writes /etc/hob/hob.toml; the test's daemon has this setting"),
     ("README.md", "hob daemon", "the test has a daemon"),
     ("README.md", "qemu-system-x86_64", "needs a VM; guest.rs starts one with these options"),
     ("docs/ATTACH.md", "", "needs VMs; attach.rs and libvirt.rs attach and detach them"),
