@@ -67,7 +67,7 @@ struct Shared {
     seed: u64,
     stopping: AtomicBool,
     hangs: AtomicBool,
-    /// Number of requests that wait because the file system hangs.
+    /// Number of requests that wait because the test makes the file system hang.
     waiting: AtomicUsize,
 }
 
@@ -214,7 +214,7 @@ impl Drop for Files {
 struct Served(Arc<Shared>);
 
 impl Served {
-    /// Waits while the file system hangs.
+    /// Blocks the request while the test makes the file system hang ([`Files::hang`]).
     fn wait(&self) {
         let shared = &self.0;
         if !shared.hangs.load(Ordering::SeqCst) {

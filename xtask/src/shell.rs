@@ -40,8 +40,8 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs cargo like [`run`]. Returns an error also if the compiler printed a warning. Cargo's own
-/// warnings, such as those about the network, are no errors.
+/// Runs a cargo command. Returns an error if the command fails, or if the compiler printed a
+/// warning. Cargo's own warnings, such as those about the network, are no errors.
 pub fn run_without_warnings(command: &mut Command) -> Result<()> {
     let mut warned = Vec::new();
     let status = run_and_read(command.stderr(Stdio::piped()), |line| {
@@ -85,7 +85,7 @@ pub fn run_together(commands: Vec<Command>) -> Result<()> {
     Ok(())
 }
 
-/// Runs tests like [`run`]. The error has the failed tests and their messages.
+/// Runs a test command with xtask's output. The error has the failed tests and their messages.
 pub fn run_tests(command: &mut Command) -> Result<()> {
     let mut failures = Failures::default();
     let status = run_and_read(command.stdout(Stdio::piped()), |line| {

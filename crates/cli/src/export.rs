@@ -31,8 +31,8 @@ pub(crate) enum Export {
         #[arg(long, value_name = "PATH")]
         vhost_user: Option<String>,
     },
-    /// Remove an additional export and disconnect its clients; an export whose file is open is not
-    /// removed
+    /// Remove an additional export and disconnect its clients. Fails if a program has the export's
+    /// file open
     Remove {
         /// The disk
         disk: String,

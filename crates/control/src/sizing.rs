@@ -34,7 +34,8 @@ pub struct DiskCurve {
     pub block_sizes: Vec<BlockCurve>,
 }
 
-/// Figures of a disk's most recent reads, several tens of thousands.
+/// Figures of a disk's recent reads: the last 16,384 to 32,768 reads, or all reads if there are
+/// fewer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RecentReads {
     /// Number of recent reads; fewer after a start or a reset.

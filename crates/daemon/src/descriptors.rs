@@ -114,7 +114,7 @@ fn check_room(reserved: u64) -> Result<(), String> {
 }
 
 /// Checks that another program can open all disks again in this process while the clients' sockets
-/// stay open. It opens the last disk when everything else is open.
+/// stay open. The new program opens the last disk when everything else is open.
 pub(crate) fn check_hand_over() -> Result<(), String> {
     usage().map_or(Ok(()), |(open, limit)| check(open, limit, "an upgrade with all clients"))
 }

@@ -127,8 +127,8 @@ impl Gateway {
         self.shared.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns a function that ends the acceptance of guests, unless a guest is connected. It returns
-    /// false if one is. It may block while a filesystem hangs.
+    /// Returns a function that ends the acceptance of guests, unless a guest is connected. The
+    /// function returns false if a guest is connected. It may block while a filesystem hangs.
     pub(crate) fn end_unless_used(&self) -> impl FnOnce() -> bool + use<> {
         let shared = self.shared.clone();
         move || {

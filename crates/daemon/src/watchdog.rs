@@ -58,7 +58,8 @@ pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Runs a task like [`contained`] if `is_contained`. Tasks that this task spawns are not contained.
+/// Runs a task. If `is_contained` is true, a panic ends only the task and not the process. This
+/// does not hold for tasks that it spawns.
 pub(crate) async fn contained_task<T>(is_contained: bool, work: impl Future<Output = T>) -> T {
     IS_TASK_CONTAINED.scope(is_contained, work).await
 }

@@ -47,8 +47,8 @@ impl NextUses {
         Self::counting(keys.into_iter().map(|key| (key, true)))
     }
 
-    /// Computes the next uses like [`new`](Self::new), with a flag per request that is true if its
-    /// miss counts.
+    /// Computes the next uses of the requested blocks, given in order. The flag of a request is
+    /// true if its miss counts.
     ///
     /// # Errors
     /// Returns an error for 2³² requests or more.

@@ -1,5 +1,5 @@
-//! A pool device on another host: a socket with an NBD server. It has only second copies, and its
-//! I/Os fail only when it is abandoned.
+//! A pool device on another host: a socket with an NBD server. The device has only second copies of
+//! data, and its I/Os fail only when hob abandons the device.
 
 mod common;
 

@@ -17,12 +17,15 @@ use crate::output::{print, table};
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Time that a member of etcd 3.4 with four cores takes for a request over its JSON gateway, in
-/// microseconds: a quarter of the measured processor time (docs/LAB.md).
+/// microseconds: a quarter of the measured processor time (docs/LAB.md). The next constants are in
+/// nanoseconds: the additional times of a change, of each key that a request reads, and of a
+/// notification.
 const QUESTION_US: u64 = 190;
 const CHANGE_NS: u64 = 110_000;
 const KEY_NS: u64 = 11_000;
 const NEWS_NS: u64 = 33_000;
-/// Time to commit a change to disk, in nanoseconds. The next constant is the network round trip.
+/// Assumed time in nanoseconds until a majority of etcd's members has stored a change. The next
+/// constant is the network latency between a host and etcd, in one direction.
 const COMMIT_NS: u64 = 5_000_000;
 const WAY_NS: u64 = 300_000;
 

@@ -35,8 +35,8 @@ struct Value {
 pub(super) struct ReportAges(Mutex<BTreeMap<String, (u64, Instant)>>);
 
 impl ReportAges {
-    /// Returns the recent reports of other hosts. `prefix` is that of the datastore, `own` the key
-    /// of this host.
+    /// Returns the reports of other hosts that are at most [`FRESH`] old. `prefix` is the key
+    /// prefix of the datastore, `own` the key of this host.
     fn fresh(&self, now: Instant, prefix: &str, own: &str, entries: &[EtcdEntry]) -> Vec<Report> {
         let mut heard = lock(&self.0);
         heard.retain(|key, _| !key.starts_with(prefix) || entries.iter().any(|entry| entry.key == *key));

@@ -60,11 +60,11 @@ endpoints! { services;
     }
 }
 
-/// Parameters of the placement advice.
+/// Query parameters of `GET /v1/cluster/advice`.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Leaving {
-    /// Host that all disks are to leave.
+    /// Host that is to be emptied: the advice moves all its disks to other hosts.
     #[serde(default)]
     leaving: Option<String>,
 }

@@ -55,7 +55,7 @@ pub(super) async fn ask(
     services.remote_flash.lend(borrower, ask, name_of(shown)).await.into()
 }
 
-/// Parameters of ending a flash lease.
+/// Query parameters of `POST /v1/loans/{borrower}/end`.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct EndQuery {
     /// Allow the other host to request a new flash lease.

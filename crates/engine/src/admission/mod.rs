@@ -47,9 +47,8 @@ pub enum Popularity {
     /// SmartX ZBS does the same.
     WhileFree,
     /// The block must have been accessed this number of times (2 to [`ACCESSES_MAX`]), including
-    /// the current access. Only accesses count that are recent: at most as many other blocks were
-    /// refused in between as the cache holds. Only recent accesses count: an access is forgotten
-    /// after as many other blocks were refused as the cache has blocks.
+    /// the current access. Only recent accesses count: an access is forgotten after as many other
+    /// blocks were refused as the cache has blocks.
     NthAccess(u8),
     /// Miniature simulations choose the admission; see [`chooser`](crate::chooser). This value has
     /// no other parts.

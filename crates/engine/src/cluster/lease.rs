@@ -22,13 +22,13 @@ const TAKEN_NS: u64 = 1_000_000_000;
 pub enum Ask {
     /// Grants a lease of this many nanoseconds.
     Grant(u64),
-    /// Reads the key of the host's name.
+    /// Reads the membership record of the host.
     LookUp,
-    /// Writes the key of the host's name.
+    /// Writes the membership record of the host.
     Register(Txn),
-    /// Renews the lease, and then reads the host's key with a read that the majority of the etcd
-    /// members confirms. The caller checks that the same etcd leader gave both answers (equal
-    /// terms), and that the key is bound to the lease.
+    /// Renews the lease, and then reads the host's membership record with a read that the majority
+    /// of the etcd members confirms. The caller checks that the same etcd leader gave both answers
+    /// (equal terms), and that the record is bound to the lease.
     Renew(LeaseId),
     /// Revokes a lease that is not needed any more. The result does not matter.
     Revoke(LeaseId),
@@ -53,9 +53,9 @@ pub enum Answer {
         /// Length of the lease, nanoseconds.
         lease_ns: u64,
     },
-    /// The host's key was read: its member, its revision, and its lease.
+    /// The host's membership record was read: the member, the record's revision, and its lease.
     LookedUp(Option<(Member, u64, LeaseId)>),
-    /// The host's key was written.
+    /// The host's membership record was written.
     Registered,
     /// The conditions of the transaction did not hold.
     NotRegistered,

@@ -120,7 +120,7 @@ pub struct Found<T> {
 /// A key in etcd.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
-    /// A member, by name.
+    /// Membership record of the host with this name.
     Host(String),
     /// The ownership lock of a disk.
     OwnershipLock(String),

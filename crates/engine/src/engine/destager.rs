@@ -199,7 +199,8 @@ impl Destager {
         }
     }
 
-    /// Records that a transfer writes these sectors to the backing. They are in these blocks.
+    /// Records that a transfer writes the sectors `first..end`, which are in `blocks`, to the
+    /// backing.
     pub(super) fn begin_write(&mut self, first: u64, end: u64, blocks: RangeInclusive<u32>) {
         assert!(!self.is_writing(first, end), "the backing has one write of a sector at a time");
         self.writing.insert(first, end);

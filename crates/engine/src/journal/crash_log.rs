@@ -43,7 +43,7 @@ pub const CRASH_LOG_BYTES: usize = PAGES_AT + PAGES as usize * ENTRY_BYTES;
 
 /// Memory of [`CRASH_LOG_BYTES`] bytes that other processes can read after this one was killed.
 pub trait SurvivingMemory: std::fmt::Debug + Send {
-    /// Copies bytes to this offset. They are there if the process is killed after this call.
+    /// Copies bytes to this offset. After this call, the bytes survive if the process is killed.
     fn write(&mut self, offset: usize, bytes: &[u8]);
 
     /// Removes the memory from the view of later processes. Nothing is written afterwards.

@@ -118,8 +118,8 @@ impl Recovered {
     }
 
     /// Returns the dirty sectors of the disk whose two copies differed, when no commit shows which
-    /// copy is correct. Recovery chose one of the copies. It is the wrong one if its device damaged
-    /// the data.
+    /// copy is correct. Recovery chose one of the copies, which is the wrong one if its device
+    /// damaged the data.
     pub fn parted(&self) -> &[u64] {
         &self.parted
     }

@@ -28,7 +28,7 @@ const CONFIG_CHANGE_MSG: u32 = 2;
 /// Flags of a vhost-user message: protocol version 1, no reply requested.
 const VERSION: u32 = 1;
 
-/// Size of a vhost-user message without a body in bytes.
+/// Size in bytes of a vhost-user message that has no body.
 const HEADER_BYTES: usize = 12;
 
 /// The disk's size and the notification channel to the vhost-user client.

@@ -9,7 +9,7 @@ use super::log::ChangeLog;
 use super::memory::GuestMap;
 use super::queue::{Layout, Queue};
 
-/// Parameters of a queue that is ready to be served.
+/// Parameters with which the device starts to serve a queue, after the client has set the queue up.
 #[derive(Debug)]
 pub struct Start {
     /// Number of the queue.

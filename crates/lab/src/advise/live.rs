@@ -67,10 +67,11 @@ pub struct Live {
     pub block_sizes: Vec<LiveCurve>,
 }
 
-/// Measurements of the most recent reads of a disk.
+/// Measurements of the *recent* reads of a disk: the last 16,384 to 32,768 reads, or all reads if
+/// there are fewer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LiveRecent {
-    /// Number of recent reads.
+    /// Number of the recent reads.
     pub reads: u64,
     /// Share of the recent reads that flash or memory served.
     pub read_hit_ratio: f64,

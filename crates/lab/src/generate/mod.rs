@@ -189,7 +189,8 @@ trait Generate: Parameters {
     const SUMMARY: &'static str;
     const SOURCE: &'static str;
 
-    /// Returns the plan, or a description of an invalid parameter. The caller has checked `scale`.
+    /// Checks all parameters, including `scale`, and returns the plan. The error describes the
+    /// first invalid parameter.
     fn plan(&self) -> Result<Plan, String>;
 }
 

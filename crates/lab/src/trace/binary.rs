@@ -163,7 +163,8 @@ impl<W: Write> Writer<W> {
         Self::with_header(out, Header::default())
     }
 
-    /// Starts a trace with the given header, like [`new`](Self::new). `header.records` is ignored.
+    /// Starts a trace and writes the given header, with an unknown number of records instead of
+    /// `header.records`.
     pub fn with_header(mut out: W, header: Header) -> io::Result<Writer<W>> {
         let header = Header { version: VERSION, records: 0, ..header };
         out.write_all(&header.encode())?;

@@ -112,7 +112,7 @@ calls! {
     /// its content any more.
     order give_up_device: GiveUpDevice { id: DeviceId };
 
-    /// Adds a disk. It is answered when the disk accepts requests.
+    /// Adds a disk. The shard answers the call when the disk accepts requests.
     call add_disk: AddDisk {
         id: DiskId,
         /// Properties of the disk for the guest.

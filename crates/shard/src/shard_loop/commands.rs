@@ -115,8 +115,9 @@ impl Commands {
     }
 }
 
-/// Maximum wait of requests for the backing while a disk is removed or the daemon stops. It is shorter
-/// than the time in which the daemon closes a disk at its end, so that a failed flush is recorded.
+/// Maximum wait of requests for the backing while a disk is removed or the daemon stops. This limit
+/// is shorter than the time that the daemon has to close a disk when it stops, so that a failed
+/// flush is recorded.
 const LEAVING_WAIT_MAX: Duration = Duration::from_secs(20);
 
 impl Shard {

@@ -169,7 +169,8 @@ pub trait Driver: Send {
 
 /// Reads a backing synchronously, in addition to the I/O ring that serves it.
 pub trait Reader: Send {
-    /// Reads like [`Backing::read_before_attach`](super::Backing::read_before_attach).
+    /// Reads bytes of the backing, and waits for them. The range has the same limits as in
+    /// [`Backing::read_before_attach`](super::Backing::read_before_attach).
     ///
     /// # Errors
     /// An [`IoError`] of the backing.

@@ -54,7 +54,8 @@ pub struct Monitor {
     origin: OnceLock<Clock>,
     /// Start of the oldest request in flight, in nanoseconds of the shard's time, or [`NONE`].
     oldest_ns: AtomicU64,
-    /// Start of hob's own question to an idle server that is not answered, like `oldest_ns`.
+    /// Time of hob's own unanswered question to an idle server, in nanoseconds of the shard's time,
+    /// or [`NONE`].
     asked_ns: AtomicU64,
     /// Requests in flight.
     waiting: AtomicU64,
@@ -127,7 +128,8 @@ impl Monitor {
         }
     }
 
-    /// Records that hob asks an idle server whether it still answers. It counts as a request.
+    /// Records that hob asks an idle server whether it still answers. This question counts as a
+    /// request.
     pub(super) fn note_question(&self, now: Instant) {
         self.asked_ns.store(now.0, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! The first read and flush of a flash device. Opening a hung device would wait for it without
-//! limit.
+//! Checks that a flash device answers, with a read and a flush, before the device is opened.
+//! Opening a device that hangs would wait without limit.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -33,7 +33,8 @@ impl Pool {
         self.allocate_beyond(owner, count, 0)
     }
 
-    /// Allocates like [`Pool::allocate`], and leaves `spare` segments free on each device.
+    /// Allocates `count` free segments to a volatile cache, as [`Pool::allocate`] does. Leaves
+    /// `spare` segments free on each device.
     ///
     /// # Errors
     /// As [`Pool::allocate`].
@@ -58,7 +59,8 @@ impl Pool {
         self.allocate_data_beyond(owner, count, 0)
     }
 
-    /// Allocates like [`Pool::allocate_data`], and leaves `spare` segments free on each device.
+    /// Allocates `count` free data segments to a persistent cache, as [`Pool::allocate_data`] does.
+    /// Leaves `spare` segments free on each device.
     ///
     /// # Errors
     /// As [`Pool::allocate_data`].
@@ -72,8 +74,9 @@ impl Pool {
         self.allocate_in_turn(owner, kind, ordinals.take(count as usize), spare)
     }
 
-    /// Allocates up to `most` segments like [`Pool::allocate_data`], but only from devices of this
-    /// host other than `besides`.
+    /// Allocates up to `most` free data segments to a persistent cache, from all devices of this
+    /// host with allocation on, except `besides`. The device with the most free segments is used
+    /// first.
     ///
     /// # Errors
     /// An error of a device.

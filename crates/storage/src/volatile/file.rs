@@ -117,7 +117,7 @@ impl VolatileFile {
         }
     }
 
-    /// Flushes like [`VolatileFile::flush`], even if flushes are ignored.
+    /// Writes all unflushed data to the file, even if [`VolatileFile::flush`] ignores flushes.
     ///
     /// # Errors
     /// The file's error.

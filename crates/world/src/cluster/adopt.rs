@@ -110,8 +110,8 @@ impl Simulation<'_> {
         self.hosts[host].local[disk].stage = Stage::Brings(Vec::new());
     }
 
-    /// Handles the completion of a failover write. Returns false if the write is not part of the
-    /// failover.
+    /// Handles the completion of a write to the backing. Returns false if the write is not part of
+    /// a failover.
     pub(super) fn brought(&mut self, host: usize, disk: usize, op: u64, result: Option<u64>) -> bool {
         let local = &mut self.hosts[host].local[disk];
         let is_one = local.landing.remove(&op);

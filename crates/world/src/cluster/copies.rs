@@ -162,7 +162,8 @@ impl Simulation<'_> {
         self.other_half(host, disk, op)
     }
 
-    /// Completes a write that waited for its replica on the lending host.
+    /// Handles the completion of a request at the lending host, which stores the replica. Completes
+    /// the request if it is also complete at this host.
     fn other_half(&mut self, host: usize, disk: usize, op: u64) -> Result<(), Violation> {
         let local = &mut self.hosts[host].local[disk];
         if let Some(Op { kind: Kind::Double(_), .. }) = local.ops.get(&op) {

@@ -121,7 +121,8 @@ pub(super) struct Local {
     pub(super) copy: Copy,
     /// Phase of the failover, if one is in progress.
     pub(super) stage: Stage,
-    /// Failover writes that were sent and have not arrived.
+    /// Operations that write dirty data of the replica to the backing during a failover, and have
+    /// not reached the backing yet.
     pub(super) landing: BTreeSet<u64>,
 }
 

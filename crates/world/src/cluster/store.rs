@@ -17,11 +17,12 @@ use hob_engine::units::Instant;
 pub enum Request {
     /// Grants a lease of this many nanoseconds.
     Grant(u64),
-    /// Reads the key of the host with this name.
+    /// Reads the membership record of the host with this name.
     LookUp(String),
-    /// Puts the host's key.
+    /// Writes the host's membership record.
     Register(Txn),
-    /// Renews a lease, and then reads the key of the host with this name.
+    /// Renews a lease. Then reads the membership record of the host with this name, to check that
+    /// the record is still bound to the lease.
     Renew(LeaseId, String),
     /// Ends a lease.
     Revoke(LeaseId),

@@ -96,7 +96,8 @@ impl Setup {
         Setup::of_disks(vec![disk], flash, backing)
     }
 
-    /// Sets up several disks, like [`Setup::one_disk`].
+    /// Sets up several disks with the engine's default limits. The replay gets two flash devices if
+    /// any cache has two copies of any data.
     pub fn of_disks(
         disks: Vec<DiskSetup>,
         flash: impl Into<ServiceModel>,

@@ -1,7 +1,7 @@
 //! Answers of a thread that asks filesystems, which may hang.
 //!
-//! The wait is limited. It has turns, and a pause of this process (SIGSTOP, a suspended VM, a host
-//! without a free processor) uses up one of them.
+//! The wait is limited to a number of turns ([`TURN`]). A pause of this process (SIGSTOP, a
+//! suspended VM, a host without a free processor) uses up only one turn.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;

@@ -67,7 +67,7 @@ impl Disks {
         self.tasks.run("disk add", add.name.clone(), async move { service.add(add).await }).await
     }
 
-    /// Adds a disk like `disk_add`, without a time limit.
+    /// Adds a disk and serves it. Waits for the result without a time limit, unlike `disk_add`.
     pub(in crate::services) async fn add(&self, add: DiskAdd) -> Result<DiskChanged> {
         let name = add.name.clone();
         check_name(&name).map_err(|error| invalid!("'{name}' cannot be a disk's name: {error}"))?;

@@ -122,8 +122,8 @@ impl Disks {
         self.users_of_disk(disk).await
     }
 
-    /// Counts the users of a disk like `settled_users`. Fails if the shard does not answer, because
-    /// the disk may then have users.
+    /// Counts the users of a disk, and waits briefly for disconnected clients to disappear. Fails
+    /// if the shard does not answer, because the disk may then have users.
     pub(super) async fn known_users(&self, disk: &str) -> Result<u64> {
         let users = self.settled_users(disk).await;
         match self.registry.shard_of(disk) {

@@ -159,7 +159,8 @@ impl HobToml {
         }
     }
 
-    /// Saves the state. It is intact and guests need their disks, so health reports a failure.
+    /// Saves the state. A failure does not end the start, because the state in memory is intact and
+    /// guests need their disks; health reports the failure.
     async fn save_at_start(&self) {
         if let Err(error) = self.registry.save().await {
             tracing::error!("cannot save the state: {error}; the daemon continues with the state in memory");

@@ -142,7 +142,8 @@ impl Migrations {
         });
     }
 
-    /// Returns the disk settings for another host.
+    /// Returns the settings with which the destination of a migration adds the disk: backing,
+    /// cache, exports, limits.
     pub(in super::super) fn arrival(&self, name: &str, plan: &MigrationStart) -> Result<Arrival> {
         let qos = self.qos.rules_of(name);
         let inner = self.registry.inner();

@@ -34,9 +34,9 @@ pub(in crate::services) enum AllocationRule {
 }
 
 impl Pools {
-    /// Adjusts the size and the RAM tier of the shard's cache to the configuration. Returns notes
-    /// about deviations. An offline disk gets its cache when it comes online. The caller holds the
-    /// disk's operation guard.
+    /// Adjusts a disk's cache to the configuration: its size on flash, its replicas on a peer, and
+    /// its memory tier. Returns notes about deviations. An offline disk gets its cache when it
+    /// comes online. The caller holds the disk's operation guard.
     pub(in crate::services) async fn fit_cache(
         &self,
         name: &str,
@@ -48,7 +48,8 @@ impl Pools {
         Ok(notes)
     }
 
-    /// Adjusts the size of the shard's cache like [`fit_cache`](Self::fit_cache).
+    /// Adjusts the size of the disk's cache on flash to the configuration. This is the first step
+    /// of [`fit_cache`](Self::fit_cache).
     pub(super) async fn fit_flash(&self, name: &str, rule: AllocationRule) -> Result<Vec<String>> {
         let (shard, id, spec, config, has_cache, have) = {
             let inner = self.registry.inner();
@@ -185,8 +186,9 @@ impl Pools {
         Ok(())
     }
 
-    /// Removes a cache like [`Pools::take_cache`]. Before that, a write-back cache is drained while
-    /// its backing answers, so that guests' writes never wait for a backing that does not answer.
+    /// Removes a cache from the shard with [`Pools::take_cache`]. Before that, drains a write-back
+    /// cache, but only while its backing answers. So guests' writes never wait for a backing that
+    /// does not answer.
     pub(in crate::services) async fn drain_and_take_cache(&self, name: &str) -> Result<(), ApiError> {
         let online = {
             let inner = self.registry.inner();

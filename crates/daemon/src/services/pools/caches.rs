@@ -48,7 +48,7 @@ impl Pools {
         self.tasks.run("cache clear", disk.clone(), async move { service.clear(&disk).await }).await
     }
 
-    /// Creates a cache like `cache_enable`, without a time limit.
+    /// Gives a disk a cache. Waits for the result without a time limit, unlike `cache_enable`.
     pub(in crate::services) async fn enable(&self, name: &str, enable: CacheEnable) -> Result<DiskChanged> {
         let guard = self.registry.guard_disk_for_command(name, "given a cache").await?;
         let (spec, mut notes) = {

@@ -89,7 +89,7 @@ impl Pools {
             .await
     }
 
-    /// Creates a pool like `pool_create`, without a time limit.
+    /// Creates a pool. Waits for the result without a time limit, unlike `pool_create`.
     pub(in crate::services) async fn create(
         &self,
         create: PoolCreate,
@@ -234,8 +234,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Connects a newly formatted device like `connect_device`; removes it from the pool after a
-    /// failure.
+    /// Gives a newly formatted device to all shards. After a failure, removes the device from the
+    /// pool.
     pub(in crate::services) async fn connect_new_device(
         &self,
         pool: &str,

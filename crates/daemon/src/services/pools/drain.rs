@@ -193,7 +193,7 @@ impl Pools {
         self.cleaned(name, drained)
     }
 
-    /// Switches the cache to write-through and drains it like [`Pools::clean`], but only while the
+    /// Switches the cache to write-through and drains it with [`Pools::clean`], but only while the
     /// backing answers. Until then the cache keeps its write mode. After an error, it has the
     /// configured mode.
     pub(in crate::services) async fn clean_while_answering(

@@ -30,8 +30,9 @@ struct Space {
 }
 
 impl Pools {
-    /// Refuses a change of a disk's cache like [`Inner::check_change`]. The shared caches of the pool
-    /// release space for the new cache before the present one is removed.
+    /// Makes room for a change of a disk's cache: the shared caches of the pool release space for
+    /// the new cache before the present one is removed. Refuses a change that
+    /// [`Inner::check_change`] refuses.
     pub(super) async fn prepare_change(&self, name: &str, wanted: &CacheSpec) -> Result<()> {
         if self.registry.inner().check_change(name, wanted)? == 0 {
             return Ok(());

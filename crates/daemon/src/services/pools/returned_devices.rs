@@ -68,7 +68,8 @@ impl Pools {
         is_done
     }
 
-    /// Releases the segments like `release_outdated`, and waits a few seconds for changes of caches.
+    /// Calls `release_outdated`, and repeats the call for a few seconds while a cache is being
+    /// changed or recovered.
     pub(super) async fn release_outdated_patiently(&self, pool: &str) {
         for _ in 0..TRIES_MAX {
             if self.release_outdated(pool).await {

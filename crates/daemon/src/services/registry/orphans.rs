@@ -82,8 +82,9 @@ impl PoolEntry {
         self.begin_reading_besides(known, &[])
     }
 
-    /// Like `begin_reading`, for caches that were orphans at the last call of this function too. While
-    /// a command replaces or removes a cache, the cache belongs to no disk for a moment.
+    /// Returns the orphans whose journals must be read now, but only those that were orphans at the
+    /// previous call too. Marks them as being read. Newer orphans are not read, because a cache
+    /// belongs to no disk for a moment while a command replaces or removes it.
     pub(in crate::services) fn begin_reading_old(&mut self, known: &[OwnerId]) -> Vec<OwnerId> {
         let owners = self.owners.iter().map(|(owner, _)| *owner);
         let unknown: Vec<OwnerId> = owners.filter(|owner| !known.contains(owner)).collect();

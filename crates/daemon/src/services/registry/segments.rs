@@ -97,8 +97,8 @@ impl PoolEntry {
         self.free_segments_after(&[], spare)
     }
 
-    /// Returns the number of free segments like [`free_segments_beyond`](Self::free_segments_beyond),
-    /// after a cache has released these segments (with shard ids).
+    /// Returns the number of free segments, without `spare` of each device, as if a cache had
+    /// released the segments `released` (with shard ids).
     pub(in crate::services) fn free_segments_after(&self, released: &[Segment], spare: u64) -> u64 {
         let here = self.usable().filter(|device| device.peer.is_none() && device.gives_segments());
         let free = here.map(|device| {

@@ -49,7 +49,8 @@ pub(crate) fn connect(uri: &NbdUri, limit: Duration, silence_max: Duration) -> R
     connect_for(uri, BASE_ALLOCATION, limit, silence_max)
 }
 
-/// Connects like [`connect`], and requests the metadata context with this name.
+/// Connects as [`connect`] does, but requests the metadata context `context` instead of
+/// `base:allocation`.
 pub(super) fn connect_for(
     uri: &NbdUri,
     context: &'static str,

@@ -80,8 +80,8 @@ impl DiskLocation {
         Ok(DiskLocation { store, prefix: Path::default(), directory: Some(path), sync: sync_folder })
     }
 
-    /// Syncs the folder of an existing object. The attempt that created the object may have failed
-    /// before its sync. Afterwards the object counts as durable.
+    /// Syncs the folder of an existing object, so that the object's name is durable. An earlier put
+    /// may have created the object, and failed before it synced the folder.
     async fn sync_names_beside(&self, name: Name) -> Result<(), StoreError> {
         let Some(directory) = &self.directory else { return Ok(()) };
         let (file, sync) = (directory.join(name.to_string()), self.sync);
