@@ -30,9 +30,9 @@ pub struct DiskLoad {
     pub reads: u64,
     /// Writes.
     pub writes: u64,
-    /// Bytes read.
+    /// Bytes that guests have read.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// Bytes that guests have written.
     pub write_bytes: u64,
     /// Reads that flash served completely.
     pub read_hits: u64,

@@ -50,7 +50,7 @@ pub struct DeviceFigures {
     pub ios: u64,
     /// Number of I/Os that failed.
     pub errors: u64,
-    /// Bytes read.
+    /// Bytes read from the device.
     pub read_bytes: u64,
     /// Bytes written to the device, including journals.
     pub written_bytes: u64,
@@ -81,9 +81,9 @@ pub struct DiskFigures {
     pub reads: u64,
     /// Writes.
     pub writes: u64,
-    /// Bytes read.
+    /// Bytes that guests have read.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// Bytes that guests have written.
     pub write_bytes: u64,
     /// Reads that flash served completely.
     pub read_hits: u64,
@@ -138,9 +138,9 @@ pub struct IoFigures {
     pub waited_ns: u64,
     /// Total latency of the I/Os after the scheduler, nanoseconds.
     pub total_ns: u64,
-    /// Bytes read.
+    /// Bytes that these I/Os read.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// Bytes that these I/Os wrote.
     pub write_bytes: u64,
 }
 

@@ -23,9 +23,9 @@ pub struct DiskStats {
     pub reads: u64,
     /// Writes.
     pub writes: u64,
-    /// Bytes read.
+    /// Bytes that guests have read.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// Bytes that guests have written.
     pub write_bytes: u64,
     /// Percentage of reads that flash served completely.
     pub hit_percent: f64,
@@ -51,9 +51,9 @@ pub struct DiskStats {
     pub cache_io_latency_mean_ns: u64,
     /// Mean latency of backing I/O, nanoseconds.
     pub disk_io_latency_mean_ns: u64,
-    /// Blocks that the cache evicted.
+    /// Flash I/Os that have ended.
     pub cache_ios: u64,
-    /// Blocks that gave way.
+    /// Number of evicted blocks, and of the requests that evicted them.
     pub evictions: Evictions,
     /// Flash I/Os that failed.
     pub flash_errors: u64,
@@ -188,7 +188,7 @@ pub struct Evictions {
     pub blocks: u64,
     /// Time of the last eviction, nanoseconds after counting began.
     pub last_operation_at_ns: u64,
-    /// Number of blocks evicted in the last operation.
+    /// Number of blocks evicted by the last request that evicted any.
     pub last_blocks: u64,
 }
 
@@ -295,9 +295,9 @@ vsphere! {
     max_io_latency "maxIOLatency" f64
     /// Time of the last eviction, µs after counting began.
     evict_last_op_time "Evict:lastOpTime" f64
-    /// Number of blocks evicted in the last operation.
+    /// Number of blocks evicted by the last request that evicted any.
     evict_num_blocks_last_op "Evict:numBlocksLastOp" u64
-    /// Mean number of blocks evicted in one operation.
+    /// Mean number of blocks evicted per request, over the requests that evicted any.
     evict_avg_num_blocks_per_op "Evict:avgNumBlocksPerOp" f64
     /// Percentage of the cache's blocks that hold data.
     cache_usage_percentage "vFlash:cacheUsagePercentage" f64

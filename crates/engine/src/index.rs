@@ -41,7 +41,8 @@ pub(crate) struct Index {
     /// Flags of the sectors of a persistent cache (dirty, recorded, checksum unknown); `None` in a
     /// volatile cache.
     marks: Option<Box<Marks>>,
-    /// Unverified sectors of a cache that was recovered without evidence.
+    /// Unverified sectors of a cache that was recovered without evidence that its backing is
+    /// unchanged.
     unverified: Option<Box<Unverified>>,
     /// Segments that are being vacated.
     leaving: Option<Leaving>,

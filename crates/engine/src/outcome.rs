@@ -14,9 +14,9 @@ pub enum Outcome {
     /// A read that memory served completely, with some data from read-ahead.
     HitPrefetched,
     /// A read with only some data in flash. The backing served all of it, and the missing part was
-    /// filled.
+    /// written to flash.
     PartialMiss,
-    /// A read without data in flash. The backing served it, and its data was filled.
+    /// A read without data in flash. The backing served it, and the data was written to flash.
     MissFilled,
     /// A read that missed and was not filled, because too many fills are waiting for flash.
     MissFlashBusy,

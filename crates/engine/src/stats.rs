@@ -22,16 +22,16 @@ pub struct OutcomeStats {
     pub latency: Histogram,
 }
 
-/// Evictions of one cache. An *operation* is a request that evicted at least one block.
+/// Evictions of one cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EvictionStats {
-    /// Number of operations.
+    /// Number of requests that evicted at least one block.
     pub operations: u64,
     /// Number of evicted blocks.
     pub blocks: u64,
-    /// Time of the last operation, nanoseconds after counting began.
+    /// Time of the last eviction, nanoseconds after counting began.
     pub last_operation_ns: u64,
-    /// Number of blocks that the last operation evicted.
+    /// Number of blocks evicted by the last request that evicted any.
     pub last_blocks: u64,
 }
 
@@ -46,9 +46,9 @@ pub struct DeviceIoStats {
     pub units: u64,
     /// Total time that I/Os waited in the scheduler, nanoseconds.
     pub waited_ns: u64,
-    /// Bytes read.
+    /// Number of bytes read from the device.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// Number of bytes written to the device.
     pub write_bytes: u64,
     /// Sum of the I/O latencies, nanoseconds.
     pub total_ns: u64,

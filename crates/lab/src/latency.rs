@@ -105,9 +105,9 @@ pub struct Class {
 pub struct DeviceIo {
     /// Number of I/Os.
     pub ios: u64,
-    /// Number of bytes read.
+    /// Number of bytes read from the device.
     pub read_bytes: u64,
-    /// Number of bytes written.
+    /// Number of bytes written to the device.
     pub write_bytes: u64,
 }
 

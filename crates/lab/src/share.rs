@@ -39,8 +39,9 @@ pub enum Share {
     Auto,
     /// One LRU cache for all disks.
     OneLru,
-    /// The best fixed parts, computed by dynamic programming over exact LRU curves of the whole
-    /// trace, or equal parts if these have more hits. The parts are optimal only for LRU.
+    /// Fixed parts with the most read hits under LRU, computed by dynamic programming over exact
+    /// LRU curves of the whole trace. If equal parts have more hits with the policy in use, the
+    /// result is that of equal parts.
     Optimum,
 }
 

@@ -91,9 +91,9 @@ pub struct DeviceCounts {
     pub ios: u64,
     /// Number of these I/Os that failed.
     pub errors: u64,
-    /// Bytes read.
+    /// Number of bytes read from the device.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// Number of bytes written to the device.
     pub written_bytes: u64,
     /// Number of reads, writes and flushes in flight.
     pub in_flight: u64,

@@ -84,7 +84,8 @@ pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
     }
 }
 
-/// Returns true if the wait for a `flock` that began then is worth going on.
+/// Returns true if a wait for a `flock` that began at `begun` should continue: for [`PATIENCE`], or
+/// for [`KILLED_PATIENCE`] if no process of this host holds the lock any more.
 fn may_end(file: BorrowedFd<'_>, begun: Instant) -> bool {
     let waited = begun.elapsed();
     waited < PATIENCE || waited < KILLED_PATIENCE && !is_held_by_a_process(file)

@@ -127,7 +127,9 @@ impl OwnershipState {
         OwnershipState { disk, settle_ns, absent: None }
     }
 
-    /// Decides about a disk whose keys in etcd have just been read.
+    /// Decides whether this host may take or keep the disk, may fail over from its replica, must
+    /// wait, or is refused. `look` has the disk's ownership record and ownership lock, which have
+    /// just been read from etcd.
     pub fn decide(
         &mut self,
         now: Instant,

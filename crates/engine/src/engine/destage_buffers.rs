@@ -54,7 +54,8 @@ struct Withheld {
     id: BufferId,
     /// Withheld grains (64ths of the buffer), one bit each.
     grains: u64,
-    /// Withheld grains that their job has given back meanwhile.
+    /// Grains among `grains` whose job does not need them any more, one bit each. They become free
+    /// when storage has ended the abandoned I/O.
     kept: u64,
 }
 
@@ -196,7 +197,8 @@ impl DestageBuffers {
         }
     }
 
-    /// Handles the end of storage's use of withheld memory.
+    /// Handles the end of storage's use of withheld memory. Frees the grains that their job has
+    /// already given back.
     pub(super) fn returned(&mut self, slice: BufferSlice) {
         let Some(grains) = self.grains(slice) else { return };
         let is_it = |withheld: &Withheld| withheld.id == slice.id && withheld.grains == grains;

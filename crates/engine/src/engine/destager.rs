@@ -38,7 +38,7 @@ pub(super) enum Epochs {
     Flushes,
     /// An epoch is a period of this number of nanoseconds.
     Time(u64),
-    /// All dirty data is in one epoch.
+    /// All dirty data is in one epoch, because neither its age nor the order of writes matters.
     One,
 }
 

@@ -33,9 +33,10 @@ pub(super) struct Journal {
     pub(super) spared: BTreeSet<DeviceId>,
     /// True if a record or data was written that a guest's flush must make durable.
     pub(super) urgent: bool,
-    /// True if the bypass marks of some zones are not in a page yet; `marks_in` is the page with
-    /// the newest mark.
+    /// True if a zone's bypass mark was set after the last journal page was sealed: no page
+    /// contains the mark yet.
     pub(super) unsealed_marks: bool,
+    /// Number of the newest journal page that has a bypass mark which the page before it lacks.
     pub(super) marks_in: u64,
     /// Number of the last durable page.
     pub(super) durable: u64,
@@ -179,7 +180,7 @@ impl Journal {
         self.unsealed_marks = true;
     }
 
-    /// Returns true if the bypass marks of some zones are not durable.
+    /// Returns true if a bypass mark was set that no durable journal page contains yet.
     pub(super) fn marks_pending(&self) -> bool {
         self.unsealed_marks || self.marks_in > self.durable
     }

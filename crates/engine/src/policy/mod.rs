@@ -1,8 +1,8 @@
 //! Replacement policies. Each policy is one file and one line in [`POLICIES`].
 //!
 //! A policy orders frames. A *frame* is the place of one block in a cache. The caller reports
-//! insertions and hits, and asks for victims. The caller also tells the policy what a candidate
-//! frame holds, and whether it may be evicted now.
+//! insertions and hits, and asks for victims. For each candidate frame, the policy asks the caller
+//! which block the frame has, and whether it may be evicted now ([`Candidate`]).
 
 mod arc;
 mod bits;

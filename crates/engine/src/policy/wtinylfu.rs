@@ -100,7 +100,8 @@ pub(super) struct WTinyLfu {
     lists: [List; LISTS.len()],
     links: Links,
     marks: Marks,
-    /// Counts of blocks that are not in the cache.
+    /// Approximate number of requests of each block that is not in the cache. `marks` has the
+    /// counts of the blocks in the cache.
     sketch: Sketch,
     /// Number of requests since counts were zero, halved together with the counts.
     requests: u64,

@@ -33,13 +33,13 @@ const fn sized<const SECTORS: usize>() -> u64 {
 pub struct Seen {
     /// Number of reads.
     pub reads: u64,
-    /// Number of bytes read.
+    /// Total length of these reads, bytes.
     pub read_bytes: u64,
     /// Number of answered reads that flash or memory served completely.
     pub read_hits: u64,
     /// Number of writes.
     pub writes: u64,
-    /// Number of bytes written.
+    /// Total length of these writes, bytes.
     pub write_bytes: u64,
 }
 
@@ -54,9 +54,9 @@ pub struct Recent {
     pub reads: u64,
     /// Number of recent reads that flash or memory served completely.
     pub read_hits: u64,
-    /// Number of bytes that the recent reads read.
+    /// Total length of the recent reads, bytes.
     pub read_bytes: u64,
-    /// Number of bytes written since the first of the recent reads.
+    /// Total length of the writes since the first of the recent reads, bytes.
     pub write_bytes: u64,
     /// Estimated share of recent accesses that read a 4 KiB block which was not read or written
     /// before since counting began.

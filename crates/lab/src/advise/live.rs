@@ -49,15 +49,15 @@ pub struct Live {
     pub disk: String,
     /// Duration of the measurements, nanoseconds.
     pub elapsed_ns: u64,
-    /// Number of reads.
+    /// Number of the disk's reads.
     pub reads: u64,
-    /// Number of bytes read.
+    /// Total length of these reads, bytes.
     pub read_bytes: u64,
     /// Share of the reads that flash or memory served.
     pub read_hit_ratio: f64,
-    /// Number of writes.
+    /// Number of the disk's writes.
     pub writes: u64,
-    /// Number of bytes written.
+    /// Total length of these writes, bytes.
     pub write_bytes: u64,
     /// Measurements of the recent reads.
     pub recent: LiveRecent,
@@ -78,9 +78,9 @@ pub struct LiveRecent {
     /// Share of the recent reads of data that had not been read or written since the measurement
     /// began.
     pub first_share: f64,
-    /// Number of bytes that the recent reads read.
+    /// Total length of the recent reads, bytes.
     pub read_bytes: u64,
-    /// Number of bytes written since the first of the recent reads.
+    /// Total length of the writes since the first of the recent reads, bytes.
     pub write_bytes: u64,
     /// Number of reads in the latest complete interval of at least a minute; 0 before its end. The
     /// recent reads can be older.

@@ -12,13 +12,13 @@ use super::steps::Values;
 pub struct Totals {
     /// Number of read requests.
     pub reads: u64,
-    /// Number of bytes read.
+    /// Total length of the read requests, bytes.
     pub read_bytes: u64,
     /// Number of sectors that reads touch, counted once per read.
     pub read_sectors: u64,
     /// Number of write requests.
     pub writes: u64,
-    /// Number of bytes written.
+    /// Total length of the write requests, bytes.
     pub write_bytes: u64,
     /// Number of sectors that writes cover completely.
     pub write_sectors: u64,

@@ -46,9 +46,9 @@ pub struct Profile {
     pub flushes: u64,
     /// Share of reads among reads and writes, per cent.
     pub read_percent: f64,
-    /// Number of bytes read.
+    /// Total length of the reads, bytes.
     pub bytes_read: u64,
-    /// Number of bytes written.
+    /// Total length of the writes, bytes.
     pub bytes_written: u64,
     /// Number of disks with at least one request.
     pub disks: u32,

@@ -17,8 +17,8 @@ use super::identity;
 /// `f_type` of filesystems with reliable timestamps: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs.
 const FILESYSTEMS: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e];
 
-/// Minimum age of a timestamp that is evidence. The kernel's clock for timestamps advances in ticks
-/// of 1 to 10 ms, so a younger timestamp could hide a later change.
+/// Minimum age of a timestamp that proves that a file is unchanged. The kernel's clock for
+/// timestamps advances in ticks of 1 to 10 ms, so a younger timestamp could hide a later change.
 const SETTLED_NS: i128 = 100_000_000;
 
 /// Hash of a backing's state. Two equal tokens mean that the backing did not change in between. The
@@ -89,7 +89,8 @@ impl ChangeDetector {
         }
     }
 
-    /// Returns the present evidence; `None` if there is none, or if the last change is too recent.
+    /// Returns the hash of the backing's present state. Returns `None` if the state is unknown, or
+    /// if the last change is too recent.
     pub fn evidence(&self) -> Option<ChangeToken> {
         match &self.0 {
             Kind::File(file) => settled(&file.upgrade()?),
@@ -108,8 +109,8 @@ impl ChangeDetector {
         }
     }
 
-    /// Returns the present evidence, after waiting until the latest change is old enough. The
-    /// backing must not change meanwhile.
+    /// Returns the hash of the backing's present state. Waits first, if the latest change is too
+    /// recent. The backing must not change during the wait.
     pub fn evidence_at_end(&self) -> Option<ChangeToken> {
         self.evidence().or_else(|| {
             std::thread::sleep(Duration::from_nanos(SETTLED_NS as u64) * 5 / 4);
@@ -118,7 +119,8 @@ impl ChangeDetector {
     }
 }
 
-/// Returns the evidence of a file that was just opened, for comparison with the recorded evidence.
+/// Returns the hash of the state of a file that was just opened, for comparison with the recorded
+/// hash.
 pub(super) fn at_opening(file: impl AsFd) -> Option<ChangeToken> {
     let status = rustix::fs::fstat(&file).ok()?;
     if has_timestamps(file) { of_status(&status) } else { None }

@@ -313,8 +313,9 @@ pub struct BackingInfo {
     pub identity_text: String,
     /// Time of the backing's last change when it was opened; `None` if unknown.
     pub changed: Option<ChangeMark>,
-    /// Evidence of the backing's state when it was opened. The evidence equals earlier evidence of
-    /// its [`ChangeDetector`] if the backing did not change. `None` without evidence.
+    /// Hash of the backing's state when it was opened. An earlier hash from the backing's
+    /// [`ChangeDetector`] is the same if the backing did not change. `None` if the state is
+    /// unknown.
     pub evidence: Option<ChangeToken>,
     /// Times of the last changes of a raw file when it was opened, if its filesystem has reliable
     /// timestamps.

@@ -13,9 +13,10 @@ use crate::Violation;
 pub(super) enum Stage {
     /// The host writes itself into the ownership record as the owner.
     Begins,
-    /// Dirty data is written to the backing. The list has the blocks that were not sent yet.
+    /// The host writes the dirty data of its replica to the backing. The list has the blocks that
+    /// it has not sent yet, with their values.
     Brings(Vec<(u32, u64)>),
-    /// The backing has all dirty data, and the ownership record must be updated.
+    /// The backing has all dirty data of the replica. The host updates the ownership record.
     Ends,
 }
 

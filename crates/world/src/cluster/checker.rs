@@ -67,7 +67,8 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks the generation of a write that reaches the backing.
+    /// Checks the ownership generation of a write that reaches the backing: no host has
+    /// acknowledged a request in a later generation.
     pub(super) fn change(&self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(
@@ -93,7 +94,8 @@ impl Checker {
         }
     }
 
-    /// Checks that a host may reply to the guest in this generation.
+    /// Checks that a host may reply to the guest: no other host has replied in this ownership
+    /// generation, and no host in a later one.
     pub(super) fn acknowledge(&mut self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(

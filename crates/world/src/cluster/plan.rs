@@ -191,7 +191,8 @@ pub struct Report {
     pub reopened: u64,
     /// Number of leases that expired in etcd.
     pub leases_ended: u64,
-    /// Number of lease renewals that a deposed leader answered.
+    /// Number of lease renewals that a deposed etcd leader answered. Such a renewal extends no
+    /// lease.
     pub false_renewals: u64,
     /// Number of replies that were delayed because the lease had expired.
     pub answers_held: u64,

@@ -68,7 +68,7 @@ pub struct Store {
     fast_ppm: u64,
     /// Delay after which an expired lease ends, nanoseconds.
     late_ns: u64,
-    /// Time until which the deposed leader answers.
+    /// Time until which the deposed etcd leader answers lease renewals.
     deposed_until: Instant,
     pub(super) leases_ended: u64,
     /// Watch events since the last `take_news`: disk, revision and event.

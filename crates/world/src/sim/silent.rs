@@ -1,7 +1,7 @@
 //! Simulates backings that change silently while no engine serves them: the backing's identity does
-//! not change. The daemon records evidence that a backing is unchanged, if the backing provides
-//! evidence (docs/decisions/0033). Without evidence, the daemon makes the engine compare clean
-//! sectors with the backing.
+//! not change. Some backings have a version number that each change changes. The daemon records
+//! this number as evidence (docs/decisions/0033). If a backing has no version number, or another
+//! one than the recorded one, the daemon makes the engine compare clean sectors with the backing.
 //!
 //! Separate random numbers choose the histories with silent changes, so other histories do not
 //! change.
@@ -173,7 +173,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Records evidence after a disk was removed and its cache was closed.
+    /// Records the backing's version as evidence after a disk was removed and its cache was closed.
     pub(super) fn record_evidence_at_end(&mut self, index: usize) {
         let Some(observed) = self.silent.as_ref().map(|silent| &silent.disks[index]) else { return };
         let state = &mut self.disks[index];

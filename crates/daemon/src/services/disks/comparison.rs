@@ -73,8 +73,8 @@ pub(super) fn same_backing(info: &BackingInfo, disk_bytes: u64, identity: &[u8; 
     }
 }
 
-/// Returns whether another program has changed the backing since the evidence was recorded or the
-/// cache was closed, or since hob served the disk last (`later`).
+/// Returns whether another program has changed the backing since hob recorded the backing's state
+/// or closed the cache, or since hob served the disk last (`later`).
 pub(super) fn changed_since(
     clean: bool,
     journal: JournalSpec,

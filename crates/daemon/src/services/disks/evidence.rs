@@ -1,5 +1,6 @@
-//! Evidence that backings are unchanged, recorded while their disks are served. After a crash, the
-//! evidence decides whether a cache can be used without verification (docs/decisions/0033).
+//! Records evidence that backings are unchanged, while their disks are served. The evidence is a
+//! hash that any change of the backing changes. After a crash, a cache can be used without
+//! verification if its backing still has the recorded hash (docs/decisions/0033).
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -40,7 +41,8 @@ impl Look {
         })
     }
 
-    /// Returns new evidence, if every sector of the cache is verified.
+    /// Returns the evidence of the backing's present state, if it differs from the recorded
+    /// evidence and every sector of the cache is verified.
     async fn evidence(self) -> Option<(Look, ChangeToken)> {
         let witness = self.witness.clone();
         let evidence = tokio::task::spawn_blocking(move || witness.evidence()).await.ok()??;

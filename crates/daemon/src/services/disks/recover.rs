@@ -518,7 +518,7 @@ impl Recovery {
             recovered = changed(recovered, Recovered::discard_dirty).await?;
         }
         if self.remains.rings.first().is_none_or(|ring| ring.number < self.journal.ring) {
-            // The evidence belongs to an earlier ring.
+            // The evidence that the backing is unchanged was recorded for an earlier journal ring.
             self.journal.evidence = None;
         }
         Ok(recovered)

@@ -16,13 +16,15 @@ use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::Closed;
 
-/// Maximum time to close a file for which no evidence is recorded.
+/// Maximum time to close the backing's file if no evidence that the backing is unchanged is
+/// recorded.
 const RELEASE_MAX: Duration = Duration::from_secs(1);
 
 impl ExportService {
-    /// Takes a disk from its shard, and records the evidence that its cache is valid. The disk is
-    /// offline afterwards, for the reason `why`. The backing is closed when this returns. The caller
-    /// has removed the disk's exports.
+    /// Takes a disk from its shard, and records the backing's present state. If the backing is
+    /// still in this state when the disk is opened again, the cache is valid. The disk is offline
+    /// afterwards, for the reason `why`. The backing is closed when this returns. The caller has
+    /// removed the disk's exports.
     pub(in crate::services) async fn close_on_shard(
         &self,
         name: &str,
@@ -54,7 +56,7 @@ impl ExportService {
         }
         let measure = disk.measure.as_ref();
         let is_permitted = |evidence| measure.is_some_and(|measure| measure.permits(evidence));
-        // Without a cache in service, the evidence is meaningless.
+        // Without a cache in service, no cache matches the backing's present state.
         let evidence = evidence.filter(|evidence| disk.has_cache && is_permitted(*evidence));
         if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
             journal.evidence = evidence;

@@ -269,8 +269,9 @@ impl Pools {
         }
     }
 
-    /// Updates a device's allocation from its configuration and its fence. Returns false if the
-    /// device cannot store the setting.
+    /// Allows or forbids the allocation of new segments on a device. Allocation is forbidden if an
+    /// operator has switched it off, or if hob has fenced the device after errors. Returns false if
+    /// the device cannot store the setting.
     async fn admit(&self, pool: &str, flash: &Flash, id: DeviceId) -> Result<bool> {
         loop {
             let admission = self.registry.inner().pool(pool)?.admission(id);

@@ -333,8 +333,8 @@ impl Pools {
         }
     }
 
-    /// Returns the caches of each pool with their counts. A shard that does not answer leaves its
-    /// caches with the last counts.
+    /// Returns the caches of each pool with their counts of flash writes. If a shard does not
+    /// answer, its caches have the last known counts.
     async fn flash_members(&self) -> Members {
         let mut members: Members = BTreeMap::new();
         let mut by_shard: Vec<(ShardHandle, Vec<(String, Member)>)> = Vec::new();

@@ -60,7 +60,7 @@ impl Registry {
 }
 
 impl PoolEntry {
-    /// Updates the entries with the state of these devices.
+    /// Updates the pool's device entries with the state of these devices.
     pub(in crate::services) fn refresh(&mut self, devices: &[DeviceInfo]) {
         for info in devices {
             let mine =
@@ -73,7 +73,8 @@ impl PoolEntry {
         }
     }
 
-    /// Updates the entries after an allocation. Returns the allocated segments with shard ids.
+    /// Updates the pool's device entries after an allocation of segments. Returns the allocated
+    /// segments with shard ids.
     pub(in crate::services) fn note_allocated(
         &mut self,
         (segments, devices): (Vec<DataSegment>, Vec<DeviceInfo>),

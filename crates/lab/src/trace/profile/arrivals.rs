@@ -32,7 +32,7 @@ pub struct ArrivalBucket {
     pub writes: u64,
     /// Number of discards and flushes.
     pub others: u64,
-    /// Number of bytes read and written.
+    /// Total length of the reads and writes, bytes.
     pub bytes: u64,
 }
 

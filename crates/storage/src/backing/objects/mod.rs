@@ -219,8 +219,8 @@ fn mark(worker: &Worker) -> Option<ChangeMark> {
     Some(ChangeMark { size_bytes: worker.disk.shape.size_bytes, modified_ns: content as i64 })
 }
 
-/// Returns the evidence of the disk's content. Each manifest that changes the content has a new
-/// number.
+/// Returns a hash that shows whether the disk's content has changed: each manifest that changes the
+/// content has a new number.
 fn evidence(worker: &Worker) -> Option<ChangeToken> {
     worker.disk.mark().map(|content| ChangeToken::of(&format!("objects, content {content}")))
 }
