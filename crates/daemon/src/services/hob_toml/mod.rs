@@ -31,7 +31,7 @@ use crate::state::State;
 use crate::watchdog::contained;
 use changes::Change;
 use differences::{Found, definitions_of, differences, dropped_device, tuned_by};
-use path_order::{Step, in_order, set_path};
+use path_order::{Step, in_order, set_path, takes_path};
 
 /// Time after the daemon's start in which guests connect again. Changes that would end their sockets
 /// or close their disks wait this long.
@@ -61,7 +61,8 @@ service! {
         /// Configuration at the daemon's start.
         running: Arc<OnceLock<Box<Config>>>,
         definitions: Arc<Mutex<Definitions>>,
-        /// Locked while the file is applied at the start or by command.
+        /// Locked while the file is applied: at the start, when guests have had time to connect
+        /// again, or by command.
         applying: Arc<tokio::sync::Mutex<()>>,
     }
 }
@@ -197,7 +198,11 @@ impl HobToml {
             );
         }
         let dropped: Vec<String> = changed.iter().filter_map(|it| dropped_by(&it.difference)).collect();
-        let (later, changed): (Vec<Found>, Vec<Found>) = changed.into_iter().partition(waits_for_guests);
+        let (mut later, changed): (Vec<Found>, Vec<Found>) = changed.into_iter().partition(waits_for_guests);
+        // A path is free when the change that gives it up is made.
+        let (with_them, changed): (Vec<Found>, Vec<Found>) =
+            changed.into_iter().partition(|found| takes_path(found, &later));
+        later.extend(with_them);
         let (applied, mut pending) = self.make_all(changed, false).await;
         log(&applied);
         // Health reports the disk of a cache that cannot be created.
@@ -216,6 +221,8 @@ impl HobToml {
     /// Makes the changes that wait for guests to connect again after the daemon's start.
     async fn apply_later(self, config: Config) {
         tokio::time::sleep(GUESTS_RETURN).await;
+        // A newer file, which is being applied by command, may withdraw the changes.
+        let turn = self.applying.lock().await;
         let found = self.found(&config, &config).await;
         // The changes stay in the list until they are made, which may take long.
         let waiting: Vec<PendingChange> = {
@@ -236,6 +243,7 @@ impl HobToml {
             inner.config_pending.extend(unmade);
         }
         self.note_unapplied();
+        drop(turn);
         if let Err(error) = self.registry.save().await {
             tracing::warn!("hob.toml: {error}");
         }

@@ -548,6 +548,61 @@ fn a_reload_closes_no_disk_before_its_guests_have_returned() {
     });
 }
 
+/// The operator withdraws the change before hob makes it.
+#[test]
+fn a_change_that_waits_for_guests_is_not_made_while_a_newer_file_is_applied() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        bench.image("other.img", 64);
+        let text = |datastore: &str, size: &str| {
+            let vm = text(&bench, &format!("{PERSISTENT}\n{datastore}"), "");
+            let backing = bench.path("other.img");
+            let cache = format!("cache = {{ pool = \"p\", size = \"{size}\" }}");
+            format!("{vm}[[disk]]\nname = \"other\"\nbacking = \"{backing}\"\n{cache}\n")
+        };
+        let (first, last) = (text("", "4M"), text("", "6M"));
+        let changed = text("datastore = \"array\"", "4M");
+        let filed = Filed::start(bench, &first).await;
+        filed.reload(&changed).await;
+        assert_eq!(filed.pending().await.len(), 1);
+        filed.write(&last);
+        let seconds = |seconds| tokio::time::sleep(std::time::Duration::from_secs(seconds));
+        seconds(5).await;
+        filed.bench.shard.set_hangs(true);
+        let shard_answers_again = async {
+            seconds(7).await;
+            filed.bench.shard.set_hangs(false);
+        };
+        let (applied, ()) = tokio::join!(filed.apply(false), shard_answers_again);
+        assert_eq!((applied.done.len(), applied.failed.len()), (1, 0), "{applied:?}");
+        tokio::time::sleep(RETURNED).await;
+        assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
+        assert_eq!(filed.bench.services.registry.inner().disks["vm"].wanted.datastore, None);
+    });
+}
+
+/// The other disk gives its socket up only when guests have had time to connect again.
+#[test]
+fn a_reload_gives_a_disk_the_socket_that_another_disk_gives_up() {
+    run(async |bench| {
+        ["a", "b"].iter().for_each(|name| _ = bench.image(&format!("{name}.img"), 8));
+        let (one, two) = (bench.path("1.sock"), bench.path("2.sock"));
+        let dir = bench.dir.path().display().to_string();
+        let text = |of_a: &str, of_b: &str| {
+            format!(
+                "state_dir = \"{dir}/state\"\n[[disk]]\nname = \"a\"\nbacking = \"{dir}/a.img\"\n{of_a}\n\
+                 [[disk]]\nname = \"b\"\nbacking = \"{dir}/b.img\"\nvhost_user = \"{of_b}\"\n"
+            )
+        };
+        let filed = Filed::start(bench, &text("", &one)).await;
+        filed.reload(&text(&format!("vhost_user = \"{one}\""), &two)).await;
+        assert_eq!(filed.pending().await.len(), 2);
+        tokio::time::sleep(RETURNED).await;
+        assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
+        assert!(Path::new(&one).exists() && Path::new(&two).exists());
+    });
+}
+
 #[test]
 fn a_change_in_progress_hides_no_other_change_that_was_not_made() {
     run(async |bench| {
