@@ -322,16 +322,14 @@ impl HobToml {
     }
 
     /// Gives a disk its new path after it has given its former path up. If that fails, the disk gets
-    /// the former path back.
+    /// the former path back, unless another disk has it by now.
     async fn move_released(&self, change: Change, difference: &ConfigDifference) -> Result<()> {
-        let moved = self.make(change).await;
-        if moved.is_err()
-            && let Some(back) = set_path(difference, difference.running.as_deref())
-            && let Err(error) = self.make(back).await
-        {
-            tracing::error!("{}: the former path is lost: {error}", difference.what());
-        }
-        moved
+        let Err(error) = self.make(change).await else { return Ok(()) };
+        let Some(back) = set_path(difference, difference.running.as_deref()) else { return Err(error) };
+        let Err(lost) = self.make(back).await else { return Err(error) };
+        let (what, key) = (difference.what(), &difference.key);
+        tracing::error!("{what}: the disk has no {key} now: {lost}");
+        Err(error.hint(format!("the disk has no {key} now, because it cannot use its former path: {lost}")))
     }
 
     /// Saves the definitions of the file. Deleted entries are kept until their objects are removed.

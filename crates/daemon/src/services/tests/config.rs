@@ -331,6 +331,36 @@ fn disks_swap_their_sockets() {
     });
 }
 
+/// Disk b cannot leave its path, and c has the former path of a by then.
+#[test]
+fn a_disk_that_gets_no_path_in_an_exchange_is_reported() {
+    run(async |bench| {
+        ["a", "b", "c"].iter().for_each(|name| _ = bench.image(&format!("{name}.img"), 8));
+        let sockets = bench.path("sockets");
+        std::fs::create_dir(&sockets).unwrap();
+        let away = bench.path("away");
+        let (one, two) = (bench.path("1.sock"), bench.path("2.sock"));
+        let three = format!("{sockets}/3.sock");
+        let dir = bench.dir.path().display().to_string();
+        let text = |of: [&String; 3]| {
+            let disk = |(name, socket): (&str, &String)| {
+                format!(
+                    "[[disk]]\nname = \"{name}\"\nbacking = \"{dir}/{name}.img\"\nvhost_user = \"{socket}\"\n"
+                )
+            };
+            let disks: String = ["a", "b", "c"].into_iter().zip(of).map(disk).collect();
+            format!("state_dir = \"{dir}/state\"\n{disks}")
+        };
+        let filed = Filed::start(bench, &text([&one, &two, &three])).await;
+        filed.write(&text([&two, &three, &one]));
+        std::fs::rename(&sockets, &away).unwrap();
+        let applied = filed.apply(false).await;
+        assert_eq!((applied.done.len(), applied.failed.len()), (1, 2), "{applied:?}");
+        let of_a = applied.failed.iter().find(|what| what.starts_with("disk a: "));
+        assert!(of_a.is_some_and(|what| what.contains("the disk has no vhost_user now")), "{applied:?}");
+    });
+}
+
 /// A read-only backing could not take the dirty data.
 #[test]
 fn a_disk_is_drained_before_it_becomes_read_only() {
