@@ -306,7 +306,8 @@ struct Purpose {
 }
 
 impl Form for Purpose {
-    const ALLOWED: &'static str = "the only parameter of this request is ?operation=cache-disable";
+    const ALLOWED: &'static str =
+        "the only parameter of this request is operation, for example ?operation=cache-disable";
 }
 
 impl Purpose {
@@ -317,8 +318,8 @@ impl Purpose {
         }
         DrainFor::of_name(&self.operation).ok_or_else(|| {
             invalid!(
-                "no operation '{}' drains a disk: drain, cache-set, cache-disable, disk-remove, disk-event \
-                 and detach do",
+                "there is no operation '{}' after a drain; the operations are drain, cache-set, cache-disable, \
+                 disk-remove, disk-event and detach",
                 self.operation
             )
         })

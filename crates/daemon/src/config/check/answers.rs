@@ -1,10 +1,10 @@
 //! Answers of a thread that asks filesystems, which may hang.
 //!
-//! The wait is limited to a number of turns ([`TURN`]). A pause of this process (SIGSTOP, a
-//! suspended VM, a host without a free processor) uses up only one turn.
+//! The wait for all answers together is limited. It consists of turns ([`TURN`]): a pause of this process
+//! (SIGSTOP, a suspended VM, a host without a free processor) uses up at most one turn.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest wait of one turn.
 const TURN: Duration = Duration::from_millis(50);
@@ -13,13 +13,14 @@ const TURN: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Answers<T> {
     receiver: Receiver<T>,
-    turns_left: u128,
+    /// Time that is left for waiting.
+    left: Duration,
 }
 
 impl<T> Answers<T> {
     /// Returns the answers that arrive within `limit`.
     pub(super) fn within(receiver: Receiver<T>, limit: Duration) -> Self {
-        Self { receiver, turns_left: limit.as_millis() / TURN.as_millis() }
+        Self { receiver, left: limit }
     }
 }
 
@@ -28,9 +29,12 @@ impl<T> Iterator for Answers<T> {
 
     fn next(&mut self) -> Option<T> {
         loop {
-            match self.receiver.recv_timeout(TURN) {
+            let (turn, begun) = (TURN.min(self.left), Instant::now());
+            let answer = self.receiver.recv_timeout(turn);
+            self.left -= begun.elapsed().min(turn);
+            match answer {
                 Ok(answer) => return Some(answer),
-                Err(RecvTimeoutError::Timeout) if self.turns_left > 0 => self.turns_left -= 1,
+                Err(RecvTimeoutError::Timeout) if !self.left.is_zero() => {}
                 Err(_) => return None,
             }
         }
@@ -57,5 +61,18 @@ mod tests {
         assert_eq!(answers.next(), Some(3), "an answer that is there needs no time");
         drop(sender);
         assert_eq!(answers.next(), None);
+    }
+
+    /// Thousands of files may each need a moment.
+    #[test]
+    fn many_slow_answers_do_not_extend_the_wait() {
+        let (sender, receiver) = mpsc::channel();
+        let slow = std::thread::spawn(move || {
+            while sender.send(()).is_ok() {
+                std::thread::sleep(TURN / 2);
+            }
+        });
+        assert!(Answers::within(receiver, 4 * TURN).take(1000).count() < 1000);
+        slow.join().unwrap();
     }
 }

@@ -31,7 +31,7 @@ use crate::state::State;
 use crate::watchdog::contained;
 use changes::Change;
 use differences::{Found, definitions_of, differences, dropped_device, tuned_by};
-use path_order::{Step, in_order, set_path};
+use path_order::{Step, in_order, set_path, takes_path};
 
 /// Time after the daemon's start in which guests connect again. Changes that would end their sockets
 /// or close their disks wait this long.
@@ -61,7 +61,8 @@ service! {
         /// Configuration at the daemon's start.
         running: Arc<OnceLock<Box<Config>>>,
         definitions: Arc<Mutex<Definitions>>,
-        /// Locked while the file is applied at the start or by command.
+        /// Locked while the file is applied: at the start, when guests have had time to connect
+        /// again, or by command.
         applying: Arc<tokio::sync::Mutex<()>>,
     }
 }
@@ -198,7 +199,11 @@ impl HobToml {
             );
         }
         let dropped: Vec<String> = changed.iter().filter_map(|it| dropped_by(&it.difference)).collect();
-        let (later, changed): (Vec<Found>, Vec<Found>) = changed.into_iter().partition(waits_for_guests);
+        let (mut later, changed): (Vec<Found>, Vec<Found>) = changed.into_iter().partition(waits_for_guests);
+        // A path is free when the change that gives it up is made.
+        let (with_them, changed): (Vec<Found>, Vec<Found>) =
+            changed.into_iter().partition(|found| takes_path(found, &later));
+        later.extend(with_them);
         let (applied, mut pending) = self.make_all(changed, false).await;
         log(&applied);
         // Health reports the disk of a cache that cannot be created.
@@ -217,6 +222,8 @@ impl HobToml {
     /// Makes the changes that wait for guests to connect again after the daemon's start.
     async fn apply_later(self, config: Config) {
         tokio::time::sleep(GUESTS_RETURN).await;
+        // A newer file, which is being applied by command, may withdraw the changes.
+        let turn = self.applying.lock().await;
         let found = self.found(&config, &config).await;
         // The changes stay in the list until they are made, which may take long.
         let waiting: Vec<PendingChange> = {
@@ -237,6 +244,7 @@ impl HobToml {
             inner.config_pending.extend(unmade);
         }
         self.note_unapplied();
+        drop(turn);
         if let Err(error) = self.registry.save().await {
             tracing::warn!("hob.toml: {error}");
         }
@@ -315,16 +323,14 @@ impl HobToml {
     }
 
     /// Gives a disk its new path after it has given its former path up. If that fails, the disk gets
-    /// the former path back.
+    /// the former path back, unless another disk has it by now.
     async fn move_released(&self, change: Change, difference: &ConfigDifference) -> Result<()> {
-        let moved = self.make(change).await;
-        if moved.is_err()
-            && let Some(back) = set_path(difference, difference.running.as_deref())
-            && let Err(error) = self.make(back).await
-        {
-            tracing::error!("{}: the former path is lost: {error}", difference.what());
-        }
-        moved
+        let Err(error) = self.make(change).await else { return Ok(()) };
+        let Some(back) = set_path(difference, difference.running.as_deref()) else { return Err(error) };
+        let Err(lost) = self.make(back).await else { return Err(error) };
+        let (what, key) = (difference.what(), &difference.key);
+        tracing::error!("{what}: the disk has no {key} now: {lost}");
+        Err(error.hint(format!("the disk has no {key} now, because it cannot use its former path: {lost}")))
     }
 
     /// Saves the definitions of the file. Deleted entries are kept until their objects are removed.

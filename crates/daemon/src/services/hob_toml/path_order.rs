@@ -49,6 +49,11 @@ pub(super) fn in_order(found: Vec<Found>) -> Vec<Step> {
     steps
 }
 
+/// Returns true if a change takes a path that one of the other changes gives up.
+pub(super) fn takes_path(it: &Found, others: &[Found]) -> bool {
+    new_path(it).is_some_and(|path| others.iter().any(|other| old_path(other) == Some(path)))
+}
+
 /// Returns the change that gives a disk a path, or takes its path; `None` if the difference is not
 /// one of a path.
 pub(super) fn set_path(difference: &ConfigDifference, path: Option<&str>) -> Option<Change> {

@@ -331,6 +331,36 @@ fn disks_swap_their_sockets() {
     });
 }
 
+/// Disk b cannot leave its path, and c has the former path of a by then.
+#[test]
+fn a_disk_that_gets_no_path_in_an_exchange_is_reported() {
+    run(async |bench| {
+        ["a", "b", "c"].iter().for_each(|name| _ = bench.image(&format!("{name}.img"), 8));
+        let sockets = bench.path("sockets");
+        std::fs::create_dir(&sockets).unwrap();
+        let away = bench.path("away");
+        let (one, two) = (bench.path("1.sock"), bench.path("2.sock"));
+        let three = format!("{sockets}/3.sock");
+        let dir = bench.dir.path().display().to_string();
+        let text = |of: [&String; 3]| {
+            let disk = |(name, socket): (&str, &String)| {
+                format!(
+                    "[[disk]]\nname = \"{name}\"\nbacking = \"{dir}/{name}.img\"\nvhost_user = \"{socket}\"\n"
+                )
+            };
+            let disks: String = ["a", "b", "c"].into_iter().zip(of).map(disk).collect();
+            format!("state_dir = \"{dir}/state\"\n{disks}")
+        };
+        let filed = Filed::start(bench, &text([&one, &two, &three])).await;
+        filed.write(&text([&two, &three, &one]));
+        std::fs::rename(&sockets, &away).unwrap();
+        let applied = filed.apply(false).await;
+        assert_eq!((applied.done.len(), applied.failed.len()), (1, 2), "{applied:?}");
+        let of_a = applied.failed.iter().find(|what| what.starts_with("disk a: "));
+        assert!(of_a.is_some_and(|what| what.contains("the disk has no vhost_user now")), "{applied:?}");
+    });
+}
+
 /// A read-only backing could not take the dirty data.
 #[test]
 fn a_disk_is_drained_before_it_becomes_read_only() {
@@ -545,6 +575,61 @@ fn a_reload_closes_no_disk_before_its_guests_have_returned() {
         assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
         let qos = filed.bench.services.qos.disk("vm").unwrap();
         assert_eq!(qos.datastore.as_deref(), Some("array"));
+    });
+}
+
+/// The operator withdraws the change before hob makes it.
+#[test]
+fn a_change_that_waits_for_guests_is_not_made_while_a_newer_file_is_applied() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        bench.image("other.img", 64);
+        let text = |datastore: &str, size: &str| {
+            let vm = text(&bench, &format!("{PERSISTENT}\n{datastore}"), "");
+            let backing = bench.path("other.img");
+            let cache = format!("cache = {{ pool = \"p\", size = \"{size}\" }}");
+            format!("{vm}[[disk]]\nname = \"other\"\nbacking = \"{backing}\"\n{cache}\n")
+        };
+        let (first, last) = (text("", "4M"), text("", "6M"));
+        let changed = text("datastore = \"array\"", "4M");
+        let filed = Filed::start(bench, &first).await;
+        filed.reload(&changed).await;
+        assert_eq!(filed.pending().await.len(), 1);
+        filed.write(&last);
+        let seconds = |seconds| tokio::time::sleep(std::time::Duration::from_secs(seconds));
+        seconds(5).await;
+        filed.bench.shard.set_hangs(true);
+        let shard_answers_again = async {
+            seconds(7).await;
+            filed.bench.shard.set_hangs(false);
+        };
+        let (applied, ()) = tokio::join!(filed.apply(false), shard_answers_again);
+        assert_eq!((applied.done.len(), applied.failed.len()), (1, 0), "{applied:?}");
+        tokio::time::sleep(RETURNED).await;
+        assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
+        assert_eq!(filed.bench.services.registry.inner().disks["vm"].wanted.datastore, None);
+    });
+}
+
+/// The other disk gives its socket up only when guests have had time to connect again.
+#[test]
+fn a_reload_gives_a_disk_the_socket_that_another_disk_gives_up() {
+    run(async |bench| {
+        ["a", "b"].iter().for_each(|name| _ = bench.image(&format!("{name}.img"), 8));
+        let (one, two) = (bench.path("1.sock"), bench.path("2.sock"));
+        let dir = bench.dir.path().display().to_string();
+        let text = |of_a: &str, of_b: &str| {
+            format!(
+                "state_dir = \"{dir}/state\"\n[[disk]]\nname = \"a\"\nbacking = \"{dir}/a.img\"\n{of_a}\n\
+                 [[disk]]\nname = \"b\"\nbacking = \"{dir}/b.img\"\nvhost_user = \"{of_b}\"\n"
+            )
+        };
+        let filed = Filed::start(bench, &text("", &one)).await;
+        filed.reload(&text(&format!("vhost_user = \"{one}\""), &two)).await;
+        assert_eq!(filed.pending().await.len(), 2);
+        tokio::time::sleep(RETURNED).await;
+        assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
+        assert!(Path::new(&one).exists() && Path::new(&two).exists());
     });
 }
 
