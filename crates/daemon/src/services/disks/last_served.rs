@@ -237,16 +237,16 @@ impl Disks {
         if disks.is_empty() {
             return;
         }
-        let known: BTreeSet<CacheOwner> = {
-            let inner = self.registry.inner();
-            let journals = inner.disks.values().filter_map(|disk| disk.cache()?.journal);
-            journals.map(|journal| journal.owner).collect()
-        };
         let question = |disk: ServedDisk| (disk.owner, move || disk.record());
         let served = self.last_served.ask(disks.into_iter().map(question).collect()).await;
         if served.is_empty() {
             return;
         }
+        let known: BTreeSet<CacheOwner> = {
+            let inner = self.registry.inner();
+            let journals = inner.disks.values().filter_map(|disk| disk.cache()?.journal);
+            journals.map(|journal| journal.owner).collect()
+        };
         let (record, registry) = (self.last_served.clone(), self.registry.clone());
         if let Err(error) = blocking(move || record.lock().note(&registry, served, &known)).await {
             tracing::warn!("{error}");
