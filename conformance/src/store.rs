@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::process::Process;
 use crate::scratch::{text, wait_until};
 use crate::tool::Tool;
@@ -18,7 +20,7 @@ pub const ONE_BY_ONE: [&str; 2] = ["--threads", "1"];
 #[derive(Debug)]
 pub struct Store {
     socket: PathBuf,
-    _server: Process,
+    server: Process,
 }
 
 impl Store {
@@ -31,7 +33,12 @@ impl Store {
     pub fn start(socket: &Path, args: &[&str]) -> Self {
         let server = Tool::new("nbdkit").args(["--foreground", "--unix", &text(socket)]).args(args).start();
         wait_until("nbdkit's socket", READY_MAX, || socket.exists());
-        Self { socket: socket.to_owned(), _server: server }
+        Self { socket: socket.to_owned(), server }
+    }
+
+    /// Sends nbdkit a signal.
+    pub fn signal(&mut self, signal: Signal) {
+        self.server.signal(signal);
     }
 
     /// Returns the name of a disk's backing; `export` may be empty.

@@ -188,6 +188,38 @@ fn one_host_serves_a_disk_and_the_other_takes_it_when_it_is_given_back() {
     assert_eq!((&disks[0]["host"], &disks[0]["generation"]), (&"host-b".into(), &2.into()), "{disks}");
 }
 
+/// A stop does not wait for a write that the backing does not answer, and the backing may still
+/// execute it. So the disk is not given back, and the next owner waits as after a failure.
+#[test]
+fn a_host_that_stops_without_its_backing_is_replaced_only_after_the_settle_time() {
+    let (etcd, mut shared) = (Etcd::start(1), Shared::new());
+    let backing = shared.store.backing("");
+    let start = |name| {
+        let lease = LEASE.as_secs();
+        let more = format!("address = \"10.0.0.1:9443\"\nlease_seconds = {lease}\nsettle_seconds = 600");
+        let cache = format!("[disk.cache]\npool = \"fast\"\nsize = \"16M\"\n{THROUGH}");
+        lonely(name).joins(&etcd, &more).disk("vm1", &backing, &cache).start()
+    };
+    let mut a = start("host-a");
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let b = start("host-b");
+    wait_until("host-b to know who has it", FAIL_OVER_MAX, || b.reason("vm1").contains("host-a has it"));
+    let mut guest = a.connect("vm1");
+    guest.write(0, &filled(7)).unwrap();
+    guest.flush().unwrap();
+    shared.store.signal(Signal::STOP);
+    guest.send(0, CMD_WRITE, 0, BLOCK as u32, &filled(8)).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    a.stop();
+    shared.store.signal(Signal::CONT);
+    // A disk that was given back would be taken within about a second.
+    std::thread::sleep(Duration::from_secs(5));
+    assert!(!b.serves("vm1"), "a late write could destroy data of host-b");
+    // The former owner need not wait.
+    a.start();
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+}
+
 #[test]
 fn a_host_that_is_killed_is_replaced_and_nothing_acknowledged_is_lost() {
     let (_etcd, _shared, mut a, b) = two_hosts(1, THROUGH);

@@ -246,6 +246,13 @@ impl ClusterService {
         if !goes_on {
             let names: Vec<String> = self.registry.inner().disks.keys().cloned().collect();
             for name in names {
+                if self.registry.inner().has_unanswered_requests(&name) {
+                    tracing::warn!(
+                        "disk {name}: not released in the cluster, because its backing may still execute requests \
+                         of this host; other hosts can acquire it settle_seconds after the end of this host's lease"
+                    );
+                    continue;
+                }
                 let dirty = self.registry.wish(&name).is_ok_and(|(_, dirty)| dirty);
                 let is_drained = self.registry.inner().disk(&name).is_ok_and(|disk| disk.drained_at_end);
                 let given = tokio::time::timeout(END_MAX, cluster.give_back(&name, dirty && !is_drained));

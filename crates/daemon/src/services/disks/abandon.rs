@@ -214,4 +214,10 @@ impl Inner {
     pub(in crate::services) fn is_abandoned(&self, name: &str) -> bool {
         self.abandoned.values().any(|of| of == name)
     }
+
+    /// Returns true if the backing of a disk may still execute requests of this host, and nothing
+    /// waits for their replies.
+    pub(in crate::services) fn has_unanswered_requests(&self, name: &str) -> bool {
+        self.is_abandoned(name) || self.disk(name).is_ok_and(|disk| disk.unanswered_at_end)
+    }
 }

@@ -7,8 +7,12 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
+
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::Disks;
 use crate::hardware::{ChangeDetector, ChangeTimes};
@@ -18,6 +22,9 @@ use crate::state::{CacheOwner, LastServed, Served};
 
 /// Interval between two records.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
+
+/// Maximum wait for the times of the backings' files.
+const TIMES_MAX: Duration = Duration::from_secs(5);
 
 /// How much later than the last record a change must be to be a change by another program,
 /// nanoseconds. A power cut loses the records of the last half minute, and a busy host delays
@@ -111,7 +118,11 @@ impl ServedDisk {
 
 /// The record, which is read when it is used first.
 #[derive(Debug, Default)]
-pub(super) struct Record(Mutex<Recorded>);
+pub(super) struct Record {
+    recorded: Mutex<Recorded>,
+    /// Caches whose backing's file was asked for its times, and has not answered in time.
+    hanging: Arc<Mutex<BTreeSet<CacheOwner>>>,
+}
 
 #[derive(Debug, Default)]
 struct Recorded {
@@ -122,8 +133,52 @@ struct Recorded {
 
 impl Record {
     fn lock(&self) -> MutexGuard<'_, Recorded> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Asks the files of backings, and returns the answers. A file whose filesystem hangs is left
+    /// out. It is not asked again before it has answered, so that it does not occupy many threads.
+    async fn ask<T, F>(&self, questions: Vec<(CacheOwner, F)>) -> Vec<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> Option<T> + Send + 'static,
+    {
+        let (mut tasks, mut asked) = (JoinSet::new(), Vec::new());
+        for (owner, question) in questions {
+            if lock(&self.hanging).contains(&owner) {
+                continue;
+            }
+            let has_ended = Arc::new(AtomicBool::new(false));
+            asked.push((owner, has_ended.clone()));
+            let all_hanging = self.hanging.clone();
+            tasks.spawn_blocking(move || {
+                let answer = question();
+                // Both under the lock, so that the caller does not give up in between.
+                let mut hanging = lock(&all_hanging);
+                has_ended.store(true, Ordering::Relaxed);
+                hanging.remove(&owner);
+                answer
+            });
+        }
+        let mut answers = Vec::new();
+        let all_answer = async {
+            while let Some(answer) = tasks.join_next().await {
+                answers.extend(answer.ok().flatten());
+            }
+        };
+        if timeout(TIMES_MAX, all_answer).await.is_err() {
+            let mut hanging = lock(&self.hanging);
+            let unanswered = asked.into_iter().filter(|(_, has_ended)| !has_ended.load(Ordering::Relaxed));
+            hanging.extend(unanswered.map(|(owner, _)| owner));
+        }
+        // Also a question that has not begun must end.
+        tasks.detach_all();
+        answers
+    }
+}
+
+fn lock(owners: &Mutex<BTreeSet<CacheOwner>>) -> MutexGuard<'_, BTreeSet<CacheOwner>> {
+    owners.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Recorded {
@@ -135,16 +190,11 @@ impl Recorded {
         self.file.as_mut()
     }
 
-    /// Records that these disks are served. Forgets caches that are not `known`. May block.
-    fn note(&mut self, registry: &Registry, disks: &[ServedDisk], known: &BTreeSet<CacheOwner>) {
+    /// Records that disks were served. Forgets caches that are not `known`. May block.
+    fn note(&mut self, registry: &Registry, served: Vec<(CacheOwner, Served)>, known: &BTreeSet<CacheOwner>) {
         let Some(file) = self.file(registry) else { return };
-        let mut is_new = false;
-        for (owner, served) in disks.iter().filter_map(ServedDisk::record) {
+        for (owner, served) in served {
             file.note(owner, served);
-            is_new = true;
-        }
-        if !is_new {
-            return;
         }
         file.retain(|owner| known.contains(&owner));
         let written = file.write();
@@ -187,13 +237,18 @@ impl Disks {
         if disks.is_empty() {
             return;
         }
+        let question = |disk: ServedDisk| (disk.owner, move || disk.record());
+        let served = self.last_served.ask(disks.into_iter().map(question).collect()).await;
+        if served.is_empty() {
+            return;
+        }
         let known: BTreeSet<CacheOwner> = {
             let inner = self.registry.inner();
             let journals = inner.disks.values().filter_map(|disk| disk.cache()?.journal);
             journals.map(|journal| journal.owner).collect()
         };
         let (record, registry) = (self.last_served.clone(), self.registry.clone());
-        if let Err(error) = blocking(move || record.lock().note(&registry, &disks, &known)).await {
+        if let Err(error) = blocking(move || record.lock().note(&registry, served, &known)).await {
             tracing::warn!("{error}");
         }
     }
@@ -239,6 +294,26 @@ mod tests {
     use super::*;
 
     const SECOND: u64 = 1_000_000_000;
+
+    #[tokio::test]
+    async fn a_file_whose_filesystem_hangs_is_asked_once_and_delays_no_other_one() {
+        type Question = Box<dyn FnOnce() -> Option<u32> + Send>;
+        let says = |number: u32| -> Question { Box::new(move || Some(number)) };
+        let (hung, other) = (CacheOwner(1), CacheOwner(2));
+        let record = Record::default();
+        let (end, ends) = std::sync::mpsc::channel();
+        let hangs: Question = Box::new(move || ends.recv().ok());
+        assert!(record.ask(vec![(hung, hangs)]).await.is_empty());
+        let mut answers = Vec::new();
+        while answers.is_empty() {
+            answers = record.ask(vec![(hung, says(3)), (other, says(2))]).await;
+        }
+        assert_eq!(answers, [2]);
+        end.send(1).unwrap();
+        while record.ask(vec![(hung, says(3))]).await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
 
     #[test]
     fn only_times_after_the_last_record_and_a_margin_prove_a_change() {

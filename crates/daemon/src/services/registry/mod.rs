@@ -262,6 +262,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) cluster_wait: ClusterWait,
     /// True if the daemon is ending and the disk has no dirty data any more.
     pub(in crate::services) drained_at_end: bool,
+    /// True if the daemon is ending without waiting for the replies of the disk's backing.
+    pub(in crate::services) unanswered_at_end: bool,
     /// Reason why the cache differs from its configuration.
     pub(in crate::services) cache_reason: Option<String>,
     /// Findings of the latest repartitioning about the shared cache.

@@ -135,6 +135,7 @@ impl Shutdown {
                     // The shard may still close the cache before this process ends.
                     if let Ok(disk) = service.registry.inner().disk_mut(&name) {
                         disk.expect_no_crash_log();
+                        disk.unanswered_at_end = true;
                     }
                 }
             });
@@ -183,7 +184,7 @@ impl Shutdown {
         self.exports.table().remove_disk(name);
         let closing = self.exports.close_on_shard(name, &shard, id, "the daemon is shutting down");
         tokio::pin!(closing);
-        let (begun, mut is_logged) = (tokio::time::Instant::now(), false);
+        let (begun, mut gives_up) = (tokio::time::Instant::now(), false);
         let closed = loop {
             tokio::select! {
                 closed = &mut closing => break closed,
@@ -191,7 +192,7 @@ impl Shutdown {
             }
             let silent = self.registry.inner().disk(name).ok().and_then(DiskEntry::silent_backing);
             let Some(why) = silent.filter(|_| begun.elapsed() >= SILENT_MAX) else { continue };
-            if !std::mem::replace(&mut is_logged, true) {
+            if !std::mem::replace(&mut gives_up, true) {
                 tracing::warn!(
                     "disk {name}: {why}; the daemon ends without it, but waits up to {} s for a flush of \
                      acknowledged writes that are not in the cache",
@@ -204,6 +205,13 @@ impl Shutdown {
                 shard.abandon(id);
             }
         };
+        let is_flushed = closed.as_ref().is_ok_and(|gone| !gone.is_unflushed);
+        if gives_up
+            && !is_flushed
+            && let Ok(disk) = self.registry.inner().disk_mut(name)
+        {
+            disk.unanswered_at_end = true;
+        }
         if let Err(error) = closed {
             tracing::warn!("disk {name}: cannot close it: {error}");
         }

@@ -26,6 +26,8 @@ fn a_closed_cache_has_no_crash_log_to_expect_even_if_its_backing_fails() {
             bench.shard.set_backings_fail(fails);
             bench.services.shutdown.close(Ending::Plain).await;
             assert_eq!(with_journal(&bench, |journal| journal.used.is_none()), fails);
+            // The backing has answered all requests, with errors or not.
+            assert!(!bench.services.registry.inner().has_unanswered_requests("vm"));
         });
     }
 }
@@ -53,6 +55,8 @@ fn a_stop_waits_only_seconds_for_a_backing_that_does_not_answer() {
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
         assert!(reason(&bench).contains("shutting down"), "{}", reason(&bench));
         assert!(with_journal(&bench, |journal| journal.used.is_none()));
+        // In a cluster, other hosts wait for the requests that the backing may still execute.
+        assert!(bench.services.registry.inner().has_unanswered_requests("vm"));
         // The second close of this daemon has nothing to do.
         bench.shard.set_backings_fail(false);
         let bench = end(bench, false, |_| {}).await;
