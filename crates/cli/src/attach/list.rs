@@ -38,7 +38,7 @@ struct Row {
     state: String,
     /// The VM's use of hob's disk.
     vm: &'static str,
-    /// What is wrong, and what to do.
+    /// Explanation of a problem, and its remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
 }

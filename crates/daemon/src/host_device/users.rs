@@ -1,5 +1,5 @@
 //! The users of a block device: file systems and other exclusive users, loop devices, and programs
-//! that have it open. The kernel counts all of them, but tells nobody.
+//! that have it open. The kernel counts them, but does not report the count to programs.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};

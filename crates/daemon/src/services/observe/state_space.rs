@@ -23,7 +23,7 @@ const FREE_BYTES_MIN: u64 = 16 << 20;
 /// small filesystem that only hob uses, less than 16 MiB is normal.
 const FREE_PART_MIN: u64 = 100;
 
-/// What is known about the filesystem.
+/// The latest check of the free space of the filesystem with the state directory.
 #[derive(Debug, Default)]
 pub(super) struct StateSpace {
     /// The problem for health.

@@ -402,7 +402,7 @@ fn a_volatile_cache_is_emptied_only_with_yes() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_opened_anew_keeps_its_settings() {
+fn a_disk_that_cannot_be_opened_again_keeps_its_settings() {
     run(async |bench| {
         bench.disk("vm").await;
         let socket = bench.path("vm.sock");

@@ -39,7 +39,7 @@ name = "vm-b"
 read_only = true
 "#;
 
-/// What a changed value is.
+/// The expected result of changing a value in hob.toml.
 enum Expected {
     /// A difference in this object and setting.
     Difference(&'static str, ConfigRemedy),
