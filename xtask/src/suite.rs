@@ -77,8 +77,10 @@ pub(crate) fn build_debug() -> Result<PathBuf> {
 /// Builds hob without optional features for the black-box tests. Warnings are errors. It is a debug
 /// build, which has more checks than a release build and is built sooner.
 pub(crate) fn build_plain() -> Result<()> {
-    // The same packages and the same compiler as in `cargo_all`, so that libraries are built once.
-    let mut cargo = shell::cargo(&["build", "--workspace", "--bin", "hob"]);
+    // The same packages, compiler and features of libraries as in `cargo_all`, so that libraries are
+    // built once. With a test among the targets, cargo adds the features that only tests need.
+    let mut cargo = shell::cargo(&["build", "--workspace", "--bin", "hob", "--test", "nbd_psk"]);
+    cargo.args(["--features", "hob-storage/object-store-clouds"]);
     shell::run_without_warnings(cargo.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver"))?;
     let (from, to) = (shell::target_dir()?.join("debug/hob"), plain()?);
     // A running hob has the old file.

@@ -23,7 +23,7 @@ use conformance::load::{BLOCK_BYTES, Pattern};
 const THREADS: u64 = 4;
 const O_DIRECT: i32 = 0o40_000;
 /// Pause of each thread after a request: the guest's load should not depend on the speed of its disk.
-const REST: Duration = Duration::from_millis(4);
+const REST: Duration = Duration::from_millis(8);
 /// A flush follows this many writes of a thread.
 const FLUSH_EACH: u64 = 16;
 /// Blocks per request when the whole device is read.

@@ -87,12 +87,12 @@ advances() {
 echo 0 > /tmp/count
 load &
 advances 'start'
-for round in 1 2 3; do
+for round in 1 2; do
   kill -9 $pid; wait $pid
   start; ready
   advances 'kill -9'
 done
-for round in 1 2 3; do
+for round in 1 2; do
   before=$(upgrades)
   kill -HUP $pid
   n=0
@@ -103,7 +103,7 @@ for round in 1 2 3; do
   ready
   advances 'SIGHUP'
 done
-[ "$(upgrades)" -ge 3 ] || end "GUEST-FAILED: no upgrade in the log"
+[ "$(upgrades)" -ge 2 ] || end "GUEST-FAILED: no upgrade in the log"
 kill $pid; wait $pid
 $bb sleep 2
 start; ready
