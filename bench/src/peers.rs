@@ -13,7 +13,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use hob_lab::trace::{self, Op, OpenOptions, Record, csv};
+use hob_trace::{self, Op, OpenOptions, Record, csv};
 
 use super::hob;
 use super::traces::{Caches, Cell, Selection, Trace, simulate};
@@ -204,7 +204,7 @@ fn compare(
 /// Reads the first reads and writes of a trace.
 fn read(trace: &Trace, requests: Option<usize>) -> Result<Vec<Record>> {
     let mut records = Vec::new();
-    for record in trace::open(&trace.path, &OpenOptions::default())? {
+    for record in hob_trace::open(&trace.path, &OpenOptions::default())? {
         let record = record?;
         if requests.is_some_and(|most| records.len() >= most) {
             break;

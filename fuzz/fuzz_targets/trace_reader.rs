@@ -4,8 +4,8 @@
 
 use std::io::Cursor;
 
-use hob_lab::trace::profile::Profiler;
-use hob_lab::trace::{FORMATS, Limits, OnBad, OpenOptions, open_stream};
+use hob_trace::profile::Profiler;
+use hob_trace::{FORMATS, Limits, OnBad, OpenOptions, open_stream};
 use libfuzzer_sys::fuzz_target;
 
 /// Maximum number of records that the target reads, because a compressed file may contain very

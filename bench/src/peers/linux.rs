@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use hob_lab::trace::Record;
+use hob_trace::Record;
 use xtask::packages::present;
 
 use super::results::Played;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use hob_lab::trace::{Op, Record};
+use hob_trace::{Op, Record};
 use serde::Deserialize;
 
 use super::results::Played;

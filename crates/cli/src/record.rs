@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use hob_control::client::Trace;
 use hob_control::{TraceFrame, TraceOp, TraceRecord};
-use hob_lab::trace::{Op, Record as LabRecord, binary, csv};
+use hob_trace::{Op, Record as LabRecord, binary, csv};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};

@@ -13,8 +13,8 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use hob_engine::command::Access;
 use hob_lab::replay::{Changes, Class, FileAccess, Options, Pace, Part, Report, Survey, Target, replay};
-use hob_lab::trace::{self, OpenOptions, TraceReader};
 use hob_storage::PathLock;
+use hob_trace::{self, OpenOptions, TraceReader};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -84,7 +84,7 @@ impl Replay {
     }
 
     fn open(&self) -> anyhow::Result<TraceReader> {
-        trace::open(&self.trace, &OpenOptions { disk: self.disk, ..OpenOptions::default() })
+        hob_trace::open(&self.trace, &OpenOptions { disk: self.disk, ..OpenOptions::default() })
     }
 }
 

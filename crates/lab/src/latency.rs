@@ -34,7 +34,7 @@ use serde::Serialize;
 use crate::advise::{Backing, Flash, Material, has_arrivals};
 use crate::generate::run::ask;
 use crate::replay::{Pace, Schedule};
-use crate::trace::Record;
+use hob_trace::Record;
 
 /// Maximum number of intervals of a series.
 pub const INTERVALS_MAX: usize = 200;

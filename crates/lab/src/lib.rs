@@ -22,5 +22,4 @@ pub mod scale;
 pub mod share;
 pub mod sim;
 pub mod summary;
-pub mod trace;
 pub mod workload;

@@ -26,8 +26,8 @@ use hob_engine::{CacheSim, SimConfig, SimStats};
 
 use crate::mrc::{self, Mode};
 use crate::sim::serve;
-use crate::trace::{Op, Record};
 pub use compare::{DiskRow, Plan, Row, csv};
+use hob_trace::{Op, Record};
 pub use report::{Facts, write};
 
 /// Way to divide a pool's capacity between disks.

@@ -5,7 +5,7 @@
 //! multiples of the request size.
 
 use crate::prng::{Prng, splitmix64};
-pub use crate::trace::Op;
+pub use hob_trace::Op;
 
 /// One request to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

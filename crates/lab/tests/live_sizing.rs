@@ -13,7 +13,7 @@ use hob_engine::sizing::{BlockSizing, Curve, Sizing};
 use hob_lab::generate::GeneratorInfo;
 use hob_lab::mrc::{self, Mode};
 use hob_lab::prng::Prng;
-use hob_lab::trace::{Op, Record};
+use hob_trace::{Op, Record};
 use hob_world::replay::{Ask, CacheSetup, Replay, Setup};
 use hob_world::service::FixedModel;
 

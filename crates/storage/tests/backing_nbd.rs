@@ -278,6 +278,61 @@ fn many_changes_are_flushed_without_a_request() {
     rig.close();
 }
 
+/// The server has lost data and reports that to one of two flushes. It answers the other flush first.
+#[test]
+fn a_flush_succeeds_only_after_the_flushes_that_were_in_flight_with_it() {
+    both_kinds(|kind| {
+        let server = Server::start(ExportInfo::new(MIB));
+        let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        rig.write(WRITE, 0, &[1; 4096]).unwrap();
+        server.set(|script| script.flush_answers = vec![(1, true), (0, false)]);
+        let flushes = [rig.start(IoOp::Flush, 0, 0, None), rig.start(IoOp::Flush, 0, 0, None)];
+        while rig.done.len() < 2 {
+            rig.turn();
+        }
+        let expected = [(flushes[0], Err(IoError::Failed)), (flushes[1], Ok(()))];
+        assert_eq!(rig.done, expected, "the failure comes first");
+        rig.done.clear();
+        rig.close();
+    });
+}
+
+/// hob flushes without a request after it has connected. The guest's flush is in flight with that.
+#[test]
+fn a_flush_without_a_request_reports_a_loss_before_a_later_flush_succeeds() {
+    both_kinds(|kind| {
+        let server = Server::start(ExportInfo::new(MIB));
+        server.set(|script| script.flush_answers = vec![(1, true), (0, false)]);
+        let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        assert!(rig.backing.take_loss(), "the first flush has failed");
+        assert_eq!(server.count(Nbd::Flush), 2);
+        rig.close();
+    });
+}
+
+/// The connection is lost while one of two flushes is not answered: both are sent again.
+#[test]
+fn a_flush_that_waits_for_another_is_sent_again_after_a_lost_connection() {
+    both_kinds(|kind| {
+        let server = Server::start(ExportInfo::new(MIB));
+        let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        rig.write(WRITE, 0, &[1; 4096]).unwrap();
+        let before = server.count(Nbd::Flush);
+        // The server answers the first flush, and closes the connection instead of answering the second.
+        server.set(|script| (script.flush_answers, script.answers_left) = (vec![(0, true)], Some(1)));
+        let flushes = [rig.start(IoOp::Flush, 0, 0, None), rig.start(IoOp::Flush, 0, 0, None)];
+        for flush in flushes {
+            rig.wait(flush).unwrap();
+        }
+        assert_eq!(server.count(Nbd::Flush), before + 4);
+        assert!(!rig.backing.take_loss(), "the write was repeated");
+        rig.close();
+    });
+}
+
 #[test]
 fn patience_ends() {
     both_kinds(|kind| {

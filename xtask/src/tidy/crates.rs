@@ -18,7 +18,8 @@ const RULES: &[Rule] = &[
     Rule { name: "hob-storage", may_name: &["hob-engine", "hob-nbd"] },
     Rule { name: "hob-frontends", may_name: &["hob-engine", "hob-nbd"] },
     Rule { name: "hob-control", may_name: &[] },
-    Rule { name: "hob-lab", may_name: &["hob-engine", "hob-nbd", "hob-world"] },
+    Rule { name: "hob-trace", may_name: &[] },
+    Rule { name: "hob-lab", may_name: &["hob-engine", "hob-nbd", "hob-world", "hob-trace"] },
     Rule {
         name: "hob-shard",
         may_name: &["hob-engine", "hob-nbd", "hob-storage", "hob-frontends", "hob-control"],
@@ -35,6 +36,7 @@ const RULES: &[Rule] = &[
             "hob-world",
             "hob-storage",
             "hob-control",
+            "hob-trace",
             "hob-lab",
             "hob-daemon",
         ],
@@ -43,8 +45,8 @@ const RULES: &[Rule] = &[
     Rule { name: "conformance", may_name: &[] },
     Rule { name: "torture", may_name: &["conformance"] },
     Rule { name: "xtask", may_name: &[] },
-    // Benchmarks use the lab's charts.
-    Rule { name: "bench", may_name: &["conformance", "hob-lab", "xtask"] },
+    // Benchmarks read traces, and use the lab's charts.
+    Rule { name: "bench", may_name: &["conformance", "hob-trace", "hob-lab", "xtask"] },
 ];
 
 /// Crates that may use JSON and HTTP. Test programs parse the JSON of other programs and are not

@@ -65,8 +65,20 @@ impl Scope {
     }
 }
 
-const CRATES: [&str; 10] =
-    ["cli", "control", "daemon", "engine", "frontends", "hob", "lab", "nbd", "storage", "world"];
+const CRATES: [&str; 12] = [
+    "cli",
+    "control",
+    "daemon",
+    "engine",
+    "frontends",
+    "hob",
+    "lab",
+    "nbd",
+    "shard",
+    "storage",
+    "trace",
+    "world",
+];
 
 /// Tables of the vocabulary page: old words in text and old names in code that have to be replaced,
 /// and names that are replaced already.

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use hob_lab::trace::{Op, Record};
+use hob_trace::{Op, Record};
 
 const BLOCK_BYTES: u64 = 4096;
 const EXTENT_BYTES: u64 = 1 << 20;
@@ -90,7 +90,7 @@ fn gaps(records: &[&Record], gap_s_max: f64) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
-    use hob_lab::trace::{Op, Record};
+    use hob_trace::{Op, Record};
 
     use super::{Converted, Pace, convert};
 

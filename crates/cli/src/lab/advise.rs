@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn json_has_all_values() {
-        use hob_lab::trace::{Op, Record};
+        use hob_trace::{Op, Record};
 
         let mut material = Material::new(1000);
         for i in 0..500_u64 {

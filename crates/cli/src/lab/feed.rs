@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::bail;
-use hob_lab::trace::Record;
-use hob_lab::trace::blocks::{Blocks, TraceBlocks};
+use hob_trace::Record;
+use hob_trace::blocks::{Blocks, TraceBlocks};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{Source, remarks};

@@ -12,7 +12,7 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, PossibleValue, TypedValueParser};
 use hob_lab::figures::{FIGURES, FigureReport, Line, Options, Published, Report, Size, run as run_figures};
 use hob_lab::page::Check;
-use hob_lab::trace::is_present;
+use hob_trace::is_present;
 
 use super::share::{PoolArgs, Ways};
 use super::sim::{CacheSize, processors};

@@ -1,7 +1,7 @@
 //! `hob lab formats`: the trace formats.
 
 use clap::Args;
-use hob_lab::trace::FORMATS;
+use hob_trace::FORMATS;
 use serde::Serialize;
 
 use crate::Global;

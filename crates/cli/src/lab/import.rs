@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use hob_lab::trace::{Record, TraceReader};
+use hob_trace::{Record, TraceReader};
 
 use super::out::{Columns, Out, SeveralDisks, To};
 use super::{Source, interruption, read_all, remarks};

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use hob_control::Size;
 use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
-use hob_lab::trace::TraceReader;
-use hob_lab::trace::profile::{ArrivalBucket, Profile, Profiler, SizeBucket};
+use hob_trace::TraceReader;
+use hob_trace::profile::{ArrivalBucket, Profile, Profiler, SizeBucket};
 use serde::Serialize;
 
 use super::{Source, interruption, read_all, remarks, write};
@@ -251,7 +251,7 @@ fn draw(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use hob_lab::trace::{Op, Record};
+    use hob_trace::{Op, Record};
 
     use super::*;
 

@@ -24,8 +24,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use hob_control::Size;
 use hob_lab::figures::Progress;
-use hob_lab::trace::blocks::TraceBlocks;
-use hob_lab::trace::{self, FORMATS, FormatInfo, OnBad, OpenOptions, Record, TraceReader};
+use hob_trace::blocks::TraceBlocks;
+use hob_trace::{self, FORMATS, FormatInfo, OnBad, OpenOptions, Record, TraceReader};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Global;
@@ -103,7 +103,7 @@ fn formats() -> impl TypedValueParser<Value = &'static FormatInfo> {
 
 impl Source {
     fn open(&self) -> anyhow::Result<TraceReader> {
-        trace::open(&self.trace, &self.options()?)
+        hob_trace::open(&self.trace, &self.options()?)
     }
 
     /// Opens the trace for reading in blocks of several thousand records.

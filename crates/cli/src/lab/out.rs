@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
-use hob_lab::trace::{Record, binary, csv};
+use hob_trace::{Record, binary, csv};
 
 use crate::output::StdoutError;
 

@@ -16,7 +16,7 @@ use hob_engine::policy::PolicyKind;
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use hob_lab::picture::Unit;
 use hob_lab::share::{Host, Plan, Pool, Row, Share, csv};
-use hob_lab::trace::{FormatInfo, Record, merged_files};
+use hob_trace::{FormatInfo, Record, merged_files};
 use serde::Serialize;
 
 use super::sim::{CacheSize, one_policy, processors};

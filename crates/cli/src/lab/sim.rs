@@ -17,9 +17,9 @@ use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{Preset, preset};
 use hob_lab::belady::NextUses;
 use hob_lab::sim::{Point, grid};
-use hob_lab::trace::blocks::Blocks;
-use hob_lab::trace::profile::Profiler;
-use hob_lab::trace::{Op, Record};
+use hob_trace::blocks::Blocks;
+use hob_trace::profile::Profiler;
+use hob_trace::{Op, Record};
 
 use super::feed::bar;
 use super::share::{Comparison, Division, SEGMENT_BYTES, compare};

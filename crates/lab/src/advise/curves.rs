@@ -10,7 +10,7 @@ use hob_engine::sizing::Curve;
 use super::input::{REGION_BYTES, Sample};
 use super::{BlockSize, POINT, SizePoint, WriteBack};
 use crate::mrc::{self, Mode};
-use crate::trace::Op;
+use hob_trace::Op;
 
 /// Maximum number of sectors in the blocks of one curve; larger block sizes are left out. Memory use
 /// grows with the number of sectors. Blocks of 256 KiB can have 64 times as many as the sample

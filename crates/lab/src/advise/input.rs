@@ -19,9 +19,9 @@ use std::borrow::Cow;
 use anyhow::{Result, ensure};
 
 use crate::prng::splitmix64;
-use crate::trace::blocks::Blocks;
-use crate::trace::profile::{Profile, Profiler};
-use crate::trace::{Op, Record};
+use hob_trace::blocks::Blocks;
+use hob_trace::profile::{Profile, Profiler};
+use hob_trace::{Op, Record};
 
 /// Traces with addresses above this limit are renumbered, bytes.
 const SPAN_BYTES_MAX: u64 = 4 << 40;

@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::input::CollectedTrace;
 use super::{Options, Trial, mode};
 use crate::generate::run::ask;
-use crate::trace::Record;
+use hob_trace::Record;
 
 const WINDOW_MAX: usize = 50_000;
 /// Maximum number of requests that warm the cache before the measured requests.

@@ -35,9 +35,9 @@ use hob_engine::admission::Admission;
 use hob_engine::granularity::Fill;
 use serde::Serialize;
 
-use crate::trace::profile::Profile;
 use candidates::Trials;
 use curves::{BlockCurve, Start};
+use hob_trace::profile::Profile;
 use input::CollectedTrace;
 use joint_choice::{Around, Costs};
 

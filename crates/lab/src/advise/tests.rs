@@ -7,7 +7,7 @@ use super::*;
 use crate::generate::GENERATORS;
 use crate::prng::Prng;
 use crate::sim::{Point, Simulation};
-use crate::trace::{Op, Record};
+use hob_trace::{Op, Record};
 
 const MIB: u64 = 1 << 20;
 

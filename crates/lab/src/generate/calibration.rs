@@ -11,7 +11,7 @@ use super::common::{check_clients, check_footprint, check_request, check_scale, 
 use super::parameters::{Bytes, parameters, within};
 use super::{Clients, Generate, Load, Plan, Turn};
 use crate::prng::Prng;
-use crate::trace::Op;
+use hob_trace::Op;
 
 parameters! {
     Calibration {

@@ -3,8 +3,8 @@
 
 use super::parameters::{Bytes, within};
 use crate::prng::{Prng, splitmix64};
-use crate::trace::Op;
 use crate::workload::{Scatter, Zipf};
+use hob_trace::Op;
 
 pub(super) const SECTOR: u64 = 4096;
 

@@ -7,8 +7,8 @@ use super::common::{
 use super::parameters::{Bytes, parameters, within};
 use super::{Clients, Generate, Load, Plan, Turn};
 use crate::prng::Prng;
-use crate::trace::Op;
 use crate::workload::{Scatter, Zipf};
+use hob_trace::Op;
 
 parameters! {
     Contenders {

@@ -14,7 +14,7 @@ use super::common::{
 use super::parameters::{Bytes, parameters};
 use super::{Generate, Load, Plan};
 use crate::prng::Prng;
-use crate::trace::Record;
+use hob_trace::Record;
 
 parameters! {
     Hm {

@@ -32,7 +32,7 @@ use std::fmt;
 
 pub use parameters::{Bytes, Parameter};
 
-use crate::trace::{Op, Record};
+use hob_trace::{Op, Record};
 use parameters::Parameters;
 
 /// All workload generators.

@@ -7,7 +7,7 @@ use hob_world::replay::{Ask, CacheSetup, DiskSetup, Replay, Run, Served, Setup, 
 use hob_world::service::ServiceModel;
 
 use super::{Clients, Load, Plan, Turn};
-use crate::trace::{Op, Record};
+use hob_trace::{Op, Record};
 
 /// Measurements of a run without its warm-up.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::parameters::{Bytes, parameters};
 use super::{Clients, Generate, Load, Plan, Turn};
-use crate::trace::Op;
+use hob_trace::Op;
 
 parameters! {
     SeqWrite {

@@ -13,8 +13,8 @@ use super::common::{
 use super::parameters::{Bytes, parameters, within};
 use super::{Generate, Load, Plan};
 use crate::prng::Prng;
-use crate::trace::{Op, Record};
 use crate::workload::{Scatter, Zipf};
+use hob_trace::{Op, Record};
 
 parameters! {
     Vdi {

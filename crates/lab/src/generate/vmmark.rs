@@ -12,8 +12,8 @@ use super::common::{
 use super::parameters::{Bytes, parameters, within};
 use super::{Generate, Load, Plan};
 use crate::prng::Prng;
-use crate::trace::Record;
 use crate::workload::Scatter;
+use hob_trace::Record;
 
 parameters! {
     VmMark {

@@ -7,8 +7,8 @@ use super::common::{
 use super::parameters::{Bytes, parameters};
 use super::{Generate, Load, Plan};
 use crate::prng::Prng;
-use crate::trace::Record;
 use crate::workload::{Pattern, Workload, WorkloadConfig};
+use hob_trace::Record;
 
 parameters! {
     ZipfLoad {

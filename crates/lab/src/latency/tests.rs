@@ -4,8 +4,8 @@ use hob_engine::policy::PolicyKind;
 
 use super::*;
 use crate::prng::Prng;
-use crate::trace::Op as TraceOp;
 use crate::workload::Zipf;
+use hob_trace::Op as TraceOp;
 
 const BLOCK: u32 = 4096;
 const PLACES: u64 = 500;

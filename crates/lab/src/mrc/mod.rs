@@ -29,7 +29,7 @@ use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 pub use curves::{At, Curves, Totals};
 pub use stack::SECTORS_MAX;
 
-use crate::trace::{Op, Record};
+use hob_trace::{Op, Record};
 use stack::Stack;
 use steps::Steps;
 

@@ -18,7 +18,7 @@ use super::curves::{Curves, Totals};
 use super::stack::{NEVER, Stack};
 use super::steps::Steps;
 use super::{Mode, SECTOR_SHIFT, key};
-use crate::trace::{Op, Record};
+use hob_trace::{Op, Record};
 
 /// A range of sectors in one block.
 #[derive(Clone, Copy, Debug)]

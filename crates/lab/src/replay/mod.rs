@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Result, ensure};
 
 use crate::driver::Timed;
-use crate::trace::Record;
+use hob_trace::Record;
 pub use pace::Pace;
 pub(crate) use pace::Schedule;
 use report::Meter;

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::driver::Done;
 
-/// Kinds of requests, in the order of [`Op`](crate::trace::Op).
+/// Kinds of requests, in the order of [`Op`](hob_trace::Op).
 const CLASSES: [&str; 4] = ["read", "write", "discard", "flush"];
 
 /// Maximum time in histograms, nanoseconds.
@@ -198,8 +198,8 @@ impl ClassMeter {
 mod tests {
     use super::*;
     use crate::driver::{Fault, Timed};
-    use crate::trace::Op;
     use crate::workload::Access;
+    use hob_trace::Op;
 
     fn done(op: Op, due_ns: u64, sent_ns: u64, latency_ns: u64, fault: Option<Fault>) -> Done {
         let access = Access { offset: 0, len: if op == Op::Flush { 0 } else { 4096 }, op };

@@ -3,8 +3,8 @@
 use anyhow::{Result, bail, ensure};
 
 use super::{Changes, Options, TargetInfo};
-use crate::trace::Record;
 use crate::workload::Access;
+use hob_trace::Record;
 
 /// Properties of a trace's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -148,7 +148,7 @@ impl Fit {
 mod tests {
     use super::*;
     use crate::replay::Pace;
-    use crate::trace::Op;
+    use hob_trace::Op;
 
     fn record(op: Op, offset: u64, len: u32) -> Record {
         Record { at_ns: offset, offset, len, op, disk: 0 }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::trace::Op;
+use hob_trace::Op;
 
 const SIZE: u64 = 1 << 20;
 static GO: AtomicBool = AtomicBool::new(false);

@@ -109,7 +109,7 @@ fn real_traces_share_a_pool() {
     paths.sort();
     let mut host = Host::default();
     for path in paths.iter().filter(|path| path.to_string_lossy().contains(".csv")) {
-        let reader = crate::trace::open(path, &crate::trace::OpenOptions::default()).unwrap();
+        let reader = hob_trace::open(path, &hob_trace::OpenOptions::default()).unwrap();
         let records = reader.take(limit).collect::<Result<Vec<_>>>().unwrap();
         host.add(path.to_string_lossy(), &records, Some(3_600_000_000_000)).unwrap();
     }

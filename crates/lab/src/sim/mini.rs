@@ -1,7 +1,7 @@
 //! Selects the blocks that a miniature simulation includes.
 
 use crate::prng::splitmix64;
-use crate::trace::Record;
+use hob_trace::Record;
 
 /// A sample of the blocks, the same in each run.
 #[derive(Clone, Copy, Debug)]

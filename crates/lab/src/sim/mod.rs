@@ -28,9 +28,9 @@ use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
 use hob_engine::{CacheSim, SimConfig, SimStats};
 
-use crate::trace::blocks::Blocks;
-use crate::trace::{Op, Record};
 use budget::Budget;
+use hob_trace::blocks::Blocks;
+use hob_trace::{Op, Record};
 use mini::Sample;
 
 /// Maximum number of record blocks that wait for a slow worker thread.

@@ -1,8 +1,8 @@
 //! Compares grids with single runs, and miniatures with exact simulations.
 
 use super::*;
-use crate::trace::blocks::Gathered;
 use crate::workload::{Pattern, Workload, WorkloadConfig};
+use hob_trace::blocks::Gathered;
 
 fn point(policy: &str, blocks: u64) -> Point {
     Point {

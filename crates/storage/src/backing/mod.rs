@@ -18,7 +18,8 @@
 //! # Failed flushes
 //! After a failed flush, any of the writes since the last successful flush may be lost. The failure
 //! may be reported only once: a later successful flush says nothing about those writes.
-//! [`Driver::take_loss`] reports other losses, for example after a restart of the server.
+//! [`Driver::take_loss`] reports other losses, for example after a restart of the server. The success
+//! of a flush is passed on after the ends of all flushes that were in flight with it (`flush_order`).
 //! docs/decisions/0032 has the rules.
 
 mod abandon;
@@ -26,6 +27,7 @@ pub mod below;
 mod driver;
 mod evidence;
 mod file;
+mod flush_order;
 mod flush_state;
 mod format;
 mod handover;
@@ -52,7 +54,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_engine::command::Access;
-use hob_engine::io::{Io, IoError};
+use hob_engine::io::{Durability, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId};
 
 use crate::ring::{Completion, Ring};
@@ -60,6 +62,7 @@ use crate::token::{Token, TokenSpace};
 use abandon::Abandonment;
 pub use driver::{Driver, Reader};
 pub use evidence::{ChangeDetector, ChangeTimes, ChangeToken};
+use flush_order::FlushOrder;
 use flush_state::FlushState;
 pub use format::{Format, ImageFile, Role};
 pub use identity::ChangeMark;
@@ -388,6 +391,7 @@ pub struct Backing {
     tokens: Option<TokenSpace>,
     monitor: Arc<Monitor>,
     in_flight: InFlight,
+    flush_order: FlushOrder<IoId>,
     flush_state: FlushState,
     abandonment: Option<Box<Abandonment>>,
 }
@@ -454,6 +458,7 @@ impl Backing {
             tokens: None,
             monitor,
             in_flight: InFlight::default(),
+            flush_order: FlushOrder::default(),
             flush_state: FlushState::default(),
             abandonment: None,
         }
@@ -526,6 +531,9 @@ impl Backing {
         }
         self.in_flight.begin(&self.monitor, io.id, io.slice, now);
         self.flush_state.begin(io);
+        if matches!(io.op, IoOp::Flush | IoOp::Write(Durability::Durable)) {
+            self.flush_order.begin(io.id);
+        }
         self.driver.submit(ring, now, io);
     }
 
@@ -543,14 +551,32 @@ impl Backing {
         if let Some(refused) = self.abandonment.as_mut().and_then(|it| it.poll_refused()) {
             return Some(refused);
         }
+        if let Some(flush) = self.flush_order.poll_released() {
+            return Some(self.finish(flush, Ok(())));
+        }
         loop {
-            let done = self.driver.poll_done()?;
-            if !self.abandonment.as_mut().is_some_and(|it| it.ended(done.0)) {
-                self.in_flight.end(&self.monitor, done.0);
-                self.flush_state.end(done.0, done.1);
-                return Some(done);
+            let (io, result) = self.driver.poll_done()?;
+            let is_held = self.flush_order.end(io, result.is_ok());
+            match &mut self.abandonment {
+                None if is_held => {}
+                None => return Some(self.finish(io, result)),
+                Some(abandonment) => {
+                    self.flush_order.forget(io);
+                    if !abandonment.ended(io) {
+                        // Nobody waits for the other flushes any more.
+                        let result = if is_held { Err(IoError::ShuttingDown) } else { result };
+                        return Some(self.finish(io, result));
+                    }
+                }
             }
         }
+    }
+
+    /// Records the end of an I/O, and returns it.
+    fn finish(&mut self, io: IoId, result: Result<(), IoError>) -> (IoId, Result<(), IoError>) {
+        self.in_flight.end(&self.monitor, io);
+        self.flush_state.end(io, result);
+        (io, result)
     }
 
     /// Returns true unless a flush that began after the last change of the backing has succeeded.

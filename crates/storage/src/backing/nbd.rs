@@ -67,6 +67,7 @@ use hob_nbd::client::reply::ReplyDecoder;
 use hob_nbd::uri::NbdUri;
 use hob_nbd::{CommandFlags, TransmissionFlags};
 
+use super::flush_order::FlushOrder;
 use super::{BackingInfo, BackingOptions, Driver, OpenError, SizeProbe, Status, StatusExtent, WaitMax};
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
@@ -179,6 +180,7 @@ pub(crate) fn open_uri(
         flushed: 0,
         unflushed: Unflushed::new(u64::from(access == Access::ReadWrite)),
         repeat: None,
+        flush_order: FlushOrder::default(),
         is_flushing: false,
         is_exposed: false,
         exposure: None,
@@ -268,6 +270,9 @@ pub(crate) struct NbdBacking {
     unflushed: Unflushed,
     /// The changes that are being repeated. Other requests wait meanwhile.
     repeat: Option<Repeat>,
+    /// The order in which flushes and durable writes end. It contains the slots of requests, also of
+    /// those that hob sends without an I/O.
+    flush_order: FlushOrder<u32>,
     /// Whether a flush for [`Asker::Repeat`] is unanswered.
     is_flushing: bool,
     /// Whether changes of `unflushed` wait for a new connection, and the value to report.

@@ -35,6 +35,11 @@ pub struct Script {
     pub sick: bool,
     /// True if flushes fail.
     pub flush_fails: bool,
+    /// Flushes are not answered until there are as many as this list has entries. Then each entry, in
+    /// order, answers the flush with this number: true for success.
+    pub flush_answers: Vec<(usize, bool)>,
+    /// Cookies of these flushes.
+    withheld: Vec<u64>,
     /// Bytes that are sent instead of replies.
     pub garbage: Option<Vec<u8>>,
     pub connections: usize,
@@ -74,6 +79,8 @@ impl Server {
             silent: false,
             sick: false,
             flush_fails: false,
+            flush_answers: Vec::new(),
+            withheld: Vec::new(),
             garbage: None,
             connections: 0,
             seen: Vec::new(),
@@ -208,6 +215,18 @@ fn answer(
         Command::BlockStatus => {
             let extents = [Extent { length, state: 0 }];
             reply::push_block_status(&mut out, cookie, BASE_ALLOCATION_ID, &extents, Position::Last);
+        }
+        Command::Flush if !script.flush_answers.is_empty() => {
+            script.withheld.push(cookie);
+            if script.withheld.len() == script.flush_answers.len() {
+                let withheld = std::mem::take(&mut script.withheld);
+                for (number, succeeds) in std::mem::take(&mut script.flush_answers) {
+                    match succeeds {
+                        true => reply::push_simple_ok(&mut out, withheld[number]),
+                        false => reply::push_simple_error(&mut out, withheld[number], ErrorCode::Io),
+                    }
+                }
+            }
         }
         Command::Flush if script.flush_fails => reply::push_simple_error(&mut out, cookie, ErrorCode::Io),
         Command::Write if script.sick => reply::push_simple_error(&mut out, cookie, ErrorCode::Io),

@@ -57,10 +57,12 @@ impl NbdBacking {
         while bytes < BATCH_BYTES_MAX {
             let pushed = match &mut self.repeat {
                 Some(repeat) => repeat.push_next(&mut gather, ring),
-                None => self
-                    .jobs
-                    .next_to_send()
-                    .map(|slot| push_request(&mut gather, &mut self.jobs, slot, ring, self.changes)),
+                None => self.jobs.next_to_send().map(|slot| {
+                    if self.jobs.request(slot).is_durable() {
+                        self.flush_order.begin(slot);
+                    }
+                    push_request(&mut gather, &mut self.jobs, slot, ring, self.changes)
+                }),
             };
             let Some(pushed) = pushed else { break };
             bytes += pushed;
@@ -159,7 +161,14 @@ impl NbdBacking {
                     None => self.keep_change(ring, request),
                     Some(_) => self.note_refused(request),
                 }
-                self.end_request(request, error.map_or(Ok(()), |code| Err(io_error(code))));
+                if self.flush_order.end(request, error.is_none()) {
+                    self.jobs.hold(request);
+                } else {
+                    self.end_request(request, error.map_or(Ok(()), |code| Err(io_error(code))));
+                }
+                while let Some(request) = self.flush_order.poll_released() {
+                    self.end_request(request, Ok(()));
+                }
             }
         }
     }

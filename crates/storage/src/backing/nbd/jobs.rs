@@ -62,6 +62,15 @@ impl Request {
         matches!(self.what, What::Flush { .. })
     }
 
+    /// Returns true if the server has to make data durable before it answers.
+    pub(super) fn is_durable(&self) -> bool {
+        match self.what {
+            What::Flush { .. } => true,
+            What::Write(_, flags) => flags.contains(CommandFlags::FUA),
+            _ => false,
+        }
+    }
+
     fn is_change(&self) -> bool {
         matches!(self.what, What::Write(..) | What::WriteZeroData | What::WriteZeroes(_) | What::Trim)
     }
@@ -180,6 +189,12 @@ impl Jobs {
         let slot = self.queue.pop_front()?;
         self.requests[slot as usize].sent = true;
         Some(slot)
+    }
+
+    /// Records the success of a request that does not end yet. The server may not answer it again.
+    /// If the connection is lost, the request is sent again.
+    pub(super) fn hold(&mut self, slot: u32) {
+        self.requests[slot as usize].sent = false;
     }
 
     pub(super) fn has_to_send(&self) -> bool {

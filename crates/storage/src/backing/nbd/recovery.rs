@@ -14,6 +14,7 @@ use super::unflushed::Repeat;
 use super::{
     CONNECT, Connection, DISCONNECT_MAX_NS, Hold, NbdBacking, PROBE_NS, Shutdown, State, silence_max,
 };
+use crate::backing::flush_order::FlushOrder;
 use crate::ring::{Fd, FdClass, Ring, RxBuf};
 
 /// Largest payload of a repeated change, bytes.
@@ -98,6 +99,7 @@ impl NbdBacking {
                 ring.detach(fd);
                 self.state = State::Pausing(now + self.next_pause());
                 self.jobs.send_all_again();
+                self.flush_order = FlushOrder::default();
                 self.repeat = None;
                 let has_unflushed = self.changes > self.flushed && !self.options.keeps_writes;
                 if has_unflushed && (self.hold == Hold::Lost || !self.unflushed.are_all_kept(self.flushed)) {
@@ -213,6 +215,7 @@ impl NbdBacking {
     }
 
     fn end_request_unsent(&mut self, slot: u32, error: IoError) {
+        self.flush_order.forget(slot);
         let (job, is_last) = self.jobs.end_request(slot, Err(error));
         if is_last {
             self.end_or_flush(job);

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use crate::trace::{Op, Record};
+use crate::{Op, Record};
 
 /// Maximum number of buckets.
 pub const ARRIVAL_BUCKETS_MAX: usize = 200;

@@ -61,7 +61,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::Op;
+    use crate::Op;
 
     #[test]
     fn order_is_restored_and_equal_times_stay() {

@@ -26,7 +26,7 @@ struct Sample {
     bad: &'static [(&'static str, &'static str)],
 }
 
-use crate::trace::Op::{Discard, Flush, Read, Write};
+use crate::Op::{Discard, Flush, Read, Write};
 
 fn samples() -> Vec<Sample> {
     vec![

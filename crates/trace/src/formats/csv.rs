@@ -1,5 +1,5 @@
 //! Parses hob's CSV format: `ts_us,op,offset,size` and optionally `disk`; see
-//! [`crate::trace::csv`]. The header line may be missing.
+//! [`crate::csv`]. The header line may be missing.
 
 use super::super::csv::{HEADER, HEADER_DISKS};
 use super::super::disks::Disks;
