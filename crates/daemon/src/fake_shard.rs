@@ -44,6 +44,7 @@ struct State {
     /// Calls that enable a recovered cache wait in `held`.
     holds_recovered: bool,
     held: Vec<ShardCall>,
+    writes_crash_logs: bool,
     backings_fail: bool,
     /// The flash device that refuses all writes.
     sick: Option<DeviceId>,
@@ -89,6 +90,7 @@ impl State {
             waits: BTreeMap::new(),
             holds_recovered: false,
             held: Vec::new(),
+            writes_crash_logs: false,
             backings_fail: false,
             sick: None,
             silent: None,
@@ -158,6 +160,11 @@ impl FakeShard {
     /// `discard`, `another`.
     pub(crate) fn take_changes(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().unwrap().changes)
+    }
+
+    /// Makes caches write their crash logs from their next journal ring on.
+    pub(crate) fn set_writes_crash_logs(&self) {
+        self.state.lock().unwrap().writes_crash_logs = true;
     }
 
     /// Makes backings refuse writes, or accept them again.
@@ -293,7 +300,10 @@ impl State {
             {
                 self.held.push(call);
             }
-            ShardCall::ChangeCache { id, change, answer, .. } => {
+            ShardCall::ChangeCache { id, change, crash_log, answer } => {
+                if let Some(crash_log) = crash_log.filter(|_| self.writes_crash_logs) {
+                    self.engine.keep_records(id, crash_log);
+                }
                 self.changes.push(match change {
                     CacheChange::Drain => "drain",
                     CacheChange::Clear(_) => "clear",

@@ -1,6 +1,10 @@
 //! The end of a daemon while a backing fails or does not answer.
 
+use std::path::PathBuf;
 use std::time::Duration;
+
+use hob_storage::crash_log;
+use hob_storage::failing::{self, Failing};
 
 use super::recovery::{LAZY, end, prepare, reason, sectors, write};
 use super::*;
@@ -28,6 +32,40 @@ fn a_closed_cache_has_no_crash_log_to_expect_even_if_its_backing_fails() {
             assert_eq!(with_journal(&bench, |journal| journal.used.is_none()), fails);
             // The backing has answered all requests, with errors or not.
             assert!(!bench.services.registry.inner().has_unanswered_requests("vm"));
+        });
+    }
+}
+
+/// A daemon that is killed after it has closed a cache, and before it has saved that, must leave the
+/// crash log: the next daemon expects it.
+#[test]
+fn a_crash_log_stays_until_it_is_saved_that_none_is_expected() {
+    for is_saved in [false, true] {
+        run(async |bench| {
+            let bench = prepare(bench, LAZY).await;
+            bench.shard.set_writes_crash_logs();
+            bench.services.pools.renew_ring("vm").await.unwrap();
+            write(&bench, 0..20);
+            let boot: BootId = "1".parse().unwrap();
+            let owner = with_journal(&bench, |journal| {
+                journal.note_use(Some(boot));
+                journal.owner
+            });
+            let directory = std::env::var_os(crash_log::DIRECTORY_VARIABLE).map(PathBuf::from);
+            let file = directory.unwrap_or_else(|| "/dev/shm".into()).join(format!("hob-{owner}"));
+            assert!(file.exists(), "{}", file.display());
+            bench.services.registry.save().await.unwrap();
+            bench.shard.set_backings_fail(true);
+            let failure =
+                (!is_saved).then(|| failing::fail(&bench.dir.path().join("state"), 1, Failing::FromThenOn));
+            bench.services.shutdown.close(Ending::Plain).await;
+            assert!(reason(&bench).contains("shutting down"), "{}", reason(&bench));
+            assert!(failure.is_none_or(|failure| failure.has_struck()));
+            let exists = file.exists();
+            crash_log::remove(&owner.0.to_le_bytes());
+            let saved = State::read(&bench.dir.path().join("state")).unwrap();
+            let spec = saved.disks[0].cache.as_ref().unwrap().journal.unwrap();
+            assert_eq!((spec.used.is_none(), exists), (is_saved, !is_saved));
         });
     }
 }
