@@ -69,7 +69,7 @@ pub use modelled::{ModelledOp, ServiceTime};
 use monitor::InFlight;
 pub use monitor::{Condition, Monitor, SLOW_AFTER};
 pub use overlay::{BlockOrigin, OwnMap, Part};
-pub use parent::{Parent, ParentRead};
+pub use parent::{NotShared, Parent, ParentRead};
 pub use size_probe::SizeProbe;
 
 /// A kind of backing.
