@@ -516,6 +516,7 @@ impl State {
                     drop(answer.send(result.map(|released| Gone {
                         is_closing: false,
                         is_unflushed: self.backings_fail,
+                        is_unanswered: false,
                         failures_owed,
                         released,
                         changed,

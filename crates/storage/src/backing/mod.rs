@@ -389,6 +389,10 @@ pub struct Backing {
     monitor: Arc<Monitor>,
     in_flight: InFlight,
     flush_state: FlushState,
+    /// True if requests ended for hob without an answer of the backing, and no flush has covered the
+    /// changes among them.
+    left_requests: bool,
+    is_revoked: bool,
     abandonment: Option<Box<Abandonment>>,
 }
 
@@ -455,6 +459,8 @@ impl Backing {
             monitor,
             in_flight: InFlight::default(),
             flush_state: FlushState::default(),
+            left_requests: false,
+            is_revoked: false,
             abandonment: None,
         }
     }
@@ -548,6 +554,7 @@ impl Backing {
             if !self.abandonment.as_mut().is_some_and(|it| it.ended(done.0)) {
                 self.in_flight.end(&self.monitor, done.0);
                 self.flush_state.end(done.0, done.1);
+                self.left_requests &= self.flush_state.is_unflushed();
                 return Some(done);
             }
         }

@@ -15,7 +15,7 @@ use super::image::image_asked;
 use super::recovering::RecoveringCache;
 use super::resize::Measure;
 use crate::api_error::{ApiError, Result, conflict, failed, invalid, open_error};
-use crate::cluster::Taken;
+use crate::cluster::{Release, Taken};
 use crate::descriptors;
 use crate::exports::export_info;
 use crate::hardware::{Backing, BackingOptions};
@@ -56,7 +56,14 @@ impl Disks {
     pub(in crate::services) async fn leave_disk(&self, name: &str) {
         let Some(cluster) = self.peers.cluster() else { return };
         let (known, _) = self.registry.wish(name).unwrap_or((None, false));
-        if let Err(why) = cluster.give_up(name, known).await {
+        let release = self.registry.inner().release_of(name, cluster.settle());
+        if release == Release::AfterSettling {
+            tracing::warn!(
+                "disk {name}: its backing may still execute requests of this host; other hosts can acquire it \
+                after settle_seconds"
+            );
+        }
+        if let Err(why) = cluster.give_up(name, known, release).await {
             tracing::warn!("disk {name}: its lease could not be released: {why}; it expires by itself");
         }
     }
@@ -147,7 +154,7 @@ impl Disks {
     async fn take_back(&self, name: &str) {
         self.exports.table().remove_disk(name);
         if let Ok((shard, id)) = self.registry.shard_of(name)
-            && let Err(error) = shard.remove_disk(id).await
+            && let Err(error) = self.leave_shard(name, &shard, id).await
         {
             tracing::warn!("{name}: {error}");
         }
@@ -282,6 +289,7 @@ impl Disks {
             let disk = inner.disk_mut(name)?;
             disk.phase = DiskPhase::Online(shard.clone());
             disk.wanted.is_new = false;
+            disk.unanswered_since = None;
             disk.memory = None;
             disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;

@@ -307,6 +307,9 @@ impl ExportService {
         let mut gone = shard.remove_disk(id).await?;
         let is_changed = self.registry.inner().disk_mut(disk).is_ok_and(|entry| {
             entry.set_owed(gone.failures_owed);
+            if gone.is_unanswered {
+                entry.note_unanswered();
+            }
             gone.is_unflushed && entry.expect_no_crash_log()
         });
         let saved = if is_changed { self.registry.save().await } else { Ok(()) };

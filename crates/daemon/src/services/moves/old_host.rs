@@ -268,8 +268,9 @@ impl Moves {
         self.registry.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
         self.disks.take_offline(&name, &reason).await;
         self.wait_again(&name).await?;
+        let release = self.registry.inner().release_of(&name, work.cluster.settle());
         work.cluster
-            .give_back(&name, false)
+            .give_back(&name, false, release)
             .await
             .map_err(|why| failed!("cannot release the disk in the cluster: {why}"))?;
         work.say(ClusterMoveState::Given, None).await

@@ -134,7 +134,7 @@ impl Shutdown {
                     );
                     // If the shard still closes the cache before this process ends, the crash log stays.
                     if let Ok(disk) = service.registry.inner().disk_mut(&name) {
-                        disk.unanswered_at_end = true;
+                        disk.note_unanswered();
                     }
                 }
             });
@@ -209,7 +209,7 @@ impl Shutdown {
             && !is_flushed
             && let Ok(disk) = self.registry.inner().disk_mut(name)
         {
-            disk.unanswered_at_end = true;
+            disk.note_unanswered();
         }
         if let Err(error) = closed {
             tracing::warn!("disk {name}: cannot close it: {error}");
