@@ -88,7 +88,7 @@ impl Disks {
     /// Takes a disk that is to be removed from its shard, and discards its dirty data.
     pub(in crate::services) async fn take_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         self.registry.inner().disk_mut(name)?.phase = DiskPhase::Removing;
         let dirty = self.leave_backing(name, &shard, id).await?;
         Ok(dirty.map(|dirty| format!("{} of dirty data is lost", dirty.human())).into_iter().collect())
@@ -100,7 +100,7 @@ impl Disks {
         let (shard, id) = self.registry.shard_of(name)?;
         let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
             .hint("the disk is opened again when the hanging requests have ended");
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         let pool = {
             let mut inner = self.registry.inner();
             let new_id = inner.new_disk_id();

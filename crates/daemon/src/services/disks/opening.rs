@@ -152,7 +152,7 @@ impl Disks {
 
     /// Removes a new disk for which a part of the request failed.
     async fn take_back(&self, name: &str) {
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         if let Ok((shard, id)) = self.registry.shard_of(name)
             && let Err(error) = self.leave_shard(name, &shard, id).await
         {
@@ -324,7 +324,8 @@ impl Disks {
         let gateway = match &wanted.vhost_user {
             None => None,
             Some(path) => {
-                match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, when) {
+                let place = self.exports.socket_at(path);
+                match open_gateway(name, place, id, &shard, &info, access, when).await {
                     Ok(gateway) => Some(gateway),
                     Err(error) => {
                         let gone = self.exports.take_from_shard(name, &shard, id).await?;
@@ -345,7 +346,7 @@ impl Disks {
             tokio::spawn(async move { shard.flush(id).await });
         }
         if !wanted.for_clones {
-            self.exports.offer(name, id, shard, export_info(&info, access));
+            self.exports.offer(name, id, shard, export_info(&info, access)).await;
         }
         Ok((notes, recovering))
     }
@@ -482,9 +483,10 @@ impl Disks {
     }
 }
 
-pub(in crate::services) fn open_gateway(
+/// Opens the vhost-user socket of a disk's own export.
+pub(in crate::services) async fn open_gateway(
     name: &str,
-    place: &SocketPlace,
+    place: SocketPlace,
     disk: DiskId,
     shard: &ShardHandle,
     info: &BackingInfo,
@@ -504,7 +506,7 @@ pub(in crate::services) fn open_gateway(
         Open::AtOnce => Failing::TryAgain,
     };
     let behind = Behind { disk, shard: shard.clone(), info, promote: Promote::Usual };
-    Gateway::open(place, behind, failing)
+    Gateway::open_aside(place, behind, failing).await
 }
 
 /// Returns the access of clients to the disk: read-only or read-write.

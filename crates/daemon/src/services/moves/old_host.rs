@@ -220,10 +220,10 @@ impl Moves {
         self.drain_to_leave(work, shard, id).await?;
         tokio::time::sleep_until(offered + SEEN_AFTER).await;
         // From here on no client can connect.
-        self.exports.table().remove_disk(&name);
+        self.exports.table().remove_disk(&name).await;
         let users = shard.users(id).await?;
         if users > 0 || work.read().await.is_err() {
-            self.disks.offer_again(&name)?;
+            self.disks.offer_again(&name).await?;
             work.read().await?;
             return Err(conflict!("a client connected to {name} during the move")
                 .hint("request the move again, so that hob migrates the disk, or disconnect its clients"));

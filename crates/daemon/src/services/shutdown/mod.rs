@@ -180,7 +180,7 @@ impl Shutdown {
     async fn close_disk(&self, name: &str) {
         self.tasks.close();
         let Ok((shard, id)) = self.registry.shard_of(name) else { return };
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         let closing = self.exports.close_on_shard(name, &shard, id, "the daemon is shutting down");
         tokio::pin!(closing);
         let (begun, mut gives_up) = (tokio::time::Instant::now(), false);
