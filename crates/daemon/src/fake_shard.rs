@@ -39,6 +39,7 @@ struct State {
     users: u64,
     refuses_devices: bool,
     keeps_disks: bool,
+    refuses_qos: bool,
     /// How long requests of each disk wait for its backing, as ordered last.
     waits: BTreeMap<DiskId, Duration>,
     /// Calls that enable a recovered cache wait in `held`.
@@ -87,6 +88,7 @@ impl State {
             users: 0,
             refuses_devices: false,
             keeps_disks: false,
+            refuses_qos: false,
             waits: BTreeMap::new(),
             holds_recovered: false,
             held: Vec::new(),
@@ -141,6 +143,11 @@ impl FakeShard {
     /// Makes the shard keep disks that are to be removed, as if their journals could not be written.
     pub(crate) fn set_keeps_disks(&self, keeps: bool) {
         self.state.lock().unwrap().keeps_disks = keeps;
+    }
+
+    /// Makes the shard refuse entitlements of disks, or accept them again.
+    pub(crate) fn set_refuses_qos(&self, refuses: bool) {
+        self.state.lock().unwrap().refuses_qos = refuses;
     }
 
     /// Returns how long requests of a disk wait for its backing, as ordered last.
@@ -332,6 +339,9 @@ impl State {
                     self.engine.handle_loss(self.now(), id);
                     self.settle();
                 }
+            }
+            ShardCall::SetQos { answer, .. } if self.refuses_qos => {
+                let _ = answer.send(Err(ShardError::Busy));
             }
             ShardCall::SetQos { id, qos, answer } => {
                 self.command(id, Command::Qos(qos), Waiting::Add(answer));
