@@ -102,3 +102,25 @@ fn a_stop_waits_only_seconds_for_a_backing_that_does_not_answer() {
         assert_eq!(bench.services.registry.inner().disks["vm"].wanted.flush_failures_owed, 0);
     });
 }
+
+/// `drain_on_shutdown` does not delay the end of a host by minutes because of a dead server.
+#[test]
+fn a_drain_at_the_end_waits_only_seconds_for_a_backing_that_is_not_connected() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..20);
+        let monitor = {
+            let inner = bench.services.registry.inner();
+            inner.disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone()
+        };
+        bench.shard.set_backings_fail(true);
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        let begun = tokio::time::Instant::now();
+        bench.services.shutdown.close(Ending::Drain).await;
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        assert!(!bench.services.registry.inner().disk("vm").unwrap().drained_at_end);
+        bench.shard.set_backings_fail(false);
+        let bench = end(bench, false, |_| {}).await;
+        assert_eq!(sectors(&bench).await.1, 20, "dirty data stays in the cache");
+    });
+}
