@@ -142,6 +142,7 @@ impl Gateway {
             is_bound: AtomicBool::new(false),
             problem: Mutex::default(),
         });
+        shared.set_problem(Some(format!("the vhost-user socket {}: {NO_ANSWER}", shared.path.display())));
         let gateway = Gateway { shared: Arc::clone(&shared) };
         let name = behind.info.name.clone();
         let (report, tried) = mpsc::channel();
@@ -290,7 +291,6 @@ impl Shared {
     /// Serves one client after the other until the socket is dropped.
     /// Reports the result of the first attempt to create the socket.
     fn run(&self, behind: &Behind, first: &mpsc::Sender<io::Result<()>>) {
-        self.set_problem(Some(format!("the vhost-user socket {}: {NO_ANSWER}", self.path.display())));
         let (mut listener, tried) = match self.bind() {
             Ok(listener) => (Some(listener), Ok(())),
             Err(error) => (None, Err(error)),

@@ -29,7 +29,7 @@ pub enum NotShared {
     /// The backing has no parent, or its parent must not be shared.
     #[error("{0}")]
     Unsuitable(String),
-    /// Nobody answered in time, or something failed. A later attempt may succeed.
+    /// A server or filesystem failed or did not answer in time. A later attempt may succeed.
     #[error("{0}")]
     Unknown(String),
 }
