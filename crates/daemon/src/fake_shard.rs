@@ -6,7 +6,7 @@
 
 mod cache_transfer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -46,6 +46,8 @@ struct State {
     holds_recovered: bool,
     held: Vec<ShardCall>,
     writes_crash_logs: bool,
+    /// Caches for which the handle has created crash logs, which stay until this value is dropped.
+    crash_logs: BTreeSet<[u8; 16]>,
     backings_fail: bool,
     /// The flash device that refuses all writes.
     sick: Option<DeviceId>,
@@ -93,6 +95,7 @@ impl State {
             holds_recovered: false,
             held: Vec::new(),
             writes_crash_logs: false,
+            crash_logs: BTreeSet::new(),
             backings_fail: false,
             sick: None,
             silent: None,
@@ -110,6 +113,12 @@ impl State {
             requests: 0,
             replies: BTreeMap::new(),
         }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.crash_logs.iter().for_each(hob_storage::crash_log::remove);
     }
 }
 
@@ -308,6 +317,7 @@ impl State {
                 self.held.push(call);
             }
             ShardCall::ChangeCache { id, change, crash_log, answer } => {
+                self.crash_logs.extend(change.ring().map(|ring| ring.cache));
                 if let Some(crash_log) = crash_log.filter(|_| self.writes_crash_logs) {
                     self.engine.keep_records(id, crash_log);
                 }
