@@ -389,8 +389,8 @@ pub struct Backing {
     monitor: Arc<Monitor>,
     in_flight: InFlight,
     flush_state: FlushState,
-    /// True if requests ended for hob without an answer of the backing, and no flush has covered the
-    /// changes among them.
+    /// True if requests ended for hob perhaps without an answer of the backing, and no flush has
+    /// covered the changes among them.
     left_requests: bool,
     is_revoked: bool,
     abandonment: Option<Box<Abandonment>>,
@@ -554,6 +554,8 @@ impl Backing {
             if !self.abandonment.as_mut().is_some_and(|it| it.ended(done.0)) {
                 self.in_flight.end(&self.monitor, done.0);
                 self.flush_state.end(done.0, done.1);
+                // A driver reports a request like this too that the backing did not answer in time.
+                self.left_requests |= done.1 == Err(IoError::Failed);
                 self.left_requests &= self.flush_state.is_unflushed();
                 return Some(done);
             }

@@ -175,4 +175,10 @@ fn changes_that_are_not_answered_may_be_made_later() {
     assert!(bench.backing.poll_done().is_some());
     bench.backing.monitor().note_outage(std::time::Duration::ZERO, "Connection refused");
     assert!(bench.backing.may_change_later(), "the server may have an earlier copy of the write");
+
+    let mut bench = Bench::new();
+    bench.write(1);
+    bench.desk.lock().unwrap().done.push_back((IoId(1), Err(IoError::Failed)));
+    assert!(bench.backing.poll_done().is_some());
+    assert!(bench.backing.may_change_later(), "the driver may have waited in vain");
 }
