@@ -188,10 +188,10 @@ fn one_host_serves_a_disk_and_the_other_takes_it_when_it_is_given_back() {
     assert_eq!((&disks[0]["host"], &disks[0]["generation"]), (&"host-b".into(), &2.into()), "{disks}");
 }
 
-/// A stop does not wait for a write that the backing does not answer, and the backing may still
-/// execute it. So the disk is not given back, and the next owner waits as after a failure.
-#[test]
-fn a_host_that_stops_without_its_backing_is_replaced_only_after_the_settle_time() {
+/// Starts two hosts with a long settle time. The first one owns the disk, and a write of the returned
+/// guest waits for the backing, which is stopped.
+#[track_caller]
+fn hosts_with_a_hanging_write() -> (Etcd, Shared, TestHost, TestHost, Client) {
     let (etcd, mut shared) = (Etcd::start(1), Shared::new());
     let backing = shared.store.backing("");
     let start = |name| {
@@ -200,7 +200,7 @@ fn a_host_that_stops_without_its_backing_is_replaced_only_after_the_settle_time(
         let cache = format!("[disk.cache]\npool = \"fast\"\nsize = \"16M\"\n{THROUGH}");
         lonely(name).joins(&etcd, &more).disk("vm1", &backing, &cache).start()
     };
-    let mut a = start("host-a");
+    let a = start("host-a");
     a.wait_until_serving("vm1", FAIL_OVER_MAX);
     let b = start("host-b");
     wait_until("host-b to know who has it", FAIL_OVER_MAX, || b.reason("vm1").contains("host-a has it"));
@@ -210,6 +210,14 @@ fn a_host_that_stops_without_its_backing_is_replaced_only_after_the_settle_time(
     shared.store.signal(Signal::STOP);
     guest.send(0, CMD_WRITE, 0, BLOCK as u32, &filled(8)).unwrap();
     std::thread::sleep(Duration::from_secs(1));
+    (etcd, shared, a, b, guest)
+}
+
+/// A stop does not wait for a write that the backing does not answer, and the backing may still
+/// execute it. So the disk is not given back, and the next owner waits as after a failure.
+#[test]
+fn a_host_that_stops_without_its_backing_is_replaced_only_after_the_settle_time() {
+    let (_etcd, mut shared, mut a, b, _guest) = hosts_with_a_hanging_write();
     a.stop();
     shared.store.signal(Signal::CONT);
     // A disk that was given back would be taken within about a second.
@@ -218,6 +226,21 @@ fn a_host_that_stops_without_its_backing_is_replaced_only_after_the_settle_time(
     // The former owner need not wait.
     a.start();
     a.wait_until_serving("vm1", FAIL_OVER_MAX);
+}
+
+/// The same holds for a disk that is removed by force while its host continues.
+#[test]
+fn a_disk_that_is_removed_without_its_backing_is_taken_only_after_the_settle_time() {
+    let (_etcd, mut shared, a, b, _guest) = hosts_with_a_hanging_write();
+    a.ctl(&["disk", "remove", "vm1", "--discard-dirty", "--force", "--yes"]);
+    shared.store.signal(Signal::CONT);
+    wait_until("host-a to release the disk", FAIL_OVER_MAX, || {
+        assert!(!b.serves("vm1"), "a late write could destroy data of host-b");
+        !b.ctl(&["cluster", "disks"]).contains("held")
+    });
+    // A disk that was given back would be taken within about a second.
+    std::thread::sleep(Duration::from_secs(5));
+    assert!(!b.serves("vm1"), "a late write could destroy data of host-b");
 }
 
 #[test]

@@ -232,6 +232,9 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
         let stopped = daemon.stop();
         assert!(begun.elapsed() < STOP_MAX, "it took {:?}: {}", begun.elapsed(), stopped.stderr);
         assert!(stopped.stderr.contains("closed without a flush of its backing"), "{}", stopped.stderr);
+        let names = std::fs::read_dir(scratch.dir()).unwrap().map(|entry| entry.unwrap().file_name());
+        let logs: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with("hob-")).collect();
+        assert!(logs.is_empty(), "a closed cache has no crash log: {logs:?}");
         backing.kill();
         let backing = nbdkit(&scratch);
         let (daemon, mut guest) = start_daemon(&scratch);

@@ -33,6 +33,7 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 pub(crate) use acquisition::{FailoverCandidate, OtherOwner, TakeError, Taken, Took};
 use batched_reader::BatchedReader;
 pub(crate) use copies::Unsaid;
+pub(crate) use holding::Release;
 pub(crate) use identity::{host_name, identity};
 use lease_renewal::LeaseRenewal;
 pub(crate) use moves::{Order, OrderFound};

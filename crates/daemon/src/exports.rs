@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::hardware::BackingInfo;
 use super::shard_api::ShardHandle;
-use super::vhost_user::Gateway;
+use super::vhost_user::{self, Gateway};
 
 /// An export of a disk to which clients can connect.
 #[derive(Clone, Debug)]
@@ -83,9 +83,10 @@ impl Exports {
 
     /// Removes an export and disconnects its vhost-user client. The shard closes the other
     /// connections.
-    pub(crate) fn remove(&self, name: &str) {
-        self.gateways().remove(name);
+    pub(crate) async fn remove(&self, name: &str) {
+        let removed = self.gateways().remove(name);
         self.table().remove(name);
+        vhost_user::close(removed.into_iter().map(|(_, gateway)| gateway).collect()).await;
     }
 
     /// Sets the metadata contexts of all exports of a disk. Connected clients keep their choice.
@@ -112,10 +113,10 @@ impl Exports {
     }
 
     /// Replaces the vhost-user socket of a disk's own export; `None` removes it. Returns false, and
-    /// keeps the present socket, if a guest is connected to it. May block while a filesystem hangs.
+    /// keeps the present socket, if a guest is connected to it. May block for as long as
+    /// [`Gateway::close`].
     pub(crate) fn replace_vhost_user(&self, disk: &str, gateway: Option<Gateway>) -> bool {
         let end = self.gateways().get(disk).map(|(_, present)| present.end_unless_used());
-        // The control thread needs the lock of the table, which is not held here.
         if end.is_some_and(|end| !end()) {
             return false;
         }
@@ -124,9 +125,11 @@ impl Exports {
             Some(gateway) => gateways.insert(disk.to_owned(), (disk.to_owned(), gateway)),
             None => gateways.remove(disk),
         };
+        // The control thread needs the lock of the table.
         drop(gateways);
-        // This removes the file of the socket.
-        drop(replaced);
+        if let Some((_, replaced)) = replaced {
+            replaced.close();
+        }
         true
     }
 
@@ -140,9 +143,18 @@ impl Exports {
     }
 
     /// Removes all exports and vhost-user sockets of a disk.
-    pub(crate) fn remove_disk(&self, disk: &str) {
-        self.gateways().retain(|_, (of, _)| of != disk);
+    pub(crate) async fn remove_disk(&self, disk: &str) {
+        let removed = self.take_gateways(disk);
         self.table().retain(|_, export| export.of != disk);
+        vhost_user::close(removed).await;
+    }
+
+    fn take_gateways(&self, disk: &str) -> Vec<Gateway> {
+        let mut gateways = self.gateways();
+        let (taken, kept): (Gateways, Gateways) =
+            std::mem::take(&mut *gateways).into_iter().partition(|(_, (of, _))| of == disk);
+        *gateways = kept;
+        taken.into_values().map(|(_, gateway)| gateway).collect()
     }
 
     /// Returns the export with this name.

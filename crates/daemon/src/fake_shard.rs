@@ -6,7 +6,7 @@
 
 mod cache_transfer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -39,11 +39,15 @@ struct State {
     users: u64,
     refuses_devices: bool,
     keeps_disks: bool,
+    refuses_qos: bool,
     /// How long requests of each disk wait for its backing, as ordered last.
     waits: BTreeMap<DiskId, Duration>,
     /// Calls that enable a recovered cache wait in `held`.
     holds_recovered: bool,
     held: Vec<ShardCall>,
+    writes_crash_logs: bool,
+    /// Caches for which the handle has created crash logs, which stay until this value is dropped.
+    crash_logs: BTreeSet<[u8; 16]>,
     backings_fail: bool,
     /// The flash device that refuses all writes.
     sick: Option<DeviceId>,
@@ -86,9 +90,12 @@ impl State {
             users: 0,
             refuses_devices: false,
             keeps_disks: false,
+            refuses_qos: false,
             waits: BTreeMap::new(),
             holds_recovered: false,
             held: Vec::new(),
+            writes_crash_logs: false,
+            crash_logs: BTreeSet::new(),
             backings_fail: false,
             sick: None,
             silent: None,
@@ -106,6 +113,12 @@ impl State {
             requests: 0,
             replies: BTreeMap::new(),
         }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.crash_logs.iter().for_each(hob_storage::crash_log::remove);
     }
 }
 
@@ -141,6 +154,11 @@ impl FakeShard {
         self.state.lock().unwrap().keeps_disks = keeps;
     }
 
+    /// Makes the shard refuse entitlements of disks, or accept them again.
+    pub(crate) fn set_refuses_qos(&self, refuses: bool) {
+        self.state.lock().unwrap().refuses_qos = refuses;
+    }
+
     /// Returns how long requests of a disk wait for its backing, as ordered last.
     pub(crate) fn wait_max(&self, disk: DiskId) -> Option<Duration> {
         self.state.lock().unwrap().waits.get(&disk).copied()
@@ -158,6 +176,11 @@ impl FakeShard {
     /// `discard`, `another`.
     pub(crate) fn take_changes(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().unwrap().changes)
+    }
+
+    /// Makes caches write their crash logs from their next journal ring on.
+    pub(crate) fn set_writes_crash_logs(&self) {
+        self.state.lock().unwrap().writes_crash_logs = true;
     }
 
     /// Makes backings refuse writes, or accept them again.
@@ -293,7 +316,11 @@ impl State {
             {
                 self.held.push(call);
             }
-            ShardCall::ChangeCache { id, change, answer, .. } => {
+            ShardCall::ChangeCache { id, change, crash_log, answer } => {
+                self.crash_logs.extend(change.ring().map(|ring| ring.cache));
+                if let Some(crash_log) = crash_log.filter(|_| self.writes_crash_logs) {
+                    self.engine.keep_records(id, crash_log);
+                }
                 self.changes.push(match change {
                     CacheChange::Drain => "drain",
                     CacheChange::Clear(_) => "clear",
@@ -322,6 +349,9 @@ impl State {
                     self.engine.handle_loss(self.now(), id);
                     self.settle();
                 }
+            }
+            ShardCall::SetQos { answer, .. } if self.refuses_qos => {
+                let _ = answer.send(Err(ShardError::Busy));
             }
             ShardCall::SetQos { id, qos, answer } => {
                 self.command(id, Command::Qos(qos), Waiting::Add(answer));
@@ -506,6 +536,7 @@ impl State {
                     drop(answer.send(result.map(|released| Gone {
                         is_closing: false,
                         is_unflushed: self.backings_fail,
+                        is_unanswered: false,
                         failures_owed,
                         released,
                         changed,

@@ -3,13 +3,17 @@
 //! A socket serves one client at a time. A second client waits until the first has disconnected.
 //! The socket exists while the disk is served. If the socket cannot be created at a restart, the
 //! daemon retries.
+//!
+//! A filesystem may hang while a socket is created or removed. Only threads of this module wait for
+//! it, and callers wait for these threads for a limited time.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use hob_engine::io::Promote;
 use hob_engine::units::DiskId;
@@ -23,6 +27,15 @@ use super::socket_access::{SocketAccess, bind_socket};
 
 /// Interval between two attempts to create a socket.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Longest wait for the filesystem of a socket that a caller needs.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Longest wait for the filesystem of a socket that hob tries to create again, or that it removes.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Why a socket does not exist yet.
+const NO_ANSWER: &str = "its filesystem does not answer";
 
 /// Maximum length of a socket path in bytes.
 const PATH_BYTES_MAX: usize = 107;
@@ -53,16 +66,21 @@ struct Shared {
     /// Eventfd that wakes the listener's thread when the socket is dropped.
     stop: OwnedFd,
     state: Mutex<State>,
-    /// Why the socket could not be created at the last attempt. The lock on `state` may be held
-    /// while a filesystem hangs.
+    /// True if this process created the socket file and has not removed it yet.
+    is_bound: AtomicBool,
+    /// Why the socket does not exist.
     problem: Mutex<Option<String>>,
 }
+
+/// Paths of dropped sockets whose files are being removed.
+static ENDING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Wakes those who wait for a change of [`ENDING`].
+static ENDED: Condvar = Condvar::new();
 
 #[derive(Debug, Default)]
 struct State {
     stopped: bool,
-    /// True if this process created the socket file.
-    bound: bool,
     /// Second descriptor of the client's connection, to close it.
     client: Option<UnixStream>,
 }
@@ -99,7 +117,18 @@ pub(crate) enum Failing {
 }
 
 impl Gateway {
-    /// Opens a vhost-user socket at `path`.
+    /// Opens a vhost-user socket on a thread that may block.
+    pub(crate) async fn open_aside(
+        place: SocketPlace,
+        behind: Behind,
+        failing: Failing,
+    ) -> io::Result<Gateway> {
+        let opening = tokio::task::spawn_blocking(move || Gateway::open(&place, behind, failing));
+        opening.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// Opens a vhost-user socket. Waits for the filesystem for at most [`ANSWER_MAX`], so do not call
+    /// it on the control thread.
     pub(crate) fn open(place: &SocketPlace, behind: Behind, failing: Failing) -> io::Result<Gateway> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let capacity = Capacity::new(behind.info.size_bytes);
@@ -110,16 +139,34 @@ impl Gateway {
             capacity,
             stop,
             state: Mutex::default(),
+            is_bound: AtomicBool::new(false),
             problem: Mutex::default(),
         });
-        let listener = match shared.bind() {
-            Err(error) if failing == Failing::Refuse => return Err(error),
-            bound => bound.inspect_err(|error| shared.complain(&behind, error)).ok(),
-        };
-        let thread = std::thread::Builder::new().name("hob-vhost-user".to_owned());
+        shared.set_problem(Some(format!("the vhost-user socket {}: {NO_ANSWER}", shared.path.display())));
         let gateway = Gateway { shared: Arc::clone(&shared) };
-        thread.spawn(move || shared.run(listener, &behind))?;
+        let name = behind.info.name.clone();
+        let (report, tried) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("hob-vhost-user".to_owned());
+        thread.spawn(move || shared.run(&behind, &report))?;
+        let wait_max = match failing {
+            Failing::Refuse => ANSWER_MAX,
+            Failing::TryAgain => WAIT_MAX,
+        };
+        let hangs = |_| Err(io::Error::new(io::ErrorKind::TimedOut, NO_ANSWER));
+        match tried.recv_timeout(wait_max).unwrap_or_else(hangs) {
+            Err(error) if failing == Failing::Refuse => return Err(error),
+            Err(error) => gateway.shared.complain(&name, &error),
+            Ok(()) => {}
+        }
         Ok(gateway)
+    }
+
+    /// Disconnects the client and removes the socket. Waits for the filesystem for at most
+    /// [`WAIT_MAX`], so do not call it on the control thread.
+    pub(crate) fn close(self) {
+        let path = self.shared.path.clone();
+        drop(self);
+        wait_until_removed(&path, WAIT_MAX);
     }
 
     /// Returns why the socket does not exist.
@@ -128,7 +175,7 @@ impl Gateway {
     }
 
     /// Returns a function that ends the acceptance of guests, unless a guest is connected. The
-    /// function returns false if a guest is connected. It may block while a filesystem hangs.
+    /// function returns false if a guest is connected.
     pub(crate) fn end_unless_used(&self) -> impl FnOnce() -> bool + use<> {
         let shared = self.shared.clone();
         move || {
@@ -148,16 +195,45 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
+        ending().push(self.shared.path.clone());
         let mut state = self.shared.state();
         state.stopped = true;
-        if state.bound {
-            let _ = std::fs::remove_file(&self.shared.path);
-        }
         if let Some(client) = &state.client {
             let _ = client.shutdown(std::net::Shutdown::Both);
         }
+        drop(state);
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name("hob-socket-end".to_owned());
+        if thread.spawn(move || shared.end()).is_err() {
+            self.shared.end();
+        }
     }
+}
+
+/// Closes sockets on a thread that may block; see [`Gateway::close`].
+pub(crate) async fn close(gateways: Vec<Gateway>) {
+    let paths: Vec<PathBuf> = gateways.iter().map(|gateway| gateway.shared.path.clone()).collect();
+    drop(gateways);
+    if paths.is_empty() {
+        return;
+    }
+    let until = Instant::now() + WAIT_MAX;
+    let removed =
+        move |path: &PathBuf| wait_until_removed(path, until.saturating_duration_since(Instant::now()));
+    let _ = tokio::task::spawn_blocking(move || paths.iter().all(removed)).await;
+}
+
+fn ending() -> MutexGuard<'static, Vec<PathBuf>> {
+    ENDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until no dropped socket of this process is being removed at this path. Returns false after
+/// `wait_max`.
+fn wait_until_removed(path: &Path, wait_max: Duration) -> bool {
+    let is_ending = |paths: &mut Vec<PathBuf>| paths.iter().any(|ending| ending == path);
+    let waited = ENDED.wait_timeout_while(ending(), wait_max, is_ending);
+    !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
 }
 
 impl Shared {
@@ -165,29 +241,62 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn complain(&self, behind: &Behind, error: &io::Error) {
-        let (name, path) = (&behind.info.name, self.path.display());
+    fn complain(&self, name: &str, error: &io::Error) {
+        let path = self.path.display();
         tracing::error!("{name}: cannot listen on the vhost-user socket {path}, retrying: {error}");
     }
 
-    fn bind(&self) -> io::Result<UnixListener> {
-        let mut state = self.state();
-        if state.stopped {
-            return Err(io::Error::other("the disk was removed"));
+    /// Removes the file of the socket if this process created it.
+    fn remove_file(&self) {
+        if self.is_bound.swap(false, Ordering::AcqRel) {
+            let _ = std::fs::remove_file(&self.path);
         }
-        let bound = bind_socket(&self.path, self.access);
-        state.bound = bound.is_ok();
-        let reason =
-            |error| format!("cannot listen on the vhost-user socket {}: {error}", self.path.display());
-        let problem = bound.as_ref().err().map(reason);
-        *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+    }
+
+    /// Removes the file of the dropped socket.
+    fn end(&self) {
+        self.remove_file();
+        let mut paths = ending();
+        if let Some(at) = paths.iter().position(|path| *path == self.path) {
+            paths.swap_remove(at);
+        }
+        drop(paths);
+        ENDED.notify_all();
+    }
+
+    fn set_problem(&self, why: Option<String>) {
+        *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    fn bind(&self) -> io::Result<UnixListener> {
+        let bound = self.bind_when_free();
+        let why = |error| format!("cannot listen on the vhost-user socket {}: {error}", self.path.display());
+        self.set_problem(bound.as_ref().err().map(why));
         bound
     }
 
+    fn bind_when_free(&self) -> io::Result<UnixListener> {
+        if !wait_until_removed(&self.path, WAIT_MAX) {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, NO_ANSWER));
+        }
+        let listener = bind_socket(&self.path, self.access)?;
+        self.is_bound.store(true, Ordering::Release);
+        if self.state().stopped {
+            self.remove_file();
+            return Err(io::Error::other("the disk was removed"));
+        }
+        Ok(listener)
+    }
+
     /// Serves one client after the other until the socket is dropped.
-    fn run(&self, listener: Option<UnixListener>, behind: &Behind) {
-        let mut listener = listener;
-        loop {
+    /// Reports the result of the first attempt to create the socket.
+    fn run(&self, behind: &Behind, first: &mpsc::Sender<io::Result<()>>) {
+        let (mut listener, tried) = match self.bind() {
+            Ok(listener) => (Some(listener), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        let _ = first.send(tried);
+        while !self.wait(listener.as_ref()) {
             match &listener {
                 None => listener = self.bind().ok(),
                 Some(listener) => match listener.accept() {
@@ -198,10 +307,6 @@ impl Shared {
                         std::thread::sleep(AGAIN);
                     }
                 },
-            }
-            let stopped = self.wait(listener.as_ref());
-            if stopped {
-                return;
             }
         }
     }
@@ -327,8 +432,35 @@ mod tests {
         let mut client = UnixStream::connect(&path).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         assert_eq!(io::Read::read(&mut client, &mut [0]).unwrap(), 0);
-        drop(gateway);
+        gateway.close();
         assert!(!path.exists());
+        // The path is free again at once.
+        drop(Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap());
+        Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap().close();
+        assert!(!path.exists());
+    }
+
+    /// The control thread closes sockets, and the filesystem of a socket may hang.
+    #[test]
+    fn a_socket_that_is_still_being_removed_is_waited_for_until_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm.sock");
+        // As if the filesystem did not answer to the removal of an earlier socket.
+        ending().push(path.clone());
+        assert!(!wait_until_removed(&path, Duration::from_millis(1)));
+        let opened = Gateway::open(&at(&path), behind(), Failing::Refuse);
+        assert_eq!(opened.err().unwrap().kind(), io::ErrorKind::TimedOut);
+        let gateway = Gateway::open(&at(&path), behind(), Failing::TryAgain).unwrap();
+        assert!(gateway.problem().unwrap().contains(NO_ANSWER), "{:?}", gateway.problem());
+        ending().retain(|ending| *ending != path);
+        ENDED.notify_all();
+        let start = Instant::now();
+        while gateway.problem().is_some() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it is not tried again");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(path.exists());
+        gateway.close();
     }
 
     #[test]
@@ -372,13 +504,13 @@ mod tests {
         let gateway = Gateway::open(&at(&path), behind(), Failing::TryAgain).unwrap();
         assert!(gateway.problem().unwrap().contains("cannot listen on the vhost-user socket"));
         std::fs::create_dir(dir.path().join("later")).unwrap();
-        let start = std::time::Instant::now();
-        while !path.exists() {
+        let start = Instant::now();
+        while gateway.problem().is_some() {
             assert!(start.elapsed() < Duration::from_secs(60), "it is not tried again");
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(gateway.problem(), None);
-        drop(gateway);
+        assert!(path.exists());
+        gateway.close();
         assert!(!path.exists());
     }
 

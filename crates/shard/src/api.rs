@@ -109,6 +109,8 @@ pub struct Gone {
     /// True if the backing was not flushed after its last change, because it failed or did not
     /// answer. The journal of a persistent cache is complete then, but it is not marked as closed.
     pub is_unflushed: bool,
+    /// True if the backing may still execute changes of this host, because it did not answer them.
+    pub is_unanswered: bool,
     /// True if the abandoned backing is still open. The disk's id can be reused after
     /// [`ShardEvent::BackingClosed`].
     pub is_closing: bool,

@@ -2,8 +2,9 @@
 //! tmpfs, which outlives a killed daemon but not a restart of the host.
 //!
 //! The files are in `/dev/shm`, or in the directory that the environment variable
-//! `HOB_CRASH_LOG_DIR` names. Each cache has one of 272 KiB, named after the cache. A cache that is
-//! closed cleanly needs none, so it is removed then.
+//! `HOB_CRASH_LOG_DIR` names. Each cache has one of 272 KiB, named after the cache. A closed cache
+//! needs none. The engine only marks the file then, and [`SurvivingFile::remove_if_ended`] removes
+//! it, because a daemon that is killed before it has saved the close is expected to leave the file.
 //!
 //! Why `unsafe`: a shared mapping is the only memory that keeps each byte written to it when the
 //! process is killed, without a system call for each write.
@@ -54,13 +55,16 @@ pub struct SurvivingFile {
     identity: (u64, u64),
     /// True while a write to the file fails.
     is_failing: Arc<AtomicBool>,
+    /// True if nothing needs the content any more.
+    has_ended: Arc<AtomicBool>,
 }
 
 impl SurvivingFile {
     pub(crate) fn of(path: &Path, file: &File) -> io::Result<SurvivingFile> {
         let found = file.metadata()?;
         let identity = (found.dev(), found.ino());
-        Ok(SurvivingFile { path: path.to_owned(), identity, is_failing: Arc::default() })
+        let path = path.to_owned();
+        Ok(SurvivingFile { path, identity, is_failing: Arc::default(), has_ended: Arc::default() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -70,6 +74,15 @@ impl SurvivingFile {
     /// Records whether the last write to the file failed. Returns the earlier value.
     pub(crate) fn set_failing(&self, is_failing: bool) -> bool {
         self.is_failing.swap(is_failing, Relaxed)
+    }
+
+    /// Removes the file if the cache of this crash log was closed or removed. Returns true if it was.
+    pub fn remove_if_ended(&self) -> bool {
+        let has_ended = self.has_ended.load(Relaxed);
+        if has_ended {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        has_ended
     }
 
     /// Returns why another process will not find what this one writes to the file; `None` if it
@@ -225,7 +238,7 @@ impl SurvivingMemory for CrashLogFile {
     }
 
     fn remove(&mut self) {
-        let _ = std::fs::remove_file(&self.file.path);
+        self.file.has_ended.store(true, Relaxed);
     }
 }
 
@@ -245,6 +258,11 @@ impl Drop for CrashLogFile {
 mod tests {
     use super::*;
 
+    fn remove_ended(log: &mut CrashLogFile) {
+        log.remove();
+        assert!(log.file().remove_if_ended());
+    }
+
     #[test]
     fn the_bytes_are_there_for_the_next_process_until_the_log_is_removed() {
         let cache = (u128::from(std::process::id()) << 64 | 0x6861_7368).to_le_bytes();
@@ -255,7 +273,10 @@ mod tests {
         let mut log = CrashLogFile::open(&cache).unwrap();
         log.write(0, b"first");
         assert_eq!(read(&cache).unwrap()[CRASH_LOG_BYTES - 4..], *b"last");
+        assert!(!log.file().remove_if_ended() && read(&cache).is_some(), "its cache is in use");
         log.remove();
+        assert!(read(&cache).is_some(), "the close is not saved yet");
+        assert!(log.file().remove_if_ended());
         assert_eq!(read(&cache), None);
     }
 
@@ -264,11 +285,11 @@ mod tests {
         let cache = (u128::from(std::process::id()) << 64 | 0x676f_6e65).to_le_bytes();
         let mut log = CrashLogFile::open(&cache).unwrap();
         assert_eq!(log.file().problem(), None);
-        log.remove();
+        remove_ended(&mut log);
         assert!(log.file().problem().unwrap().contains("removed"));
         let mut other = CrashLogFile::open(&cache).unwrap();
         assert!(log.file().problem().unwrap().contains("replaced"));
-        other.remove();
+        remove_ended(&mut other);
     }
 
     #[test]
@@ -285,10 +306,10 @@ mod tests {
         std::fs::set_permissions(log.file.path(), std::fs::Permissions::from_mode(0o666)).unwrap();
         assert_eq!(read(&cache), None);
         assert!(CrashLogFile::open(&cache).is_err());
-        log.remove();
+        remove_ended(&mut log);
         std::os::unix::fs::symlink("/etc/passwd", log.file.path()).unwrap();
         assert!(open(log.file.path(), OFlags::RDWR).is_err() && read(&cache).is_none());
-        log.remove();
+        remove_ended(&mut log);
     }
 
     #[test]
@@ -305,7 +326,7 @@ mod tests {
         let mut log = CrashLogFile::open(&cache).unwrap();
         is_private(&log);
         assert_eq!(target.as_file().metadata().unwrap().len(), 0);
-        log.remove();
+        remove_ended(&mut log);
         std::fs::create_dir(&path).unwrap();
         assert!(CrashLogFile::open(&cache).is_err(), "it cannot be removed");
         std::fs::remove_dir(&path).unwrap();
@@ -317,6 +338,6 @@ mod tests {
         let mut log = CrashLogFile::open(&cache).unwrap();
         is_private(&log);
         assert_eq!(read(&cache).unwrap(), vec![0; CRASH_LOG_BYTES], "the other content is not used");
-        log.remove();
+        remove_ended(&mut log);
     }
 }

@@ -9,7 +9,9 @@ use std::process::Command;
 use common::{Rig, image_options, options, pattern};
 use hob_engine::command::Access;
 use hob_engine::io::{Durability, IoError, IoOp};
-use hob_storage::backing::{Backing, BackingOptions, BlockOrigin, Format, ImageFile, OwnMap, Role};
+use hob_storage::backing::{
+    Backing, BackingOptions, BlockOrigin, Format, ImageFile, NotShared, OwnMap, Role,
+};
 use hob_storage::ring::RingKind;
 
 const MIB: u64 = 1 << 20;
@@ -134,31 +136,39 @@ fn an_image_that_cannot_share_says_why() {
         let mut bytes = [0; 4096];
         backing.read_before_attach(4 * MIB, &mut bytes).unwrap();
         assert!(bytes == images.content[4 * MIB as usize..][..4096]);
-        parent.unwrap_err()
+        match parent.unwrap_err() {
+            NotShared::Unsuitable(why) => (why, false),
+            NotShared::Unknown(why) => (why, true),
+        }
     };
     let unlocked = BackingOptions { locked: false, ..images.options() };
-    assert!(why(&unlocked, &|| ()).contains("not locked"));
+    let (why_unlocked, may_be_shared_later) = why(&unlocked, &|| ());
+    assert!(why_unlocked.contains("not locked") && !may_be_shared_later);
     // The state of the parent is read only for disks that share it.
     let unshared = BackingOptions { shares_parent: false, ..images.options() };
-    assert!(why(&unshared, &|| ()).contains("opened without its parent"));
+    assert!(why(&unshared, &|| ()).0.contains("opened without its parent"));
     let replace = || {
         let other = images.dir.path().join("other");
         std::fs::copy(&images.base.path, &other).unwrap();
         std::fs::rename(&other, &images.base.path).unwrap();
     };
-    let changed = why(&images.options(), &replace);
+    let (changed, may_be_shared_later) = why(&images.options(), &replace);
     assert!(changed.contains("changed or replaced while the image was opened"), "{changed}");
-    let missing = why(&images.options(), &|| std::fs::remove_file(&images.base.path).unwrap());
+    assert!(!may_be_shared_later);
+    let remove = || std::fs::remove_file(&images.base.path).unwrap();
+    let (missing, may_be_shared_later) = why(&images.options(), &remove);
     assert!(missing.contains("the state of its parent is unknown"), "{missing}");
+    assert!(may_be_shared_later);
     let images = Images::new("raw", "qcow2", None);
     run("qemu-io", &["-f", "qcow2", "-c", "write -P 1 0 8M", &images.clone]);
     let (_backing, parent) = images.open(&images.options()).share_parent();
-    assert!(parent.unwrap_err().contains("it has all blocks itself"));
+    assert!(parent.unwrap_err().to_string().contains("it has all blocks itself"));
     let alone = images.dir.path().join("alone");
     run("qemu-img", &["create", "-q", "-f", "qcow2", alone.to_str().unwrap(), "8M"]);
     let alone_options = BackingOptions { shares_parent: true, ..image_options("qcow2") };
     let backing = Backing::open(alone.to_str().unwrap(), Access::ReadWrite, &alone_options).unwrap();
-    assert_eq!(backing.share_parent().1.unwrap_err(), "it has no parent");
+    let why = NotShared::Unsuitable("it has no parent".to_owned());
+    assert_eq!(backing.share_parent().1.unwrap_err(), why);
 }
 
 /// Only a file that is locked against writers has content that can be named.

@@ -1,10 +1,26 @@
 //! Disks that this host owns: changes of their ownership records, and their release.
 
+use std::time::Duration;
+
 use hob_engine::cluster::{Found, LeaseId, OwnershipRecord, OwnershipRequest};
 
 use super::{Cluster, DiskMembership, GOES, Taken};
 
+/// When other hosts may acquire a disk that this host releases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Release {
+    AtOnce,
+    /// After `settle_seconds`, as if this host had failed, because the disk's backing may still execute
+    /// requests of this host.
+    AfterSettling,
+}
+
 impl Cluster {
+    /// Returns how long another host waits before it acquires a disk whose owner has failed.
+    pub(crate) fn settle(&self) -> Duration {
+        Duration::from_secs(self.config.settle_seconds)
+    }
+
     /// Returns true if this host has the disk's ownership lock under its current lease.
     pub(crate) async fn is_held(&self, disk: &str) -> bool {
         let Some(membership) = self.membership.borrow().clone() else { return false };
@@ -15,23 +31,35 @@ impl Cluster {
 
     /// Releases a disk that is not served any more. `dirty` tells whether dirty data stays in this
     /// host's flash.
-    pub(crate) async fn give_back(&self, disk: &str, dirty: bool) -> Result<(), String> {
+    pub(crate) async fn give_back(&self, disk: &str, dirty: bool, release: Release) -> Result<(), String> {
         let place = self.place(disk);
         let mut place = place.lock().await;
-        self.give_back_at(&mut place, disk, dirty).await
+        self.give_back_at(&mut place, disk, dirty, release).await
     }
 
-    async fn give_back_at(&self, place: &mut DiskMembership, disk: &str, dirty: bool) -> Result<(), String> {
+    async fn give_back_at(
+        &self,
+        place: &mut DiskMembership,
+        disk: &str,
+        dirty: bool,
+        release: Release,
+    ) -> Result<(), String> {
         let mut trouble = String::new();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { return Ok(()) };
             let is_adopted = title.value.member.id == self.me.id && title.value.adopts.is_none();
-            let txn = match is_adopted {
-                true => place.seat.give_back(place.lease, &title, dirty),
-                // A pending failover of the disk stays pending.
-                false => place.seat.leave_alone(place.lease, &title),
+            // Other hosts must see the end of the lock at a later revision than the record, as after a
+            // failure of this host.
+            let marks = is_adopted && release == Release::AfterSettling && title.value.dirty != dirty;
+            let txn = match release {
+                Release::AtOnce if is_adopted => place.seat.give_back(place.lease, &title, dirty),
+                Release::AfterSettling if marks => place.seat.mark(place.lease, &title, dirty),
+                // The record still says that this host serves the disk. A pending failover of the disk
+                // stays pending.
+                _ => place.seat.leave_alone(place.lease, &title),
             };
             match self.commit(place, &txn).await {
+                Ok(Some(revision)) if marks => place.title = Some(marked(title.value, dirty, revision)),
                 Ok(Some(_)) => {
                     tracing::info!("disk {disk}: released in generation {}", title.value.generation);
                     place.title = None;
@@ -50,8 +78,8 @@ impl Cluster {
     }
 
     /// Releases a disk that was acquired but could not be opened.
-    pub(crate) async fn leave(&self, disk: &str, taken: &Taken) {
-        if let Err(why) = self.give_back(disk, taken.dirty_before).await {
+    pub(crate) async fn leave(&self, disk: &str, taken: &Taken, release: Release) {
+        if let Err(why) = self.give_back(disk, taken.dirty_before, release).await {
             tracing::warn!(
                 "disk {disk}: cannot release its ownership lock: {why}; the lock ends with the lease"
             );
@@ -60,7 +88,7 @@ impl Cluster {
 
     /// Releases a disk after a failed or interrupted failover.
     pub(crate) async fn leave_adopting(&self, disk: &str) {
-        if let Err(why) = self.give_back(disk, false).await {
+        if let Err(why) = self.give_back(disk, false, Release::AtOnce).await {
             tracing::warn!(
                 "disk {disk}: cannot release its ownership lock after a failover: {why}; the lock ends with the lease"
             );
@@ -70,12 +98,17 @@ impl Cluster {
     /// Releases a disk of which this host keeps no data. This host, or an earlier hob process on
     /// this host, may have the ownership lock of the disk. This host may also be only the last
     /// recorded owner.
-    pub(crate) async fn give_up(&self, disk: &str, known: Option<u64>) -> Result<(), String> {
+    pub(crate) async fn give_up(
+        &self,
+        disk: &str,
+        known: Option<u64>,
+        release: Release,
+    ) -> Result<(), String> {
         let place = self.place(disk);
         // This host keeps the lock until the end, so that no other task of this host acquires the
         // disk meanwhile.
         let mut place = place.lock().await;
-        self.give_back_at(&mut place, disk, false).await?;
+        self.give_back_at(&mut place, disk, false, release).await?;
         let look = self.look(disk).await.map_err(|error| error.to_string())?;
         let is_ours =
             |title: &Found<OwnershipRecord>| title.value.member.id == self.me.id && title.value.dirty;
@@ -85,7 +118,7 @@ impl Cluster {
             let membership = self.member().await.map_err(|error| error.to_string())?;
             let took = self.take_at(&membership, &mut place, disk, wish).await;
             took.map_err(|error| error.to_string())?;
-            self.give_back_at(&mut place, disk, false).await?;
+            self.give_back_at(&mut place, disk, false, release).await?;
         }
         Ok(())
     }
@@ -115,10 +148,7 @@ impl Cluster {
             let txn = place.seat.mark(place.lease, &title, dirty);
             match self.commit(&mut place, &txn).await {
                 Ok(Some(revision)) => {
-                    // Without dirty data there is no replica.
-                    let copy = title.value.copy.clone().filter(|_| dirty);
-                    let value = OwnershipRecord { dirty, copy, ..title.value };
-                    place.title = Some(Found { value, revision, lease: LeaseId(0) });
+                    place.title = Some(marked(title.value, dirty, revision));
                     return Ok(());
                 }
                 Ok(None) => {}
@@ -147,4 +177,11 @@ impl Cluster {
         let place = place.lock().await;
         place.title.as_ref().map(|title| title.value.dirty && !place.clean_in_doubt)
     }
+}
+
+/// Returns the record after [`OwnershipState::mark`](hob_engine::cluster::OwnershipState::mark).
+fn marked(record: OwnershipRecord, dirty: bool, revision: u64) -> Found<OwnershipRecord> {
+    // Without dirty data there is no replica.
+    let copy = record.copy.clone().filter(|_| dirty);
+    Found { value: OwnershipRecord { dirty, copy, ..record }, revision, lease: LeaseId(0) }
 }

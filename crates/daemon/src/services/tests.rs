@@ -17,6 +17,7 @@ mod health;
 mod journal_lost;
 mod life_cycle;
 mod memory;
+mod opening;
 mod operation_guard;
 mod orphans;
 mod parents;

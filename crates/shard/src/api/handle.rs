@@ -72,7 +72,19 @@ impl ShardHandle {
     /// Changes a disk's cache. Returns the segments that the cache no longer uses.
     pub async fn change_cache(&self, id: DiskId, change: CacheChange) -> Result<Vec<Segment>, ShardError> {
         let crash_log = change.ring().and_then(|ring| self.surviving.open_crash_log(id, &ring.cache));
-        self.ask(|answer| ShardCall::ChangeCache { id, change, crash_log, answer }).await
+        let removes_cache = matches!(change, CacheChange::Disable);
+        let changed = self.ask(|answer| ShardCall::ChangeCache { id, change, crash_log, answer }).await;
+        if removes_cache && changed.is_ok() {
+            self.remove_ended_crash_log(id);
+        }
+        changed
+    }
+
+    /// Removes the crash log of a disk whose cache was closed or removed. The crash log of a cache
+    /// that was closed without its mark of a clean close must stay until it is saved that the next
+    /// start needs none. If the process is killed earlier, the next start expects to find it.
+    pub fn remove_ended_crash_log(&self, id: DiskId) {
+        self.surviving.remove_ended_crash_log(id);
     }
 
     /// Returns the counters of the shard's flash devices, or `None` after `patience`.

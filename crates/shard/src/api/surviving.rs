@@ -47,6 +47,13 @@ impl SurvivingFiles {
         opened.inspect_err(failed).ok().map(|log| Box::new(log) as Box<dyn SurvivingMemory>)
     }
 
+    /// Removes the crash log of a disk's cache if the engine has closed or removed the cache.
+    pub(super) fn remove_ended_crash_log(&self, disk: DiskId) {
+        if let Some(files) = self.lock().get_mut(&disk) {
+            files.crash_log.take_if(|log| log.as_ref().is_ok_and(SurvivingFile::remove_if_ended));
+        }
+    }
+
     /// Creates the mark of a disk whose backing loses unflushed changes if the process is killed.
     pub(super) fn create_mark(&self, disk: DiskId, backing: Option<&[u8; 16]>) -> Option<UnflushedMark> {
         // The id may have belonged to a disk that was removed.

@@ -490,6 +490,7 @@ impl Shard {
                 let witness = backing.and_then(|backing| backing.witness()).map(ChangeDetector::keep_open);
                 let is_unflushed =
                     backing.is_none_or(|backing| backing.is_abandoned() || backing.is_unflushed());
+                let is_unanswered = backing.is_some_and(Backing::may_change_later);
                 let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
                 let memory = self.areas.replace(disk, None);
                 let failures_owed = self.commands.failures_owed.remove(&disk).unwrap_or(0);
@@ -501,6 +502,7 @@ impl Shard {
                     bitmaps,
                     failures_owed,
                     is_unflushed,
+                    is_unanswered,
                     is_closing: false,
                 };
                 self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));

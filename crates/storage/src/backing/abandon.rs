@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 use hob_engine::io::{BufferSlice, IoError};
 use hob_engine::units::{Instant, IoId};
 
-use super::Backing;
 use super::monitor::{InFlight, Monitor};
+use super::{Backing, WaitMax};
 use crate::ring::Ring;
 
 /// Time that cancelled requests have to end before they are abandoned, nanoseconds.
@@ -86,7 +86,7 @@ impl Backing {
         if self.abandonment.is_some() {
             return;
         }
-        self.driver.revoke(ring, now);
+        self.revoke(ring, now);
         // Their success depends on flushes that may never end.
         let refused: VecDeque<IoId> = self.flush_order.take_held().collect();
         for io in &refused {
@@ -99,6 +99,27 @@ impl Backing {
             untold: VecDeque::new(),
             returned: VecDeque::new(),
         }));
+    }
+
+    /// Ends the use of the backing; see [`Driver::revoke`](super::Driver::revoke).
+    pub fn revoke(&mut self, ring: &mut Ring, now: Instant) {
+        if !std::mem::replace(&mut self.is_revoked, true) {
+            self.left_requests |= !self.in_flight.is_empty() || self.monitor.is_disconnected();
+        }
+        self.driver.revoke(ring, now);
+    }
+
+    /// Changes how long requests wait; see [`Driver::set_wait_max`](super::Driver::set_wait_max).
+    pub fn set_wait_max(&mut self, now: Instant, change: WaitMax) {
+        self.left_requests |= matches!(change, WaitMax::Expired) && !self.in_flight.is_empty();
+        self.driver.set_wait_max(now, change);
+    }
+
+    /// Returns true if the backing may still execute changes of this host, although hob does not wait
+    /// for them: it did not answer them, or its connection is lost, and no flush has covered them.
+    pub fn may_change_later(&self) -> bool {
+        let is_cut_off = !self.is_revoked && self.monitor.is_disconnected();
+        self.flush_state.is_unflushed() && (self.left_requests || is_cut_off)
     }
 
     /// Returns true if the backing was abandoned.

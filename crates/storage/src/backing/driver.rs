@@ -8,7 +8,9 @@ use std::time::Duration;
 use hob_engine::io::{Io, IoError};
 use hob_engine::units::{Instant, IoId};
 
-use super::{BackingInfo, ChangeDetector, ChangeMark, Lock, Parent, ParentRead, SizeProbe, Status, WaitMax};
+use super::{
+    BackingInfo, ChangeDetector, ChangeMark, Lock, NotShared, Parent, ParentRead, SizeProbe, Status, WaitMax,
+};
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::TokenSpace;
 
@@ -107,7 +109,7 @@ pub trait Driver: Send {
         false
     }
     /// Returns the parent of a clone, or why the clone cannot share its parent's blocks.
-    fn parent(&self) -> Result<Option<Parent>, String> {
+    fn parent(&self) -> Result<Option<Parent>, NotShared> {
         Ok(None)
     }
     /// Returns the name of the content of a backing that does not change. Clones use it to name

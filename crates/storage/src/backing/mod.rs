@@ -72,7 +72,7 @@ pub use modelled::{ModelledOp, ServiceTime};
 use monitor::InFlight;
 pub use monitor::{Condition, Monitor, SLOW_AFTER};
 pub use overlay::{BlockOrigin, OwnMap, Part};
-pub use parent::{Parent, ParentRead};
+pub use parent::{NotShared, Parent, ParentRead};
 pub use size_probe::SizeProbe;
 
 /// A kind of backing.
@@ -393,6 +393,10 @@ pub struct Backing {
     in_flight: InFlight,
     flush_order: FlushOrder<IoId>,
     flush_state: FlushState,
+    /// True if requests ended for hob perhaps without an answer of the backing, and no flush has
+    /// covered the changes among them.
+    left_requests: bool,
+    is_revoked: bool,
     abandonment: Option<Box<Abandonment>>,
 }
 
@@ -460,6 +464,8 @@ impl Backing {
             in_flight: InFlight::default(),
             flush_order: FlushOrder::default(),
             flush_state: FlushState::default(),
+            left_requests: false,
+            is_revoked: false,
             abandonment: None,
         }
     }
@@ -576,6 +582,9 @@ impl Backing {
     fn finish(&mut self, io: IoId, result: Result<(), IoError>) -> (IoId, Result<(), IoError>) {
         self.in_flight.end(&self.monitor, io);
         self.flush_state.end(io, result);
+        // A driver reports a request like this too that the backing did not answer in time.
+        self.left_requests |= result == Err(IoError::Failed);
+        self.left_requests &= self.flush_state.is_unflushed();
         (io, result)
     }
 

@@ -128,6 +128,11 @@ impl Monitor {
         }
     }
 
+    /// Returns true if the connection to the backing is lost.
+    pub(super) fn is_disconnected(&self) -> bool {
+        self.outage().is_some()
+    }
+
     /// Records that hob asks an idle server whether it still answers. This question counts as a
     /// request.
     pub(super) fn note_question(&self, now: Instant) {
@@ -176,6 +181,10 @@ impl InFlight {
             self.requests.remove(at);
         }
         self.publish(monitor);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
     }
 
     /// Removes all requests from the monitor, and returns them.

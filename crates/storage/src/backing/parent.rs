@@ -23,6 +23,17 @@ pub struct Parent {
     pub own: OwnMap,
 }
 
+/// Why a clone does not share its parent's blocks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotShared {
+    /// The backing has no parent, or its parent must not be shared.
+    #[error("{0}")]
+    Unsuitable(String),
+    /// A server or filesystem failed or did not answer in time. A later attempt may succeed.
+    #[error("{0}")]
+    Unknown(String),
+}
+
 /// A part of a read, in whole sectors, for the parent's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParentRead {
@@ -43,14 +54,14 @@ impl Backing {
     /// read from the parent's disk once it is [linked](super::Driver::link_parent). Returns the parent, or
     /// why nothing is shared; then the backing is unchanged. The disk must be open for its only
     /// writer, or have no writer. May take seconds, so do not call it on the shard's thread.
-    pub fn share_parent(self) -> (Backing, Result<Parent, String>) {
+    pub fn share_parent(self) -> (Backing, Result<Parent, NotShared>) {
         assert!(self.tokens.is_none(), "it is not attached yet");
         match self.driver.parent() {
             Ok(Some(parent)) => {
                 let overlay = Overlay::new(self.driver, parent.own.clone());
                 (Backing::monitored(Box::new(overlay), self.monitor), Ok(parent))
             }
-            Ok(None) => (self, Err("it has no parent".to_owned())),
+            Ok(None) => (self, Err(NotShared::Unsuitable("it has no parent".to_owned()))),
             Err(why) => (self, Err(why)),
         }
     }

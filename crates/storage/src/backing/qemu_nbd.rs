@@ -40,7 +40,9 @@ pub use self::sandbox::confine;
 use super::driver::delegate;
 use super::identity;
 use super::nbd::{BeforeConnecting, NbdBacking, open_uri};
-use super::{BackingInfo, BackingOptions, Driver, Format, Lock, OpenError, Parent, Status, WaitMax};
+use super::{
+    BackingInfo, BackingOptions, Driver, Format, Lock, NotShared, OpenError, Parent, Status, WaitMax,
+};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -233,10 +235,10 @@ impl Driver for QemuNbd {
         self.server.is_changed().then(|| format!("{path} was {CHANGED}"))
     }
 
-    fn parent(&self) -> Result<Option<Parent>, String> {
+    fn parent(&self) -> Result<Option<Parent>, NotShared> {
         match self.options.shares_parent {
             true => self.find_parent(),
-            false => Err("it was opened without its parent".to_owned()),
+            false => Err(NotShared::Unsuitable("it was opened without its parent".to_owned())),
         }
     }
 

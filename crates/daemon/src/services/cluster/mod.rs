@@ -24,7 +24,7 @@ use super::registry::{ClusterWait, DiskPhase, Registry};
 use super::remote_flash::RemoteFlash;
 use super::tasks::Tasks;
 use crate::api_error::{ApiError, Result};
-use crate::cluster::{Cluster, TakeError, Took};
+use crate::cluster::{Cluster, Release, TakeError, Took};
 use placement::Rates;
 
 /// Interval at which waiting disks, and disks to acquire again, are checked.
@@ -120,7 +120,8 @@ impl ClusterService {
         };
         let opened = self.disks.open_owned(name, when, Some(&taken)).await;
         if opened.is_err() {
-            cluster.leave(name, &taken).await;
+            let release = self.registry.inner().release_of(name, cluster.settle());
+            cluster.leave(name, &taken, release).await;
         }
         opened
     }
@@ -255,7 +256,10 @@ impl ClusterService {
                 }
                 let dirty = self.registry.wish(&name).is_ok_and(|(_, dirty)| dirty);
                 let is_drained = self.registry.inner().disk(&name).is_ok_and(|disk| disk.drained_at_end);
-                let given = tokio::time::timeout(END_MAX, cluster.give_back(&name, dirty && !is_drained));
+                let given = tokio::time::timeout(
+                    END_MAX,
+                    cluster.give_back(&name, dirty && !is_drained, Release::AtOnce),
+                );
                 if let Err(why) = given.await.unwrap_or_else(|_| Err("etcd does not answer".to_owned())) {
                     tracing::warn!(
                         "disk {name}: cannot release it in the cluster: {why}; other hosts can acquire it when the lease has expired"

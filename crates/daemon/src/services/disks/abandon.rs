@@ -16,12 +16,13 @@ use std::time::Duration;
 use hob_control::{OnClients, Size};
 use hob_engine::command::{CacheChange, CommandError, Discard, Mode, Segment};
 use hob_engine::units::{DiskId, SECTOR_BYTES};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::Disks;
 use crate::api_error::{ApiError, Result};
+use crate::cluster::Release;
 use crate::services::flash;
-use crate::services::registry::{DiskPhase, Inner};
+use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::JournalSpec;
 
@@ -56,8 +57,14 @@ impl Disks {
                 removal.await?
             }
         };
+        let mut inner = self.registry.inner();
         if !gone.is_closing {
-            self.registry.inner().abandoned.remove(&id);
+            inner.abandoned.remove(&id);
+        }
+        if gone.is_unanswered
+            && let Ok(disk) = inner.disk_mut(name)
+        {
+            disk.note_unanswered();
         }
         Ok(gone)
     }
@@ -81,7 +88,7 @@ impl Disks {
     /// Takes a disk that is to be removed from its shard, and discards its dirty data.
     pub(in crate::services) async fn take_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         self.registry.inner().disk_mut(name)?.phase = DiskPhase::Removing;
         let dirty = self.leave_backing(name, &shard, id).await?;
         Ok(dirty.map(|dirty| format!("{} of dirty data is lost", dirty.human())).into_iter().collect())
@@ -93,7 +100,7 @@ impl Disks {
         let (shard, id) = self.registry.shard_of(name)?;
         let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
             .hint("the disk is opened again when the hanging requests have ended");
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         let pool = {
             let mut inner = self.registry.inner();
             let new_id = inner.new_disk_id();
@@ -218,6 +225,24 @@ impl Inner {
     /// Returns true if the backing of a disk may still execute requests of this host, and nothing
     /// waits for their replies.
     pub(in crate::services) fn has_unanswered_requests(&self, name: &str) -> bool {
-        self.is_abandoned(name) || self.disk(name).is_ok_and(|disk| disk.unanswered_at_end)
+        self.is_abandoned(name) || self.disk(name).is_ok_and(|disk| disk.unanswered_since.is_some())
+    }
+
+    /// Returns when other hosts may acquire a closed disk that this host releases. They need not wait
+    /// for requests that are older than `settle`.
+    pub(in crate::services) fn release_of(&self, name: &str, settle: Duration) -> Release {
+        let since = self.disk(name).ok().and_then(|disk| disk.unanswered_since);
+        match self.is_abandoned(name) || since.is_some_and(|since| since.elapsed() < settle) {
+            true => Release::AfterSettling,
+            false => Release::AtOnce,
+        }
+    }
+}
+
+impl DiskEntry {
+    /// Records that the backing of the disk, which is closed now, may still execute requests of this
+    /// host.
+    pub(in crate::services) fn note_unanswered(&mut self) {
+        self.unanswered_since = Some(Instant::now());
     }
 }

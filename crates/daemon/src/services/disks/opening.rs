@@ -12,10 +12,11 @@ use hob_storage::pool::OwnerId;
 use super::Disks;
 use super::comparison::Source;
 use super::image::image_asked;
-use super::recovering::RecoveringCache;
+use super::recover::{Kept, Reading};
+use super::recovering::{Early, RecoveringCache};
 use super::resize::Measure;
 use crate::api_error::{ApiError, Result, conflict, failed, invalid, open_error};
-use crate::cluster::Taken;
+use crate::cluster::{Release, Taken};
 use crate::descriptors;
 use crate::exports::export_info;
 use crate::hardware::{Backing, BackingOptions};
@@ -25,7 +26,7 @@ use crate::services::qos::datastore_of;
 use crate::services::registry::{
     ADDING, CANNOT_FLUSH, ClusterWait, DISKS_MAX, DiskEntry, DiskPhase, OperationGuard,
 };
-use crate::shard_api::{Gone, ShardHandle};
+use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::{DiskState, ShareSpec};
 use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
@@ -36,6 +37,18 @@ pub(in crate::services) enum Open {
     AtOnce,
     /// Offer the disk after its cache is recovered.
     WithCache,
+}
+
+/// A disk that its shard has just got.
+struct AddedDisk<'a> {
+    wanted: &'a DiskState,
+    id: DiskId,
+    shard: &'a ShardHandle,
+    info: &'a BackingInfo,
+    /// Name of the datastore.
+    datastore: String,
+    /// True if the backing has unflushed changes only in memory.
+    is_in_memory: bool,
 }
 
 /// Maximum length of a backing specification, in bytes.
@@ -56,7 +69,14 @@ impl Disks {
     pub(in crate::services) async fn leave_disk(&self, name: &str) {
         let Some(cluster) = self.peers.cluster() else { return };
         let (known, _) = self.registry.wish(name).unwrap_or((None, false));
-        if let Err(why) = cluster.give_up(name, known).await {
+        let release = self.registry.inner().release_of(name, cluster.settle());
+        if release == Release::AfterSettling {
+            tracing::warn!(
+                "disk {name}: its backing may still execute requests of this host; other hosts can acquire it \
+                after settle_seconds"
+            );
+        }
+        if let Err(why) = cluster.give_up(name, known, release).await {
             tracing::warn!("disk {name}: its lease could not be released: {why}; it expires by itself");
         }
     }
@@ -145,9 +165,9 @@ impl Disks {
 
     /// Removes a new disk for which a part of the request failed.
     async fn take_back(&self, name: &str) {
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         if let Ok((shard, id)) = self.registry.shard_of(name)
-            && let Err(error) = shard.remove_disk(id).await
+            && let Err(error) = self.leave_shard(name, &shard, id).await
         {
             tracing::warn!("{name}: {error}");
         }
@@ -269,59 +289,36 @@ impl Disks {
         }
         self.record_service(name).await;
         shard.add_disk(id, config, backing).await?;
-        shard.owe_failures(id, self.registry.inner().disk(name)?.wanted.flush_failures_owed)?;
-        if let Some(taken) = taken {
-            shard.set_lease(id, taken.clock.clone())?;
-        }
-        if let Err(error) = self.exports.open_bitmaps(name, &shard, &info).await {
-            shard.remove_disk(id).await?;
-            return Err(error);
-        }
-        {
-            let mut inner = self.registry.inner();
-            let disk = inner.disk_mut(name)?;
-            disk.phase = DiskPhase::Online(shard.clone());
-            disk.wanted.is_new = false;
-            disk.memory = None;
-            disk.offline_reason = None;
-            disk.size_bytes = info.size_bytes;
-            disk.datastore = Some(datastore);
-        }
-        if memory.is_some() {
-            self.registry.note_in_memory(name).await?;
-        }
-        self.link_parents();
-        if wanted.qos.is_some() {
-            self.qos.apply(name).await?;
-        } else {
-            self.qos.apply_control_of(name);
-        }
-        let recovering = match recovering {
-            Some((early, reading)) => Some(self.expect_cache(name, early, reading).await?),
-            None => None,
+        let added = AddedDisk {
+            wanted: &wanted,
+            id,
+            shard: &shard,
+            info: &info,
+            datastore,
+            is_in_memory: memory.is_some(),
         };
-        if let Some(kept) = kept
-            && let Err(error) = self.enable_kept(name, kept).await
-        {
-            let error = ApiError::from(error);
-            // Without its dirty data, the disk would show the guest older data.
-            let gone = shard.remove_disk(id).await?;
-            return Err(self.close_incomplete(name, gone, error).await?);
-        }
+        let recovering = match self.prepare(added, taken, kept, recovering).await {
+            Ok(recovering) => recovering,
+            Err(error) => {
+                let left = self.leave_shard(name, &shard, id).await;
+                return Err(self.close_incomplete(name, id, left, error).await);
+            }
+        };
         // From here on clients may write to the disk.
         if let Err(error) = self.exports.begin_recording(name).await {
-            let gone = self.exports.take_from_shard(name, &shard, id).await?;
-            return Err(self.close_incomplete(name, gone, error).await?);
+            let left = self.exports.take_from_shard(name, &shard, id).await;
+            return Err(self.close_incomplete(name, id, left, error).await);
         }
         let gateway = match &wanted.vhost_user {
             None => None,
             Some(path) => {
-                match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, when) {
+                let place = self.exports.socket_at(path);
+                match open_gateway(name, place, id, &shard, &info, access, when).await {
                     Ok(gateway) => Some(gateway),
                     Err(error) => {
-                        let gone = self.exports.take_from_shard(name, &shard, id).await?;
+                        let left = self.exports.take_from_shard(name, &shard, id).await;
                         let error = failed!("cannot open the vhost-user socket {path}: {error}");
-                        return Err(self.close_incomplete(name, gone, error).await?);
+                        return Err(self.close_incomplete(name, id, left, error).await);
                     }
                 }
             }
@@ -337,21 +334,89 @@ impl Disks {
             tokio::spawn(async move { shard.flush(id).await });
         }
         if !wanted.for_clones {
-            self.exports.offer(name, id, shard, export_info(&info, access));
+            self.exports.offer(name, id, shard, export_info(&info, access)).await;
         }
         Ok((notes, recovering))
     }
 
+    /// Prepares a disk that its shard has just got, before clients may write to it. If this fails, the
+    /// caller takes the disk from its shard.
+    async fn prepare(
+        &self,
+        added: AddedDisk<'_>,
+        taken: Option<&Taken>,
+        kept: Option<Kept>,
+        recovering: Option<(Early, Reading)>,
+    ) -> Result<Option<RecoveringCache>> {
+        let AddedDisk { wanted, id, shard, info, datastore, is_in_memory } = added;
+        let name = wanted.name.as_str();
+        shard.owe_failures(id, self.registry.inner().disk(name)?.wanted.flush_failures_owed)?;
+        if let Some(taken) = taken {
+            shard.set_lease(id, taken.clock.clone())?;
+        }
+        self.exports.open_bitmaps(name, shard, info).await?;
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.phase = DiskPhase::Online(shard.clone());
+            disk.wanted.is_new = false;
+            disk.unanswered_since = None;
+            disk.memory = None;
+            disk.offline_reason = None;
+            disk.size_bytes = info.size_bytes;
+            disk.datastore = Some(datastore);
+        }
+        if is_in_memory {
+            self.registry.note_in_memory(name).await?;
+        }
+        self.link_parents();
+        if wanted.qos.is_some() {
+            self.qos.apply(name).await?;
+        } else {
+            self.qos.apply_control_of(name);
+        }
+        let recovering = match recovering {
+            Some((early, reading)) => Some(self.expect_cache(name, early, reading).await?),
+            None => None,
+        };
+        if let Some(kept) = kept {
+            // Without its dirty data, the disk would show the guest older data.
+            self.enable_kept(name, kept).await?;
+        }
+        Ok(recovering)
+    }
+
     /// Releases what a disk had on its shard that could not be opened completely, and returns the
-    /// error of the opening. The next opening would otherwise keep the segments of this one's journal
-    /// ring.
-    async fn close_incomplete(&self, name: &str, gone: Gone, error: ApiError) -> Result<ApiError> {
-        self.release_closed(name, gone).await?;
-        let mut inner = self.registry.inner();
-        let disk = inner.disk_mut(name)?;
-        disk.recovering = None;
-        disk.phase = DiskPhase::Offline(error.problem.error.clone());
-        Ok(error)
+    /// error of the opening. `left` is the result of its removal from the shard. The next opening
+    /// would otherwise keep the segments of this one's journal ring.
+    async fn close_incomplete(
+        &self,
+        name: &str,
+        id: DiskId,
+        left: Result<Gone, ShardError>,
+        error: ApiError,
+    ) -> ApiError {
+        let released = match left {
+            Ok(gone) => self.release_closed(name, gone).await,
+            Err(error) => {
+                let mut inner = self.registry.inner();
+                // The shard still has the disk, so no other disk may get its id.
+                let new_id = inner.new_disk_id();
+                inner.abandoned.insert(id, name.to_owned());
+                if let Ok(disk) = inner.disk_mut(name) {
+                    disk.id = new_id;
+                }
+                Err(error.into())
+            }
+        };
+        if let Err(error) = released {
+            tracing::warn!("disk {name}: cannot close it after its opening failed: {error}");
+        }
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.recovering = None;
+            disk.phase = DiskPhase::Offline(error.problem.error.clone());
+        }
+        error
     }
 
     /// Refuses a block device that is another one than before, and records the device of a disk that
@@ -474,9 +539,10 @@ impl Disks {
     }
 }
 
-pub(in crate::services) fn open_gateway(
+/// Opens the vhost-user socket of a disk's own export.
+pub(in crate::services) async fn open_gateway(
     name: &str,
-    place: &SocketPlace,
+    place: SocketPlace,
     disk: DiskId,
     shard: &ShardHandle,
     info: &BackingInfo,
@@ -496,7 +562,7 @@ pub(in crate::services) fn open_gateway(
         Open::AtOnce => Failing::TryAgain,
     };
     let behind = Behind { disk, shard: shard.clone(), info, promote: Promote::Usual };
-    Gateway::open(place, behind, failing)
+    Gateway::open_aside(place, behind, failing).await
 }
 
 /// Returns the access of clients to the disk: read-only or read-write.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use hob_control::{CacheSettings, NAME_CHARS_MAX, OnDirty, Size};
 use hob_engine::units::DiskId;
-use hob_storage::backing::{Format, Parent};
+use hob_storage::backing::{Format, NotShared, Parent};
 
 use super::Disks;
 use crate::api_error::{ApiError, Result, conflict};
@@ -49,7 +49,8 @@ pub(in crate::services) struct ParentLink {
 
 impl Disks {
     /// Makes a newly opened backing share its parent's data, if that is requested and possible.
-    /// Returns the shard that must serve the clone, if only one shard can serve the clone.
+    /// Returns the shard that must serve the clone, if only one shard can serve the clone. If it is
+    /// unknown whether sharing is possible, the parent's disk still counts as used by the clone.
     pub(in crate::services) async fn share(
         &self,
         wanted: &DiskState,
@@ -62,8 +63,14 @@ impl Disks {
         let parent = match found.and_then(|parent| self.not_writable(parent)) {
             Ok(parent) => parent,
             Err(why) => {
-                notes.push(format!("the disk shares no blocks with other clones: {why}"));
-                self.note_parent(name, None, ParentLink { reason: Some(why), ..ParentLink::default() })?;
+                let (disk, until) = match &why {
+                    NotShared::Unsuitable(_) => (None, ""),
+                    // The parent's disk stays, with its cache.
+                    NotShared::Unknown(_) => (share.disk.as_deref(), " until it is opened again"),
+                };
+                notes.push(format!("the disk shares no blocks with other clones{until}: {why}"));
+                let reason = Some(why.to_string());
+                self.note_parent(name, disk, ParentLink { reason, ..ParentLink::default() })?;
                 return Ok((backing, None));
             }
         };
@@ -78,14 +85,14 @@ impl Disks {
     }
 
     /// Returns the parent, unless a disk with the same backing can change it. The error says so.
-    fn not_writable(&self, parent: Parent) -> Result<Parent, String> {
+    fn not_writable(&self, parent: Parent) -> Result<Parent, NotShared> {
         let inner = self.registry.inner();
         let changes = |disk: &&DiskEntry| !disk.wanted.read_only && disk.wanted.backing == parent.spec;
         match inner.disks.values().find(changes) {
-            Some(disk) => Err(format!(
+            Some(disk) => Err(NotShared::Unsuitable(format!(
                 "its parent {} is served as disk {}, whose guests may change it",
                 parent.spec, disk.wanted.name
-            )),
+            ))),
             None => Ok(parent),
         }
     }

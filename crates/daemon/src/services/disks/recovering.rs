@@ -202,7 +202,7 @@ impl Disks {
 
     /// Takes a served disk offline.
     pub(in crate::services) async fn take_offline(&self, name: &str, error: &ApiError) {
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         // The files are mounted again when the disk is back.
         self.exports.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.registry.shard_of(name) {

@@ -125,7 +125,7 @@ impl Disks {
                 false => self.pools.take_cache(name).await?,
             }
         }
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         let (shard, id) = {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;

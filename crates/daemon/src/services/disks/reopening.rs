@@ -100,12 +100,12 @@ impl Disks {
             exports.chain([name.to_owned()]).collect()
         };
         let opening = self.exports.table().begin_opening(name, names);
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         match self.exports.close_on_shard(name, &shard, id, REOPENING).await {
             Ok(gone) => self.release_closed(name, gone).await?,
             Err(error) => {
                 // The shard still has the disk, for example because its journal cannot be closed.
-                self.offer_again(name)?;
+                self.offer_again(name).await?;
                 self.serve_again(name, &shard, id, becomes_read_only).await;
                 return Err(error.into());
             }
@@ -215,7 +215,7 @@ impl Disks {
     }
 
     /// Offers an open disk to clients again.
-    pub(in crate::services) fn offer_again(&self, name: &str) -> Result<(), ApiError> {
+    pub(in crate::services) async fn offer_again(&self, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.registry.shard_of(name)?;
         let (info, access, vhost_user, timeout) = {
             let inner = self.registry.inner();
@@ -228,14 +228,15 @@ impl Disks {
         // The shard has shortened the wait of a disk that was about to leave it.
         shard.set_wait_max(id, self.wait_max_of(timeout));
         if let Some(path) = &vhost_user {
-            match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce) {
+            let place = self.exports.socket_at(path);
+            match open_gateway(name, place, id, &shard, &info, access, Open::AtOnce).await {
                 Ok(gateway) => self.exports.table().listen_vhost_user(name, name, gateway),
                 Err(error) => {
                     tracing::error!("disk {name}: cannot open the vhost-user socket {path}: {error}");
                 }
             }
         }
-        self.exports.offer(name, id, shard, export_info(&info, access));
+        self.exports.offer(name, id, shard, export_info(&info, access)).await;
         Ok(())
     }
 }

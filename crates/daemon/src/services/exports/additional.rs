@@ -11,7 +11,6 @@ use hob_nbd::ExportInfo;
 use super::ExportService;
 use crate::api_error::{ApiError, Result, conflict, failed, invalid, not_found};
 use crate::exports::{EXPORTS_MAX, Export};
-use crate::services::flash;
 use crate::services::registry::{DiskEntry, Inner};
 use crate::shard_api::ShardHandle;
 use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
@@ -26,7 +25,7 @@ impl ExportService {
         }
         self.registry.inner().disk_mut(disk)?.wanted.exports.push(export.clone());
         if let Err(error) = self.open_export(disk, &export).await {
-            self.table.remove(&export.name);
+            self.table.remove(&export.name).await;
             self.registry.inner().disk_mut(disk)?.forget_export(&export.name);
             return Err(error);
         }
@@ -48,7 +47,7 @@ impl ExportService {
         }
         self.hide_export(disk, &export).await?;
         self.registry.inner().disk_mut(disk)?.forget_export(&export);
-        self.table.remove(&export);
+        self.table.remove(&export).await;
         if let Ok((shard, id)) = self.registry.shard_of(disk) {
             shard.close_export(id, export);
         }
@@ -63,12 +62,9 @@ impl ExportService {
         let Some(own) = self.table.get(disk) else { return Ok(()) };
         let further = further(&own, export);
         if let Some(path) = &export.vhost_user {
-            let (place, name, of) = (self.socket_at(path), export.name.clone(), further.clone());
-            let opened = flash::blocking(move || open_gateway(&place, &name, &of, Failing::Refuse)).await?;
-            let gateway = opened.map_err(|error| {
-                let path = export.vhost_user.as_deref().unwrap_or_default();
-                failed!("cannot open the vhost-user socket {path}: {error}")
-            })?;
+            let opened = open_gateway(self.socket_at(path), &export.name, &further, Failing::Refuse).await;
+            let gateway =
+                opened.map_err(|error| failed!("cannot open the vhost-user socket {path}: {error}"))?;
             self.table.listen_vhost_user(disk, &export.name, gateway);
         }
         if let Some(path) = &export.fuse {
@@ -80,7 +76,7 @@ impl ExportService {
     }
 
     /// Offers an online disk under all of its export names, except for its files.
-    pub(in crate::services) fn offer(
+    pub(in crate::services) async fn offer(
         &self,
         name: &str,
         disk: DiskId,
@@ -98,7 +94,7 @@ impl ExportService {
         for spec in &further_ones {
             let export = further(&own, spec);
             if let Some(path) = &spec.vhost_user {
-                match open_gateway(&self.socket_at(path), &spec.name, &export, Failing::TryAgain) {
+                match open_gateway(self.socket_at(path), &spec.name, &export, Failing::TryAgain).await {
                     Ok(gateway) => self.table.listen_vhost_user(name, &spec.name, gateway),
                     Err(error) => {
                         tracing::error!(
@@ -125,8 +121,8 @@ fn further(own: &Export, spec: &ExportSpec) -> Export {
 }
 
 /// Opens a vhost-user socket for the export `name`.
-pub(super) fn open_gateway(
-    place: &SocketPlace,
+pub(super) async fn open_gateway(
+    place: SocketPlace,
     name: &str,
     export: &Export,
     failing: Failing,
@@ -139,7 +135,7 @@ pub(super) fn open_gateway(
         name: name.to_owned(),
     };
     let Export { disk, shard, promote, .. } = export.clone();
-    Gateway::open(place, Behind { disk, shard, info, promote }, failing)
+    Gateway::open_aside(place, Behind { disk, shard, info, promote }, failing).await
 }
 
 impl DiskEntry {

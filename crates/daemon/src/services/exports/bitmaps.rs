@@ -296,7 +296,8 @@ impl ExportService {
         Ok(())
     }
 
-    /// Takes a disk from its shard and saves its bitmaps.
+    /// Takes a disk from its shard and saves its bitmaps. Removes the crash log of a closed cache after
+    /// it is saved that the next start needs none.
     pub(in crate::services) async fn take_from_shard(
         &self,
         disk: &str,
@@ -306,10 +307,17 @@ impl ExportService {
         let mut gone = shard.remove_disk(id).await?;
         let is_changed = self.registry.inner().disk_mut(disk).is_ok_and(|entry| {
             entry.set_owed(gone.failures_owed);
+            if gone.is_unanswered {
+                entry.note_unanswered();
+            }
             gone.is_unflushed && entry.expect_no_crash_log()
         });
-        if is_changed && let Err(error) = self.registry.save().await {
-            tracing::error!("{error}");
+        let saved = if is_changed { self.registry.save().await } else { Ok(()) };
+        match saved {
+            Ok(()) if is_changed || !gone.is_unflushed => shard.remove_ended_crash_log(id),
+            Ok(()) => {}
+            // The next start finds the crash log that the saved state makes it expect.
+            Err(error) => tracing::error!("{error}"),
         }
         let bitmaps = std::mem::take(&mut gone.bitmaps);
         self.keep_bitmaps(disk, bitmaps, gone.changed).await;

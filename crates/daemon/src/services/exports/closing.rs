@@ -2,8 +2,9 @@
 //! opened again by this daemon process or the next one.
 //!
 //! A cache is also closed if its backing fails or does not answer. Then its journal has no mark of a
-//! clean close, and the cache is recovered as after a crash, but all records are on flash. So its
-//! crash log is removed, and nothing is lost without it.
+//! clean close, and the cache is recovered as after a crash, but all records are on flash. So nothing
+//! is lost without its crash log. The crash log is removed after the state file says that the next
+//! start needs none. A daemon that is killed in between leaves both.
 
 use std::time::Duration;
 
@@ -77,8 +78,9 @@ impl ExportService {
 }
 
 impl DiskEntry {
-    /// Records that the closed cache of the disk has no crash log, although its journal is not marked
-    /// as closed. Returns true if the state must be saved.
+    /// Records that recovery of the closed cache of the disk needs no crash log, although its journal
+    /// is not marked as closed. Returns true if the state must be saved, which the caller does before
+    /// it removes the crash log.
     pub(in crate::services) fn expect_no_crash_log(&mut self) -> bool {
         // Without a cache in service, the crash log of an earlier daemon is still there.
         if !self.has_cache || self.recovering.is_some() {

@@ -25,9 +25,7 @@ impl ExportService {
         }
         let gateway = match (path, self.table.get(disk)) {
             (Some(path), Some(own)) => {
-                let (place, name) = (self.socket_at(path), disk.to_owned());
-                let opened =
-                    flash::blocking(move || open_gateway(&place, &name, &own, Failing::Refuse)).await?;
+                let opened = open_gateway(self.socket_at(path), disk, &own, Failing::Refuse).await;
                 let cannot = |error: std::io::Error| {
                     ApiError::failed(format!("{disk}: cannot open the vhost-user socket {path}: {error}"))
                 };

@@ -121,12 +121,13 @@ impl Migrations {
         }
         self.disks.fit_opened(name).await;
         if let Some(path) = &wanted.vhost_user {
-            let gateway =
-                open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce)
-                    .map_err(|error| failed!("cannot open the vhost-user socket {path}: {error}"))?;
+            let place = self.exports.socket_at(path);
+            let gateway = open_gateway(name, place, id, &shard, &info, access, Open::AtOnce)
+                .await
+                .map_err(|error| failed!("cannot open the vhost-user socket {path}: {error}"))?;
             self.exports.table().listen_vhost_user(name, name, gateway);
         }
-        self.exports.offer(name, id, shard, export_info(&info, access));
+        self.exports.offer(name, id, shard, export_info(&info, access)).await;
         if let Err(error) = self.exports.show_file(name).await {
             tracing::error!(
                 "disk {name}: its file or block device is missing: {error}; hob tries again every few \
@@ -207,7 +208,7 @@ impl Migrations {
     /// Removes an incoming disk and its cache from its shard. The daemon keeps the disk's
     /// configuration.
     pub(super) async fn close_awaited(self: &Arc<Self>, name: &str) -> Result<()> {
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         self.exports.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.registry.shard_of(name) {
             self.pools.take_cache(name).await?;

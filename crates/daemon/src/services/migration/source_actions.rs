@@ -113,7 +113,7 @@ impl Leaving {
         let (migrations, name) = (&self.migrations, &self.name);
         let (shard, id) = migrations.registry.shard_of(name)?;
         shard.own(id, Role::Away).await?;
-        migrations.exports.table().remove_disk(name);
+        migrations.exports.table().remove_disk(name).await;
         let lock = migrations.registry.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.release())
@@ -216,7 +216,7 @@ impl Migrations {
     /// Removes the cache and all other resources of a disk that migrated to another host. A
     /// tombstone stays.
     pub(super) async fn give_cache_up(self: &Arc<Self>, name: &str, to: &str) -> Result<()> {
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         self.exports.hide_file_at_end(name).await;
         self.exports.drop_device(name).await;
         if let Ok((shard, id)) = self.registry.shard_of(name) {

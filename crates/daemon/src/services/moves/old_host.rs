@@ -220,10 +220,10 @@ impl Moves {
         self.drain_to_leave(work, shard, id).await?;
         tokio::time::sleep_until(offered + SEEN_AFTER).await;
         // From here on no client can connect.
-        self.exports.table().remove_disk(&name);
+        self.exports.table().remove_disk(&name).await;
         let users = shard.users(id).await?;
         if users > 0 || work.read().await.is_err() {
-            self.disks.offer_again(&name)?;
+            self.disks.offer_again(&name).await?;
             work.read().await?;
             return Err(conflict!("a client connected to {name} during the move")
                 .hint("request the move again, so that hob migrates the disk, or disconnect its clients"));
@@ -268,8 +268,9 @@ impl Moves {
         self.registry.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
         self.disks.take_offline(&name, &reason).await;
         self.wait_again(&name).await?;
+        let release = self.registry.inner().release_of(&name, work.cluster.settle());
         work.cluster
-            .give_back(&name, false)
+            .give_back(&name, false, release)
             .await
             .map_err(|why| failed!("cannot release the disk in the cluster: {why}"))?;
         work.say(ClusterMoveState::Given, None).await

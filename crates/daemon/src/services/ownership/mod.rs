@@ -17,7 +17,7 @@ use super::peer_access::PeerAccess;
 use super::pools::Pools;
 use super::registry::{ClusterWait, DiskEntry, DiskPhase, Registry, SaveObserver};
 use crate::api_error::{ApiError, Result, conflict, failed};
-use crate::cluster::{Cluster, OtherOwner, TakeError, Took};
+use crate::cluster::{Cluster, OtherOwner, Release, TakeError, Took};
 pub(super) use orders::{Orders, PROMISED_MAX};
 
 /// Pause between two attempts to record a change in etcd.
@@ -106,7 +106,7 @@ impl Ownership {
                 let (known, _) = registry.wish(&name).unwrap_or((None, false));
                 // The disk was drained before it left this host. Its ownership record may still
                 // announce dirty data, if etcd or this host was down after the disk left.
-                match cluster.give_up(&name, known).await {
+                match cluster.give_up(&name, known, Release::AtOnce).await {
                     Ok(()) => return,
                     Err(why) => tracing::warn!("disk {name}: cannot release it in the cluster yet: {why}"),
                 }

@@ -262,8 +262,9 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) cluster_wait: ClusterWait,
     /// True if the daemon is ending and the disk has no dirty data any more.
     pub(in crate::services) drained_at_end: bool,
-    /// True if the daemon is ending without waiting for the replies of the disk's backing.
-    pub(in crate::services) unanswered_at_end: bool,
+    /// Time when the disk was closed, if its backing may still execute requests of this host, and
+    /// nothing waits for their replies.
+    pub(in crate::services) unanswered_since: Option<tokio::time::Instant>,
     /// Reason why the cache differs from its configuration.
     pub(in crate::services) cache_reason: Option<String>,
     /// Findings of the latest repartitioning about the shared cache.

@@ -243,7 +243,7 @@ impl RemoteFlash {
             turn.keep(Kept { ended: Some(by), ..kept.clone() }).await?;
         }
         let Some(open) = turn.entry(|entry| entry.open.take())? else { return Ok(()) };
-        open.exports.remove(REMOTE_EXPORT);
+        open.exports.remove(REMOTE_EXPORT).await;
         if let Err(error) = open.shard.remove_disk(open.disk).await {
             // The shard still has the file; the next attempt to end the lease tries again.
             turn.entry(|entry| entry.open = Some(open))?;

@@ -22,7 +22,8 @@ use crate::shard_api::ShardHandle;
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 
 /// Time after which a closing disk does not wait for a backing that does not answer, unless only the
-/// backing has acknowledged writes.
+/// backing has acknowledged writes. A drain at the daemon's end without progress for this time is
+/// abandoned then too. A backing that is connected counts as one that does not answer after 5 s.
 const SILENT_MAX: Duration = Duration::from_secs(2);
 
 /// Time after which a closing disk does not wait for a backing that does not answer, whatever it has.
@@ -36,7 +37,8 @@ const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// recovery of each cache.
 const RECOVERY_MAX: Duration = Duration::from_secs(30);
 
-/// Time without progress after which a drain at the daemon's end is abandoned.
+/// Time without progress after which a drain at the daemon's end is abandoned although the backing
+/// answers.
 const STUCK_MAX: Duration = Duration::from_secs(30);
 
 service! {
@@ -132,10 +134,9 @@ impl Shutdown {
                         "disk {name}: not closed within {} s; its cache will be recovered from its journal",
                         CLOSE_MAX.as_secs()
                     );
-                    // The shard may still close the cache before this process ends.
+                    // If the shard still closes the cache before this process ends, the crash log stays.
                     if let Ok(disk) = service.registry.inner().disk_mut(&name) {
-                        disk.expect_no_crash_log();
-                        disk.unanswered_at_end = true;
+                        disk.note_unanswered();
                     }
                 }
             });
@@ -181,7 +182,7 @@ impl Shutdown {
     async fn close_disk(&self, name: &str) {
         self.tasks.close();
         let Ok((shard, id)) = self.registry.shard_of(name) else { return };
-        self.exports.table().remove_disk(name);
+        self.exports.table().remove_disk(name).await;
         let closing = self.exports.close_on_shard(name, &shard, id, "the daemon is shutting down");
         tokio::pin!(closing);
         let (begun, mut gives_up) = (tokio::time::Instant::now(), false);
@@ -190,7 +191,7 @@ impl Shutdown {
                 closed = &mut closing => break closed,
                 () = tokio::time::sleep(CHECK_EVERY) => {}
             }
-            let silent = self.registry.inner().disk(name).ok().and_then(DiskEntry::silent_backing);
+            let silent = self.silent_backing(name);
             let Some(why) = silent.filter(|_| begun.elapsed() >= SILENT_MAX) else { continue };
             if !std::mem::replace(&mut gives_up, true) {
                 tracing::warn!(
@@ -210,23 +211,36 @@ impl Shutdown {
             && !is_flushed
             && let Ok(disk) = self.registry.inner().disk_mut(name)
         {
-            disk.unanswered_at_end = true;
+            disk.note_unanswered();
         }
         if let Err(error) = closed {
             tracing::warn!("disk {name}: cannot close it: {error}");
         }
     }
 
-    /// Waits until the disk's cache is not being recovered.
-    async fn until_recovered(&self, name: &str) {
+    /// Returns why a disk's backing does not answer; `None` if it does.
+    fn silent_backing(&self, name: &str) -> Option<String> {
+        self.registry.inner().disk(name).ok().and_then(DiskEntry::silent_backing)
+    }
+
+    /// Waits until the disk's cache is not being recovered. Returns false if that takes too long, or
+    /// if the backing does not answer.
+    async fn is_recovered_in_time(&self, name: &str) -> bool {
+        let begun = tokio::time::Instant::now();
         while self.registry.inner().disk(name).is_ok_and(|disk| disk.recovering.is_some()) {
-            tokio::time::sleep(super::pools::LOOK_EVERY).await;
+            let is_silent = self.silent_backing(name).is_some();
+            let wait_max = if is_silent { SILENT_MAX } else { RECOVERY_MAX };
+            if begun.elapsed() >= wait_max {
+                return false;
+            }
+            tokio::time::sleep(CHECK_EVERY).await;
         }
+        true
     }
 
     /// Drains a disk as long as there is progress.
     async fn drain_at_end(&self, name: &str) {
-        if tokio::time::timeout(RECOVERY_MAX, self.until_recovered(name)).await.is_err() {
+        if !self.is_recovered_in_time(name).await {
             tracing::warn!("disk {name}: its cache was not recovered in time, and may have dirty data");
             return;
         }
@@ -252,16 +266,19 @@ impl Shutdown {
                     }
                     return;
                 }
-                () = tokio::time::sleep(super::pools::LOOK_EVERY) => {}
+                () = tokio::time::sleep(CHECK_EVERY) => {}
             }
             let destaged = shard.stats(id).await.map_or(moved, |stats| stats.destaged_bytes);
             if destaged != moved {
                 (moved, at) = (destaged, tokio::time::Instant::now());
-            } else if at.elapsed() >= STUCK_MAX {
-                tracing::warn!(
-                    "disk {name}: its drain made no progress for {} s; its cache still has dirty data",
-                    STUCK_MAX.as_secs()
-                );
+                continue;
+            }
+            let silent = self.silent_backing(name);
+            let wait_max = if silent.is_some() { SILENT_MAX } else { STUCK_MAX };
+            if at.elapsed() >= wait_max {
+                let stuck = || format!("its drain made no progress for {} s", STUCK_MAX.as_secs());
+                let why = silent.unwrap_or_else(stuck);
+                tracing::warn!("disk {name}: {why}; its cache still has dirty data");
                 return;
             }
         }

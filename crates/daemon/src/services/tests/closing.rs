@@ -1,6 +1,10 @@
 //! The end of a daemon while a backing fails or does not answer.
 
+use std::path::PathBuf;
 use std::time::Duration;
+
+use hob_storage::crash_log;
+use hob_storage::failing::{self, Failing};
 
 use super::recovery::{LAZY, end, prepare, reason, sectors, write};
 use super::*;
@@ -28,6 +32,40 @@ fn a_closed_cache_has_no_crash_log_to_expect_even_if_its_backing_fails() {
             assert_eq!(with_journal(&bench, |journal| journal.used.is_none()), fails);
             // The backing has answered all requests, with errors or not.
             assert!(!bench.services.registry.inner().has_unanswered_requests("vm"));
+        });
+    }
+}
+
+/// A daemon that is killed after it has closed a cache, and before it has saved that, must leave the
+/// crash log: the next daemon expects it.
+#[test]
+fn a_crash_log_stays_until_it_is_saved_that_none_is_expected() {
+    for is_saved in [false, true] {
+        run(async |bench| {
+            let bench = prepare(bench, LAZY).await;
+            bench.shard.set_writes_crash_logs();
+            bench.services.pools.renew_ring("vm").await.unwrap();
+            write(&bench, 0..20);
+            let boot: BootId = "1".parse().unwrap();
+            let owner = with_journal(&bench, |journal| {
+                journal.note_use(Some(boot));
+                journal.owner
+            });
+            let directory = std::env::var_os(crash_log::DIRECTORY_VARIABLE).map(PathBuf::from);
+            let file = directory.unwrap_or_else(|| "/dev/shm".into()).join(format!("hob-{owner}"));
+            assert!(file.exists(), "{}", file.display());
+            bench.services.registry.save().await.unwrap();
+            bench.shard.set_backings_fail(true);
+            let failure =
+                (!is_saved).then(|| failing::fail(&bench.dir.path().join("state"), 1, Failing::FromThenOn));
+            bench.services.shutdown.close(Ending::Plain).await;
+            assert!(reason(&bench).contains("shutting down"), "{}", reason(&bench));
+            assert!(failure.is_none_or(|failure| failure.has_struck()));
+            let exists = file.exists();
+            crash_log::remove(&owner.0.to_le_bytes());
+            let saved = State::read(&bench.dir.path().join("state")).unwrap();
+            let spec = saved.disks[0].cache.as_ref().unwrap().journal.unwrap();
+            assert_eq!((spec.used.is_none(), exists), (is_saved, !is_saved));
         });
     }
 }
@@ -62,5 +100,27 @@ fn a_stop_waits_only_seconds_for_a_backing_that_does_not_answer() {
         let bench = end(bench, false, |_| {}).await;
         assert_eq!(sectors(&bench).await.1, 20);
         assert_eq!(bench.services.registry.inner().disks["vm"].wanted.flush_failures_owed, 0);
+    });
+}
+
+/// `drain_on_shutdown` does not delay the end of a host by minutes because of a dead server.
+#[test]
+fn a_drain_at_the_end_waits_only_seconds_for_a_backing_that_is_not_connected() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..20);
+        let monitor = {
+            let inner = bench.services.registry.inner();
+            inner.disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone()
+        };
+        bench.shard.set_backings_fail(true);
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        let begun = tokio::time::Instant::now();
+        bench.services.shutdown.close(Ending::Drain).await;
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        assert!(!bench.services.registry.inner().disk("vm").unwrap().drained_at_end);
+        bench.shard.set_backings_fail(false);
+        let bench = end(bench, false, |_| {}).await;
+        assert_eq!(sectors(&bench).await.1, 20, "dirty data stays in the cache");
     });
 }

@@ -4,7 +4,11 @@
 
 use std::process::Command;
 
+use hob_engine::command::Access;
+
 use super::*;
+use crate::hardware::{Backing, BackingOptions};
+use crate::services::disks::image_asked;
 use crate::state::ShareSpec;
 
 /// Returns a clone whose parent's disk is `golden`, with a missing backing.
@@ -141,6 +145,40 @@ fn a_renamed_image_is_not_shared_any_more() {
         let clone = bench.services.observe.disk("a").unwrap();
         assert_eq!((clone.state, clone.parent), (DiskLife::Online, None));
         assert!(clone.parent_reason.unwrap().contains("written, renamed or replaced"));
+    });
+}
+
+/// A filesystem that does not answer while a clone is opened does not cost its parent's disk, which
+/// would be removed with its cache.
+#[test]
+fn a_clone_keeps_its_parents_disk_while_the_state_of_the_parent_is_unknown() {
+    run(async |bench| {
+        let base = bench.image("base.img", 8);
+        let backing = qcow2_above(&bench, "a.qcow2", "raw", "base.img");
+        bench.services.disks.disk_add(clone_at("a", backing)).await.unwrap();
+        let wanted = || bench.services.registry.inner().disk("a").unwrap().wanted.clone();
+        let named = || wanted().share_parent.unwrap().disk;
+        assert_eq!(named().as_deref(), Some("base.img"));
+        let share = async |backing: Backing| {
+            let mut notes = Vec::new();
+            bench.services.disks.share(&wanted(), backing, &mut notes).await.unwrap();
+            notes.concat()
+        };
+        let again = qcow2_above(&bench, "again.qcow2", "raw", "base.img");
+        let image = Some(image_asked(&again, None).unwrap());
+        let state = DiskState { image, ..DiskState::new("again".into(), again.clone(), false) };
+        let options = bench.services.disks.options_of(&state).await.unwrap().0;
+        let options = BackingOptions { shares_parent: true, ..options };
+        let clone = Backing::open(&again, Access::ReadWrite, &options).unwrap();
+        std::fs::rename(&base, bench.path("away.img")).unwrap();
+        let note = share(clone).await;
+        assert!(note.contains("until it is opened again: the state of its parent is unknown"), "{note}");
+        assert_eq!(named().as_deref(), Some("base.img"));
+        let alone = bench.image("alone.img", 8);
+        let alone = Backing::open(&alone, Access::ReadWrite, &BackingOptions::default()).unwrap();
+        let note = share(alone).await;
+        assert!(note.contains("it has no parent"), "{note}");
+        assert_eq!(named(), None);
     });
 }
 

@@ -136,3 +136,49 @@ fn a_request_that_hangs_is_abandoned_and_its_memory_stays_until_it_ends() {
     assert_eq!(used - bench.ring.arena().used(), 4096, "free only now");
     assert!(bench.backing.is_closed());
 }
+
+/// Another host must not use the backing at once.
+#[test]
+fn changes_that_are_not_answered_may_be_made_later() {
+    let flush = |bench: &mut Bench, id: u32| {
+        let target = Target::Backing(DiskId(0));
+        let io = Io { id: IoId(id), target, op: IoOp::Flush, offset: 0, len: 0, slice: None };
+        bench.backing.submit(&mut bench.ring, Instant(0), &io);
+        bench.end(id);
+        assert_eq!(bench.backing.poll_done(), Some((IoId(id), Ok(()))));
+    };
+    let mut bench = Bench::new();
+    bench.write(1);
+    bench.end(1);
+    assert_eq!(bench.backing.poll_done(), Some((IoId(1), Ok(()))));
+    bench.abandon();
+    assert!(!bench.backing.may_change_later(), "all changes are answered");
+
+    let mut bench = Bench::new();
+    bench.write(1);
+    bench.abandon();
+    bench.time(WAIT_NS);
+    assert!(bench.backing.may_change_later(), "a write hangs");
+
+    let mut bench = Bench::new();
+    bench.write(1);
+    bench.backing.set_wait_max(Instant(0), WaitMax::Expired);
+    bench.end(1);
+    assert!(bench.backing.poll_done().is_some());
+    assert!(bench.backing.may_change_later(), "the write failed for hob only");
+    flush(&mut bench, 2);
+    assert!(!bench.backing.may_change_later(), "a flush came after it");
+
+    let mut bench = Bench::new();
+    bench.write(1);
+    bench.end(1);
+    assert!(bench.backing.poll_done().is_some());
+    bench.backing.monitor().note_outage(std::time::Duration::ZERO, "Connection refused");
+    assert!(bench.backing.may_change_later(), "the server may have an earlier copy of the write");
+
+    let mut bench = Bench::new();
+    bench.write(1);
+    bench.desk.lock().unwrap().done.push_back((IoId(1), Err(IoError::Failed)));
+    assert!(bench.backing.poll_done().is_some());
+    assert!(bench.backing.may_change_later(), "the driver may have waited in vain");
+}

@@ -13,6 +13,7 @@ use hob_nbd::wire::QEMU_ALLOCATION_DEPTH;
 
 use super::connect::{connect_for, end_politely};
 use super::sample::{SampleError, block_status};
+use crate::backing::NotShared;
 
 /// Longest range of one query, bytes; a multiple of every block size.
 const QUERY_BYTES_MAX: u64 = 1 << 30;
@@ -21,39 +22,40 @@ const QUERY_BYTES_MAX: u64 = 1 << 30;
 const OWN: u32 = 1;
 
 /// Calls `note` with offset and length of each range that the image has itself, in order, within
-/// `limit`. Uses its own connection. The image must not change meanwhile. The error is a sentence for
-/// users.
+/// `limit`. Uses its own connection. The image must not change meanwhile.
 pub(crate) fn for_each_own_range(
     uri: &NbdUri,
     size_bytes: u64,
     limit: Duration,
     note: &mut dyn FnMut(u64, u64),
-) -> Result<(), String> {
+) -> Result<(), NotShared> {
     let deadline = Instant::now() + limit;
-    let link = connect_for(uri, QEMU_ALLOCATION_DEPTH, limit, limit)?;
+    let link = connect_for(uri, QEMU_ALLOCATION_DEPTH, limit, limit).map_err(NotShared::Unknown)?;
     if link.negotiated.meta_context_id.is_none() {
-        return Err(format!(
+        return Err(NotShared::Unsuitable(format!(
             "qemu-nbd does not report which blocks an image has itself ({QEMU_ALLOCATION_DEPTH}); QEMU 5.2 and newer do"
-        ));
+        )));
     }
     if link.negotiated.size_bytes != size_bytes {
-        return Err("the size of the image has changed".to_owned());
+        return Err(NotShared::Unknown("the size of the image has changed".to_owned()));
     }
     let mut at = 0;
     while at < size_bytes {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(format!(
+            return Err(NotShared::Unknown(format!(
                 "qemu-nbd did not report within {} s which blocks the image has itself",
                 limit.as_secs()
-            ));
+            )));
         }
         let len = (size_bytes - at).min(QUERY_BYTES_MAX) as u32;
-        let extents = block_status(&link, at, len, left).map_err(|error| match error {
-            SampleError::Refused(error) => {
-                format!("qemu-nbd cannot tell which blocks the image has itself: {error:?}")
-            }
-            SampleError::Broken(why) => why,
+        let extents = block_status(&link, at, len, left).map_err(|error| {
+            NotShared::Unknown(match error {
+                SampleError::Refused(error) => {
+                    format!("qemu-nbd cannot tell which blocks the image has itself: {error:?}")
+                }
+                SampleError::Broken(why) => why,
+            })
         })?;
         let before = at;
         for extent in extents {
@@ -64,7 +66,7 @@ pub(crate) fn for_each_own_range(
             at = at.saturating_add(bytes);
         }
         if at == before {
-            return Err("qemu-nbd reported no blocks".to_owned());
+            return Err(NotShared::Unknown("qemu-nbd reported no blocks".to_owned()));
         }
     }
     end_politely(link.socket.as_fd());
@@ -119,7 +121,10 @@ mod tests {
             let asked = for_each_own_range(&uri, 1 << 20, LIMIT, &mut |_, bytes| own += bytes);
             match asked {
                 Ok(()) => assert!(is_known && own == 1 << 20, "{own}"),
-                Err(why) => assert!(!is_known && why.contains(QEMU_ALLOCATION_DEPTH), "{why}"),
+                Err(NotShared::Unsuitable(why)) => {
+                    assert!(!is_known && why.contains(QEMU_ALLOCATION_DEPTH), "{why}");
+                }
+                Err(NotShared::Unknown(why)) => panic!("{why}"),
             }
             let other = for_each_own_range(&uri, 2 << 20, LIMIT, &mut |_, _| ());
             assert!(other.is_err(), "it has another size");

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::super::nbd::depth::for_each_own_range;
-use super::super::{Driver, OwnMap, Parent, image_state};
+use super::super::{Driver, NotShared, OwnMap, Parent, image_state};
 use super::node::Image;
 use super::{QemuNbd, uri_of};
 
@@ -39,18 +39,29 @@ impl Image {
 impl QemuNbd {
     /// Returns the image's backing file as the parent of a clone; `None` if it has none. Waits for
     /// the child process. The error says why blocks cannot be shared with the parent.
-    pub(super) fn find_parent(&self) -> Result<Option<Parent>, String> {
+    pub(super) fn find_parent(&self) -> Result<Option<Parent>, NotShared> {
         let Some((parent, below)) = self.server.image().parent() else { return Ok(None) };
         if !self.options.locked {
-            return Err("it is not locked, so other programs may change it".to_owned());
+            let why = "it is not locked, so other programs may change it";
+            return Err(NotShared::Unsuitable(why.to_owned()));
         }
         let path = parent.path.display();
-        let spec =
-            parent.path.to_str().ok_or_else(|| format!("the path of its parent {path} is not UTF-8"))?;
+        let spec = parent
+            .path
+            .to_str()
+            .ok_or_else(|| NotShared::Unsuitable(format!("the path of its parent {path} is not UTF-8")))?;
         let constant = image_state(&parent.path, parent.format, below)
-            .map_err(|error| format!("the state of its parent is unknown: {error}"))?;
-        if self.parent_state.as_ref() != Some(&constant) {
-            return Err(format!("its parent {path} was changed or replaced while the image was opened"));
+            .map_err(|error| NotShared::Unknown(format!("the state of its parent is unknown: {error}")))?;
+        match &self.parent_state {
+            Some(before) if *before == constant => {}
+            Some(_) => {
+                let what = "was changed or replaced while the image was opened";
+                return Err(NotShared::Unsuitable(format!("its parent {path} {what}")));
+            }
+            None => {
+                let what = "was unknown when the image was opened";
+                return Err(NotShared::Unknown(format!("the state of its parent {path} {what}")));
+            }
         }
         let size_bytes = self.info().size_bytes;
         let mut own = OwnMap::new(object_bytes(size_bytes), size_bytes);
@@ -58,9 +69,8 @@ impl QemuNbd {
             own.take(offset, len);
         })?;
         if own.parent_bytes() == 0 {
-            return Err(
-                "it has all blocks itself, or QEMU does not know which ones its parent has".to_owned()
-            );
+            let why = "it has all blocks itself, or QEMU does not know which ones its parent has";
+            return Err(NotShared::Unsuitable(why.to_owned()));
         }
         Ok(Some(Parent {
             spec: spec.to_owned(),

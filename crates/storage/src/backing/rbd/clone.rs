@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use super::library::{Handle, ImageInfo, Library, LinkedImageSpec, SnapInfo, SnapSpec};
 use super::spec::Spec;
 use super::{Image, check};
-use crate::backing::{OwnMap, Parent};
+use crate::backing::{NotShared, OwnMap, Parent};
 
 /// `RBD_FEATURE_STRIPINGV2`.
 const FEATURE_STRIPING: u64 = 1 << 1;
@@ -49,25 +49,26 @@ pub(super) fn constant(cluster: &str, pool: &str, namespace: &str, image_id: &st
 impl Image {
     /// Returns the image's parent, if hob can serve the parent as a separate disk. Waits for the
     /// cluster. The error says why it cannot.
-    pub(super) fn parent(&self, spec: &Spec) -> Result<Option<Parent>, String> {
+    pub(super) fn parent(&self, spec: &Spec) -> Result<Option<Parent>, NotShared> {
         let mut common_bytes = 0;
         // SAFETY: the image is open.
-        check("its overlap", unsafe { (self.library.rbd_get_overlap)(self.image, &mut common_bytes) })?;
+        let result = unsafe { (self.library.rbd_get_overlap)(self.image, &mut common_bytes) };
+        check("its overlap", result).map_err(NotShared::Unknown)?;
         let Some(named) = self.parent_name()?.filter(|_| common_bytes > 0) else { return Ok(None) };
         if !self.locked.load(Ordering::Relaxed) && spec.snapshot.is_none() {
-            return Err(
+            return Err(NotShared::Unsuitable(
                 "other clients may write to it while it is open, so its overlap with the parent may change"
-                    .into(),
-            );
+                    .to_owned(),
+            ));
         }
         let object_bytes = self.object_bytes()?;
         let mut own = OwnMap::new(object_bytes, common_bytes);
-        self.check_maps()?;
-        self.note_own(&mut own)?;
+        self.check_maps().map_err(NotShared::Unknown)?;
+        self.note_own(&mut own).map_err(NotShared::Unknown)?;
         // librbd marks an object map as invalid when it cannot read the map.
-        self.check_maps()?;
+        self.check_maps().map_err(NotShared::Unknown)?;
         self.common_bytes.store(common_bytes, Ordering::Release);
-        let (cluster, _) = self.ids()?;
+        let (cluster, _) = self.ids().map_err(NotShared::Unknown)?;
         let Named { pool, namespace, image, image_id, snapshot, snapshot_id } = named;
         let constant = constant(&cluster, &pool, &namespace, &image_id, snapshot_id);
         let parent = Spec { pool, namespace, image, snapshot: Some(snapshot), ..spec.clone() };
@@ -76,7 +77,7 @@ impl Image {
     }
 
     /// Returns the name of the image's parent; `None` if it has none.
-    fn parent_name(&self) -> Result<Option<Named>, String> {
+    fn parent_name(&self) -> Result<Option<Named>, NotShared> {
         let mut image = LinkedImageSpec::default();
         let mut snapshot = SnapSpec::default();
         // SAFETY: the image is open. The call writes both variables before they are read, or
@@ -85,7 +86,7 @@ impl Image {
         if result == -libc::ENOENT {
             return Ok(None);
         }
-        check("its parent", result)?;
+        check("its parent", result).map_err(NotShared::Unknown)?;
         let named = Named {
             pool: text(image.pool_name),
             namespace: text(image.pool_namespace),
@@ -101,29 +102,32 @@ impl Image {
             (self.library.rbd_snap_spec_cleanup)(&mut snapshot);
         }
         if !is_reachable {
-            return Err("its parent was removed, and exists only for its clones".into());
+            let why = "its parent was removed, and exists only for its clones";
+            return Err(NotShared::Unsuitable(why.to_owned()));
         }
         Ok(Some(named))
     }
 
     /// Returns the size of an object, bytes. Fails for striped images.
-    fn object_bytes(&self) -> Result<u64, String> {
+    fn object_bytes(&self) -> Result<u64, NotShared> {
         let (mut features, mut info) = (0, ImageInfo::default());
         // SAFETY: the image is open, and the length is that of the structure.
         unsafe {
-            check("its features", (self.library.rbd_get_features)(self.image, &mut features))?;
-            check("its objects", (self.library.rbd_stat)(self.image, &mut info, size_of::<ImageInfo>()))?;
+            let result = (self.library.rbd_get_features)(self.image, &mut features);
+            check("its features", result).map_err(NotShared::Unknown)?;
+            let result = (self.library.rbd_stat)(self.image, &mut info, size_of::<ImageInfo>());
+            check("its objects", result).map_err(NotShared::Unknown)?;
         }
-        if features & FEATURE_STRIPING != 0 {
-            return Err("the image uses custom striping, which hob does not support for clones".into());
-        }
-        if features & FEATURE_FAST_DIFF == 0 {
-            return Err("the image has no fast-diff, with which hob finds the blocks of the clone ('rbd feature enable IMAGE object-map fast-diff', then 'rbd object-map rebuild IMAGE')".into());
-        }
-        if !info.obj_size.is_power_of_two() || !(4096..=1 << 30).contains(&info.obj_size) {
-            return Err(format!("its objects have {} bytes", info.obj_size));
-        }
-        Ok(info.obj_size)
+        let why = if features & FEATURE_STRIPING != 0 {
+            "the image uses custom striping, which hob does not support for clones".to_owned()
+        } else if features & FEATURE_FAST_DIFF == 0 {
+            "the image has no fast-diff, with which hob finds the blocks of the clone ('rbd feature enable IMAGE object-map fast-diff', then 'rbd object-map rebuild IMAGE')".to_owned()
+        } else if !info.obj_size.is_power_of_two() || !(4096..=1 << 30).contains(&info.obj_size) {
+            format!("its objects have {} bytes", info.obj_size)
+        } else {
+            return Ok(info.obj_size);
+        };
+        Err(NotShared::Unsuitable(why))
     }
 
     /// Fails unless the object maps of the image and of all its snapshots are valid.

@@ -46,7 +46,8 @@ use hob_engine::io::{Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId};
 
 use super::{
-    BackingInfo, BackingOptions, Driver, Lock, OpenError, Parent, Reader, SizeProbe, Status, io_result,
+    BackingInfo, BackingOptions, Driver, Lock, NotShared, OpenError, Parent, Reader, SizeProbe, Status,
+    io_result,
 };
 use crate::ring::{Completion, Fd, FdClass, Ring};
 use crate::token::TokenSpace;
@@ -393,8 +394,9 @@ impl Driver for Rbd {
         Some(Box::new(image))
     }
 
-    fn parent(&self) -> Result<Option<Parent>, String> {
-        self.image.as_ref().ok_or("the image is being closed")?.parent(&self.spec)
+    fn parent(&self) -> Result<Option<Parent>, NotShared> {
+        let is_closing = || NotShared::Unknown("the image is being closed".to_owned());
+        self.image.as_ref().ok_or_else(is_closing)?.parent(&self.spec)
     }
 
     fn constant(&self) -> Option<&str> {

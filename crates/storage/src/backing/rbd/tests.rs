@@ -178,7 +178,8 @@ mod cloned {
             ..Fake::default()
         }));
         let image = Image::made_up(library, ptr::from_mut(fake).cast());
-        image.parent(&Spec::default()).map(|parent| parent.expect("it has one").own)
+        let parent = image.parent(&Spec::default()).map_err(|why| why.to_string());
+        parent.map(|parent| parent.expect("it has one").own)
     }
 
     #[test]
