@@ -126,6 +126,25 @@ impl Stage {
         Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).unwrap()
     }
 
+    /// Returns the process id of the `qemu-nbd` of the golden image.
+    #[track_caller]
+    fn server_of_golden_image(&self) -> Pid {
+        let found = self.servers(|command| {
+            command.contains(&self.base)
+                && !self.clones.iter().any(|clone| command.contains(&self.image(clone)))
+        });
+        assert_eq!(found.len(), 1, "the qemu-nbd of the golden image");
+        found[0]
+    }
+
+    /// Returns the process ids of the `qemu-nbd` processes with a matching command line.
+    fn servers(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<Pid> {
+        let command = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let all = descendants(self.daemon().process.pid()).into_iter();
+        let found = all.filter(|pid| is_wanted(&command(*pid)));
+        found.map(|pid| Pid::from_raw(pid as i32).expect("a process id")).collect()
+    }
+
     /// Returns the number of bytes that all disks have read from the images.
     fn backing_bytes(&self) -> u64 {
         self.disks().iter().map(|disk| self.number(disk, "backing_read_bytes")).sum()
@@ -282,6 +301,28 @@ fn golden_images_of_other_formats_are_shared() {
     }
 }
 
+/// `qemu-nbd` does not lock the raw file below a qcow2 image against writers, so hob does. It also
+/// holds the lock while the `qemu-nbd` of the golden image is restarted.
+#[test]
+fn a_raw_file_below_a_golden_image_is_locked() {
+    let mut stage = Stage::new("qcow2", "qcow2", &["a"], &[]);
+    let bottom = stage.scratch.text("bottom.raw");
+    qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &stage.base, &bottom]);
+    qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", &bottom, &stage.base]);
+    stage.start();
+    let write = || Tool::new("qemu-io").args(["-f", "raw", "-c", "write 0 4k", &bottom]);
+    let refused = write().run_failing();
+    assert!(refused.all().contains("lock"), "{}", refused.all());
+    kill_process(stage.server_of_golden_image(), Signal::KILL).unwrap();
+    let refused = write().run_failing();
+    assert!(refused.all().contains("lock"), "{}", refused.all());
+    // Another reader is not excluded.
+    Tool::new("qemu-io").args(["-r", "-f", "raw", "-c", "read 0 4k", &bottom]).run();
+    assert_same(&read(&mut stage.connect("a"), 0..SIZE), &stage.golden, 0, "the clone");
+    stage.daemon.take().expect("it runs").stop();
+    write().run();
+}
+
 /// Promise 2. A golden image must not change. If a program that takes no locks changes it, its
 /// clones stop sharing it, and no daemon serves the outdated data.
 #[test]
@@ -337,14 +378,7 @@ fn a_parents_disk_that_hangs_delays_its_clones_only_for_seconds() {
     wait_until("the parent's disk to cache the data", PATIENCE, || {
         stage.number(&stage.base_name, "sectors_valid") >= 16
     });
-    let is_of_parent = |pid: &u32| {
-        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        command.contains(&stage.base) && !command.contains(&stage.image("a"))
-    };
-    let found: Vec<u32> =
-        descendants(stage.daemon().process.pid()).into_iter().filter(is_of_parent).collect();
-    assert_eq!(found.len(), 1, "the qemu-nbd of the golden image");
-    let pid = Pid::from_raw(found[0] as i32).expect("a process id");
+    let pid = stage.server_of_golden_image();
     kill_process(pid, Signal::STOP).unwrap();
     let before = stage.number("a", "shared_read_bytes");
     for at in [8 * MIB, 12 * MIB] {

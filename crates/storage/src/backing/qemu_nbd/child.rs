@@ -25,9 +25,11 @@ use std::time::{Duration, Instant as Clock};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
+use super::super::OpenError;
 use super::super::identity::ChangeMark;
 use super::child_dirs::PrivateDirectory;
 use super::node::Image;
+use super::read_locks::ReadLocks;
 use super::sandbox::Sandbox;
 
 /// Longest time that a child process has to end by itself.
@@ -111,6 +113,8 @@ pub(super) struct Server {
     start_max: Duration,
     directory: PrivateDirectory,
     child: Mutex<ChildState>,
+    /// Locks of the files of a read-only image. hob holds them also while no child runs.
+    locks: Mutex<Option<ReadLocks>>,
     is_released: AtomicBool,
     taken: OnceLock<Taken>,
 }
@@ -167,7 +171,8 @@ impl Server {
     ) -> io::Result<Server> {
         let (directory, child) = (PrivateDirectory::create()?, Mutex::default());
         let (is_released, taken) = (AtomicBool::new(false), OnceLock::new());
-        Ok(Server { image, modes, start_max, directory, child, is_released, taken })
+        let locks = Mutex::default();
+        Ok(Server { image, modes, start_max, directory, child, locks, is_released, taken })
     }
 
     /// Returns the image that the children open.
@@ -195,6 +200,18 @@ impl Server {
         let mut place = self.place();
         place.wanted = place.running.as_ref().map(|child| child.opens);
         place.running.as_ref().inspect(|child| is_started(child.pid));
+    }
+
+    /// Locks the files of a read-only image against writers, until the server is released or
+    /// dropped. The error names the file that a program has open for writing.
+    pub(super) fn lock_files(&self) -> Result<(), OpenError> {
+        let locks = ReadLocks::take(&self.image)?;
+        *self.locks() = Some(locks);
+        Ok(())
+    }
+
+    fn locks(&self) -> MutexGuard<'_, Option<ReadLocks>> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts a new child if the previous one had opened the image and ended by itself. Call it
@@ -293,6 +310,7 @@ impl Server {
     pub(super) fn release(&self) {
         self.is_released.store(true, Ordering::Release);
         self.stop();
+        *self.locks() = None;
     }
 
     /// Returns true if another process may have written the image after the child ended by itself.
