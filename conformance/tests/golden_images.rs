@@ -363,6 +363,50 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
     stage.daemon.take().expect("it runs").stop();
 }
 
+/// Promise 2. The daemon is stopped, its `qemu-nbd` processes end, and other programs change the golden
+/// image and a clone. The daemon cannot see when that happened, and still serves no outdated data.
+#[test]
+fn changes_while_the_daemon_is_stopped_are_noticed() {
+    let mut stage = Stage::new("raw", "qcow2", &["a", "b"], &[]);
+    stage.start();
+    let (mut a, mut b) = (stage.connect("a"), stage.connect("b"));
+    b.write(8 * MIB, &Noise::new(3).bytes(65536)).unwrap();
+    b.flush().unwrap();
+    stage.daemon().ctl(&["drain", "b"]);
+    for clone in [&mut a, &mut b] {
+        read(clone, 0..WRITTEN);
+    }
+    let before = stage.number("a", "shared_read_bytes");
+    read(&mut a, 0..WRITTEN);
+    assert!(stage.number("a", "shared_read_bytes") > before, "the golden image is shared");
+
+    let daemon = Pid::from_raw(stage.daemon().process.pid() as i32).expect("a process id");
+    kill_process(daemon, Signal::STOP).unwrap();
+    let started = std::time::Instant::now();
+    let servers = stage.servers(|command| command.contains("qemu-nbd"));
+    assert_eq!(servers.len(), 2, "one for each clone");
+    servers.into_iter().for_each(|server| kill_process(server, Signal::KILL).unwrap());
+    let bytes = Noise::new(11).bytes(MIB as usize);
+    let file = OpenOptions::new().write(true).open(&stage.base).unwrap();
+    file.write_all_at(&bytes, 2 * MIB).unwrap();
+    drop(file);
+    let image = stage.image("b");
+    Tool::new("qemu-io").args(["-f", "qcow2", "-c", "write -P 0xab 8M 64k", &image]).run();
+    // Shorter pauses are not noticed.
+    std::thread::sleep(Duration::from_secs(3).saturating_sub(started.elapsed()));
+    kill_process(daemon, Signal::CONT).unwrap();
+
+    assert_same(&read(&mut a, 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the changed golden image");
+    drop((a, b));
+    wait_until("the changed image of the clone", PATIENCE, || {
+        let address = Address::Unix(stage.scratch.path("nbd.sock"));
+        let read = Client::connect(&address, "b").ok().and_then(|mut b| b.read(8 * MIB, 65536).ok());
+        read.is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0xab))
+    });
+    assert_same(&read(&mut stage.connect("b"), 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the other clone");
+    stage.daemon.take().expect("it runs").stop();
+}
+
 /// The parent's disk hangs, but the clones can still read their backing file themselves. They wait
 /// some seconds for the parent's disk, and not longer. Cached data of the parent is still served.
 #[test]

@@ -144,6 +144,14 @@ calls! {
         parent: Option<DiskId>,
     };
 
+    /// Ends a [doubt](super::ShardEvent::ParentDoubted) about the disk of a parent, because its files
+    /// are unchanged. Its clones read shared data from it again, unless there is a later doubt.
+    order trust_parent: TrustParent {
+        id: DiskId,
+        /// Number of the doubt.
+        doubt: u64,
+    };
+
     /// Changes a disk's cache, or grows the disk to the size of its backing. Returns the segments
     /// that the cache no longer uses, when the change is complete.
     call change_cache: ChangeCache {

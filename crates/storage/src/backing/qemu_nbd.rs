@@ -108,9 +108,12 @@ pub(super) fn open(
                         if opens == Opens::ReadOnly {
                             server.lock_files()?;
                         }
+                        let constant = state.filter(|state| image.state().as_ref() == Some(state));
+                        if let Some(constant) = &constant {
+                            server.set_content(constant);
+                        }
                         let server = Arc::new(server);
                         inner.set_before_connecting(revival(&server));
-                        let constant = state.filter(|state| image.state().as_ref() == Some(state));
                         let backing = QemuNbd { inner, server, access, options, constant, parent_state };
                         return Ok(Box::new(backing));
                     }

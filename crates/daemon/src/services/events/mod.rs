@@ -161,6 +161,10 @@ impl Events {
                 let disks = self.disks.clone();
                 tokio::spawn(async move { disks.backing_lost(disk, why).await });
             }
+            ShardEvent::ParentDoubted { parent, doubt } => {
+                let disks = self.disks.clone();
+                tokio::spawn(async move { disks.check_doubted_parent(parent, doubt).await });
+            }
             ShardEvent::BackingClosed(disk) => self.disks.backing_closed(disk),
             ShardEvent::JournalLost(disk) => {
                 self.note_cache(disk, JOURNAL_LOST);
