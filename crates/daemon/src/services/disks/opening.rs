@@ -253,7 +253,7 @@ impl Disks {
         } else {
             access
         };
-        let datastore_id = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
+        let (datastore_id, _use) = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = home.unwrap_or_else(|| self.qos.shard_for(datastore_id));
         if !info.can_flush && access == Access::ReadWrite {
             notes.push(CANNOT_FLUSH.to_owned());

@@ -67,7 +67,11 @@ impl HobToml {
             Change::Qos(disk, patch) => self.qos.set(disk, patch).await.map(drop),
             Change::Policy(name, patch) => self.qos.policy_set(name, patch).await.map(drop),
             Change::RemovePolicy(name) => self.qos.policy_remove(name).await.map(drop),
-            Change::Datastore(name, patch) => self.qos.datastore_set(name, patch).await.map(drop),
+            Change::Datastore(name, patch) => {
+                // No disk may use the datastore yet.
+                let _use = self.qos.datastore_id(&name, false)?;
+                self.qos.datastore_set(name, patch).await.map(drop)
+            }
         }
     }
 
