@@ -23,7 +23,7 @@ use crate::services::flash;
 use crate::services::pools::AllocationRule;
 use crate::services::qos::datastore_of;
 use crate::services::registry::{
-    ADDING, CANNOT_FLUSH, ClusterWait, DISKS_MAX, DiskEntry, DiskPhase, OperationGuard,
+    ADDING, CANNOT_FLUSH, ClusterWait, DISKS_MAX, DiskEntry, DiskPhase, OPENING, OperationGuard,
 };
 use crate::shard_api::{Gone, ShardHandle};
 use crate::state::{DiskState, ShareSpec};
@@ -386,7 +386,7 @@ impl Disks {
 
     /// Opens an offline disk with its cache, at the daemon's start or later.
     pub(in crate::services) async fn bring_online(&self, name: &str) {
-        let Ok(guard) = self.registry.guard_disk(name, "opened") else { return };
+        let Ok(guard) = self.registry.guard_disk(name, OPENING) else { return };
         if !matches!(
             self.registry.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
             Ok(true)
