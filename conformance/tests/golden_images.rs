@@ -363,6 +363,20 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
     stage.daemon.take().expect("it runs").stop();
 }
 
+/// Sends SIGSTOP. The signal takes effect with a delay; when this function returns, no thread of the
+/// process runs.
+#[track_caller]
+fn stop(process: Pid) {
+    kill_process(process, Signal::STOP).unwrap();
+    let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
+    wait_until("the stop of every thread", PATIENCE, || {
+        std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        })
+    });
+}
+
 /// Promise 2. The daemon is stopped, its `qemu-nbd` processes end, and other programs change the golden
 /// image and a clone. The daemon cannot see when that happened, and still serves no outdated data.
 #[test]
@@ -381,7 +395,7 @@ fn changes_while_the_daemon_is_stopped_are_noticed() {
     assert!(stage.number("a", "shared_read_bytes") > before, "the golden image is shared");
 
     let daemon = Pid::from_raw(stage.daemon().process.pid() as i32).expect("a process id");
-    kill_process(daemon, Signal::STOP).unwrap();
+    stop(daemon);
     let started = std::time::Instant::now();
     let servers = stage.servers(|command| command.contains("qemu-nbd"));
     assert_eq!(servers.len(), 2, "one for each clone");

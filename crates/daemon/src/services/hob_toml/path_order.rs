@@ -264,7 +264,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(socket(found.change.as_ref()).as_deref(), Some("2"));
-        assert_eq!(socket(Some(&back)).as_deref(), Some("1"));
+        assert_eq!(socket(Some(back.as_ref())).as_deref(), Some("1"));
         let with_disk = vec![export("a", "1", "2"), found_disk("2", "1")];
         assert_eq!(steps(with_disk), ["-a", "disk", "a"]);
         // Nothing is given up for a change that is not made.
