@@ -391,7 +391,7 @@ impl State {
             ShardCall::Transfer { id, call } => self.transfer(id, call),
             ShardCall::VhostUser { .. } | ShardCall::Resume {} => {}
             ShardCall::SetLease { .. } | ShardCall::Lose { .. } => {}
-            ShardCall::LinkParent { .. } | ShardCall::TrustParent { .. } => {}
+            ShardCall::LinkParent { .. } | ShardCall::ParentChecked { .. } => {}
             ShardCall::Rest { answer } => {
                 let _ = answer.send(Ok(()));
             }

@@ -144,12 +144,12 @@ calls! {
         parent: Option<DiskId>,
     };
 
-    /// Ends a [doubt](super::ShardEvent::ParentDoubted) about the disk of a parent, because its files
-    /// are unchanged. Its clones read shared data from it again, unless there is a later doubt.
-    order trust_parent: TrustParent {
+    /// Ends a [check](super::ShardEvent::ParentUnchecked) of the files of a parent's disk, because they
+    /// are unchanged. Its clones read shared data from it again, unless a later check is required.
+    order parent_checked: ParentChecked {
         id: DiskId,
-        /// Number of the doubt.
-        doubt: u64,
+        /// Number of the check.
+        check: u64,
     };
 
     /// Changes a disk's cache, or grows the disk to the size of its backing. Returns the segments

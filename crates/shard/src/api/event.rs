@@ -61,12 +61,12 @@ pub enum ShardEvent {
     },
     /// The files of a parent may have changed: the shard was paused, or the server of the parent or of
     /// one of its clones did not run. The clones read the parent's data themselves until
-    /// [`ShardHandle::trust_parent`](super::ShardHandle::trust_parent).
-    ParentDoubted {
+    /// [`ShardHandle::parent_checked`](super::ShardHandle::parent_checked).
+    ParentUnchecked {
         /// The parent's disk.
         parent: DiskId,
-        /// Number of the doubt. Later ones have greater numbers.
-        doubt: u64,
+        /// Number of the required check. Later ones have greater numbers.
+        check: u64,
     },
     /// The abandoned backing of a removed disk is closed: its last request has ended.
     BackingClosed(DiskId),

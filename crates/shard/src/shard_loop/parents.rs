@@ -9,7 +9,7 @@
 //! It also reads the data if the parent's disk does not answer in time. Its own requests obey the
 //! `backing_timeout` of the clone. A late answer of the parent's disk is ignored.
 //!
-//! # Doubts
+//! # Checks of the parents' files
 //! The files of a parent may have changed while this thread was paused, or while the server of the
 //! parent or of a clone did not run. From then on the clones read the data themselves, until the
 //! daemon has compared the files with their recorded state.
@@ -46,7 +46,8 @@ const UNANSWERED_MAX: u32 = 16;
 /// nanoseconds.
 const BEAT_NS: u64 = 250_000_000;
 
-/// Shortest pause of the shard after which it doubts the parents of its clones, nanoseconds.
+/// Shortest pause of the shard after which the files of its clones' parents must be checked,
+/// nanoseconds.
 const PAUSE_MIN_NS: u64 = 2_000_000_000;
 
 /// A read that was sent to a parent's disk.
@@ -71,11 +72,11 @@ pub(super) struct Parents {
     unanswered: BTreeMap<DiskId, u32>,
     /// Time of the next check for reads that were not answered in time.
     check_at: Option<Instant>,
-    /// The parents whose files may have changed, each with the number of the latest doubt.
-    doubts: BTreeMap<DiskId, u64>,
-    last_doubt: u64,
+    /// The parents whose files must be checked, each with the number of the latest check.
+    unchecked: BTreeMap<DiskId, u64>,
+    last_check: u64,
     /// How often the connection of each clone's and parent's backing had changed when the parent was
-    /// linked or last doubted.
+    /// linked, or when a check was last required.
     connections: BTreeMap<DiskId, u64>,
     /// Latest time at which the shard ran.
     ran_at: Instant,
@@ -98,7 +99,7 @@ impl Parents {
         wait_max: Option<Duration>,
     ) -> Option<()> {
         let parent = *self.links.get(&clone)?;
-        if self.is_doubted(parent) {
+        if self.is_unchecked(parent) {
             return None;
         }
         let answer_max = self.answer_max(engine, parent, read)?;
@@ -153,22 +154,23 @@ impl Parents {
         !self.links.is_empty() && now.0.saturating_sub(before.0) > PAUSE_MIN_NS
     }
 
-    /// Doubts a parent. Returns the number of the doubt, to be reported to the daemon.
-    fn doubt(&mut self, parent: DiskId) -> u64 {
-        self.last_doubt += 1;
-        self.doubts.insert(parent, self.last_doubt);
-        self.last_doubt
+    /// Requires a check of a parent's files. Returns the number of the check, to be reported to the
+    /// daemon.
+    fn require_check(&mut self, parent: DiskId) -> u64 {
+        self.last_check += 1;
+        self.unchecked.insert(parent, self.last_check);
+        self.last_check
     }
 
-    /// Ends a doubt. A later doubt of the same parent stays.
-    fn trust(&mut self, parent: DiskId, doubt: u64) {
-        if self.doubts.get(&parent) == Some(&doubt) {
-            self.doubts.remove(&parent);
+    /// Ends a check that found no change. A later check of the same parent is still required.
+    fn end_check(&mut self, parent: DiskId, check: u64) {
+        if self.unchecked.get(&parent) == Some(&check) {
+            self.unchecked.remove(&parent);
         }
     }
 
-    fn is_doubted(&self, parent: DiskId) -> bool {
-        self.doubts.contains_key(&parent)
+    fn is_unchecked(&self, parent: DiskId) -> bool {
+        self.unchecked.contains_key(&parent)
     }
 
     /// Records the number of connection changes of the backing of a clone or of a parent. Returns true
@@ -220,9 +222,9 @@ impl Parents {
 }
 
 impl Shard {
-    /// Ends a doubt about the files of a parent, because they are unchanged.
-    pub(super) fn trust_parent(&mut self, parent: DiskId, doubt: u64) {
-        self.parents.trust(parent, doubt);
+    /// Ends a check of the files of a parent, because they are unchanged.
+    pub(super) fn parent_checked(&mut self, parent: DiskId, check: u64) {
+        self.parents.end_check(parent, check);
     }
 
     /// Sets or removes the disk that serves a clone's reads of its parent.
@@ -247,24 +249,24 @@ impl Shard {
     pub(super) fn unlink_parent(&mut self, id: DiskId) {
         self.parents.links.remove(&id);
         self.parents.connections.remove(&id);
-        self.parents.doubts.remove(&id);
+        self.parents.unchecked.remove(&id);
         let links = self.parents.links.iter().filter(|(_, parent)| **parent == id);
         let clones: Vec<DiskId> = links.map(|(clone, _)| *clone).collect();
         clones.into_iter().for_each(|clone| self.link_parent(clone, None));
     }
 
-    /// Doubts the parents of all clones if this thread was paused. Call it before anything else in a
+    /// Requires checks of all parents if this thread was paused. Call it before anything else in a
     /// turn.
     pub(super) fn notice_pause(&mut self, now: Instant) {
         if self.parents.ends_pause(now) {
             for parent in self.parents.linked_parents() {
-                self.doubt_parent(parent);
+                self.require_parent_check(parent);
             }
         }
     }
 
-    /// Doubts the parent of a clone if a connection of the clone's or the parent's backing was lost
-    /// since the parent was linked or last doubted: programs could write the files meanwhile.
+    /// Requires a check of a clone's parent if a connection of the clone's or the parent's backing was
+    /// lost since the last check was required: programs could write the files meanwhile.
     fn check_connections(&mut self, clone: DiskId) {
         let Some(parent) = self.parents.links.get(&clone).copied() else { return };
         let mut is_changed = false;
@@ -274,13 +276,13 @@ impl Shard {
             }
         }
         if is_changed {
-            self.doubt_parent(parent);
+            self.require_parent_check(parent);
         }
     }
 
-    fn doubt_parent(&mut self, parent: DiskId) {
-        let doubt = self.parents.doubt(parent);
-        self.commands.report(ShardEvent::ParentDoubted { parent, doubt });
+    fn require_parent_check(&mut self, parent: DiskId) {
+        let check = self.parents.require_check(parent);
+        self.commands.report(ShardEvent::ParentUnchecked { parent, check });
     }
 
     /// Takes the reads of parent data from a clone's backing, and sends them to hob's disk of the
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_and_each_change_of_a_connection_cause_a_doubt() {
+    fn a_pause_and_each_change_of_a_connection_require_a_check() {
         let mut parents = Parents::default();
         let at = |ns| Instant(PAUSE_MIN_NS * 10 + ns);
         assert!(!parents.ends_pause(at(0)), "there are no clones");
@@ -392,15 +394,15 @@ mod tests {
     }
 
     #[test]
-    fn a_doubted_parents_disk_gets_no_reads_until_the_latest_doubt_ends() {
+    fn a_parents_disk_gets_no_reads_until_the_latest_check_ends() {
         let mut parents = Parents::default();
         parents.links.insert(CLONE, PARENT);
-        assert!(!parents.is_doubted(PARENT));
-        let (first, second) = (parents.doubt(PARENT), parents.doubt(PARENT));
-        parents.trust(PARENT, first);
-        assert!(parents.is_doubted(PARENT), "the files may have changed after the first comparison");
-        parents.trust(PARENT, second);
-        assert!(!parents.is_doubted(PARENT));
+        assert!(!parents.is_unchecked(PARENT));
+        let (first, second) = (parents.require_check(PARENT), parents.require_check(PARENT));
+        parents.end_check(PARENT, first);
+        assert!(parents.is_unchecked(PARENT), "the files may have changed after the first comparison");
+        parents.end_check(PARENT, second);
+        assert!(!parents.is_unchecked(PARENT));
     }
 
     #[test]

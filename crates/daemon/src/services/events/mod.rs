@@ -161,9 +161,9 @@ impl Events {
                 let disks = self.disks.clone();
                 tokio::spawn(async move { disks.backing_lost(disk, why).await });
             }
-            ShardEvent::ParentDoubted { parent, doubt } => {
+            ShardEvent::ParentUnchecked { parent, check } => {
                 let disks = self.disks.clone();
-                tokio::spawn(async move { disks.check_doubted_parent(parent, doubt).await });
+                tokio::spawn(async move { disks.check_parent(parent, check).await });
             }
             ShardEvent::BackingClosed(disk) => self.disks.backing_closed(disk),
             ShardEvent::JournalLost(disk) => {

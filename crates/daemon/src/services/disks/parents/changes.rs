@@ -5,7 +5,7 @@
 //! opened. After a change the clones read their parent's data through their own backings, until the
 //! disk is opened again.
 //!
-//! A shard doubts a parent after a pause, and after the end of a server of its files. It sends no
+//! A shard requires a check after a pause, and after the end of a server of the files. It sends no
 //! reads to the parent's disk until the files were compared once more.
 
 use std::collections::BTreeSet;
@@ -110,9 +110,9 @@ impl Disks {
         }
     }
 
-    /// Compares the files of a parent that its shard doubts, and tells the shard when they are known
-    /// to be unchanged.
-    pub(in crate::services) async fn check_doubted_parent(self, parent: DiskId, doubt: u64) {
+    /// Compares the files of a parent because its shard requires it, and tells the shard when they are
+    /// known to be unchanged.
+    pub(in crate::services) async fn check_parent(self, parent: DiskId, check: u64) {
         loop {
             let (look, shard) = {
                 let inner = self.registry.inner();
@@ -121,9 +121,9 @@ impl Disks {
                 (Look::of(disk), shard)
             };
             // A snapshot has no files that can change.
-            let Some(look) = look else { return shard.trust_parent(parent, doubt) };
+            let Some(look) = look else { return shard.parent_checked(parent, check) };
             match look.compare().await {
-                (_, Files::Unchanged) => return shard.trust_parent(parent, doubt),
+                (_, Files::Unchanged) => return shard.parent_checked(parent, check),
                 (look, Files::Changed(what)) => return self.end_sharing(&look, &what),
                 (_, Files::Unknown) => tokio::time::sleep(LOOK_EVERY).await,
             }
