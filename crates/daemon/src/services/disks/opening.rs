@@ -115,7 +115,7 @@ impl Disks {
             .enter(wanted, Some(ADDING))?
             .ok_or_else(|| ApiError::failed("internal error: the disk has no operation guard"))?;
         if has_device && let Err(error) = self.exports.clear_stale_device(&name).await {
-            self.registry.inner().disks.remove(&name);
+            self.drop_arriving(&name).await;
             return Err(error);
         }
         let notes = match self.open_by_owner(&name, Open::WithCache).await {
@@ -131,7 +131,7 @@ impl Disks {
                     .await;
             }
             Err(error) => {
-                self.registry.inner().disks.remove(&name);
+                self.drop_arriving(&name).await;
                 return Err(error);
             }
         };
@@ -153,7 +153,38 @@ impl Disks {
         }
         self.exports.forget_bitmaps(name).await;
         self.leave_disk(name).await;
-        self.registry.inner().disks.remove(name);
+        self.drop_arriving(name).await;
+    }
+
+    /// Saves a disk that is being added with a persistent cache, before clients may write to it: the
+    /// saved state names each cache that has dirty data.
+    pub(in crate::services) async fn save_arriving(&self, name: &str) -> Result<()> {
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let is_persistent = disk.cache().is_some_and(|spec| spec.journal.is_some());
+            if !disk.is_arriving() || !is_persistent {
+                return Ok(());
+            }
+            disk.is_saved_early = true;
+        }
+        self.registry.save_first().await
+    }
+
+    /// Removes the entry of a disk that could not be added. The cache that it was to adopt belongs to
+    /// no disk again.
+    pub(in crate::services) async fn drop_arriving(&self, name: &str) {
+        let is_saved = {
+            let mut inner = self.registry.inner();
+            let Some(disk) = inner.disks.remove(name) else { return };
+            if let Some(journal) = disk.cache().and_then(|spec| spec.journal) {
+                inner.ended.forget(OwnerId(journal.owner.0));
+            }
+            disk.is_saved_early
+        };
+        if is_saved && let Err(error) = self.registry.save().await {
+            tracing::error!("disk {name}: it could not be added, but the saved state still has it: {error}");
+        }
     }
 
     /// Creates the entry of a disk that is not open yet. Takes its operation guard if `busy` names
@@ -326,6 +357,11 @@ impl Disks {
                 }
             }
         };
+        if let Err(error) = self.save_arriving(name).await {
+            drop(gateway);
+            let gone = self.exports.take_from_shard(name, &shard, id).await?;
+            return Err(self.close_incomplete(name, gone, error).await?);
+        }
         tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
             self.exports.table().listen_vhost_user(name, name, gateway);
