@@ -126,6 +126,25 @@ impl Stage {
         Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).unwrap()
     }
 
+    /// Returns the process id of the `qemu-nbd` of the golden image.
+    #[track_caller]
+    fn server_of_golden_image(&self) -> Pid {
+        let found = self.servers(|command| {
+            command.contains(&self.base)
+                && !self.clones.iter().any(|clone| command.contains(&self.image(clone)))
+        });
+        assert_eq!(found.len(), 1, "the qemu-nbd of the golden image");
+        found[0]
+    }
+
+    /// Returns the process ids of the `qemu-nbd` processes with a matching command line.
+    fn servers(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<Pid> {
+        let command = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let all = descendants(self.daemon().process.pid()).into_iter();
+        let found = all.filter(|pid| is_wanted(&command(*pid)));
+        found.map(|pid| Pid::from_raw(pid as i32).expect("a process id")).collect()
+    }
+
     /// Returns the number of bytes that all disks have read from the images.
     fn backing_bytes(&self) -> u64 {
         self.disks().iter().map(|disk| self.number(disk, "backing_read_bytes")).sum()
@@ -282,6 +301,28 @@ fn golden_images_of_other_formats_are_shared() {
     }
 }
 
+/// `qemu-nbd` does not lock the raw file below a qcow2 image against writers, so hob does. It also
+/// holds the lock while the `qemu-nbd` of the golden image is restarted.
+#[test]
+fn a_raw_file_below_a_golden_image_is_locked() {
+    let mut stage = Stage::new("qcow2", "qcow2", &["a"], &[]);
+    let bottom = stage.scratch.text("bottom.raw");
+    qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &stage.base, &bottom]);
+    qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", &bottom, &stage.base]);
+    stage.start();
+    let write = || Tool::new("qemu-io").args(["-f", "raw", "-c", "write 0 4k", &bottom]);
+    let refused = write().run_failing();
+    assert!(refused.all().contains("lock"), "{}", refused.all());
+    kill_process(stage.server_of_golden_image(), Signal::KILL).unwrap();
+    let refused = write().run_failing();
+    assert!(refused.all().contains("lock"), "{}", refused.all());
+    // Another reader is not excluded.
+    Tool::new("qemu-io").args(["-r", "-f", "raw", "-c", "read 0 4k", &bottom]).run();
+    assert_same(&read(&mut stage.connect("a"), 0..SIZE), &stage.golden, 0, "the clone");
+    stage.daemon.take().expect("it runs").stop();
+    write().run();
+}
+
 /// Promise 2. A golden image must not change. If a program that takes no locks changes it, its
 /// clones stop sharing it, and no daemon serves the outdated data.
 #[test]
@@ -322,6 +363,64 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
     stage.daemon.take().expect("it runs").stop();
 }
 
+/// Sends SIGSTOP. The signal takes effect with a delay; when this function returns, no thread of the
+/// process runs.
+#[track_caller]
+fn stop(process: Pid) {
+    kill_process(process, Signal::STOP).unwrap();
+    let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
+    wait_until("the stop of every thread", PATIENCE, || {
+        std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        })
+    });
+}
+
+/// Promise 2. The daemon is stopped, its `qemu-nbd` processes end, and other programs change the golden
+/// image and a clone. The daemon cannot see when that happened, and still serves no outdated data.
+#[test]
+fn changes_while_the_daemon_is_stopped_are_noticed() {
+    let mut stage = Stage::new("raw", "qcow2", &["a", "b"], &[]);
+    stage.start();
+    let (mut a, mut b) = (stage.connect("a"), stage.connect("b"));
+    b.write(8 * MIB, &Noise::new(3).bytes(65536)).unwrap();
+    b.flush().unwrap();
+    stage.daemon().ctl(&["drain", "b"]);
+    for clone in [&mut a, &mut b] {
+        read(clone, 0..WRITTEN);
+    }
+    let before = stage.number("a", "shared_read_bytes");
+    read(&mut a, 0..WRITTEN);
+    assert!(stage.number("a", "shared_read_bytes") > before, "the golden image is shared");
+
+    let daemon = Pid::from_raw(stage.daemon().process.pid() as i32).expect("a process id");
+    stop(daemon);
+    let started = std::time::Instant::now();
+    let servers = stage.servers(|command| command.contains("qemu-nbd"));
+    assert_eq!(servers.len(), 2, "one for each clone");
+    servers.into_iter().for_each(|server| kill_process(server, Signal::KILL).unwrap());
+    let bytes = Noise::new(11).bytes(MIB as usize);
+    let file = OpenOptions::new().write(true).open(&stage.base).unwrap();
+    file.write_all_at(&bytes, 2 * MIB).unwrap();
+    drop(file);
+    let image = stage.image("b");
+    Tool::new("qemu-io").args(["-f", "qcow2", "-c", "write -P 0xab 8M 64k", &image]).run();
+    // Shorter pauses are not noticed.
+    std::thread::sleep(Duration::from_secs(3).saturating_sub(started.elapsed()));
+    kill_process(daemon, Signal::CONT).unwrap();
+
+    assert_same(&read(&mut a, 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the changed golden image");
+    drop((a, b));
+    wait_until("the changed image of the clone", PATIENCE, || {
+        let address = Address::Unix(stage.scratch.path("nbd.sock"));
+        let read = Client::connect(&address, "b").ok().and_then(|mut b| b.read(8 * MIB, 65536).ok());
+        read.is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0xab))
+    });
+    assert_same(&read(&mut stage.connect("b"), 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the other clone");
+    stage.daemon.take().expect("it runs").stop();
+}
+
 /// The parent's disk hangs, but the clones can still read their backing file themselves. They wait
 /// some seconds for the parent's disk, and not longer. Cached data of the parent is still served.
 #[test]
@@ -337,14 +436,7 @@ fn a_parents_disk_that_hangs_delays_its_clones_only_for_seconds() {
     wait_until("the parent's disk to cache the data", PATIENCE, || {
         stage.number(&stage.base_name, "sectors_valid") >= 16
     });
-    let is_of_parent = |pid: &u32| {
-        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        command.contains(&stage.base) && !command.contains(&stage.image("a"))
-    };
-    let found: Vec<u32> =
-        descendants(stage.daemon().process.pid()).into_iter().filter(is_of_parent).collect();
-    assert_eq!(found.len(), 1, "the qemu-nbd of the golden image");
-    let pid = Pid::from_raw(found[0] as i32).expect("a process id");
+    let pid = stage.server_of_golden_image();
     kill_process(pid, Signal::STOP).unwrap();
     let before = stage.number("a", "shared_read_bytes");
     for at in [8 * MIB, 12 * MIB] {

@@ -420,7 +420,8 @@ impl State {
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
             ShardCall::Transfer { id, call } => self.transfer(id, call),
             ShardCall::VhostUser { .. } | ShardCall::Resume {} => {}
-            ShardCall::SetLease { .. } | ShardCall::Lose { .. } | ShardCall::LinkParent { .. } => {}
+            ShardCall::SetLease { .. } | ShardCall::Lose { .. } => {}
+            ShardCall::LinkParent { .. } | ShardCall::ParentChecked { .. } => {}
             ShardCall::Rest { answer } => {
                 let _ = answer.send(Ok(()));
             }

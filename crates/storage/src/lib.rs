@@ -29,6 +29,7 @@ mod direct;
 mod filesystem;
 mod lock;
 mod memory;
+mod pauses;
 mod time_limit;
 
 pub use lock::PathLock;

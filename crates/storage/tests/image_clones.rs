@@ -125,6 +125,32 @@ fn an_images_own_blocks_are_known_when_it_is_opened() {
     }
 }
 
+/// QEMU needs about a second for each TiB to tell which blocks an image has itself. The clone is
+/// served before that, and shares what is known.
+#[test]
+fn a_large_clone_is_opened_before_all_of_its_own_blocks_are_known() {
+    const SIZE: &str = "16T";
+    let dir = tempfile::tempdir().unwrap();
+    let [base, clone] = ["base", "clone"].map(|name| dir.path().join(name));
+    let [base_text, clone_text] = [&base, &clone].map(|path| path.to_str().unwrap());
+    run("qemu-img", &["create", "-q", "-f", "qcow2", base_text, SIZE]);
+    run("qemu-img", &["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", base_text, clone_text, SIZE]);
+    let files = vec![ImageFile { path: base.clone(), format: Format::Qcow2, role: Role::Backing }];
+    let clone_options = BackingOptions { files, shares_parent: true, ..image_options("qcow2") };
+    let backing = Backing::open(clone_text, Access::ReadWrite, &clone_options).unwrap();
+    let (backing, parent) = backing.share_parent();
+    let own = parent.unwrap_or_else(|why| panic!("{why}")).own;
+    let first = own.parent_bytes();
+    assert!(first > 0, "nothing is shared");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !own.is_complete() && own.parent_bytes() == first {
+        assert!(std::time::Instant::now() < deadline, "the rest is not asked for");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    // The thread that asks ends with the backing.
+    drop(backing);
+}
+
 /// Without certainty, a clone reads everything itself.
 #[test]
 fn an_image_that_cannot_share_says_why() {

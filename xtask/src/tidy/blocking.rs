@@ -25,7 +25,7 @@ const ON_SHARDS: [&str; 15] = [
 
 /// Calls of these sources that do not run on a shard, or that do not wait: the source below
 /// crates/storage/src, the call, how often it occurs, and why it is harmless.
-const ELSEWHERE: [(&str, &str, usize, &str); 25] = [
+const ELSEWHERE: [(&str, &str, usize, &str); 27] = [
     ("backing/evidence.rs", "rustix::fs::fstat", 4, "while the disk is opened, and on threads of the daemon"),
     ("backing/evidence.rs", "std::fs::", 1, "reads /proc"),
     ("backing/file/holes.rs", "rustix::fs::open", 1, "while the disk is opened"),
@@ -50,9 +50,11 @@ const ELSEWHERE: [(&str, &str, usize, &str); 25] = [
     ("backing/qemu_nbd.rs", "File::open", 1, "while the disk is opened"),
     ("backing/qemu_nbd.rs", ".sync_data(", 1, "while the disk is opened"),
     ("backing/qemu_nbd/child.rs", "std::fs::", 2, "on the thread that connects to the child"),
+    ("backing/qemu_nbd/child.rs", "File::open", 1, "on the thread that waits for the child"),
     ("backing/qemu_nbd/child_dirs.rs", "rustix::fs::flock", 2, "at the start of the daemon, without waiting"),
     ("backing/qemu_nbd/child_dirs.rs", "File::open", 2, "at the start of the daemon"),
     ("backing/qemu_nbd/node.rs", "std::fs::", 1, "while the disk is opened"),
+    ("backing/qemu_nbd/read_locks.rs", "OpenOptions", 1, "while the disk is opened"),
     ("backing/qemu_nbd/sandbox.rs", "OpenOptions", 1, "while a child is started"),
     ("backing/qemu_nbd/sandbox.rs", ".metadata()", 1, "while a child is started"),
     ("unflushed_mark.rs", "std::fs::", 2, "finds and removes a file of /dev/shm"),

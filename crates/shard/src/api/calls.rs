@@ -144,6 +144,14 @@ calls! {
         parent: Option<DiskId>,
     };
 
+    /// Ends a [check](super::ShardEvent::ParentUnchecked) of the files of a parent's disk, because they
+    /// are unchanged. Its clones read shared data from it again, unless a later check is required.
+    order parent_checked: ParentChecked {
+        id: DiskId,
+        /// Number of the check.
+        check: u64,
+    };
+
     /// Changes a disk's cache, or grows the disk to the size of its backing. Returns the segments
     /// that the cache no longer uses, when the change is complete.
     call change_cache: ChangeCache {

@@ -59,6 +59,15 @@ pub enum ShardEvent {
         /// What happened instead, if no other program has opened the backing.
         why: Option<String>,
     },
+    /// The files of a parent may have changed: the shard was paused, or the server of the parent or of
+    /// one of its clones did not run. The clones read the parent's data themselves until
+    /// [`ShardHandle::parent_checked`](super::ShardHandle::parent_checked).
+    ParentUnchecked {
+        /// The parent's disk.
+        parent: DiskId,
+        /// Number of the required check. Later ones have greater numbers.
+        check: u64,
+    },
     /// The abandoned backing of a removed disk is closed: its last request has ended.
     BackingClosed(DiskId),
 }

@@ -280,6 +280,7 @@ impl Shard {
             ShardCall::SetLease { id, clock } => self.set_lease(id, clock),
             ShardCall::Lose { id } => self.lose_disk(now, id),
             ShardCall::LinkParent { id, parent } => self.link_parent(id, parent),
+            ShardCall::ParentChecked { id, check } => self.parent_checked(id, check),
             ShardCall::Rest { answer } => self.rest(now, answer),
             ShardCall::Resume {} => self.resume(),
             ShardCall::HandOver { answer } => {

@@ -212,6 +212,8 @@ impl Shard {
     fn turn(&mut self, now: Instant, is_first: bool) -> bool {
         let mut progress = false;
         self.flash.set_now(now);
+        // Completions may be replies to reads of shared data.
+        self.notice_pause(now);
         // This check comes first. If this thread was stopped for a while, the lease may have
         // expired. No completion may release waiting writes before this check.
         progress |= self.release_held(now);

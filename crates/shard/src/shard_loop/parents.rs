@@ -8,8 +8,13 @@
 //!
 //! It also reads the data if the parent's disk does not answer in time. Its own requests obey the
 //! `backing_timeout` of the clone. A late answer of the parent's disk is ignored.
+//!
+//! # Checks of the parents' files
+//! The files of a parent may have changed while this thread was paused, or while the server of the
+//! parent or of a clone did not run. From then on the clones read the data themselves, until the
+//! daemon has compared the files with their recorded state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use hob_engine::Engine;
@@ -19,6 +24,7 @@ use hob_storage::backing::ParentRead;
 use hob_storage::ring::Ring;
 
 use super::Shard;
+use crate::api::ShardEvent;
 
 /// Bit in the upper half of a request id that marks reads for clones. Session numbers of clients
 /// are smaller.
@@ -35,6 +41,14 @@ const LATER_ANSWER_MAX: Duration = Duration::from_secs(1);
 /// Number of reads that a parent's disk has not answered in time, from which on only reads of cached
 /// data are sent to it. Each of these reads keeps a buffer.
 const UNANSWERED_MAX: u32 = 16;
+
+/// Interval at which the shard wakes up to notice its own pauses while it serves clones,
+/// nanoseconds.
+const BEAT_NS: u64 = 250_000_000;
+
+/// Shortest pause of the shard after which the files of its clones' parents must be checked,
+/// nanoseconds.
+const PAUSE_MIN_NS: u64 = 2_000_000_000;
 
 /// A read that was sent to a parent's disk.
 struct Asked {
@@ -58,6 +72,14 @@ pub(super) struct Parents {
     unanswered: BTreeMap<DiskId, u32>,
     /// Time of the next check for reads that were not answered in time.
     check_at: Option<Instant>,
+    /// The parents whose files must be checked, each with the number of the latest check.
+    unchecked: BTreeMap<DiskId, u64>,
+    last_check: u64,
+    /// How often the connection of each clone's and parent's backing had changed when the parent was
+    /// linked, or when a check was last required.
+    connections: BTreeMap<DiskId, u64>,
+    /// Latest time at which the shard ran.
+    ran_at: Instant,
 }
 
 impl Parents {
@@ -77,6 +99,9 @@ impl Parents {
         wait_max: Option<Duration>,
     ) -> Option<()> {
         let parent = *self.links.get(&clone)?;
+        if self.is_unchecked(parent) {
+            return None;
+        }
         let answer_max = self.answer_max(engine, parent, read)?;
         let gives_up_at = now + wait_max.map_or(answer_max, |own| own.min(answer_max)).as_nanos() as u64;
         let buffer = ring.arena_mut().alloc_for(parent, read.len as usize)?;
@@ -119,7 +144,44 @@ impl Parents {
 
     /// Returns the time at which to call [`Shard::give_up_parents`].
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.check_at
+        let beat = (!self.links.is_empty()).then(|| self.ran_at + BEAT_NS);
+        self.check_at.into_iter().chain(beat).min()
+    }
+
+    /// Records that the shard runs. Returns true if it was paused while it served clones.
+    fn ends_pause(&mut self, now: Instant) -> bool {
+        let before = std::mem::replace(&mut self.ran_at, now);
+        !self.links.is_empty() && now.0.saturating_sub(before.0) > PAUSE_MIN_NS
+    }
+
+    /// Requires a check of a parent's files. Returns the number of the check, to be reported to the
+    /// daemon.
+    fn require_check(&mut self, parent: DiskId) -> u64 {
+        self.last_check += 1;
+        self.unchecked.insert(parent, self.last_check);
+        self.last_check
+    }
+
+    /// Ends a check that found no change. A later check of the same parent is still required.
+    fn end_check(&mut self, parent: DiskId, check: u64) {
+        if self.unchecked.get(&parent) == Some(&check) {
+            self.unchecked.remove(&parent);
+        }
+    }
+
+    fn is_unchecked(&self, parent: DiskId) -> bool {
+        self.unchecked.contains_key(&parent)
+    }
+
+    /// Records the number of connection changes of the backing of a clone or of a parent. Returns true
+    /// if it is not the recorded one.
+    fn has_reconnected(&mut self, disk: DiskId, changes: u64) -> bool {
+        self.connections.insert(disk, changes).is_some_and(|before| before != changes)
+    }
+
+    /// Returns the parents that have clones.
+    fn linked_parents(&self) -> BTreeSet<DiskId> {
+        self.links.values().copied().collect()
     }
 
     /// Gives up the reads that were not answered in time. Returns the clone and the number of each.
@@ -160,6 +222,11 @@ impl Parents {
 }
 
 impl Shard {
+    /// Ends a check of the files of a parent, because they are unchanged.
+    pub(super) fn parent_checked(&mut self, parent: DiskId, check: u64) {
+        self.parents.end_check(parent, check);
+    }
+
     /// Sets or removes the disk that serves a clone's reads of its parent.
     pub(super) fn link_parent(&mut self, clone: DiskId, parent: Option<DiskId>) {
         let parent = parent.filter(|parent| *parent != clone && self.serves(*parent));
@@ -167,6 +234,7 @@ impl Shard {
             Some(parent) => self.parents.links.insert(clone, parent),
             None => self.parents.links.remove(&clone),
         };
+        self.check_connections(clone);
         let parent_bytes = parent.and_then(|parent| {
             let backing = self.backings.get(parent.0 as usize)?.as_ref()?;
             Some(backing.info().size_bytes)
@@ -180,21 +248,58 @@ impl Shard {
     /// their own backings.
     pub(super) fn unlink_parent(&mut self, id: DiskId) {
         self.parents.links.remove(&id);
+        self.parents.connections.remove(&id);
+        self.parents.unchecked.remove(&id);
         let links = self.parents.links.iter().filter(|(_, parent)| **parent == id);
         let clones: Vec<DiskId> = links.map(|(clone, _)| *clone).collect();
         clones.into_iter().for_each(|clone| self.link_parent(clone, None));
+    }
+
+    /// Requires checks of all parents if this thread was paused. Call it before anything else in a
+    /// turn.
+    pub(super) fn notice_pause(&mut self, now: Instant) {
+        if self.parents.ends_pause(now) {
+            for parent in self.parents.linked_parents() {
+                self.require_parent_check(parent);
+            }
+        }
+    }
+
+    /// Requires a check of a clone's parent if a connection of the clone's or the parent's backing was
+    /// lost since the last check was required: programs could write the files meanwhile.
+    fn check_connections(&mut self, clone: DiskId) {
+        let Some(parent) = self.parents.links.get(&clone).copied() else { return };
+        let mut is_changed = false;
+        for disk in [clone, parent] {
+            if let Some(Some(backing)) = self.backings.get(disk.0 as usize) {
+                is_changed |= self.parents.has_reconnected(disk, backing.connection_changes());
+            }
+        }
+        if is_changed {
+            self.require_parent_check(parent);
+        }
+    }
+
+    fn require_parent_check(&mut self, parent: DiskId) {
+        let check = self.parents.require_check(parent);
+        self.commands.report(ShardEvent::ParentUnchecked { parent, check });
     }
 
     /// Takes the reads of parent data from a clone's backing, and sends them to hob's disk of the
     /// parent snapshot. Returns false if there were none.
     pub(super) fn ask_parent(&mut self, now: Instant, clone: DiskId) -> bool {
         let mut progress = false;
+        let mut is_checked = false;
         while let Some(backing) = self.backings[clone.0 as usize].as_mut()
             && let Some(read) = backing.poll_parent_read()
         {
             progress = true;
             let wait_max = backing.wait_max();
-            let Shard { parents, ring, engine, .. } = self;
+            if !std::mem::replace(&mut is_checked, true) {
+                self.check_connections(clone);
+            }
+            let Shard { parents, ring, engine, backings, .. } = self;
+            let backing = backings[clone.0 as usize].as_mut().expect("it has just passed on a read");
             match parents.ask(now, ring, engine, clone, &read, wait_max) {
                 Some(()) => engine.pass_on(now, read.io),
                 None => backing.handle_parent_read(ring, now, read.number, Err(IoError::ShuttingDown)),
@@ -269,6 +374,35 @@ mod tests {
         // Late answers are ignored.
         assert!(parents.take_answered(3).is_none() && parents.take_answered(2).is_none());
         assert!(parents.unanswered.is_empty() && parents.asked.is_empty());
+    }
+
+    #[test]
+    fn a_pause_and_each_change_of_a_connection_require_a_check() {
+        let mut parents = Parents::default();
+        let at = |ns| Instant(PAUSE_MIN_NS * 10 + ns);
+        assert!(!parents.ends_pause(at(0)), "there are no clones");
+        parents.links.insert(CLONE, PARENT);
+        assert_eq!(parents.poll_timeout(), Some(at(BEAT_NS)));
+        assert!(!parents.ends_pause(at(PAUSE_MIN_NS)));
+        assert!(parents.ends_pause(at(2 * PAUSE_MIN_NS + 1)));
+        assert!(!parents.ends_pause(at(2 * PAUSE_MIN_NS + 1)), "it is noticed once");
+        assert_eq!(parents.linked_parents(), BTreeSet::from([PARENT]));
+        assert!(!parents.has_reconnected(CLONE, 4), "this is the first look");
+        assert!(!parents.has_reconnected(CLONE, 4));
+        assert!(parents.has_reconnected(CLONE, 5), "the connection was lost");
+        assert!(parents.has_reconnected(CLONE, 6), "and is there again");
+    }
+
+    #[test]
+    fn a_parents_disk_gets_no_reads_until_the_latest_check_ends() {
+        let mut parents = Parents::default();
+        parents.links.insert(CLONE, PARENT);
+        assert!(!parents.is_unchecked(PARENT));
+        let (first, second) = (parents.require_check(PARENT), parents.require_check(PARENT));
+        parents.end_check(PARENT, first);
+        assert!(parents.is_unchecked(PARENT), "the files may have changed after the first comparison");
+        parents.end_check(PARENT, second);
+        assert!(!parents.is_unchecked(PARENT));
     }
 
     #[test]

@@ -483,6 +483,12 @@ impl Backing {
         Backing::monitored(Box::new(handover::Handover::new(own.driver)), own.monitor)
     }
 
+    /// Returns how often the connection was lost or was there again; see
+    /// [`Monitor::connection_changes`].
+    pub fn connection_changes(&self) -> u64 {
+        self.monitor.connection_changes()
+    }
+
     /// Returns the monitor of the connection, which any thread can read.
     pub fn monitor(&self) -> Arc<Monitor> {
         self.monitor.clone()

@@ -60,6 +60,8 @@ pub struct Monitor {
     /// Requests in flight.
     waiting: AtomicU64,
     outage: Mutex<Option<Outage>>,
+    /// Number of times that the connection was lost or was there again.
+    connection_changes: AtomicU64,
 }
 
 /// Period without a connection to the backing.
@@ -78,6 +80,7 @@ impl Default for Monitor {
             asked_ns: AtomicU64::new(NONE),
             waiting: AtomicU64::new(0),
             outage: Mutex::default(),
+            connection_changes: AtomicU64::new(0),
         }
     }
 }
@@ -116,6 +119,9 @@ impl Monitor {
     pub fn note_outage(&self, before_now: Duration, error: &str) {
         let mut outage = self.outage();
         let now = Clock::now();
+        if outage.is_none() {
+            self.connection_changes.fetch_add(1, Ordering::Relaxed);
+        }
         let since = outage.as_ref().map_or(now.checked_sub(before_now).unwrap_or(now), |outage| outage.since);
         *outage = Some(Outage { since, error: error.to_owned(), is_final: false });
     }
@@ -146,7 +152,15 @@ impl Monitor {
 
     /// Records that the backing is connected.
     pub fn note_connected(&self) {
-        *self.outage() = None;
+        if self.outage().take().is_some() {
+            self.connection_changes.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns how often the connection was lost or was there again. While the number stays equal,
+    /// the server is the same process.
+    pub fn connection_changes(&self) -> u64 {
+        self.connection_changes.load(Ordering::Relaxed)
     }
 
     /// Records that the shard's time is `now` at this moment.
@@ -261,8 +275,10 @@ mod tests {
         assert!(outage >= Duration::from_secs(3), "{outage:?}");
         assert_eq!((error.as_str(), waiting), ("Connection refused", 1), "the last error counts");
         requests.end(&monitor, IoId(1));
+        assert_eq!(monitor.connection_changes(), 1, "one outage");
         monitor.note_connected();
-        assert_eq!(monitor.condition(), Condition::Connected);
+        monitor.note_connected();
+        assert_eq!((monitor.condition(), monitor.connection_changes()), (Condition::Connected, 2));
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! from opening other files ([`sandbox`]).
 //!
 //! The child locks the image as QEMU does, so that a running guest and hob cannot both write it.
-//! The image stays locked as long as this child runs. For a disk that arrives from another host, a
+//! The image stays locked as long as this child runs. hob itself locks all files of a read-only image
+//! too ([`read_locks`]). For a disk that arrives from another host, a
 //! first child reports the image's size and does not lock the image. When hob must lock the image,
 //! a second child, which locks it, replaces the first on the same socket. The second child sees the
 //! image as the other host has left it, and the NBD connection is opened again.
@@ -18,6 +19,7 @@ mod child;
 mod child_dirs;
 mod clone;
 mod node;
+mod read_locks;
 mod sandbox;
 
 use std::fs::File;
@@ -105,9 +107,15 @@ pub(super) fn open(
                             inner.becomes_writable();
                         }
                         server.has_image();
+                        if opens == Opens::ReadOnly {
+                            server.lock_files()?;
+                        }
+                        let constant = state.filter(|state| image.state().as_ref() == Some(state));
+                        if let Some(constant) = &constant {
+                            server.set_content(constant);
+                        }
                         let server = Arc::new(server);
                         inner.set_before_connecting(revival(&server));
-                        let constant = state.filter(|state| image.state().as_ref() == Some(state));
                         let backing = QemuNbd { inner, server, access, options, constant, parent_state };
                         return Ok(Box::new(backing));
                     }
@@ -175,6 +183,12 @@ impl ImageLock {
             let opened = open_uri(&uri, self.access, &self.options, description, &|_| String::new());
             let Err(error) = opened else {
                 server.has_image();
+                if opens == Opens::ReadOnly
+                    && let Err(error) = server.lock_files()
+                {
+                    server.stop();
+                    return Err(io::Error::other(error));
+                }
                 return Ok(());
             };
             let why = Some(server.stop()).filter(|words| !words.is_empty()).unwrap_or(error.to_string());

@@ -24,7 +24,7 @@ use crate::services::flash;
 use crate::services::pools::AllocationRule;
 use crate::services::qos::datastore_of;
 use crate::services::registry::{
-    ADDING, CANNOT_FLUSH, ClusterWait, DISKS_MAX, DiskEntry, DiskPhase, OperationGuard,
+    ADDING, CANNOT_FLUSH, ClusterWait, DISKS_MAX, DiskEntry, DiskPhase, OPENING, OperationGuard,
 };
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::{DiskState, ShareSpec};
@@ -135,7 +135,7 @@ impl Disks {
             .enter(wanted, Some(ADDING))?
             .ok_or_else(|| ApiError::failed("internal error: the disk has no operation guard"))?;
         if has_device && let Err(error) = self.exports.clear_stale_device(&name).await {
-            self.registry.inner().disks.remove(&name);
+            self.drop_arriving(&name).await;
             return Err(error);
         }
         let notes = match self.open_by_owner(&name, Open::WithCache).await {
@@ -151,7 +151,7 @@ impl Disks {
                     .await;
             }
             Err(error) => {
-                self.registry.inner().disks.remove(&name);
+                self.drop_arriving(&name).await;
                 return Err(error);
             }
         };
@@ -173,7 +173,38 @@ impl Disks {
         }
         self.exports.forget_bitmaps(name).await;
         self.leave_disk(name).await;
-        self.registry.inner().disks.remove(name);
+        self.drop_arriving(name).await;
+    }
+
+    /// Saves a disk that is being added with a persistent cache, before clients may write to it: the
+    /// saved state names each cache that has dirty data.
+    pub(in crate::services) async fn save_arriving(&self, name: &str) -> Result<()> {
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let is_persistent = disk.cache().is_some_and(|spec| spec.journal.is_some());
+            if !disk.is_arriving() || !is_persistent {
+                return Ok(());
+            }
+            disk.is_saved_early = true;
+        }
+        self.registry.save_first().await
+    }
+
+    /// Removes the entry of a disk that could not be added. The cache that it was to adopt belongs to
+    /// no disk again.
+    pub(in crate::services) async fn drop_arriving(&self, name: &str) {
+        let is_saved = {
+            let mut inner = self.registry.inner();
+            let Some(disk) = inner.disks.remove(name) else { return };
+            if let Some(journal) = disk.cache().and_then(|spec| spec.journal) {
+                inner.ended.forget(OwnerId(journal.owner.0));
+            }
+            disk.is_saved_early
+        };
+        if is_saved && let Err(error) = self.registry.save().await {
+            tracing::error!("disk {name}: it could not be added, but the saved state still has it: {error}");
+        }
     }
 
     /// Creates the entry of a disk that is not open yet. Takes its operation guard if `busy` names
@@ -273,7 +304,7 @@ impl Disks {
         } else {
             access
         };
-        let datastore_id = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
+        let (datastore_id, _use) = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = home.unwrap_or_else(|| self.qos.shard_for(datastore_id));
         if !info.can_flush && access == Access::ReadWrite {
             notes.push(CANNOT_FLUSH.to_owned());
@@ -323,6 +354,11 @@ impl Disks {
                 }
             }
         };
+        if let Err(error) = self.save_arriving(name).await {
+            drop(gateway);
+            let gone = self.exports.take_from_shard(name, &shard, id).await?;
+            return Err(self.close_incomplete(name, gone, error).await?);
+        }
         tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
             self.exports.table().listen_vhost_user(name, name, gateway);
@@ -451,7 +487,7 @@ impl Disks {
 
     /// Opens an offline disk with its cache, at the daemon's start or later.
     pub(in crate::services) async fn bring_online(&self, name: &str) {
-        let Ok(guard) = self.registry.guard_disk(name, "opened") else { return };
+        let Ok(guard) = self.registry.guard_disk(name, OPENING) else { return };
         if !matches!(
             self.registry.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
             Ok(true)

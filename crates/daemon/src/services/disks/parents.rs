@@ -77,8 +77,9 @@ impl Disks {
         let link = ParentLink { constant: Some(parent.constant.clone()), ..ParentLink::default() };
         let disk = self.parent_disk(wanted, share, &parent, link, notes)?;
         self.await_parent(&disk).await;
-        let of_parent = Size(parent.own.parent_bytes()).human();
-        tracing::info!("disk {name} shares its parent {of_parent} through disk {disk}");
+        let shared = Size(parent.own.parent_bytes()).human();
+        let so_far = if parent.own.is_complete() { "" } else { " so far, and QEMU is asked for the rest" };
+        tracing::info!("disk {name} shares {shared} of its parent through disk {disk}{so_far}");
         let inner = self.registry.inner();
         let online = inner.disk(&disk).ok().and_then(|disk| disk.shard().ok());
         Ok((backing, online))

@@ -99,6 +99,7 @@ impl Disks {
         }
         self.link_parents();
         self.drop_idle_parents();
+        self.qos.drop_unused_datastores();
         Ok(DiskChanged { disk: None, notes })
     }
 

@@ -115,6 +115,7 @@ impl Disks {
         drop(opening);
         // The other disks of the former datastore share it among fewer shards now.
         store.into_iter().for_each(|store| self.qos.apply_control(&store));
+        self.qos.drop_unused_datastores();
         opened
     }
 

@@ -161,6 +161,10 @@ impl Events {
                 let disks = self.disks.clone();
                 tokio::spawn(async move { disks.backing_lost(disk, why).await });
             }
+            ShardEvent::ParentUnchecked { parent, check } => {
+                let disks = self.disks.clone();
+                tokio::spawn(async move { disks.check_parent(parent, check).await });
+            }
             ShardEvent::BackingClosed(disk) => self.disks.backing_closed(disk),
             ShardEvent::JournalLost(disk) => {
                 self.note_cache(disk, JOURNAL_LOST);

@@ -10,6 +10,7 @@ impl Events {
     pub(super) fn retry(&self) {
         self.disks.link_parents();
         self.disks.drop_idle_parents();
+        self.qos.drop_unused_datastores();
         self.pools.read_orphans();
         let (disks, pools, returned, roomy, lenders) = {
             let inner = self.registry.inner();

@@ -24,8 +24,13 @@ pub(super) enum Change {
     MoveCache(String, CacheEnable),
     PatchCache(String, Box<CachePatch>),
     AddExport(String, hob_control::Export),
-    RemoveExport(String, String),
-    ReplaceExport(String, hob_control::Export),
+    /// Removes an export with these settings.
+    RemoveExport(String, hob_control::Export),
+    ReplaceExport {
+        disk: String,
+        before: hob_control::Export,
+        wanted: hob_control::Export,
+    },
     PatchDisk(String, DiskPatch),
     Qos(String, QosPatch),
     Policy(String, QosPatch),
@@ -58,16 +63,20 @@ impl HobToml {
             }
             Change::PatchCache(disk, patch) => self.pools.cache_patch(disk, *patch).await.map(drop),
             Change::AddExport(disk, export) => self.disks.export_add(disk, export).await.map(drop),
-            Change::RemoveExport(disk, export) => self.disks.export_remove(disk, export).await.map(drop),
-            Change::ReplaceExport(disk, export) => {
-                self.disks.export_remove(disk.clone(), export.name.clone()).await?;
-                self.disks.export_add(disk, export).await.map(drop)
+            Change::RemoveExport(disk, export) => self.disks.export_remove(disk, export.name).await.map(drop),
+            Change::ReplaceExport { disk, before, wanted } => {
+                self.disks.export_remove(disk.clone(), before.name).await?;
+                self.disks.export_add(disk, wanted).await.map(drop)
             }
             Change::PatchDisk(disk, patch) => self.disks.disk_patch(disk, patch).await.map(drop),
             Change::Qos(disk, patch) => self.qos.set(disk, patch).await.map(drop),
             Change::Policy(name, patch) => self.qos.policy_set(name, patch).await.map(drop),
             Change::RemovePolicy(name) => self.qos.policy_remove(name).await.map(drop),
-            Change::Datastore(name, patch) => self.qos.datastore_set(name, patch).await.map(drop),
+            Change::Datastore(name, patch) => {
+                // No disk may use the datastore yet.
+                let _use = self.qos.datastore_id(&name, false)?;
+                self.qos.datastore_set(name, patch).await.map(drop)
+            }
         }
     }
 

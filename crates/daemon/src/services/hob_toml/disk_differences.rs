@@ -249,7 +249,8 @@ fn export_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>)
             Some(known) if known == export => {}
             Some(known) => {
                 let action = "the export is removed and added again, and its clients are disconnected";
-                let change = Change::ReplaceExport(name.clone(), export.clone());
+                let (disk, before, wanted) = (name.clone(), known.clone(), export.clone());
+                let change = Change::ReplaceExport { disk, before, wanted };
                 let one = apply(&subject, "export", json(export), json(known), action, change);
                 found.push(with_yes(one));
             }
@@ -261,7 +262,7 @@ fn export_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>)
         }
     }
     for known in present.iter().filter(|known| !disk.exports.iter().any(|it| it.name == known.name)) {
-        let change = Change::RemoveExport(name.clone(), known.name.clone());
+        let change = Change::RemoveExport(name.clone(), known.clone());
         let action = "the export is removed, and its clients are disconnected";
         found.push(one_side(&subject, "export", None, Some(&known.name), action, change));
     }

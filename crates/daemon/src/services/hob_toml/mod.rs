@@ -31,7 +31,7 @@ use crate::state::State;
 use crate::watchdog::contained;
 use changes::Change;
 use differences::{Found, definitions_of, differences, dropped_device, tuned_by};
-use path_order::{Step, in_order, set_path, takes_path};
+use path_order::{Step, in_order, takes_path};
 
 /// Time after the daemon's start in which guests connect again. Changes that would end their sockets
 /// or close their disks wait this long.
@@ -201,9 +201,16 @@ impl HobToml {
         let dropped: Vec<String> = changed.iter().filter_map(|it| dropped_by(&it.difference)).collect();
         let (mut later, changed): (Vec<Found>, Vec<Found>) = changed.into_iter().partition(waits_for_guests);
         // A path is free when the change that gives it up is made.
-        let (with_them, changed): (Vec<Found>, Vec<Found>) =
-            changed.into_iter().partition(|found| takes_path(found, &later));
-        later.extend(with_them);
+        let mut changed = changed;
+        loop {
+            let (with_them, others): (Vec<Found>, Vec<Found>) =
+                changed.into_iter().partition(|found| takes_path(found, &later));
+            changed = others;
+            if with_them.is_empty() {
+                break;
+            }
+            later.extend(with_them);
+        }
         let (applied, mut pending) = self.make_all(changed, false).await;
         log(&applied);
         // Health reports the disk of a cache that cannot be created.
@@ -282,23 +289,28 @@ impl HobToml {
     /// an object need `yes`.
     async fn make_all(&self, found: Vec<Found>, yes: bool) -> (ConfigApplied, Vec<PendingChange>) {
         let (mut applied, mut unmade) = (ConfigApplied::default(), Vec::new());
-        let mut releases: BTreeMap<String, Result<()>> = BTreeMap::new();
-        for step in in_order(found) {
-            let Found { difference, change } = match step {
-                Step::Make(found) => found,
-                Step::Release(what, release) => {
-                    releases.insert(what, self.make(release).await);
+        let is_made = |difference: &ConfigDifference| yes || difference.by == ConfigRemedy::Apply;
+        let mut releases: BTreeMap<usize, Result<()>> = BTreeMap::new();
+        for step in in_order(found, |it| it.change.is_some() && is_made(&it.difference)) {
+            let (Found { difference, change }, released) = match step {
+                Step::Make(found) => (found, None),
+                Step::Release(number, release) => {
+                    releases.insert(number, self.make(release).await);
                     continue;
+                }
+                Step::Move { number, found, back } => {
+                    let released = releases.remove(&number).unwrap_or(Ok(()));
+                    (found, Some(released.map(|()| back)))
                 }
             };
             let what = difference.what();
             let mut failure = None;
             match change {
-                Some(change) if yes || difference.by == ConfigRemedy::Apply => {
-                    let made = match releases.remove(&what) {
+                Some(change) if is_made(&difference) => {
+                    let made = match released {
                         None => self.make(change).await,
                         Some(Err(error)) => Err(error),
-                        Some(Ok(())) => self.move_released(change, &difference).await,
+                        Some(Ok(back)) => self.move_released(change, *back, &difference).await,
                     };
                     match made {
                         Ok(()) => {
@@ -322,13 +334,16 @@ impl HobToml {
         (applied, unmade)
     }
 
-    /// Gives a disk its new path after it has given its former path up. If that fails, the disk gets
-    /// the former path back, unless another disk has it by now.
-    async fn move_released(&self, change: Change, difference: &ConfigDifference) -> Result<()> {
+    /// Gives a disk or an export its new path after it has given its former path up. If that fails, it
+    /// gets the former path `back`, unless another one has it by now.
+    async fn move_released(&self, change: Change, back: Change, difference: &ConfigDifference) -> Result<()> {
         let Err(error) = self.make(change).await else { return Ok(()) };
-        let Some(back) = set_path(difference, difference.running.as_deref()) else { return Err(error) };
+        let key = match &back {
+            Change::AddExport(_, export) => format!("export '{}'", export.name),
+            _ => difference.key.clone(),
+        };
         let Err(lost) = self.make(back).await else { return Err(error) };
-        let (what, key) = (difference.what(), &difference.key);
+        let what = difference.what();
         tracing::error!("{what}: the disk has no {key} now: {lost}");
         Err(error.hint(format!("the disk has no {key} now, because it cannot use its former path: {lost}")))
     }

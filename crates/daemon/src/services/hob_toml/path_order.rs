@@ -1,8 +1,8 @@
-//! Order of changes of sockets and files. A disk takes a path after the disk that has it now has
-//! given it up. Disks that swap their paths need an additional step: one of them gives its path up
-//! before the others move.
+//! Order of changes of sockets and files. A disk or an export takes a path after the one that has it
+//! now has given it up. If they swap their paths, an additional step is necessary: one of them gives
+//! its path up before the others move.
 
-use hob_control::{ConfigDifference, DiskPatch};
+use hob_control::{ConfigDifference, DiskPatch, Export};
 
 use super::changes::Change;
 use super::differences::Found;
@@ -14,49 +14,97 @@ const KEYS: [&str; 2] = ["vhost_user", "fuse"];
 pub(super) enum Step {
     /// Makes a change.
     Make(Found),
-    /// Takes a path from a disk, which gets its new path in a later step. Has the name of the
-    /// difference that the later step resolves.
-    Release(String, Change),
+    /// Takes the paths from a disk or an export, which gets its new paths in the step
+    /// [`Move`](Self::Move) with the same number.
+    Release(usize, Change),
+    /// Gives new paths to a disk or an export that has given its present ones up. If that fails,
+    /// `back` restores the former paths.
+    Move { number: usize, found: Found, back: Box<Change> },
 }
 
-/// A change of a path.
+/// A change of paths.
 struct Move {
+    number: usize,
     found: Found,
-    /// True if the disk has given its present path up.
-    is_released: bool,
+    /// The change that restores the present paths, if they have been given up.
+    back: Option<Change>,
 }
 
-/// Returns the changes as steps in an order that works. The order is kept unless a disk takes a path
-/// that another disk has.
-pub(super) fn in_order(found: Vec<Found>) -> Vec<Step> {
-    let has = |path: &str| found.iter().any(|other| old_path(other) == Some(path));
-    if !found.iter().filter_map(new_path).any(has) {
-        return found.into_iter().map(Step::Make).collect();
+/// Returns the changes as steps in an order that works. The order is kept unless a change takes a
+/// path that a disk or an export has. Changes that `is_made` excludes come last, because they give no
+/// path up.
+pub(super) fn in_order(found: Vec<Found>, is_made: impl Fn(&Found) -> bool) -> Vec<Step> {
+    let (made, left): (Vec<Found>, Vec<Found>) = found.into_iter().partition(is_made);
+    let takes_any = (0..made.len()).any(|at| {
+        let mut others = made.iter().enumerate().filter(|(other, _)| *other != at);
+        others.any(|(_, other)| takes_path_of(&made[at], other))
+    });
+    if !takes_any {
+        return made.into_iter().chain(left).map(Step::Make).collect();
     }
-    let (moves, others): (Vec<Found>, Vec<Found>) = found.into_iter().partition(is_move);
-    let mut moves: Vec<Move> = moves.into_iter().map(|found| Move { found, is_released: false }).collect();
+    let (moves, others): (Vec<Found>, Vec<Found>) = made.into_iter().partition(is_move);
+    let moves = moves.into_iter().enumerate();
+    let mut moves: Vec<Move> = moves.map(|(number, found)| Move { number, found, back: None }).collect();
     let mut steps = Vec::new();
     while !moves.is_empty() {
-        if let Some(at) = first_free(&moves) {
-            steps.push(Step::Make(moves.remove(at).found));
-        } else if let Some(first) = moves.iter_mut().find(|it| !it.is_released) {
-            first.is_released = true;
-            let difference = &first.found.difference;
-            steps.extend(set_path(difference, None).map(|change| Step::Release(difference.what(), change)));
+        let next = first_free(&moves).map(|at| moves.remove(at));
+        match next.or_else(|| release_first(&mut moves, &mut steps)) {
+            Some(Move { number, found, back: Some(back) }) => {
+                steps.push(Step::Move { number, found, back: Box::new(back) });
+            }
+            Some(Move { found, back: None, .. }) => steps.push(Step::Make(found)),
+            None => {}
         }
     }
-    steps.extend(others.into_iter().map(Step::Make));
+    steps.extend(others.into_iter().chain(left).map(Step::Make));
     steps
 }
 
 /// Returns true if a change takes a path that one of the other changes gives up.
 pub(super) fn takes_path(it: &Found, others: &[Found]) -> bool {
-    new_path(it).is_some_and(|path| others.iter().any(|other| old_path(other) == Some(path)))
+    others.iter().any(|other| takes_path_of(it, other))
+}
+
+fn takes_path_of(it: &Found, other: &Found) -> bool {
+    let given_up = old_paths(other);
+    new_paths(it).iter().any(|path| given_up.contains(path))
+}
+
+/// Lets the first change that can do so give its paths up. Returns a change to make if there is none,
+/// so that the caller makes progress in any case.
+fn release_first(moves: &mut Vec<Move>, steps: &mut Vec<Step>) -> Option<Move> {
+    for it in moves.iter_mut().filter(|it| it.back.is_none()) {
+        if let Some((release, back)) = release(&mut it.found) {
+            steps.push(Step::Release(it.number, release));
+            it.back = Some(back);
+            return None;
+        }
+    }
+    Some(moves.remove(0))
+}
+
+/// Returns the change that gives the present paths up, and the one that restores them; `None` if
+/// there are no paths. The change that is made later takes the new paths only.
+fn release(found: &mut Found) -> Option<(Change, Change)> {
+    if old_paths(found).is_empty() {
+        return None;
+    }
+    match found.change.clone()? {
+        Change::PatchDisk(..) => {
+            let difference = &found.difference;
+            Some((set_path(difference, None)?, set_path(difference, difference.running.as_deref())?))
+        }
+        Change::ReplaceExport { disk, before, wanted } => {
+            found.change = Some(Change::AddExport(disk.clone(), wanted));
+            Some((Change::RemoveExport(disk.clone(), before.clone()), Change::AddExport(disk, before)))
+        }
+        _ => None,
+    }
 }
 
 /// Returns the change that gives a disk a path, or takes its path; `None` if the difference is not
 /// one of a path.
-pub(super) fn set_path(difference: &ConfigDifference, path: Option<&str>) -> Option<Change> {
+fn set_path(difference: &ConfigDifference, path: Option<&str>) -> Option<Change> {
     let disk = difference.subject.strip_prefix("disk ")?.to_owned();
     let path = Some(path.unwrap_or_default().to_owned());
     let patch = match difference.key.as_str() {
@@ -67,22 +115,44 @@ pub(super) fn set_path(difference: &ConfigDifference, path: Option<&str>) -> Opt
     Some(Change::PatchDisk(disk, patch))
 }
 
-/// Returns the number of the first change whose new path no disk has that still moves.
+/// Returns the number of the first change whose new paths no other one has that still moves.
 fn first_free(moves: &[Move]) -> Option<usize> {
-    let is_taken = |path: &str| moves.iter().any(|it| !it.is_released && old_path(&it.found) == Some(path));
-    moves.iter().position(|it| !new_path(&it.found).is_some_and(is_taken))
+    let is_blocked = |at: usize| {
+        let mut others = moves.iter().enumerate().filter(|(other, it)| *other != at && it.back.is_none());
+        others.any(|(_, other)| takes_path_of(&moves[at].found, &other.found))
+    };
+    (0..moves.len()).find(|at| !is_blocked(*at))
 }
 
 fn is_move(it: &Found) -> bool {
-    KEYS.contains(&it.difference.key.as_str()) && matches!(it.change, Some(Change::PatchDisk(..)))
+    !old_paths(it).is_empty() || !new_paths(it).is_empty()
 }
 
-fn old_path(it: &Found) -> Option<&str> {
-    it.difference.running.as_deref().filter(|_| is_move(it))
+/// Returns the paths that a change gives up.
+fn old_paths(it: &Found) -> Vec<&str> {
+    match &it.change {
+        Some(Change::RemoveExport(_, before) | Change::ReplaceExport { before, .. }) => paths_of(before),
+        _ => path_of_disk(it, it.difference.running.as_deref()),
+    }
 }
 
-fn new_path(it: &Found) -> Option<&str> {
-    it.difference.file.as_deref().filter(|_| is_move(it))
+/// Returns the paths that a change takes.
+fn new_paths(it: &Found) -> Vec<&str> {
+    match &it.change {
+        Some(Change::AddExport(_, wanted) | Change::ReplaceExport { wanted, .. }) => paths_of(wanted),
+        _ => path_of_disk(it, it.difference.file.as_deref()),
+    }
+}
+
+fn paths_of(export: &Export) -> Vec<&str> {
+    [&export.fuse, &export.vhost_user].into_iter().filter_map(Option::as_deref).collect()
+}
+
+/// Returns one side of a difference in a path of a disk.
+fn path_of_disk<'a>(it: &Found, path: Option<&'a str>) -> Vec<&'a str> {
+    let is_path = KEYS.contains(&it.difference.key.as_str());
+    let is_moved = is_path && matches!(it.change, Some(Change::PatchDisk(..)));
+    path.filter(|_| is_moved).into_iter().collect()
 }
 
 #[cfg(test)]
@@ -91,27 +161,60 @@ mod tests {
 
     use super::*;
 
-    fn found(disk: &str, key: &str, running: &str, file: &str) -> Found {
+    fn difference(disk: &str, key: &str, running: &str, file: &str) -> ConfigDifference {
         let path = |path: &str| Some(path.to_owned()).filter(|path| !path.is_empty());
-        let difference = ConfigDifference {
+        ConfigDifference {
             subject: format!("disk {disk}"),
             key: key.to_owned(),
             file: path(file),
             running: path(running),
             by: ConfigRemedy::Apply,
             action: String::new(),
-        };
-        Found { difference, change: Some(Change::PatchDisk(disk.to_owned(), DiskPatch::default())) }
+        }
     }
 
-    /// Returns the steps as the names of disks, and `-` before a release.
-    fn steps(found: Vec<Found>) -> Vec<String> {
-        let name = |what: &str| what.split([' ', ':']).nth(1).unwrap_or_default().to_owned();
-        let steps = in_order(found).into_iter().map(|step| match step {
-            Step::Make(found) => name(&found.difference.what()),
-            Step::Release(what, _) => format!("-{}", name(&what)),
+    fn found(disk: &str, key: &str, running: &str, file: &str) -> Found {
+        let change = Change::PatchDisk(disk.to_owned(), DiskPatch::default());
+        Found { difference: difference(disk, key, running, file), change: Some(change) }
+    }
+
+    /// Returns a change of an export of the disk `vm` with these sockets. An empty one stands for an
+    /// export that does not exist.
+    fn export(name: &str, running: &str, file: &str) -> Found {
+        let side = |path: &str| Export {
+            name: name.to_owned(),
+            vhost_user: Some(path.to_owned()),
+            ..Export::default()
+        };
+        let disk = "vm".to_owned();
+        let change = match (running, file) {
+            ("", _) => Change::AddExport(disk, side(file)),
+            (_, "") => Change::RemoveExport(disk, side(running)),
+            _ => Change::ReplaceExport { disk, before: side(running), wanted: side(file) },
+        };
+        Found { difference: difference("vm", "export", running, file), change: Some(change) }
+    }
+
+    fn name(change: Option<&Change>) -> String {
+        match change {
+            Some(Change::PatchDisk(disk, _)) => disk.clone(),
+            Some(Change::AddExport(_, export) | Change::RemoveExport(_, export)) => export.name.clone(),
+            Some(Change::ReplaceExport { wanted, .. }) => wanted.name.clone(),
+            other => format!("{other:?}"),
+        }
+    }
+
+    /// Returns the steps as the names of disks and exports, and `-` before a release.
+    fn steps_of(found: Vec<Found>, is_made: impl Fn(&Found) -> bool) -> Vec<String> {
+        let steps = in_order(found, is_made).into_iter().map(|step| match step {
+            Step::Make(found) | Step::Move { found, .. } => name(found.change.as_ref()),
+            Step::Release(_, change) => format!("-{}", name(Some(&change))),
         });
         steps.collect()
+    }
+
+    fn steps(found: Vec<Found>) -> Vec<String> {
+        steps_of(found, |_| true)
     }
 
     #[test]
@@ -137,5 +240,39 @@ mod tests {
             let two = vec![one("a", "1", "2"), one("b", "2", "1"), one("c", "3", "4"), one("d", "4", "3")];
             assert_eq!(steps(two), ["-a", "b", "a", "-c", "d", "c"]);
         }
+    }
+
+    #[test]
+    fn exports_take_paths_that_other_exports_and_disks_give_up() {
+        let disk = |running, file| found("disk", "vhost_user", running, file);
+        assert_eq!(steps(vec![export("a", "", "1"), export("b", "1", "")]), ["b", "a"]);
+        assert_eq!(steps(vec![export("a", "1", "2"), export("b", "2", "3")]), ["b", "a"]);
+        assert_eq!(steps(vec![export("a", "", "1"), disk("1", "2")]), ["disk", "a"]);
+        assert_eq!(steps(vec![disk("1", "2"), export("a", "2", "")]), ["a", "disk"]);
+        // An export that keeps its path takes it from no other one.
+        assert_eq!(steps(vec![export("a", "1", "1"), export("b", "2", "2")]), ["a", "b"]);
+    }
+
+    #[test]
+    fn an_export_of_a_cycle_is_removed_and_added_again() {
+        let swap = || vec![export("a", "1", "2"), export("b", "2", "1")];
+        assert_eq!(steps(swap()), ["-a", "b", "a"]);
+        let mut order = in_order(swap(), |_| true);
+        let Some(Step::Move { number: 0, found, back }) = order.pop() else { panic!("the last step") };
+        let socket = |change: Option<&Change>| match change {
+            Some(Change::AddExport(_, export)) => export.vhost_user.clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(socket(found.change.as_ref()).as_deref(), Some("2"));
+        assert_eq!(socket(Some(back.as_ref())).as_deref(), Some("1"));
+        let with_disk = vec![export("a", "1", "2"), found_disk("2", "1")];
+        assert_eq!(steps(with_disk), ["-a", "disk", "a"]);
+        // Nothing is given up for a change that is not made.
+        let left = steps_of(swap(), |it| it.difference.running.as_deref() != Some("2"));
+        assert_eq!(left, ["a", "b"]);
+    }
+
+    fn found_disk(running: &str, file: &str) -> Found {
+        found("disk", "vhost_user", running, file)
     }
 }

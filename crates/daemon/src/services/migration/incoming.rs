@@ -92,7 +92,7 @@ impl Migrations {
         let access = if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (lock, gauge, witness, monitor) = (own.lock(), own.size_probe(), own.witness(), own.monitor());
         let datastore = wanted.datastore.clone().unwrap_or_else(|| datastore_of(&wanted.backing));
-        let datastore_id = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
+        let (datastore_id, _use) = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = self.qos.shard_for(datastore_id);
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         shard.add_disk(id, config, Backing::handover(own)).await?;

@@ -219,21 +219,64 @@ impl Pools {
             let (true, Some(_)) = (disk.has_cache, disk.cache()) else { return Ok(()) };
             (disk.shard()?, disk.id)
         };
-        let abandoned = self.abandon_rings(name, &shard, id).await?;
-        let saved = if abandoned.is_some() { self.registry.save_first().await } else { Ok(()) };
+        let mut former = self.abandon_rings(name, &shard, id).await?;
+        let saved = if former.is_some() { self.registry.save_first().await } else { Ok(()) };
         let result = match saved {
-            Ok(()) => self.take_from_shard(name, &shard, id).await,
+            Ok(()) => self.take_from_shard(name, &shard, id, &mut former).await,
             error => error,
         };
-        if let (Err(_), Some(journal)) = (&result, abandoned) {
+        if result.is_err() && former.is_some() {
             // The cache is still there. It stays drained until the state file names its journal.
-            if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
-                spec.journal = Some(journal);
-            }
+            self.put_journal(name, former)?;
             self.registry.save().await?;
             self.tune(name, &shard, id).await?;
         }
         result
+    }
+
+    /// Removes a drained cache from the shard whose journal id the caller has replaced in the saved
+    /// configuration. `former` is the journal in service, which may get a later ring. If the removal
+    /// fails, the caller restores it before writes go to flash again.
+    pub(super) async fn take_replaced_cache(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        former: &mut Option<JournalSpec>,
+    ) -> Result<()> {
+        if !self.registry.inner().disk(name)?.has_cache {
+            return Ok(());
+        }
+        self.take_from_shard(name, shard, id, former).await
+    }
+
+    /// Sets the journal of a disk's cache in the configuration. Returns the previous one.
+    pub(in crate::services) fn put_journal(
+        &self,
+        name: &str,
+        journal: Option<JournalSpec>,
+    ) -> Result<Option<JournalSpec>> {
+        let mut inner = self.registry.inner();
+        let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
+        Ok(std::mem::replace(&mut spec.journal, journal))
+    }
+
+    /// Gives a drained cache another journal ring, which can record the end of the cache. If the
+    /// journal id was replaced in the configuration, the ring belongs to the `former` journal. If the
+    /// removal of the cache fails, that journal is in service, and the saved state must name it.
+    pub(in crate::services) async fn renew_ring_of(
+        &self,
+        name: &str,
+        former: &mut Option<JournalSpec>,
+    ) -> Result<()> {
+        if former.is_none() {
+            return self.renew_ring(name).await;
+        }
+        let next = self.put_journal(name, *former)?;
+        let renewed = self.renew_ring(name).await;
+        *former = self.put_journal(name, next)?;
+        renewed?;
+        self.registry.save_first().await
     }
 
     /// Drains a cache and replaces its journal id, if one of its journal rings is on a failed
@@ -264,10 +307,16 @@ impl Pools {
         Ok(spec.journal.replace(JournalSpec::new()))
     }
 
-    async fn take_from_shard(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
+    async fn take_from_shard(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        former: &mut Option<JournalSpec>,
+    ) -> Result<()> {
         let spec = self.registry.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
         self.note_end(&spec).await?;
-        let taken = self.take_whole_cache(name, &spec.pool, shard, id).await;
+        let taken = self.take_whole_cache(name, &spec.pool, shard, id, former).await;
         if taken.is_err() && self.note_in_use(name) {
             self.registry.save().await?;
         }
@@ -283,18 +332,26 @@ impl Pools {
         journal.filter(|_| has_cache).map(|journal| journal.ended = false).is_some()
     }
 
-    async fn take_whole_cache(&self, name: &str, pool: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
+    async fn take_whole_cache(
+        &self,
+        name: &str,
+        pool: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        former: &mut Option<JournalSpec>,
+    ) -> Result<()> {
         let mut result = shard.change_cache(id, CacheChange::Disable).await;
         if result == Err(ShardError::Command(CommandError::Dirty)) {
             self.clean(name, shard, id).await?;
             result = shard.change_cache(id, CacheChange::Disable).await;
-            if result.is_err() {
+            // With a replaced journal id, the caller does this when the saved state names the journal.
+            if result.is_err() && former.is_none() {
                 self.tune(name, shard, id).await?;
             }
         }
         if result == Err(ShardError::Command(CommandError::JournalFailed)) {
             // A journal on other devices can record the end of the cache.
-            self.renew_ring(name).await?;
+            self.renew_ring_of(name, former).await?;
             result = shard.change_cache(id, CacheChange::Disable).await;
         }
         let released = match result {

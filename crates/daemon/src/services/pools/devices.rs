@@ -179,8 +179,10 @@ impl Pools {
             }
         }
         self.registry.inner().pool_mut(name)?.note_device_ids(name, now);
-        self.refresh_owners(name).await;
-        self.release_ended(name).await;
+        // An ended cache without segments is forgotten, so the owners must be known.
+        if self.refresh_owners(name).await {
+            self.release_ended(name).await;
+        }
         self.swap.refresh(name).await;
         self.registry.inner().pool_mut(name)?.busy = None;
         Ok(())

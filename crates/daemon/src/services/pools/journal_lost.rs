@@ -23,6 +23,7 @@ use super::rings::release_owner;
 use crate::api_error::Result;
 use crate::services::registry::{DiskEntry, DiskPhase, PoolEntry};
 use crate::services::registry::{GUARD_EVERY, JOURNAL_LOST};
+use crate::shard_api::ShardHandle;
 use crate::state::JournalSpec;
 
 /// Pause between two attempts.
@@ -115,20 +116,18 @@ impl Pools {
         tracing::warn!("disk {name}: draining its cache before it gets a new journal: {error}");
         let (shard, id) = self.registry.shard_of(name)?;
         self.clean(name, &shard, id).await?;
-        let renewed = self.renew_ring(name).await;
-        // The drain has switched off write-back.
-        self.tune(name, &shard, id).await?;
-        match renewed {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                tracing::warn!("disk {name}: replacing its cache with an empty one: {error}");
-                self.replace_cache(name).await
-            }
+        if let Err(error) = self.renew_ring(name).await {
+            tracing::warn!("disk {name}: replacing its cache with an empty one: {error}");
+            return self.replace_cache(name, &shard, id).await;
         }
+        // The drain has switched off write-back.
+        self.tune(name, &shard, id).await
     }
 
-    /// Removes a cache without dirty data, whatever its journal says, and creates a new cache.
-    async fn replace_cache(&self, name: &str) -> Result<()> {
+    /// Removes a drained cache, whatever its journal says, and creates a new cache. Write-back stays
+    /// off until the saved state names the journal in service: dirty data must not belong to a cache
+    /// that the next daemon does not know.
+    async fn replace_cache(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
         let (old, pool) = {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
@@ -136,16 +135,16 @@ impl Pools {
             let Some(journal) = spec.journal.replace(JournalSpec::new()) else { return Ok(()) };
             (journal, spec.pool.clone())
         };
+        let mut former = Some(old);
         let gone = match self.registry.save_first().await {
-            Ok(()) => self.take_cache(name).await,
+            Ok(()) => self.take_replaced_cache(name, shard, id, &mut former).await,
             error => error,
         };
         if let Err(error) = gone {
-            // The old cache is still in place.
-            if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
-                spec.journal = Some(old);
-            }
+            // The old cache is still in place, perhaps with a later ring.
+            self.put_journal(name, former)?;
             self.registry.save().await?;
+            self.tune(name, shard, id).await?;
             return Err(error);
         }
         let flash = self.registry.inner().pool(&pool)?.flash.clone();

@@ -236,9 +236,12 @@ impl Pools {
         self.refresh_owners(pool).await;
     }
 
-    /// Updates the owners of persistent caches in a pool and the free space.
-    pub(in crate::services) async fn refresh_owners(&self, pool: &str) {
-        let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
+    /// Updates the owners of persistent caches in a pool and the free space. Returns false if the owners
+    /// are unknown.
+    pub(in crate::services) async fn refresh_owners(&self, pool: &str) -> bool {
+        let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else {
+            return false;
+        };
         match flash.owners().await {
             Ok((owners, devices)) => {
                 if let Ok(entry) = self.registry.inner().pool_mut(pool) {
@@ -246,8 +249,12 @@ impl Pools {
                     entry.is_unseen &= !entry.is_whole();
                     entry.refresh(&devices);
                 }
+                true
             }
-            Err(error) => tracing::warn!("pool {pool}: {error}"),
+            Err(error) => {
+                tracing::warn!("pool {pool}: {error}");
+                false
+            }
         }
     }
 }

@@ -41,7 +41,7 @@ impl QosService {
     fn latency_controlled(&self, shards_min: usize) -> Vec<String> {
         let rules = self.rules();
         let inner = self.registry.inner();
-        let by_latency = rules.datastores.iter().filter(|store| store.spec.control.is_by_latency());
+        let by_latency = rules.datastores.values().filter(|store| store.spec.control.is_by_latency());
         let names = by_latency.map(|store| &store.spec.name);
         names.filter(|name| rules.shards_of(&inner, name).len() >= shards_min).cloned().collect()
     }
@@ -74,7 +74,7 @@ impl QosService {
         let mut reports: Vec<Report> = own.iter().map(|(_, report)| *report).collect();
         reports.extend(exchange(together(&reports)).await?);
         let Some(agreement) = agree(&reports, threshold_ns) else { return Ok(()) };
-        if let Some(store) = self.rules().datastores.get_mut(usize::from(id.0)) {
+        if let Some(store) = self.rules().datastores.get_mut(&id.0) {
             store.level = Some(agreement.level);
         }
         for (shard, report) in own {

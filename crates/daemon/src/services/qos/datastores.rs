@@ -8,7 +8,9 @@
 //! Then each shard has its own window, and the shards agree on their parts
 //! ([`agreement`](super::agreement)).
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use hob_control::{Datastore, DatastorePatch};
 use hob_engine::qos::{Control, Late, Resource};
@@ -23,9 +25,9 @@ use crate::shard_api::ShardHandle;
 use crate::state::{ControlSpec, DatastoreState};
 
 /// Maximum number of datastores.
-const DATASTORES_MAX: usize = 4096;
+const DATASTORES_MAX: u16 = 4096;
 
-/// A datastore. The index of a datastore in the list is its id on the shards.
+/// A datastore.
 #[derive(Debug)]
 pub(super) struct DatastoreEntry {
     pub(super) spec: DatastoreState,
@@ -37,17 +39,35 @@ pub(super) struct DatastoreEntry {
     pub(super) home: Option<ShardHandle>,
     /// Rate per share in the last agreement.
     pub(super) level: Option<f64>,
+    /// Shared with each [`DatastoreUse`].
+    uses: Arc<()>,
+}
+
+/// Keeps a datastore, and its id, while a disk on it is being opened, or while a flash lease is
+/// served. Later the name of the datastore in the disk's entry keeps it.
+#[derive(Clone, Debug)]
+pub(in crate::services) struct DatastoreUse {
+    _of: Arc<()>,
 }
 
 impl DatastoreEntry {
     /// Creates the entry of a datastore (storage that several backings share) with these settings.
     pub(super) fn new(spec: DatastoreState) -> DatastoreEntry {
-        DatastoreEntry { spec, peak: 0, is_named: false, home: None, level: None }
+        DatastoreEntry { spec, peak: 0, is_named: false, home: None, level: None, uses: Arc::default() }
     }
 
     /// Returns true if an operator named the datastore or changed its settings.
     pub(super) fn is_meant(&self) -> bool {
-        self.is_named || self.spec != DatastoreState::new(&self.spec.name)
+        self.is_named || self.is_tuned()
+    }
+
+    /// Returns true if the settings of the datastore are not the default.
+    fn is_tuned(&self) -> bool {
+        self.spec != DatastoreState::new(&self.spec.name)
+    }
+
+    fn has_uses(&self) -> bool {
+        Arc::strong_count(&self.uses) > 1
     }
 }
 
@@ -59,16 +79,42 @@ impl QosService {
 
     /// Returns the names of the datastores whose settings are not the default.
     pub(in crate::services) fn tuned_datastores(&self) -> Vec<String> {
-        let is_tuned = |spec: &&DatastoreState| **spec != DatastoreState::new(&spec.name);
         let rules = self.rules();
-        let specs = rules.datastores.iter().map(|store| &store.spec);
-        specs.filter(is_tuned).map(|spec| spec.name.clone()).collect()
+        let tuned = rules.datastores.values().filter(|store| store.is_tuned());
+        tuned.map(|store| store.spec.name.clone()).collect()
     }
 
-    /// Returns the id of a datastore. Creates the datastore if it does not exist. `is_named`: an
+    /// Returns the id of a datastore, which is valid while the [`DatastoreUse`] exists, and then as
+    /// long as a disk names the datastore. Creates the datastore if it does not exist. `is_named`: an
     /// operator assigned a disk to it by name.
-    pub(in crate::services) fn datastore_id(&self, name: &str, is_named: bool) -> Result<DatastoreId> {
-        self.rules().datastore_id(name, is_named)
+    pub(in crate::services) fn datastore_id(
+        &self,
+        name: &str,
+        is_named: bool,
+    ) -> Result<(DatastoreId, DatastoreUse)> {
+        let mut rules = self.rules();
+        let id = rules.datastore_id(name, is_named)?;
+        Ok((id, DatastoreUse { _of: rules.datastores[&id.0].uses.clone() }))
+    }
+
+    /// Removes the datastores with default settings that no disk uses any more.
+    pub(in crate::services) fn drop_unused_datastores(&self) {
+        let mut rules = self.rules();
+        let inner = self.registry.inner();
+        let used: BTreeSet<&str> =
+            inner.disks.values().filter_map(|disk| disk.datastore.as_deref()).collect();
+        let is_unused = |store: &DatastoreEntry| {
+            !store.is_tuned() && !store.has_uses() && !used.contains(store.spec.name.as_str())
+        };
+        let unused = rules.datastores.iter().filter(|(_, store)| is_unused(store));
+        let unused: Vec<u16> = unused.map(|(id, _)| *id).collect();
+        for id in unused {
+            rules.datastores.remove(&id);
+            // The next datastore with this id starts without a throttle.
+            for shard in &self.registry.shards {
+                shard.control(Resource::Datastore(DatastoreId(id)), Control::Off);
+            }
+        }
     }
 
     /// Returns the shard for another disk of a datastore. Shares work among the disks of one shard.
@@ -77,7 +123,7 @@ impl QosService {
     pub(in crate::services) fn shard_for(&self, datastore: DatastoreId) -> ShardHandle {
         let mut rules = self.rules();
         let quietest = self.registry.quietest_shard();
-        let store = &mut rules.datastores[usize::from(datastore.0)];
+        let Some(store) = rules.datastores.get_mut(&datastore.0) else { return quietest };
         if store.is_meant() { store.home.get_or_insert(quietest).clone() } else { quietest }
     }
 
@@ -85,11 +131,16 @@ impl QosService {
     pub(crate) async fn datastores(&self) -> Result<Vec<Datastore>> {
         let names: Vec<String> = {
             let rules = self.rules();
-            rules.datastores.iter().map(|store| store.spec.name.clone()).collect()
+            rules.datastores.values().map(|store| store.spec.name.clone()).collect()
         };
         let mut views = Vec::new();
         for name in names {
-            views.push(self.datastore(&name).await?);
+            match self.datastore(&name).await {
+                Ok(view) => views.push(view),
+                // It was removed meanwhile.
+                Err(_) if self.datastore_settings(&name).is_none() => {}
+                Err(error) => return Err(error),
+            }
         }
         views.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(views)
@@ -132,8 +183,9 @@ impl QosService {
             }
         }
         view.peak = view.peak.max(peak);
-        let index = usize::from(id.0);
-        self.rules().datastores[index].peak = view.peak;
+        if let Some(store) = self.rules().datastores.get_mut(&id.0).filter(|store| store.spec.name == name) {
+            store.peak = view.peak;
+        }
         Ok(view)
     }
 
@@ -142,9 +194,10 @@ impl QosService {
         let service = self.clone();
         self.tasks
             .run("datastore set", name.clone(), async move {
-                {
+                let _use = {
                     let mut rules = service.rules();
                     let (id, store) = rules.find_datastore(&name)?;
+                    let in_use = DatastoreUse { _of: store.uses.clone() };
                     let spec = store.spec.patched(&patch).map_err(ApiError::invalid)?;
                     let reserved = rules.reserved(&service.registry.inner(), &name);
                     if let Some(capacity) = spec.capacity.filter(|capacity| u64::from(*capacity) < reserved) {
@@ -154,8 +207,9 @@ impl QosService {
                         )
                         .hint("lower their reservations first; 'hob qos show' lists them"));
                     }
-                    rules.datastores[usize::from(id.0)].spec = spec;
-                }
+                    rules.datastores.get_mut(&id.0).expect("it was just found").spec = spec;
+                    in_use
+                };
                 service.apply_control(&name);
                 service.registry.save().await?;
                 service.datastore(&name).await
@@ -199,7 +253,7 @@ impl QosService {
             let rules = self.rules();
             let is_measured =
                 |spec: &&DatastoreState| spec.control.is_by_latency() && spec.capacity.is_none();
-            let specs = rules.datastores.iter().map(|store| &store.spec);
+            let specs = rules.datastores.values().map(|store| &store.spec);
             specs.filter(is_measured).map(|spec| spec.name.clone()).collect()
         };
         for name in measured {
@@ -226,30 +280,34 @@ impl Rules {
     }
 
     pub(super) fn find_datastore(&self, name: &str) -> Result<(DatastoreId, &DatastoreEntry)> {
-        let place = self.datastores.iter().position(|store| store.spec.name == name);
-        let place = place.ok_or_else(|| {
+        let found = self.datastores.iter().find(|(_, store)| store.spec.name == name);
+        let (id, store) = found.ok_or_else(|| {
             not_found!("there is no datastore '{name}'").hint("'hob datastore list' shows all")
         })?;
-        Ok((DatastoreId(place as u16), &self.datastores[place]))
+        Ok((DatastoreId(*id), store))
     }
 
     fn datastore_id(&mut self, name: &str, is_named: bool) -> Result<DatastoreId> {
         if let Ok((id, _)) = self.find_datastore(name) {
-            self.datastores[usize::from(id.0)].is_named |= is_named;
+            self.datastores.get_mut(&id.0).expect("it was just found").is_named |= is_named;
             return Ok(id);
         }
-        if self.datastores.len() >= DATASTORES_MAX {
-            return Err(conflict!("there are {DATASTORES_MAX} datastores"));
-        }
         let entry = DatastoreEntry::new(DatastoreState::new(name));
-        self.datastores.push(DatastoreEntry { is_named, ..entry });
-        Ok(DatastoreId((self.datastores.len() - 1) as u16))
+        self.add_datastore(DatastoreEntry { is_named, ..entry })
+    }
+
+    /// Adds a datastore with the lowest unused id.
+    pub(super) fn add_datastore(&mut self, entry: DatastoreEntry) -> Result<DatastoreId> {
+        let id = (0..DATASTORES_MAX).find(|id| !self.datastores.contains_key(id));
+        let id = id.ok_or_else(|| conflict!("there are {DATASTORES_MAX} datastores"))?;
+        self.datastores.insert(id, entry);
+        Ok(DatastoreId(id))
     }
 
     /// Returns the datastores with changed settings, for the state file.
     pub(super) fn datastore_states(&self) -> Vec<DatastoreState> {
-        let specs = self.datastores.iter().map(|store| &store.spec);
-        specs.filter(|spec| **spec != DatastoreState::new(&spec.name)).cloned().collect()
+        let tuned = self.datastores.values().filter(|store| store.is_tuned());
+        tuned.map(|store| store.spec.clone()).collect()
     }
 }
 

@@ -17,7 +17,7 @@ use crate::config::{Config, PolicyEntry};
 use crate::state::{ControlSpec, DiskQosSpec, PolicyState, State, patched_qos};
 pub(super) use agreement::AGREE_EVERY;
 use datastores::DatastoreEntry;
-pub(super) use datastores::{datastore_of, plain};
+pub(super) use datastores::{DatastoreUse, datastore_of, plain};
 
 /// Maximum number of storage policies.
 const POLICIES_MAX: usize = 1024;
@@ -39,8 +39,8 @@ service! {
 struct Rules {
     /// Storage policies by name.
     policies: BTreeMap<String, Qos>,
-    /// Datastores. A datastore's id is its index.
-    datastores: Vec<DatastoreEntry>,
+    /// Datastores by their ids on the shards.
+    datastores: BTreeMap<u16, DatastoreEntry>,
 }
 
 impl StatePart for Mutex<Rules> {
@@ -61,7 +61,7 @@ impl QosService {
     pub(super) fn restore(&self, kept: &State) {
         let mut rules = self.rules();
         rules.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
-        rules.datastores = kept.datastores.iter().cloned().map(DatastoreEntry::new).collect();
+        rules.datastores = (0..).zip(kept.datastores.iter().cloned().map(DatastoreEntry::new)).collect();
     }
 
     fn rules(&self) -> MutexGuard<'_, Rules> {
@@ -157,12 +157,12 @@ impl QosService {
             rules.policies.insert(name.clone(), qos);
         }
         for store in &config.datastores {
-            if rules.datastores.iter().any(|known| known.spec.name == store.name) {
+            if rules.find_datastore(&store.name).is_ok() {
                 continue;
             }
             let name = &store.name;
             let spec = store.settings().map_err(|error| invalid!("datastore {name} of hob.toml: {error}"))?;
-            rules.datastores.push(DatastoreEntry::new(spec));
+            rules.add_datastore(DatastoreEntry::new(spec))?;
         }
         Ok(())
     }
@@ -292,7 +292,7 @@ impl Rules {
             let units = u64::from(self.due(disk).reservation);
             *reserved.entry(disk.datastore.as_deref()).or_insert(0) += units;
         }
-        for store in &self.datastores {
+        for store in self.datastores.values() {
             let reserved = reserved.get(&Some(store.spec.name.as_str())).copied().unwrap_or(0);
             let (capacity, how) = match (store.spec.capacity, store.peak) {
                 (Some(capacity), _) => (capacity, "has a configured capacity of"),
@@ -329,7 +329,7 @@ impl Rules {
         let due = self.due(disk);
         let has_part = due.shares != Qos::default().shares || due.reservation > 0;
         let store = disk.datastore.as_deref().filter(|_| has_part)?;
-        let spec = self.datastores.iter().map(|entry| &entry.spec).find(|spec| spec.name == store)?;
+        let spec = self.datastores.values().map(|entry| &entry.spec).find(|spec| spec.name == store)?;
         matches!(spec.control, ControlSpec::Off).then(|| {
             format!(
                 "shares and reservations have no effect yet: datastore {store} is not throttled; \

@@ -42,6 +42,11 @@ impl EndedCaches {
         self.ended.push((owner, pool.to_owned()));
     }
 
+    /// Forgets that the saved state has this cache: the disk that was to adopt it is not added.
+    pub(in crate::services) fn forget(&mut self, owner: OwnerId) {
+        self.saved.remove(&owner);
+    }
+
     /// Returns the ended caches of a pool.
     pub(in crate::services) fn of_pool(&self, pool: &str) -> Vec<OwnerId> {
         self.ended.iter().filter(|(_, of)| *of == pool).map(|(owner, _)| *owner).collect()
@@ -120,6 +125,15 @@ mod tests {
         assert_eq!(of.of_pool("pool"), [OwnerId(1), OwnerId(2)]);
         of.keep_those_of("pool", &[(OwnerId(2), 5)]);
         assert_eq!(of.of_pool("pool"), [OwnerId(2)]);
+    }
+
+    #[test]
+    fn a_cache_that_was_not_adopted_after_all_has_not_ended() {
+        let mut of = EndedCaches::default();
+        of.note(&caches(&[1, 2]), caches(&[1, 2]));
+        of.forget(OwnerId(2));
+        of.note(&caches(&[1]), caches(&[1]));
+        assert_eq!(of.of_pool("pool"), []);
     }
 
     #[test]

@@ -279,6 +279,9 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) busy: Option<&'static str>,
     /// Number of recordings of the disk's requests.
     pub(in crate::services) recording: Counter,
+    /// True if the disk is saved although it is still being added, because clients may write to its
+    /// cache.
+    pub(in crate::services) is_saved_early: bool,
 }
 
 /// Phase of a disk on this host.
@@ -396,10 +399,12 @@ impl Registry {
 }
 
 impl Inner {
-    /// Returns the disks that are saved: an incoming disk after its arrival, and a disk until its
-    /// removal begins.
+    /// Returns the disks that are saved: a new disk when it was added or when clients may write to its
+    /// cache, and a disk until its removal begins.
     fn saved_disks(&self) -> impl Iterator<Item = &DiskEntry> {
-        let is_saved = |disk: &&DiskEntry| !matches!(disk.phase, DiskPhase::Removing) && !disk.is_arriving();
+        let is_saved = |disk: &&DiskEntry| {
+            !matches!(disk.phase, DiskPhase::Removing) && (!disk.is_arriving() || disk.is_saved_early)
+        };
         self.disks.values().filter(is_saved)
     }
 

@@ -32,8 +32,8 @@ pub(in crate::services) const REPARTITIONING: &str = "given its part of the shar
 /// without a command.
 pub(in crate::services) const CLEARING: &str = "cleared of outdated segments";
 
-/// Name of the operation that opens a pool and its missing devices. This and the next operation on
-/// a pool run without a command.
+/// Name of the operation that opens an offline disk, or a pool and its missing devices. This and the
+/// next operation on a pool run without a command.
 pub(in crate::services) const OPENING: &str = "opened";
 pub(in crate::services) const LENDING_AGAIN: &str = "given a peer's device again";
 

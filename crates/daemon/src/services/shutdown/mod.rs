@@ -13,7 +13,7 @@ use super::ending::Ending;
 use super::exports::ExportService;
 use super::migration::Migrations;
 use super::pools::Pools;
-use super::registry::{DiskEntry, DiskPhase, Registry};
+use super::registry::{DiskEntry, DiskPhase, OPENING, Registry};
 use super::tasks::Tasks;
 use crate::api_error::{Result, conflict};
 use crate::shard_api::ShardHandle;
@@ -58,9 +58,12 @@ impl Shutdown {
     /// Stops accepting changes. Fails while a change is in progress.
     pub(crate) fn begin(&self) -> Result<()> {
         let mut inner = self.registry.inner();
-        // For an offline disk, the operation in progress is only a retry to open the disk.
-        let online = inner.disks.iter().filter(|(_, disk)| !matches!(disk.phase, DiskPhase::Offline(_)));
-        let disks = online.filter_map(|(name, disk)| Some((name, disk.busy?)));
+        // The next process repeats an attempt to open an offline disk. A disk whose settings are being
+        // changed is offline too for a moment.
+        let is_retry =
+            |disk: &DiskEntry| matches!(disk.phase, DiskPhase::Offline(_)) && disk.busy == Some(OPENING);
+        let changing = inner.disks.iter().filter(|(_, disk)| !is_retry(disk));
+        let disks = changing.filter_map(|(name, disk)| Some((name, disk.busy?)));
         let pools = inner.pools.iter().filter_map(|(name, pool)| Some((name, pool.busy?)));
         if let Some((name, doing)) = disks.chain(pools).next() {
             return Err(

@@ -331,6 +331,31 @@ fn disks_swap_their_sockets() {
     });
 }
 
+#[test]
+fn exports_get_the_sockets_that_other_exports_give_up() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, CACHE, "");
+        let [one, two] = ["1.sock", "2.sock"].map(|name| bench.path(name));
+        let export = |name: &str, socket: &str| {
+            format!("[[disk.export]]\nname = \"{name}\"\nvhost_user = \"{socket}\"\n")
+        };
+        let both = |a: &str, b: &str| format!("{first}{}{}", export("a", a), export("b", b));
+        let filed = Filed::start(bench, &both(&one, &two)).await;
+        filed.write(&both(&two, &one));
+        // Without --yes, no export gives its socket up.
+        let applied = filed.apply(false).await;
+        assert_eq!((applied.left.len(), applied.failed.len()), (2, 0), "{applied:?}");
+        let applied = filed.apply(true).await;
+        assert_eq!((applied.done.len(), filed.diff().await), (2, Vec::new()), "{applied:?}");
+        // A new export gets the socket of one that is removed.
+        filed.write(&format!("{first}{}", export("c", &one)));
+        let applied = filed.apply(true).await;
+        assert_eq!((applied.done.len(), filed.diff().await), (3, Vec::new()), "{applied:?}");
+        assert!(Path::new(&one).exists() && !Path::new(&two).exists());
+    });
+}
+
 /// Disk b cannot leave its path, and c has the former path of a by then.
 #[test]
 fn a_disk_that_gets_no_path_in_an_exchange_is_reported() {

@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
+use hob_storage::pool::OwnerId;
+
 use super::*;
+use crate::state::JournalSpec;
 
 const BLOCK: u64 = 4096;
 
@@ -88,6 +91,36 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
         assert_eq!(bench.room("vm"), 4);
         bench.shard.write(id, 3 << 20, BLOCK).unwrap();
         assert_eq!(bench.services.observe.stats("vm").await.unwrap().dirty_bytes, BLOCK);
+    });
+}
+
+/// The removal of a cache can still fail after its journal id was replaced in the saved state. A ring
+/// that is made meanwhile belongs to the cache in service, so that the next daemon finds the dirty
+/// data of this cache by the id that the state has then.
+#[test]
+fn a_ring_that_is_made_during_a_removal_belongs_to_the_cache_in_service() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 0).await;
+        let pools = &bench.services.pools;
+        let journal = || {
+            let inner = bench.services.registry.inner();
+            inner.disks["vm"].wanted.cache.as_ref().unwrap().journal.unwrap()
+        };
+        let before = journal();
+        let next = JournalSpec::new();
+        let mut former = pools.put_journal("vm", Some(next)).unwrap();
+        assert_eq!(former.map(|it| it.owner), Some(before.owner));
+        pools.renew_ring_of("vm", &mut former).await.unwrap();
+        let former = former.unwrap();
+        assert_eq!((former.owner, former.ring), (before.owner, before.ring + 1));
+        assert_eq!(former.written, former.ring, "the ring is in service");
+        assert_eq!((journal().owner, journal().ring), (next.owner, 0), "the state names the next cache");
+        let flash = bench.services.registry.inner().pool("p").unwrap().flash.clone();
+        assert!(flash.segments_of(OwnerId(next.owner.0)).await.unwrap().is_empty());
+        // Without a replaced id, the ring belongs to the configured cache.
+        pools.put_journal("vm", Some(former)).unwrap();
+        pools.renew_ring_of("vm", &mut None).await.unwrap();
+        assert_eq!((journal().owner, journal().ring), (before.owner, before.ring + 2));
     });
 }
 

@@ -22,6 +22,22 @@ async fn commands_wait_for_hobs_own_work_and_for_nothing_else() {
     drop(guard);
 }
 
+/// A disk whose settings are changed is closed and opened again. An upgrade waits for that, and not
+/// for attempts to open a disk.
+#[tokio::test(start_paused = true)]
+async fn an_upgrade_waits_for_a_disk_that_is_opened_again() {
+    let bench = Bench::new();
+    bench.disk("vm").await;
+    bench.services.registry.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("closed".into());
+    let guard = bench.services.registry.guard_disk("vm", "changed").unwrap();
+    let error = bench.services.shutdown.begin().unwrap_err().to_string();
+    assert!(error.contains("vm is being changed"), "{error}");
+    drop(guard);
+    let _retry = bench.services.registry.guard_disk("vm", OPENING).unwrap();
+    bench.services.shutdown.begin().unwrap();
+    bench.services.shutdown.cancel();
+}
+
 #[tokio::test(start_paused = true)]
 async fn commands_wait_while_hob_looks_for_missing_devices() {
     let bench = Bench::new();

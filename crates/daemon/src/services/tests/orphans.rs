@@ -125,6 +125,32 @@ fn a_disk_is_added_with_its_orphan_or_not_at_all() {
     });
 }
 
+/// Clients may write to an adopted cache before the command that adds its disk has ended.
+#[test]
+fn the_state_names_a_cache_before_clients_of_a_new_disk_may_write_to_it() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        let mut cache = bench.services.registry.inner().disks["vm"].wanted.cache.clone().unwrap();
+        let journal = crate::state::JournalSpec::new();
+        let owner = journal.owner.to_string();
+        cache.journal = Some(journal);
+        let state =
+            DiskState { cache: Some(cache), ..DiskState::new("new".into(), bench.path("new.img"), false) };
+        let adding = crate::services::registry::ADDING;
+        let _guard = bench.services.disks.enter(state, Some(adding)).unwrap().unwrap();
+        let is_saved = || {
+            let state = std::fs::read_to_string(bench.dir.path().join("state/state.json")).unwrap();
+            state.contains(&owner)
+        };
+        bench.services.registry.save().await.unwrap();
+        assert!(!is_saved(), "the disk may not come online at all");
+        bench.services.disks.save_arriving("new").await.unwrap();
+        assert!(is_saved());
+        bench.services.disks.drop_arriving("new").await;
+        assert!(!is_saved(), "the cache belongs to no disk, and has not ended either");
+    });
+}
+
 /// A backup of the state has the cache in a different mode.
 #[test]
 fn a_state_that_is_older_than_flash_loses_no_dirty_data() {

@@ -111,6 +111,39 @@ fn reservations_that_a_datastore_cannot_keep_are_refused_with_the_numbers() {
     });
 }
 
+/// Otherwise a daemon would have no room for further datastores after enough changes.
+#[test]
+fn a_datastore_that_no_disk_uses_any_more_is_removed() {
+    run(async |bench| {
+        let qos = &bench.services.qos;
+        let names = async || -> Vec<String> {
+            qos.datastores().await.unwrap().into_iter().map(|store| store.name).collect()
+        };
+        bench.disk_on("one", "array").await;
+        bench.disk_on("two", "other").await;
+        let first = qos.datastore_id("array", true).unwrap().0;
+        let move_to = async |store: &str| {
+            let patch = DiskPatch { datastore: Some(store.into()), ..DiskPatch::default() };
+            bench.services.disks.disk_patch("one".into(), patch).await.unwrap();
+        };
+        move_to("next").await;
+        assert_eq!(names().await, ["next", "other"]);
+        // Settings are kept for the next disk.
+        bench.capacity("next", 1000).await.unwrap();
+        move_to("other").await;
+        assert_eq!(names().await, ["next", "other"]);
+        bench.capacity("next", 0).await.unwrap();
+        // A disk that is being opened keeps its datastore.
+        let (id, in_use) = qos.datastore_id("opening", false).unwrap();
+        assert_eq!(id, first, "the ids are used again");
+        qos.drop_unused_datastores();
+        assert_eq!(names().await, ["opening", "other"]);
+        drop(in_use);
+        bench.services.disks.disk_remove("one".into(), OnDirty::Drain).await.unwrap();
+        assert_eq!(names().await, ["other"], "another disk uses it");
+    });
+}
+
 #[test]
 fn shares_without_effect_are_reported_until_the_datastore_is_throttled() {
     run(async |bench| {

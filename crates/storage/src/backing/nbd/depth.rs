@@ -1,4 +1,4 @@
-//! Asks `qemu-nbd` which layer of an image has the data of each range, before the image is served.
+//! Asks `qemu-nbd` which layer of an image has the data of each range.
 //!
 //! QEMU's metadata context `qemu:allocation-depth` has a number for each range: 1 if the image
 //! itself has the data, 2 or more if a layer below has it, and 0 if no layer has it. A zeroed or
@@ -6,12 +6,12 @@
 //! 5.2, if it was started with `--allocation-depth`.
 
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hob_nbd::uri::NbdUri;
 use hob_nbd::wire::QEMU_ALLOCATION_DEPTH;
 
-use super::connect::{connect_for, end_politely};
+use super::connect::{Link, connect_for, end_politely};
 use super::sample::{SampleError, block_status};
 use crate::backing::NotShared;
 
@@ -21,56 +21,83 @@ const QUERY_BYTES_MAX: u64 = 1 << 30;
 /// Depth of ranges that the image has itself.
 const OWN: u32 = 1;
 
-/// Calls `note` with offset and length of each range that the image has itself, in order, within
-/// `limit`. Uses its own connection. The image must not change meanwhile.
-pub(crate) fn for_each_own_range(
-    uri: &NbdUri,
+/// A connection on which `qemu-nbd` is asked for the ranges that the image has itself, from the
+/// start to the end.
+pub(crate) struct OwnRanges {
+    uri: NbdUri,
+    link: Link,
     size_bytes: u64,
-    limit: Duration,
-    note: &mut dyn FnMut(u64, u64),
-) -> Result<(), NotShared> {
-    let deadline = Instant::now() + limit;
-    let link = connect_for(uri, QEMU_ALLOCATION_DEPTH, limit, limit).map_err(NotShared::Unknown)?;
-    if link.negotiated.meta_context_id.is_none() {
-        return Err(NotShared::Unsuitable(format!(
-            "qemu-nbd does not report which blocks an image has itself ({QEMU_ALLOCATION_DEPTH}); QEMU 5.2 and newer do"
-        )));
-    }
-    if link.negotiated.size_bytes != size_bytes {
-        return Err(NotShared::Unknown("the size of the image has changed".to_owned()));
-    }
-    let mut at = 0;
-    while at < size_bytes {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(NotShared::Unknown(format!(
-                "qemu-nbd did not report within {} s which blocks the image has itself",
-                limit.as_secs()
+    /// First byte that was not asked for.
+    at: u64,
+}
+
+impl OwnRanges {
+    /// Connects within `limit`.
+    pub(crate) fn connect(uri: &NbdUri, size_bytes: u64, limit: Duration) -> Result<OwnRanges, NotShared> {
+        let link = connect_for(uri, QEMU_ALLOCATION_DEPTH, limit, limit).map_err(NotShared::Unknown)?;
+        if link.negotiated.meta_context_id.is_none() {
+            return Err(NotShared::Unsuitable(format!(
+                "qemu-nbd does not report which blocks an image has itself ({QEMU_ALLOCATION_DEPTH}); QEMU 5.2 and newer do"
             )));
         }
-        let len = (size_bytes - at).min(QUERY_BYTES_MAX) as u32;
-        let extents = block_status(&link, at, len, left).map_err(|error| {
-            NotShared::Unknown(match error {
-                SampleError::Refused(error) => {
-                    format!("qemu-nbd cannot tell which blocks the image has itself: {error:?}")
-                }
-                SampleError::Broken(why) => why,
-            })
+        if link.negotiated.size_bytes != size_bytes {
+            return Err(NotShared::Unknown("the size of the image has changed".to_owned()));
+        }
+        Ok(OwnRanges { uri: uri.clone(), link, size_bytes, at: 0 })
+    }
+
+    /// Connects again, to continue after an error. The error is a sentence for users.
+    pub(crate) fn reconnect(&mut self, limit: Duration) -> Result<(), String> {
+        let mut again = OwnRanges::connect(&self.uri, self.size_bytes, limit).map_err(|error| error.to_string())?;
+        again.at = self.at;
+        *self = again;
+        Ok(())
+    }
+
+    /// Asks about the next range of up to `bytes_max`, within `limit`. Calls `note` with offset and
+    /// length of each range that the image has itself, in order. The error is a sentence for users.
+    pub(crate) fn ask(
+        &mut self,
+        bytes_max: u64,
+        limit: Duration,
+        note: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), String> {
+        let len = (self.size_bytes - self.at).min(bytes_max).min(QUERY_BYTES_MAX) as u32;
+        let extents = block_status(&self.link, self.at, len, limit).map_err(|error| match error {
+            SampleError::Refused(error) => {
+                format!("qemu-nbd cannot tell which blocks the image has itself: {error:?}")
+            }
+            SampleError::Broken(why) => why,
         })?;
-        let before = at;
+        let before = self.at;
         for extent in extents {
             let bytes = u64::from(extent.length);
             if extent.state == OWN {
-                note(at, bytes);
+                note(self.at, bytes);
             }
-            at = at.saturating_add(bytes);
+            self.at = self.at.saturating_add(bytes);
         }
-        if at == before {
-            return Err(NotShared::Unknown("qemu-nbd reported no blocks".to_owned()));
+        if self.at == before {
+            return Err("qemu-nbd reported no blocks".to_owned());
         }
+        Ok(())
     }
-    end_politely(link.socket.as_fd());
-    Ok(())
+
+    /// Returns the first byte that was not asked for.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Returns true if the whole image was asked for.
+    pub(crate) fn is_done(&self) -> bool {
+        self.at >= self.size_bytes
+    }
+}
+
+impl Drop for OwnRanges {
+    fn drop(&mut self) {
+        end_politely(self.link.socket.as_fd());
+    }
 }
 
 #[cfg(test)]
@@ -78,6 +105,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::path::Path;
     use std::process::{Child, Command};
+    use std::time::Instant;
 
     use hob_nbd::uri::Address;
 
@@ -117,17 +145,24 @@ mod tests {
         let uri = NbdUri::new(Address::Unix { path: socket.clone() }, "");
         for (options, is_known) in [(&["--allocation-depth"][..], true), (&[][..], false)] {
             let _server = start(&socket, &image, options);
-            let mut own = 0;
-            let asked = for_each_own_range(&uri, 1 << 20, LIMIT, &mut |_, bytes| own += bytes);
-            match asked {
-                Ok(()) => assert!(is_known && own == 1 << 20, "{own}"),
+            match OwnRanges::connect(&uri, 1 << 20, LIMIT) {
+                Ok(mut ranges) => {
+                    assert!(is_known);
+                    let mut own = Vec::new();
+                    for _ in 0..2 {
+                        assert!(!ranges.is_done());
+                        ranges.ask(1 << 19, LIMIT, &mut |offset, bytes| own.push((offset, bytes))).unwrap();
+                        ranges.reconnect(LIMIT).unwrap();
+                    }
+                    assert!(ranges.is_done() && ranges.at() == 1 << 20);
+                    assert_eq!(own, [(0, 1 << 19), (1 << 19, 1 << 19)]);
+                }
                 Err(NotShared::Unsuitable(why)) => {
                     assert!(!is_known && why.contains(QEMU_ALLOCATION_DEPTH), "{why}");
                 }
                 Err(NotShared::Unknown(why)) => panic!("{why}"),
             }
-            let other = for_each_own_range(&uri, 2 << 20, LIMIT, &mut |_, _| ());
-            assert!(other.is_err(), "it has another size");
+            assert!(OwnRanges::connect(&uri, 2 << 20, LIMIT).is_err(), "it has another size");
         }
     }
 }

@@ -3,17 +3,45 @@
 //! The map has one bit per object, and bits are never cleared. An object that was never written in
 //! the clone has its parent's data. Past the part that the clone has in common with its parent,
 //! everything is the clone's own.
+//!
+//! A thread may fill the map while the clone is served. It marks own objects first, and then notes
+//! up to which byte the map is known. What is not known yet counts as the clone's own, because the
+//! clone's own backing can read everything. Objects that the clone writes meanwhile stay marked.
 
-/// Map of the objects that are a clone's own.
-#[derive(Clone, Debug, PartialEq, Eq)]
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Map of the objects that are a clone's own. Copies of a map share the marks, but not the length of
+/// the part in common with the parent.
+#[derive(Clone, Debug)]
 pub struct OwnMap {
     object_bytes: u64,
-    /// One bit per object of the part in common with the parent.
-    own: Vec<u64>,
+    objects: Arc<Objects>,
     /// Length of the part in common with the parent, bytes, whole sectors. Everything after it is
     /// the clone's own.
     common_bytes: u64,
 }
+
+/// The marks of a map.
+#[derive(Debug)]
+struct Objects {
+    /// One bit per object of the part in common with the parent.
+    own: Box<[AtomicU64]>,
+    /// First byte of the objects that are not known yet; `u64::MAX` if all are known.
+    known_bytes: AtomicU64,
+}
+
+impl PartialEq for OwnMap {
+    fn eq(&self, other: &OwnMap) -> bool {
+        let marks = |map: &OwnMap| {
+            let own: Vec<u64> = map.objects.own.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+            (map.object_bytes, map.common_bytes, map.known_bytes(), own)
+        };
+        marks(self) == marks(other)
+    }
+}
+
+impl Eq for OwnMap {}
 
 /// The origin of a part of a read: clone or parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,10 +73,41 @@ impl OwnMap {
     /// If `object_bytes` is invalid.
     #[must_use]
     pub fn new(object_bytes: u64, common_bytes: u64) -> OwnMap {
+        let map = OwnMap::unknown(object_bytes, common_bytes);
+        map.note_known(u64::MAX);
+        map
+    }
+
+    /// Creates a map like [`new`](Self::new) of which nothing is known yet.
+    pub(crate) fn unknown(object_bytes: u64, common_bytes: u64) -> OwnMap {
         assert!(object_bytes.is_power_of_two() && object_bytes >= SECTOR_BYTES, "objects of {object_bytes}");
         let common_bytes = common_bytes / SECTOR_BYTES * SECTOR_BYTES;
         let words = common_bytes.div_ceil(object_bytes).div_ceil(64);
-        OwnMap { object_bytes, own: vec![0; words as usize], common_bytes }
+        let own = (0..words).map(|_| AtomicU64::new(0)).collect();
+        OwnMap {
+            object_bytes,
+            objects: Arc::new(Objects { own, known_bytes: AtomicU64::new(0) }),
+            common_bytes,
+        }
+    }
+
+    /// Records that all own objects before this byte are marked; `u64::MAX` means all of the map. An
+    /// object that is known in part counts as unknown.
+    pub(crate) fn note_known(&self, bytes: u64) {
+        let known_bytes =
+            if bytes == u64::MAX { bytes } else { bytes / self.object_bytes * self.object_bytes };
+        // A reader that sees the new value also sees the marks.
+        self.objects.known_bytes.store(known_bytes, Ordering::Release);
+    }
+
+    fn known_bytes(&self) -> u64 {
+        self.objects.known_bytes.load(Ordering::Acquire)
+    }
+
+    /// Returns true if the origin of all objects is known.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.known_bytes() == u64::MAX
     }
 
     /// Marks all objects in a range as the clone's own, because the range was written or is about
@@ -60,7 +119,7 @@ impl OwnMap {
             return;
         }
         for object in offset / self.object_bytes..=(end - 1) / self.object_bytes {
-            self.own[(object / 64) as usize] |= 1 << (object % 64);
+            self.objects.own[(object / 64) as usize].fetch_or(1 << (object % 64), Ordering::Relaxed);
         }
     }
 
@@ -75,41 +134,43 @@ impl OwnMap {
         self.common_bytes == 0
     }
 
-    /// Returns the number of bytes that are the parent's.
+    /// Returns the number of bytes that are known to be the parent's.
     #[must_use]
     pub fn parent_bytes(&self) -> u64 {
-        let objects = self.common_bytes.div_ceil(self.object_bytes);
-        let of = |object: u64| self.object_bytes.min(self.common_bytes - object * self.object_bytes);
+        let end = self.common_bytes.min(self.known_bytes());
+        let objects = end.div_ceil(self.object_bytes);
+        let of = |object: u64| self.object_bytes.min(end - object * self.object_bytes);
         (0..objects).filter(|object| !self.is_own(*object)).map(of).sum()
     }
 
     fn is_own(&self, object: u64) -> bool {
-        self.own[(object / 64) as usize] >> (object % 64) & 1 == 1
+        self.objects.own[(object / 64) as usize].load(Ordering::Relaxed) >> (object % 64) & 1 == 1
     }
 
     /// Returns the origin of the byte at `offset` (clone or parent), and the offset of the first
-    /// byte that may have another origin.
-    fn whose(&self, offset: u64) -> (BlockOrigin, u64) {
-        if offset >= self.common_bytes {
+    /// byte that may have another origin. Everything from `end` on is the clone's own.
+    fn whose(&self, offset: u64, end: u64) -> (BlockOrigin, u64) {
+        if offset >= end {
             return (BlockOrigin::Own, u64::MAX);
         }
         let object = offset / self.object_bytes;
         let whose = if self.is_own(object) { BlockOrigin::Own } else { BlockOrigin::Parent };
-        (whose, ((object + 1) * self.object_bytes).min(self.common_bytes))
+        (whose, ((object + 1) * self.object_bytes).min(end))
     }
 
     /// Splits a range into parts by their origin, in order.
     pub fn split(&self, offset: u64, len: u64) -> impl Iterator<Item = Part> + '_ {
         let end = offset + len;
+        let end_of_parent = self.common_bytes.min(self.known_bytes());
         let mut at = offset;
         std::iter::from_fn(move || {
             if at >= end {
                 return None;
             }
             let from = at;
-            let (whose, mut to) = self.whose(at);
+            let (whose, mut to) = self.whose(at, end_of_parent);
             while to < end {
-                match self.whose(to) {
+                match self.whose(to, end_of_parent) {
                     (other, until) if other == whose => to = until,
                     _ => break,
                 }
@@ -162,6 +223,25 @@ mod tests {
         map.cut(0);
         assert!(map.is_empty());
         assert_eq!(parts(&OwnMap::new(OBJECT, 0), 5, 5), [(true, 5, 5)]);
+    }
+
+    /// A clone is served while a thread fills its map.
+    #[test]
+    fn what_is_not_known_yet_is_the_clones() {
+        let mut served = OwnMap::unknown(OBJECT, 4 * OBJECT + 4096);
+        let mut filled = served.clone();
+        assert!(!served.is_complete() && !served.is_empty());
+        assert_eq!((parts(&served, 0, OBJECT), served.parent_bytes()), (vec![(true, 0, OBJECT)], 0));
+        // The clone writes to an object before the thread has asked about it.
+        served.take(OBJECT, 4096);
+        filled.take(0, 1);
+        filled.note_known(3 * OBJECT + 4096);
+        let expected = [(true, 0, 2 * OBJECT), (false, 2 * OBJECT, OBJECT), (true, 3 * OBJECT, OBJECT)];
+        assert_eq!(parts(&served, 0, 4 * OBJECT), expected);
+        assert_eq!(served.parent_bytes(), OBJECT);
+        filled.note_known(u64::MAX);
+        assert!(served.is_complete());
+        assert_eq!(served.parent_bytes(), 2 * OBJECT + 4096);
     }
 
     proptest! {

@@ -2,7 +2,9 @@
 //!
 //! A child may end by itself, for example because an operator kills it or memory runs out. hob
 //! starts another one when it connects again. Meanwhile the image is not locked: a process that
-//! opened it may have changed it, and keeps it.
+//! opened it may have changed it, and keeps it. hob compares the image with its state at the end of
+//! the child. If the child may have ended while hob itself was paused, for example by SIGSTOP, a
+//! change since the beginning of the pause counts as one of another process.
 //!
 //! The child ends with its [`Server`], and with hob, even when hob is killed. The child asks the
 //! kernel for SIGTERM when its parent thread ends. The parent thread only waits for the child's
@@ -11,7 +13,9 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -20,18 +24,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant as Clock};
+use std::time::{Duration, Instant as Clock, SystemTime};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use super::super::identity::ChangeMark;
+use super::super::{OpenError, image_state};
 use super::child_dirs::PrivateDirectory;
 use super::node::Image;
+use super::read_locks::ReadLocks;
 use super::sandbox::Sandbox;
+use crate::filesystem::{is_memory, may_block};
+use crate::pauses::{self, Pause};
 
 /// Longest time that a child process has to end by itself.
 const END_MAX: Duration = Duration::from_secs(5);
+
+/// Longest time that the thread of a child needs to notice the end of the child, while this process
+/// runs.
+const NOTICE_MAX: Duration = Duration::from_secs(2);
+
+/// Longest tick of the kernel's clock for timestamps of files.
+const CLOCK_TICK: Duration = Duration::from_millis(10);
 
 /// Minimum time between starts of child processes that end by themselves.
 const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
@@ -111,6 +126,10 @@ pub(super) struct Server {
     start_max: Duration,
     directory: PrivateDirectory,
     child: Mutex<ChildState>,
+    /// Locks of the files of a read-only image. hob holds them also while no child runs.
+    locks: Mutex<Option<ReadLocks>>,
+    /// Name of the content of an image that must not change, with the files below it.
+    content: OnceLock<String>,
     is_released: AtomicBool,
     taken: OnceLock<Taken>,
 }
@@ -124,8 +143,8 @@ struct ChildState {
     wanted: Option<Opens>,
     /// Time at which the last child was started.
     since: Option<Clock>,
-    /// State of the image when the last child ended.
-    left: Option<ChangeMark>,
+    /// State of the image when the last child ended; `None` if it is unknown.
+    left: Option<FileState>,
 }
 
 /// A running child process, and the thread that waits for it.
@@ -142,8 +161,44 @@ struct Running {
 struct Ended {
     /// Text that the process wrote to its standard error.
     said: String,
-    /// State of the image when the child ended.
-    left: Option<ChangeMark>,
+    /// State of the image when the child ended; `None` if it is unknown.
+    left: Option<FileState>,
+}
+
+/// State of an image's file: its size, and the times of its last changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileState {
+    mark: ChangeMark,
+    /// Time of the last change of the content or of attributes, nanoseconds since 1970.
+    changed_ns: i64,
+}
+
+impl FileState {
+    fn of(image: &Path) -> io::Result<FileState> {
+        let metadata = std::fs::metadata(image)?;
+        let changed_ns = metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec());
+        Ok(FileState { mark: ChangeMark::of(&metadata), changed_ns })
+    }
+
+    /// Returns the state in which a child that has just ended left its image. `None` if it is unknown:
+    /// the child may have ended during a `pause` of this process, and then another program may have
+    /// changed the image before this process ran again.
+    fn left_by_child(image: &Path, pause: Option<Pause>) -> Option<FileState> {
+        let state = FileState::of(image).ok()?;
+        let Some(pause) = pause.filter(|pause| pause.ended.elapsed() < NOTICE_MAX) else {
+            return Some(state);
+        };
+        // The server of a network filesystem has another clock.
+        let has_our_clock = File::open(image).is_ok_and(|file| is_memory(&file) || !may_block(&file));
+        (has_our_clock && !state.is_changed_since(pause.began)).then_some(state)
+    }
+
+    /// Returns true if the file may have changed at this time or later.
+    fn is_changed_since(self, time: SystemTime) -> bool {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let latest = self.mark.modified_ns.max(self.changed_ns);
+        i128::from(latest) + CLOCK_TICK.as_nanos() as i128 >= since.as_nanos() as i128
+    }
 }
 
 impl Running {
@@ -167,7 +222,9 @@ impl Server {
     ) -> io::Result<Server> {
         let (directory, child) = (PrivateDirectory::create()?, Mutex::default());
         let (is_released, taken) = (AtomicBool::new(false), OnceLock::new());
-        Ok(Server { image, modes, start_max, directory, child, is_released, taken })
+        pauses::watch()?;
+        let (locks, content) = (Mutex::default(), OnceLock::new());
+        Ok(Server { image, modes, start_max, directory, child, locks, content, is_released, taken })
     }
 
     /// Returns the image that the children open.
@@ -197,6 +254,18 @@ impl Server {
         place.running.as_ref().inspect(|child| is_started(child.pid));
     }
 
+    /// Locks the files of a read-only image against writers, until the server is released or
+    /// dropped. The error names the file that a program has open for writing.
+    pub(super) fn lock_files(&self) -> Result<(), OpenError> {
+        let locks = ReadLocks::take(&self.image)?;
+        *self.locks() = Some(locks);
+        Ok(())
+    }
+
+    fn locks(&self) -> MutexGuard<'_, Option<ReadLocks>> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Starts a new child if the previous one had opened the image and ended by itself. Call it
     /// before each attempt to connect.
     pub(super) fn revive(&self) -> Result<(), String> {
@@ -205,7 +274,7 @@ impl Server {
             return Ok(());
         }
         let opens = place.wanted.ok_or("the image was closed")?;
-        let mark = Some(mark_of(&self.image.path).map_err(|error| self.missing(&error))?);
+        let state = Some(FileState::of(&self.image.path).map_err(|error| self.missing(&error))?);
         if let Some(Ended { said, left }) = place.running.take().map(Running::stop) {
             if said.contains(LOCKED) {
                 return Err(self.lose(Taken::Opened, said));
@@ -214,13 +283,30 @@ impl Server {
                 exited unexpectedly; hob starts another one");
             place.left = left;
         }
-        if place.left != mark {
+        let is_same = match self.content.get() {
+            Some(content) => self.has_content(content)?,
+            None => place.left == state,
+        };
+        if !is_same {
             return Err(self.lose(Taken::Changed, format!("the image was {CHANGED}")));
         }
         if place.since.is_some_and(|since| since.elapsed() < REVIVAL_PAUSE) {
             return Err("the qemu-nbd of the image ended right after its start".to_owned());
         }
         self.start_at(&mut place, opens).map_err(|error| error.to_string())
+    }
+
+    /// Records the [name](image_state) of the content of an image that must not change.
+    pub(super) fn set_content(&self, content: &str) {
+        let _ = self.content.set(content.to_owned());
+    }
+
+    /// Returns true if all files of the image still have the recorded content.
+    fn has_content(&self, content: &str) -> Result<bool, String> {
+        match image_state(&self.image.path, self.image.format, &self.image.files) {
+            Ok(now) => Ok(now == content),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     fn lose(&self, taken: Taken, why: String) -> String {
@@ -293,6 +379,7 @@ impl Server {
     pub(super) fn release(&self) {
         self.is_released.store(true, Ordering::Release);
         self.stop();
+        *self.locks() = None;
     }
 
     /// Returns true if another process may have written the image after the child ended by itself.
@@ -323,10 +410,6 @@ impl Drop for Server {
 fn is_unknown(error: &io::Error, options: &[&str]) -> bool {
     let said = error.to_string();
     options.iter().any(|option| said.contains(option))
-}
-
-fn mark_of(image: &Path) -> io::Result<ChangeMark> {
-    std::fs::metadata(image).map(|metadata| ChangeMark::of(&metadata))
 }
 
 /// Starts a child process and waits until it listens.
@@ -375,7 +458,7 @@ fn spawn(
             end_child(pid);
         }
         // The image's state is read now, before another process can open and change it.
-        let left = mark_of(&image).ok();
+        let left = FileState::left_by_child(&image, pauses::last_pause());
         let _ = ended.recv();
         is_started(pid);
         let _ = child.wait();
@@ -450,8 +533,6 @@ fn end_child(pid: Pid) {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::super::super::Format;
     use super::*;
 
@@ -461,6 +542,29 @@ mod tests {
         assert!(said("qemu-nbd: unrecognized option '--allocation-depth'"));
         assert!(!said("qemu-nbd: Failed to get \"write\" lock"));
         assert!(!is_unknown(&io::Error::other(REPORT_DEPTH), &[]));
+    }
+
+    /// The child may have ended at any time of the pause, so a change during the pause may be one of
+    /// another program.
+    #[test]
+    fn a_change_during_a_pause_of_this_process_makes_the_state_unknown() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        std::fs::write(&image, [0; 4096]).unwrap();
+        let now = SystemTime::now();
+        let left = |began, ago| {
+            let ended = Clock::now().checked_sub(ago).unwrap();
+            FileState::left_by_child(&image, Some(Pause { began, ended }))
+        };
+        let state = FileState::left_by_child(&image, None);
+        assert_eq!(state, Some(FileState::of(&image).unwrap()));
+        let minute = Duration::from_secs(60);
+        assert_eq!(left(now - minute, Duration::ZERO), None);
+        assert_eq!(left(now - minute, minute), state, "the pause was over when the child ended");
+        let file = File::open(&image).unwrap();
+        if is_memory(&file) || !may_block(&file) {
+            assert_eq!(left(now + minute, Duration::ZERO), state, "the last change was before the pause");
+        }
     }
 
     #[test]

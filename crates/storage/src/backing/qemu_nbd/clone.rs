@@ -4,16 +4,40 @@
 //! The blocks are asked for when the image is opened and locked, so that no other program changes
 //! them. From then on only this process writes the image, and
 //! [`overlay`](crate::backing::overlay) tracks the changes.
+//!
+//! QEMU needs about a second for each TiB. So a thread asks for the rest of a large image while the
+//! image is served. It pauses after each question as long as the answer took, because `qemu-nbd`
+//! serves the disk meanwhile.
 
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant as Clock};
 
-use super::super::nbd::depth::for_each_own_range;
+use super::super::nbd::depth::OwnRanges;
 use super::super::{Driver, NotShared, OwnMap, Parent, image_state};
+use super::child::Server;
 use super::node::Image;
 use super::{QemuNbd, uri_of};
 
-/// Longest time to ask for the image's own blocks.
-const ASK_MAX: Duration = Duration::from_secs(20);
+/// Longest time to wait for one answer about the image's own blocks.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+/// Time after which the opening of an image waits for no further answers.
+const OPENING_MAX: Duration = Duration::from_secs(1);
+
+/// Longest range of one question while the image is opened, bytes.
+const OPENING_BYTES_MAX: u64 = 1 << 30;
+
+/// Longest range of one question while the image is served, bytes.
+const SERVED_BYTES_MAX: u64 = 128 << 20;
+
+/// Longest pause between two questions while the image is served.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Pause after an error while the image is served. A `qemu-nbd` that ended is started again.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
+
+/// Number of errors in a row after which the thread asks no more.
+const ERRORS_MAX: u32 = 10;
 
 /// Smallest unit of the map of own blocks, bytes. It is the usual cluster of qcow2 and the grain of
 /// VMDK.
@@ -64,13 +88,23 @@ impl QemuNbd {
             }
         }
         let size_bytes = self.info().size_bytes;
-        let mut own = OwnMap::new(object_bytes(size_bytes), size_bytes);
-        for_each_own_range(&uri_of(&self.server), size_bytes, ASK_MAX, &mut |offset, len| {
-            own.take(offset, len);
-        })?;
-        if own.parent_bytes() == 0 {
+        let mut own = OwnMap::unknown(object_bytes(size_bytes), size_bytes);
+        let mut ranges = OwnRanges::connect(&uri_of(&self.server), size_bytes, ANSWER_MAX)?;
+        let opened_by = Clock::now() + OPENING_MAX;
+        while !ranges.is_done() && Clock::now() < opened_by {
+            ask(&mut ranges, OPENING_BYTES_MAX, &mut own).map_err(NotShared::Unknown)?;
+        }
+        if own.is_complete() && own.parent_bytes() == 0 {
             let why = "it has all blocks itself, or QEMU does not know which ones its parent has";
             return Err(NotShared::Unsuitable(why.to_owned()));
+        }
+        if !ranges.is_done() {
+            let (server, own) = (Arc::downgrade(&self.server), own.clone());
+            let image = self.server.image().path.display().to_string();
+            let thread = std::thread::Builder::new().name("hob-own-blocks".into());
+            thread.spawn(move || ask_while_served(ranges, own, &server, &image)).map_err(|error| {
+                NotShared::Unknown(format!("no thread can ask for the blocks of the image: {error}"))
+            })?;
         }
         Ok(Some(Parent {
             spec: spec.to_owned(),
@@ -79,6 +113,47 @@ impl QemuNbd {
             constant,
             own,
         }))
+    }
+}
+
+/// Asks about the next range of an image, and records the answer.
+fn ask(ranges: &mut OwnRanges, bytes_max: u64, own: &mut OwnMap) -> Result<(), String> {
+    ranges.ask(bytes_max, ANSWER_MAX, &mut |offset, len| own.take(offset, len))?;
+    own.note_known(if ranges.is_done() { u64::MAX } else { ranges.at() });
+    Ok(())
+}
+
+/// Asks about the rest of an image that is served, until the image is closed.
+fn ask_while_served(mut ranges: OwnRanges, mut own: OwnMap, server: &Weak<Server>, image: &str) {
+    let mut errors = 0;
+    while !ranges.is_done() && server.strong_count() > 0 {
+        let begun = Clock::now();
+        let asked = match errors {
+            0 => Ok(()),
+            _ => ranges.reconnect(ANSWER_MAX),
+        };
+        match asked.and_then(|()| ask(&mut ranges, SERVED_BYTES_MAX, &mut own)) {
+            Ok(()) => {
+                errors = 0;
+                std::thread::sleep(begun.elapsed().min(PAUSE_MAX));
+            }
+            Err(_) if server.strong_count() == 0 => return,
+            Err(why) => {
+                errors += 1;
+                if errors > ERRORS_MAX {
+                    let known_bytes = ranges.at();
+                    tracing::warn!(
+                        image,
+                        why,
+                        known_bytes,
+                        "qemu-nbd does not tell any more which blocks the image has itself; the clone shares \
+                         blocks only of the known first part"
+                    );
+                    return;
+                }
+                std::thread::sleep(RETRY_PAUSE);
+            }
+        }
     }
 }
 

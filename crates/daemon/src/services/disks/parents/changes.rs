@@ -4,6 +4,9 @@
 //! compares the files of each parent's disk every few seconds with their state when the disk was
 //! opened. After a change the clones read their parent's data through their own backings, until the
 //! disk is opened again.
+//!
+//! A shard requires a check after a pause, and after the end of a server of the files. It sends no
+//! reads to the parent's disk until the files were compared once more.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -48,23 +51,34 @@ impl Look {
         })
     }
 
-    /// Returns the change of the files, as text; `None` if there is none.
-    async fn change(self) -> Option<(Look, String)> {
-        let look = tokio::task::spawn_blocking(move || {
-            let found = image_state(&self.path, self.format, &self.below);
-            (self, found)
-        });
-        match look.await.ok()? {
-            (look, Ok(state)) if state == look.constant => None,
-            (look, Ok(_)) => Some((look, "they were written or replaced".to_owned())),
-            // The filesystem hangs, so nothing is known.
-            (_, Err(error)) if error.kind() == io::ErrorKind::TimedOut => None,
-            (look, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
-                Some((look, format!("one of them was renamed or removed ({error})")))
+    /// Compares the files with their state when the disk was opened.
+    async fn compare(self) -> (Look, Files) {
+        let Look { path, format, below, .. } = &self;
+        let (path, format, below) = (path.clone(), *format, below.clone());
+        let found = tokio::task::spawn_blocking(move || image_state(&path, format, &below)).await;
+        let files = match found {
+            Ok(Ok(state)) if state == self.constant => Files::Unchanged,
+            Ok(Ok(_)) => Files::Changed("they were written or replaced".to_owned()),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut => Files::Unknown,
+            Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                Files::Changed(format!("one of them was renamed or removed ({error})"))
             }
-            (look, Err(error)) => Some((look, error.to_string())),
-        }
+            Ok(Err(error)) => Files::Changed(error.to_string()),
+            Err(_) => Files::Unknown,
+        };
+        (self, files)
     }
+}
+
+/// State of the files of a parent's disk.
+#[derive(Debug, PartialEq, Eq)]
+enum Files {
+    /// They are as when the disk was opened.
+    Unchanged,
+    /// They have changed. The text says how.
+    Changed(String),
+    /// Their filesystem hangs.
+    Unknown,
 }
 
 impl Inner {
@@ -88,25 +102,48 @@ impl Disks {
     /// Ends the use of parents whose files have changed.
     pub(in crate::services) async fn check_parents(&self) {
         let looks = self.registry.inner().looks();
-        let mut all: JoinSet<_> = looks.into_iter().map(Look::change).collect();
-        let mut is_changed = false;
+        let mut all: JoinSet<_> = looks.into_iter().map(Look::compare).collect();
         while let Some(found) = all.join_next().await {
-            let Ok(Some((look, what))) = found else { continue };
-            let mut inner = self.registry.inner();
-            let Ok(disk) = inner.disk_mut(&look.name) else { continue };
-            if disk.id == look.id && disk.constant.as_ref() == Some(&look.constant) {
-                disk.constant = None;
-                is_changed = true;
-                tracing::error!(
-                    "disk {}: a golden image must not change while clones use it, and its files did: \
-                     {what}. From now on each clone reads them itself. The changes can damage the \
-                     filesystems of the clones",
-                    look.name
-                );
+            if let Ok((look, Files::Changed(what))) = found {
+                self.end_sharing(&look, &what);
             }
         }
-        if is_changed {
-            self.link_parents();
+    }
+
+    /// Compares the files of a parent because its shard requires it, and tells the shard when they are
+    /// known to be unchanged.
+    pub(in crate::services) async fn check_parent(self, parent: DiskId, check: u64) {
+        loop {
+            let (look, shard) = {
+                let inner = self.registry.inner();
+                let Some(disk) = inner.disks.values().find(|disk| disk.id == parent) else { return };
+                let (Ok(shard), Some(_)) = (disk.shard(), &disk.constant) else { return };
+                (Look::of(disk), shard)
+            };
+            // A snapshot has no files that can change.
+            let Some(look) = look else { return shard.parent_checked(parent, check) };
+            match look.compare().await {
+                (_, Files::Unchanged) => return shard.parent_checked(parent, check),
+                (look, Files::Changed(what)) => return self.end_sharing(&look, &what),
+                (_, Files::Unknown) => tokio::time::sleep(LOOK_EVERY).await,
+            }
         }
+    }
+
+    /// Ends the use of a parent whose files have changed.
+    fn end_sharing(&self, look: &Look, what: &str) {
+        let mut inner = self.registry.inner();
+        let Ok(disk) = inner.disk_mut(&look.name) else { return };
+        if disk.id != look.id || disk.constant.as_ref() != Some(&look.constant) {
+            return;
+        }
+        disk.constant = None;
+        drop(inner);
+        tracing::error!(
+            "disk {}: a golden image must not change while clones use it, and its files did: {what}. \
+             From now on each clone reads them itself. The changes can damage the filesystems of the clones",
+            look.name
+        );
+        self.link_parents();
     }
 }

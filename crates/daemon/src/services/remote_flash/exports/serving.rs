@@ -20,7 +20,7 @@ use crate::hardware::Backing;
 use crate::nbd_listener::negotiate_with_peer;
 use crate::relay;
 use crate::services::flash::blocking;
-use crate::services::qos::datastore_of;
+use crate::services::qos::{DatastoreUse, datastore_of};
 use crate::services::remote_flash::RemoteFlash;
 use crate::shard_api::{ShardHandle, Transport};
 use crate::state::CacheOwner;
@@ -39,6 +39,7 @@ pub(super) struct Open {
     permits: Arc<Semaphore>,
     /// The connections, oldest first. Dropping a sender closes its connection.
     connections: Arc<Mutex<VecDeque<oneshot::Sender<()>>>>,
+    _datastore: DatastoreUse,
 }
 
 /// An accepted connection of a borrower.
@@ -58,7 +59,7 @@ impl RemoteFlash {
         .await?
         .map_err(|error| open_error(&error))?;
         let info = backing.info().clone();
-        let datastore = self.qos.datastore_id(&datastore, false)?;
+        let (datastore, datastore_use) = self.qos.datastore_id(&datastore, false)?;
         let shard = self.qos.shard_for(datastore);
         let disk = self.registry.inner().new_lease_id();
         let config = DiskConfig { size_bytes: info.size_bytes, access: Access::ReadWrite, datastore };
@@ -74,7 +75,8 @@ impl RemoteFlash {
         );
         let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let epoch = CacheOwner::random().to_string();
-        Ok(Open { disk, shard, epoch, exports, permits, connections: Arc::default() })
+        let connections = Arc::default();
+        Ok(Open { disk, shard, epoch, exports, permits, connections, _datastore: datastore_use })
     }
 }
 
