@@ -15,6 +15,7 @@ mod record;
 mod summary;
 mod survey;
 pub(super) mod targets;
+mod test_stop;
 mod virsh;
 mod work;
 

@@ -19,6 +19,7 @@ use super::plan::{Definition, Goal, HobDisk, NoDaemon, Path, Spare, State, Step,
 use super::qmp::Monitor;
 use super::record::{Method, Record, Records, name_of};
 use super::survey::room;
+use super::test_stop::{self, TestStop};
 use crate::drain::drain_first;
 use crate::remote::{Explained, explain};
 
@@ -46,10 +47,6 @@ const OPENING: &str = " is being opened";
 /// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// Name of an environment variable for tests: a number of steps, after which the command stops
-/// itself with SIGSTOP.
-const STOP_AFTER: &str = "HOB_ATTACH_STOP_AFTER";
-
 /// The work on one disk.
 pub(super) struct Work<'a> {
     monitor: &'a mut Monitor,
@@ -62,7 +59,7 @@ pub(super) struct Work<'a> {
     paused_at: Option<Instant>,
     /// Time for which the VM was paused.
     pub(super) paused: Duration,
-    stop_after: Option<u32>,
+    stop: TestStop,
     /// True if the command has waited for the daemon in vain. The command does not wait again.
     has_no_daemon: bool,
     /// The last step that was printed. Further attempts are not printed.
@@ -128,11 +125,6 @@ impl Passes {
     }
 }
 
-/// Returns the number of steps after which a test stops the command.
-fn stop_after() -> Option<u32> {
-    std::env::var(STOP_AFTER).ok()?.parse().ok()
-}
-
 impl<'a> Work<'a> {
     pub(super) fn new(
         monitor: &'a mut Monitor,
@@ -150,7 +142,7 @@ impl<'a> Work<'a> {
             is_undoing: false,
             paused_at: None,
             paused: Duration::ZERO,
-            stop_after: stop_after(),
+            stop: TestStop::from_environment(),
             has_no_daemon: false,
             told: None,
             untold: Vec::new(),
@@ -306,14 +298,9 @@ impl<'a> Work<'a> {
     }
 
     fn stop_here(&mut self) {
-        if let Some(left) = self.stop_after.as_mut() {
-            *left = left.saturating_sub(1);
-            if *left == 0 {
-                self.stop_after = None;
-                self.tell_rest();
-                let _ =
-                    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
-            }
+        if self.stop.is_due() {
+            self.tell_rest();
+            test_stop::stop();
         }
     }
 
