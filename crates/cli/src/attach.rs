@@ -1,6 +1,8 @@
 //! `hob attach` and `hob detach`: hob's cache for the disks of a running VM (docs/decisions/0054).
 
 mod definition;
+#[cfg(test)]
+mod fake_qemu;
 mod graph;
 mod image;
 mod interrupt;
@@ -12,6 +14,7 @@ mod plan;
 mod proxmox;
 mod qmp;
 mod record;
+mod retries;
 mod summary;
 mod survey;
 pub(super) mod targets;
@@ -164,10 +167,23 @@ pub(super) fn run_detach(args: Detach, global: &Global) -> anyhow::Result<()> {
 async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Result<()> {
     let records = Records::open(&args.common.records)?;
     let known = of_target(&records, target)?;
-    let mut monitor = connect(target).await?;
+    let mut monitor = connect(target).await.map_err(|error| match error.is::<NotRunning>() {
+        true if !known.is_empty() => anyhow!(
+            "{error:#}. hob keeps the attached disks of this VM: start it with these, or run 'hob detach --stopped {}'",
+            target.text
+        ),
+        _ => error,
+    })?;
     let vm = Vm::look(&mut monitor, &default_name(target)).await?;
     vm.check(&mut monitor).await?;
     let persistent = Rc::new(persistent(target).await?);
+    if let (Kind::Libvirt(domain), Persistent::None) = (&target.kind, &*persistent) {
+        tell(&format!(
+            "warning: the domain {domain} has no persistent XML. After it has stopped, run 'hob detach --stopped {}' \
+             before its next start",
+            target.text
+        ));
+    }
     let pools = client.pools().await.map_err(explain)?;
     let pool = pool(&pools, args.pool.as_deref())?;
     let mut wanted = Vec::new();

@@ -2,21 +2,27 @@
 
 use std::io::ErrorKind;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::proxmox;
-use super::virsh::{Shell, is_unknown_domain, virsh};
+use super::virsh::{Info, Shell, is_not_running, is_unknown_domain, is_unreachable, virsh};
 
 /// Maximum time for QEMU's greeting. QEMU sends none while it serves another client.
 const GREETING_MAX: Duration = Duration::from_secs(5);
 /// Maximum time of one command. QEMU flushes the disks when it stops the VM.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// Maximum time for libvirt to restart. The VM may be paused meanwhile.
+const LIBVIRT_MAX: Duration = Duration::from_secs(30);
+/// Pause between two attempts to reach libvirt.
+const LIBVIRT_EVERY: Duration = Duration::from_millis(500);
+/// Maximum length of a reply of QEMU, bytes. A guest may have taken QEMU over.
+const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// A command that QEMU refused.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +36,16 @@ pub(super) struct Refused {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct NotRunning(String);
+
+/// The connection to QEMU ended.
+#[derive(Debug, thiserror::Error)]
+#[error("QEMU closed the connection")]
+struct Disconnected;
+
+/// Returns true if the error of a command shows that the VM has probably ended.
+pub(super) fn is_ended(error: &anyhow::Error) -> bool {
+    error.is::<Disconnected>() || is_not_running(error)
+}
 
 /// A connection to one VM.
 #[derive(Debug)]
@@ -100,14 +116,14 @@ impl Monitor {
     /// [`NotRunning`] if the domain does not run or does not exist; another error if libvirt does not
     /// answer.
     pub(super) async fn of_domain(domain: &str) -> anyhow::Result<Monitor> {
-        let state = match virsh(&["domstate", domain]).await {
+        let info = match Info::read(domain).await {
             Err(error) if is_unknown_domain(&error) => {
                 let names = "'virsh list --all' shows the names";
                 return Err(NotRunning(format!("libvirt has no domain {domain}; {names}")).into());
             }
-            state => state?,
+            info => info?,
         };
-        match state.trim() {
+        match info.state.as_str() {
             "running" | "paused" => {
                 Ok(Monitor::Libvirt { domain: domain.to_owned(), shell: Shell::open(domain).await })
             }
@@ -168,7 +184,8 @@ impl Monitor {
                 let id = json!(format!("hob-{}-{sent}", std::process::id()));
                 let mut question = question.clone();
                 question["id"] = id.clone();
-                stream.write_all(format!("{question}\n").as_bytes()).await.context("QEMU ended")?;
+                let sent = stream.write_all(format!("{question}\n").as_bytes()).await;
+                sent.map_err(|_| Disconnected)?;
                 loop {
                     let answer = line(stream).await?;
                     let is_refused_unread = answer.get("error").is_some() && answer.get("id").is_none();
@@ -186,7 +203,15 @@ impl Monitor {
                         Err(_) => *shell = None,
                     }
                 }
-                let text = virsh(&["qemu-monitor-command", domain, &question.to_string()]).await?;
+                let (question, start) = (question.to_string(), Instant::now());
+                let text = loop {
+                    match virsh(&["qemu-monitor-command", domain, &question]).await {
+                        Err(error) if is_unreachable(&error) && start.elapsed() < LIBVIRT_MAX => {
+                            tokio::time::sleep(LIBVIRT_EVERY).await;
+                        }
+                        text => break text?,
+                    }
+                };
                 serde_json::from_str(&text).with_context(|| format!("virsh answered {text:?}"))
             }
         }
@@ -202,10 +227,15 @@ impl Monitor {
 
 async fn line(stream: &mut BufReader<UnixStream>) -> anyhow::Result<Value> {
     let mut line = String::new();
-    let count = stream.read_line(&mut line).await.context("the connection to QEMU failed")?;
-    if count == 0 {
-        bail!("QEMU closed the connection");
-    }
+    let count = AsyncReadExt::take(stream, LINE_BYTES_MAX).read_line(&mut line).await;
+    match count {
+        Ok(0) => return Err(Disconnected.into()),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Err(Disconnected.into()),
+        Ok(count) if count as u64 == LINE_BYTES_MAX => {
+            bail!("QEMU's reply is longer than {LINE_BYTES_MAX} bytes")
+        }
+        count => count.context("the connection to QEMU failed")?,
+    };
     serde_json::from_str(&line).with_context(|| format!("QEMU answered {line:?}"))
 }
 
