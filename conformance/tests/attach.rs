@@ -47,7 +47,7 @@ enum Given {
     Nodes,
     /// `-drive`, raw.
     Drive,
-    /// `-blockdev`, qcow2.
+    /// `-blockdev`, qcow2, with an I/O thread.
     NodesQcow2,
     /// `-drive`, qcow2.
     DriveQcow2,
@@ -78,8 +78,13 @@ impl Given {
                 &format!("driver=file,node-name=image-file,filename={file},cache.direct=on"),
                 "-blockdev",
                 &format!("driver={format},node-name=image,file=image-file,discard=unmap,cache.direct=on"),
+                "-object",
+                "iothread,id=io",
                 "-device",
-                "virtio-blk-pci,drive=image,id=vda",
+                match self {
+                    Given::NodesQcow2 => "virtio-blk-pci,drive=image,id=vda,iothread=io",
+                    _ => "virtio-blk-pci,drive=image,id=vda",
+                },
             ]
             .map(str::to_owned)
             .into(),
