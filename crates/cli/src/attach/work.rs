@@ -462,8 +462,8 @@ impl<'a> Work<'a> {
                 Err(error) if is_denied(&error) => {
                     return Err(anyhow!(
                         "{error}. QEMU's user may not open hob's socket: set 'socket_group' and 'socket_mode' in \
-                         /etc/hob/hob.toml, and allow the socket in the VM's AppArmor or SELinux profile (docs/ATTACH.md, \
-                         'With libvirt')"
+                         /etc/hob/hob.toml, and allow the socket in AppArmor or SELinux (docs/SECURITY.md, 'AppArmor and \
+                         SELinux')"
                     ));
                 }
                 result => return result,
