@@ -6,11 +6,11 @@
 
 use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, bail};
 
-use super::virsh::{Info, is_unknown_domain, virsh};
+use super::virsh::{self, Info, is_unknown_domain};
 
 /// The disk's source in the definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub(super) async fn definition(domain: &str) -> anyhow::Result<Option<String>> {
         Err(error) => return Err(error),
         Ok(_) => {}
     }
-    virsh(&["dumpxml", "--inactive", "--security-info", domain]).await.map(Some)
+    virsh::virsh(&["dumpxml", "--inactive", "--security-info", domain]).await.map(Some)
 }
 
 /// Replaces one element of the persistent XML of a domain.
@@ -91,8 +91,8 @@ pub(super) async fn replace(domain: &str, old: &str, new: &str) -> anyhow::Resul
     let xml = definition(domain).await?.with_context(|| format!("{domain} has no persistent definition"))?;
     let xml = xml.replacen(old, new, 1);
     let define = move || -> anyhow::Result<()> {
-        let mut command = Command::new("virsh");
-        command.env("LC_ALL", "C").args(["-q", "define", "/dev/stdin"]);
+        let mut command = virsh::command();
+        command.args(["define", "/dev/stdin"]);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child =
             command.spawn().context("cannot run virsh, which is in the package libvirt-clients")?;

@@ -17,10 +17,11 @@ const READY_MAX: Duration = Duration::from_secs(5);
 /// Maximum length of the output for one command, bytes.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
 
-/// Returns the command `virsh`, with output that is not translated.
-fn command() -> Command {
+/// Returns the command `virsh`, with output that is not translated. Ctrl-C is for hob, which then undoes
+/// its steps with `virsh`.
+pub(super) fn command() -> Command {
     let mut command = Command::new("virsh");
-    command.env("LC_ALL", "C").arg("-q");
+    command.env("LC_ALL", "C").arg("-q").process_group(0);
     command
 }
 
