@@ -53,6 +53,8 @@ pub(super) enum Monitor {
     /// A connection to a QMP socket.
     Socket {
         stream: BufReader<UnixStream>,
+        /// The first part of a reply that did not arrive in time.
+        begun: Vec<u8>,
         /// Process id of QEMU.
         pid: Option<i32>,
         /// Number of commands that were sent.
@@ -84,13 +86,14 @@ impl Monitor {
         };
         let pid = stream.peer_cred().ok().and_then(|cred| cred.pid());
         let mut stream = BufReader::new(stream);
-        timeout(GREETING_MAX, line(&mut stream)).await.map_err(|_| {
+        let mut begun = Vec::new();
+        timeout(GREETING_MAX, line(&mut stream, &mut begun)).await.map_err(|_| {
             anyhow!(
                 "QEMU does not answer at {at}: another program may be connected to this socket, which accepts \
-                 one at a time. End it, and repeat the command"
+                 one at a time, or QEMU waits for its storage. End the other program, and repeat the command"
             )
         })??;
-        let mut monitor = Monitor::Socket { stream, pid, sent: 0 };
+        let mut monitor = Monitor::Socket { stream, begun, pid, sent: 0 };
         monitor.ask("qmp_capabilities", json!({})).await?;
         Ok(monitor)
     }
@@ -177,7 +180,7 @@ impl Monitor {
     async fn exchange(&mut self, question: &Value) -> anyhow::Result<Value> {
         match self {
             Monitor::None => bail!("the VM does not run"),
-            Monitor::Socket { stream, sent, .. } => {
+            Monitor::Socket { stream, begun, sent, .. } => {
                 // After a command of a client that ended meanwhile, QEMU sends the late reply to the
                 // next client. The process id tells them apart.
                 *sent += 1;
@@ -187,7 +190,7 @@ impl Monitor {
                 let sent = stream.write_all(format!("{question}\n").as_bytes()).await;
                 sent.map_err(|_| Disconnected)?;
                 loop {
-                    let answer = line(stream).await?;
+                    let answer = line(stream, begun).await?;
                     let is_refused_unread = answer.get("error").is_some() && answer.get("id").is_none();
                     if answer.get("id") == Some(&id) || is_refused_unread {
                         return Ok(answer);
@@ -225,18 +228,21 @@ impl Monitor {
     }
 }
 
-async fn line(stream: &mut BufReader<UnixStream>) -> anyhow::Result<Value> {
-    let mut line = String::new();
-    let count = AsyncReadExt::take(stream, LINE_BYTES_MAX).read_line(&mut line).await;
-    match count {
-        Ok(0) => return Err(Disconnected.into()),
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Err(Disconnected.into()),
-        Ok(count) if count as u64 == LINE_BYTES_MAX => {
+/// Reads one line. If the future is dropped, `begun` keeps the part that was read.
+async fn line(stream: &mut BufReader<UnixStream>, begun: &mut Vec<u8>) -> anyhow::Result<Value> {
+    let left = LINE_BYTES_MAX.saturating_sub(begun.len() as u64);
+    match AsyncReadExt::take(stream, left).read_until(b'\n', begun).await {
+        Ok(_) if begun.ends_with(b"\n") => {}
+        Ok(_) if begun.len() as u64 >= LINE_BYTES_MAX => {
             bail!("QEMU's reply is longer than {LINE_BYTES_MAX} bytes")
         }
-        count => count.context("the connection to QEMU failed")?,
-    };
-    serde_json::from_str(&line).with_context(|| format!("QEMU answered {line:?}"))
+        Ok(_) => return Err(Disconnected.into()),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Err(Disconnected.into()),
+        Err(error) => return Err(error).context("the connection to QEMU failed"),
+    }
+    let line = std::mem::take(begun);
+    serde_json::from_slice(&line)
+        .with_context(|| format!("QEMU answered {:?}", String::from_utf8_lossy(&line)))
 }
 
 #[cfg(test)]
@@ -264,5 +270,23 @@ mod tests {
         let _busy = UnixListener::bind(&path).unwrap();
         let error = connect(&path);
         assert!(!error.is::<NotRunning>() && error.to_string().contains("another program"), "{error:#}");
+    }
+
+    /// A busy QEMU may send a part of a reply before the command's time is over.
+    #[test]
+    fn the_rest_of_a_late_reply_is_not_taken_for_another_reply() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (near, mut far) = UnixStream::pair().unwrap();
+            let (mut stream, mut begun) = (BufReader::new(near), Vec::new());
+            far.write_all(b"{\"late\":").await.unwrap();
+            let early = timeout(Duration::from_millis(50), line(&mut stream, &mut begun)).await;
+            assert!(early.is_err(), "half a line is no reply");
+            far.write_all(b"1}\n{\"next\":2}\n").await.unwrap();
+            assert_eq!(line(&mut stream, &mut begun).await.unwrap(), json!({ "late": 1 }));
+            assert_eq!(line(&mut stream, &mut begun).await.unwrap(), json!({ "next": 2 }));
+            drop(far);
+            assert!(is_ended(&line(&mut stream, &mut begun).await.unwrap_err()));
+        });
     }
 }
