@@ -57,6 +57,20 @@ const ROOT: &str = include_str!("guest/root.sh");
 /// fio's job in each round.
 const VERIFY: &str = include_str!("guest/verify.fio");
 
+/// The kernel's command line. If the host stalls, the guest's kernel would take that for a lockup, and
+/// print stacks in which the scripts find words like `timeout`. The last two options prevent that.
+pub const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off nowatchdog \
+                                rcupdate.rcu_cpu_stall_suppress=1";
+
+/// The files from which a VM boots.
+#[derive(Debug)]
+pub struct Boot {
+    /// The kernel, which needs [`COMMAND_LINE`].
+    pub kernel: PathBuf,
+    /// The initramfs with the guest's script.
+    pub initramfs: PathBuf,
+}
+
 /// Size in bytes of a part of the disk that a guest with [`start_rounds`] writes.
 pub const PART_BYTES: u64 = 2 << 20;
 /// Distance in bytes between the starts of two parts; see [`PART_BYTES`].
@@ -204,19 +218,31 @@ pub fn start_root(scratch: &Scratch, socket: &str) -> Process {
 #[must_use]
 #[track_caller]
 pub fn loaded(scratch: &Scratch, disk: &Disk, memory: &Path, program: &Path, hot_blocks: u64) -> Tool {
+    let vm = loaded_vm(scratch, program, hot_blocks);
+    let (socket, log) = (scratch.text("console.sock"), scratch.text("console"));
+    let console = format!("socket,id=console,path={socket},server=on,wait=off,logfile={log}");
+    qemu(&vm)
+        .args(["-chardev", &console, "-serial", "chardev:console"])
+        .args(disk.args_in(192, memory))
+        .limit(RUN_MAX)
+}
+
+/// As [`loaded`], for a program that starts QEMU itself. Its VM has the console at `console.sock` and
+/// `console` in the scratch directory.
+///
+/// # Panics
+/// If a required program or kernel is missing.
+#[must_use]
+#[track_caller]
+pub fn loaded_vm(scratch: &Scratch, program: &Path, hot_blocks: u64) -> Boot {
     let kernel = Kernel::newest();
-    let image = scratch.path("initramfs.cpio");
+    let initramfs = scratch.path("initramfs.cpio");
     Tree::new(scratch.path("initramfs"))
         .script("init", &LOAD.replace("HOT", &hot_blocks.to_string()))
         .program(program, "bin/guest-load")
         .drivers(&kernel)
-        .pack(&image);
-    let (socket, log) = (scratch.text("console.sock"), scratch.text("console"));
-    let console = format!("socket,id=console,path={socket},server=on,wait=off,logfile={log}");
-    qemu(&kernel, &image)
-        .args(["-chardev", &console, "-serial", "chardev:console"])
-        .args(disk.args_in(192, memory))
-        .limit(RUN_MAX)
+        .pack(&initramfs);
+    Boot { kernel: kernel.image, initramfs }
 }
 
 /// Ends the load of a guest by a line on its console, and returns the console for further input.
@@ -252,7 +278,7 @@ pub fn run_host_device(scratch: &Scratch, hob: &Path) -> String {
         .fold(tree, |tree, name| tree.program(&find(name), &format!("sbin/{name}")));
     tree.drivers(&kernel).modules(&kernel, &["nbd", "loop"], "later").pack(&image);
     let drive = |name: &str| format!("file={},format=raw,if=virtio,cache=unsafe", scratch.text(name));
-    qemu(&kernel, &image)
+    qemu(&Boot { kernel: kernel.image, initramfs: image })
         .args(["-serial", "stdio", "-m", "1024", "-smp", "2"])
         .args(["-drive", &drive("backing.img"), "-drive", &drive("pool.img")])
         .limit(DEVICE_MAX)
@@ -263,21 +289,17 @@ pub fn run_host_device(scratch: &Scratch, hob: &Path) -> String {
 fn machine(scratch: &Scratch, script: &str) -> Tool {
     let kernel = Kernel::newest();
     let image = initramfs(scratch, &kernel, script);
-    qemu(&kernel, &image).args(["-serial", "stdio"])
+    qemu(&Boot { kernel: kernel.image, initramfs: image }).args(["-serial", "stdio"])
 }
 
-fn qemu(kernel: &Kernel, initramfs: &Path) -> Tool {
-    // If the host stalls, the guest's kernel would take that for a lockup, and print stacks in which the
-    // scripts find words like `timeout`.
-    let lockups = "nowatchdog rcupdate.rcu_cpu_stall_suppress=1";
-    let append = format!("console=ttyS0 panic=-1 quiet no_timer_check mitigations=off {lockups}");
+fn qemu(boot: &Boot) -> Tool {
     Tool::new("qemu-system-x86_64")
         // One thread for all CPUs of the guest: with one each they stall for minutes if the host's CPUs are
         // busy.
         .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults", "-no-reboot"])
         .args(["-display", "none", "-monitor", "none"])
-        .args(["-kernel", &text(&kernel.image), "-initrd", &text(initramfs)])
-        .args(["-append", &append])
+        .args(["-kernel", &text(&boot.kernel), "-initrd", &text(&boot.initramfs)])
+        .args(["-append", COMMAND_LINE])
 }
 
 #[track_caller]

@@ -86,6 +86,21 @@ pub fn image(path: &Path, blocks: u64) {
     file.flush().expect("room in the scratch directory");
 }
 
+/// Checks the raw image at `path` after the load: every block is whole, and the image has as many writes
+/// as the guest's `console` reports.
+///
+/// # Panics
+/// If a block is damaged, or a write is missing.
+#[track_caller]
+pub fn check_image(path: &Path, console: &str) {
+    let bytes = std::fs::read(path).expect("the image is there");
+    let pattern = Pattern::new();
+    let (blocks, _) = bytes.as_chunks::<BLOCK_BYTES>();
+    let versions = blocks.iter().zip(0..).map(|(b, n)| pattern.version(n, b).expect("a whole block"));
+    let sum: u64 = versions.sum();
+    assert!(console.contains(&format!(" writes={sum} wrong=0 failed=0")), "{sum} writes arrived:\n{console}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::{BLOCK_BYTES, Pattern};

@@ -67,6 +67,7 @@ impl Stage {
         stage.set("states", states);
         stage.set("fails", "");
         stage.set("said", "");
+        stage.set("disks", "");
         stage.set("hook.conf", &format!("{CONFIG}MARKS={}\n", stage.scratch.text("marks")));
         stage
     }
@@ -168,6 +169,24 @@ fn libvirt_hook_refuses_a_guest_whose_caches_do_not_arrive() {
     let stage = Stage::new("here vm1 awaited\nhere data awaited\n");
     stage.set("hook.conf", &format!("MARKS={}\n", stage.scratch.text("marks")));
     assert_eq!(stage.libvirt(&["migrate", "begin", "-"]), (true, String::new()));
+}
+
+/// After `hob attach`, the XML of the running VM still has the image. On the destination, QEMU would not
+/// see dirty data in the cache of the source.
+#[test]
+fn libvirt_hook_refuses_a_guest_whose_image_is_attached_on_its_host() {
+    let stage = Stage::new("https://host-a:9443 vm1 online\nhttps://host-a:9443 data online\n");
+    for (disk, is_refused) in [
+        ("https://host-a:9443 web-vdc /srv/plain.img\n", true),
+        ("https://host-c:9443 web-virtio-disk2 /srv/plain.img\n", true),
+        ("https://host-a:9443 db-vdc /srv/plain.img\n", false),
+        ("https://host-a:9443 web-vdc /srv/plain.img2\n", false),
+        ("https://host-b:9443 web-vdc /srv/plain.img\n", false),
+    ] {
+        stage.set("disks", disk);
+        let (goes_on, said) = stage.libvirt(&["migrate", "begin", "-"]);
+        assert_eq!((goes_on, said.is_empty()), (!is_refused, is_refused), "{disk}: {said}");
+    }
 }
 
 #[test]

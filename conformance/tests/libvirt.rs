@@ -2,7 +2,11 @@
 //! Domains are of the type `qemu`. Each daemon has namespaces of its own, and does not touch the libvirt
 //! of the host. The tests need root.
 
+#[path = "libvirt/kills.rs"]
+mod kills;
+
 use std::os::unix::fs::symlink;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conformance::hob::binary;
@@ -16,6 +20,14 @@ const PAUSE_MS_MAX: u64 = 100;
 /// Maximum of the shortest pause if other programs use the processors, milliseconds. The host may
 /// stall in some of the pauses.
 const BUSY_PAUSE_MS_MAX: u64 = 2000;
+
+/// An emulated guest needs a core, and another test measures pauses, so these tests do not run at the
+/// same time.
+static CORES: Mutex<()> = Mutex::new(());
+
+fn cores() -> MutexGuard<'static, ()> {
+    CORES.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Returns a domain with this XML element as its disk.
 fn domain(disk: &str) -> String {
@@ -34,9 +46,10 @@ fn domain(disk: &str) -> String {
     )
 }
 
-/// Runs a script of tests/libvirt in namespaces of its own. All its processes end with the script.
+/// Returns a call of a script of tests/libvirt in namespaces of its own. All its processes end with the
+/// script.
 #[track_caller]
-fn run(scratch: &Scratch, namespaces: &[&str], script: &str, args: &[&str]) -> Output {
+fn script(scratch: &Scratch, namespaces: &[&str], script: &str, args: &[&str]) -> Tool {
     symlink(binary(), scratch.path("hob")).unwrap();
     for program in ["libvirtd", "virsh"] {
         // Names a missing program.
@@ -44,28 +57,33 @@ fn run(scratch: &Scratch, namespaces: &[&str], script: &str, args: &[&str]) -> O
     }
     let script = format!("{}/tests/libvirt/{script}", env!("CARGO_MANIFEST_DIR"));
     let path = format!("{}:{}", scratch.text(""), std::env::var("PATH").unwrap_or_default());
-    let output = Tool::new("unshare")
+    Tool::new("unshare")
         .args(namespaces)
         .args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", &script])
         .arg(scratch.text(""))
         .args(args)
         .env("PATH", path)
-        .limit(TEST_MAX)
-        .output();
+}
+
+/// Runs a script of tests/libvirt, which must succeed.
+#[track_caller]
+fn run(scratch: &Scratch, namespaces: &[&str], name: &str, args: &[&str]) -> Output {
+    let output = script(scratch, namespaces, name, args).limit(TEST_MAX).output();
     assert!(output.success(), "{}", output.all());
     output
 }
 
+/// Returns the configuration of hob. The control API has its default address, in a mount of the
+/// script's own.
+fn config(scratch: &Scratch) -> String {
+    format!("state_dir = {:?}\nlisten = [\"unix:{}\"]\n", scratch.path("state"), scratch.text("nbd.sock"))
+}
+
 #[test]
 fn a_domain_is_attached_and_detached_and_its_definition_is_restored() {
+    let _cores = cores();
     let scratch = Scratch::new();
-    // The script uses the default address of the control API, in a mount of its own.
-    let config = format!(
-        "state_dir = {:?}\nlisten = [\"unix:{}\"]\n",
-        scratch.path("state"),
-        scratch.text("nbd.sock")
-    );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    std::fs::write(scratch.path("hob.toml"), config(&scratch)).unwrap();
     let disk = format!(
         "<disk type='file' device='disk'>
       <driver name='qemu' type='qcow2' cache='none' discard='unmap'/>

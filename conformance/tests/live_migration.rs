@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use conformance::guest::{COMPLAINTS, Disk, SENTINEL, end_load, loaded};
-use conformance::load::{BLOCK_BYTES, Pattern, image};
+use conformance::load::{BLOCK_BYTES, check_image, image};
 use conformance::process::Process;
 use conformance::qmp::Monitor;
 use conformance::scratch::wait_until;
@@ -278,13 +278,7 @@ impl Stage {
         let disk = self.shared.path("disk.img");
         let hash = Tool::new("sha256sum").arg(&disk).run();
         assert!(said.contains(&format!("GUEST-HASH {}", &hash[..64])), "the backing is {hash}:\n{said}");
-        let pattern = Pattern::new();
-        let bytes = std::fs::read(&disk).expect("the backing is there");
-        let (blocks, _) = bytes.as_chunks::<BLOCK_BYTES>();
-        let written =
-            blocks.iter().zip(0..).map(|(b, n)| pattern.version(n, b).expect("a whole block")).sum();
-        let sum: u64 = written;
-        assert!(said.contains(&format!(" writes={sum} wrong=0 failed=0")), "{sum} writes arrived:\n{said}");
+        check_image(&disk, &said);
     }
 }
 

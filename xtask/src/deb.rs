@@ -42,6 +42,7 @@ const CONTENTS: [&str; 19] = [
     "./usr/share/doc/hob/examples/openstack/hob_os_brick/engine.py",
     "./usr/share/doc/hob/examples/proxmox/HobPlugin.pm",
     "./usr/share/doc/hob/examples/proxmox/hob-hook.sh",
+    "./usr/share/doc/hob/examples/libvirt/apparmor",
     "./usr/share/doc/hob/examples/libvirt/hook.conf",
     "./usr/share/doc/hob/examples/prometheus/alerts.yml",
 ];

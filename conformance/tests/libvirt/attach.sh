@@ -2,47 +2,12 @@
 # Attaches and detaches the disk of a domain, as root in mount and PID namespaces of its own. The first
 # argument is the directory of the test, with hob.toml and domain.xml. libvirt.rs runs this script.
 set -eux
-PATH=$PATH:/usr/sbin:/sbin
-cd "$1"
-
-# A libvirt of its own: the host may have another one.
-mount --make-rprivate /
-for dir in /run/hob /run/libvirt /etc/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt; do
-    mkdir -p "$dir"
-    mount -t tmpfs tmpfs "$dir"
-done
-cat >/etc/libvirt/qemu.conf <<X
-user = "root"
-group = "root"
-security_driver = "none"
-cgroup_controllers = [ ]
-namespaces = [ ]
-remember_owner = 0
-stdio_handler = "file"
-X
-
-await() {
-    for _ in $(seq 1200); do
-        "$@" >/dev/null 2>&1 && return
-        sleep 0.1
-    done
-    tail -n 5 libvirtd.log hob.log
-    exit 1
-}
-
-libvirtd --pid-file "$PWD/libvirtd.pid" >libvirtd.log 2>&1 &
-await virsh -q version
-hob daemon --config hob.toml >hob.log 2>&1 &
-await hob pool list
-hob pool create flash "$1/flash" --size 128M
+. "$(dirname "$0")/host.sh"
 
 device=/machine/peripheral/virtio-disk0/virtio-backend
 # Writes to the disk through the guest's device.
 guest_writes() { virsh -q qemu-monitor-command web --hmp "qemu-io -d $device \"write -P $1 $2 1M\""; }
 attach() { hob attach libvirt:web --records records --nbd "$PWD/nbd.sock" --size 64M --preset auto; }
-# The command does not wait long for a VM that is slow to answer.
-is_listed() { hob attach --list --records records | grep "$1"; }
-definition() { virsh -q dumpxml --inactive --security-info web; }
 
 qemu-img create -q -f qcow2 image.qcow2 32M
 virsh -q define domain.xml
@@ -52,7 +17,7 @@ guest_writes 1 0
 
 # The domain runs through hob, and again through its image.
 attach
-definition | grep "<source protocol='nbd' name='web-virtio-disk0'"
+has_hobs_disk
 await is_listed 'uses hob'
 guest_writes 2 1M
 hob detach libvirt:web --records records

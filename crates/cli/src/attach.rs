@@ -1,6 +1,8 @@
 //! `hob attach` and `hob detach`: hob's cache for the disks of a running VM (docs/decisions/0054).
 
 mod definition;
+#[cfg(test)]
+mod fake_qemu;
 mod graph;
 mod image;
 mod interrupt;
@@ -12,9 +14,11 @@ mod plan;
 mod proxmox;
 mod qmp;
 mod record;
+mod retries;
 mod summary;
 mod survey;
 pub(super) mod targets;
+mod test_stop;
 mod virsh;
 mod work;
 
@@ -163,16 +167,33 @@ pub(super) fn run_detach(args: Detach, global: &Global) -> anyhow::Result<()> {
 async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Result<()> {
     let records = Records::open(&args.common.records)?;
     let known = of_target(&records, target)?;
-    let mut monitor = connect(target).await?;
+    let mut monitor = connect(target).await.map_err(|error| match error.is::<NotRunning>() {
+        true if !known.is_empty() => anyhow!(
+            "{error:#}. hob keeps the attached disks of this VM: start it with these, or run 'hob detach --stopped {}'",
+            target.text
+        ),
+        _ => error,
+    })?;
     let vm = Vm::look(&mut monitor, &default_name(target)).await?;
     vm.check(&mut monitor).await?;
     let persistent = Rc::new(persistent(target).await?);
+    if let (Kind::Libvirt(domain), Persistent::None) = (&target.kind, &*persistent) {
+        tell(&format!(
+            "warning: the domain {domain} has no persistent XML. After it has stopped, run 'hob detach --stopped {}' \
+             before its next start",
+            target.text
+        ));
+    }
     let pools = client.pools().await.map_err(explain)?;
     let pool = pool(&pools, args.pool.as_deref())?;
     let mut wanted = Vec::new();
     let devices = vm.choose(&args.disks)?;
     let is_one_of_all = args.disks.is_empty() && devices.len() > 1;
     for device in devices {
+        if wanted.iter().any(|record: &Record| record.backend == device.backend) {
+            // The user named the disk twice.
+            continue;
+        }
         // An interrupted attachment continues with its record.
         if let Some(record) = known.iter().find(|record| record.backend == device.backend) {
             wanted.push(record.clone());
@@ -192,6 +213,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
             vm.record(&device, &how).with_context(|| not_attachable(&device.label, is_one_of_all))?;
         warn_of_next_start(&persistent, &record);
         record.cache.size = Some(args.size.unwrap_or_else(|| usual_size(&record.file)));
+        check_distinct(&wanted, &record)?;
         let is_taken = client.disks().await.map_err(explain)?.iter().any(|disk| disk.name == record.disk);
         if is_taken {
             bail!(
@@ -312,6 +334,20 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
     end(args.common.dry_run)
 }
 
+/// Refuses a disk that would have the name of another disk of the same command in hob.
+fn check_distinct(wanted: &[Record], record: &Record) -> anyhow::Result<()> {
+    if let Some(other) = wanted.iter().find(|other| other.disk == record.disk) {
+        bail!(
+            "{} and {} would both have the name {} in hob; give one of the devices another id, and attach the other \
+             one alone until then",
+            other.label,
+            record.label,
+            record.disk
+        );
+    }
+    Ok(())
+}
+
 /// Returns the start of the message that a disk cannot be attached. `is_one_of_all` is true if the
 /// user named no disks.
 fn not_attachable(label: &str, is_one_of_all: bool) -> String {
@@ -430,4 +466,25 @@ fn usual_size(file: &Path) -> Size {
 
 fn milliseconds(time: Duration) -> String {
     format!("{:.0} ms", time.as_secs_f64() * 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_disks_of_a_vm_do_not_get_one_name() {
+        let record = |label: &str, disk: &str| -> Record {
+            serde_json::from_value(serde_json::json!({
+                "version": 1, "target": "qmp:/run/web.qmp", "disk": disk, "label": label, "backend": label,
+                "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
+                "node": {}, "spare": [],
+            }))
+            .unwrap()
+        };
+        let wanted = [record("device[0]", "web-device-0-")];
+        check_distinct(&wanted, &record("vda", "web-vda")).unwrap();
+        let error = check_distinct(&wanted, &record("device-0-", "web-device-0-")).unwrap_err().to_string();
+        assert!(error.contains("device[0] and device-0-"), "{error}");
+    }
 }

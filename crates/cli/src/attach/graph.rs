@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde_json::{Value, json};
 
-use super::qmp::Monitor;
+use super::qmp::{Monitor, Refused};
 
 /// Maximum number of nodes below a device, down to the image file.
 const DEPTH_MAX: usize = 16;
@@ -103,6 +103,11 @@ impl Graph {
         Ok(chain)
     }
 
+    /// Returns true if QEMU has a device with this block backend, and a medium in it.
+    pub(super) fn has_device(&self, backend: &str) -> bool {
+        self.child(backend, "root").is_some()
+    }
+
     /// Returns the node below another one.
     pub(super) fn child(&self, parent: &str, kind: &str) -> Option<String> {
         let edge = self.edges.iter().find(|(from, name, _)| from == parent && name == kind)?;
@@ -134,13 +139,28 @@ impl Graph {
         files.filter(|file| file.is_absolute()).collect()
     }
 
+    /// Refuses a VM with a block job that is not hob's.
+    pub(super) fn check_jobs(&self) -> anyhow::Result<()> {
+        if let Some((id, kind)) = self.jobs.iter().find(|(id, _)| !id.starts_with("hob-")) {
+            bail!(
+                "a block job is running in the VM: {kind} '{id}' (a backup, snapshot or copy); \
+                 repeat the command when it has ended, or end it with 'block-job-cancel'"
+            );
+        }
+        Ok(())
+    }
+
     pub(super) fn has(&self, node: &str) -> bool {
         self.nodes.contains_key(node)
     }
 }
 
 async fn edges(monitor: &mut Monitor) -> anyhow::Result<Value> {
-    monitor.ask("x-debug-query-block-graph", json!({})).await.context("QEMU 5.2 or later is needed")
+    let graph = monitor.ask("x-debug-query-block-graph", json!({})).await;
+    graph.map_err(|error| match error.is::<Refused>() {
+        true => error.context("QEMU 5.2 or later is needed"),
+        false => error,
+    })
 }
 
 /// Returns true if QEMU has a node of this name. As cheap as [`Graph::read_edges`].

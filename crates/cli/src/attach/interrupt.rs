@@ -13,16 +13,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub(super) enum OnSignal {
     /// The command undoes what it has done.
     Undo,
-    /// The command ends, and a repeated command continues. If the VM is paused, the command
-    /// continues to its end.
+    /// The command ends, and a repeated command continues. If the VM is paused or about to be, the
+    /// command continues to its end.
     End,
 }
 
-/// Whether the user asked the command to end, and whether the VM is paused.
+/// Whether the user asked the command to end, and whether the command is pausing the VM.
 #[derive(Debug, Default)]
 pub(super) struct Interrupt {
     is_requested: AtomicBool,
-    is_paused: AtomicBool,
+    /// True while QEMU has the mark of a pause.
+    is_pausing: AtomicBool,
 }
 
 impl Interrupt {
@@ -52,7 +53,7 @@ impl Interrupt {
     /// Handles a signal. Returns true if the command ends immediately.
     fn ends_now(&self, reaction: OnSignal) -> bool {
         self.is_requested.store(true, Ordering::Relaxed);
-        reaction == OnSignal::End && !self.is_paused.load(Ordering::Relaxed)
+        reaction == OnSignal::End && !self.is_pausing.load(Ordering::Relaxed)
     }
 
     /// Returns true after a signal.
@@ -60,8 +61,8 @@ impl Interrupt {
         self.is_requested.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_paused(&self, is_paused: bool) {
-        self.is_paused.store(is_paused, Ordering::Relaxed);
+    pub(super) fn set_pausing(&self, is_pausing: bool) {
+        self.is_pausing.store(is_pausing, Ordering::Relaxed);
     }
 }
 
@@ -72,9 +73,9 @@ mod tests {
     #[test]
     fn a_signal_ends_no_command_that_has_the_vm_paused() {
         let interrupt = Interrupt::default();
-        interrupt.set_paused(true);
+        interrupt.set_pausing(true);
         assert!(!interrupt.ends_now(OnSignal::End) && interrupt.is_requested());
-        interrupt.set_paused(false);
+        interrupt.set_pausing(false);
         assert!(interrupt.ends_now(OnSignal::End));
         assert!(!interrupt.ends_now(OnSignal::Undo));
     }

@@ -6,11 +6,11 @@
 
 use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, bail};
 
-use super::virsh::{is_unknown_domain, virsh};
+use super::virsh::{self, Info, is_unknown_domain};
 
 /// The disk's source in the definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +42,12 @@ pub(super) fn is_same_path(one: &Path, other: &Path) -> bool {
 /// # Errors
 /// The element has an option that a network disk cannot have.
 pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Result<String> {
+    let tag = element.split('>').next().unwrap_or_default();
+    if attribute(tag, "device").is_some_and(|device| device == "lun") {
+        bail!(
+            "the disk has device='lun' in the domain's XML, which libvirt does not permit for a disk over NBD"
+        );
+    }
     let start = element.find("<source ").context("the disk has no source in the domain's XML")?;
     let end = start + element[start..].find('>').context("the domain's XML is invalid")? + 1;
     if !element[start..end].ends_with("/>") {
@@ -71,18 +77,13 @@ pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Resul
 
 /// Returns the persistent XML of a domain, or `None` if it has none or does not exist any more.
 pub(super) async fn definition(domain: &str) -> anyhow::Result<Option<String>> {
-    let info = match virsh(&["dominfo", domain]).await {
+    match Info::read(domain).await {
         Err(error) if is_unknown_domain(&error) => return Ok(None),
-        info => info?,
-    };
-    let is_persistent = info.lines().any(|line| {
-        let (key, value) = line.split_once(':').unwrap_or_default();
-        key.trim() == "Persistent" && value.trim() == "yes"
-    });
-    if !is_persistent {
-        return Ok(None);
+        Ok(info) if !info.is_persistent => return Ok(None),
+        Err(error) => return Err(error),
+        Ok(_) => {}
     }
-    virsh(&["dumpxml", "--inactive", "--security-info", domain]).await.map(Some)
+    virsh::virsh(&["dumpxml", "--inactive", "--security-info", domain]).await.map(Some)
 }
 
 /// Replaces one element of the persistent XML of a domain.
@@ -90,9 +91,11 @@ pub(super) async fn replace(domain: &str, old: &str, new: &str) -> anyhow::Resul
     let xml = definition(domain).await?.with_context(|| format!("{domain} has no persistent definition"))?;
     let xml = xml.replacen(old, new, 1);
     let define = move || -> anyhow::Result<()> {
-        let mut command = Command::new("virsh");
-        command.env("LC_ALL", "C").args(["-q", "define", "/dev/stdin"]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        let mut command = virsh::command();
+        command.args(["define", "/dev/stdin"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child =
+            command.spawn().context("cannot run virsh, which is in the package libvirt-clients")?;
         child.stdin.take().context("a pipe")?.write_all(xml.as_bytes())?;
         let output = child.wait_with_output()?;
         if !output.status.success() {
@@ -203,7 +206,15 @@ mod tests {
 
     #[test]
     fn a_source_with_elements_is_not_touched() {
-        let element = "<disk type='file'><source file='/a'><seclabel model='dac'/></source></disk>";
-        assert!(with_hob(element, "d", "/s").is_err());
+        for (element, reason) in [
+            (
+                "<disk type='file'><source file='/a'><seclabel model='dac'/></source></disk>",
+                "additional elements",
+            ),
+            ("<disk type='block' device='lun'><source dev='/dev/sda'/></disk>", "device='lun'"),
+        ] {
+            let error = with_hob(element, "d", "/s").unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 }

@@ -12,9 +12,10 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::time::timeout;
 
+use super::definition;
 use super::graph::Graph;
 use super::overlay::{NotDirect, path};
-use super::plan::{Goal, Path};
+use super::plan::{Definition, Goal, Path};
 use super::qmp::NotRunning;
 use super::record::{Method, Record, Records};
 use super::work::{MARK, tell};
@@ -25,6 +26,9 @@ use crate::remote::{converse, explain};
 
 /// Maximum time for the replies of one VM.
 const VM_MAX: Duration = Duration::from_secs(2);
+
+/// A VM's use of hob's disk, if nothing is wrong.
+const USES_HOB: &str = "uses hob";
 
 /// An attached disk.
 #[derive(Debug, Serialize)]
@@ -122,7 +126,14 @@ async fn uses(records: &[Record]) -> Vec<Use> {
     let target = &records[0].target;
     let all = |vm, note: Option<String>| vec![Use { vm, note }; records.len()];
     match timeout(VM_MAX, ask(target, records)).await {
-        Ok(Ok(uses)) => uses,
+        Ok(Ok(mut uses)) => {
+            for (record, its) in records.iter().zip(&mut uses).filter(|(_, its)| its.note.is_none()) {
+                if let Ok(Ok(definition)) = timeout(VM_MAX, definition::read(record)).await {
+                    its.note = of_next_start(record, its.vm, definition);
+                }
+            }
+            uses
+        }
         Ok(Err(error)) if error.is::<NotRunning>() => all("stopped", None),
         Ok(Err(error)) => all("unknown", Some(format!("{target}: {error:#}"))),
         Err(_) => {
@@ -146,6 +157,24 @@ async fn ask(target: &str, records: &[Record]) -> anyhow::Result<Vec<Use>> {
     Ok(records.iter().map(|record| use_of(&graph, record, cpus)).collect())
 }
 
+/// Returns a note if the VM's next start does not use the disk that the VM uses now: a command was
+/// interrupted before it changed the VM's definition.
+fn of_next_start(record: &Record, vm: &str, definition: Definition) -> Option<String> {
+    let Record { target, disk, file, .. } = record;
+    match (vm.starts_with(USES_HOB), definition) {
+        (true, Definition::Image) => Some(format!(
+            "{target}: the VM's definition still has {}, so its next start fails or passes hob by. Repeat \
+             'hob attach {target}', or run 'hob detach {target}'",
+            file.display()
+        )),
+        (false, Definition::Hob) => Some(format!(
+            "{target}: the VM's definition still has hob's disk {disk}. Repeat 'hob detach {target}', or run \
+             'hob attach {target}'"
+        )),
+        _ => None,
+    }
+}
+
 /// Returns the use of one disk in the block graph of its VM.
 fn use_of(graph: &Graph, record: &Record, cpus: Cpus) -> Use {
     let target = &record.target;
@@ -156,10 +185,17 @@ fn use_of(graph: &Graph, record: &Record, cpus: Cpus) -> Use {
         );
         return Use { vm: "paused by hob", note: Some(note) };
     }
+    if !graph.has_device(&record.backend) {
+        let note = format!(
+            "{target}: the VM does not have the disk {} any more. Run 'hob detach {target}'",
+            record.label
+        );
+        return Use { vm: "unplugged", note: Some(note) };
+    }
     let plain = |vm| Use { vm, note: None };
     match (path(graph, record, Goal::Detached), cpus) {
         (Ok(Path::Hob), Cpus::Paused) => plain("uses hob, paused"),
-        (Ok(Path::Hob), _) => plain("uses hob"),
+        (Ok(Path::Hob), _) => plain(USES_HOB),
         (Ok(Path::Image), _) => plain("uses its image"),
         (Err(error), _) => {
             let vm = error.downcast_ref::<NotDirect>().map_or("unknown", |error| error.short);
@@ -211,9 +247,27 @@ mod tests {
             let found = use_of(&graph(&chain), &record(), cpus);
             assert_eq!(found, Use { vm: expected, note: None });
         }
+        let found = use_of(&graph(&[("vdb", "", ""), image]), &record(), Cpus::Running);
+        assert_eq!(found.vm, "unplugged");
         let found = use_of(&graph(&attached), &record(), Cpus::PausedByHob);
         assert_eq!(found.vm, "paused by hob");
         assert!(found.note.unwrap().contains("hob detach qmp:/run/web.qmp"));
+    }
+
+    #[test]
+    fn the_list_says_that_the_next_start_uses_another_disk() {
+        for (vm, definition, expected) in [
+            (USES_HOB, Definition::Image, Some("Repeat 'hob attach")),
+            ("uses hob, paused", Definition::Image, Some("Repeat 'hob attach")),
+            ("uses its image", Definition::Hob, Some("Repeat 'hob detach")),
+            (USES_HOB, Definition::Hob, None),
+            ("uses its image", Definition::Image, None),
+            (USES_HOB, Definition::None, None),
+        ] {
+            let note = of_next_start(&record(), vm, definition);
+            assert_eq!(note.is_some(), expected.is_some(), "{vm}, {definition:?}: {note:?}");
+            assert!(note.is_none_or(|note| note.contains(expected.unwrap_or_default())), "{vm}");
+        }
     }
 
     #[test]

@@ -5,6 +5,19 @@ use serde_json::{Map, Value, json};
 
 use super::graph::{Node, is_made_up};
 
+/// Options of a node that hob repeats, or that have no effect on the node's data.
+const REPEATED: [&str; 9] = [
+    "driver",
+    "node-name",
+    "file",
+    "backing",
+    "read-only",
+    "auto-read-only",
+    "cache",
+    "discard",
+    "detect-zeroes",
+];
+
 /// Drivers whose `blockdev-reopen` requires the name of the backing file.
 const WITH_BACKING: [&str; 4] = ["qcow2", "qcow", "qed", "vmdk"];
 
@@ -17,9 +30,8 @@ pub(super) fn given(command_line: &[String], node: &str) -> Option<Value> {
 /// Returns true if QEMU's command line passes the guest's discards on for a `-drive` with this
 /// file.
 pub(super) fn drive_discards(command_line: &[String], file: &str) -> bool {
-    let names_it = |text: &&String| text.split(',').any(|part| part == format!("file={file}"));
-    let discards = |text: &String| text.split(',').any(|part| matches!(part, "discard=unmap" | "discard=on"));
-    command_line.iter().filter(names_it).any(discards)
+    let mut drives = command_line.iter().filter(|text| text.contains("discard=")).map(|text| parse(text));
+    drives.any(|drive| drive["file"] == file && matches!(drive["discard"].as_str(), Some("unmap" | "on")))
 }
 
 /// Parses options in JSON, or as `key=value,…`.
@@ -64,6 +76,15 @@ fn find<'a>(options: &'a Value, node: &str) -> Option<&'a Value> {
         return Some(options);
     }
     options.as_object()?.values().find_map(|value| find(value, node))
+}
+
+/// Returns an option that QEMU shows for a node, and that hob cannot repeat. Without the offset of a
+/// raw image in its file, for example, the node would have other data.
+pub(super) fn not_repeatable(node: &Node) -> Option<String> {
+    // If a name cannot express all options, QEMU shows JSON.
+    let options: Value = serde_json::from_str(node.file.strip_prefix("json:")?).ok()?;
+    let mut names = options.as_object()?.keys().filter_map(|key| key.split('.').next());
+    names.find(|name| !REPEATED.contains(name)).map(str::to_owned)
 }
 
 /// Returns the options that QMP shows for a node.
@@ -145,6 +166,8 @@ mod tests {
             r#"{"driver":"file","node-name":"j","filename":"/c","aio":"native"}"#,
             "-drive",
             "file=/d,format=raw,discard=unmap",
+            "-drive",
+            "file=/it's,, e,if=virtio,discard=on",
         ]
         .map(str::to_owned)
         .into();
@@ -157,6 +180,7 @@ mod tests {
         assert_eq!(given(&line, "j").unwrap()["aio"], "native");
         assert_eq!(given(&line, "x"), None);
         assert!(drive_discards(&line, "/d") && !drive_discards(&line, "/c"));
+        assert!(drive_discards(&line, "/it's, e"), "a comma in a name is doubled");
     }
 
     #[test]
@@ -171,6 +195,23 @@ mod tests {
         assert_eq!(options["cache"]["direct"], true);
         assert_eq!(of_parent("q", &node("qcow2"), None, &[])["backing"], Value::Null);
         assert!(of_parent("r", &node("raw"), None, &[]).get("backing").is_none());
+    }
+
+    #[test]
+    fn options_that_change_the_data_of_a_node_are_recognized() {
+        let node = |file: &str| Node { driver: "raw".into(), file: file.into(), info: json!({}) };
+        let with = |more: &str| {
+            format!(r#"json:{{"driver":"raw",{more}"file":{{"driver":"file","filename":"/a"}}}}"#)
+        };
+        for (file, expected) in [
+            ("/a".to_owned(), None),
+            (with(""), None),
+            (with(r#""cache.direct":true,"#), None),
+            (with(r#""offset":1048576,"#), Some("offset")),
+            (with(r#""encrypt.key-secret":"s","#), Some("encrypt")),
+        ] {
+            assert_eq!(not_repeatable(&node(&file)).as_deref(), expected, "{file}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path as FilePath;
 
 use anyhow::Context;
 
-use super::graph::Graph;
+use super::graph::{Graph, Node};
 use super::libvirt::is_same_path;
 use super::plan::{Goal, Path};
 use super::record::{Record, name_of};
@@ -26,6 +26,20 @@ pub(super) struct NotDirect {
 /// an overlay can be detached, but not continued.
 pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result<Path> {
     let refuse = |short, message| -> anyhow::Result<Path> { Err(NotDirect { short, message }.into()) };
+    if !graph.has_device(&record.backend) {
+        let Record { label, disk, target, .. } = record;
+        let message = match (goal, is_used_otherwise(graph, record)) {
+            (Goal::Detached, false) => return Ok(Path::Image),
+            (Goal::Attached, false) => {
+                format!("{label}: the VM does not have this disk any more. Run 'hob detach {target}'")
+            }
+            (_, true) => format!(
+                "{label}: the VM does not have this disk any more, and another device or block node of QEMU uses \
+                 hob's disk {disk}. Stop the VM, and run 'hob detach --stopped {target}'"
+            ),
+        };
+        return refuse("does not have the disk", message);
+    }
     let chain = graph.chain(&record.backend)?;
     let last = chain.last().expect("a chain has a node");
     if last == record.node_name() {
@@ -71,6 +85,14 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
         return refuse("not complete, below a snapshot", message);
     }
     Ok(Path::Image)
+}
+
+/// Returns true if QEMU uses hob's disk, except by the record's device.
+fn is_used_otherwise(graph: &Graph, record: &Record) -> bool {
+    let is_hobs = |(name, node): (&String, &Node)| {
+        name != record.node_name() && node.driver == "nbd" && node.file.contains(&record.disk)
+    };
+    graph.users(record.node_name()) > 0 || graph.nodes.iter().any(is_hobs)
 }
 
 /// Returns true if the nodes of the record are not those that the VM writes to. `chain` leads from
@@ -179,6 +201,19 @@ mod tests {
             let error = path(&graph(&edges), &record, Goal::Attached).unwrap_err().to_string();
             assert!(error.contains("not complete"), "{error}");
             assert_eq!(path(&graph(&edges), &record, Goal::Detached).unwrap(), Path::Image);
+        }
+    }
+
+    #[test]
+    fn a_disk_that_was_unplugged_is_only_detached() {
+        for method in [Method::Reopen, Method::Mirror] {
+            let unplugged = graph(&[("image", "file", "image-file")]);
+            assert_eq!(path(&unplugged, &record(method), Goal::Detached).unwrap(), Path::Image);
+            let error = path(&unplugged, &record(method), Goal::Attached).unwrap_err().to_string();
+            assert!(error.contains("Run 'hob detach"), "{error}");
+            let in_use = graph(&[("image", "file", "hob-1")]);
+            let error = path(&in_use, &record(method), Goal::Detached).unwrap_err().to_string();
+            assert!(error.contains("hob detach --stopped"), "{error}");
         }
     }
 

@@ -4,6 +4,7 @@
 //! base. If such a storage exists, the VM's configuration gets the disk's volume on that storage,
 //! and the plugin serves the volume from the VM's next start on.
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -211,7 +212,8 @@ fn is_raw(name: &str) -> bool {
 /// Proxmox VE refuses the change, for example during a backup.
 pub(super) async fn replace(vmid: u32, key: &str, from: &str, to: &str) -> anyhow::Result<()> {
     let mut command = Command::new("perl");
-    command.args(["-e", SCRIPT, &vmid.to_string(), key, from, to]);
+    // Ctrl-C is for hob, which then undoes its steps.
+    command.args(["-e", SCRIPT, &vmid.to_string(), key, from, to]).process_group(0);
     let output = tokio::task::spawn_blocking(move || command.output()).await?.context("cannot run perl")?;
     if !output.status.success() {
         bail!("Proxmox VE: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -2,21 +2,27 @@
 
 use std::io::ErrorKind;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::proxmox;
-use super::virsh::{Shell, is_unknown_domain, virsh};
+use super::virsh::{Info, Shell, is_not_running, is_unknown_domain, is_unreachable, virsh};
 
 /// Maximum time for QEMU's greeting. QEMU sends none while it serves another client.
 const GREETING_MAX: Duration = Duration::from_secs(5);
 /// Maximum time of one command. QEMU flushes the disks when it stops the VM.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// Maximum time for libvirt to restart. The VM may be paused meanwhile.
+const LIBVIRT_MAX: Duration = Duration::from_secs(30);
+/// Pause between two attempts to reach libvirt.
+const LIBVIRT_EVERY: Duration = Duration::from_millis(500);
+/// Maximum length of a reply of QEMU, bytes. A guest may have taken QEMU over.
+const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// A command that QEMU refused.
 #[derive(Debug, thiserror::Error)]
@@ -31,12 +37,24 @@ pub(super) struct Refused {
 #[error("{0}")]
 pub(super) struct NotRunning(String);
 
+/// The connection to QEMU ended.
+#[derive(Debug, thiserror::Error)]
+#[error("QEMU closed the connection")]
+struct Disconnected;
+
+/// Returns true if the error of a command shows that the VM has probably ended.
+pub(super) fn is_ended(error: &anyhow::Error) -> bool {
+    error.is::<Disconnected>() || is_not_running(error)
+}
+
 /// A connection to one VM.
 #[derive(Debug)]
 pub(super) enum Monitor {
     /// A connection to a QMP socket.
     Socket {
         stream: BufReader<UnixStream>,
+        /// The first part of a reply that did not arrive in time.
+        begun: Vec<u8>,
         /// Process id of QEMU.
         pid: Option<i32>,
         /// Number of commands that were sent.
@@ -68,13 +86,14 @@ impl Monitor {
         };
         let pid = stream.peer_cred().ok().and_then(|cred| cred.pid());
         let mut stream = BufReader::new(stream);
-        timeout(GREETING_MAX, line(&mut stream)).await.map_err(|_| {
+        let mut begun = Vec::new();
+        timeout(GREETING_MAX, line(&mut stream, &mut begun)).await.map_err(|_| {
             anyhow!(
                 "QEMU does not answer at {at}: another program may be connected to this socket, which accepts \
-                 one at a time. End it, and repeat the command"
+                 one at a time, or QEMU waits for its storage. End the other program, and repeat the command"
             )
         })??;
-        let mut monitor = Monitor::Socket { stream, pid, sent: 0 };
+        let mut monitor = Monitor::Socket { stream, begun, pid, sent: 0 };
         monitor.ask("qmp_capabilities", json!({})).await?;
         Ok(monitor)
     }
@@ -100,14 +119,14 @@ impl Monitor {
     /// [`NotRunning`] if the domain does not run or does not exist; another error if libvirt does not
     /// answer.
     pub(super) async fn of_domain(domain: &str) -> anyhow::Result<Monitor> {
-        let state = match virsh(&["domstate", domain]).await {
+        let info = match Info::read(domain).await {
             Err(error) if is_unknown_domain(&error) => {
                 let names = "'virsh list --all' shows the names";
                 return Err(NotRunning(format!("libvirt has no domain {domain}; {names}")).into());
             }
-            state => state?,
+            info => info?,
         };
-        match state.trim() {
+        match info.state.as_str() {
             "running" | "paused" => {
                 Ok(Monitor::Libvirt { domain: domain.to_owned(), shell: Shell::open(domain).await })
             }
@@ -161,16 +180,17 @@ impl Monitor {
     async fn exchange(&mut self, question: &Value) -> anyhow::Result<Value> {
         match self {
             Monitor::None => bail!("the VM does not run"),
-            Monitor::Socket { stream, sent, .. } => {
+            Monitor::Socket { stream, begun, sent, .. } => {
                 // After a command of a client that ended meanwhile, QEMU sends the late reply to the
                 // next client. The process id tells them apart.
                 *sent += 1;
                 let id = json!(format!("hob-{}-{sent}", std::process::id()));
                 let mut question = question.clone();
                 question["id"] = id.clone();
-                stream.write_all(format!("{question}\n").as_bytes()).await.context("QEMU ended")?;
+                let sent = stream.write_all(format!("{question}\n").as_bytes()).await;
+                sent.map_err(|_| Disconnected)?;
                 loop {
-                    let answer = line(stream).await?;
+                    let answer = line(stream, begun).await?;
                     let is_refused_unread = answer.get("error").is_some() && answer.get("id").is_none();
                     if answer.get("id") == Some(&id) || is_refused_unread {
                         return Ok(answer);
@@ -186,7 +206,15 @@ impl Monitor {
                         Err(_) => *shell = None,
                     }
                 }
-                let text = virsh(&["qemu-monitor-command", domain, &question.to_string()]).await?;
+                let (question, start) = (question.to_string(), Instant::now());
+                let text = loop {
+                    match virsh(&["qemu-monitor-command", domain, &question]).await {
+                        Err(error) if is_unreachable(&error) && start.elapsed() < LIBVIRT_MAX => {
+                            tokio::time::sleep(LIBVIRT_EVERY).await;
+                        }
+                        text => break text?,
+                    }
+                };
                 serde_json::from_str(&text).with_context(|| format!("virsh answered {text:?}"))
             }
         }
@@ -200,13 +228,21 @@ impl Monitor {
     }
 }
 
-async fn line(stream: &mut BufReader<UnixStream>) -> anyhow::Result<Value> {
-    let mut line = String::new();
-    let count = stream.read_line(&mut line).await.context("the connection to QEMU failed")?;
-    if count == 0 {
-        bail!("QEMU closed the connection");
+/// Reads one line. If the future is dropped, `begun` keeps the part that was read.
+async fn line(stream: &mut BufReader<UnixStream>, begun: &mut Vec<u8>) -> anyhow::Result<Value> {
+    let left = LINE_BYTES_MAX.saturating_sub(begun.len() as u64);
+    match AsyncReadExt::take(stream, left).read_until(b'\n', begun).await {
+        Ok(_) if begun.ends_with(b"\n") => {}
+        Ok(_) if begun.len() as u64 >= LINE_BYTES_MAX => {
+            bail!("QEMU's reply is longer than {LINE_BYTES_MAX} bytes")
+        }
+        Ok(_) => return Err(Disconnected.into()),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Err(Disconnected.into()),
+        Err(error) => return Err(error).context("the connection to QEMU failed"),
     }
-    serde_json::from_str(&line).with_context(|| format!("QEMU answered {line:?}"))
+    let line = std::mem::take(begun);
+    serde_json::from_slice(&line)
+        .with_context(|| format!("QEMU answered {:?}", String::from_utf8_lossy(&line)))
 }
 
 #[cfg(test)]
@@ -234,5 +270,23 @@ mod tests {
         let _busy = UnixListener::bind(&path).unwrap();
         let error = connect(&path);
         assert!(!error.is::<NotRunning>() && error.to_string().contains("another program"), "{error:#}");
+    }
+
+    /// A busy QEMU may send a part of a reply before the command's time is over.
+    #[test]
+    fn the_rest_of_a_late_reply_is_not_taken_for_another_reply() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (near, mut far) = UnixStream::pair().unwrap();
+            let (mut stream, mut begun) = (BufReader::new(near), Vec::new());
+            far.write_all(b"{\"late\":").await.unwrap();
+            let early = timeout(Duration::from_millis(50), line(&mut stream, &mut begun)).await;
+            assert!(early.is_err(), "half a line is no reply");
+            far.write_all(b"1}\n{\"next\":2}\n").await.unwrap();
+            assert_eq!(line(&mut stream, &mut begun).await.unwrap(), json!({ "late": 1 }));
+            assert_eq!(line(&mut stream, &mut begun).await.unwrap(), json!({ "next": 2 }));
+            drop(far);
+            assert!(is_ended(&line(&mut stream, &mut begun).await.unwrap_err()));
+        });
     }
 }

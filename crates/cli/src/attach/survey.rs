@@ -8,10 +8,12 @@ use anyhow::{Context, bail};
 use hob_control::{CacheEnable, check_name};
 use serde_json::{Value, json};
 
-use super::graph::{Device, Graph, is_made_up};
+use super::graph::{Device, Graph, Node, is_made_up};
 use super::image::Image;
 use super::libvirt;
-use super::options::{drive_discards, name_or, node_name, of_hob, of_image, of_parent};
+use super::options::{
+    drive_discards, given as given_options, name_or, node_name, not_repeatable, of_hob, of_image, of_parent,
+};
 use super::proxmox;
 use super::qmp::Monitor;
 use super::record::{Method, Record};
@@ -81,13 +83,7 @@ impl Vm {
         {
             bail!("the VM is migrating or being saved; repeat the command afterwards");
         }
-        if let Some((id, kind)) = self.graph.jobs.iter().find(|(id, _)| !id.starts_with("hob-")) {
-            bail!(
-                "a block job is running in the VM: {kind} '{id}' (a backup, snapshot or copy); \
-                repeat the command when it has ended, or end it with 'block-job-cancel'"
-            );
-        }
-        Ok(())
+        self.graph.check_jobs()
     }
 
     /// Returns the devices that the user names, or all that can be attached.
@@ -153,6 +149,13 @@ impl Vm {
                 given.display()
             );
         }
+        if let Some(other) = self.other_node(image, &given) {
+            bail!(
+                "QEMU opens {} a second time, as the block node {other}, and would read and write past hob. Remove the \
+                 other device or block node, and repeat the command",
+                given.display()
+            );
+        }
         let parent = parents.last();
         let method = self.method(parent, parents.len(), device, wanted.method)?;
         let text = given.to_str().context("the image file has a name that is not UTF-8")?;
@@ -161,6 +164,12 @@ impl Vm {
         let (spare, options) = match (method, parent) {
             (Method::Mirror, Some(root)) => {
                 self.check_replaceable(root)?;
+                if let Some(option) = not_repeatable(&graph.nodes[root]) {
+                    bail!(
+                        "QEMU opens the image with the option '{option}', which the method 'mirror' cannot keep. Start \
+                         the VM with '-blockdev' and a 'node-name' for each node"
+                    );
+                }
                 let name = name_or(root, &disk, "-raw");
                 let mut below = open(image);
                 let lower = match is_made_up(image) || self.is_inline(root) {
@@ -182,6 +191,16 @@ impl Vm {
                 (vec![open(&name_or(image, &disk, "-image"))], None)
             }
             (_, Some(parent)) => {
+                let is_given = given_options(&self.command_line, parent).is_some();
+                if method == Method::Reopen
+                    && !is_given
+                    && let Some(option) = not_repeatable(&graph.nodes[parent])
+                {
+                    bail!(
+                        "QEMU opened the block node {parent} after its start, with the option '{option}', which hob \
+                         cannot repeat. Restart the VM, and repeat the command"
+                    );
+                }
                 let backing = graph.child(parent, "backing");
                 let options = of_parent(parent, &graph.nodes[parent], backing.as_deref(), &self.command_line);
                 (vec![open(&name_or(image, &disk, "-image"))], (method == Method::Reopen).then_some(options))
@@ -225,11 +244,7 @@ impl Vm {
                 node.driver
             );
         }
-        // If a name cannot express all options, QEMU shows JSON.
-        let file = match node.file.strip_prefix("json:").map(serde_json::from_str::<Value>) {
-            Some(Ok(options)) => options["filename"].as_str().unwrap_or_default().to_owned(),
-            _ => node.file.clone(),
-        };
+        let file = file_name(node);
         if file.starts_with("/dev/fdset/") || file.is_empty() {
             bail!("QEMU was given the image as an open file, so hob does not know its path");
         }
@@ -238,6 +253,16 @@ impl Vm {
             image.check_opened_by(pid)?;
         }
         Ok(image)
+    }
+
+    /// Returns another node that has the same file open.
+    fn other_node(&self, image: &str, file: &Path) -> Option<&String> {
+        let directory = self.directory.as_deref().unwrap_or(Path::new(""));
+        let has_file = |node: &Node| {
+            matches!(node.driver.as_str(), "file" | "host_device")
+                && libvirt::is_same_path(&directory.join(file_name(node)), file)
+        };
+        self.graph.nodes.iter().find(|(name, node)| *name != image && has_file(node)).map(|(name, _)| name)
     }
 
     fn method(
@@ -298,12 +323,21 @@ impl Vm {
     /// Returns true if the file node was created inside the options of its parent. An inline file
     /// node is deleted together with the parent.
     fn is_inline(&self, root: &str) -> bool {
-        super::options::given(&self.command_line, root).is_some_and(|options| options["file"].is_object())
+        given_options(&self.command_line, root).is_some_and(|options| options["file"].is_object())
     }
 
     fn discards(&self, node: &str, file: &str) -> bool {
-        let given = super::options::given(&self.command_line, node);
+        let given = given_options(&self.command_line, node);
         given.is_some_and(|options| options["discard"] == "unmap") || drive_discards(&self.command_line, file)
+    }
+}
+
+/// Returns the name of the file that a node opens.
+fn file_name(node: &Node) -> String {
+    // If a name cannot express all options, QEMU shows JSON.
+    match node.file.strip_prefix("json:").map(serde_json::from_str::<Value>) {
+        Some(Ok(options)) => options["filename"].as_str().unwrap_or_default().to_owned(),
+        _ => node.file.clone(),
     }
 }
 
@@ -349,7 +383,83 @@ async fn measure(file: &Path, format: &str) -> anyhow::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use hob_control::CacheSettings;
+
     use super::*;
+
+    /// Returns a VM with a device `vda` above a raw node and a file node, and with one more node.
+    fn vm(raw: &Value, file: &Value, other: &Value, command_line: &[&str]) -> Vm {
+        let edges = json!([
+            { "parent": 0, "name": "root", "child": 1 },
+            { "parent": 1, "name": "file", "child": 2 },
+        ]);
+        let ids = json!([
+            { "id": 0, "name": "vda" },
+            { "id": 1, "name": raw["node-name"] },
+            { "id": 2, "name": file["node-name"] },
+        ]);
+        let blocks = json!([{ "device": "vda", "inserted": { "ro": false } }]);
+        let graph = json!({ "nodes": ids, "edges": edges });
+        Vm {
+            name: "web".to_owned(),
+            graph: Graph::new(&json!([raw, file, other]), &graph, &Value::Null, &blocks),
+            command_line: command_line.iter().map(|word| (*word).to_owned()).collect(),
+            directory: None,
+            pid: None,
+        }
+    }
+
+    fn record(vm: &Vm) -> anyhow::Result<Record> {
+        let wanted = Wanted {
+            target: "qmp:/run/web.qmp".to_owned(),
+            method: None,
+            socket: "/run/hob/nbd.sock".into(),
+            cache: CacheEnable { pool: "fast".to_owned(), size: None, settings: CacheSettings::default() },
+            persistent: Rc::new(Persistent::None),
+        };
+        vm.record(&vm.graph.devices[0], &wanted)
+    }
+
+    fn node(name: &str, driver: &str, file: &str) -> Value {
+        json!({ "node-name": name, "drv": driver, "file": file, "ro": false })
+    }
+
+    #[test]
+    fn an_image_that_qemu_opens_twice_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+        for name in ["it's a disk, 1.img", "other.img"] {
+            std::fs::write(path(name), "x").unwrap();
+        }
+        let image = path("it's a disk, 1.img");
+        std::os::unix::fs::symlink(&image, path("link")).unwrap();
+        let (raw, file) = (node("image", "raw", &image), node("image-file", "file", &image));
+        let found = record(&vm(&raw, &file, &node("other", "file", &path("other.img")), &[])).unwrap();
+        assert_eq!(found.file, Path::new(&image));
+        for name in ["it's a disk, 1.img", "link"] {
+            let other = node("other", "file", &path(name));
+            let error = record(&vm(&raw, &file, &other, &[])).unwrap_err().to_string();
+            assert!(error.contains("second time, as the block node other"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_file_is_attached_only_if_its_offset_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image").to_str().expect("UTF-8").to_owned();
+        std::fs::write(&image, "x").unwrap();
+        let below = json!({ "driver": "file", "filename": image });
+        let shown = json!({ "driver": "raw", "offset": 1 << 20, "file": below });
+        let (file, other) = (node("image-file", "file", &image), node("other", "null-co", ""));
+        let raw = |name: &str| node(name, "raw", &format!("json:{shown}"));
+        let error = record(&vm(&raw("#block123"), &file, &other, &[])).unwrap_err().to_string();
+        assert!(error.contains("'offset'") && error.contains("mirror"), "{error}");
+        let error = record(&vm(&raw("image"), &file, &other, &[])).unwrap_err().to_string();
+        assert!(error.contains("'offset'") && error.contains("after its start"), "{error}");
+        let line = ["qemu", "-blockdev", "driver=raw,node-name=image,file=image-file,offset=1048576"];
+        let found = record(&vm(&raw("image"), &file, &other, &line)).unwrap();
+        assert_eq!(found.parent.unwrap()["offset"], 1 << 20);
+    }
 
     #[test]
     fn a_method_that_is_not_possible_is_refused_with_the_possible_ones() {

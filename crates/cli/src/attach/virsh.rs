@@ -17,10 +17,11 @@ const READY_MAX: Duration = Duration::from_secs(5);
 /// Maximum length of the output for one command, bytes.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
 
-/// Returns the command `virsh`, with output that is not translated.
-fn command() -> Command {
+/// Returns the command `virsh`, with output that is not translated. Ctrl-C is for hob, which then undoes
+/// its steps with `virsh`.
+pub(super) fn command() -> Command {
     let mut command = Command::new("virsh");
-    command.env("LC_ALL", "C").arg("-q");
+    command.env("LC_ALL", "C").arg("-q").process_group(0);
     command
 }
 
@@ -43,8 +44,59 @@ pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
 
 /// Returns true if an error of [`virsh`] says that libvirt does not have the domain.
 pub(super) fn is_unknown_domain(error: &anyhow::Error) -> bool {
-    let said = error.to_string();
-    ["failed to get domain", "Domain not found"].iter().any(|part| said.contains(part))
+    says(error, &["failed to get domain", "Domain not found"])
+}
+
+/// Returns true if an error of [`virsh`] says that the domain does not run or does not exist.
+pub(super) fn is_not_running(error: &anyhow::Error) -> bool {
+    is_unknown_domain(error) || says(error, &["domain is not running"])
+}
+
+/// Returns true if an error of [`virsh`] says that libvirt's daemon does not answer, for example
+/// because it restarts.
+pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
+    let parts =
+        ["failed to connect to the hypervisor", "client socket is closed", "End of file while reading"];
+    says(error, &parts)
+}
+
+fn says(error: &anyhow::Error, parts: &[&str]) -> bool {
+    let said = format!("{error:#}");
+    parts.iter().any(|part| said.contains(part))
+}
+
+/// The state of a domain.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Info {
+    /// The state in words of `virsh`.
+    pub(super) state: String,
+    /// True if libvirt has a persistent definition of the domain.
+    pub(super) is_persistent: bool,
+}
+
+impl Info {
+    /// Reads the state of a domain.
+    ///
+    /// # Errors
+    /// The error text of `virsh`, or `virsh` found a domain of another name.
+    pub(super) async fn read(domain: &str) -> anyhow::Result<Info> {
+        Info::parse(domain, &virsh(&["dominfo", domain]).await?)
+    }
+
+    fn parse(domain: &str, text: &str) -> anyhow::Result<Info> {
+        let of = |key: &str| {
+            let mut values = text.lines().filter_map(|line| line.split_once(':'));
+            values.find(|(found, _)| found.trim() == key).map_or("", |(_, value)| value.trim())
+        };
+        let name = of("Name");
+        if name != domain && of("UUID") != domain {
+            bail!(
+                "virsh takes '{domain}' for the id of the domain {name}. Name that domain 'libvirt:{name}'. If a \
+                 domain has the name '{domain}', name it by its UUID ('virsh list --all --uuid --name')"
+            );
+        }
+        Ok(Info { state: of("State").to_owned(), is_persistent: of("Persistent") == "yes" })
+    }
 }
 
 /// A `virsh` that is connected to libvirt and reads commands.
@@ -212,6 +264,26 @@ mod tests {
         assert_eq!(reply(said).unwrap()["error"]["desc"], "no");
         let error = reply("virsh # x\nerror: failed to get domain 'web'\n").unwrap_err();
         assert!(is_unknown_domain(&error), "{error}");
+    }
+
+    #[test]
+    fn a_domain_is_not_confused_with_the_id_of_another_one() {
+        let text = "Id:             100\nName:           web\nUUID:           0b1c\nOS Type:        hvm\n\
+                    State:          running\nPersistent:     yes\nManaged save:   no\n";
+        for domain in ["web", "0b1c"] {
+            let info = Info::parse(domain, text).unwrap();
+            assert_eq!(info, Info { state: "running".to_owned(), is_persistent: true });
+        }
+        let error = Info::parse("100", text).unwrap_err().to_string();
+        assert!(error.contains("libvirt:web"), "{error}");
+    }
+
+    #[test]
+    fn a_restart_of_libvirt_and_the_end_of_a_domain_differ() {
+        let restarts = anyhow!("virsh qemu-monitor-command: failed to connect to the hypervisor");
+        assert!(is_unreachable(&restarts) && !is_not_running(&restarts));
+        let ended = anyhow!("Requested operation is not valid: domain is not running").context("cannot stop");
+        assert!(is_not_running(&ended) && !is_unreachable(&ended));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::io::{self, Write as _};
 use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,39 +17,27 @@ use super::graph::{Graph, has_node};
 use super::interrupt::Interrupt;
 use super::overlay::path;
 use super::plan::{Definition, Goal, HobDisk, NoDaemon, Path, Spare, State, Step, after, next};
-use super::qmp::Monitor;
+use super::qmp::{Monitor, is_ended};
 use super::record::{Method, Record, Records, name_of};
+use super::retries::{DAEMON_MAX, Passes, RESTARTS_MAX, Restarts, lock_time_max};
 use super::survey::room;
+use super::test_stop::{self, TestStop};
 use crate::drain::drain_first;
-use crate::remote::{Explained, explain};
+use crate::remote::explain;
 
 /// Object in QEMU which marks that hob paused the VM. The object exists until the VM ends.
 pub(super) const MARK: &str = "hob-paused";
 
-/// Maximum time for a daemon that does not answer to restart.
-const DAEMON_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of restarts of the daemon during one pursuit of a goal.
-const RESTARTS_MAX: u32 = 5;
-/// Maximum number of times that the plan is carried out to its end.
-const PASSES_MAX: usize = 4;
 /// Maximum time for a block job to start or end.
 const JOB_MAX: Duration = Duration::from_secs(20);
 /// Maximum time for hob to notice that QEMU has disconnected.
 const DISCONNECT_MAX: Duration = Duration::from_secs(10);
-/// Maximum time for another program to release the image. The VM is paused meanwhile.
-const LOCK_MAX: Duration = Duration::from_secs(5);
 /// Maximum time for QEMU to connect to hob.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Pause between two attempts.
 const CONNECT_EVERY: Duration = Duration::from_millis(100);
-/// End of the daemon's error about a disk that it is opening after its start.
-const OPENING: &str = " is being opened";
 /// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-
-/// Name of an environment variable for tests: a number of steps, after which the command stops
-/// itself with SIGSTOP.
-const STOP_AFTER: &str = "HOB_ATTACH_STOP_AFTER";
 
 /// The work on one disk.
 pub(super) struct Work<'a> {
@@ -62,75 +51,15 @@ pub(super) struct Work<'a> {
     paused_at: Option<Instant>,
     /// Time for which the VM was paused.
     pub(super) paused: Duration,
-    stop_after: Option<u32>,
+    stop: TestStop,
     /// True if the command has waited for the daemon in vain. The command does not wait again.
     has_no_daemon: bool,
     /// The last step that was printed. Further attempts are not printed.
     told: Option<Step>,
+    /// Root node of the device when the state was last examined.
+    root: Option<String>,
     /// Messages that wait for the end of the pause.
     untold: Vec<String>,
-}
-
-/// Restarts of the daemon during the work.
-#[derive(Default)]
-struct Restarts {
-    count: u32,
-    /// Time of the last restart, or of the first reply that the daemon is opening the disk.
-    last: Option<Instant>,
-    is_told: bool,
-}
-
-impl Restarts {
-    /// Counts a restart. Returns false if there are too many.
-    fn count(&mut self) -> bool {
-        self.count += 1;
-        self.last = Some(Instant::now());
-        self.count <= RESTARTS_MAX
-    }
-
-    /// Returns true if a failed step may succeed later: the daemon ended during the step, or the
-    /// daemon has restarted and is still opening the disk.
-    fn may_try_again(&mut self, error: &anyhow::Error) -> bool {
-        match error.downcast_ref::<Explained>().map(|explained| &explained.error) {
-            Some(ClientError::Unreachable { .. } | ClientError::BrokeOff { .. }) => self.count(),
-            Some(ClientError::Refused { status: 404 | 409, problem }) => {
-                // The daemon may have restarted before this command began.
-                if problem.error.ends_with(OPENING) {
-                    self.last.get_or_insert_with(Instant::now);
-                    if !std::mem::replace(&mut self.is_told, true) {
-                        tell("the hob daemon is opening the disk; waiting for it");
-                    }
-                }
-                self.last.is_some_and(|at| at.elapsed() < DAEMON_MAX)
-            }
-            _ => false,
-        }
-    }
-}
-
-/// The states at which the plan was begun, to end a plan that would repeat its steps.
-#[derive(Default)]
-struct Passes(Vec<State>);
-
-impl Passes {
-    /// Begins the plan at `state`.
-    ///
-    /// # Errors
-    /// All steps of the plan were carried out, and did not change the state.
-    fn begin(&mut self, goal: Goal, state: State) -> anyhow::Result<()> {
-        if let Ok(Some(step)) = next(goal, state)
-            && (self.0.contains(&state) || self.0.len() == PASSES_MAX)
-        {
-            bail!("all steps succeeded, but the VM or hob is again in a state that needs the step '{step}'");
-        }
-        self.0.push(state);
-        Ok(())
-    }
-}
-
-/// Returns the number of steps after which a test stops the command.
-fn stop_after() -> Option<u32> {
-    std::env::var(STOP_AFTER).ok()?.parse().ok()
 }
 
 impl<'a> Work<'a> {
@@ -150,9 +79,10 @@ impl<'a> Work<'a> {
             is_undoing: false,
             paused_at: None,
             paused: Duration::ZERO,
-            stop_after: stop_after(),
+            stop: TestStop::from_environment(),
             has_no_daemon: false,
             told: None,
+            root: None,
             untold: Vec::new(),
         }
     }
@@ -178,6 +108,7 @@ impl<'a> Work<'a> {
             Ok(()) => {
                 Err(error.context(format!("{} is not attached, and nothing was changed", self.record.label)))
             }
+            Err(second) if is_ended(&second) => Err(self.after_end(&error)),
             Err(second) => {
                 let vm = self.resume().await;
                 Err(anyhow!(
@@ -195,7 +126,10 @@ impl<'a> Work<'a> {
         let Err(error) = self.pursue(Goal::Detached).await else { return Ok(()) };
         self.tell_rest();
         self.is_undoing = true;
-        let uses_hob = self.look(Goal::Attached).await.is_ok_and(|state| state.path == Path::Hob);
+        let uses_hob = match self.look(Goal::Attached).await {
+            Err(second) if is_ended(&second) => return Err(self.after_end(&error)),
+            state => state.is_ok_and(|state| state.path == Path::Hob),
+        };
         if uses_hob {
             tell(&format!("{}: {error:#}; undoing", self.record.label));
             if self.pursue(Goal::Attached).await.is_ok() {
@@ -208,6 +142,15 @@ impl<'a> Work<'a> {
             self.record.label,
             self.record.target
         ))
+    }
+
+    /// Returns the message of a command whose VM has probably ended.
+    fn after_end(&self, error: &anyhow::Error) -> anyhow::Error {
+        let Record { label, disk, target, .. } = self.record;
+        anyhow!(
+            "{label}: {error:#}. If the VM has ended, hob keeps its disk {disk}: run 'hob detach --stopped {target}' \
+             before the VM's next start. If the VM runs, repeat the command"
+        )
     }
 
     /// Continues the VM after a failure, if hob paused it. Returns a sentence about the VM for the
@@ -243,7 +186,7 @@ impl<'a> Work<'a> {
             }
             self.continue_guest().await?;
         }
-        self.ask("object-del", json!({ "id": MARK })).await?;
+        self.unmark().await?;
         Ok(is_paused)
     }
 
@@ -277,8 +220,12 @@ impl<'a> Work<'a> {
             match next(goal, state) {
                 Ok(Some(step)) => match self.perform(step, state).await {
                     Ok(()) => {
-                        // The VM is paused, so this avoids the time for examining the state.
-                        (state, is_fresh) = (after(step, state), false);
+                        (state, is_fresh) = match step {
+                            // While the job runs, it is unknown which node the VM uses.
+                            Step::CancelJob => (self.look(goal).await?, true),
+                            // The VM is paused, so this avoids the time for examining the state.
+                            _ => (after(step, state), false),
+                        };
                         self.stop_here();
                     }
                     Err(error) if restarts.may_try_again(&error) => {
@@ -306,14 +253,9 @@ impl<'a> Work<'a> {
     }
 
     fn stop_here(&mut self) {
-        if let Some(left) = self.stop_after.as_mut() {
-            *left = left.saturating_sub(1);
-            if *left == 0 {
-                self.stop_after = None;
-                self.tell_rest();
-                let _ =
-                    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
-            }
+        if self.stop.is_due() {
+            self.tell_rest();
+            test_stop::stop();
         }
     }
 
@@ -333,6 +275,7 @@ impl<'a> Work<'a> {
         let graph = Graph::read(self.monitor).await?;
         let job = graph.jobs.iter().any(|(id, _)| *id == record.job());
         let path = if job { Path::Image } else { path(&graph, record, goal)? };
+        self.root = graph.child(&record.backend, "root");
         let present = record.spare.iter().filter(|spare| graph.has(name_of(spare))).count();
         let spare = match present {
             0 => Spare::None,
@@ -342,7 +285,7 @@ impl<'a> Work<'a> {
         let status = self.monitor.ask("query-status", json!({})).await?;
         let running = status["running"].as_bool().unwrap_or(false);
         let marked = self.monitor.objects().await?.iter().any(|name| name == MARK);
-        self.interrupt.set_paused(marked && !running);
+        self.interrupt.set_pausing(marked);
         Ok(State {
             recorded: self.records.has(&record.disk),
             disk: self.disk().await?,
@@ -377,8 +320,11 @@ impl<'a> Work<'a> {
             Step::Record => self.records.save(record),
             Step::AddDisk => self.add_disk().await,
             Step::AddNode => self.add_node().await,
-            Step::Mark => self.ask("object-add", json!({ "qom-type": "throttle-group", "id": MARK })).await,
-            Step::Pause => self.pause().await,
+            Step::Mark => {
+                self.interrupt.set_pausing(true);
+                self.ask("object-add", json!({ "qom-type": "throttle-group", "id": MARK })).await
+            }
+            Step::Pause => self.pause(state.path).await,
             Step::ToHob => self.send_to(record.node_name()).await,
             Step::ToImage => self.send_to(record.image_node()).await,
             Step::DeleteSpare => self.delete_spare().await,
@@ -386,7 +332,7 @@ impl<'a> Work<'a> {
             Step::Lock => self.set_lock(true).await,
             Step::Unlock => self.set_lock(false).await,
             Step::Continue => self.continue_guest().await,
-            Step::Unmark => self.ask("object-del", json!({ "id": MARK })).await,
+            Step::Unmark => self.unmark().await,
             Step::EnableCache => {
                 let enabled = self.client.cache_enable(disk, &record.cache).await;
                 enabled.map(|_| ()).map_err(explain)
@@ -423,22 +369,64 @@ impl<'a> Work<'a> {
         self.untold.drain(..).for_each(|text| tell(&text));
     }
 
-    async fn pause(&mut self) -> anyhow::Result<()> {
+    async fn pause(&mut self, from: Path) -> anyhow::Result<()> {
         // QEMU flushes all disks when it stops the VM. Writes their data now, and not during the
         // pause.
         let mut files = Graph::read(self.monitor).await?.written_files();
         files.push(self.record.file.clone());
-        let _ = tokio::task::spawn_blocking(move || files.iter().for_each(|file| write_out(file))).await;
+        self.write_out(files).await?;
         self.monitor.prepare().await;
+        self.check_unchanged(from).await?;
         self.paused_at = Some(Instant::now());
-        self.interrupt.set_paused(true);
         self.ask("stop", json!({})).await
+    }
+
+    /// Refuses to pause a VM that another program has changed since the state was examined. `from` is
+    /// the present target of the VM's requests.
+    async fn check_unchanged(&mut self, from: Path) -> anyhow::Result<()> {
+        let goal = if from == Path::Image { Goal::Attached } else { Goal::Detached };
+        let graph = Graph::read(self.monitor).await?;
+        let is_same = path(&graph, self.record, goal)? == from;
+        if !is_same || graph.child(&self.record.backend, "root") != self.root {
+            bail!("another program has changed the VM's block nodes; repeat the command");
+        }
+        graph.check_jobs()?;
+        let status = self.monitor.ask("query-status", json!({})).await?;
+        if status["running"] == json!(false) {
+            // Otherwise hob would continue the VM.
+            self.unmark().await?;
+            bail!("another program has paused the VM; repeat the command");
+        }
+        Ok(())
+    }
+
+    async fn unmark(&mut self) -> anyhow::Result<()> {
+        self.ask("object-del", json!({ "id": MARK })).await?;
+        self.interrupt.set_pausing(false);
+        Ok(())
+    }
+
+    /// Writes the data of image files to their disks. A signal ends the command while a filesystem
+    /// hangs.
+    async fn write_out(&self, files: Vec<PathBuf>) -> anyhow::Result<()> {
+        let (done, mut is_done) = tokio::sync::oneshot::channel();
+        // The runtime would wait for a thread of its own at the end of the command.
+        std::thread::spawn(move || {
+            files.iter().for_each(|file| write_out(file));
+            let _: Result<(), ()> = done.send(());
+        });
+        loop {
+            match tokio::time::timeout(CONNECT_EVERY, &mut is_done).await {
+                Ok(_) => return Ok(()),
+                Err(_) if self.interrupt.is_requested() && !self.is_undoing => bail!("interrupted"),
+                Err(_) => {}
+            }
+        }
     }
 
     async fn continue_guest(&mut self) -> anyhow::Result<()> {
         self.ask("cont", json!({})).await?;
         self.paused += self.paused_at.take().map_or(Duration::ZERO, |at| at.elapsed());
-        self.interrupt.set_paused(false);
         self.tell_rest();
         Ok(())
     }
@@ -474,8 +462,8 @@ impl<'a> Work<'a> {
                 Err(error) if is_denied(&error) => {
                     return Err(anyhow!(
                         "{error}. QEMU's user may not open hob's socket: set 'socket_group' and 'socket_mode' in \
-                         /etc/hob/hob.toml, and allow the socket in the VM's AppArmor or SELinux profile (docs/ATTACH.md, \
-                         'With libvirt')"
+                         /etc/hob/hob.toml, and allow the socket in AppArmor or SELinux (docs/SECURITY.md, 'AppArmor and \
+                         SELinux')"
                     ));
                 }
                 result => return result,
@@ -524,6 +512,7 @@ impl<'a> Work<'a> {
             }
             (Method::Mirror, _) => self.mirror_to(node).await,
             _ => {
+                self.root_node().await?;
                 let line = format!("qemu-io {} \"reopen -o file={node}\"", record.backend);
                 let said = self.monitor.ask("human-monitor-command", json!({ "command-line": line })).await?;
                 match said.as_str().map(str::trim) {
@@ -534,11 +523,24 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// Returns the root node of the device.
+    ///
+    /// # Errors
+    /// Another program has replaced the root node, for example by a snapshot. The methods `mirror` and
+    /// `device` would then replace the data of the overlay.
+    async fn root_node(&mut self) -> anyhow::Result<String> {
+        let root = Graph::read_edges(self.monitor).await?.child(&self.record.backend, "root");
+        match root {
+            Some(root) if self.root.as_ref() == Some(&root) => Ok(root),
+            _ => bail!("another program has changed the VM's block nodes; repeat the command"),
+        }
+    }
+
     /// Replaces the node below the device through a mirror that copies nothing. The VM is paused,
     /// so no write occurs meanwhile.
     async fn mirror_to(&mut self, node: &str) -> anyhow::Result<()> {
         let job = self.record.job();
-        let from = Graph::read_edges(self.monitor).await?.chain(&self.record.backend)?.swap_remove(0);
+        let from = self.root_node().await?;
         let arguments = json!({ "job-id": job, "device": from, "target": node, "sync": "none" });
         self.ask("blockdev-mirror", arguments).await?;
         self.await_job(&job, |found| found.is_none_or(|job| job["ready"] == true)).await?;
@@ -553,8 +555,9 @@ impl<'a> Work<'a> {
 
     async fn cancel_job(&mut self) -> anyhow::Result<()> {
         let job = self.record.job();
-        self.ask("block-job-cancel", json!({ "device": job, "force": true })).await?;
-        self.await_job(&job, |found| found.is_none()).await
+        let cancelled = self.ask("block-job-cancel", json!({ "device": job, "force": true })).await;
+        // QEMU refuses to cancel a job that is ending.
+        self.await_job(&job, |found| found.is_none()).await.map_err(|error| cancelled.err().unwrap_or(error))
     }
 
     async fn await_job(&mut self, job: &str, is_so: impl Fn(Option<&Value>) -> bool) -> anyhow::Result<()> {
@@ -610,11 +613,12 @@ impl<'a> Work<'a> {
 
     async fn remove_stopped(&mut self) -> anyhow::Result<()> {
         let disk = self.record.disk.as_str();
-        definition::change(self.record, Definition::Image).await?;
         if self.disk().await? == HobDisk::Cached {
             drain_first(self.client, disk, DrainFor::Detach).await?;
             self.client.cache_disable(disk, OnDirty::Drain).await.map_err(explain)?;
         }
+        // If dirty data cannot be written, the VM can still start with hob's disk.
+        definition::change(self.record, Definition::Image).await?;
         if self.disk().await? != HobDisk::Absent {
             self.remove_disk().await?;
         }
@@ -625,17 +629,6 @@ impl<'a> Work<'a> {
 /// Returns true if QEMU may not open hob's socket. Trying again does not help.
 fn is_denied(error: &anyhow::Error) -> bool {
     error.to_string().contains("Permission denied")
-}
-
-/// Returns how long a request to lock or release the image is repeated after this error.
-fn lock_time_max(error: &ClientError) -> Duration {
-    match error {
-        ClientError::Unreachable { .. } | ClientError::BrokeOff { .. } => DAEMON_MAX,
-        ClientError::Refused { status: 409, problem } if problem.error.ends_with(OPENING) => DAEMON_MAX,
-        // A process of hob that was killed may still be ending.
-        ClientError::Refused { status: 409, .. } => LOCK_MAX,
-        _ => Duration::ZERO,
-    }
 }
 
 /// Writes the data of an image file to its disk. Errors are ignored: QEMU's own flush reports them.
@@ -694,82 +687,4 @@ pub(super) fn tell(text: &str) {
 }
 
 #[cfg(test)]
-mod tests {
-    use hob_control::Problem;
-
-    use super::*;
-
-    fn refused(error: &str) -> anyhow::Error {
-        explain(ClientError::Refused { status: 409, problem: Problem::new(error) })
-    }
-
-    #[test]
-    fn a_command_waits_for_a_disk_that_the_daemon_opens() {
-        let mut restarts = Restarts::default();
-        assert!(!restarts.may_try_again(&refused("vm is being resized")));
-        assert!(restarts.may_try_again(&refused("vm is being opened")));
-        let endpoint = hob_control::Endpoint::Unix("/run/hob/control.sock".into());
-        let mut restarts = Restarts::default();
-        for count in 0..=RESTARTS_MAX {
-            let ended = explain(ClientError::BrokeOff { endpoint: endpoint.clone() });
-            assert_eq!(restarts.may_try_again(&ended), count < RESTARTS_MAX);
-        }
-    }
-
-    /// The VM is paused while the command waits for the lock.
-    #[test]
-    fn a_command_waits_longer_for_a_daemon_than_for_another_program() {
-        let refused = |status, error: &str| ClientError::Refused { status, problem: Problem::new(error) };
-        assert_eq!(lock_time_max(&refused(409, "web is being opened")), DAEMON_MAX);
-        assert_eq!(lock_time_max(&refused(409, "web: another program has the backing open")), LOCK_MAX);
-        assert_eq!(lock_time_max(&refused(404, "there is no disk web")), Duration::ZERO);
-    }
-
-    /// A terminal that accepts no output must not keep the VM paused.
-    #[test]
-    fn messages_wait_for_the_end_of_the_pause() {
-        let record: Record = serde_json::from_value(json!({
-            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
-            "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" }, "node": {},
-            "spare": [],
-        }))
-        .unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let records = Records::open(dir.path()).unwrap();
-        let client = Client::new(hob_control::Endpoint::Unix("/nowhere".into()), None);
-        let mut monitor = Monitor::None;
-        let mut work = Work::new(&mut monitor, &client, &records, &record, &Arc::default());
-        work.say("before".to_owned());
-        assert!(work.untold.is_empty());
-        work.paused_at = Some(Instant::now());
-        work.say("meanwhile".to_owned());
-        assert_eq!(work.untold, ["meanwhile"]);
-        work.tell_rest();
-        assert!(work.untold.is_empty());
-    }
-
-    #[test]
-    fn a_plan_that_changes_nothing_ends() {
-        let state = State {
-            recorded: true,
-            disk: HobDisk::Cached,
-            node: true,
-            path: Path::Image,
-            spare: Spare::None,
-            running: true,
-            marked: false,
-            job: false,
-            definition: Definition::None,
-        };
-        let mut passes = Passes::default();
-        passes.begin(Goal::Attached, state).unwrap();
-        let error = passes.begin(Goal::Attached, state).unwrap_err().to_string();
-        assert!(error.contains("disable the cache"), "{error}");
-        // The plan ends here, so nothing is repeated.
-        let attached = State { path: Path::Hob, ..state };
-        passes.begin(Goal::Attached, attached).unwrap();
-        passes.begin(Goal::Attached, attached).unwrap();
-        passes.begin(Goal::Attached, State { disk: HobDisk::Absent, ..state }).unwrap();
-        assert!(passes.begin(Goal::Attached, State { disk: HobDisk::Locked, ..state }).is_err());
-    }
-}
+mod tests;

@@ -1,0 +1,205 @@
+//! Tests of the work on a disk, with a QEMU that answers from a function.
+
+use super::super::fake_qemu::FakeQemu;
+use super::*;
+
+fn record(method: &str) -> Record {
+    let mut record = json!({
+        "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
+        "file": "/image", "format": "raw", "method": method, "cache": { "pool": "fast" },
+        "node": { "node-name": "hob-1" }, "spare": [{ "node-name": "image-file" }],
+    });
+    if method == "reopen" {
+        record["parent"] = json!({ "node-name": "image" });
+    }
+    serde_json::from_value(record).unwrap()
+}
+
+/// Runs `test` with the work on a disk of a VM that answers with `answer`. The daemon does not answer.
+fn with_work(
+    record: &Record,
+    answer: impl FnMut(&str) -> Value + Send + 'static,
+    test: impl AsyncFnOnce(&mut Work<'_>),
+) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let records = Records::open(dir.path()).unwrap();
+    let client = Client::new(hob_control::Endpoint::Unix("/nowhere".into()), None);
+    let qemu = FakeQemu::start(answer);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut monitor = Monitor::connect(&qemu.path()).await.unwrap();
+        let mut work = Work::new(&mut monitor, &client, &records, record, &Arc::default());
+        work.has_no_daemon = true;
+        work.root = Some("image".to_owned());
+        test(&mut work).await;
+    });
+    qemu.asked()
+}
+
+/// Returns the answer of a running VM, whose device `vda` has these nodes below it.
+fn answer(command: &str, chain: &[&str]) -> Value {
+    let names: Vec<&str> = std::iter::once("vda").chain(chain.iter().copied()).collect();
+    match command {
+        "x-debug-query-block-graph" => {
+            let nodes: Vec<Value> =
+                names.iter().zip(0..).map(|(name, id)| json!({ "id": id, "name": name })).collect();
+            let edge = |id: usize| {
+                let kind = match names[id] {
+                    "vda" => "root",
+                    "overlay" if names[id + 1] == "image" => "backing",
+                    _ => "file",
+                };
+                json!({ "parent": id, "name": kind, "child": id + 1 })
+            };
+            let edges: Vec<Value> = (0..names.len() - 1).map(edge).collect();
+            json!({ "nodes": nodes, "edges": edges })
+        }
+        "query-named-block-nodes" => {
+            let node = |name: &&str| {
+                let driver = match *name {
+                    "hob-1" => "nbd",
+                    name if name.ends_with("-file") => "file",
+                    _ => "raw",
+                };
+                json!({ "node-name": name, "drv": driver, "file": "/image", "ro": true })
+            };
+            chain.iter().map(node).collect()
+        }
+        "query-status" => json!({ "running": true, "status": "running" }),
+        "query-block-jobs" | "query-block" | "qom-list" => json!([]),
+        _ => json!({}),
+    }
+}
+
+fn has(asked: &[String], command: &str) -> bool {
+    asked.iter().any(|found| found == command)
+}
+
+const DIRECT: [&str; 2] = ["image", "image-file"];
+
+/// A terminal that accepts no output must not keep the VM paused.
+#[test]
+fn messages_wait_for_the_end_of_the_pause() {
+    with_work(
+        &record("reopen"),
+        |command| answer(command, &DIRECT),
+        async |work| {
+            work.say("before".to_owned());
+            assert!(work.untold.is_empty());
+            work.paused_at = Some(Instant::now());
+            work.say("meanwhile".to_owned());
+            assert_eq!(work.untold, ["meanwhile"]);
+            work.tell_rest();
+            assert!(work.untold.is_empty());
+        },
+    );
+}
+
+#[test]
+fn an_unchanged_vm_is_paused() {
+    let asked = with_work(
+        &record("reopen"),
+        |command| answer(command, &DIRECT),
+        async |work| {
+            work.pause(Path::Image).await.unwrap();
+        },
+    );
+    assert!(has(&asked, "stop"), "{asked:?}");
+}
+
+/// hob would continue the VM at the end of its own pause.
+#[test]
+fn a_vm_that_another_program_has_paused_is_left_to_it() {
+    let paused = |command: &str| match command {
+        "query-status" => json!({ "running": false, "status": "paused" }),
+        _ => answer(command, &DIRECT),
+    };
+    let asked = with_work(&record("reopen"), paused, async |work| {
+        let error = work.pause(Path::Image).await.unwrap_err().to_string();
+        assert!(error.contains("another program has paused the VM"), "{error}");
+    });
+    assert!(!has(&asked, "stop") && has(&asked, "object-del"), "{asked:?}");
+}
+
+#[test]
+fn a_job_or_snapshot_that_begins_before_the_pause_is_noticed() {
+    let job = |command: &str| match command {
+        "query-block-jobs" => json!([{ "device": "backup1", "type": "backup" }]),
+        _ => answer(command, &DIRECT),
+    };
+    let asked = with_work(&record("reopen"), job, async |work| {
+        let error = work.pause(Path::Image).await.unwrap_err().to_string();
+        assert!(error.contains("backup 'backup1'"), "{error}");
+    });
+    assert!(!has(&asked, "stop"), "{asked:?}");
+    for method in ["reopen", "mirror", "device"] {
+        let snapshot = |command: &str| answer(command, &["overlay", "image", "image-file"]);
+        let asked = with_work(&record(method), snapshot, async |work| {
+            assert!(work.pause(Path::Image).await.is_err(), "{method}");
+        });
+        assert!(!has(&asked, "stop"), "{method}: {asked:?}");
+    }
+}
+
+/// These methods replace or reopen the root node. After a snapshot, this is the overlay with the
+/// guest's latest writes.
+#[test]
+fn an_overlay_is_not_replaced() {
+    for method in ["mirror", "device"] {
+        let snapshot = |command: &str| answer(command, &["overlay", "image", "image-file"]);
+        let asked = with_work(&record(method), snapshot, async |work| {
+            let error = work.send_to("hob-1").await.unwrap_err().to_string();
+            assert!(error.contains("another program has changed"), "{error}");
+        });
+        assert_eq!(
+            asked.last().map(String::as_str),
+            Some("x-debug-query-block-graph"),
+            "{method}: {asked:?}"
+        );
+    }
+}
+
+/// While a job of an interrupted command runs, it is unknown whether the VM uses hob.
+#[test]
+fn after_a_cancelled_job_the_vm_is_examined_again() {
+    let mut has_job = true;
+    let vm = move |command: &str| match command {
+        "query-block-jobs" if has_job => json!([{ "device": "hob-1-job", "type": "mirror" }]),
+        "block-job-cancel" => {
+            has_job = false;
+            json!({})
+        }
+        "query-status" => json!({ "running": false, "status": "paused" }),
+        "qom-list" => json!([{ "name": MARK }]),
+        _ => answer(command, &["hob-1"]),
+    };
+    let asked = with_work(&record("mirror"), vm, async |work| {
+        // The VM uses hob, so the next step needs the daemon.
+        assert!(work.pursue(Goal::Detached).await.is_err());
+    });
+    assert!(has(&asked, "block-job-cancel") && !has(&asked, "cont"), "{asked:?}");
+}
+
+#[test]
+fn a_job_that_ends_by_itself_counts_as_cancelled() {
+    let ending = |command: &str| match command {
+        "block-job-cancel" => json!({ "error": { "class": "DeviceNotActive", "desc": "not found" } }),
+        _ => answer(command, &DIRECT),
+    };
+    with_work(&record("mirror"), ending, async |work| work.cancel_job().await.unwrap());
+}
+
+#[test]
+fn the_message_names_the_command_for_a_vm_that_has_ended() {
+    for verb in ["attach", "detach"] {
+        let ends = |command: &str| match command {
+            "x-debug-query-block-graph" => Value::Null,
+            _ => answer(command, &DIRECT),
+        };
+        with_work(&record("reopen"), ends, async |work| {
+            let result = if verb == "attach" { work.attach().await } else { work.detach().await };
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("run 'hob detach --stopped qmp:/run/web.qmp'"), "{error}");
+        });
+    }
+}
