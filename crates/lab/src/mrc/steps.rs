@@ -72,11 +72,6 @@ impl Values {
         )
     }
 
-    /// Returns the step function multiplied by `by`.
-    pub(super) fn scaled(&self, by: u64) -> Values {
-        Values(self.0.iter().map(|(size, value)| (*size, value * by)).collect())
-    }
-
     /// Returns the smallest size above which the value does not change.
     pub(super) fn end(&self) -> u64 {
         self.0.last().map_or(0, |(size, _)| *size)
