@@ -27,6 +27,7 @@ use super::shard_api::{ConnectionPermit, Transport};
 use super::socket_access::{SocketAccess, bind_socket};
 use super::tls::{PeerCertificate, Tls};
 use super::watchdog::contained_task;
+use crate::background::spawn;
 
 /// Maximum time to wait for the end of a connection whose client disconnects.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
@@ -163,7 +164,7 @@ impl Listener {
                     });
                     match &mut relays {
                         Some(relays) if self.tls.is_some() => relays.spawn(served),
-                        _ => drop(tokio::spawn(served)),
+                        _ => drop(spawn(served)),
                     }
                 }
                 Err(error) => {

@@ -25,6 +25,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use super::auth::{self, Access};
 use super::browser::{self, Names};
 use super::request_id;
+use crate::background::spawn;
 use crate::config::ControlConfig;
 use crate::half_open::{Establish, Eviction, HalfOpenConnections, HalfOpenGuard};
 use crate::listening_sockets::{self, ListeningSockets};
@@ -181,13 +182,13 @@ impl ControlListener {
                 match &self.socket {
                     Socket::Unix(socket) => socket.accept().await.map(|(stream, _)| {
                         let served = connection(stream, router.clone(), None, permit, half_open.enter());
-                        tokio::spawn(contained_task(true, served));
+                        spawn(contained_task(true, served));
                     }),
                     Socket::Tcp { socket, tls, .. } => socket.accept().await.map(|(stream, _)| {
                         let half_open = half_open.enter();
                         let served =
                             tls_connection(stream, Arc::clone(tls), router.clone(), permit, half_open);
-                        tokio::spawn(contained_task(true, served));
+                        spawn(contained_task(true, served));
                     }),
                 }
             };

@@ -515,7 +515,14 @@ impl Flash {
 }
 
 /// Runs work that may wait for a device on a blocking thread.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+pub(super) fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> impl Future<Output = Result<T>> + Send {
+    // The compiler makes the code of a boxed task once for each type of result.
+    blocking_boxed(Box::new(work))
+}
+
+async fn blocking_boxed<T: Send + 'static>(work: Box<dyn FnOnce() -> T + Send>) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| failed!("an internal task ended unexpectedly: {error}"))

@@ -24,6 +24,7 @@ use super::registry::{ClusterWait, DiskPhase, Registry};
 use super::remote_flash::RemoteFlash;
 use super::tasks::Tasks;
 use crate::api_error::{ApiError, Result};
+use crate::background::spawn;
 use crate::cluster::{Cluster, TakeError, Took};
 use placement::Rates;
 
@@ -165,7 +166,7 @@ impl ClusterService {
             cluster.set_pools(self.published_pools());
             if has_lease && looks % TELL_LOOKS == TELL_LOOKS / 4 {
                 let (service, cluster) = (self.clone(), cluster.clone());
-                tokio::spawn(async move { service.tell(&cluster).await });
+                spawn(async move { service.tell(&cluster).await });
             }
             if has_lease && looks.is_multiple_of(TIDY_LOOKS) {
                 self.unmark_clean().await;
@@ -227,7 +228,7 @@ impl ClusterService {
         };
         for name in cluster.to_try(&waiting) {
             let service = self.clone();
-            tokio::spawn(async move { service.disks.bring_online(&name).await });
+            spawn(async move { service.disks.bring_online(&name).await });
         }
     }
 

@@ -20,6 +20,7 @@ use tokio::time::timeout;
 
 use super::Disks;
 use crate::api_error::{ApiError, Result};
+use crate::background::spawn;
 use crate::services::flash;
 use crate::services::registry::{DiskPhase, Inner};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
@@ -204,7 +205,7 @@ impl Disks {
             Ok(true)
         ) {
             let service = self.clone();
-            tokio::spawn(async move { service.bring_online(&name).await });
+            spawn(async move { service.bring_online(&name).await });
         }
     }
 }

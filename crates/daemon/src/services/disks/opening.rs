@@ -15,6 +15,7 @@ use super::image::image_asked;
 use super::recovering::RecoveringCache;
 use super::resize::Measure;
 use crate::api_error::{ApiError, Result, conflict, failed, invalid, open_error};
+use crate::background::spawn;
 use crate::cluster::Taken;
 use crate::descriptors;
 use crate::exports::export_info;
@@ -334,7 +335,7 @@ impl Disks {
             // Writes that an earlier daemon acknowledged may not be durable, and guests rely on a
             // flush to this daemon. If the flush fails, each client's next flush fails.
             let shard = shard.clone();
-            tokio::spawn(async move { shard.flush(id).await });
+            spawn(async move { shard.flush(id).await });
         }
         if !wanted.for_clones {
             self.exports.offer(name, id, shard, export_info(&info, access));
@@ -414,7 +415,7 @@ impl Disks {
             // Clients can already use the disk.
             Some(recovering) => {
                 let (service, name) = (self.clone(), name.to_owned());
-                tokio::spawn(async move { service.await_cache(&name, recovering, guard).await });
+                spawn(async move { service.await_cache(&name, recovering, guard).await });
             }
             None => self.fit_opened(name).await,
         }

@@ -16,6 +16,7 @@ use super::super::registry::{DiskEntry, DiskPhase};
 use super::Migrations;
 use super::source::Leaving;
 use crate::api_error::{ApiError, Result, failed};
+use crate::background::spawn;
 use crate::cache_settings::whole_settings;
 use crate::state::CacheSpec;
 
@@ -99,7 +100,7 @@ impl Leaving {
 
     /// Stops a drain that is in progress or about to start.
     pub(super) fn stop_draining(self: Arc<Self>) {
-        tokio::spawn(async move {
+        spawn(async move {
             while self.shared.facts().state == hob_control::MigrationState::Preparing {
                 let Ok((shard, id)) = self.migrations.registry.shard_of(&self.name) else { return };
                 let _ = shard.change_cache(id, CacheChange::StopDrain).await;
@@ -136,7 +137,7 @@ impl Migrations {
     /// hosts may acquire the disk. If etcd does not answer, a later check repeats the request.
     fn unmark_drained(self: &Arc<Self>, name: &str) {
         let (migrations, name) = (self.clone(), name.to_owned());
-        tokio::spawn(async move {
+        spawn(async move {
             let is_drained = || migrations.is_drained_to_leave(&name);
             migrations.ownership.unmark_if_clean(&name, is_drained).await;
         });

@@ -20,6 +20,7 @@ use super::flash::{self, Flash};
 use super::registry::{DeviceEntry, Inner, Registry, StatePart};
 use super::tasks::Tasks;
 use crate::api_error::{ApiError, Result, conflict, invalid, not_found};
+use crate::background::spawn;
 use crate::hardware::FlashDevice;
 use crate::state::{CacheOwner, SwapSpec};
 use crate::swap::{Active, BYTES_MAX, BYTES_MIN, PRIORITY_MAX, Range, Spot, SwapError, SwapKernel};
@@ -312,7 +313,7 @@ impl Swaps {
         }
         for name in to_turn_on {
             let service = self.clone();
-            tokio::spawn(async move {
+            spawn(async move {
                 if let Err(error) = service.begin_on(&name).await {
                     tracing::error!("swap area {name}: cannot turn it on: {error}");
                 }
