@@ -12,17 +12,14 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1;
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
-use hyper_util::rt::TokioIo;
 use rustix::net::sockopt;
 use serde_json::{Map, Value, json};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use crate::ClientTls;
-use crate::client::Driver;
+use crate::connection::{self, Driver};
 
 mod watch;
 
@@ -369,28 +366,18 @@ impl Etcd {
         }
         let request =
             request.body(Full::new(Bytes::from(question))).map_err(|error| self.nonsense(by, error))?;
-        if !endpoint.tls {
-            return self.send(by, stream, request).await;
-        }
-        let tls = self
-            .tls
-            .as_ref()
-            .ok_or_else(|| self.nonsense(by, "the endpoint uses TLS, and no CA certificate is configured"))?;
-        let stream = tls.connect(&endpoint.host, stream).await.map_err(|error| self.nonsense(by, error))?;
-        self.send(by, stream, request).await
-    }
-
-    async fn send(
-        &self,
-        by: usize,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        request: Request<Full<Bytes>>,
-    ) -> Result<(Response<Incoming>, Driver), EtcdError> {
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.nonsense(by, error))?;
-        let driver = Driver::start(connection);
-        let answer = sender.send_request(request).await.map_err(|error| self.nonsense(by, error))?;
-        Ok((answer, driver))
+        let answered = match (&self.tls, endpoint.tls) {
+            (_, false) => connection::exchange(stream, request).await,
+            (Some(tls), true) => {
+                let stream = tls.connect(&endpoint.host, stream).await;
+                connection::exchange(stream.map_err(|error| self.nonsense(by, error))?, request).await
+            }
+            (None, true) => {
+                let why = "the endpoint uses TLS, and no CA certificate is configured";
+                return Err(self.nonsense(by, why));
+            }
+        };
+        answered.map_err(|error| self.nonsense(by, error))
     }
 
     async fn collect(&self, by: usize, answer: Response<Incoming>) -> Result<Bytes, EtcdError> {

@@ -249,7 +249,8 @@ async fn tls_connection(
     match accepted {
         Ok(stream) => {
             let certificate = PeerCertificate::of(&stream);
-            serve_connection(stream, router, certificate, permit, (half_open_guard, eviction)).await;
+            serve_connection(Box::new(stream), router, certificate, permit, (half_open_guard, eviction))
+                .await;
         }
         Err(error) => tracing::info!("control connection closed: TLS handshake failed: {error}"),
     }
@@ -274,6 +275,12 @@ impl HangUp {
     }
 }
 
+/// A connected socket, also one with TLS. Connections box it, because hyper's server would be
+/// compiled once for each type.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
 /// Serves one connection until it ends.
 pub(super) async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -282,13 +289,14 @@ pub(super) async fn connection(
     permit: OwnedSemaphorePermit,
     (half_open_guard, eviction): (HalfOpenGuard, Eviction),
 ) {
-    serve_connection(stream, router, certificate, permit, (half_open_guard, Box::pin(eviction.wait()))).await;
+    let half_open = (half_open_guard, Box::pin(eviction.wait()));
+    serve_connection(Box::new(stream), router, certificate, permit, half_open).await;
 }
 
 /// Serves one connection. `eviction` ends when a half-open connection has to be closed. The first
 /// authorized request ends the half-open state.
 async fn serve_connection(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    stream: Box<dyn Stream>,
     router: Router,
     certificate: Option<PeerCertificate>,
     permit: OwnedSemaphorePermit,
