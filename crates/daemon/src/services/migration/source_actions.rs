@@ -18,6 +18,7 @@ use super::source::Leaving;
 use crate::api_error::{ApiError, Result, failed};
 use crate::background::spawn;
 use crate::cache_settings::whole_settings;
+use crate::shard_api::Gone;
 use crate::state::CacheSpec;
 
 /// Pause between two attempts to stop a drain that may not have started.
@@ -226,17 +227,23 @@ impl Migrations {
             }
             let gone = shard.remove_disk(id).await.unwrap_or_else(|error| {
                 tracing::warn!("{name}: {error}");
-                crate::shard_api::Gone::default()
+                Gone::default()
             });
-            let crate::shard_api::Gone { released, memory, .. } = gone;
-            blocking(move || drop(memory)).await?;
-            let free = self.pools.let_go(name, &released, |_| true);
-            let pool = self.registry.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
-            if let Some(pool) = pool {
-                self.registry.give_back(&pool, &free).await;
-            }
+            self.free_flash_of(name, gone).await?;
         }
         self.bury(name, to).await
+    }
+
+    /// Frees the memory and the segments of a disk that its shard has removed.
+    pub(super) async fn free_flash_of(&self, name: &str, gone: Gone) -> Result<()> {
+        let Gone { released, memory, .. } = gone;
+        blocking(move || drop(memory)).await?;
+        let free = self.pools.let_go(name, &released, |_| true);
+        let pool = self.registry.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
+        if let Some(pool) = pool {
+            self.registry.give_back(&pool, &free).await;
+        }
+        Ok(())
     }
 
     /// Frees the segments of a migrated disk, and records the disk's new host.
