@@ -160,9 +160,7 @@ mod tests {
     const WATCHDOG: Duration = Duration::from_secs(8);
 
     fn run(test: impl AsyncFnOnce(UnixDatagram, Arc<Notifier>, Arc<Services>, FakeShard)) {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        runtime.block_on(async {
+        crate::background::run_in_virtual_time(async {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("notify");
             let systemd = UnixDatagram::bind(&path).unwrap();

@@ -30,8 +30,7 @@ fn run(test: impl AsyncFnOnce(&Path, Endpoint)) {
 
 /// Serves the API, and runs a test with a directory, the address, and the simulated shard.
 fn run_with_shard(test: impl AsyncFnOnce(&Path, Endpoint, FakeShard)) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    crate::background::run_in_real_time(async {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
         let listener =

@@ -141,9 +141,7 @@ fn cache_of(mib: u64) -> CacheEnable {
 }
 
 fn run(test: impl AsyncFnOnce(Bench)) {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-    runtime.block_on(async { test(Bench::new()).await });
+    crate::background::run_in_virtual_time(async { test(Bench::new()).await });
 }
 
 #[test]

@@ -16,6 +16,7 @@ use hob_storage::backing::{Format, ImageFile, image_state};
 use tokio::task::JoinSet;
 
 use super::super::Disks;
+use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::state::{FileSpec, FormatName};
 
@@ -50,7 +51,7 @@ impl Look {
 
     /// Returns the change of the files, as text; `None` if there is none.
     async fn change(self) -> Option<(Look, String)> {
-        let look = tokio::task::spawn_blocking(move || {
+        let look = blocking(move || {
             let found = image_state(&self.path, self.format, &self.below);
             (self, found)
         });
