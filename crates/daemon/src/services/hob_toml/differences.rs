@@ -23,6 +23,14 @@ pub(super) struct Found {
     pub(super) change: Option<Change>,
 }
 
+impl Found {
+    /// Sets the remedy of the difference.
+    pub(super) fn by(mut self, remedy: ConfigRemedy) -> Found {
+        self.difference.by = remedy;
+        self
+    }
+}
+
 /// Returns the differences in an order in which they can be resolved: dependencies first,
 /// dependent objects last when removing.
 ///
@@ -320,12 +328,7 @@ pub(super) fn apply(
     action: &str,
     change: Change,
 ) -> Found {
-    let found = one_side(subject, key, Some(&file), Some(&running), action, change);
-    Found { difference: ConfigDifference { by: ConfigRemedy::Apply, ..found.difference }, ..found }
-}
-
-pub(super) fn with_yes(found: Found) -> Found {
-    Found { difference: ConfigDifference { by: ConfigRemedy::ApplyWithYes, ..found.difference }, ..found }
+    one_side(subject, key, Some(&file), Some(&running), action, change).by(ConfigRemedy::Apply)
 }
 
 pub(super) fn by_command(
