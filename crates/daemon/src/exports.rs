@@ -145,7 +145,6 @@ impl Exports {
         self.table().retain(|_, export| export.of != disk);
     }
 
-    /// Returns the export with this name.
     pub(crate) fn get(&self, name: &str) -> Option<Export> {
         self.table().get(name).cloned()
     }

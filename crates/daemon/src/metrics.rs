@@ -70,7 +70,6 @@ pub(crate) struct Daemon {
     pub(crate) process: Process,
     /// State of the cluster membership, if there is one.
     pub(crate) cluster: Option<Cluster>,
-    /// Current health problems.
     pub(crate) problems: Vec<HealthProblem>,
     /// For each shard, whether it answers.
     pub(crate) shards: Vec<bool>,

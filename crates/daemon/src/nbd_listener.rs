@@ -67,7 +67,6 @@ pub(crate) enum NbdSession {
 /// State that all NBD listeners share.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenerContext {
-    /// The exports.
     pub(crate) exports: Exports,
     /// Which clients may see which exports.
     pub(crate) allow: AllowList,

@@ -45,9 +45,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 pub(crate) struct State {
     /// Version of the state file's format.
     pub(crate) version: u32,
-    /// Pools.
     pub(crate) pools: Vec<PoolState>,
-    /// Disks.
     pub(crate) disks: Vec<DiskState>,
     /// Pools that hob.toml defines and that were removed by command.
     #[serde(default)]
@@ -111,7 +109,6 @@ pub(crate) struct EndedCache {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PoolState {
-    /// Name of the pool.
     pub(crate) name: String,
     /// Paths of the pool's devices on this host.
     pub(crate) devices: Vec<PathBuf>,
@@ -177,7 +174,6 @@ pub(crate) struct SwapSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskState {
-    /// Name of the disk.
     pub(crate) name: String,
     /// Path or URI of the disk's backing.
     pub(crate) backing: String,
@@ -373,7 +369,6 @@ pub(crate) enum StateError {
     Broken {
         /// The file.
         path: PathBuf,
-        /// The error.
         what: String,
     },
 }
@@ -387,7 +382,6 @@ pub(crate) enum Store {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// The file lock.
         _lock: File,
     },
 }

@@ -82,7 +82,6 @@ impl Cluster {
         Some(OrderFound { disk: disk.to_owned(), order: order(entry)?, revision: entry.revision, is_ours })
     }
 
-    /// Returns all orders.
     pub(crate) async fn orders(&self) -> Result<Vec<OrderFound>, EtcdError> {
         let prefix = self.names.moves();
         let entries = self.etcd.list(&prefix, LIST_MAX).await?;

@@ -74,7 +74,6 @@ pub(crate) struct HostDevice {
     pub(crate) name: String,
     /// Identifier of the device, which is unique among the disks of all daemons of this host.
     pub(crate) identifier: String,
-    /// Size in bytes.
     pub(crate) size_bytes: u64,
     /// Smallest unit of reads and writes in bytes, a power of two.
     pub(crate) block_bytes: u32,
@@ -179,7 +178,6 @@ fn remove(name: &str, index: u32) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Returns the number of the device with this identifier.
 fn find(devices: &Path, identifier: &str) -> Option<u32> {
     let named = |index: &u32| backend_of(devices, *index).as_deref() == Some(identifier);
     fs::read_dir(devices).ok()?.filter_map(|entry| index_of(Path::new(&entry.ok()?.file_name()))).find(named)

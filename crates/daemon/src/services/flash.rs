@@ -398,7 +398,6 @@ impl Flash {
         areas.await.map(|(areas, _)| areas)
     }
 
-    /// Returns all segments of an owner.
     pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>> {
         let segments = self.with(move |pool| Ok(pool.as_ref().map(|pool| pool.segments_of(owner))));
         Ok(segments.await?.0.unwrap_or_default())

@@ -24,7 +24,6 @@ pub(crate) struct CacheSpec {
     pub(crate) pool: String,
     /// Size of the cache, a multiple of the segment size.
     pub(crate) size: Size,
-    /// Size of a cache block.
     pub(crate) block_size: Size,
     /// Policy's name.
     pub(crate) policy: String,
@@ -81,7 +80,6 @@ impl Default for SharedSize {
 }
 
 impl SharedSize {
-    /// Returns the limits in segments.
     pub(crate) fn in_segments(&self, segment_bytes: u64) -> Limits {
         let segments = |size: Size| size.bytes().div_ceil(segment_bytes);
         Limits {
@@ -267,7 +265,6 @@ impl JournalSpec {
         if self.ring == self.unused { self.written } else { self.ring }
     }
 
-    /// Creates the spec of a new cache.
     pub(crate) fn new() -> JournalSpec {
         JournalSpec {
             owner: CacheOwner::random(),

@@ -85,7 +85,6 @@ pub(crate) struct PolicyState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DatastoreState {
-    /// Name of the datastore.
     pub(crate) name: String,
     /// How hob limits the number of I/Os in flight to the datastore.
     pub(crate) control: ControlSpec,

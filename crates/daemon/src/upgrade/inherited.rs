@@ -105,7 +105,6 @@ impl WaitingClients {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the inherited clients.
     pub(crate) fn fill(&self, inherited: InheritedState, permits: &Arc<Semaphore>) {
         for client in inherited.clients {
             match Arc::clone(permits).try_acquire_owned() {

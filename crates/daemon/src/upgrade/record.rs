@@ -159,7 +159,6 @@ impl Table {
 }
 
 impl Record {
-    /// Encodes the record.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, RecordError> {
         let lengths = self.table.clients.iter().map(|client| client.received as usize);
         assert!(lengths.eq(self.received.iter().map(Vec::len)), "the table says what clients have sent");

@@ -76,7 +76,6 @@ fn parse_number(text: &str) -> Option<u64> {
 #[derive(Debug)]
 pub(crate) struct BelowLocks {
     number: u64,
-    /// The locked files.
     held: Mutex<Vec<File>>,
 }
 
@@ -108,7 +107,6 @@ impl BelowLocks {
         Ok(())
     }
 
-    /// Releases the locks.
     pub(crate) fn release(&self) {
         self.held().clear();
     }

@@ -343,7 +343,6 @@ impl OpenDevice {
         wiped.map_err(|e| self.system("wipe it", e))
     }
 
-    /// Creates an error for this device.
     pub(super) fn system(&self, action: &'static str, source: io::Error) -> PoolError {
         PoolError::System { path: self.path.clone(), action, source }
     }

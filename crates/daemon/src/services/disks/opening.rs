@@ -452,7 +452,6 @@ impl Disks {
         }
     }
 
-    /// Adds an export to a disk.
     pub(crate) async fn export_add(&self, disk: String, export: Export) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks

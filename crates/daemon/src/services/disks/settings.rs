@@ -10,7 +10,6 @@ use super::reopening::OpenSettings;
 use crate::api_error::ApiError;
 
 impl Disks {
-    /// Changes the settings of a disk.
     pub(crate) async fn disk_patch(&self, disk: String, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks.run("disk set", disk.clone(), async move { service.patch_disk(&disk, patch).await }).await

@@ -57,7 +57,6 @@ impl ExportService {
         Ok(Bitmaps { bitmaps: specs.iter().map(show).collect(), disk })
     }
 
-    /// Adds a bitmap to a disk.
     pub(crate) async fn bitmap_add(&self, disk: String, add: BitmapAdd) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks
@@ -93,7 +92,6 @@ impl ExportService {
             .await
     }
 
-    /// Removes a bitmap of a disk.
     pub(crate) async fn bitmap_remove(&self, disk: String, name: String) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks
@@ -114,7 +112,6 @@ impl ExportService {
             .await
     }
 
-    /// Clears a bitmap of a disk.
     pub(crate) async fn bitmap_clear(&self, disk: String, name: String) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks

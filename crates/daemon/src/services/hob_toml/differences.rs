@@ -19,7 +19,6 @@ use crate::state::{DatastoreState, patched_qos};
 pub(super) struct Found {
     /// The difference. A condition at the end of its action begins with `, unless `.
     pub(super) difference: ConfigDifference,
-    /// The change.
     pub(super) change: Option<Change>,
 }
 
@@ -217,7 +216,6 @@ fn size_differences(pool: &PoolCreate, entry: &PoolEntry, files: &BTreeSet<Strin
     found
 }
 
-/// Returns the difference in the flash write budget of a pool.
 fn budget_difference(subject: &str, pool: &PoolCreate, running: Option<FlashWrites>) -> Option<Found> {
     let change = |budget: Option<FlashWrites>| budget.map_or(FlashWritesChange::Off, FlashWritesChange::Set);
     let (file, running) = (change(pool.flash_writes), change(running));

@@ -311,7 +311,6 @@ impl PoolEntry {
 }
 
 impl DiskEntry {
-    /// Returns the health problems of a disk.
     fn problems(&self, inner: &Inner) -> Vec<(ProblemKind, String)> {
         match &self.phase {
             // A disk that was never online is not a problem.

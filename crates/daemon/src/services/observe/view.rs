@@ -23,7 +23,6 @@ impl Observe {
         disks
     }
 
-    /// Returns the view of one disk.
     pub(crate) fn disk(&self, name: &str) -> Result<Disk> {
         let mut disk = {
             let inner = self.registry.inner();
@@ -58,7 +57,6 @@ impl Observe {
         pools
     }
 
-    /// Returns the view of one pool.
     pub(crate) fn pool(&self, name: &str) -> Result<Pool> {
         let pool = {
             let inner = self.registry.inner();

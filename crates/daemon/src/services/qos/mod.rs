@@ -97,7 +97,6 @@ impl QosService {
         Ok(rules.disk_view(self.registry.inner().disk(disk)?))
     }
 
-    /// Returns all storage policies.
     pub(crate) fn policies(&self) -> Vec<StoragePolicy> {
         let rules = self.rules();
         let inner = self.registry.inner();

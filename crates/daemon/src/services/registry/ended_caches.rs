@@ -42,7 +42,6 @@ impl EndedCaches {
         self.ended.push((owner, pool.to_owned()));
     }
 
-    /// Returns the ended caches of a pool.
     pub(in crate::services) fn of_pool(&self, pool: &str) -> Vec<OwnerId> {
         self.ended.iter().filter(|(_, of)| *of == pool).map(|(owner, _)| *owner).collect()
     }

@@ -32,7 +32,6 @@ pub(super) enum Asker {
 pub(super) enum What {
     Read(BufferSlice),
     Write(BufferSlice, CommandFlags),
-    /// Write zeroes as data.
     WriteZeroData,
     WriteZeroes(CommandFlags),
     Trim,
