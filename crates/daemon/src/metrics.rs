@@ -88,7 +88,6 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Creates an empty page.
     pub(crate) fn new(form: Form, latencies: Latencies) -> Page {
         Page { form, latencies, bodies: vec![String::new(); METRICS.len()] }
     }
@@ -211,7 +210,6 @@ impl Form {
         if header.split(',').any(wants) { Form::OpenMetrics } else { Form::Prometheus }
     }
 
-    /// Returns the media type of the format.
     pub(crate) fn media_type(self) -> &'static str {
         match self {
             Form::Prometheus => "text/plain; version=0.0.4; charset=utf-8",

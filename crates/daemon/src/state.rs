@@ -98,7 +98,6 @@ pub(crate) struct FailedTask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EndedCache {
-    /// Name of the pool.
     pub(crate) pool: String,
     /// Owner id of the cache.
     #[serde(with = "cache::word")]
@@ -152,9 +151,7 @@ pub(crate) struct PeerState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SwapSpec {
-    /// Name of the swap area.
     pub(crate) name: String,
-    /// Name of the pool.
     pub(crate) pool: String,
     /// Device of the area, as known last.
     pub(crate) device: PathBuf,
@@ -366,11 +363,7 @@ pub(crate) enum StateError {
     },
     /// The file has an invalid format or an unknown version.
     #[error("{} is malformed ({what}); repair it, or move it away to start without pools and disks", path.display())]
-    Broken {
-        /// The file.
-        path: PathBuf,
-        what: String,
-    },
+    Broken { path: PathBuf, what: String },
 }
 
 /// The place where the state is stored.
@@ -379,11 +372,7 @@ pub(crate) enum Store {
     /// In memory only.
     Memory,
     /// In a directory, locked for this process.
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        _lock: File,
-    },
+    Directory { path: PathBuf, _lock: File },
 }
 
 impl Store {

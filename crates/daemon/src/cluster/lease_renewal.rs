@@ -39,7 +39,6 @@ struct Facts {
 }
 
 impl LeaseRenewal {
-    /// Starts the thread.
     pub(super) fn start(
         me: Member,
         (lease_seconds, settle_seconds): (u64, u64),

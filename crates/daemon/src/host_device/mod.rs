@@ -70,7 +70,6 @@ pub(crate) enum DeviceError {
 /// A disk's device, as it should be.
 #[derive(Clone, Debug)]
 pub(crate) struct HostDevice {
-    /// Name of the disk.
     pub(crate) name: String,
     /// Identifier of the device, which is unique among the disks of all daemons of this host.
     pub(crate) identifier: String,
@@ -194,7 +193,6 @@ fn index_of(path: &Path) -> Option<u32> {
     path.file_name()?.to_str()?.strip_prefix("nbd")?.parse().ok()
 }
 
-/// Returns true if the other end of a socket is closed.
 fn is_closed(socket: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

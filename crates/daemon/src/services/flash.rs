@@ -86,7 +86,6 @@ pub(super) struct Opened {
 }
 
 impl Flash {
-    /// Creates a pool.
     pub(super) async fn create(
         name: String,
         devices: Vec<DeviceSpec>,
@@ -166,7 +165,6 @@ impl Flash {
         .map(|((), devices)| devices)
     }
 
-    /// Adds a device and returns its id.
     pub(super) async fn add_device(
         &self,
         spec: DeviceSpec,

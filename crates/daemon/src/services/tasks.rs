@@ -91,7 +91,6 @@ impl Running {
         }
     }
 
-    /// Records that the task was cancelled.
     pub(super) fn end_cancelled(mut self) {
         self.is_over = true;
         let mut tasks = self.tasks.lock();

@@ -20,7 +20,6 @@ use crate::hardware::ChangeToken;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CacheSpec {
-    /// Name of the pool.
     pub(crate) pool: String,
     /// Size of the cache, a multiple of the segment size.
     pub(crate) size: Size,
@@ -328,7 +327,6 @@ pub(crate) mod boot {
 pub(crate) struct CacheOwner(pub(crate) u128);
 
 impl CacheOwner {
-    /// Returns a random owner id.
     pub(crate) fn random() -> CacheOwner {
         let mut bytes = [0; 16];
         let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

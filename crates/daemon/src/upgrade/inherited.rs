@@ -85,7 +85,6 @@ impl InheritedState {
         InheritedState { program: table.program, goes_on: true, listening, files, clients }
     }
 
-    /// Takes the listening sockets.
     pub(crate) fn listening(&mut self) -> ListeningSockets {
         ListeningSockets::inherited(std::mem::take(&mut self.listening))
     }
@@ -198,7 +197,6 @@ fn is_unchanged(told: &ClientEntry, now: &Negotiated) -> bool {
         && info.block_size_max >= told.block_max
 }
 
-/// Returns the address of a client; `None` on a Unix socket.
 fn address_of(socket: &OwnedFd) -> Option<IpAddr> {
     let socket = std::net::TcpStream::from(socket.try_clone().ok()?);
     socket.peer_addr().ok().map(|address| address.ip().to_canonical())

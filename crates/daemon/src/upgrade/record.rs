@@ -49,9 +49,7 @@ pub(crate) struct Table {
     /// Names of the listening sockets.
     #[serde(rename = "doors")]
     pub(crate) listening: Vec<String>,
-    /// Mounted files.
     pub(crate) files: Vec<FileEntry>,
-    /// NBD clients.
     pub(crate) clients: Vec<ClientEntry>,
 }
 

@@ -128,7 +128,6 @@ pub(super) enum Call {
     },
     GetAttributes,
     SetAttributes(Change),
-    /// Open the file.
     Open,
     Read {
         /// First byte.
@@ -149,7 +148,6 @@ pub(super) enum Call {
     Statfs,
     /// Make all acknowledged writes durable.
     Fsync,
-    /// Write zeroes.
     Zero {
         /// First byte.
         offset: u64,

@@ -36,7 +36,6 @@ impl Steps {
         all.filter(|(_, amount)| **amount != 0).map(|(size, amount)| (size as u64, *amount))
     }
 
-    /// Returns the finished step function.
     pub(super) fn finish(self) -> Values {
         let mut sum = 0;
         let values = self.changes().map(|(size, amount)| {

@@ -116,7 +116,6 @@ impl BelowLocks {
     }
 }
 
-/// Converts the error of a lock on `path`.
 pub(super) fn open_error(path: PathBuf, error: LockError) -> OpenError {
     match error {
         LockError::InUse => OpenError::InUse { path },

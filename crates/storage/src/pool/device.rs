@@ -119,7 +119,6 @@ pub(super) struct Device {
 }
 
 impl OpenDevice {
-    /// Opens and locks the device at `path`.
     pub(super) fn open(path: &Path) -> Result<OpenDevice, PoolError> {
         let system = |action, source: io::Error| PoolError::System { path: path.into(), action, source };
         if std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {

@@ -124,7 +124,6 @@ impl Table {
         Some(self.lowest_free)
     }
 
-    /// Changes the entry of one segment.
     pub(super) fn set(&mut self, segment: usize, entry: Entry) {
         let old = std::mem::replace(&mut self.entries[segment], entry);
         self.pages[segment / ENTRIES_PER_PAGE as usize].dirty = true;
@@ -135,12 +134,10 @@ impl Table {
         }
     }
 
-    /// Returns all entries, by segment.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Returns the number of free segments.
     pub(super) fn free(&self) -> u64 {
         self.free
     }

@@ -67,7 +67,6 @@ impl ClusterService {
         Ok(self.ownership.cluster_or_refuse()?.view())
     }
 
-    /// Returns all members.
     pub(crate) async fn hosts(&self) -> Result<Vec<ClusterHost>> {
         self.ownership.cluster_or_refuse()?.hosts().await.map_err(|error| ApiError::failed(error.to_string()))
     }

@@ -62,7 +62,6 @@ impl Disks {
         }
     }
 
-    /// Adds a disk and serves it.
     pub(crate) async fn disk_add(&self, add: DiskAdd) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks.run("disk add", add.name.clone(), async move { service.add(add).await }).await

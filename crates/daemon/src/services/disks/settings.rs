@@ -76,7 +76,6 @@ impl Disks {
         Ok(notes)
     }
 
-    /// Creates or removes the block device of a disk.
     async fn set_device(&self, name: &str, wanted: bool) -> Result<(), ApiError> {
         if self.registry.inner().disk(name)?.wanted.device == wanted {
             return Ok(());

@@ -29,7 +29,6 @@ use crate::watchdog::contained;
 const NOT_CLOSED: &str = "hob ended without closing the disk";
 
 impl ExportService {
-    /// Returns a disk's bitmaps.
     pub(crate) async fn bitmaps(&self, disk: String) -> Result<Bitmaps> {
         let (specs, online) = {
             let inner = self.registry.inner();
@@ -331,7 +330,6 @@ impl ExportService {
         }
     }
 
-    /// Deletes the bitmaps of a removed disk.
     pub(in crate::services) async fn forget_bitmaps(&self, disk: &str) {
         let Some(directory) = self.bitmaps.as_ref().map(|all| all.join(disk)) else { return };
         let _ = flash::blocking(move || std::fs::remove_dir_all(directory)).await;

@@ -33,7 +33,6 @@ const RECORD_MAX: Duration = Duration::from_secs(5);
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 impl Migrations {
-    /// Starts the migration of a disk.
     pub(crate) async fn migrate(self: &Arc<Self>, name: String, start: MigrationStart) -> Result<Migration> {
         let migrations = self.clone();
         self.tasks

@@ -186,7 +186,6 @@ impl Moves {
         }
     }
 
-    /// Cancels an order.
     pub(crate) async fn cancel(&self, disk: &str) -> Result<ClusterMove> {
         let cluster = self.ownership.cluster_or_refuse()?;
         loop {

@@ -85,7 +85,6 @@ impl Observe {
         loads
     }
 
-    /// Returns all health problems.
     pub(crate) async fn health(&self) -> Health {
         self.problems(&self.shards_answering().await).into()
     }

@@ -14,7 +14,6 @@ use crate::services::registry::{DeviceEntry, DiskEntry, DiskPhase, Inner, PoolEn
 use crate::state::CacheSpec;
 
 impl Observe {
-    /// Returns all disks by name.
     pub(crate) fn disks(&self) -> Vec<Disk> {
         let inner = self.registry.inner();
         let mut disks: Vec<Disk> = inner.disks.values().map(|disk| disk.view(&inner)).collect();
@@ -47,7 +46,6 @@ impl Observe {
         }
     }
 
-    /// Returns all pools by name.
     pub(crate) fn pools(&self) -> Vec<Pool> {
         let mut pools: Vec<Pool> = {
             let inner = self.registry.inner();

@@ -383,7 +383,6 @@ impl Inner {
         next + moving
     }
 
-    /// Returns true if a pool has shared caches.
     pub(in crate::services) fn has_shared(&self, pool: &str) -> bool {
         let is_shared =
             |disk: &DiskEntry| disk.cache().is_some_and(|spec| spec.pool == pool && spec.shared.is_some());

@@ -137,7 +137,6 @@ impl RemoteFlash {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner).get(path).map(|socket| socket.to.clone())
     }
 
-    /// Closes the socket of a remote device.
     pub(in crate::services) fn close_socket(&self, path: &Path) {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
     }

@@ -77,7 +77,6 @@ impl Swaps {
         Ok(looked.into_iter().filter_map(view).collect())
     }
 
-    /// Returns one swap area.
     pub(crate) async fn one(&self, name: &str) -> Result<Swap> {
         self.areas().get(name)?;
         let all = self.all().await?;

@@ -132,7 +132,6 @@ pub(super) struct Manifest {
     /// Whether the manifest must never be deleted, because it fences an earlier writer.
     pub(super) stays: bool,
     pub(super) owner: Owner,
-    /// Generation of each map page.
     pub(super) pages: Vec<Generation>,
     /// Changed objects since the map pages were written, by index.
     pub(super) changes: Vec<(u64, Generation)>,
