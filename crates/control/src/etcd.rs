@@ -184,9 +184,6 @@ impl Etcd {
 
     /// Grants a lease of `seconds`. Returns its id and the time to live that etcd granted, in
     /// seconds.
-    ///
-    /// # Errors
-    /// [`EtcdError`].
     pub async fn grant(&self, seconds: u64, wait_max: Duration) -> Result<(u64, u64), EtcdError> {
         let told = self.ask("/v3/lease/grant", json!({ "TTL": seconds.to_string() }), wait_max).await?;
         match (number(&told.body, "ID"), number(&told.body, "TTL")) {
@@ -222,17 +219,11 @@ impl Etcd {
     }
 
     /// Revokes a lease. Etcd deletes all keys that are attached to the lease.
-    ///
-    /// # Errors
-    /// [`EtcdError`].
     pub async fn revoke(&self, lease: u64, wait_max: Duration) -> Result<(), EtcdError> {
         self.ask("/v3/lease/revoke", json!({ "ID": lease.to_string() }), wait_max).await.map(drop)
     }
 
     /// Reads these keys at one revision. Keys that do not exist are left out.
-    ///
-    /// # Errors
-    /// [`EtcdError`].
     pub async fn get(&self, keys: &[&str], wait_max: Duration) -> Result<Vec<EtcdEntry>, EtcdError> {
         let ranges = keys.iter().map(|key| json!({ "request_range": { "key": encode(key.as_bytes()) } }));
         let told = self.ask("/v3/kv/txn", json!({ "success": ranges.collect::<Vec<_>>() }), wait_max).await?;
@@ -242,9 +233,6 @@ impl Etcd {
 
     /// Lists all keys that begin with `prefix`, by name, in pages. The list may miss changes made
     /// during the listing.
-    ///
-    /// # Errors
-    /// [`EtcdError`].
     pub async fn list(&self, prefix: &str, wait_max: Duration) -> Result<Vec<EtcdEntry>, EtcdError> {
         let Some(end) = after(prefix) else {
             return Err(self.nonsense(self.at.load(Ordering::Relaxed), "no key can follow this prefix"));

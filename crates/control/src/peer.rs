@@ -73,9 +73,6 @@ impl Peer {
     }
 
     /// Sends a call, and waits for the response for at most `wait_max`.
-    ///
-    /// # Errors
-    /// [`PeerError`].
     pub async fn call(
         &mut self,
         path: &str,
@@ -103,9 +100,6 @@ impl Peer {
     }
 
     /// Sends one request over a new connection, and waits for the response for at most `wait_max`.
-    ///
-    /// # Errors
-    /// [`PeerError`].
     pub async fn ask<Q: Serialize + Sync, A: DeserializeOwned>(
         &self,
         path: &str,
@@ -125,9 +119,6 @@ impl Peer {
     }
 
     /// Opens a new connection for data. The path decides which side is the NBD server.
-    ///
-    /// # Errors
-    /// [`PeerError`].
     pub async fn data(&self, path: &str) -> Result<TokioIo<Upgraded>, PeerError> {
         let opening = async {
             let (mut sender, driver) = self.connect().await?;

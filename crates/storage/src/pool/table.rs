@@ -108,9 +108,6 @@ impl Table {
     }
 
     /// Writes both copies of every page, for a new device.
-    ///
-    /// # Errors
-    /// A system error.
     pub(super) fn format(&mut self, file: &ControlFile) -> io::Result<()> {
         self.store(file)?;
         self.pages.iter_mut().for_each(|page| page.dirty = true);
