@@ -66,6 +66,13 @@ impl Bench {
         Bench { dir: tempfile::tempdir().unwrap(), services, shard }
     }
 
+    /// Starts other services, which save their state in the directory `state`.
+    pub(super) fn with_state(self) -> Bench {
+        let (store, _) = Store::open(&self.dir.path().join("state")).unwrap();
+        let (services, shard) = services(store);
+        Bench { services, shard, ..self }
+    }
+
     pub(super) fn path(&self, name: &str) -> String {
         self.dir.path().join(name).to_string_lossy().into_owned()
     }
@@ -416,9 +423,7 @@ fn a_shard_that_hangs_holds_up_nobody_and_its_changes_end_later() {
 fn what_was_changed_is_there_after_a_restart() {
     run(async |bench| {
         let state_dir = bench.dir.path().join("state");
-        let (store, _) = Store::open(&state_dir).unwrap();
-        let (services, shard) = services(store);
-        let bench = Bench { services, shard, ..bench };
+        let bench = bench.with_state();
         bench.pool(&["a", "b"], 4).await;
         for disk in ["vm", "gone", "plain"] {
             bench.disk(disk).await;
@@ -440,9 +445,7 @@ fn what_was_changed_is_there_after_a_restart() {
 fn a_daemon_that_ends_before_it_has_restored_its_state_keeps_the_state_file() {
     run(async |bench| {
         let state_dir = bench.dir.path().join("state");
-        let (store, _) = Store::open(&state_dir).unwrap();
-        let (services, shard) = services(store);
-        let bench = Bench { services, shard, ..bench };
+        let bench = bench.with_state();
         bench.pool(&["a", "b"], 4).await;
         bench.disk("vm").await;
         bench.cache("vm", 2).await.unwrap();
@@ -510,9 +513,7 @@ async fn restart_early(state_dir: &Path, toml: &str, holds: bool) -> (Arc<Servic
 fn what_cannot_be_opened_at_the_start_is_offline_and_comes_back() {
     run(async |bench| {
         let state_dir = bench.dir.path().join("state");
-        let (store, _) = Store::open(&state_dir).unwrap();
-        let (services, shard) = services(store);
-        let bench = Bench { services, shard, ..bench };
+        let bench = bench.with_state();
         bench.pool(&["a", "b"], 4).await;
         bench.disk("vm").await;
         bench.disk("healthy").await;
