@@ -405,7 +405,7 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
 /// time, is identified by its path.
 fn identities(paths: Vec<PathBuf>) -> Vec<DataLocation> {
     // A hung filesystem must not prevent the daemon's start.
-    let found = look_at_all(paths.clone(), LOOK_MAX, |path| place_of(path));
+    let found = query_all(paths.clone(), LOOK_MAX, |path| place_of(path));
     let by_path = |path| DataLocation::of(Identity::Path(path));
     found.into_iter().zip(paths).map(|(place, path)| place.unwrap_or_else(|| by_path(path))).collect()
 }
@@ -473,6 +473,6 @@ mod places;
 #[cfg(test)]
 mod tests;
 
-use answers::look_at_all;
+use answers::query_all;
 pub(super) use host::check_host;
 pub(super) use places::check_places;

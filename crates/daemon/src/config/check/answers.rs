@@ -9,23 +9,23 @@ use std::time::{Duration, Instant};
 /// Longest wait of one turn.
 const TURN: Duration = Duration::from_millis(50);
 
-/// Calls `look` with each item on another thread, which may hang with a filesystem. Returns the
+/// Calls `query` with each item on another thread, which may hang with a filesystem. Returns the
 /// results that arrive within `limit`.
-pub(super) fn look_at_all<T: Send + 'static, R: Send + 'static>(
+pub(super) fn query_all<T: Send + 'static, R: Send + 'static>(
     items: Vec<T>,
     limit: Duration,
-    look: impl Fn(&T) -> Option<R> + Send + 'static,
+    query: impl Fn(&T) -> Option<R> + Send + 'static,
 ) -> Vec<Option<R>> {
     let mut all: Vec<Option<R>> = items.iter().map(|_| None).collect();
     let (sender, answers) = mpsc::channel();
-    let look_at_each = move || {
+    let query_each = move || {
         for (index, item) in items.iter().enumerate() {
-            if sender.send((index, look(item))).is_err() {
+            if sender.send((index, query(item))).is_err() {
                 return;
             }
         }
     };
-    if std::thread::Builder::new().name("hob-check".to_owned()).spawn(look_at_each).is_ok() {
+    if std::thread::Builder::new().name("hob-check".to_owned()).spawn(query_each).is_ok() {
         for (index, found) in Answers::within(answers, limit) {
             all[index] = found;
         }

@@ -18,7 +18,7 @@ use hob_nbd::uri::NbdUri;
 use hob_storage::backing::{BACKINGS, Format};
 
 use super::super::Config;
-use super::answers::look_at_all;
+use super::answers::query_all;
 use super::{Findings, readable};
 use crate::hardware::Backing;
 use crate::host_memory::HostMemory;
@@ -216,7 +216,7 @@ fn uses_of(config: &Config) -> Vec<PathUse> {
 /// Returns the properties of each path; `None` for a path whose filesystem did not answer in time.
 fn examine_all(uses: &[PathUse]) -> Vec<Option<PathFacts>> {
     let paths: Vec<(PathBuf, Role)> = uses.iter().map(|it| (it.path.clone(), it.role)).collect();
-    look_at_all(paths, LOOK_MAX, |(path, role)| Some(examine(path, *role)))
+    query_all(paths, LOOK_MAX, |(path, role)| Some(examine(path, *role)))
 }
 
 fn examine(path: &Path, role: Role) -> PathFacts {

@@ -10,7 +10,7 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use super::super::Config;
 use super::Findings;
-use super::answers::look_at_all;
+use super::answers::query_all;
 
 /// Maximum length of a socket's path in bytes.
 const PATH_BYTES_MAX: usize = 107;
@@ -46,7 +46,7 @@ pub(in super::super) fn check_places(config: &Config, found: &mut Findings<'_>) 
         }
     }
     let paths: Vec<PathBuf> = sockets.iter().map(|(_, path)| path.clone()).collect();
-    let answers = look_at_all(paths, ANSWER_MAX, |path| Some(check_place(path)));
+    let answers = query_all(paths, ANSWER_MAX, |path| Some(check_place(path)));
     for ((at, path), answer) in sockets.iter().zip(answers) {
         let is_hung = answer.is_none();
         if let Err(what) = answer.unwrap_or_else(|| Err("its filesystem does not respond".to_owned())) {
