@@ -232,7 +232,6 @@ impl Client {
         Ok(body.to_bytes())
     }
 
-    /// Returns the value of the `Host` header.
     fn host(&self) -> String {
         let endpoint = self.endpoint.to_string();
         endpoint.strip_prefix("tcp:").unwrap_or("hob").to_owned()

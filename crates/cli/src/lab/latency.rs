@@ -163,12 +163,10 @@ pub(super) fn run(args: &Latency, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, |report| with_notes(show(report), &report.latencies.notes))
 }
 
-/// Returns the runs with their names.
 fn runs(latencies: &Latencies) -> impl Iterator<Item = (&'static str, &Played)> {
     [("without", &latencies.without)].into_iter().chain(latencies.with.iter().map(|with| ("with", with)))
 }
 
-/// Formats the report as text.
 fn show(report: &Report) -> String {
     let latencies = &report.latencies;
     [facts(report), classes(latencies), devices(latencies)].join("\n\n") + "\n"
