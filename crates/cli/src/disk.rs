@@ -377,7 +377,6 @@ fn verification(Verification { left, total }: Verification) -> String {
     )
 }
 
-/// Lists the settings of a cache.
 fn settings(cache: &hob_control::Cache) -> Vec<(&'static str, String)> {
     let mut facts = vec![
         ("cache preset", cache.preset.clone().unwrap_or_else(|| "none".to_owned())),

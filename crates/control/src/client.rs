@@ -16,15 +16,14 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response};
-use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
+use crate::connection::{self, Driver};
 use crate::tls;
 use crate::{ClientTls, Endpoint, Problem, TraceDecoder, TraceFrame};
 
@@ -139,12 +138,17 @@ impl Client {
             Some(body) => serde_json::to_vec(body).map_err(|error| self.garbled(error))?,
             None => Vec::new(),
         };
+        let answer = self.answer_to(method, path, body).await?;
+        serde_json::from_slice(&answer).map_err(|error| self.garbled(error))
+    }
+
+    /// Returns the body of the response to a request.
+    async fn answer_to(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
         let exchange = async {
             let (answer, _driver) = self.ask(method, path, body).await?;
             self.collect(answer).await
         };
-        let answer = self.in_time(exchange).await?;
-        serde_json::from_slice(&answer).map_err(|error| self.garbled(error))
+        self.in_time(exchange).await
     }
 
     /// Waits for a response for at most `ANSWER_SECONDS_MAX`.
@@ -216,11 +220,7 @@ impl Client {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         request: Request<Full<Bytes>>,
     ) -> Result<(Response<Incoming>, Driver), ClientError> {
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.failed(error))?;
-        let driver = Driver::start(connection);
-        let answer = sender.send_request(request).await.map_err(|error| self.failed(error))?;
-        Ok((answer, driver))
+        connection::exchange(stream, request).await.map_err(|error| self.failed(error))
     }
 
     async fn collect(&self, answer: Response<Incoming>) -> Result<Bytes, ClientError> {
@@ -232,7 +232,6 @@ impl Client {
         Ok(body.to_bytes())
     }
 
-    /// Returns the value of the `Host` header.
     fn host(&self) -> String {
         let endpoint = self.endpoint.to_string();
         endpoint.strip_prefix("tcp:").unwrap_or("hob").to_owned()
@@ -268,29 +267,6 @@ impl Client {
 fn has_ended(error: &hyper::Error) -> bool {
     let is_io = std::error::Error::source(error).is_some_and(|cause| cause.is::<io::Error>());
     error.is_incomplete_message() || error.is_closed() || error.is_canceled() || is_io
-}
-
-/// The task that moves a connection's bytes. Dropping this handle closes the connection.
-#[derive(Debug)]
-pub(crate) struct Driver(Option<tokio::task::JoinHandle<hyper::Result<()>>>);
-
-impl Driver {
-    pub(crate) fn start(connection: impl Future<Output = hyper::Result<()>> + Send + 'static) -> Driver {
-        Driver(Some(tokio::spawn(connection)))
-    }
-
-    /// Lets the connection's task end by itself.
-    pub(crate) fn finish(mut self) {
-        self.0.take();
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        if let Some(task) = &self.0 {
-            task.abort();
-        }
-    }
 }
 
 /// A running recording of a disk's requests. Dropping this handle ends the recording.

@@ -12,17 +12,14 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1;
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
-use hyper_util::rt::TokioIo;
 use rustix::net::sockopt;
 use serde_json::{Map, Value, json};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use crate::ClientTls;
-use crate::client::Driver;
+use crate::connection::{self, Driver};
 
 mod watch;
 
@@ -187,9 +184,6 @@ impl Etcd {
 
     /// Grants a lease of `seconds`. Returns its id and the time to live that etcd granted, in
     /// seconds.
-    ///
-    /// # Errors
-    /// [`EtcdError`].
     pub async fn grant(&self, seconds: u64, wait_max: Duration) -> Result<(u64, u64), EtcdError> {
         let told = self.ask("/v3/lease/grant", json!({ "TTL": seconds.to_string() }), wait_max).await?;
         match (number(&told.body, "ID"), number(&told.body, "TTL")) {
@@ -225,17 +219,11 @@ impl Etcd {
     }
 
     /// Revokes a lease. Etcd deletes all keys that are attached to the lease.
-    ///
-    /// # Errors
-    /// [`EtcdError`].
     pub async fn revoke(&self, lease: u64, wait_max: Duration) -> Result<(), EtcdError> {
         self.ask("/v3/lease/revoke", json!({ "ID": lease.to_string() }), wait_max).await.map(drop)
     }
 
     /// Reads these keys at one revision. Keys that do not exist are left out.
-    ///
-    /// # Errors
-    /// [`EtcdError`].
     pub async fn get(&self, keys: &[&str], wait_max: Duration) -> Result<Vec<EtcdEntry>, EtcdError> {
         let ranges = keys.iter().map(|key| json!({ "request_range": { "key": encode(key.as_bytes()) } }));
         let told = self.ask("/v3/kv/txn", json!({ "success": ranges.collect::<Vec<_>>() }), wait_max).await?;
@@ -245,9 +233,6 @@ impl Etcd {
 
     /// Lists all keys that begin with `prefix`, by name, in pages. The list may miss changes made
     /// during the listing.
-    ///
-    /// # Errors
-    /// [`EtcdError`].
     pub async fn list(&self, prefix: &str, wait_max: Duration) -> Result<Vec<EtcdEntry>, EtcdError> {
         let Some(end) = after(prefix) else {
             return Err(self.nonsense(self.at.load(Ordering::Relaxed), "no key can follow this prefix"));
@@ -369,28 +354,18 @@ impl Etcd {
         }
         let request =
             request.body(Full::new(Bytes::from(question))).map_err(|error| self.nonsense(by, error))?;
-        if !endpoint.tls {
-            return self.send(by, stream, request).await;
-        }
-        let tls = self
-            .tls
-            .as_ref()
-            .ok_or_else(|| self.nonsense(by, "the endpoint uses TLS, and no CA certificate is configured"))?;
-        let stream = tls.connect(&endpoint.host, stream).await.map_err(|error| self.nonsense(by, error))?;
-        self.send(by, stream, request).await
-    }
-
-    async fn send(
-        &self,
-        by: usize,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        request: Request<Full<Bytes>>,
-    ) -> Result<(Response<Incoming>, Driver), EtcdError> {
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.nonsense(by, error))?;
-        let driver = Driver::start(connection);
-        let answer = sender.send_request(request).await.map_err(|error| self.nonsense(by, error))?;
-        Ok((answer, driver))
+        let answered = match (&self.tls, endpoint.tls) {
+            (_, false) => connection::exchange(stream, request).await,
+            (Some(tls), true) => {
+                let stream = tls.connect(&endpoint.host, stream).await;
+                connection::exchange(stream.map_err(|error| self.nonsense(by, error))?, request).await
+            }
+            (None, true) => {
+                let why = "the endpoint uses TLS, and no CA certificate is configured";
+                return Err(self.nonsense(by, why));
+            }
+        };
+        answered.map_err(|error| self.nonsense(by, error))
     }
 
     async fn collect(&self, by: usize, answer: Response<Incoming>) -> Result<Bytes, EtcdError> {

@@ -8,7 +8,8 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Method, Response};
 
-use crate::client::{Client, ClientError, Driver};
+use crate::client::{Client, ClientError};
+use crate::connection::Driver;
 
 /// Body of a response, read as a stream. Dropping this value closes the connection.
 #[derive(Debug)]

@@ -11,6 +11,7 @@ mod changes;
 pub mod client;
 mod cluster;
 mod config;
+mod connection;
 mod drain;
 mod endpoint;
 mod error;

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1::{self, SendRequest};
+use hyper::client::conn::http1::SendRequest;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
+use hyper::http::request::Builder;
 use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -17,7 +18,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-use crate::client::{Driver, percent_encode};
+use crate::client::percent_encode;
+use crate::connection::{self, Driver};
 use crate::{CallAnswer, CarrySession, ClientTls, Problem};
 
 /// Name of the protocol of an upgraded data connection.
@@ -71,9 +73,6 @@ impl Peer {
     }
 
     /// Sends a call, and waits for the response for at most `wait_max`.
-    ///
-    /// # Errors
-    /// [`PeerError`].
     pub async fn call(
         &mut self,
         path: &str,
@@ -95,49 +94,31 @@ impl Peer {
             self.kept = Some(self.connect().await?);
         }
         let request = self.request(path).header(CONTENT_TYPE, "application/octet-stream");
-        let request = request.body(Full::new(Bytes::from(body))).map_err(lost)?;
         let Some((sender, _)) = &mut self.kept else { return Err(lost("not connected")) };
         sender.ready().await.map_err(lost)?;
-        let answer = sender.send_request(request).await.map_err(lost)?;
-        let status = answer.status();
-        let bytes = collect(answer).await?;
-        if !status.is_success() {
-            return Err(refused(status, &bytes));
-        }
-        serde_json::from_slice(&bytes).map_err(lost)
+        serde_json::from_slice(&answer(sender, request, body).await?).map_err(lost)
     }
 
     /// Sends one request over a new connection, and waits for the response for at most `wait_max`.
-    ///
-    /// # Errors
-    /// [`PeerError`].
     pub async fn ask<Q: Serialize + Sync, A: DeserializeOwned>(
         &self,
         path: &str,
         question: &Q,
         wait_max: Duration,
     ) -> Result<A, PeerError> {
+        let body = serde_json::to_vec(question).map_err(lost)?;
         let asking = async {
             let (mut sender, _driver) = self.connect().await?;
-            let body = serde_json::to_vec(question).map_err(lost)?;
             let request = self.request(path).header(CONTENT_TYPE, "application/json");
-            let request = request.body(Full::new(Bytes::from(body))).map_err(lost)?;
-            let answer = sender.send_request(request).await.map_err(lost)?;
-            let status = answer.status();
-            let bytes = collect(answer).await?;
-            if !status.is_success() {
-                return Err(refused(status, &bytes));
-            }
-            serde_json::from_slice(&bytes).map_err(lost)
+            answer(&mut sender, request, body).await
         };
-        let asked = tokio::time::timeout(wait_max, asking).await;
-        asked.unwrap_or_else(|_| Err(lost(format!("{} does not answer within {wait_max:?}", self.host))))
+        let bytes = tokio::time::timeout(wait_max, asking)
+            .await
+            .unwrap_or_else(|_| Err(lost(format!("{} does not answer within {wait_max:?}", self.host))))?;
+        serde_json::from_slice(&bytes).map_err(lost)
     }
 
     /// Opens a new connection for data. The path decides which side is the NBD server.
-    ///
-    /// # Errors
-    /// [`PeerError`].
     pub async fn data(&self, path: &str) -> Result<TokioIo<Upgraded>, PeerError> {
         let opening = async {
             let (mut sender, driver) = self.connect().await?;
@@ -158,7 +139,7 @@ impl Peer {
             .unwrap_or_else(|_| Err(lost(format!("{} does not answer in time", self.host))))
     }
 
-    fn request(&self, path: &str) -> hyper::http::request::Builder {
+    fn request(&self, path: &str) -> Builder {
         let host = format!("{}:{}", self.host, self.port);
         Request::builder().method(Method::POST).uri(path).header(HOST, host)
     }
@@ -175,8 +156,23 @@ impl Peer {
             .map_err(|_| lost("the peer did not answer in time"))
             .and_then(|connected| connected.map_err(lost))
             .map_err(|error| lost(format!("cannot reach {}:{}: {error}", self.host, self.port)))?;
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
-        Ok((sender, Driver::start(connection.with_upgrades())))
+        connection::open(stream).await.map_err(lost)
+    }
+}
+
+/// Sends a request, and returns the body of the response.
+async fn answer(
+    sender: &mut SendRequest<Full<Bytes>>,
+    request: Builder,
+    body: Vec<u8>,
+) -> Result<Bytes, PeerError> {
+    let request = request.body(Full::new(Bytes::from(body))).map_err(lost)?;
+    let answer = sender.send_request(request).await.map_err(lost)?;
+    let status = answer.status();
+    let bytes = collect(answer).await?;
+    match status.is_success() {
+        true => Ok(bytes),
+        false => Err(refused(status, &bytes)),
     }
 }
 

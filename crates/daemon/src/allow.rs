@@ -158,7 +158,6 @@ pub struct AllowEntry {
 pub(crate) struct AllowList(Arc<[AllowEntry]>);
 
 impl AllowList {
-    /// Creates a list of these entries.
     pub(crate) fn new(entries: Vec<AllowEntry>) -> AllowList {
         AllowList(entries.into())
     }

@@ -170,9 +170,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_is_not_opened_in_time_keeps_few_descriptors() {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        runtime.block_on(async {
+        crate::background::run_in_virtual_time(async {
             let reserved = |room: &Room| room.0.load(Ordering::SeqCst);
             let hung = room().await.unwrap();
             assert_eq!(reserved(&hung), PER_DISK);

@@ -157,7 +157,6 @@ impl Exports {
         taken.into_values().map(|(_, gateway)| gateway).collect()
     }
 
-    /// Returns the export with this name.
     pub(crate) fn get(&self, name: &str) -> Option<Export> {
         self.table().get(name).cloned()
     }

@@ -219,7 +219,6 @@ impl FakeShard {
         self.state.lock().unwrap().areas.get(&id).map_or(0, Area::len)
     }
 
-    /// Returns the devices that the shard has open.
     pub(crate) fn devices(&self) -> Vec<DeviceId> {
         self.state.lock().unwrap().devices.keys().copied().collect()
     }
@@ -242,7 +241,6 @@ impl FakeShard {
         self.state.lock().unwrap().begin(disk, op, offset, len)
     }
 
-    /// Returns the result of a request, if it has ended.
     pub(crate) fn reply(&self, id: RequestId) -> Option<Result<(), IoError>> {
         self.state.lock().unwrap().replies.remove(&id)
     }

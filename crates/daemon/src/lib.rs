@@ -3,6 +3,7 @@
 
 mod allow;
 mod api_error;
+mod background;
 mod cache_settings;
 mod cluster;
 mod config;

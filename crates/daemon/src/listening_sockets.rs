@@ -77,7 +77,6 @@ impl ListeningSockets {
         (has_file && listens).then_some(socket)
     }
 
-    /// Adds a socket in use.
     pub(crate) fn add(&self, name: String, socket: impl AsFd) {
         match socket.as_fd().try_clone_to_owned() {
             Ok(second) => drop(self.table().open.insert(name, second)),

@@ -70,7 +70,6 @@ pub(crate) struct Daemon {
     pub(crate) process: Process,
     /// State of the cluster membership, if there is one.
     pub(crate) cluster: Option<Cluster>,
-    /// Current health problems.
     pub(crate) problems: Vec<HealthProblem>,
     /// For each shard, whether it answers.
     pub(crate) shards: Vec<bool>,
@@ -89,7 +88,6 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Creates an empty page.
     pub(crate) fn new(form: Form, latencies: Latencies) -> Page {
         Page { form, latencies, bodies: vec![String::new(); METRICS.len()] }
     }
@@ -212,7 +210,6 @@ impl Form {
         if header.split(',').any(wants) { Form::OpenMetrics } else { Form::Prometheus }
     }
 
-    /// Returns the media type of the format.
     pub(crate) fn media_type(self) -> &'static str {
         match self {
             Form::Prometheus => "text/plain; version=0.0.4; charset=utf-8",

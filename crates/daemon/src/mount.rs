@@ -35,7 +35,6 @@ pub(crate) enum MountError {
     /// The path is unsuitable for a disk's file.
     #[error("{} cannot be a disk's file: {what}", path.display())]
     Unfit {
-        /// The path.
         path: PathBuf,
         /// Why hob cannot mount the file there.
         what: String,
@@ -43,7 +42,6 @@ pub(crate) enum MountError {
     /// A program or a mount uses the path.
     #[error("{} is in use: {what}", path.display())]
     InUse {
-        /// The path.
         path: PathBuf,
         /// The user of the path: a program or a mount.
         what: &'static str,

@@ -27,6 +27,7 @@ use super::shard_api::{ConnectionPermit, Transport};
 use super::socket_access::{SocketAccess, bind_socket};
 use super::tls::{PeerCertificate, Tls};
 use super::watchdog::contained_task;
+use crate::background::spawn;
 
 /// Maximum time to wait for the end of a connection whose client disconnects.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
@@ -66,7 +67,6 @@ pub(crate) enum NbdSession {
 /// State that all NBD listeners share.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenerContext {
-    /// The exports.
     pub(crate) exports: Exports,
     /// Which clients may see which exports.
     pub(crate) allow: AllowList,
@@ -163,7 +163,7 @@ impl Listener {
                     });
                     match &mut relays {
                         Some(relays) if self.tls.is_some() => relays.spawn(served),
-                        _ => drop(tokio::spawn(served)),
+                        _ => drop(spawn(served)),
                     }
                 }
                 Err(error) => {

@@ -16,6 +16,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::services::Services;
 use super::shard_api::ShardHandle;
+use crate::background::spawn;
 
 /// Update interval of the status line without a watchdog.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -61,7 +62,7 @@ impl Notifier {
         self.ready.store(true, Ordering::Relaxed);
         if self.line.is_some() {
             self.say(&format!("READY=1\nSTATUS={}", services.observe.summary()));
-            tokio::spawn(self.clone().watch(services.clone()));
+            spawn(self.clone().watch(services.clone()));
         }
     }
 
@@ -89,7 +90,7 @@ impl Notifier {
     pub(crate) fn going_on(self: &Arc<Self>, shards: Vec<ShardHandle>) {
         if let Some(pause) = self.watchdog.map(|limit| limit / WATCHDOG_SHARE) {
             let notifier = Arc::clone(self);
-            tokio::spawn(async move {
+            spawn(async move {
                 while !notifier.ready.load(Ordering::Relaxed) {
                     if respond(&shards, pause).await {
                         notifier.say("WATCHDOG=1");
@@ -159,9 +160,7 @@ mod tests {
     const WATCHDOG: Duration = Duration::from_secs(8);
 
     fn run(test: impl AsyncFnOnce(UnixDatagram, Arc<Notifier>, Arc<Services>, FakeShard)) {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        runtime.block_on(async {
+        crate::background::run_in_virtual_time(async {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("notify");
             let systemd = UnixDatagram::bind(&path).unwrap();

@@ -44,7 +44,6 @@ pub(crate) enum KeysError {
     /// A line is not a valid key.
     #[error("{}, line {line}: write a name, a colon, and 32 to 512 hexadecimal digits, as psktool does", path.display())]
     Line {
-        /// The file.
         path: PathBuf,
         /// Line number, from 1.
         line: usize,
@@ -52,7 +51,6 @@ pub(crate) enum KeysError {
     /// A name occurs twice, or the file has no key.
     #[error("{}: {what}", path.display())]
     Names {
-        /// The file.
         path: PathBuf,
         /// The error.
         what: String,

@@ -45,9 +45,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 pub(crate) struct State {
     /// Version of the state file's format.
     pub(crate) version: u32,
-    /// Pools.
     pub(crate) pools: Vec<PoolState>,
-    /// Disks.
     pub(crate) disks: Vec<DiskState>,
     /// Pools that hob.toml defines and that were removed by command.
     #[serde(default)]
@@ -100,7 +98,6 @@ pub(crate) struct FailedTask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EndedCache {
-    /// Name of the pool.
     pub(crate) pool: String,
     /// Owner id of the cache.
     #[serde(with = "cache::word")]
@@ -111,7 +108,6 @@ pub(crate) struct EndedCache {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PoolState {
-    /// Name of the pool.
     pub(crate) name: String,
     /// Paths of the pool's devices on this host.
     pub(crate) devices: Vec<PathBuf>,
@@ -155,9 +151,7 @@ pub(crate) struct PeerState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SwapSpec {
-    /// Name of the swap area.
     pub(crate) name: String,
-    /// Name of the pool.
     pub(crate) pool: String,
     /// Device of the area, as known last.
     pub(crate) device: PathBuf,
@@ -177,7 +171,6 @@ pub(crate) struct SwapSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskState {
-    /// Name of the disk.
     pub(crate) name: String,
     /// Path or URI of the disk's backing.
     pub(crate) backing: String,
@@ -370,12 +363,7 @@ pub(crate) enum StateError {
     },
     /// The file has an invalid format or an unknown version.
     #[error("{} is malformed ({what}); repair it, or move it away to start without pools and disks", path.display())]
-    Broken {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        what: String,
-    },
+    Broken { path: PathBuf, what: String },
 }
 
 /// The place where the state is stored.
@@ -384,12 +372,7 @@ pub(crate) enum Store {
     /// In memory only.
     Memory,
     /// In a directory, locked for this process.
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// The file lock.
-        _lock: File,
-    },
+    Directory { path: PathBuf, _lock: File },
 }
 
 impl Store {

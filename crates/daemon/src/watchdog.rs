@@ -163,8 +163,7 @@ mod tests {
     const CASE: &str = "HOB_TEST_WATCHDOG";
 
     fn run(test: impl AsyncFnOnce(ShardHandle, FakeShard)) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        crate::background::run_in_real_time(async {
             let (shard, fake) = FakeShard::start();
             test(shard, fake).await;
         });

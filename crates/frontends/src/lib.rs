@@ -5,6 +5,7 @@
 pub mod fuse;
 pub mod nbd;
 mod payload;
+mod slots;
 pub mod vhost_user;
 
 pub use payload::{Payload, PlainBuffers};

@@ -23,9 +23,7 @@ struct RecordRing {
     /// Words of the recorder's ring buffer. Only the recorder writes a word, before it advances
     /// `written`, and writes it again only after `read` has advanced past the word's record.
     words: Box<[AtomicU64]>,
-    /// Number of records written.
     written: AtomicU64,
-    /// Number of records read.
     read: AtomicU64,
     dropped: AtomicU64,
     /// True after the recorder has ended.

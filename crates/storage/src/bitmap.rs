@@ -59,9 +59,6 @@ pub enum BitmapError {
 
 /// Replaces the stored bitmap atomically. The new bitmap is on stable storage when this function
 /// returns.
-///
-/// # Errors
-/// A system error.
 pub fn write(path: &Path, kept: &Kept) -> io::Result<()> {
     // Names of bitmaps never begin with a dot.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -75,9 +72,6 @@ pub fn write(path: &Path, kept: &Kept) -> io::Result<()> {
 }
 
 /// Reads the stored bitmap; `None` if it has no file.
-///
-/// # Errors
-/// [`BitmapError`].
 pub fn read(path: &Path) -> Result<Option<Kept>, BitmapError> {
     let file = match File::open(path) {
         Err(none) if none.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -89,9 +83,6 @@ pub fn read(path: &Path) -> Result<Option<Kept>, BitmapError> {
 }
 
 /// Removes the bitmap's file durably. A missing file is not an error.
-///
-/// # Errors
-/// A system error.
 pub fn remove(path: &Path) -> io::Result<()> {
     failing::before_change(path)?;
     none_is_well(std::fs::remove_file(path))?;

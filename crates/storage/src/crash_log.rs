@@ -209,7 +209,6 @@ pub fn remove(cache: &[u8; 16]) {
     }
 }
 
-/// Returns the crash log of a cache; `None` if there is none.
 pub(crate) fn read(cache: &[u8; 16]) -> Option<Vec<u8>> {
     let path = path_of(cache);
     let mut bytes = Vec::with_capacity(CRASH_LOG_BYTES);

@@ -55,9 +55,6 @@ pub struct FileId {
 
 impl FileId {
     /// Returns the identity of an open file.
-    ///
-    /// # Errors
-    /// A system error.
     pub fn of(file: impl AsFd) -> io::Result<FileId> {
         let metadata = File::from(file.as_fd().try_clone_to_owned()?).metadata()?;
         Ok(FileId { device: metadata.dev(), inode: metadata.ino(), block_device: metadata.rdev() })
@@ -157,9 +154,6 @@ pub fn check_ground(file: impl AsFd) -> Result<(), SwapError> {
 }
 
 /// Returns the loop devices over any part of a file or block device.
-///
-/// # Errors
-/// A system error.
 pub fn loops_over(file: FileId) -> io::Result<Vec<PathBuf>> {
     let all = loops::in_use()?;
     Ok(all.into_iter().filter(|device| device.file.is_same(file)).map(|device| device.path).collect())
@@ -338,9 +332,6 @@ fn c_path(path: &Path) -> Result<CString, SwapError> {
 }
 
 /// Returns the state of the host's memory.
-///
-/// # Errors
-/// A system error.
 pub fn memory() -> io::Result<Memory> {
     Ok(parse_memory(&std::fs::read_to_string("/proc/meminfo")?))
 }

@@ -148,9 +148,6 @@ fn open_per_cpu(files: &[PathBuf], name: &str, options: &OpenOptions) -> anyhow:
 
 /// Opens a trace from a stream. `name` appears in messages and helps to detect the format. `bytes`
 /// is the length of the stream if known.
-///
-/// # Errors
-/// Returns the same errors as [`open`].
 pub fn open_stream(
     stream: impl Read + Send + 'static,
     name: &str,

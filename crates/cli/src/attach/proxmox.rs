@@ -140,7 +140,6 @@ impl Settings {
         }
     }
 
-    /// Returns the volume of a disk.
     fn volume(&self, key: &str) -> Option<&str> {
         let volume = self.value(key)?.split(',').next()?;
         Some(volume.strip_prefix("file=").unwrap_or(volume))

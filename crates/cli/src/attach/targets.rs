@@ -13,7 +13,6 @@ const NAMES_MAX: usize = 1000;
 /// Maximum time for libvirt's reply, because the user's shell waits.
 const LIBVIRT_SECONDS_MAX: &str = "2";
 
-/// Returns the targets of running VMs.
 pub(crate) fn running() -> Vec<String> {
     let libvirt = domains().into_iter().map(|name| format!("libvirt:{name}"));
     let proxmox = proxmox::running().into_iter().map(|vmid| format!("pve:{vmid}"));

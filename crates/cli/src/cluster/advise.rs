@@ -24,7 +24,6 @@ fn percent(value: f64) -> String {
     format!("{value:.1} %")
 }
 
-/// Formats the advice as text.
 fn text(advice: &ClusterAdvice) -> String {
     let mut out = hosts(&advice.hosts);
     if !advice.disks.is_empty() {

@@ -1,18 +1,15 @@
 //! `hob lab advise TRACE`: the recommended cache for a disk, from a trace.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, ensure};
 use clap::Args;
 use hob_engine::admission::Admission;
 use hob_engine::policy::PolicyKind;
-use hob_lab::advise::{Advice, Backing, Endurance, Flash, Material, Options, advise, page, text};
-use indicatif::{ProgressBar, ProgressStyle};
+use hob_lab::advise::{Backing, Endurance, Flash, Options, advise, page, text};
 
 use super::share::{BLOCK_BYTES, Comparison, Division, SEGMENT_BYTES, compare};
 use super::sim::CacheSize;
-use super::{Source, interruption, read_all, remarks};
+use super::{Source, interruption, read_material, with_progress, write};
 use crate::Global;
 use crate::output::print;
 
@@ -90,13 +87,7 @@ pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
         return divide(args, global);
     }
     let stop = interruption()?;
-    let mut reader = args.source.open()?;
-    let mut material = Material::new(args.requests_max as usize);
-    let requests = read_all(&mut reader, &stop, |record| {
-        material.add(record);
-        Ok(())
-    })?;
-    ensure!(requests > 0, "there is no request in {}", args.source.trace.display());
+    let (material, remarks) = read_material(&args.source, args.requests_max, &stop)?;
     let name = args.source.trace.file_name().unwrap_or(args.source.trace.as_os_str());
     let options = Options {
         trace: name.to_string_lossy().into_owned(),
@@ -107,26 +98,14 @@ pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
         threads: std::thread::available_parallelism().map_or(2, usize::from),
         ..Options::default()
     };
-    let mut advice = with_progress(material, &options, &stop)?;
-    advice.caveats.extend(remarks(&reader).into_iter().filter(|remark| !remark.starts_with(' ')));
+    let bar = "{bar:40} {percent:>3} %  {msg}";
+    let mut advice = with_progress(bar, &stop, |progress| advise(material, &options, progress))?;
+    advice.caveats.extend(remarks);
     if let Some(path) = &args.html {
         let made_by = format!("hob {} lab advise {}", env!("CARGO_PKG_VERSION"), options.trace);
-        let html = page(&advice, &made_by);
-        std::fs::write(path, html).with_context(|| format!("cannot write {}", path.display()))?;
+        write(path, &page(&advice, &made_by))?;
     }
     print(global.output, &advice, text)
-}
-
-fn with_progress(material: Material, options: &Options, stop: &AtomicBool) -> anyhow::Result<Advice> {
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3} %  {msg}")?;
-    let bar = ProgressBar::new(100).with_style(style);
-    let advice = advise(material, options, &mut |stage, share| {
-        bar.set_position((share * 100.0) as u64);
-        bar.set_message(stage.to_owned());
-        !stop.load(Ordering::Relaxed)
-    });
-    bar.finish_and_clear();
-    advice
 }
 
 #[cfg(test)]
@@ -145,6 +124,7 @@ mod tests {
 
     #[test]
     fn json_has_all_values() {
+        use hob_lab::advise::Material;
         use hob_trace::{Op, Record};
 
         let mut material = Material::new(1000);

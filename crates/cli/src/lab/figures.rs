@@ -154,7 +154,6 @@ fn published(args: &Figures, names: &[String], threads: usize, global: &Global) 
     }
 }
 
-/// Returns the number of all checks.
 fn checks(report: &Report) -> usize {
     [Check::Holds, Check::Differs, Check::Fails].map(|check| report.count(check)).iter().sum()
 }

@@ -2,22 +2,19 @@
 
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::ensure;
 use clap::Args;
 use hob_control::Size;
 use hob_daemon::simulated_cache;
 use hob_engine::command::{Copies, Layout, Mode};
-use hob_lab::advise::{Backing, Flash, Material};
+use hob_lab::advise::{Backing, Flash};
 use hob_lab::latency::{Class, Interval, Latencies, Options, Played, measure};
 use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
 use hob_lab::replay::Pace;
 use hob_world::replay::{CacheSetup, segment_bytes};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::{Source, interruption, percent, read_all, remarks, write};
+use super::{Source, interruption, percent, read_material, with_progress, write};
 use crate::Global;
 use crate::output::{duration, pairs, print, table, with_notes};
 use crate::settings::Settings;
@@ -140,13 +137,7 @@ impl CacheReport {
 pub(super) fn run(args: &Latency, global: &Global) -> anyhow::Result<()> {
     let cache = args.size.map(|size| cache(size, args.settings.clone())).transpose()?;
     let stop = interruption()?;
-    let mut reader = args.source.open()?;
-    let mut material = Material::new(args.limit as usize);
-    let requests = read_all(&mut reader, &stop, |record| {
-        material.add(record);
-        Ok(())
-    })?;
-    ensure!(requests > 0, "there is no request in {}", args.source.trace.display());
+    let (material, remarks) = read_material(&args.source, args.limit, &stop)?;
     let options = Options {
         cache,
         backing: args.backing.unwrap_or_default(),
@@ -154,8 +145,9 @@ pub(super) fn run(args: &Latency, global: &Global) -> anyhow::Result<()> {
         pace: args.pace,
         warm: args.warm,
     };
-    let mut latencies = with_progress(material, &options, &stop)?;
-    latencies.notes.extend(remarks(&reader).into_iter().filter(|remark| !remark.starts_with(' ')));
+    let bar = "{bar:40} {percent:>3} %  {msg}  {eta} left";
+    let mut latencies = with_progress(bar, &stop, |progress| measure(material, &options, progress))?;
+    latencies.notes.extend(remarks);
     let report = Report {
         trace: args.source.trace.display().to_string(),
         pace: args.pace.map(|pace| pace.to_string()),
@@ -171,24 +163,10 @@ pub(super) fn run(args: &Latency, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, |report| with_notes(show(report), &report.latencies.notes))
 }
 
-fn with_progress(material: Material, options: &Options, stop: &AtomicBool) -> anyhow::Result<Latencies> {
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3} %  {msg}  {eta} left")?;
-    let bar = ProgressBar::new(1000).with_style(style);
-    let latencies = measure(material, options, &mut |what, share| {
-        bar.set_position((share * 1000.0) as u64);
-        bar.set_message(what.to_owned());
-        !stop.load(Ordering::Relaxed)
-    });
-    bar.finish_and_clear();
-    latencies
-}
-
-/// Returns the runs with their names.
 fn runs(latencies: &Latencies) -> impl Iterator<Item = (&'static str, &Played)> {
     [("without", &latencies.without)].into_iter().chain(latencies.with.iter().map(|with| ("with", with)))
 }
 
-/// Formats the report as text.
 fn show(report: &Report) -> String {
     let latencies = &report.latencies;
     [facts(report), classes(latencies), devices(latencies)].join("\n\n") + "\n"

@@ -23,6 +23,7 @@ use anyhow::{Context, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use hob_control::Size;
+use hob_lab::advise::Material;
 use hob_lab::figures::Progress;
 use hob_trace::blocks::TraceBlocks;
 use hob_trace::{self, FORMATS, FormatInfo, OnBad, OpenOptions, Record, TraceReader};
@@ -156,6 +157,40 @@ fn read_all(
         }
         _ => Ok(records),
     }
+}
+
+/// Reads at most `requests_max` requests of a trace, for a model. Also returns remarks of the
+/// reader, without lists of entries.
+fn read_material(
+    source: &Source,
+    requests_max: u32,
+    stop: &AtomicBool,
+) -> anyhow::Result<(Material, Vec<String>)> {
+    let mut reader = source.open()?;
+    let mut material = Material::new(requests_max as usize);
+    let requests = read_all(&mut reader, stop, |record| {
+        material.add(record);
+        Ok(())
+    })?;
+    ensure!(requests > 0, "there is no request in {}", source.trace.display());
+    let remarks = remarks(&reader).into_iter().filter(|remark| !remark.starts_with(' '));
+    Ok((material, remarks.collect()))
+}
+
+/// Shows the progress of a model's work as a bar. Ctrl-C cancels the work.
+fn with_progress<T>(
+    bar: &str,
+    stop: &AtomicBool,
+    work: impl FnOnce(&mut dyn FnMut(&str, f64) -> bool) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let bar = ProgressBar::new(1000).with_style(ProgressStyle::with_template(bar)?);
+    let result = work(&mut |stage, share| {
+        bar.set_position((share * 1000.0) as u64);
+        bar.set_message(stage.to_owned());
+        !stop.load(Ordering::Relaxed)
+    });
+    bar.finish_and_clear();
+    result
 }
 
 /// Creates a progress bar of simulations that run in parallel.

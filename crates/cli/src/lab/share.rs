@@ -110,7 +110,6 @@ pub(super) struct PoolArgs {
 }
 
 impl PoolArgs {
-    /// Returns the first option that is given.
     pub(super) fn given(&self) -> Option<&'static str> {
         let PoolArgs { format, duration, segment_size, block_size, policy, admission } = self;
         let given = [
@@ -124,7 +123,6 @@ impl PoolArgs {
         given.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
     }
 
-    /// Returns the comparison of these traces.
     pub(super) fn comparison<'a>(
         &self,
         traces: &[PathBuf],

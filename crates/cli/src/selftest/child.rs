@@ -37,7 +37,6 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon.
     pub(super) fn start(stage: &Stage, options: &VolatileOptions) -> anyhow::Result<Daemon> {
         for socket in [stage.nbd_socket(), stage.control_socket()] {
             let _ = std::fs::remove_file(socket);

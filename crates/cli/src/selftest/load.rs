@@ -184,7 +184,6 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Receives one reply.
     fn receive(&mut self) -> Result<(), Trouble> {
         let ClientReply { cookie, error, data } = self.nbd.receive()?;
         let flying = self.flying.remove(&cookie).expect("only what was asked is answered");

@@ -105,7 +105,6 @@ impl Model {
         Model { seed, units: vec![unit; units as usize], unflushed: VecDeque::new(), answers: 0 }
     }
 
-    /// Returns the number of units.
     pub(super) fn units(&self) -> u64 {
         self.units.len() as u64
     }

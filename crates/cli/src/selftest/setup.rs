@@ -162,7 +162,6 @@ impl Stage {
         self.sockets.path().join("control.sock")
     }
 
-    /// Returns the NBD URI of the disk.
     pub(super) fn uri(&self) -> NbdUri {
         NbdUri::new(Address::Unix { path: self.nbd_socket() }, "disk")
     }

@@ -67,12 +67,10 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Creates a screen for the daemon at `endpoint`.
     pub(super) fn new(endpoint: String, theme: Theme) -> Screen {
         Screen { endpoint, theme, paused: false, health: Err("no response yet".to_owned()) }
     }
 
-    /// Draws the whole screen.
     pub(super) fn draw(&self, frame: &mut Frame<'_>, model: &Model) {
         let detail = if frame.area().height >= HEIGHT_FOR_DETAIL { DETAIL_HEIGHT } else { 0 };
         let parts =

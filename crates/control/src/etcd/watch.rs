@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use super::{Etcd, EtcdError, after, decode, encode, number};
-use crate::client::Driver;
+use crate::connection::Driver;
 
 /// Longest line of a watch that the client reads, bytes. Etcd's own limit for one batch is lower.
 const LINE_BYTES_MAX: usize = 64 << 20;

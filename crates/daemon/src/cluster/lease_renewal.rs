@@ -39,7 +39,6 @@ struct Facts {
 }
 
 impl LeaseRenewal {
-    /// Starts the thread.
     pub(super) fn start(
         me: Member,
         (lease_seconds, settle_seconds): (u64, u64),
@@ -311,8 +310,7 @@ mod tests {
     fn the_lease_is_asked_for_and_renewed_only_while_every_shard_responds() {
         let etcd = TcpListener::bind("127.0.0.1:0").unwrap();
         etcd.set_nonblocking(true).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        crate::background::run_in_real_time(async {
             let ((first, _), (second, fake)) = (FakeShard::start(), FakeShard::start());
             let mut task = task(&format!("http://{}", etcd.local_addr().unwrap()), vec![first, second]);
             let wait_max = Duration::from_millis(300);

@@ -54,7 +54,6 @@ pub(crate) struct OrderFound {
 }
 
 impl OrderFound {
-    /// Returns the API view of the order.
     pub(crate) fn view(&self) -> ClusterMove {
         let Order { id, from, to, state, cache, note, .. } = self.order.clone();
         ClusterMove { disk: self.disk.clone(), id, from, to, state, cache, note }
@@ -82,7 +81,6 @@ impl Cluster {
         Some(OrderFound { disk: disk.to_owned(), order: order(entry)?, revision: entry.revision, is_ours })
     }
 
-    /// Returns all orders.
     pub(crate) async fn orders(&self) -> Result<Vec<OrderFound>, EtcdError> {
         let prefix = self.names.moves();
         let entries = self.etcd.list(&prefix, LIST_MAX).await?;
@@ -90,7 +88,6 @@ impl Cluster {
         Ok(entries.iter().filter_map(found).collect())
     }
 
-    /// Returns the order about a disk.
     pub(crate) async fn order_of(&self, disk: &str) -> Result<Option<OrderFound>, EtcdError> {
         let key = format!("{}{disk}", self.names.moves());
         let entries = self.etcd.get(&[&key], QUESTION_MAX).await?;

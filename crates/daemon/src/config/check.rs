@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use hob_control::{Endpoint, check_name};
@@ -405,25 +404,10 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
 /// Identities of files, independent of their names. A missing file, or one that does not answer in
 /// time, is identified by its path.
 fn identities(paths: Vec<PathBuf>) -> Vec<DataLocation> {
-    let mut all: Vec<DataLocation> =
-        paths.iter().cloned().map(|path| DataLocation::of(Identity::Path(path))).collect();
-    let (sender, answers) = mpsc::channel();
     // A hung filesystem must not prevent the daemon's start.
-    let look = move || {
-        for (index, path) in paths.iter().enumerate() {
-            let Some(place) = place_of(path) else { continue };
-            if sender.send((index, place)).is_err() {
-                return;
-            }
-        }
-    };
-    if std::thread::Builder::new().name("hob-check".to_owned()).spawn(look).is_err() {
-        return all;
-    }
-    for (index, place) in Answers::within(answers, LOOK_MAX) {
-        all[index] = place;
-    }
-    all
+    let found = query_all(paths.clone(), LOOK_MAX, |path| place_of(path));
+    let by_path = |path| DataLocation::of(Identity::Path(path));
+    found.into_iter().zip(paths).map(|(place, path)| place.unwrap_or_else(|| by_path(path))).collect()
 }
 
 /// Returns the place of an existing file or block device.
@@ -489,6 +473,6 @@ mod places;
 #[cfg(test)]
 mod tests;
 
-use answers::Answers;
+use answers::query_all;
 pub(super) use host::check_host;
 pub(super) use places::check_places;

@@ -53,7 +53,6 @@ fn default_prefix() -> String {
 const PREFIX_CHARS_MAX: usize = 200;
 
 impl ClusterConfig {
-    /// Returns the etcd endpoints.
     pub(crate) fn endpoints(&self) -> Result<Vec<EtcdEndpoint>, String> {
         self.etcd.iter().map(|text| text.parse().map_err(|why| format!("cluster.etcd: {why}"))).collect()
     }

@@ -70,11 +70,9 @@ pub(crate) enum DeviceError {
 /// A disk's device, as it should be.
 #[derive(Clone, Debug)]
 pub(crate) struct HostDevice {
-    /// Name of the disk.
     pub(crate) name: String,
     /// Identifier of the device, which is unique among the disks of all daemons of this host.
     pub(crate) identifier: String,
-    /// Size in bytes.
     pub(crate) size_bytes: u64,
     /// Smallest unit of reads and writes in bytes, a power of two.
     pub(crate) block_bytes: u32,
@@ -179,7 +177,6 @@ fn remove(name: &str, index: u32) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Returns the number of the device with this identifier.
 fn find(devices: &Path, identifier: &str) -> Option<u32> {
     let named = |index: &u32| backend_of(devices, *index).as_deref() == Some(identifier);
     fs::read_dir(devices).ok()?.filter_map(|entry| index_of(Path::new(&entry.ok()?.file_name()))).find(named)
@@ -196,7 +193,6 @@ fn index_of(path: &Path) -> Option<u32> {
     path.file_name()?.to_str()?.strip_prefix("nbd")?.parse().ok()
 }
 
-/// Returns true if the other end of a socket is closed.
 fn is_closed(socket: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

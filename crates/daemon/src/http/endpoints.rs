@@ -16,6 +16,18 @@
 //! takes query parameters. The block may use `?`. Handlers with streams or peer certificates are
 //! written out.
 
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use crate::background::Boxed;
+use crate::services::Services;
+
+/// The handler of a row. It is a function pointer: with one type for all rows, the compiler makes
+/// the code of axum's routes only once.
+pub(super) type Endpoint = fn(State<Arc<Services>>, Request) -> Boxed<Response>;
+
 /// Defines `table()`, the router of the endpoints, and `Paths`, their OpenAPI document.
 macro_rules! endpoints {
     ($services:ident; $(
@@ -28,7 +40,8 @@ macro_rules! endpoints {
     )+) => {
         /// Returns the routes of the table.
         pub(super) fn table() -> axum::Router<std::sync::Arc<crate::services::Services>> {
-            axum::Router::new()$(.route($path, axum::routing::$method($name)))+
+            axum::Router::new()
+                $(.route($path, axum::routing::$method($name as $crate::http::endpoints::Endpoint)))+
         }
 
         /// The OpenAPI document of the table.
@@ -48,18 +61,21 @@ macro_rules! endpoints {
                     $(, (status = $failure, body = hob_control::Problem))*
                 )
             )]
-            async fn $name(
+            fn $name(
                 axum::extract::State($services): axum::extract::State<
                     std::sync::Arc<crate::services::Services>,
                 >,
-                axum::extract::Path(($($part,)*)): axum::extract::Path<
-                    ($($crate::http::endpoints::string_for!($part),)*)
-                >,
-                $($crate::http::extract::Parameters($query): $crate::http::extract::Parameters<$Form>,)?
-                $($crate::http::extract::Body($body): $crate::http::extract::Body<$Body>,)?
-            ) -> $crate::http::extract::Answer<$Answer> {
-                let answer: Result<$Answer, crate::api_error::ApiError> = async move { $block }.await;
-                answer.into()
+                mut request: axum::extract::Request,
+            ) -> $crate::background::Boxed<axum::response::Response> {
+                let answer = async move {
+                    let ($($part,)*): ($($crate::http::endpoints::string_for!($part),)*) =
+                        $crate::http::extract::path(&mut request).await?;
+                    $(let $query: $Form = $crate::http::extract::parameters(&request)?;)?
+                    $(let $body: $Body = $crate::http::extract::body(request).await?;)?
+                    let answer: Result<$Answer, crate::api_error::ApiError> = async move { $block }.await;
+                    Ok::<_, $crate::http::extract::Answer<()>>(answer)
+                };
+                Box::pin(async move { $crate::http::extract::respond(answer.await) })
             }
         )+
     };

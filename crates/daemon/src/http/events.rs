@@ -23,6 +23,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::extract::Answer;
 use super::listener::HangUp;
+use crate::background::spawn;
 use crate::services::Services;
 
 /// Interval between two events.
@@ -61,7 +62,7 @@ impl EventBroadcaster {
         let news = self.news.subscribe();
         if !*is_gathering {
             *is_gathering = true;
-            tokio::spawn(Arc::clone(self).gather());
+            spawn(Arc::clone(self).gather());
         }
         news
     }
@@ -122,7 +123,7 @@ pub(super) async fn events(
         return Answer::<()>::No(StatusCode::SERVICE_UNAVAILABLE, problem).into_response();
     };
     let (sender, events) = mpsc::channel(1);
-    tokio::spawn(pass_on(broadcaster.listen(), sender, hang_up.map(|Extension(it)| it), place));
+    spawn(pass_on(broadcaster.listen(), sender, hang_up.map(|Extension(it)| it), place));
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
     (headers, HttpBody::new(Events(events))).into_response()
 }

@@ -2,10 +2,10 @@
 
 use std::io;
 
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::RequestExt;
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{FromRequest, Path, Query, Request};
 use axum::http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
-use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hob_control::peer::DATA_PROTOCOL;
@@ -16,6 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api_error::{ApiError, ErrorKind, Result};
+use crate::background::spawn;
 
 /// A JSON body of type `T`, whatever the content type is.
 pub(super) struct Body<T>(pub(super) T);
@@ -47,17 +48,36 @@ pub(super) trait Form: DeserializeOwned {
     const ALLOWED: &'static str;
 }
 
-/// Query parameters of type `T`.
-pub(super) struct Parameters<T>(pub(super) T);
+/// Returns the query parameters of a request.
+pub(super) fn parameters<T: Form>(request: &Request) -> Result<T, Answer<()>> {
+    match Query::try_from_uri(request.uri()) {
+        Ok(Query(form)) => Ok(form),
+        Err(_) => Err(Answer::no(StatusCode::BAD_REQUEST, T::ALLOWED)),
+    }
+}
 
-impl<S: Send + Sync, T: Form> FromRequestParts<S> for Parameters<T> {
-    type Rejection = Answer<()>;
+/// Returns the parameters in the path of a request.
+pub(super) async fn path<T>(request: &mut Request) -> Result<T, Answer<()>>
+where
+    T: DeserializeOwned + Send + 'static,
+{
+    let found: Result<Path<T>, PathRejection> = request.extract_parts().await;
+    match found {
+        Ok(Path(parts)) => Ok(parts),
+        Err(rejection) => Err(Answer::no(rejection.status(), rejection.body_text())),
+    }
+}
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Parameters<T>, Answer<()>> {
-        match Query::try_from_uri(&parts.uri) {
-            Ok(Query(form)) => Ok(Parameters(form)),
-            Err(_) => Err(Answer::no(StatusCode::BAD_REQUEST, T::ALLOWED)),
-        }
+/// Returns the JSON body of a request.
+pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Answer<()>> {
+    Body::from_request(request, &()).await.map(|Body(value)| value)
+}
+
+/// Returns the response to a request: the result of its handler, or why the request is invalid.
+pub(super) fn respond<T: Serialize>(answer: Result<Result<T>, Answer<()>>) -> Response {
+    match answer {
+        Ok(result) => Answer::from(result).into_response(),
+        Err(refusal) => refusal.into_response(),
     }
 }
 
@@ -87,7 +107,7 @@ impl DataConnection {
     where
         F: Future<Output = ()> + Send,
     {
-        tokio::spawn(async move {
+        spawn(async move {
             speak(self.0.await.map(TokioIo::new).map_err(io::Error::other)).await;
         });
         let headers = [

@@ -25,6 +25,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use super::auth::{self, Access};
 use super::browser::{self, Names};
 use super::request_id;
+use crate::background::spawn;
 use crate::config::ControlConfig;
 use crate::half_open::{Establish, Eviction, HalfOpenConnections, HalfOpenGuard};
 use crate::listening_sockets::{self, ListeningSockets};
@@ -181,13 +182,13 @@ impl ControlListener {
                 match &self.socket {
                     Socket::Unix(socket) => socket.accept().await.map(|(stream, _)| {
                         let served = connection(stream, router.clone(), None, permit, half_open.enter());
-                        tokio::spawn(contained_task(true, served));
+                        spawn(contained_task(true, served));
                     }),
                     Socket::Tcp { socket, tls, .. } => socket.accept().await.map(|(stream, _)| {
                         let half_open = half_open.enter();
                         let served =
                             tls_connection(stream, Arc::clone(tls), router.clone(), permit, half_open);
-                        tokio::spawn(contained_task(true, served));
+                        spawn(contained_task(true, served));
                     }),
                 }
             };
@@ -248,7 +249,8 @@ async fn tls_connection(
     match accepted {
         Ok(stream) => {
             let certificate = PeerCertificate::of(&stream);
-            serve_connection(stream, router, certificate, permit, (half_open_guard, eviction)).await;
+            serve_connection(Box::new(stream), router, certificate, permit, (half_open_guard, eviction))
+                .await;
         }
         Err(error) => tracing::info!("control connection closed: TLS handshake failed: {error}"),
     }
@@ -273,6 +275,12 @@ impl HangUp {
     }
 }
 
+/// A connected socket, also one with TLS. Connections box it, because hyper's server would be
+/// compiled once for each type.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
 /// Serves one connection until it ends.
 pub(super) async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -281,13 +289,14 @@ pub(super) async fn connection(
     permit: OwnedSemaphorePermit,
     (half_open_guard, eviction): (HalfOpenGuard, Eviction),
 ) {
-    serve_connection(stream, router, certificate, permit, (half_open_guard, Box::pin(eviction.wait()))).await;
+    let half_open = (half_open_guard, Box::pin(eviction.wait()));
+    serve_connection(Box::new(stream), router, certificate, permit, half_open).await;
 }
 
 /// Serves one connection. `eviction` ends when a half-open connection has to be closed. The first
 /// authorized request ends the half-open state.
 async fn serve_connection(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    stream: Box<dyn Stream>,
     router: Router,
     certificate: Option<PeerCertificate>,
     permit: OwnedSemaphorePermit,

@@ -24,6 +24,7 @@ use super::auth::{self, Access};
 use super::browser::{self, Names};
 use super::extract::Answer;
 use super::listener::{CONNECTIONS_MAX, connection};
+use crate::background::spawn;
 use crate::config::Role;
 use crate::half_open::HalfOpenConnections;
 use crate::watchdog::contained_task;
@@ -80,7 +81,7 @@ impl Loopback {
                 Ok((stream, _)) => {
                     let _ = stream.set_nodelay(true);
                     let served = connection(stream, router.clone(), None, place, half_open.enter());
-                    tokio::spawn(contained_task(true, served));
+                    spawn(contained_task(true, served));
                 }
                 // The usual reason is a lack of descriptors: wait until some are closed.
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(100)).await,

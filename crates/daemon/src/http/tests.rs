@@ -30,8 +30,7 @@ fn run(test: impl AsyncFnOnce(&Path, Endpoint)) {
 
 /// Serves the API, and runs a test with a directory, the address, and the simulated shard.
 fn run_with_shard(test: impl AsyncFnOnce(&Path, Endpoint, FakeShard)) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    crate::background::run_in_real_time(async {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
         let listener =
@@ -179,6 +178,7 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("POST", "/v1/tasks/first/acknowledge", "", 404, "tasks have numbers"),
             ("DELETE", "/v1/pools/none/orphans/xyz", "", 422, "32 hexadecimal"),
             ("GET", "/v1/disks/%2e%2e%2fpools", "", 404, "'../pools'"),
+            ("GET", "/v1/disks/%ff", "", 400, "UTF-8"),
             ("POST", "/v1/disks", "", 400, "EOF"),
             ("POST", "/v1/disks", "{\"name\":", 400, "EOF"),
             ("POST", "/v1/disks", "[1]", 400, "body is invalid"),

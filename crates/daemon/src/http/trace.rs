@@ -35,16 +35,17 @@ impl TraceBody {
     }
 
     fn next(&mut self) -> TraceFrame {
+        let reader = &mut self.recording.reader;
         // These values are read before the records, so that no record between them is missed.
-        let (has_ended, elapsed_ns) = (self.recording.has_ended(), self.recording.elapsed_ns());
-        let records = self.recording.take(FRAME_RECORDS_MAX);
+        let (has_ended, elapsed_ns) = (reader.has_ended(), reader.elapsed_ns());
+        let records = reader.take(FRAME_RECORDS_MAX);
         self.behind = records.len() == FRAME_RECORDS_MAX;
         let elapsed_ns = match records.last() {
             Some(last) if self.behind => last.at_ns,
             _ => elapsed_ns,
         };
         self.over = has_ended && !self.behind;
-        TraceFrame { elapsed_ns, dropped: self.recording.dropped(), is_last: self.over, records }
+        TraceFrame { elapsed_ns, dropped: reader.dropped(), is_last: self.over, records }
     }
 }
 

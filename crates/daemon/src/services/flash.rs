@@ -86,7 +86,6 @@ pub(super) struct Opened {
 }
 
 impl Flash {
-    /// Creates a pool.
     pub(super) async fn create(
         name: String,
         devices: Vec<DeviceSpec>,
@@ -166,7 +165,6 @@ impl Flash {
         .map(|((), devices)| devices)
     }
 
-    /// Adds a device and returns its id.
     pub(super) async fn add_device(
         &self,
         spec: DeviceSpec,
@@ -398,7 +396,6 @@ impl Flash {
         areas.await.map(|(areas, _)| areas)
     }
 
-    /// Returns all segments of an owner.
     pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>> {
         let segments = self.with(move |pool| Ok(pool.as_ref().map(|pool| pool.segments_of(owner))));
         Ok(segments.await?.0.unwrap_or_default())
@@ -515,7 +512,14 @@ impl Flash {
 }
 
 /// Runs work that may wait for a device on a blocking thread.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+pub(super) fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> impl Future<Output = Result<T>> + Send {
+    // The compiler makes the code of a boxed task once for each type of result.
+    blocking_boxed(Box::new(work))
+}
+
+async fn blocking_boxed<T: Send + 'static>(work: Box<dyn FnOnce() -> T + Send>) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| failed!("an internal task ended unexpectedly: {error}"))

@@ -14,6 +14,7 @@ use tracing::Instrument as _;
 
 use super::registry::{Registry, StatePart};
 use crate::api_error::{ApiError, Result, conflict, not_found};
+use crate::background::{Boxed, spawn};
 use crate::shard_api::{PATIENCE, in_time};
 use crate::state::{FailedTask, State};
 
@@ -90,7 +91,6 @@ impl Running {
         }
     }
 
-    /// Records that the task was cancelled.
     pub(super) fn end_cancelled(mut self) {
         self.is_over = true;
         let mut tasks = self.tasks.lock();
@@ -195,7 +195,7 @@ impl Tasks {
     /// Saves the failed tasks in the background.
     fn save(&self) {
         let Some(registry) = self.registry.get().and_then(Weak::upgrade) else { return };
-        tokio::spawn(async move {
+        spawn(async move {
             if let Err(error) = registry.save().await {
                 tracing::error!("{error}");
             }
@@ -225,11 +225,20 @@ impl Tasks {
 
     /// Runs a change to its end as a task, and returns its result. If the change takes longer than
     /// [`PATIENCE`], returns an error; the change continues, and the task keeps the result.
-    pub(super) async fn run<T: Send + 'static>(
+    pub(super) fn run<T: Send + 'static>(
         &self,
         what: &'static str,
         subject: String,
         change: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> impl Future<Output = Result<T>> + Send {
+        self.run_boxed(what, subject, Box::pin(change))
+    }
+
+    async fn run_boxed<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        subject: String,
+        change: Boxed<Result<T>>,
     ) -> Result<T> {
         let (done, result) = tokio::sync::oneshot::channel();
         let task = self.begin(what, subject);
@@ -246,7 +255,7 @@ impl Tasks {
             }
         };
         // Log lines of the change keep the id of the request that caused it.
-        tokio::spawn(run.in_current_span());
+        spawn(run.in_current_span());
         match in_time(PATIENCE, result).await {
             Some(Ok(result)) => result,
             Some(Err(_)) => Err(ApiError::failed("the change ended unexpectedly; see the daemon's log")),

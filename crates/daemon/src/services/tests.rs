@@ -67,6 +67,13 @@ impl Bench {
         Bench { dir: tempfile::tempdir().unwrap(), services, shard }
     }
 
+    /// Starts other services, which save their state in the directory `state`.
+    pub(super) fn with_state(self) -> Bench {
+        let (store, _) = Store::open(&self.dir.path().join("state")).unwrap();
+        let (services, shard) = services(store);
+        Bench { services, shard, ..self }
+    }
+
     pub(super) fn path(&self, name: &str) -> String {
         self.dir.path().join(name).to_string_lossy().into_owned()
     }
@@ -142,9 +149,7 @@ fn cache_of(mib: u64) -> CacheEnable {
 }
 
 fn run(test: impl AsyncFnOnce(Bench)) {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-    runtime.block_on(async { test(Bench::new()).await });
+    crate::background::run_in_virtual_time(async { test(Bench::new()).await });
 }
 
 #[test]
@@ -419,9 +424,7 @@ fn a_shard_that_hangs_holds_up_nobody_and_its_changes_end_later() {
 fn what_was_changed_is_there_after_a_restart() {
     run(async |bench| {
         let state_dir = bench.dir.path().join("state");
-        let (store, _) = Store::open(&state_dir).unwrap();
-        let (services, shard) = services(store);
-        let bench = Bench { services, shard, ..bench };
+        let bench = bench.with_state();
         bench.pool(&["a", "b"], 4).await;
         for disk in ["vm", "gone", "plain"] {
             bench.disk(disk).await;
@@ -443,9 +446,7 @@ fn what_was_changed_is_there_after_a_restart() {
 fn a_daemon_that_ends_before_it_has_restored_its_state_keeps_the_state_file() {
     run(async |bench| {
         let state_dir = bench.dir.path().join("state");
-        let (store, _) = Store::open(&state_dir).unwrap();
-        let (services, shard) = services(store);
-        let bench = Bench { services, shard, ..bench };
+        let bench = bench.with_state();
         bench.pool(&["a", "b"], 4).await;
         bench.disk("vm").await;
         bench.cache("vm", 2).await.unwrap();
@@ -513,9 +514,7 @@ async fn restart_early(state_dir: &Path, toml: &str, holds: bool) -> (Arc<Servic
 fn what_cannot_be_opened_at_the_start_is_offline_and_comes_back() {
     run(async |bench| {
         let state_dir = bench.dir.path().join("state");
-        let (store, _) = Store::open(&state_dir).unwrap();
-        let (services, shard) = services(store);
-        let bench = Bench { services, shard, ..bench };
+        let bench = bench.with_state();
         bench.pool(&["a", "b"], 4).await;
         bench.disk("vm").await;
         bench.disk("healthy").await;

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BitmapSpec {
-    /// Name of the bitmap.
     pub(crate) name: String,
     /// Bytes that one bit stands for, set when the bitmap was added.
     pub(crate) granularity: Size,

@@ -20,11 +20,9 @@ use crate::hardware::ChangeToken;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CacheSpec {
-    /// Name of the pool.
     pub(crate) pool: String,
     /// Size of the cache, a multiple of the segment size.
     pub(crate) size: Size,
-    /// Size of a cache block.
     pub(crate) block_size: Size,
     /// Policy's name.
     pub(crate) policy: String,
@@ -81,7 +79,6 @@ impl Default for SharedSize {
 }
 
 impl SharedSize {
-    /// Returns the limits in segments.
     pub(crate) fn in_segments(&self, segment_bytes: u64) -> Limits {
         let segments = |size: Size| size.bytes().div_ceil(segment_bytes);
         Limits {
@@ -267,7 +264,6 @@ impl JournalSpec {
         if self.ring == self.unused { self.written } else { self.ring }
     }
 
-    /// Creates the spec of a new cache.
     pub(crate) fn new() -> JournalSpec {
         JournalSpec {
             owner: CacheOwner::random(),
@@ -331,7 +327,6 @@ pub(crate) mod boot {
 pub(crate) struct CacheOwner(pub(crate) u128);
 
 impl CacheOwner {
-    /// Returns a random owner id.
     pub(crate) fn random() -> CacheOwner {
         let mut bytes = [0; 16];
         let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -29,9 +29,7 @@ pub(crate) struct FormatName(pub(crate) Format);
 pub(crate) struct FileSpec {
     /// Absolute path of the file.
     pub(crate) path: PathBuf,
-    /// Format of the file.
     pub(crate) format: FormatName,
-    /// Role of the file in the image.
     pub(crate) role: RoleName,
 }
 

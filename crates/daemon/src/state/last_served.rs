@@ -84,7 +84,6 @@ impl LastServed {
         self.caches.retain(|owner, _| is_known(*owner));
     }
 
-    /// Writes the file.
     pub(crate) fn write(&self) -> io::Result<()> {
         let mut text = String::with_capacity(self.caches.len() * LINE_BYTES);
         for (owner, Served { ring, at_ns, modified_ns }) in &self.caches {

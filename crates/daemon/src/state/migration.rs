@@ -30,7 +30,6 @@ pub(crate) struct MigrationSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GoneState {
-    /// Name of the disk.
     pub(crate) name: String,
     /// Id of the disk.
     pub(crate) lineage: String,

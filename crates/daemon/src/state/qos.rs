@@ -75,7 +75,6 @@ pub(crate) struct DiskQosSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PolicyState {
-    /// Name of the storage policy.
     pub(crate) name: String,
     /// The entitlement of its disks.
     pub(crate) qos: Qos,
@@ -85,7 +84,6 @@ pub(crate) struct PolicyState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DatastoreState {
-    /// Name of the datastore.
     pub(crate) name: String,
     /// How hob limits the number of I/Os in flight to the datastore.
     pub(crate) control: ControlSpec,
@@ -122,7 +120,6 @@ impl DatastoreState {
         Ok(spec)
     }
 
-    /// Checks the settings.
     pub(crate) fn check(&self) -> Result<(), String> {
         match (self.control, self.latency_ms) {
             (ControlSpec::Depth(depth), _) if !(1..=DEPTH_MAX).contains(&depth) => {

@@ -65,7 +65,6 @@ pub enum CertificateMatch {
 }
 
 impl CertificateMatch {
-    /// Returns true if the criterion matches the certificate.
     pub(crate) fn matches(&self, certificate: &PeerCertificate) -> bool {
         match self {
             CertificateMatch::Fingerprint(fingerprint) => certificate.fingerprint() == *fingerprint,

@@ -85,7 +85,6 @@ impl InheritedState {
         InheritedState { program: table.program, goes_on: true, listening, files, clients }
     }
 
-    /// Takes the listening sockets.
     pub(crate) fn listening(&mut self) -> ListeningSockets {
         ListeningSockets::inherited(std::mem::take(&mut self.listening))
     }
@@ -105,7 +104,6 @@ impl WaitingClients {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the inherited clients.
     pub(crate) fn fill(&self, inherited: InheritedState, permits: &Arc<Semaphore>) {
         for client in inherited.clients {
             match Arc::clone(permits).try_acquire_owned() {
@@ -199,7 +197,6 @@ fn is_unchanged(told: &ClientEntry, now: &Negotiated) -> bool {
         && info.block_size_max >= told.block_max
 }
 
-/// Returns the address of a client; `None` on a Unix socket.
 fn address_of(socket: &OwnedFd) -> Option<IpAddr> {
     let socket = std::net::TcpStream::from(socket.try_clone().ok()?);
     socket.peer_addr().ok().map(|address| address.ip().to_canonical())

@@ -128,7 +128,6 @@ fn ask(program: &PathBuf, is_cancelled: impl Fn() -> bool) -> io::Result<Asked> 
     Ok(Asked { ended_well, said: line.trim_start_matches("hob: ").to_owned() })
 }
 
-/// Returns the arguments of this program.
 fn arguments() -> impl Iterator<Item = OsString> {
     std::env::args_os().skip(1)
 }
@@ -295,7 +294,6 @@ impl HandOff {
         }
     }
 
-    /// A summary in one line.
     pub(super) fn summary(&self) -> String {
         self.record.table.summary()
     }

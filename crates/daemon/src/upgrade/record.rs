@@ -49,9 +49,7 @@ pub(crate) struct Table {
     /// Names of the listening sockets.
     #[serde(rename = "doors")]
     pub(crate) listening: Vec<String>,
-    /// Mounted files.
     pub(crate) files: Vec<FileEntry>,
-    /// NBD clients.
     pub(crate) clients: Vec<ClientEntry>,
 }
 
@@ -159,7 +157,6 @@ impl Table {
 }
 
 impl Record {
-    /// Encodes the record.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, RecordError> {
         let lengths = self.table.clients.iter().map(|client| client.received as usize);
         assert!(lengths.eq(self.received.iter().map(Vec::len)), "the table says what clients have sent");

@@ -36,6 +36,7 @@ use hob_engine::io::{BufferSlice, Durability, IoError, Op, PayloadMemory, Promot
 use hob_engine::units::{BufferId, DiskId, RequestId, sector_ceil};
 
 use crate::payload::{Payload, alloc_for, slice_for};
+use crate::slots::Slots;
 pub use wire::{Answer, Attributes, MESSAGE_BYTES_MAX, TRANSFER_BYTES_MAX};
 use wire::{Call, Change, Errno, WRITE_HEAD_BYTES};
 
@@ -93,8 +94,7 @@ pub struct Session {
     file: Attributes,
     read_only: bool,
     promote: Promote,
-    slots: Vec<Option<InFlight>>,
-    free: Vec<u32>,
+    commands: Slots<InFlight>,
     requests: VecDeque<Request>,
     answers: VecDeque<(Answer, Option<BufferSlice>)>,
     held_bytes: usize,
@@ -112,8 +112,7 @@ impl Session {
             file,
             read_only,
             promote: Promote::Usual,
-            slots: Vec::new(),
-            free: Vec::new(),
+            commands: Slots::default(),
             requests: VecDeque::new(),
             answers: VecDeque::new(),
             held_bytes: 0,
@@ -163,7 +162,7 @@ impl Session {
 
     /// Returns the number of commands that the engine has not answered.
     pub fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.commands.len()
     }
 
     /// Returns true if the session has no work: every accepted message is answered, and
@@ -345,23 +344,14 @@ impl Session {
 
     fn start(&mut self, command: InFlight) {
         self.held_bytes += command.buffer_bytes;
-        let slot = match self.free.pop() {
-            Some(slot) => {
-                self.slots[slot as usize] = Some(command);
-                slot
-            }
-            None => {
-                self.slots.push(Some(command));
-                self.slots.len() as u32 - 1
-            }
-        };
+        let slot = self.commands.insert(command);
         self.issue(slot);
     }
 
     /// Queues the engine request for the next piece of a FUSE command.
     fn issue(&mut self, slot: u32) {
         let id = RequestId(u64::from(self.number) << 32 | u64::from(slot));
-        let command = self.slots[slot as usize].as_mut().expect("a command in flight");
+        let command = self.commands.get_mut(slot);
         let InFlight { op, offset, len, .. } = *command;
         let buffer = command.buffer.take();
         self.requests.push_back(Request {
@@ -389,7 +379,7 @@ impl Session {
 
     /// Returns the command whose first piece is `request`, for recording traces.
     pub fn command_begun_by(&self, request: &Request) -> Option<Command> {
-        let command = self.slots[request.id.0 as u32 as usize].as_ref()?;
+        let command = self.commands.get(request.id.0 as u32);
         let len = command.end - command.begin;
         (request.offset == command.begin).then_some(Command { op: command.op, offset: command.begin, len })
     }
@@ -398,13 +388,10 @@ impl Session {
     #[inline]
     pub fn handle_reply(&mut self, reply: &Reply, payload: &mut impl Payload) {
         let slot = reply.id.0 as u32;
-        let entry = &mut self.slots[slot as usize];
-        let command = entry.as_mut().expect("an answer to a command in flight");
-        if reply.result.is_ok() && command.advance() {
+        if reply.result.is_ok() && self.commands.get_mut(slot).advance() {
             return self.issue(slot);
         }
-        let command = entry.take().expect("checked");
-        self.free.push(slot);
+        let command = self.commands.remove(slot);
         if self.dead {
             return self.forget(&command, payload);
         }
@@ -456,9 +443,7 @@ impl Session {
             self.handle_written(slice, payload);
         }
         for request in std::mem::take(&mut self.requests) {
-            let slot = request.id.0 as u32;
-            let command = self.slots[slot as usize].take().expect("a command in flight");
-            self.free.push(slot);
+            let command = self.commands.remove(request.id.0 as u32);
             request.buffer.into_iter().for_each(|id| payload.release(id));
             self.forget(&command, payload);
         }

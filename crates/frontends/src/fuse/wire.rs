@@ -126,13 +126,9 @@ pub(super) enum Call {
         /// The kernel's maximum read-ahead in bytes.
         readahead: u32,
     },
-    /// Get attributes.
     GetAttributes,
-    /// Set attributes.
     SetAttributes(Change),
-    /// Open the file.
     Open,
-    /// Read.
     Read {
         /// First byte.
         offset: u64,
@@ -152,7 +148,6 @@ pub(super) enum Call {
     Statfs,
     /// Make all acknowledged writes durable.
     Fsync,
-    /// Write zeroes.
     Zero {
         /// First byte.
         offset: u64,
@@ -363,7 +358,6 @@ impl Answer {
         Answer::new(unique, 0)
     }
 
-    /// An error.
     pub(super) fn error(unique: u64, errno: Errno) -> Answer {
         Answer::new(unique, -errno.0)
     }
@@ -384,7 +378,6 @@ impl Answer {
         answer.body(8)
     }
 
-    /// Creates the answer to an open.
     pub(super) fn opened(unique: u64) -> Answer {
         let mut answer = Answer::new(unique, 0);
         answer.put_u32(8, OPEN_FLAGS);

@@ -35,7 +35,8 @@ use hob_nbd::wire::REQUEST_BYTES;
 use hob_nbd::{Command, ErrorCode, Extent};
 
 use crate::payload::Payload;
-use command::{InFlight, Table};
+use crate::slots::Slots;
+use command::InFlight;
 
 /// Maximum number of commands in flight per connection.
 pub const COMMANDS_MAX: usize = 2048;
@@ -101,7 +102,7 @@ pub struct Connection {
     number: u32,
     /// Which part of its reads this connection promotes into the cache.
     promote: Promote,
-    commands: Table,
+    commands: Slots<InFlight>,
     input: Input,
     requests: VecDeque<Request>,
     queries: VecDeque<StatusQuery>,
@@ -157,7 +158,7 @@ impl Connection {
             disk,
             number,
             promote,
-            commands: Table::default(),
+            commands: Slots::default(),
             input: Input::Header,
             requests: VecDeque::new(),
             queries: VecDeque::new(),

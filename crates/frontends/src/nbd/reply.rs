@@ -33,7 +33,6 @@ pub(super) fn push(
     }
 }
 
-/// Encodes an error.
 pub(super) fn push_error(connection: &mut Connection, request: &hob_nbd::Request, code: ErrorCode) {
     let chunked = connection.negotiated.structured_replies
         && matches!(request.command, Command::Read | Command::BlockStatus);

@@ -7,6 +7,7 @@ use hob_engine::units::{BufferId, DiskId, RequestId, SECTOR_BYTES};
 use super::chain::Segment;
 use super::memory::GuestRun;
 use crate::payload::{Payload, alloc_for, slice_for};
+use crate::slots::Slots;
 
 /// A request from a descriptor chain that was taken from its queue and decoded.
 #[derive(Clone, Copy, Debug)]
@@ -115,43 +116,35 @@ impl Command {
 /// The commands of a device, by slot, with the guest memory for the data that they read.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    slots: Vec<Option<(Command, Vec<Segment>)>>,
-    free: Vec<u32>,
+    commands: Slots<(Command, Vec<Segment>)>,
     spare: Vec<Vec<Segment>>,
 }
 
 impl Table {
     pub(super) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.commands.len()
     }
 
     /// Stores a command. Returns its slot, and an empty list for reuse.
     pub(super) fn insert(&mut self, command: Command, segments: Vec<Segment>) -> (u32, Vec<Segment>) {
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() as u32 - 1
-        });
-        self.slots[slot as usize] = Some((command, segments));
-        (slot, self.spare.pop().unwrap_or_default())
+        (self.commands.insert((command, segments)), self.spare.pop().unwrap_or_default())
     }
 
     pub(super) fn get(&self, slot: u32) -> &Command {
-        &self.slots[slot as usize].as_ref().expect("a command in flight").0
+        &self.commands.get(slot).0
     }
 
     /// Returns the guest memory segments of a command's data.
     pub(super) fn segments(&self, slot: u32) -> &[Segment] {
-        &self.slots[slot as usize].as_ref().expect("a command in flight").1
+        &self.commands.get(slot).1
     }
 
     pub(super) fn get_mut(&mut self, slot: u32) -> &mut Command {
-        &mut self.slots[slot as usize].as_mut().expect("an answer to a command in flight").0
+        &mut self.commands.get_mut(slot).0
     }
 
     pub(super) fn remove(&mut self, slot: u32) -> (Command, Vec<Segment>) {
-        let removed = self.slots[slot as usize].take().expect("a command is answered once");
-        self.free.push(slot);
-        removed
+        self.commands.remove(slot)
     }
 
     /// Stores an empty list, so that its memory can be reused.

@@ -113,7 +113,6 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Returns the number of entries.
     pub(super) fn size(&self) -> u16 {
         self.size
     }
@@ -123,7 +122,6 @@ impl Queue {
         6 + 8 * u64::from(self.size)
     }
 
-    /// Returns the descriptor table of the queue.
     pub(super) fn descriptors(&self) -> &Part {
         &self.descriptors
     }

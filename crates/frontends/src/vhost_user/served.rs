@@ -12,7 +12,6 @@ use super::queue::{Layout, Queue};
 /// Parameters with which the device starts to serve a queue, after the client has set the queue up.
 #[derive(Debug)]
 pub struct Start {
-    /// Number of the queue.
     pub(crate) queue: u16,
     pub(crate) map: Arc<GuestMap>,
     pub(crate) layout: Layout,

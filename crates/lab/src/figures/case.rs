@@ -70,7 +70,6 @@ impl Case {
         }
     }
 
-    /// Returns the case with all disks combined into one.
     pub(super) fn on_one_disk(self) -> Case {
         Case { on_one_disk: true, ..self }
     }
@@ -100,7 +99,6 @@ impl Case {
         Case { begin: Some(change), ..self }
     }
 
-    /// Adds a generator setting.
     pub(super) fn set(mut self, setting: &str) -> Case {
         self.settings.push(setting.to_owned());
         self

@@ -233,7 +233,6 @@ impl Measured {
         }
     }
 
-    /// Returns the number of transactions per minute.
     pub(super) fn per_minute(&self) -> f64 {
         self.transactions.count as f64 / (self.elapsed_ns as f64 / 60e9)
     }

@@ -11,7 +11,7 @@ use super::common::{
     Arrivals, HotSpots, SLOT_BYTES, check_footprint, check_percent, check_rate, check_scale, check_theta,
     draw_op, scaled,
 };
-use super::parameters::{Bytes, parameters};
+use super::parameters::{Bytes, parameters, within};
 use super::{Generate, Load, Plan};
 use crate::prng::Prng;
 use hob_trace::Record;
@@ -39,53 +39,24 @@ impl Generate for Hm {
         check_scale(self.scale)?;
         check_theta("theta", self.theta)?;
         check_footprint("disk", self.disk)?;
-        SpotLoad {
-            requests: self.requests,
-            read_percent: self.read_percent,
-            small_percent: self.small_percent,
-            spots: (self.spots / self.scale).max(1),
-            theta: self.theta,
-            disk_bytes: scaled(self.disk, self.scale, SLOT_BYTES),
-            iops: self.iops,
-            cache_bytes: self.cache.0 / self.scale,
-            warmup_per_spot: self.warmup_per_spot,
-            seed: self.seed,
-        }
-        .plan()
-    }
-}
-
-/// An open load on hot spots of one disk, with sizes already scaled.
-pub(super) struct SpotLoad {
-    pub(super) requests: u64,
-    pub(super) read_percent: f64,
-    pub(super) small_percent: f64,
-    pub(super) spots: u64,
-    pub(super) theta: f64,
-    pub(super) disk_bytes: u64,
-    pub(super) iops: f64,
-    pub(super) cache_bytes: u64,
-    pub(super) warmup_per_spot: f64,
-    pub(super) seed: u64,
-}
-
-impl SpotLoad {
-    pub(super) fn plan(self) -> Result<Plan, String> {
         check_percent("read-percent", self.read_percent)?;
         check_percent("small-percent", self.small_percent)?;
         check_rate("iops", self.iops)?;
-        super::parameters::within("warmup-per-spot", self.warmup_per_spot, 0.0..=1000.0)?;
-        let spots = HotSpots::new(self.spots, self.disk_bytes, self.theta, self.small_percent, self.seed)?;
-        let warmup = (self.warmup_per_spot * self.spots as f64) as u64;
+        within("warmup-per-spot", self.warmup_per_spot, 0.0..=1000.0)?;
+        let disk_bytes = scaled(self.disk, self.scale, SLOT_BYTES);
+        let count = (self.spots / self.scale).max(1);
+        let spots = HotSpots::new(count, disk_bytes, self.theta, self.small_percent, self.seed)?;
+        let warmup = (self.warmup_per_spot * count as f64) as u64;
+        let (iops, read_percent) = (self.iops, self.read_percent);
         let (mut dice, mut arrivals) = (Prng::new(self.seed), Arrivals::new());
         let records = (0..warmup.saturating_add(self.requests)).map(move |_| {
-            let at_ns = arrivals.next(self.iops, &mut dice);
+            let at_ns = arrivals.next(iops, &mut dice);
             let (offset, len) = spots.draw(&mut dice);
-            Record { at_ns, offset, len, op: draw_op(self.read_percent, &mut dice), disk: 0 }
+            Record { at_ns, offset, len, op: draw_op(read_percent, &mut dice), disk: 0 }
         });
         Ok(Plan {
-            disks: vec![self.disk_bytes],
-            cache_bytes: self.cache_bytes,
+            disks: vec![disk_bytes],
+            cache_bytes: self.cache.0 / self.scale,
             block_bytes: 4096,
             warmup,
             load: Load::Open(Box::new(records)),

@@ -5,8 +5,7 @@
 //! has 83 % hits. Number and popularity of the spots are fitted to this hit ratio of a warm cache.
 //! [`hm`](super::hm) explains why the cache is warm.
 
-use super::common::{SLOT_BYTES, check_footprint, check_scale, check_theta, scaled};
-use super::hm::SpotLoad;
+use super::hm::Hm;
 use super::parameters::{Bytes, parameters};
 use super::{Generate, Plan};
 
@@ -30,21 +29,21 @@ impl Generate for Proxy {
     const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge prxy";
 
     fn plan(&self) -> Result<Plan, String> {
-        check_scale(self.scale)?;
-        check_theta("theta", self.theta)?;
-        check_footprint("disk", self.disk)?;
-        SpotLoad {
-            requests: self.requests,
-            read_percent: self.read_percent,
-            small_percent: self.small_percent,
-            spots: (self.spots / self.scale).max(1),
-            theta: self.theta,
-            disk_bytes: scaled(self.disk, self.scale, SLOT_BYTES),
-            iops: self.iops,
-            cache_bytes: self.cache.0 / self.scale,
-            warmup_per_spot: self.warmup_per_spot,
-            seed: self.seed,
-        }
-        .plan()
+        let Proxy { requests, read_percent, small_percent, spots, theta, disk, .. } = *self;
+        let Proxy { iops, cache, warmup_per_spot, scale, seed, .. } = *self;
+        let load = Hm {
+            requests,
+            read_percent,
+            small_percent,
+            spots,
+            theta,
+            disk,
+            iops,
+            cache,
+            warmup_per_spot,
+            scale,
+            seed,
+        };
+        load.plan()
     }
 }

@@ -220,7 +220,6 @@ fn dss_scans_and_looks_up_all_over_its_database() {
     assert!(follow + 8 > scans.len(), "{follow} of {}", scans.len());
 }
 
-/// Returns the transactions per minute.
 fn per_minute(
     plan: Plan,
     cache: Option<CacheSetup>,

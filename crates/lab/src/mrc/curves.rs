@@ -97,21 +97,6 @@ impl Curves {
         self.read_hits.miss_curve(self.totals.reads)
     }
 
-    /// Returns the read miss ratio by number of bytes.
-    pub fn read_miss_bytes(&self) -> Curve {
-        self.read_hit_bytes.miss_curve(self.totals.read_bytes)
-    }
-
-    /// Returns the share of writes that miss at least one block.
-    pub fn write_misses(&self) -> Curve {
-        self.write_hits.miss_curve(self.totals.writes)
-    }
-
-    /// Returns the share of written bytes that reach the backing.
-    pub fn written_through(&self) -> Curve {
-        self.absorbed_sectors.scaled(SECTOR_BYTES).miss_curve(self.totals.write_bytes)
-    }
-
     /// Returns the smallest cache size, at least 1 block, above which more blocks have no effect.
     pub fn blocks_max(&self) -> u64 {
         let values = [

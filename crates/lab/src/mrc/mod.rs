@@ -1,19 +1,17 @@
 //! Computes miss-ratio curves: the results of LRU caches of all sizes, from one pass over a trace.
 //!
-//! There are three levels of detail:
+//! There are two levels of detail:
 //!
 //! * [`exact`] handles whole requests on sectors, as the engine does. A read hits if all its
 //!   sectors are valid, and a miss makes exactly the requested sectors valid. Writes follow a
 //!   [`Mode`]. The result includes the traffic of flash and backing.
-//! * [`exact_blocks`] handles block accesses, with blocks cached as a whole (Olken, "Efficient
-//!   methods for calculating the success function of fixed space replacement policies", 1981).
-//!   [`shards`] estimates this result.
-//! * [`shards`] estimates the result of [`exact_blocks`] from a sample of the blocks
-//!   ([`hob_engine::sizing`]).
+//! * [`shards`] handles block accesses, with blocks cached as a whole (Olken, "Efficient methods
+//!   for calculating the success function of fixed space replacement policies", 1981). It estimates
+//!   the result from a sample of the blocks ([`hob_engine::sizing`]).
 //!
 //! All disks of a trace share one cache. Cache sizes are in blocks. Flushes have no effect. Memory
-//! is proportional to the number of touched blocks. The exact functions refuse a trace with more
-//! than [`SECTORS_MAX`] sectors in its blocks.
+//! is proportional to the number of touched blocks. [`exact`] refuses a trace with more than
+//! [`SECTORS_MAX`] sectors in its blocks.
 
 mod curves;
 mod requests;
@@ -23,15 +21,13 @@ mod steps;
 mod tests;
 
 use anyhow::{Result, ensure};
-use hob_engine::sizing::{Curve, Shards};
+use hob_engine::sizing::Shards;
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 
 pub use curves::{At, Curves, Totals};
 pub use stack::SECTORS_MAX;
 
 use hob_trace::{Op, Record};
-use stack::Stack;
-use steps::Steps;
 
 /// Write mode: the effect of a write on the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,37 +53,9 @@ pub fn exact(records: impl IntoIterator<Item = Record>, block_bytes: u64, mode: 
     Ok(requests.finish())
 }
 
-/// Returns the read miss ratio by blocks: each block of a read is one access, which hits if the
-/// block is cached. `mode` determines whether writes add blocks to the cache.
-///
-/// # Errors
-/// Returns the same errors as [`exact`].
-pub fn exact_blocks(
-    records: impl IntoIterator<Item = Record>,
-    block_bytes: u64,
-    mode: Mode,
-) -> Result<Curve> {
-    exact_accesses(accesses(records, block_bytes, mode)?)
-}
-
-/// Returns the LRU miss-ratio curve of block accesses with weights.
-///
-/// # Errors
-/// Returns an error for more than [`SECTORS_MAX`] blocks.
-pub fn exact_accesses(accesses: impl IntoIterator<Item = (u64, u32)>) -> Result<Curve> {
-    let mut stack = Stack::new(0);
-    let mut hits = Steps::default();
-    let mut total = 0;
-    for (block, weight) in accesses {
-        let member = stack.enter(block)?;
-        total += u64::from(weight);
-        hits.add(stack.distance(member), i64::from(weight));
-        stack.touch(member);
-    }
-    Ok(hits.finish().miss_curve(total))
-}
-
-/// Passes the accesses of [`exact_blocks`] to `shards`, whose curve estimates the exact curve.
+/// Passes the block accesses of a trace to `shards`, whose curve estimates the read miss ratio by
+/// blocks. Each block of a read is one access, which hits if the block is cached. `mode` determines
+/// whether writes add blocks to the cache.
 ///
 /// # Errors
 /// Returns an error if the block size is not a power of two from 4 KiB to 1 MiB.

@@ -36,7 +36,6 @@ impl Steps {
         all.filter(|(_, amount)| **amount != 0).map(|(size, amount)| (size as u64, *amount))
     }
 
-    /// Returns the finished step function.
     pub(super) fn finish(self) -> Values {
         let mut sum = 0;
         let values = self.changes().map(|(size, amount)| {
@@ -70,11 +69,6 @@ impl Values {
                 (size, hits)
             }),
         )
-    }
-
-    /// Returns the step function multiplied by `by`.
-    pub(super) fn scaled(&self, by: u64) -> Values {
-        Values(self.0.iter().map(|(size, value)| (*size, value * by)).collect())
     }
 
     /// Returns the smallest size above which the value does not change.

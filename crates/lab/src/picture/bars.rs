@@ -121,7 +121,6 @@ impl BarChart {
         group.bars.get(series).copied().unwrap_or(Bar::Missing)
     }
 
-    /// Returns the ends of all bars.
     fn ends(&self) -> impl Iterator<Item = f64> {
         let bars = self.groups.iter().flat_map(|group| group.bars.iter().take(self.count()));
         bars.filter_map(|bar| bar.ends(&self.axis)).flat_map(|(low, high)| [low, high])

@@ -24,7 +24,6 @@ pub(super) struct Paint {
 }
 
 impl Colour {
-    /// Returns the colour with this opacity.
     pub(super) fn mix(self, opacity: f64) -> Paint {
         Paint { colour: self, opacity }
     }
@@ -95,7 +94,6 @@ impl Style {
         Style { size, colour, anchor, bold: false, turned: false, edged: false }
     }
 
-    /// Returns the text style in bold.
     pub(super) fn bold(self) -> Style {
         Style { bold: true, ..self }
     }

@@ -55,7 +55,6 @@ impl Store {
         self.serve(now, disk, now);
     }
 
-    /// Returns the next event and its time.
     pub(super) fn next(&mut self) -> Option<(u64, Event)> {
         let Reverse((now, _, event)) = self.events.pop()?;
         if matches!(event, Event::Done { .. }) {

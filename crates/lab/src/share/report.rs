@@ -69,7 +69,6 @@ pub fn write(out: &Path, rows: &[Row], facts: &Facts) -> Result<Vec<String>> {
     Ok(files.into_iter().map(|(name, _)| name).collect())
 }
 
-/// Returns the rows of each pool.
 fn pools(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
     rows.chunk_by(|a, b| a.cache_bytes == b.cache_bytes)
 }

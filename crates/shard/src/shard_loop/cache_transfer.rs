@@ -83,7 +83,6 @@ pub(super) struct CacheTransfers {
 }
 
 impl CacheTransfers {
-    /// Returns true if the request id belongs to a cache transfer.
     pub(super) fn owns(id: RequestId) -> bool {
         (id.0 >> 32) as u32 & OWN != 0
     }

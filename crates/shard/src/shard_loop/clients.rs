@@ -169,7 +169,6 @@ impl Clients {
         SessionId(u32::from(number))
     }
 
-    /// Closes the connections for which `ends` returns true.
     pub(super) fn close(&mut self, why: &str, ring: &mut Ring, ends: impl Fn(&Connection) -> bool) {
         self.room = true;
         for number in 0..self.clients.len() {

@@ -145,7 +145,6 @@ impl Leases {
         }
     }
 
-    /// Removes the entry of a removed disk.
     pub(super) fn forget(&mut self, disk: DiskId) {
         if let Some(lease) = self.disks.get_mut(disk.0 as usize) {
             self.count -= usize::from(lease.take().is_some());

@@ -185,7 +185,6 @@ impl VhostUserClients {
         self.polled.retain(|polled| *polled != (number, queue));
     }
 
-    /// Number of vhost-user clients of a disk.
     pub(super) fn of(&self, disk: DiskId) -> u64 {
         let is_of = |client: &&VhostUserClient| client.device.disk() == disk && !client.gone;
         self.clients.iter().flatten().filter(is_of).count() as u64

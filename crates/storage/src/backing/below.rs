@@ -76,7 +76,6 @@ fn parse_number(text: &str) -> Option<u64> {
 #[derive(Debug)]
 pub(crate) struct BelowLocks {
     number: u64,
-    /// The locked files.
     held: Mutex<Vec<File>>,
 }
 
@@ -108,7 +107,6 @@ impl BelowLocks {
         Ok(())
     }
 
-    /// Releases the locks.
     pub(crate) fn release(&self) {
         self.held().clear();
     }
@@ -118,7 +116,6 @@ impl BelowLocks {
     }
 }
 
-/// Converts the error of a lock on `path`.
 pub(super) fn open_error(path: PathBuf, error: LockError) -> OpenError {
     match error {
         LockError::InUse => OpenError::InUse { path },

@@ -29,7 +29,6 @@ pub enum Format {
     Vpc,
 }
 
-/// One format.
 struct Row {
     format: Format,
     /// Name of the format in QEMU and hob.

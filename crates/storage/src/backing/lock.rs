@@ -69,9 +69,6 @@ impl Lock {
     }
 
     /// Releases the lock. Another host may write the backing afterwards.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn release(&self) -> io::Result<()> {
         match &self.0 {
             Locked::File { file, below, .. } => {

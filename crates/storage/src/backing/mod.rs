@@ -423,9 +423,6 @@ impl std::ops::DerefMut for Backing {
 impl Backing {
     /// Opens the backing that `spec` names; see [`BACKINGS`]. May take seconds, so do not call it
     /// on the shard's thread.
-    ///
-    /// # Errors
-    /// [`OpenError`].
     pub fn open(spec: &str, access: Access, options: &BackingOptions) -> Result<Backing, OpenError> {
         let format = options.format.unwrap_or_else(|| Format::assumed(Path::new(spec)));
         let options = BackingOptions { monitor: Arc::default(), ..options.clone() };
@@ -434,9 +431,6 @@ impl Backing {
     }
 
     /// Opens a file as a raw image, regardless of its name.
-    ///
-    /// # Errors
-    /// [`OpenError`].
     pub fn open_file(path: &str, access: Access, options: &BackingOptions) -> Result<Backing, OpenError> {
         Ok(Backing::of(file::open(path, access, options)?))
     }

@@ -28,7 +28,6 @@ enum Kind {
 
 /// A backing that can read its present size.
 pub(super) trait Measured: Send + Sync {
-    /// Bytes.
     fn size_bytes(&self) -> io::Result<u64>;
 }
 

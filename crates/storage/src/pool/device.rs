@@ -119,7 +119,6 @@ pub(super) struct Device {
 }
 
 impl OpenDevice {
-    /// Opens and locks the device at `path`.
     pub(super) fn open(path: &Path) -> Result<OpenDevice, PoolError> {
         let system = |action, source: io::Error| PoolError::System { path: path.into(), action, source };
         if std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
@@ -343,7 +342,6 @@ impl OpenDevice {
         wiped.map_err(|e| self.system("wipe it", e))
     }
 
-    /// Creates an error for this device.
     pub(super) fn system(&self, action: &'static str, source: io::Error) -> PoolError {
         PoolError::System { path: self.path.clone(), action, source }
     }

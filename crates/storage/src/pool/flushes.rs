@@ -67,7 +67,6 @@ impl DeviceFlushes {
         result
     }
 
-    /// Returns the number of failed flushes.
     pub(crate) fn failures(&self) -> u64 {
         self.state().failures
     }

@@ -173,7 +173,6 @@ pub(super) enum NotSuperblock {
     Foreign,
     /// The superblock has a version or a feature that this hob does not know.
     Newer(String),
-    /// The superblock is damaged.
     Damaged(&'static str),
 }
 

@@ -96,7 +96,6 @@ pub enum RecoverError {
     System(#[from] std::io::Error),
 }
 
-/// Progress of a recovery.
 struct Progress<F> {
     report: F,
     done_bytes: u64,

@@ -108,9 +108,6 @@ impl Table {
     }
 
     /// Writes both copies of every page, for a new device.
-    ///
-    /// # Errors
-    /// A system error.
     pub(super) fn format(&mut self, file: &ControlFile) -> io::Result<()> {
         self.store(file)?;
         self.pages.iter_mut().for_each(|page| page.dirty = true);
@@ -124,7 +121,6 @@ impl Table {
         Some(self.lowest_free)
     }
 
-    /// Changes the entry of one segment.
     pub(super) fn set(&mut self, segment: usize, entry: Entry) {
         let old = std::mem::replace(&mut self.entries[segment], entry);
         self.pages[segment / ENTRIES_PER_PAGE as usize].dirty = true;
@@ -135,12 +131,10 @@ impl Table {
         }
     }
 
-    /// Returns all entries, by segment.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Returns the number of free segments.
     pub(super) fn free(&self) -> u64 {
         self.free
     }

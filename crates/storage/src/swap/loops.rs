@@ -84,7 +84,6 @@ pub(super) struct LoopDevice {
     pub(super) range: Range,
 }
 
-/// Returns all loop devices in use.
 pub(super) fn in_use() -> io::Result<Vec<LoopDevice>> {
     let mut found = Vec::new();
     let entries = match std::fs::read_dir("/sys/block") {

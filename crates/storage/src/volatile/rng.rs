@@ -31,7 +31,6 @@ impl SimRng {
         self.below(times) == 0
     }
 
-    /// Shuffles `items`.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, self.below(at + 1));

@@ -116,7 +116,6 @@ pub(super) struct Raw {
 
 /// Next entry of a trace.
 pub(super) enum Step {
-    /// A request.
     Request(Raw),
     /// An event that is not a request.
     Event,

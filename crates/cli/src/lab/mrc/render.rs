@@ -9,7 +9,6 @@ use super::{CurveReport, Report, Row, SizeReport};
 use crate::lab::percent;
 use crate::output::{pairs, table};
 
-/// Formats the report as text.
 pub(super) fn show(report: &Report) -> String {
     let mut parts = vec![rows(report)];
     for curve in &report.curves {

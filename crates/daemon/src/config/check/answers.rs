@@ -3,15 +3,39 @@
 //! The wait for all answers together is limited. It consists of turns ([`TURN`]): a pause of this process
 //! (SIGSTOP, a suspended VM, a host without a free processor) uses up at most one turn.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Longest wait of one turn.
 const TURN: Duration = Duration::from_millis(50);
 
+/// Calls `query` with each item on another thread, which may hang with a filesystem. Returns the
+/// results that arrive within `limit`.
+pub(super) fn query_all<T: Send + 'static, R: Send + 'static>(
+    items: Vec<T>,
+    limit: Duration,
+    query: impl Fn(&T) -> Option<R> + Send + 'static,
+) -> Vec<Option<R>> {
+    let mut all: Vec<Option<R>> = items.iter().map(|_| None).collect();
+    let (sender, answers) = mpsc::channel();
+    let query_each = move || {
+        for (index, item) in items.iter().enumerate() {
+            if sender.send((index, query(item))).is_err() {
+                return;
+            }
+        }
+    };
+    if std::thread::Builder::new().name("hob-check".to_owned()).spawn(query_each).is_ok() {
+        for (index, found) in Answers::within(answers, limit) {
+            all[index] = found;
+        }
+    }
+    all
+}
+
 /// Iterator over answers. It ends when the thread ends, or when the time for all answers is over.
 #[derive(Debug)]
-pub(super) struct Answers<T> {
+struct Answers<T> {
     receiver: Receiver<T>,
     /// Time that is left for waiting.
     left: Duration,
@@ -19,7 +43,7 @@ pub(super) struct Answers<T> {
 
 impl<T> Answers<T> {
     /// Returns the answers that arrive within `limit`.
-    pub(super) fn within(receiver: Receiver<T>, limit: Duration) -> Self {
+    fn within(receiver: Receiver<T>, limit: Duration) -> Self {
         Self { receiver, left: limit }
     }
 }
@@ -43,8 +67,6 @@ impl<T> Iterator for Answers<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-
     use super::*;
 
     #[test]

@@ -11,7 +11,6 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use hob_control::{Endpoint, PoolCreate, Size};
@@ -19,7 +18,7 @@ use hob_nbd::uri::NbdUri;
 use hob_storage::backing::{BACKINGS, Format};
 
 use super::super::Config;
-use super::answers::Answers;
+use super::answers::query_all;
 use super::{Findings, readable};
 use crate::hardware::Backing;
 use crate::host_memory::HostMemory;
@@ -217,23 +216,7 @@ fn uses_of(config: &Config) -> Vec<PathUse> {
 /// Returns the properties of each path; `None` for a path whose filesystem did not answer in time.
 fn examine_all(uses: &[PathUse]) -> Vec<Option<PathFacts>> {
     let paths: Vec<(PathBuf, Role)> = uses.iter().map(|it| (it.path.clone(), it.role)).collect();
-    let mut all = vec![None; paths.len()];
-    let (sender, answers) = mpsc::channel();
-    // The thread may hang with the filesystem.
-    let look = move || {
-        for (index, (path, role)) in paths.iter().enumerate() {
-            if sender.send((index, examine(path, *role))).is_err() {
-                return;
-            }
-        }
-    };
-    if std::thread::Builder::new().name("hob-check".to_owned()).spawn(look).is_err() {
-        return all;
-    }
-    for (index, facts) in Answers::within(answers, LOOK_MAX) {
-        all[index] = Some(facts);
-    }
-    all
+    query_all(paths, LOOK_MAX, |(path, role)| Some(examine(path, *role)))
 }
 
 fn examine(path: &Path, role: Role) -> PathFacts {

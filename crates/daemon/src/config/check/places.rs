@@ -3,7 +3,6 @@
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use hob_control::Endpoint;
@@ -11,7 +10,7 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use super::super::Config;
 use super::Findings;
-use super::answers::Answers;
+use super::answers::query_all;
 
 /// Maximum length of a socket's path in bytes.
 const PATH_BYTES_MAX: usize = 107;
@@ -47,12 +46,8 @@ pub(in super::super) fn check_places(config: &Config, found: &mut Findings<'_>) 
         }
     }
     let paths: Vec<PathBuf> = sockets.iter().map(|(_, path)| path.clone()).collect();
-    let (sender, answers) = mpsc::channel();
-    // The thread may hang with a filesystem.
-    std::thread::spawn(move || paths.iter().all(|path| sender.send(check_place(path)).is_ok()));
-    let mut answers = Answers::within(answers, ANSWER_MAX);
-    for (at, path) in &sockets {
-        let answer = answers.next();
+    let answers = query_all(paths, ANSWER_MAX, |path| Some(check_place(path)));
+    for ((at, path), answer) in sockets.iter().zip(answers) {
         let is_hung = answer.is_none();
         if let Err(what) = answer.unwrap_or_else(|| Err("its filesystem does not respond".to_owned())) {
             found.add(at, format!("a socket cannot be created at {}: {what}", path.display()));

@@ -133,9 +133,7 @@ fn listeners_have_few_places_and_leave_them() {
 fn a_client_that_reads_nothing_is_disconnected() {
     // Time passes only while nothing happens, so hours are short. A shard then seems silent, which
     // does not matter here.
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-    runtime.block_on(async {
+    crate::background::run_in_virtual_time(async {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
         let listener =

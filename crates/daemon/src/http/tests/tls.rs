@@ -68,8 +68,7 @@ impl Site {
 }
 
 pub(super) fn site(test: impl AsyncFnOnce(Site)) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { test(Site::start().await).await });
+    crate::background::run_in_real_time(async { test(Site::start().await).await });
 }
 
 /// Returns the results of a read and of a change: the status, or the TLS error.

@@ -24,6 +24,7 @@ use super::registry::{ClusterWait, DiskPhase, Registry};
 use super::remote_flash::RemoteFlash;
 use super::tasks::Tasks;
 use crate::api_error::{ApiError, Result};
+use crate::background::spawn;
 use crate::cluster::{Cluster, Release, TakeError, Took};
 use placement::Rates;
 
@@ -66,7 +67,6 @@ impl ClusterService {
         Ok(self.ownership.cluster_or_refuse()?.view())
     }
 
-    /// Returns all members.
     pub(crate) async fn hosts(&self) -> Result<Vec<ClusterHost>> {
         self.ownership.cluster_or_refuse()?.hosts().await.map_err(|error| ApiError::failed(error.to_string()))
     }
@@ -166,7 +166,7 @@ impl ClusterService {
             cluster.set_pools(self.published_pools());
             if has_lease && looks % TELL_LOOKS == TELL_LOOKS / 4 {
                 let (service, cluster) = (self.clone(), cluster.clone());
-                tokio::spawn(async move { service.tell(&cluster).await });
+                spawn(async move { service.tell(&cluster).await });
             }
             if has_lease && looks.is_multiple_of(TIDY_LOOKS) {
                 self.unmark_clean().await;
@@ -228,7 +228,7 @@ impl ClusterService {
         };
         for name in cluster.to_try(&waiting) {
             let service = self.clone();
-            tokio::spawn(async move { service.disks.bring_online(&name).await });
+            spawn(async move { service.disks.bring_online(&name).await });
         }
     }
 

@@ -20,6 +20,7 @@ use tokio::time::{Instant, timeout};
 
 use super::Disks;
 use crate::api_error::{ApiError, Result};
+use crate::background::spawn;
 use crate::cluster::Release;
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
@@ -211,7 +212,7 @@ impl Disks {
             Ok(true)
         ) {
             let service = self.clone();
-            tokio::spawn(async move { service.bring_online(&name).await });
+            spawn(async move { service.bring_online(&name).await });
         }
     }
 }

@@ -249,7 +249,6 @@ impl Inner {
         (!missing.is_empty()).then(|| (spec.pool.clone(), missing.join(", ")))
     }
 
-    /// Returns the pool and the content of an orphan.
     fn orphan_content(&self, owner: &str) -> Result<(String, OrphanContent)> {
         let owner: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
         for (pool, entry) in &self.pools {

@@ -50,7 +50,6 @@ impl Dirty {
         Ok(Dirty { recovered, remains, reader })
     }
 
-    /// Returns the summary from the journal.
     pub(in crate::services) fn summary(&self) -> hob_engine::journal::Summary {
         self.recovered.summary
     }

@@ -26,7 +26,6 @@ pub(in crate::services) enum Afterwards {
 }
 
 impl Disks {
-    /// Removes a disk's cache.
     pub(crate) async fn cache_disable(&self, disk: String, dirty: OnDirty) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks

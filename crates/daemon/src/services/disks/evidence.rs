@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 
 use super::Disks;
 use crate::hardware::{ChangeDetector, ChangeToken};
+use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::ShardHandle;
 
@@ -45,7 +46,7 @@ impl Look {
     /// evidence and every sector of the cache is verified.
     async fn evidence(self) -> Option<(Look, ChangeToken)> {
         let witness = self.witness.clone();
-        let evidence = tokio::task::spawn_blocking(move || witness.evidence()).await.ok()??;
+        let evidence = blocking(move || witness.evidence()).await.ok()??;
         if self.recorded == Some(evidence) {
             return None;
         }

@@ -127,7 +127,6 @@ pub(super) struct Record {
 #[derive(Debug, Default)]
 struct Recorded {
     file: Option<LastServed>,
-    /// True if the last write failed.
     is_failing: bool,
 }
 

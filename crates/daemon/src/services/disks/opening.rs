@@ -16,6 +16,7 @@ use super::recover::{Kept, Reading};
 use super::recovering::{Early, RecoveringCache};
 use super::resize::Measure;
 use crate::api_error::{ApiError, Result, conflict, failed, invalid, open_error};
+use crate::background::spawn;
 use crate::cluster::{Release, Taken};
 use crate::descriptors;
 use crate::exports::export_info;
@@ -81,7 +82,6 @@ impl Disks {
         }
     }
 
-    /// Adds a disk and serves it.
     pub(crate) async fn disk_add(&self, add: DiskAdd) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks.run("disk add", add.name.clone(), async move { service.add(add).await }).await
@@ -515,7 +515,7 @@ impl Disks {
             // Clients can already use the disk.
             Some(recovering) => {
                 let (service, name) = (self.clone(), name.to_owned());
-                tokio::spawn(async move { service.await_cache(&name, recovering, guard).await });
+                spawn(async move { service.await_cache(&name, recovering, guard).await });
             }
             None => self.fit_opened(name).await,
         }
@@ -552,7 +552,6 @@ impl Disks {
         }
     }
 
-    /// Adds an export to a disk.
     pub(crate) async fn export_add(&self, disk: String, export: Export) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks

@@ -21,6 +21,7 @@ use hob_storage::backing::{Format, NotShared, Parent};
 
 use super::Disks;
 use crate::api_error::{ApiError, Result, conflict};
+use crate::background::spawn;
 use crate::cache_settings::new_spec;
 use crate::hardware::Backing;
 use crate::services::flash;
@@ -150,7 +151,7 @@ impl Disks {
 
     /// Waits until a parent's disk is online, has failed to open, or the time limit is over.
     async fn await_parent(&self, name: &str) {
-        let opening = tokio::spawn(self.clone().bring_parent_online(name.to_owned()));
+        let opening = spawn(self.clone().bring_parent_online(name.to_owned()));
         let over = tokio::time::Instant::now() + OPENING_MAX;
         let is_pending = || {
             self.registry.inner().disk(name).is_ok_and(|disk| disk.shard().is_err() && disk.busy.is_some())
@@ -226,7 +227,7 @@ impl Disks {
         };
         for name in idle {
             let service = self.clone();
-            tokio::spawn(async move {
+            spawn(async move {
                 match service.disk_remove(name.clone(), OnDirty::Drain).await {
                     Ok(_) => tracing::info!("disk {name}: removed with the last clone that used it"),
                     Err(error) => tracing::warn!(

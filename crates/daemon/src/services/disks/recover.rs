@@ -316,7 +316,6 @@ impl Disks {
         journal.ended && self.registry.inner().pool(&spec.pool).is_ok_and(|entry| entry.devices.is_empty())
     }
 
-    /// Returns true if no device of the pool is open.
     fn has_no_device(&self, pool: &str) -> bool {
         let inner = self.registry.inner();
         inner.pool(pool).is_ok_and(|entry| entry.devices.iter().all(|device| device.ids.is_none()))

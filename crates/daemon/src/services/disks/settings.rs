@@ -10,7 +10,6 @@ use super::reopening::OpenSettings;
 use crate::api_error::ApiError;
 
 impl Disks {
-    /// Changes the settings of a disk.
     pub(crate) async fn disk_patch(&self, disk: String, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks.run("disk set", disk.clone(), async move { service.patch_disk(&disk, patch).await }).await
@@ -77,7 +76,6 @@ impl Disks {
         Ok(notes)
     }
 
-    /// Creates or removes the block device of a disk.
     async fn set_device(&self, name: &str, wanted: bool) -> Result<(), ApiError> {
         if self.registry.inner().disk(name)?.wanted.device == wanted {
             return Ok(());

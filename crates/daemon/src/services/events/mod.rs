@@ -19,6 +19,7 @@ use super::pools::{LOOK_EVERY, Pools, REPARTITION_EVERY};
 use super::qos::{AGREE_EVERY, QosService};
 use super::registry::{JOURNAL_LOST, Registry};
 use super::remote_flash::RemoteFlash;
+use crate::background::spawn;
 use crate::shard_api::ShardEvent;
 
 /// Interval between two attempts to open offline objects.
@@ -135,7 +136,7 @@ impl Events {
                     "the lending host does not answer, and hob stops using the device",
                 );
                 let pools = self.pools.clone();
-                tokio::spawn(async move { pools.peer_silent(device).await });
+                spawn(async move { pools.peer_silent(device).await });
             }
             ShardEvent::Resumed(device) => self.pools.note_health(device, DeviceState::Online, ""),
             ShardEvent::DirtyLost { disk, sectors } => {
@@ -144,7 +145,7 @@ impl Events {
             ShardEvent::ChangeWaits(disk) if self.migrations.note_wanted(disk) => {}
             ShardEvent::ChangeWaits(disk) => {
                 let disks = self.disks.clone();
-                tokio::spawn(async move { disks.let_changes_pass(disk).await });
+                spawn(async move { disks.let_changes_pass(disk).await });
             }
             ShardEvent::WritesInDoubt(disk) => {
                 let mut inner = self.registry.inner();
@@ -159,7 +160,7 @@ impl Events {
             ShardEvent::FailuresOwed { disk, count } => self.registry.note_owed(disk, count),
             ShardEvent::BackingLost { disk, why } => {
                 let disks = self.disks.clone();
-                tokio::spawn(async move { disks.backing_lost(disk, why).await });
+                spawn(async move { disks.backing_lost(disk, why).await });
             }
             ShardEvent::ParentUnchecked { parent, check } => {
                 let disks = self.disks.clone();
@@ -169,11 +170,11 @@ impl Events {
             ShardEvent::JournalLost(disk) => {
                 self.note_cache(disk, JOURNAL_LOST);
                 let pools = self.pools.clone();
-                tokio::spawn(async move { pools.replace_journal(disk).await });
+                spawn(async move { pools.replace_journal(disk).await });
             }
             ShardEvent::JournalCopyLost(disk) => {
                 let pools = self.pools.clone();
-                tokio::spawn(async move { pools.replace_journal_copy(disk).await });
+                spawn(async move { pools.replace_journal_copy(disk).await });
             }
         }
     }

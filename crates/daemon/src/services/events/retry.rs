@@ -3,6 +3,7 @@
 use hob_control::DeviceState;
 
 use super::Events;
+use crate::background::spawn;
 use crate::services::registry::{DeviceEntry, DiskPhase};
 
 impl Events {
@@ -42,34 +43,34 @@ impl Events {
         // guard prevents concurrent attempts.
         for name in disks {
             let disks = self.disks.clone();
-            tokio::spawn(async move { disks.bring_online(&name).await });
+            spawn(async move { disks.bring_online(&name).await });
         }
         for name in pools {
             let pools = self.pools.clone();
-            tokio::spawn(async move { pools.retry_devices(&name).await });
+            spawn(async move { pools.retry_devices(&name).await });
         }
         for name in returned {
             let pools = self.pools.clone();
-            tokio::spawn(async move { pools.release_outdated(&name).await });
+            spawn(async move { pools.release_outdated(&name).await });
         }
         for name in lenders {
             let pools = self.pools.clone();
-            tokio::spawn(async move { pools.offer_again(&name).await });
+            spawn(async move { pools.offer_again(&name).await });
         }
         for device in self.pools.fenced_in_use() {
             let pools = self.pools.clone();
-            tokio::spawn(async move { pools.flee(device).await });
+            spawn(async move { pools.flee(device).await });
         }
         for name in self.exports.without_file() {
-            tokio::spawn(self.exports.clone().show_file_again(name));
+            spawn(self.exports.clone().show_file_again(name));
         }
         let remote_flash = self.remote_flash.clone();
-        tokio::spawn(async move { remote_flash.free_ended().await });
+        spawn(async move { remote_flash.free_ended().await });
         // A cache that was being changed when space became free missed the notification of the free
         // space.
         for name in roomy {
             let pools = self.pools.clone();
-            tokio::spawn(async move { pools.top_up(&name).await });
+            spawn(async move { pools.top_up(&name).await });
         }
     }
 }

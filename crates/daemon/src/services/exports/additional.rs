@@ -147,7 +147,6 @@ impl DiskEntry {
 }
 
 impl Inner {
-    /// Checks whether a disk may get this export.
     fn check_export(&self, disk: &str, export: &ExportSpec) -> Result<()> {
         let name = &export.name;
         check_name(name).map_err(|error| invalid!("'{name}' cannot be an export's name: {error}"))?;
@@ -161,7 +160,6 @@ impl Inner {
         Ok(())
     }
 
-    /// Checks that no export has this name yet.
     pub(in crate::services) fn check_export_name(&self, name: &str) -> Result<()> {
         let has_it = |disk: &&DiskEntry| {
             disk.wanted.name == name || disk.wanted.exports.iter().any(|export| export.name == name)

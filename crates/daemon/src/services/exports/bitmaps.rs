@@ -29,7 +29,6 @@ use crate::watchdog::contained;
 const NOT_CLOSED: &str = "hob ended without closing the disk";
 
 impl ExportService {
-    /// Returns a disk's bitmaps.
     pub(crate) async fn bitmaps(&self, disk: String) -> Result<Bitmaps> {
         let (specs, online) = {
             let inner = self.registry.inner();
@@ -57,7 +56,6 @@ impl ExportService {
         Ok(Bitmaps { bitmaps: specs.iter().map(show).collect(), disk })
     }
 
-    /// Adds a bitmap to a disk.
     pub(crate) async fn bitmap_add(&self, disk: String, add: BitmapAdd) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks
@@ -93,7 +91,6 @@ impl ExportService {
             .await
     }
 
-    /// Removes a bitmap of a disk.
     pub(crate) async fn bitmap_remove(&self, disk: String, name: String) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks
@@ -114,7 +111,6 @@ impl ExportService {
             .await
     }
 
-    /// Clears a bitmap of a disk.
     pub(crate) async fn bitmap_clear(&self, disk: String, name: String) -> Result<Bitmaps> {
         let service = self.clone();
         self.tasks
@@ -342,7 +338,6 @@ impl ExportService {
         }
     }
 
-    /// Deletes the bitmaps of a removed disk.
     pub(in crate::services) async fn forget_bitmaps(&self, disk: &str) {
         let Some(directory) = self.bitmaps.as_ref().map(|all| all.join(disk)) else { return };
         let _ = flash::blocking(move || std::fs::remove_dir_all(directory)).await;

@@ -175,7 +175,6 @@ impl ExportService {
     }
 }
 
-/// Converts a device error into an API error.
 fn refuse(error: DeviceError) -> ApiError {
     let in_use = matches!(error, DeviceError::InUse { .. });
     let kind = if in_use { ErrorKind::Conflict } else { ErrorKind::Failed };

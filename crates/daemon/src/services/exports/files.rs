@@ -279,7 +279,6 @@ impl ExportService {
     }
 }
 
-/// Converts a mount error into an API error.
 fn refuse(error: MountError) -> ApiError {
     let kind = match error {
         MountError::Unfit { .. } => ErrorKind::Invalid,

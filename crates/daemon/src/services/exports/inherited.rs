@@ -25,7 +25,6 @@ pub(crate) struct InheritedFile {
     pub(crate) device: OwnedFd,
     /// The mount; dropping it unmounts the file.
     pub(crate) mount: Mount,
-    /// Attributes of the file.
     pub(crate) attributes: Attributes,
     /// True if writes are refused.
     pub(crate) read_only: bool,

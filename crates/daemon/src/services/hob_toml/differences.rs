@@ -19,8 +19,15 @@ use crate::state::{DatastoreState, patched_qos};
 pub(super) struct Found {
     /// The difference. A condition at the end of its action begins with `, unless `.
     pub(super) difference: ConfigDifference,
-    /// The change.
     pub(super) change: Option<Change>,
+}
+
+impl Found {
+    /// Sets the remedy of the difference.
+    pub(super) fn by(mut self, remedy: ConfigRemedy) -> Found {
+        self.difference.by = remedy;
+        self
+    }
 }
 
 /// Returns the differences in an order in which they can be resolved: dependencies first,
@@ -209,7 +216,6 @@ fn size_differences(pool: &PoolCreate, entry: &PoolEntry, files: &BTreeSet<Strin
     found
 }
 
-/// Returns the difference in the flash write budget of a pool.
 fn budget_difference(subject: &str, pool: &PoolCreate, running: Option<FlashWrites>) -> Option<Found> {
     let change = |budget: Option<FlashWrites>| budget.map_or(FlashWritesChange::Off, FlashWritesChange::Set);
     let (file, running) = (change(pool.flash_writes), change(running));
@@ -320,12 +326,7 @@ pub(super) fn apply(
     action: &str,
     change: Change,
 ) -> Found {
-    let found = one_side(subject, key, Some(&file), Some(&running), action, change);
-    Found { difference: ConfigDifference { by: ConfigRemedy::Apply, ..found.difference }, ..found }
-}
-
-pub(super) fn with_yes(found: Found) -> Found {
-    Found { difference: ConfigDifference { by: ConfigRemedy::ApplyWithYes, ..found.difference }, ..found }
+    one_side(subject, key, Some(&file), Some(&running), action, change).by(ConfigRemedy::Apply)
 }
 
 pub(super) fn by_command(

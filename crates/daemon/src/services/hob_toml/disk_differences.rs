@@ -6,7 +6,7 @@ use hob_control::{
 
 use super::super::registry::{DiskEntry as Served, Inner};
 use super::changes::Change;
-use super::differences::{Found, apply, by_command, json, one_side, whole_patch, with_yes};
+use super::differences::{Found, apply, by_command, json, one_side, whole_patch};
 use crate::cache_settings::{new_spec, whole_settings};
 use crate::config::DiskEntry;
 use crate::state::{CacheSpec, patched_qos};
@@ -131,7 +131,7 @@ impl Inner {
             let change = Change::MoveCache(name, enable.clone());
             let found_one =
                 apply(&subject, "cache.pool", enable.pool.clone(), now.pool.clone(), action, change);
-            return found.push(with_yes(found_one));
+            return found.push(found_one.by(ConfigRemedy::ApplyWithYes));
         }
         let Ok(context) = self.context(&enable.pool) else { return };
         let Ok((wanted, _)) = new_spec(enable.pool.clone(), enable.size, &enable.settings, context) else {
@@ -162,7 +162,7 @@ impl Inner {
             };
             let change = Change::PatchCache(name.clone(), Box::new(patch));
             let one = apply(&subject, &format!("cache.{key}"), file, running, action, change);
-            found.push(if empties || shrinks { with_yes(one) } else { one });
+            found.push(if empties || shrinks { one.by(ConfigRemedy::ApplyWithYes) } else { one });
         }
     }
 }
@@ -192,7 +192,7 @@ fn open_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
         }
         false => "the disk is closed and opened again, unless clients are connected",
     };
-    let mut add = |one: Found| found.push(if is_emptied { with_yes(one) } else { one });
+    let mut add = |one: Found| found.push(if is_emptied { one.by(ConfigRemedy::ApplyWithYes) } else { one });
     if disk.read_only != wanted.read_only {
         let patch = DiskPatch { read_only: Some(disk.read_only), ..DiskPatch::default() };
         let sides = (Some(disk.read_only.to_string()), Some(wanted.read_only.to_string()));
@@ -252,7 +252,7 @@ fn export_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>)
                 let (disk, before, wanted) = (name.clone(), known.clone(), export.clone());
                 let change = Change::ReplaceExport { disk, before, wanted };
                 let one = apply(&subject, "export", json(export), json(known), action, change);
-                found.push(with_yes(one));
+                found.push(one.by(ConfigRemedy::ApplyWithYes));
             }
             None => {
                 let change = Change::AddExport(name.clone(), export.clone());
@@ -295,7 +295,9 @@ fn qos_difference(disk: &DiskEntry, served: &Served, before: Option<&String>, fo
     };
     let file = disk.qos.as_ref().map(json);
     let (subject, change) = (format!("disk {}", disk.name), Change::Qos(disk.name.clone(), change));
-    found.push(set_back(one_side(&subject, "qos", file.as_ref(), Some(&json(&now)), action, change)));
+    let one = one_side(&subject, "qos", file.as_ref(), Some(&json(&now)), action, change);
+    // Without the key, the settings get their defaults, which removes no object.
+    found.push(one.by(ConfigRemedy::Apply));
 }
 
 /// Returns true if the entry with this text, of the last hob.toml, had the key.
@@ -314,12 +316,9 @@ fn patched(
     patch: DiskPatch,
 ) -> Found {
     let (subject, change) = (format!("disk {}", disk.name), Change::PatchDisk(disk.name.clone(), patch));
-    set_back(one_side(&subject, key, sides.0.as_ref(), sides.1.as_ref(), action, change))
-}
-
-/// A setting that the file does not have gets its default, which removes no object.
-fn set_back(found: Found) -> Found {
-    Found { difference: ConfigDifference { by: ConfigRemedy::Apply, ..found.difference }, ..found }
+    let one = one_side(&subject, key, sides.0.as_ref(), sides.1.as_ref(), action, change);
+    // Without the key, the setting gets its default, which removes no object.
+    one.by(ConfigRemedy::Apply)
 }
 
 /// Returns the settings of a cache as keys and values of hob.toml.

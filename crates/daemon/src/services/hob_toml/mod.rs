@@ -25,6 +25,7 @@ use super::qos::QosService;
 use super::registry::{PendingChange, Registry, StatePart};
 use super::tasks::Tasks;
 use crate::api_error::{ApiError, Result};
+use crate::background::spawn;
 use crate::config::Config;
 use crate::shard_api::in_time;
 use crate::state::State;
@@ -140,7 +141,7 @@ impl HobToml {
     /// state. Changes that take longer than [`START_MAX`] continue in the background.
     pub(super) async fn apply_at_start(&self, config: &Config) {
         let (service, config) = (self.clone(), config.clone());
-        let applying = tokio::spawn(async move {
+        let applying = spawn(async move {
             let turn = service.applying.lock().await;
             service.apply_changed(&config).await;
             drop(turn);
@@ -222,7 +223,7 @@ impl HobToml {
         self.note_definitions(config);
         self.definitions().0.extend(dropped.into_iter().map(|device| (device, "dropped".to_owned())));
         if has_later {
-            tokio::spawn(self.clone().apply_later(config.clone()));
+            spawn(self.clone().apply_later(config.clone()));
         }
     }
 

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::flow::{self, Bandwidth};
+use crate::background::spawn;
 use crate::socket_access::{SocketAccess, bind_socket};
 
 /// Maximum number of ready connections: data connections to the source that no client of the socket
@@ -78,12 +79,12 @@ impl DataSocket {
         // An earlier process may have left a socket.
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::from_std(bind_socket(path, SocketAccess::default())?)?;
-        Ok(DataSocket { path: path.to_owned(), tasks: vec![tokio::spawn(accept(listener, ready))] })
+        Ok(DataSocket { path: path.to_owned(), tasks: vec![spawn(accept(listener, ready))] })
     }
 
     /// Runs a task until the socket is dropped.
     pub(super) fn also(&mut self, work: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.push(tokio::spawn(work));
+        self.tasks.push(spawn(work));
     }
 
     /// Returns the backing URI of an export behind the socket.

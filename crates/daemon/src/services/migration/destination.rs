@@ -16,6 +16,7 @@ use super::data_socket::{DataConnections, DataSocket};
 use super::source::serves_after;
 use super::status::Shared;
 use super::{Clock, calls};
+use crate::background::spawn;
 use crate::shard_api::Progress;
 
 /// Interval between two checks of the pull's progress.
@@ -230,7 +231,7 @@ impl Task {
             self.guard = Some(incoming.migrations.guard_awaited(&incoming.name));
         }
         self.acts.insert(ticket, act);
-        tokio::spawn(async move {
+        spawn(async move {
             let result = incoming.act(sent, arrival.as_deref()).await;
             let _ = incoming.sender.send(Input::Acted(ticket, result.map_err(|error| error.to_string())));
         });
@@ -395,7 +396,7 @@ impl Task {
             return;
         };
         let sender = self.incoming.sender.clone();
-        tokio::spawn(async move {
+        spawn(async move {
             if let Ok(progress) = shard.progress(id).await {
                 let _ = sender.send(Input::Progress(progress));
             }

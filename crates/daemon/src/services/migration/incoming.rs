@@ -213,13 +213,7 @@ impl Migrations {
         if let Ok((shard, id)) = self.registry.shard_of(name) {
             self.pools.take_cache(name).await?;
             let gone = shard.remove_disk(id).await?;
-            let crate::shard_api::Gone { released, memory, .. } = gone;
-            blocking(move || drop(memory)).await?;
-            let free = self.pools.let_go(name, &released, |_| true);
-            let pool = self.registry.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
-            if let Some(pool) = pool {
-                self.registry.give_back(&pool, &free).await;
-            }
+            self.free_flash_of(name, gone).await?;
         }
         self.show_away(name, "the disk has not arrived yet".to_owned());
         // The disk's data on flash must not be used later.

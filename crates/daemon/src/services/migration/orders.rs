@@ -19,6 +19,7 @@ use super::source::{self, Leaving, serves_after};
 use super::status::Shared;
 use super::{Handle, Inputs, incoming};
 use crate::api_error::{ApiError, Result, conflict, failed, not_found};
+use crate::background::spawn;
 use crate::state::RecordSpec;
 
 /// Maximum time that guest writes wait for a host that does not answer, in nanoseconds.
@@ -32,7 +33,6 @@ const RECORD_MAX: Duration = Duration::from_secs(5);
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 impl Migrations {
-    /// Starts the migration of a disk.
     pub(crate) async fn migrate(self: &Arc<Self>, name: String, start: MigrationStart) -> Result<Migration> {
         let migrations = self.clone();
         self.tasks
@@ -139,7 +139,7 @@ impl Migrations {
     pub(super) fn run_source(&self, leaving: Leaving, source: Source, guard: Option<OperationGuard>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let (name, shared) = (leaving.name.clone(), leaving.shared.clone());
-        let task = tokio::spawn(source::run(leaving, source, guard, sender.clone(), receiver));
+        let task = spawn(source::run(leaving, source, guard, sender.clone(), receiver));
         self.handles().insert(name, Handle { inputs: Inputs::Source(sender), shared, task });
     }
 

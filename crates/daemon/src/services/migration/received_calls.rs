@@ -16,6 +16,7 @@ use super::destination::{self, CallIn, IncomingDisk};
 use super::status::Shared;
 use super::{Handle, Inputs, calls, incoming};
 use crate::api_error::{ApiError, ErrorKind, Result, conflict};
+use crate::background::spawn;
 
 /// Maximum time to answer a call of a source host. After that time, the call gets an error.
 const CALL_MAX: Duration = Duration::from_secs(27);
@@ -164,7 +165,7 @@ impl Migrations {
             connections: connections.clone(),
             sender: sender.clone(),
         };
-        let task = tokio::spawn(destination::run(incoming, record, receiver));
+        let task = spawn(destination::run(incoming, record, receiver));
         let inputs = Inputs::Destination(sender.clone(), connections);
         self.handles().insert(name.to_owned(), Handle { inputs, shared, task });
         sender

@@ -16,7 +16,6 @@ use crate::state::{CacheOwner, GoneState, MigrationSpec, RecordSpec};
 const GONE_MAX: usize = 4096;
 
 impl Migrations {
-    /// Returns the lineage of a disk, if it has one.
     pub(super) fn lineage_of(&self, name: &str) -> Option<String> {
         let inner = self.registry.inner();
         inner.disk(name).ok()?.wanted.migration.as_ref().map(|spec| spec.lineage.clone())

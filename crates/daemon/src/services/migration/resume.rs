@@ -12,6 +12,7 @@ use super::Migrations;
 use super::orders;
 use super::status::Shared;
 use crate::api_error::Result;
+use crate::background::spawn;
 use crate::state::DiskState;
 
 /// Pause between two attempts to continue a migration whose disk is not online yet.
@@ -61,8 +62,8 @@ impl Migrations {
         for (name, record) in known {
             let migrations = self.clone();
             match record {
-                Record::Leaving(_) => drop(tokio::spawn(migrations.leave_again(name))),
-                Record::Away { taken, .. } => drop(tokio::spawn(migrations.stay_away(name, taken))),
+                Record::Leaving(_) => drop(spawn(migrations.leave_again(name))),
+                Record::Away { taken, .. } => drop(spawn(migrations.stay_away(name, taken))),
                 Record::Awaiting(_) => self.await_again(&name, record),
                 Record::Owner { .. } | Record::Gone(_) => {}
             }

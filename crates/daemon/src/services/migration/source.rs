@@ -19,6 +19,7 @@ use super::Migrations;
 use super::flow::Bandwidth;
 use super::status::Shared;
 use super::{Clock, calls, data, list};
+use crate::background::spawn;
 
 /// Time after the destination's latest answer during which the destination counts as alive while it
 /// reads this host's cache.
@@ -145,7 +146,7 @@ impl Task {
         while let Some((ticket, act)) = self.source.poll_act() {
             self.note_act(act);
             let (leaving, sender) = (self.leaving.clone(), self.sender.clone());
-            tokio::spawn(async move {
+            spawn(async move {
                 let (result, changes) = leaving.act(act).await;
                 // The task may have ended with the daemon.
                 let _ = sender.send(Input::Acted(ticket, result, changes));
@@ -184,17 +185,15 @@ impl Task {
         };
         if matches!(message.call, Call::Arrive) && self.helpers.is_empty() {
             self.helpers = vec![
-                tokio::spawn(data::keep_connected(self.leaving.clone(), message.session, data::As::Owner)),
-                tokio::spawn(list::send(self.leaving.clone(), message.session)),
+                spawn(data::keep_connected(self.leaving.clone(), message.session, data::As::Owner)),
+                spawn(list::send(self.leaving.clone(), message.session)),
             ];
             // Connects early, so that no guest waits for the connection.
             let (peer, look) = (self.peers[1].clone(), call_path(&self.leaving.name, "look", &session, ""));
-            tokio::spawn(
-                async move { peer.lock().await.call(&look, Vec::new(), Duration::from_secs(5)).await },
-            );
+            spawn(async move { peer.lock().await.call(&look, Vec::new(), Duration::from_secs(5)).await });
         }
         let (peer, sender) = (self.peers[idle.unwrap_or(0)].clone(), self.sender.clone());
-        self.call = Some(tokio::spawn(async move {
+        self.call = Some(spawn(async move {
             let answer = match body {
                 Ok(body) => peer.lock().await.call(&path, body, wait_max).await,
                 Err(error) => Err(PeerError::Lost(error.to_string())),
@@ -329,7 +328,7 @@ impl Task {
             let now = Instant::now();
             self.serving = Some((now, now));
             let (leaving, session) = (self.leaving.clone(), self.source.session());
-            self.helpers.push(tokio::spawn(data::keep_connected(leaving, session, data::As::Former)));
+            self.helpers.push(spawn(data::keep_connected(leaving, session, data::As::Former)));
         }
         let state = match phase {
             Phase::Recording | Phase::Preparing => MigrationState::Preparing,

@@ -16,7 +16,9 @@ use super::super::registry::{DiskEntry, DiskPhase};
 use super::Migrations;
 use super::source::Leaving;
 use crate::api_error::{ApiError, Result, failed};
+use crate::background::spawn;
 use crate::cache_settings::whole_settings;
+use crate::shard_api::Gone;
 use crate::state::CacheSpec;
 
 /// Pause between two attempts to stop a drain that may not have started.
@@ -99,7 +101,7 @@ impl Leaving {
 
     /// Stops a drain that is in progress or about to start.
     pub(super) fn stop_draining(self: Arc<Self>) {
-        tokio::spawn(async move {
+        spawn(async move {
             while self.shared.facts().state == hob_control::MigrationState::Preparing {
                 let Ok((shard, id)) = self.migrations.registry.shard_of(&self.name) else { return };
                 let _ = shard.change_cache(id, CacheChange::StopDrain).await;
@@ -136,7 +138,7 @@ impl Migrations {
     /// hosts may acquire the disk. If etcd does not answer, a later check repeats the request.
     fn unmark_drained(self: &Arc<Self>, name: &str) {
         let (migrations, name) = (self.clone(), name.to_owned());
-        tokio::spawn(async move {
+        spawn(async move {
             let is_drained = || migrations.is_drained_to_leave(&name);
             migrations.ownership.unmark_if_clean(&name, is_drained).await;
         });
@@ -225,17 +227,23 @@ impl Migrations {
             }
             let gone = shard.remove_disk(id).await.unwrap_or_else(|error| {
                 tracing::warn!("{name}: {error}");
-                crate::shard_api::Gone::default()
+                Gone::default()
             });
-            let crate::shard_api::Gone { released, memory, .. } = gone;
-            blocking(move || drop(memory)).await?;
-            let free = self.pools.let_go(name, &released, |_| true);
-            let pool = self.registry.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
-            if let Some(pool) = pool {
-                self.registry.give_back(&pool, &free).await;
-            }
+            self.free_flash_of(name, gone).await?;
         }
         self.bury(name, to).await
+    }
+
+    /// Frees the memory and the segments of a disk that its shard has removed.
+    pub(super) async fn free_flash_of(&self, name: &str, gone: Gone) -> Result<()> {
+        let Gone { released, memory, .. } = gone;
+        blocking(move || drop(memory)).await?;
+        let free = self.pools.let_go(name, &released, |_| true);
+        let pool = self.registry.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
+        if let Some(pool) = pool {
+            self.registry.give_back(&pool, &free).await;
+        }
+        Ok(())
     }
 
     /// Frees the segments of a migrated disk, and records the disk's new host.

@@ -176,9 +176,7 @@ mod tests {
 
     #[test]
     fn no_time_is_estimated_while_nothing_is_pulled() {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        runtime.block_on(async {
+        crate::background::run_in_virtual_time(async {
             let session = Session { generation: 1, attempt: 1 };
             let shared = Shared::new(Side::Destination, "b".to_owned(), CarryMode::Copy, session);
             let eta = || shared.view("vm").eta_seconds;

@@ -27,6 +27,7 @@ use super::ownership::{Ownership, PROMISED_MAX};
 use super::pools::Pools;
 use super::registry::Registry;
 use crate::api_error::{ApiError, Result, conflict, invalid, not_found};
+use crate::background::spawn;
 use crate::cluster::{Cluster, Order, OrderFound};
 use crate::state::CacheOwner;
 
@@ -185,7 +186,6 @@ impl Moves {
         }
     }
 
-    /// Cancels an order.
     pub(crate) async fn cancel(&self, disk: &str) -> Result<ClusterMove> {
         let cluster = self.ownership.cluster_or_refuse()?;
         loop {
@@ -212,7 +212,7 @@ impl Moves {
             return;
         }
         let (moves, cluster) = (self.clone(), cluster.clone());
-        tokio::spawn(async move {
+        spawn(async move {
             loop {
                 moves.tend(&cluster).await;
                 tokio::time::sleep(LOOKS_APART).await;
@@ -241,8 +241,8 @@ impl Moves {
             }
             let (moves, cluster) = (self.clone(), cluster.clone());
             match leaves {
-                true => drop(tokio::spawn(moves.leave_by_order(cluster, found))),
-                false if comes => drop(tokio::spawn(moves.meet_order(cluster, found))),
+                true => drop(spawn(moves.leave_by_order(cluster, found))),
+                false if comes => drop(spawn(moves.meet_order(cluster, found))),
                 false if found.is_ours => moves.tidy(&cluster, found, since).await,
                 false => {}
             }

@@ -85,7 +85,6 @@ impl Observe {
         loads
     }
 
-    /// Returns all health problems.
     pub(crate) async fn health(&self) -> Health {
         self.problems(&self.shards_answering().await).into()
     }
@@ -311,7 +310,6 @@ impl PoolEntry {
 }
 
 impl DiskEntry {
-    /// Returns the health problems of a disk.
     fn problems(&self, inner: &Inner) -> Vec<(ProblemKind, String)> {
         match &self.phase {
             // A disk that was never online is not a problem.

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::Observe;
 use super::requests::expected;
+use crate::background::spawn;
 use crate::services::registry::{DiskEntry, DiskPhase};
 
 /// Interval between two comparisons of hits.
@@ -102,7 +103,7 @@ impl Observe {
             let room = hob_control::Size(disk.held.len() as u64 * segment_bytes);
             let (block_size, id, shard) = (spec.block_size, disk.id, shard.clone());
             let (service, name) = (self.clone(), name.clone());
-            tokio::spawn(async move {
+            spawn(async move {
                 let Ok(stats) = shard.stats(id).await else { return };
                 let Ok(sizing) = shard.sizing(id).await else { return };
                 let size = sizing.block_sizes.iter().rfind(|size| size.block_bytes <= block_size.bytes());
@@ -131,7 +132,7 @@ impl Observe {
             };
             let (service, name, shard, id) = (self.clone(), name.clone(), shard.clone(), disk.id);
             disk.quality.counting = true;
-            tokio::spawn(async move {
+            spawn(async move {
                 let stats = shard.stats(id).await;
                 if let Ok(disk) = service.registry.inner().disk_mut(&name) {
                     disk.quality.counting = false;

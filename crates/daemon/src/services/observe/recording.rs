@@ -1,6 +1,5 @@
 //! Recordings of a disk's requests for a client of the API.
 
-use hob_control::TraceRecord;
 use hob_engine::units::DiskId;
 
 use super::Observe;
@@ -16,7 +15,7 @@ const RECORDINGS_MAX: usize = 16;
 /// removed.
 #[derive(Debug)]
 pub(crate) struct Recording {
-    reader: Reader,
+    pub(crate) reader: Reader,
     shard: ShardHandle,
     disk: DiskId,
 }
@@ -44,28 +43,6 @@ impl Observe {
         recording.shard.record(recording.disk, recorder).await?;
         tracing::info!("disk {name}: a recording of its requests has started");
         Ok(recording)
-    }
-}
-
-impl Recording {
-    /// Returns the duration of the recording in nanoseconds.
-    pub(crate) fn elapsed_ns(&self) -> u64 {
-        self.reader.elapsed_ns()
-    }
-
-    /// Returns true if the disk was removed. Requests recorded before can still be read.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.reader.has_ended()
-    }
-
-    /// Returns the number of requests dropped since the start.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.reader.dropped()
-    }
-
-    /// Returns the next requests, at most `max` of them.
-    pub(crate) fn take(&mut self, max: usize) -> Vec<TraceRecord> {
-        self.reader.take(max)
     }
 }
 

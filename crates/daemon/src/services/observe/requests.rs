@@ -17,14 +17,12 @@ use crate::shard_api::{Counter, ShardHandle};
 const OFF_MAX: f64 = 0.001;
 
 impl Observe {
-    /// Returns the request histograms of a disk.
     pub(crate) async fn histograms(&self, name: &str) -> Result<DiskHistograms> {
         let (shard, id) = self.place_of(name)?;
         let (now, histograms) = shard.histograms(id).await?;
         Ok(report(name, now, &histograms))
     }
 
-    /// Resets the request histograms of a disk.
     pub(crate) async fn histograms_reset(&self, name: &str) -> Result<DiskHistograms> {
         self.count_anew(name, Counter::Histograms).await?;
         self.histograms(name).await

@@ -14,7 +14,6 @@ use crate::services::registry::{DeviceEntry, DiskEntry, DiskPhase, Inner, PoolEn
 use crate::state::CacheSpec;
 
 impl Observe {
-    /// Returns all disks by name.
     pub(crate) fn disks(&self) -> Vec<Disk> {
         let inner = self.registry.inner();
         let mut disks: Vec<Disk> = inner.disks.values().map(|disk| disk.view(&inner)).collect();
@@ -23,7 +22,6 @@ impl Observe {
         disks
     }
 
-    /// Returns the view of one disk.
     pub(crate) fn disk(&self, name: &str) -> Result<Disk> {
         let mut disk = {
             let inner = self.registry.inner();
@@ -48,7 +46,6 @@ impl Observe {
         }
     }
 
-    /// Returns all pools by name.
     pub(crate) fn pools(&self) -> Vec<Pool> {
         let mut pools: Vec<Pool> = {
             let inner = self.registry.inner();
@@ -58,7 +55,6 @@ impl Observe {
         pools
     }
 
-    /// Returns the view of one pool.
     pub(crate) fn pool(&self, name: &str) -> Result<Pool> {
         let pool = {
             let inner = self.registry.inner();

@@ -17,6 +17,7 @@ use super::peer_access::PeerAccess;
 use super::pools::Pools;
 use super::registry::{ClusterWait, DiskEntry, DiskPhase, Registry, SaveObserver};
 use crate::api_error::{ApiError, Result, conflict, failed};
+use crate::background::spawn;
 use crate::cluster::{Cluster, OtherOwner, Release, TakeError, Took};
 pub(super) use orders::{Orders, PROMISED_MAX};
 
@@ -100,7 +101,7 @@ impl Ownership {
     pub(super) fn give_back_departed(self: &Arc<Self>, name: &str) {
         let Some(cluster) = self.cluster().cloned() else { return };
         let (registry, name) = (self.registry.clone(), name.to_owned());
-        tokio::spawn(async move {
+        spawn(async move {
             // The loop ends if the disk is acquired again.
             while matches!(registry.record_of(&name), Some(Record::Away { .. })) {
                 let (known, _) = registry.wish(&name).unwrap_or((None, false));

@@ -630,30 +630,20 @@ impl Pools {
 }
 
 /// Why the structure of a cache was not changed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(in crate::services) enum Restructure {
     /// Failure before the shard was asked.
-    Refused(ApiError),
+    #[error(transparent)]
+    Refused(#[from] ApiError),
     /// Refusal by the shard.
-    Shard(ShardError),
+    #[error(transparent)]
+    Shard(#[from] ShardError),
 }
 
 impl Restructure {
     /// Returns true if the engine refused the change with this `error`.
     pub(in crate::services) fn is(&self, error: CommandError) -> bool {
         matches!(self, Restructure::Shard(ShardError::Command(other)) if *other == error)
-    }
-}
-
-impl From<ApiError> for Restructure {
-    fn from(error: ApiError) -> Restructure {
-        Restructure::Refused(error)
-    }
-}
-
-impl From<ShardError> for Restructure {
-    fn from(error: ShardError) -> Restructure {
-        Restructure::Shard(error)
     }
 }
 

@@ -34,7 +34,6 @@ const VAIN_AFTER: Duration = Duration::from_secs(600);
 pub(in crate::services) struct Surplus {
     /// The device, as a shard id.
     pub(in crate::services) device: DeviceId,
-    /// Number of segments.
     pub(in crate::services) segments: u64,
 }
 

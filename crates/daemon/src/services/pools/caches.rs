@@ -30,7 +30,6 @@ impl Pools {
         self.observe.disk_changed(name, notes)
     }
 
-    /// Gives a disk a cache.
     pub(crate) async fn cache_enable(&self, disk: String, e: CacheEnable) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks.run("cache enable", disk.clone(), async move { service.enable(&disk, e).await }).await
@@ -42,7 +41,6 @@ impl Pools {
         self.tasks.run("cache set", disk.clone(), async move { service.patch(&disk, p).await }).await
     }
 
-    /// Empties a cache.
     pub(crate) async fn cache_clear(&self, disk: String) -> Result<DiskChanged> {
         let service = self.clone();
         self.tasks.run("cache clear", disk.clone(), async move { service.clear(&disk).await }).await

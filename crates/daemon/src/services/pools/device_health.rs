@@ -6,6 +6,7 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::Admission;
 
 use super::Pools;
+use crate::background::spawn;
 use crate::services::registry::DiskPhase;
 
 impl Pools {
@@ -73,7 +74,7 @@ impl Pools {
         let flash = inner.pools[&name].flash.clone();
         drop(inner);
         let service = self.clone();
-        tokio::spawn(async move {
+        spawn(async move {
             if let Ok(devices) = flash.set_admission(ids.in_pool, Admission::Out).await {
                 service.registry.refresh(&name, &devices);
             }

@@ -49,7 +49,6 @@ impl Pools {
         self.tasks.run("pool remove", pool.clone(), async move { service.remove_pool(&pool).await }).await
     }
 
-    /// Adds a device to a pool.
     pub(crate) async fn device_add(
         &self,
         pool: String,
@@ -77,7 +76,6 @@ impl Pools {
             .await
     }
 
-    /// Removes a device from a pool.
     pub(crate) async fn device_remove(&self, pool: String, path: String) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks

@@ -21,6 +21,7 @@ use tracing::Instrument as _;
 use super::Pools;
 use super::caches::no_cache;
 use crate::api_error::{ApiError, Result, conflict};
+use crate::background::spawn;
 use crate::cache_settings::engine_config;
 use crate::services::registry::{DRAINING, SHRINKING, is_own_work};
 use crate::services::registry::{DiskEntry, DiskPhase};
@@ -131,7 +132,7 @@ impl Pools {
             service.note_drained(&of, result);
             drop(guard);
         };
-        let drain = tokio::spawn(drain.in_current_span());
+        let drain = spawn(drain.in_current_span());
         let is_done = tokio::time::timeout(SOON, drain).await.is_ok();
         if !is_done {
             let (shard, id) = self.registry.shard_of(name)?;
@@ -279,7 +280,7 @@ impl Pools {
             }
             let (service, name, shard, id) = (self.clone(), name.clone(), shard.clone(), disk.id);
             disk.watch.asking = true;
-            tokio::spawn(async move {
+            spawn(async move {
                 service.look(&name, &shard, id).await;
                 if let Ok(disk) = service.registry.inner().disk_mut(&name) {
                     disk.watch.asking = false;

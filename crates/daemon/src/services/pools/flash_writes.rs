@@ -115,7 +115,6 @@ impl PoolWrites {
         }
     }
 
-    /// Returns the budget.
     pub(in crate::services) fn wanted(&self) -> Option<FlashWrites> {
         self.wanted
     }
@@ -272,7 +271,6 @@ type Orders = Vec<(DiskId, Option<Allowance>)>;
 type Members = BTreeMap<String, Vec<Member>>;
 
 impl Pools {
-    /// Changes the settings of a pool.
     pub(crate) async fn pool_set(&self, pool: String, patch: PoolPatch) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks

@@ -8,6 +8,7 @@ use hob_control::{OnDirty, Preview, Size};
 use hob_storage::pool::{ForeignCache, caches_on};
 
 use crate::api_error::{ApiError, Result};
+use crate::services::flash::blocking;
 use crate::watchdog::contained;
 
 /// Maximum time for reading the journals on the devices.
@@ -16,9 +17,9 @@ const READ_MAX: Duration = Duration::from_secs(10);
 /// Returns what is lost if these devices are overwritten.
 pub(in crate::services) async fn overwritten(paths: &[String]) -> Preview {
     let devices: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
-    let reading = tokio::task::spawn_blocking(move || contained(|| Ok::<_, ApiError>(caches_on(&devices))));
+    let reading = blocking(move || contained(|| caches_on(&devices)));
     match tokio::time::timeout(READ_MAX, reading).await {
-        Ok(Ok(Ok(caches))) => preview_of(&caches),
+        Ok(Ok(caches)) => preview_of(&caches),
         _ => Preview {
             effects: vec![format!(
                 "{} may have dirty data of another pool's caches; its journals cannot be read",

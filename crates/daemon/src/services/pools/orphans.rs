@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::Pools;
 use crate::api_error::ApiError;
+use crate::background::spawn;
 use crate::services::flash::{Flash, blocking};
 use crate::services::registry::{OrphanContent, OrphanJournal, PoolEntry};
 use crate::state::CacheOwner;
@@ -70,7 +71,7 @@ impl Pools {
         };
         for (pool, flash, owner) in unread {
             let service = self.clone();
-            tokio::spawn(async move {
+            spawn(async move {
                 let journal = service.read_in_turn(&flash, owner).await;
                 service.note_orphan(&pool, owner, journal);
             });

@@ -21,7 +21,6 @@ use crate::state::PeerState;
 const SAY_EVERY: Duration = Duration::from_millis(500);
 
 impl Pools {
-    /// Returns the lenders of a pool's remote devices.
     pub(in crate::services) fn lenders_of(&self, pool: &str) -> Vec<PeerState> {
         let inner = self.registry.inner();
         let Ok(entry) = inner.pool(pool) else { return Vec::new() };

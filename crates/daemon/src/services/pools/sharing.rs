@@ -22,6 +22,7 @@ use super::Pools;
 use super::allocation::AllocationRule;
 use super::rings::ring_segments;
 use crate::api_error::{Result, conflict};
+use crate::background::spawn;
 use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner, PoolEntry, REPARTITIONING, is_own_work};
 use crate::shard_api::{CountsAsked, ShardHandle};
@@ -122,7 +123,7 @@ impl Pools {
         };
         for pool in pools {
             let service = self.clone();
-            tokio::spawn(async move {
+            spawn(async move {
                 if let Err(error) = service.round(&pool).await {
                     tracing::warn!("pool {pool}: cannot divide it among its shared caches: {error}");
                 }
@@ -382,7 +383,6 @@ impl Inner {
         next + moving
     }
 
-    /// Returns true if a pool has shared caches.
     pub(in crate::services) fn has_shared(&self, pool: &str) -> bool {
         let is_shared =
             |disk: &DiskEntry| disk.cache().is_some_and(|spec| spec.pool == pool && spec.shared.is_some());

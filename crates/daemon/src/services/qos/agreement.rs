@@ -10,6 +10,7 @@ use hob_engine::qos::{Report, Resource, agree};
 
 use super::QosService;
 use crate::api_error::{ApiError, Result};
+use crate::background::spawn;
 use crate::cluster::Cluster;
 use crate::shard_api::ShardHandle;
 
@@ -22,7 +23,7 @@ impl QosService {
         let shards_min = if cluster.is_some() { 1 } else { 2 };
         for name in self.latency_controlled(shards_min) {
             let (service, cluster) = (self.clone(), cluster.cloned());
-            tokio::spawn(async move {
+            spawn(async move {
                 let exchange = async |report| match &cluster {
                     Some(cluster) => {
                         let told = cluster.exchange(&name, &report).await;

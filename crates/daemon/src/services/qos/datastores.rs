@@ -72,7 +72,6 @@ impl DatastoreEntry {
 }
 
 impl QosService {
-    /// Returns the settings of a known datastore.
     pub(in crate::services) fn datastore_settings(&self, name: &str) -> Option<DatastoreState> {
         self.rules().find_datastore(name).ok().map(|(_, store)| store.spec.clone())
     }
@@ -127,7 +126,6 @@ impl QosService {
         if store.is_meant() { store.home.get_or_insert(quietest).clone() } else { quietest }
     }
 
-    /// Returns all datastores with their state.
     pub(crate) async fn datastores(&self) -> Result<Vec<Datastore>> {
         let names: Vec<String> = {
             let rules = self.rules();
@@ -146,7 +144,6 @@ impl QosService {
         Ok(views)
     }
 
-    /// Returns a datastore with its state.
     pub(crate) async fn datastore(&self, name: &str) -> Result<Datastore> {
         let (mut view, id, shards) = {
             let rules = self.rules();

@@ -85,19 +85,16 @@ impl QosService {
         inner.disk(disk).ok().filter(|disk| disk.wanted.qos.is_some()).map(|disk| rules.due(disk))
     }
 
-    /// Returns the entitlements of all disks.
     pub(crate) fn disks(&self) -> Vec<DiskQos> {
         let rules = self.rules();
         self.registry.inner().disks.values().map(|disk| rules.disk_view(disk)).collect()
     }
 
-    /// Returns the entitlement of a disk.
     pub(crate) fn disk(&self, disk: &str) -> Result<DiskQos> {
         let rules = self.rules();
         Ok(rules.disk_view(self.registry.inner().disk(disk)?))
     }
 
-    /// Returns all storage policies.
     pub(crate) fn policies(&self) -> Vec<StoragePolicy> {
         let rules = self.rules();
         let inner = self.registry.inner();

@@ -118,7 +118,6 @@ impl PoolEntry {
         orphans.map(|(owner, _)| (*owner, self.orphans.get(owner).map(|of| &of.journal))).collect()
     }
 
-    /// Returns the API view of the orphans.
     pub(in crate::services) fn orphan_views(&self, inner: &Inner) -> Vec<Orphan> {
         let sizes: BTreeMap<OwnerId, u64> = self.owners.iter().copied().collect();
         let view = |(owner, journal): (OwnerId, Option<&OrphanJournal>)| Orphan {

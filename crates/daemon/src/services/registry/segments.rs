@@ -186,7 +186,6 @@ impl Inner {
 }
 
 impl DeviceEntry {
-    /// Creates the entry of an open device.
     pub(in crate::services) fn online(
         info: &DeviceInfo,
         on_shards: DeviceId,

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::{DiskEntry, Registry};
 use crate::api_error::Result;
+use crate::background::spawn;
 use crate::state::BootId;
 
 /// Delay before a lower number is saved if the rate limit is exceeded.
@@ -113,11 +114,11 @@ impl Registry {
             *kept = count;
             if !std::mem::replace(&mut inner.saves_owed, true) {
                 let registry = self.clone();
-                tokio::spawn(async move { registry.save_owed().await });
+                spawn(async move { registry.save_owed().await });
             }
         } else if count < *kept && !std::mem::replace(&mut entry.owed.is_lowered_soon, true) {
             let registry = self.clone();
-            tokio::spawn(async move {
+            spawn(async move {
                 tokio::time::sleep(LOWER_AFTER).await;
                 if registry.lower_owed(disk) {
                     registry.save_owed().await;

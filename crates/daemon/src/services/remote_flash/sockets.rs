@@ -16,6 +16,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::RemoteFlash;
 use crate::api_error::{ApiError, ErrorKind, Result, failed};
+use crate::background::spawn;
 use crate::relay;
 use crate::socket_access::{SocketAccess, bind_socket};
 use crate::state::PeerState;
@@ -113,7 +114,7 @@ impl RemoteFlash {
             .map_err(failed)?;
         let lease = Arc::new(Mutex::new(None));
         let known = lease.clone();
-        let task = tokio::spawn(async move {
+        let task = spawn(async move {
             // Forwarded connections end with this task.
             let mut joined = tokio::task::JoinSet::new();
             loop {
@@ -136,7 +137,6 @@ impl RemoteFlash {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner).get(path).map(|socket| socket.to.clone())
     }
 
-    /// Closes the socket of a remote device.
     pub(in crate::services) fn close_socket(&self, path: &Path) {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
     }

@@ -21,6 +21,7 @@ use super::remote_flash::RemoteFlash;
 use super::swap::Swaps;
 use super::tasks::Tasks;
 use crate::api_error::{Result, failed};
+use crate::background::spawn;
 use crate::config::Config;
 use crate::state::{PoolState, State};
 pub(super) use new_disks::told_apart;
@@ -118,7 +119,7 @@ impl Startup {
             let disks = self.disks.clone();
             let is_opening =
                 self.exports.table().begin_opening(&name, names.into_iter().chain([name.clone()]));
-            opening.push(tokio::spawn(async move {
+            opening.push(spawn(async move {
                 let started = tokio::time::Instant::now();
                 disks.bring_online(&name).await;
                 if started.elapsed() > OPENING_MAX {
@@ -176,5 +177,5 @@ fn open_pool(pool: &PoolState) -> OpeningPool {
         .filter(|bytes| is_segment_size(*bytes))
         .unwrap_or(SEGMENT_BYTES_DEFAULT);
     let PoolState { name, devices, uuid, .. } = pool.clone();
-    tokio::spawn(Flash::open(name, devices, uuid, segment_bytes))
+    spawn(Flash::open(name, devices, uuid, segment_bytes))
 }

@@ -20,6 +20,7 @@ use super::flash::{self, Flash};
 use super::registry::{DeviceEntry, Inner, Registry, StatePart};
 use super::tasks::Tasks;
 use crate::api_error::{ApiError, Result, conflict, invalid, not_found};
+use crate::background::spawn;
 use crate::hardware::FlashDevice;
 use crate::state::{CacheOwner, SwapSpec};
 use crate::swap::{Active, BYTES_MAX, BYTES_MIN, PRIORITY_MAX, Range, Spot, SwapError, SwapKernel};
@@ -76,7 +77,6 @@ impl Swaps {
         Ok(looked.into_iter().filter_map(view).collect())
     }
 
-    /// Returns one swap area.
     pub(crate) async fn one(&self, name: &str) -> Result<Swap> {
         self.areas().get(name)?;
         let all = self.all().await?;
@@ -312,7 +312,7 @@ impl Swaps {
         }
         for name in to_turn_on {
             let service = self.clone();
-            tokio::spawn(async move {
+            spawn(async move {
                 if let Err(error) = service.begin_on(&name).await {
                     tracing::error!("swap area {name}: cannot turn it on: {error}");
                 }

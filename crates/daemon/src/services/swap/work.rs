@@ -16,6 +16,7 @@ use super::super::flash;
 use super::areas::{AreaLocation, IN_PARTS, SwapEntry, being_removed};
 use super::{Swaps, refuse};
 use crate::api_error::{ApiError, Result, conflict, failed};
+use crate::background::spawn;
 use crate::hardware::LocalFlash;
 use crate::swap::{Active, Area, Memory, Spot, SwapError};
 
@@ -100,7 +101,7 @@ impl Swaps {
         };
         if is_new {
             let (service, name, mine) = (self.clone(), name.to_owned(), work.clone());
-            tokio::spawn(async move {
+            spawn(async move {
                 let result = service.turn_on(&name, &location, &mine).await;
                 service.end_work(&name, &mine, result, true).await;
             });
@@ -228,7 +229,7 @@ impl Swaps {
             Size(active.used).human()
         );
         let (service, of, mine) = (self.clone(), name.to_owned(), work.clone());
-        tokio::spawn(async move {
+        spawn(async move {
             let result = service.turn_off(&of, spot, active, &mine).await;
             service.end_work(&of, &mine, result, false).await;
         });

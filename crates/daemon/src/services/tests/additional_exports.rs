@@ -71,9 +71,7 @@ fn names_are_told_apart() {
 fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
     run(async |bench| {
         let state = bench.dir.path().join("state");
-        let (store, _) = Store::open(&state).unwrap();
-        let (services, shard) = services(store);
-        let bench = Bench { services, shard, ..bench };
+        let bench = bench.with_state();
         bench.disk("x").await;
         bench.services.disks.export_add("x".into(), backup("b")).await.unwrap();
         let image = bench.image("other.img", 8);

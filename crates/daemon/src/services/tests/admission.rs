@@ -47,9 +47,7 @@ fn a_device_that_is_out_gives_nothing_new_and_keeps_what_is_in_use() {
 fn a_restart_keeps_a_device_out_until_it_is_opted_in() {
     run(async |bench| {
         let state_dir = bench.dir.path().join("state");
-        let (store, _) = Store::open(&state_dir).unwrap();
-        let (services, shard) = services(store);
-        let mut bench = Bench { services, shard, ..bench };
+        let mut bench = bench.with_state();
         bench.pool(&["a", "b"], 4).await;
         bench.disk("vm").await;
         bench.cache("vm", 6).await.unwrap();

@@ -19,9 +19,7 @@ const OWNER: Record = Record::Owner { generation: 1, attempts: 0 };
 
 /// Prepares a bench whose daemon has a state directory and the backing of another host's disk `vm`.
 async fn prepare(bench: Bench) -> Bench {
-    let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
-    let (services, shard) = services(store);
-    let bench = Bench { services, shard, ..bench };
+    let bench = bench.with_state();
     bench.image("vm.img", 64);
     std::fs::create_dir(bench.sockets()).unwrap();
     bench.may_carry();

@@ -69,9 +69,7 @@ fn another_device_takes_the_journal_over_within_seconds() {
 #[test]
 fn without_another_device_the_disk_goes_on_without_a_cache() {
     run(async |bench| {
-        let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
-        let (services, shard) = services(store);
-        let bench = Bench { services, shard, ..bench };
+        let bench = bench.with_state();
         let sick = prepare(&bench, &["a"], 20).await;
         let owner = journal_owner(&bench);
         lose(&bench, sick).await;

@@ -101,9 +101,7 @@ fn a_cache_whose_index_no_host_can_hold_is_refused_and_nothing_changes() {
 fn a_restart_brings_it_back_empty() {
     run(async |bench| {
         let state_dir = bench.dir.path().join("state");
-        let (store, _) = Store::open(&state_dir).unwrap();
-        let (services, shard) = services(store);
-        let bench = Bench { services, shard, ..bench };
+        let bench = bench.with_state();
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
         bench

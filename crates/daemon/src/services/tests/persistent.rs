@@ -77,9 +77,7 @@ fn a_journal_takes_room_besides_and_all_of_it_comes_back() {
 #[test]
 fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
     run(async |bench| {
-        let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
-        let (services, shard) = services(store);
-        let bench = Bench { services, shard, ..bench };
+        let bench = bench.with_state();
         bench.pool(&["a"], 32).await;
         bench.disk("new").await;
         bench.shard.set_hangs(true);

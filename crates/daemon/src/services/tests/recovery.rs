@@ -21,9 +21,7 @@ pub(super) const COMMITTED: Duration = Duration::from_secs(5);
 /// Prepares a bench whose daemon has a state directory, a pool `p` of devices `a` and `b`, and a
 /// disk `vm`.
 pub(super) async fn prepare(bench: Bench, json: &str) -> Bench {
-    let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
-    let (services, shard) = services(store);
-    let bench = Bench { services, shard, ..bench };
+    let bench = bench.with_state();
     bench.pool(&["a", "b"], 8).await;
     bench.disk("vm").await;
     let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
@@ -217,9 +215,7 @@ fn the_heartbeat_is_evidence_after_a_crash() {
 fn a_read_only_file_that_changes_under_its_disk_is_no_evidence() {
     for is_clean in [false, true] {
         run(async |bench| {
-            let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
-            let (services, shard) = services(store);
-            let bench = Bench { services, shard, ..bench };
+            let bench = bench.with_state();
             bench.pool(&["a", "b"], 8).await;
             let backing = bench.image("vm.img", 64);
             let add = DiskAdd { name: "vm".into(), backing, read_only: true, ..DiskAdd::default() };

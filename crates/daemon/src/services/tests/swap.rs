@@ -169,8 +169,7 @@ impl Stage {
 }
 
 fn play(test: impl AsyncFnOnce(Stage)) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { test(Stage::new().await).await });
+    crate::background::run_in_real_time(async { test(Stage::new().await).await });
 }
 
 fn config() -> Config {

@@ -32,7 +32,6 @@ pub(super) enum Asker {
 pub(super) enum What {
     Read(BufferSlice),
     Write(BufferSlice, CommandFlags),
-    /// Write zeroes as data.
     WriteZeroData,
     WriteZeroes(CommandFlags),
     Trim,
@@ -184,7 +183,6 @@ impl Jobs {
         Some(Expected { command: request.command(), offset: request.offset, length: request.len })
     }
 
-    /// Returns the next request to send.
     pub(super) fn next_to_send(&mut self) -> Option<u32> {
         let slot = self.queue.pop_front()?;
         self.requests[slot as usize].sent = true;
@@ -253,7 +251,6 @@ impl Jobs {
         self.live_requests().filter(|slot| old.contains(&self.requests[*slot as usize].job)).collect()
     }
 
-    /// Returns all unanswered requests.
     pub(super) fn live_requests(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.requests.len() as u32).filter(|slot| self.requests[*slot as usize].live)
     }

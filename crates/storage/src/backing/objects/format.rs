@@ -6,9 +6,7 @@
 use super::owner::Owner;
 use crate::pool::Uuid;
 
-/// Magic of manifests.
 const MANIFEST_MAGIC: &[u8; 8] = b"hob-objm";
-/// Magic of pages.
 const PAGE_MAGIC: &[u8; 8] = b"hob-objp";
 /// Version of both.
 const VERSION: u32 = 1;
@@ -33,7 +31,6 @@ const ENTRIES_AT: usize = 0x40;
 /// Maximum length of a manifest, bytes. Longer manifests are not read.
 pub(super) const MANIFEST_BYTES_MAX: usize =
     TABLE_AT + 8 * (OBJECTS_MAX as usize / PAGE_ENTRIES) + 16 * CHANGES_MAX;
-/// A page, bytes.
 pub(super) const PAGE_BYTES: usize = ENTRIES_AT + 8 * PAGE_ENTRIES;
 
 const CLOSED: u64 = 1;
@@ -135,7 +132,6 @@ pub(super) struct Manifest {
     /// Whether the manifest must never be deleted, because it fences an earlier writer.
     pub(super) stays: bool,
     pub(super) owner: Owner,
-    /// Generation of each map page.
     pub(super) pages: Vec<Generation>,
     /// Changed objects since the map pages were written, by index.
     pub(super) changes: Vec<(u64, Generation)>,
@@ -308,9 +304,7 @@ pub(super) const FOLDERS: [&str; 3] = ["manifest", "pages", "data"];
 /// Name of an object of the disk, below the disk's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Name {
-    /// The manifest with this number.
     Manifest(u64),
-    /// A page.
     Page(u32, Generation),
     /// An object with data of the disk.
     Data(u64, Generation),

@@ -113,9 +113,6 @@ pub fn create(
 }
 
 /// Returns the properties of a disk in an object store.
-///
-/// # Errors
-/// [`OpenError`].
 pub fn show(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenError> {
     converse(spec, Directory::Exists, options, async |store| opening::look(&store).await)
         .map(|(manifest, present)| ObjectDisk::of(&manifest, Some(present)))

@@ -197,7 +197,6 @@ pub(super) async fn open_to_read(store: Arc<RetryingStore>) -> Result<Disk, Trou
     Err(Trouble::Store("its manifests change faster than they can be read".into()))
 }
 
-/// Takes a disk for writing.
 pub(super) async fn open_to_write(store: Arc<RetryingStore>) -> Result<Disk, Trouble> {
     let found = newest(&store).await?.ok_or_else(no_disk)?;
     match Here::enter(found.shape.uuid, CLOSE_MAX) {

@@ -170,7 +170,6 @@ impl RetryingStore {
         self.repeat(name, 0, || self.objects.delete(name)).await
     }
 
-    /// Returns the numbers of all manifests.
     pub(super) async fn manifests(&self) -> Result<Vec<u64>, StoreError> {
         let list = || -> Boxed<'_, Vec<u64>> {
             Box::pin(async {

@@ -10,6 +10,7 @@ mod golden;
 mod model;
 mod owners;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ fn patient(client: Client) -> Arc<RetryingStore> {
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    // The runtime would be compiled once for each type of future.
+    let future: Pin<Box<dyn Future<Output = T> + '_>> = Box::pin(future);
     runtime.block_on(future)
 }
 

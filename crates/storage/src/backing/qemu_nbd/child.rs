@@ -510,7 +510,6 @@ fn wait_for_end(pid: Pid) {
     while matches!(rustix::process::waitid(WaitId::Pid(pid), options), Err(Errno::INTR)) {}
 }
 
-/// Ends a child process.
 fn end_child(pid: Pid) {
     // A broken connection may be the first sign that the child is about to end by itself.
     for _ in 0..10 {

@@ -13,7 +13,6 @@ use super::super::{Format, ImageFile, Role};
 pub(super) struct Image {
     /// Absolute.
     pub(super) path: PathBuf,
-    /// Image format of the file.
     pub(super) format: Format,
     /// Files below the image, from the top down. The data files of a layer follow it.
     pub(super) files: Vec<ImageFile>,

@@ -66,7 +66,6 @@ const SETTINGS: &[&str] = &[
 const RULE_PATH_BENEATH: u64 = 1;
 const CREATE_RULESET_VERSION: u64 = 1;
 
-/// `struct landlock_ruleset_attr`.
 #[repr(C)]
 struct RulesetAttr {
     access_fs: u64,
@@ -74,7 +73,6 @@ struct RulesetAttr {
     scoped: u64,
 }
 
-/// `struct landlock_path_beneath_attr`.
 #[repr(C, packed)]
 struct PathBeneathAttr {
     access: u64,

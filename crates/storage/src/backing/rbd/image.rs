@@ -164,7 +164,6 @@ impl Image {
         Ok(bytes)
     }
 
-    /// Returns the ids of the cluster and of the image.
     pub(super) fn ids(&self) -> Result<(String, String), String> {
         let (mut cluster, mut id) = ([0u8; 64], [0u8; 256]);
         // SAFETY: the handles are open, and the lengths are those of the arrays, which are zeroed.

@@ -19,6 +19,7 @@ use hob_storage::backing::{Format, ImageFile, image_state};
 use tokio::task::JoinSet;
 
 use super::super::Disks;
+use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::state::{FileSpec, FormatName};
 
@@ -55,7 +56,7 @@ impl Look {
     async fn compare(self) -> (Look, Files) {
         let Look { path, format, below, .. } = &self;
         let (path, format, below) = (path.clone(), *format, below.clone());
-        let found = tokio::task::spawn_blocking(move || image_state(&path, format, &below)).await;
+        let found = blocking(move || image_state(&path, format, &below)).await;
         let files = match found {
             Ok(Ok(state)) if state == self.constant => Files::Unchanged,
             Ok(Ok(_)) => Files::Changed("they were written or replaced".to_owned()),

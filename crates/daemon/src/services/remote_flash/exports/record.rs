@@ -16,7 +16,6 @@ use crate::state::create_private;
 #[serde(deny_unknown_fields)]
 pub(super) struct Kept {
     pub(super) name: String,
-    /// Certificate of the borrower.
     pub(super) certificate: String,
     pub(super) size: Size,
     #[serde(deserialize_with = "who_ended")]

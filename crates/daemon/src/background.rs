@@ -1,0 +1,33 @@
+//! Tasks that run in the background.
+
+use std::pin::Pin;
+
+use tokio::task::JoinHandle;
+
+/// A future of any type with this output.
+pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Starts a task of the runtime, like `tokio::spawn`. The work is boxed, so that the compiler makes
+/// the runtime's code for tasks only once for each type of output.
+pub(crate) fn spawn<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    let work: Boxed<T> = Box::pin(work);
+    tokio::spawn(work)
+}
+
+/// Runs a test to its end. The clock stands still while there is work, and jumps to the next timeout.
+#[cfg(test)]
+pub(crate) fn run_in_virtual_time(test: impl Future<Output = ()>) {
+    run(tokio::runtime::Builder::new_current_thread().start_paused(true), test);
+}
+
+/// Runs a test to its end.
+#[cfg(test)]
+pub(crate) fn run_in_real_time(test: impl Future<Output = ()>) {
+    run(&mut tokio::runtime::Builder::new_current_thread(), test);
+}
+
+#[cfg(test)]
+fn run(runtime: &mut tokio::runtime::Builder, test: impl Future<Output = ()>) {
+    let test: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(test);
+    runtime.enable_all().build().unwrap().block_on(test);
+}
