@@ -356,8 +356,8 @@ impl Disks {
         };
         if let Err(error) = self.save_arriving(name).await {
             drop(gateway);
-            let gone = self.exports.take_from_shard(name, &shard, id).await?;
-            return Err(self.close_incomplete(name, gone, error).await?);
+            let left = self.exports.take_from_shard(name, &shard, id).await;
+            return Err(self.close_incomplete(name, id, left, error).await);
         }
         tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {

@@ -48,7 +48,8 @@ impl OwnRanges {
 
     /// Connects again, to continue after an error. The error is a sentence for users.
     pub(crate) fn reconnect(&mut self, limit: Duration) -> Result<(), String> {
-        let mut again = OwnRanges::connect(&self.uri, self.size_bytes, limit).map_err(|error| error.to_string())?;
+        let mut again =
+            OwnRanges::connect(&self.uri, self.size_bytes, limit).map_err(|error| error.to_string())?;
         again.at = self.at;
         *self = again;
         Ok(())
