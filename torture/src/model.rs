@@ -143,7 +143,9 @@ pub struct Model {
     /// Value of `faults` after the last withdrawal ([`Model::withdraw`]). A later flush need not
     /// make a write durable that was in flight at the withdrawal.
     withdrawn: u64,
-    /// True if the backing has lost data and no later flush has been answered.
+    /// True while a failed flush may still report a loss of data by the backing. The flag is
+    /// cleared by the first successful flush that was sent after the last fault, or by a second
+    /// failed one.
     loss_unreported: bool,
     /// True if a failed flush has reported the loss. The next flush may fail too.
     was_told: bool,
@@ -342,7 +344,7 @@ impl Model {
         }
     }
 
-    /// Returns true if the backing has lost data and no flush has been answered since.
+    /// Returns true while a failed flush may still report a loss of data by the backing.
     #[must_use]
     pub fn loss_unreported(&self) -> bool {
         self.loss_unreported

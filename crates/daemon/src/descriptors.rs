@@ -1,5 +1,5 @@
-//! The limit of open file descriptors: whether it suffices for another disk, for another client and
-//! for an upgrade.
+//! Checks the limit of open files before the daemon opens a disk, accepts a client of a disk, or is
+//! upgraded with its clients connected.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

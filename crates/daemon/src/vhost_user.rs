@@ -69,7 +69,7 @@ struct State {
 
 /// The disk that a vhost-user socket serves.
 #[derive(Debug)]
-pub(crate) struct Behind {
+pub(crate) struct ExportedDisk {
     /// Id of the disk on its shard.
     pub(crate) disk: DiskId,
     /// The shard that serves the disk.
@@ -100,9 +100,9 @@ pub(crate) enum Failing {
 
 impl Gateway {
     /// Opens a vhost-user socket at `path`.
-    pub(crate) fn open(place: &SocketPlace, behind: Behind, failing: Failing) -> io::Result<Gateway> {
+    pub(crate) fn open(place: &SocketPlace, exported: ExportedDisk, failing: Failing) -> io::Result<Gateway> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let capacity = Capacity::new(behind.info.size_bytes);
+        let capacity = Capacity::new(exported.info.size_bytes);
         let SocketPlace { path, access } = place.clone();
         let shared = Arc::new(Shared {
             path,
@@ -114,11 +114,11 @@ impl Gateway {
         });
         let listener = match shared.bind() {
             Err(error) if failing == Failing::Refuse => return Err(error),
-            bound => bound.inspect_err(|error| shared.complain(&behind, error)).ok(),
+            bound => bound.inspect_err(|error| shared.complain(&exported, error)).ok(),
         };
         let thread = std::thread::Builder::new().name("hob-vhost-user".to_owned());
         let gateway = Gateway { shared: Arc::clone(&shared) };
-        thread.spawn(move || shared.run(listener, &behind))?;
+        thread.spawn(move || shared.run(listener, &exported))?;
         Ok(gateway)
     }
 
@@ -165,8 +165,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn complain(&self, behind: &Behind, error: &io::Error) {
-        let (name, path) = (&behind.info.name, self.path.display());
+    fn complain(&self, exported: &ExportedDisk, error: &io::Error) {
+        let (name, path) = (&exported.info.name, self.path.display());
         tracing::error!("{name}: cannot listen on the vhost-user socket {path}, retrying: {error}");
     }
 
@@ -185,16 +185,16 @@ impl Shared {
     }
 
     /// Serves one client after the other until the socket is dropped.
-    fn run(&self, listener: Option<UnixListener>, behind: &Behind) {
+    fn run(&self, listener: Option<UnixListener>, exported: &ExportedDisk) {
         let mut listener = listener;
         loop {
             match &listener {
                 None => listener = self.bind().ok(),
                 Some(listener) => match listener.accept() {
-                    Ok((socket, _)) => self.serve(socket, behind),
+                    Ok((socket, _)) => self.serve(socket, exported),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
-                        tracing::warn!(%error, "{}: cannot accept a vhost-user client", behind.info.name);
+                        tracing::warn!(%error, "{}: cannot accept a vhost-user client", exported.info.name);
                         std::thread::sleep(AGAIN);
                     }
                 },
@@ -218,8 +218,8 @@ impl Shared {
         self.state().stopped
     }
 
-    fn serve(&self, socket: UnixStream, behind: &Behind) {
-        let name = &behind.info.name;
+    fn serve(&self, socket: UnixStream, exported: &ExportedDisk) {
+        let name = &exported.info.name;
         let ready = || -> io::Result<bool> {
             socket.set_nonblocking(false)?;
             let mut state = self.state();
@@ -232,8 +232,8 @@ impl Shared {
             Err(error) => return tracing::warn!(%error, "{name}: cannot serve a vhost-user client"),
         }
         tracing::info!("{name}: guest connected");
-        if let Some(mut client) = ServedClient::take(behind) {
-            match session::run(socket, behind.info.clone(), &self.capacity, &mut client) {
+        if let Some(mut client) = ServedClient::take(exported) {
+            match session::run(socket, exported.info.clone(), &self.capacity, &mut client) {
                 Ok(()) => tracing::info!("{name}: guest disconnected"),
                 Err(why) => tracing::warn!("{name}: connection of the guest closed: {why}"),
             }
@@ -249,9 +249,9 @@ struct ServedClient<'a> {
 }
 
 impl ServedClient<'_> {
-    fn take(behind: &Behind) -> Option<ServedClient<'_>> {
+    fn take(exported: &ExportedDisk) -> Option<ServedClient<'_>> {
         let (answer, number) = mpsc::channel();
-        let Behind { disk, shard, info, promote } = behind;
+        let ExportedDisk { disk, shard, info, promote } = exported;
         let open = VhostUserCall::Open { disk: *disk, info: info.clone(), promote: *promote, answer };
         shard.vhost_user(open).ok()?;
         Some(ServedClient { shard, client: number.recv().ok()? })
@@ -286,7 +286,7 @@ impl session::Shard for &mut ServedClient<'_> {
 mod tests {
     use super::*;
 
-    fn behind() -> Behind {
+    fn exported() -> ExportedDisk {
         let (shard, _calls) = ShardHandle::new(|| {});
         let info = Info {
             size_bytes: 512,
@@ -295,7 +295,7 @@ mod tests {
             can_discard: true,
             name: "vm".into(),
         };
-        Behind { disk: DiskId(0), shard, info, promote: Promote::Usual }
+        ExportedDisk { disk: DiskId(0), shard, info, promote: Promote::Usual }
     }
 
     fn at(path: &std::path::Path) -> SocketPlace {
@@ -311,7 +311,7 @@ mod tests {
         let path = dir.path().join("vm.sock");
         let settings = SocketSettings { mode: Some("0606".to_owned()), ..SocketSettings::default() };
         let place = SocketPlace { path: path.clone(), access: SocketAccess::of(&settings).unwrap() };
-        let _gateway = Gateway::open(&place, behind(), Failing::Refuse).unwrap();
+        let _gateway = Gateway::open(&place, exported(), Failing::Refuse).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o606);
     }
 
@@ -319,8 +319,8 @@ mod tests {
     fn a_socket_is_there_for_as_long_as_its_gateway() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vm.sock");
-        let gateway = Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap();
-        let other = Gateway::open(&at(&path), behind(), Failing::Refuse);
+        let gateway = Gateway::open(&at(&path), exported(), Failing::Refuse).unwrap();
+        let other = Gateway::open(&at(&path), exported(), Failing::Refuse);
         assert_eq!(other.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert!(path.exists(), "the second one took the first one's socket away");
         // The shard has ended, and with it the client's connection.
@@ -335,7 +335,7 @@ mod tests {
     fn a_socket_with_a_guest_does_not_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vm.sock");
-        let gateway = Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap();
+        let gateway = Gateway::open(&at(&path), exported(), Failing::Refuse).unwrap();
         let guest = UnixStream::pair().unwrap().0;
         gateway.shared.state().client = Some(guest);
         assert!(!gateway.end_unless_used()());
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn a_socket_that_hangs_while_it_is_replaced_delays_no_look_at_the_sockets() {
         let dir = tempfile::tempdir().unwrap();
-        let gateway = Gateway::open(&at(&dir.path().join("vm.sock")), behind(), Failing::Refuse).unwrap();
+        let gateway = Gateway::open(&at(&dir.path().join("vm.sock")), exported(), Failing::Refuse).unwrap();
         let shared = gateway.shared.clone();
         let exports = crate::exports::Exports::default();
         exports.listen_vhost_user("vm", "vm", gateway);
@@ -368,8 +368,8 @@ mod tests {
     fn after_a_restart_a_socket_that_cannot_be_made_is_tried_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("later").join("vm.sock");
-        assert!(Gateway::open(&at(&path), behind(), Failing::Refuse).is_err());
-        let gateway = Gateway::open(&at(&path), behind(), Failing::TryAgain).unwrap();
+        assert!(Gateway::open(&at(&path), exported(), Failing::Refuse).is_err());
+        let gateway = Gateway::open(&at(&path), exported(), Failing::TryAgain).unwrap();
         assert!(gateway.problem().unwrap().contains("cannot listen on the vhost-user socket"));
         std::fs::create_dir(dir.path().join("later")).unwrap();
         let start = std::time::Instant::now();

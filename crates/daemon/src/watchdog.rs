@@ -27,11 +27,12 @@ use super::shard_api::{ShardError, ShardHandle};
 /// Interval between two checks of the watchdog.
 const TURN: Duration = Duration::from_millis(250);
 
-/// Maximum time that one check counts as silence.
+/// Maximum time that one check adds to the silence of a shard, even if the previous check was
+/// longer ago.
 const TURN_COUNTED_MAX: Duration = Duration::from_millis(500);
 
-/// Names of threads that only read for callers that handle their panics: a cache's journal, and
-/// hob.toml.
+/// Names of threads whose panic does not end the daemon. They only read: a cache on flash, or
+/// properties of the files and devices that hob.toml names. Their callers handle a panic.
 const CONTAINED: [&str; 2] = ["hob-recovery", "hob-check"];
 
 thread_local! {

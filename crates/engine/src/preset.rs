@@ -239,7 +239,7 @@ pub struct Preset {
     pub copies: Copies,
     /// Behaviour in a pool that has one device only.
     pub one_device: OneDevice,
-    /// Settings that are not from the source, and other remarks.
+    /// Settings that the reproduced system does not have or has not published, and other remarks.
     pub notes: &'static str,
 }
 

@@ -26,7 +26,8 @@ impl Intake {
         self.need += more;
     }
 
-    /// Moves bytes from the front of `rest`. Returns true once all needed bytes are collected.
+    /// Moves the bytes that are still needed from the front of `rest` to the collected bytes.
+    /// Returns true once all needed bytes are collected.
     #[inline]
     pub(crate) fn fill(&mut self, rest: &mut &[u8]) -> bool {
         let wanted = (self.need - self.held.len()).min(rest.len());

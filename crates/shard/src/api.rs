@@ -1,11 +1,11 @@
 //! The interface between the control thread and a shard's thread: calls to the shard, and events
 //! from it. A table has the calls ([`ShardCall`]).
 //!
-//! A call is a value sent through a channel, followed by a wake-up. The shard answers through the
-//! call's own one-shot channel. Changes have no time-out here: a change that has started must
-//! finish, because it returns segments that must not be lost. The services run each change as a
-//! task, and the caller of that task may stop waiting after [`PATIENCE`]. Queries fail after
-//! [`PATIENCE`].
+//! A call is a value sent through a channel, followed by a wake-up. If the call has an answer, the
+//! shard sends it through the call's own one-shot channel. Changes have no time-out here: a change
+//! that has started must finish, because it returns segments that must not be lost. The services
+//! run each change as a task, and the caller of that task may stop waiting after [`PATIENCE`].
+//! Queries fail after [`PATIENCE`].
 
 mod cache_transfer;
 mod calls;

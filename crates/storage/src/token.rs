@@ -44,7 +44,8 @@ impl Token {
         (self.0 >> 32) as u16
     }
 
-    /// Returns the index in the token, which its owner chose.
+    /// Returns the index: a number that only the token's owner interprets, for example the number
+    /// of its operation.
     pub const fn index(self) -> u32 {
         self.0 as u32
     }

@@ -44,8 +44,9 @@ impl AwaitingJournal {
 }
 
 impl Engine {
-    /// Makes a change wait that would go to the backing. Returns true if the change waits or has
-    /// failed.
+    /// Makes a write, discard or zeroing wait for a new journal, if the disk's journal was lost.
+    /// Returns false if the caller may send the change to the backing, and true if the change waits
+    /// or has failed.
     pub(super) fn await_journal(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, failed, .. } = self.requests[slot];
         let Some(lost_at) = self.journal_mut(request.disk).and_then(|journal| journal.lost_at()) else {

@@ -38,7 +38,8 @@ pub(super) struct Disk {
     pub(super) cache: Option<Cache>,
     /// Memory tier above the cache.
     pub(super) memory: Option<Box<Memory>>,
-    /// Dirty bitmaps; `None` if the disk has none.
+    /// Dirty bitmaps: records of changed parts of the disk, for incremental backups. `None` if the
+    /// disk has none.
     #[expect(
         clippy::box_collection,
         reason = "nearly all disks have no bitmap, and every request reads this structure"

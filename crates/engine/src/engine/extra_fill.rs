@@ -409,7 +409,8 @@ impl Engine {
         }
     }
 
-    /// Handles the end of the extra fill of `range`, which was at this step.
+    /// Ends an extra fill of `range`: updates its counters and releases its range lock. `step` is
+    /// the last step of the job.
     pub(super) fn extra_fill_done(&mut self, job: u32, range: Range, step: Step) {
         if step == Step::ExtraWrite {
             self.fill_bytes -= (range.end - range.first) * SECTOR_BYTES;

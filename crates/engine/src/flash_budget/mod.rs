@@ -304,7 +304,7 @@ impl FlashBudget {
         self.common = (pot - over).max(-day);
     }
 
-    /// Returns the part of the account to keep for the next start.
+    /// Returns the saved budget and the loan, which the caller stores for the next start.
     pub fn saved(&self) -> Saved {
         let credit = self.accounts.values().map(|account| account.credit).sum::<i64>() + self.common;
         Saved { credit, loan: self.loan }

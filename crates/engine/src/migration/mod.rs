@@ -4,10 +4,10 @@
 //! [`Source`] runs on the host that has the disk, [`Destination`] on the host that will get it. The
 //! source calls, and the destination answers. Calls and answers may be lost, repeated, late and
 //! reordered. A *session* is one attempt to hand the disk over. Each call names its session, and
-//! the destination refuses calls of earlier sessions. Both state machines request actions of their
-//! caller, the daemon ([`Source::poll_act`], [`Destination::poll_act`]), and get the results. Each
-//! side relies only on statements of the other host, and a host makes a statement only after it is
-//! durable.
+//! the destination refuses calls of earlier sessions. Both state machines request actions from
+//! their caller, the daemon ([`Source::poll_act`], [`Destination::poll_act`]), and get the results.
+//! Each side relies only on statements of the other host, and a host makes a statement only after
+//! it is durable.
 //!
 //! [`Puller`] selects the data that the destination reads from the source next. [`heat`] is the
 //! list of blocks, hottest first, that [`Puller`] starts with. [`RemainingRanges`] is the list of

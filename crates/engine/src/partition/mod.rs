@@ -85,8 +85,8 @@ pub struct Member<'a> {
     /// Time that a hit saves, nanoseconds; 0 if unknown (see
     /// [`DiskStats::miss_cost_ns`](crate::stats::DiskStats::miss_cost_ns)).
     pub miss_cost_ns: u64,
-    /// Reads since counting began. They give the rate of reads, because a miss costs the latency of
-    /// a request.
+    /// Number of reads of the disk since it was opened, or since its miss-ratio curves were last
+    /// cleared. These reads give the rate of reads, because a miss costs the latency of a request.
     pub reads: u64,
     /// Number of accesses in the curve. A read counts once for each block that it touches.
     pub accesses: u64,
@@ -99,7 +99,8 @@ pub struct Member<'a> {
 /// Counts of a disk with a cache, as a repartitioning needs them.
 #[derive(Clone, Debug)]
 pub struct DiskCounts {
-    /// Number of reads since counting began.
+    /// Number of reads of the disk since it was opened, or since its miss-ratio curves were last
+    /// cleared.
     pub reads: u64,
     /// Size of the cache's dirty data, bytes.
     pub dirty_bytes: u64,

@@ -50,7 +50,8 @@ struct Flow<T> {
     allowed_at: u64,
     /// Share tag of the first waiting I/O, in virtual time.
     shared_at: u128,
-    /// Number of units served since the last query of the demand.
+    /// Number of I/O units (32 KiB by default) served since the last call of
+    /// [`Scheduler::take_wanted_shares`].
     served: u64,
 }
 

@@ -28,7 +28,8 @@ const fn sized<const SECTORS: usize>() -> u64 {
     SECTORS as u64 * SECTOR_BYTES
 }
 
-/// Counts of a disk's requests since counting began.
+/// Counts of a disk's requests since it was opened, or since its miss-ratio curves were last
+/// cleared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Number of reads.

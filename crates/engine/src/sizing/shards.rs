@@ -23,8 +23,9 @@
 //!   theory (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992, chapter 6). A
 //!   deficit beyond one standard deviation of N′ is attributed to a hot block, as in SHARDS-adj.
 //!
-//! One sample stands for 1 / (sampling rate) blocks. The samples say nothing about smaller caches:
-//! there the curve falls with the logarithm of the cache size.
+//! One sample stands for 1 / (sampling rate) blocks. The samples say nothing about smaller caches.
+//! For these, the miss ratio is assumed to fall by the same amount with each doubling of the cache
+//! size.
 
 use std::ops::Range;
 

@@ -198,7 +198,8 @@ pub struct Attributes {
     pub seconds: u64,
 }
 
-/// Reads integers from a FUSE message's arguments. A missing field is an error.
+/// Reads integers at given offsets of a FUSE message's header or arguments. A missing field is an
+/// error.
 struct Arguments<'a>(&'a [u8]);
 
 impl Arguments<'_> {

@@ -1,4 +1,4 @@
-//! Runs one case of a figure: a generator's plan on modelled devices, with its measurements.
+//! Runs one case of a figure: a generator's experiment on modelled devices, with its measurements.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use hob_world::service::{FixedModel, LunModel, ServiceModel};
 
 use super::measured::Tally;
 pub(super) use super::measured::{Measured, Portion};
-use crate::generate::{Clients, GeneratorInfo, Load, Plan, Turn};
+use crate::generate::{Clients, Experiment, GeneratorInfo, Load, Turn};
 
 /// Change of a replay before its first request.
 pub(super) type Begin = fn(&mut Replay) -> Result<(), CommandError>;
@@ -75,7 +75,7 @@ impl Case {
         Case { on_one_disk: true, ..self }
     }
 
-    /// Returns the case with a run of the load before the measurement.
+    /// Returns the case with one more run of the whole load, before the measurement.
     pub(super) fn twice(self) -> Case {
         Case { twice: true, ..self }
     }
@@ -118,14 +118,15 @@ impl Case {
 pub(super) enum CaseCache {
     /// No cache: every request goes to the backing.
     Off,
-    /// The plan's own cache.
+    /// The cache of the published set-up
+    /// ([`Experiment::cache`](crate::generate::Experiment::cache)).
     Planned(FlashConfig),
-    /// A cache of the plan's size with blocks of this many bytes.
+    /// A cache of the published size with blocks of this many bytes.
     Blocks(FlashConfig, u32),
-    /// A cache with this share of the plan's size.
+    /// A cache with this share of the published size.
     Share(FlashConfig, f64),
     /// A cache with the preset of this name. If the preset keeps two copies of all data, the cache
-    /// has twice the plan's size.
+    /// has twice the published size.
     Preset(FlashConfig, &'static str),
 }
 
@@ -137,7 +138,7 @@ pub(super) enum Backing {
     /// disks.
     Array(fn(u64) -> ArrayConfig),
     /// This many LUNs of an array. The function returns the configuration for the size of a LUN.
-    /// The plan's disks are distributed over the LUNs in turn.
+    /// The experiment's disks are distributed over the LUNs in turn.
     Luns(usize, fn(u64) -> ArrayConfig),
     /// A volume behind a network.
     Remote(RemoteConfig),
@@ -151,16 +152,16 @@ const SAMPLED_REQUESTS: u64 = 500;
 /// # Errors
 /// Returns an error if the case is inconsistent or `stop` was set.
 pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Result<Measured> {
-    let fresh = || -> Result<Plan> {
-        let plan = GeneratorInfo::find(case.generator)?.plan(&case.settings)?;
-        Ok(watched(plan, stop, requests))
+    let fresh = || -> Result<Experiment> {
+        let experiment = GeneratorInfo::find(case.generator)?.experiment(&case.settings)?;
+        Ok(watched(experiment, stop, requests))
     };
-    let mut plan = fresh()?;
-    let starts: Vec<u64> = plan.starts().collect();
+    let mut experiment = fresh()?;
+    let starts: Vec<u64> = experiment.starts().collect();
     if case.on_one_disk {
-        plan = plan.on_one_disk();
+        experiment = experiment.on_one_disk();
     }
-    let setup = case.setup(&plan, starts.len() as u64)?;
+    let setup = case.setup(&experiment, starts.len() as u64)?;
     let mut replay = Replay::new(setup)?;
     let memory = MemoryConfig { bytes: case.memory_bytes / scale_of(&case.settings), page_bytes: 4096 };
     let memory = (memory.bytes > 0).then(|| replay.set_memory(0, memory)).transpose();
@@ -172,20 +173,20 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
         before.play_on(&mut replay, 1.0, |_| {});
         replay.reset_stats();
     }
-    let bytes = plan.disks_bytes();
-    let stats = replay.stats(0).context("a plan has a disk")?;
+    let bytes = experiment.disks_bytes();
+    let stats = replay.stats(0).context("an experiment has a disk")?;
     let (began, busy_before) = (replay.now(), replay.backing_busy_ns().0);
     let mut tally = Tally::new(starts, bytes, began, stats);
     if let CaseCache::Preset(..) = case.cache {
         replay.watch(0, SAMPLED_REQUESTS);
     }
-    let run = plan.play_on(&mut replay, 1.0, |served| tally.add(served, case.on_one_disk));
+    let run = experiment.play_on(&mut replay, 1.0, |served| tally.add(served, case.on_one_disk));
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted");
     }
     let (busy, disks) = replay.backing_busy_ns();
     let lasted = (replay.now() - began) * disks as u64;
-    let stats = replay.stats(0).context("a plan has a disk")?;
+    let stats = replay.stats(0).context("an experiment has a disk")?;
     Ok(Measured {
         requests: run.requests,
         elapsed_ns: run.ended - run.began,
@@ -198,9 +199,9 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
 }
 
 impl Case {
-    /// Returns the set-up of a plan whose `disks` disks of equal size may be combined into one.
-    fn setup(&self, plan: &Plan, disks: u64) -> Result<Setup> {
-        let planned = plan.cache(PolicyKind::default());
+    /// Returns the set-up of an experiment whose `disks` disks of equal size may be combined into one.
+    fn setup(&self, experiment: &Experiment, disks: u64) -> Result<Setup> {
+        let planned = experiment.cache(PolicyKind::default());
         let (cache, flash) = match self.cache {
             CaseCache::Off => (None, FlashConfig::sata_ssd()),
             CaseCache::Planned(flash) => (Some(planned), flash),
@@ -223,14 +224,14 @@ impl Case {
         let backing: ServiceModel = match self.backing {
             Backing::Remote(config) => RemoteModel::new(config).into(),
             Backing::FixedNs(ns) => FixedModel::new(ns, ns, usize::MAX).into(),
-            Backing::Array(config) => ArrayModel::new(config(plan.disks_bytes())).into(),
+            Backing::Array(config) => ArrayModel::new(config(experiment.disks_bytes())).into(),
             Backing::Luns(count, config) => {
-                let bytes = plan.disks_bytes().div_ceil(disks) * disks.div_ceil(count as u64);
+                let bytes = experiment.disks_bytes().div_ceil(disks) * disks.div_ceil(count as u64);
                 let luns = (0..count).map(|_| ArrayModel::new(config(bytes))).collect();
-                LunModel::new(luns, plan.disks_bytes().div_ceil(disks)).into()
+                LunModel::new(luns, experiment.disks_bytes().div_ceil(disks)).into()
             }
         };
-        let mut setup = plan.setup(cache, FlashModel::new(flash), backing);
+        let mut setup = experiment.setup(cache, FlashModel::new(flash), backing);
         self.arrange.iter().for_each(|arrange| arrange(&mut setup));
         Ok(setup)
     }
@@ -242,14 +243,14 @@ pub(super) fn scale_of(settings: &[String]) -> u64 {
     scale.and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
-/// Returns the plan with a load that counts its requests and ends when `stop` is set.
-fn watched(plan: Plan, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Plan {
+/// Returns the experiment with a load that counts its requests and ends when `stop` is set.
+fn watched(experiment: Experiment, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Experiment {
     let watch = Watch { stop: Arc::clone(stop), requests: Arc::clone(requests) };
-    let load = match plan.load {
+    let load = match experiment.load {
         Load::Open(records) => Load::Open(Box::new(records.take_while(move |_| watch.goes_on()))),
         Load::Closed(clients) => Load::Closed(Box::new(Watched { clients, watch })),
     };
-    Plan { load, ..plan }
+    Experiment { load, ..experiment }
 }
 
 struct Watch {

@@ -46,8 +46,8 @@ fn cases(size: Size) -> Vec<Case> {
     without_and_with_cache(&settings)
 }
 
-/// The database on the published array with these settings of the generator: a run without a cache,
-/// and a run with the published cache.
+/// Returns two runs of the workload generator `dss` with these settings, on a model of the
+/// published disk array. The first run has no cache, the second has the published cache.
 pub(super) fn without_and_with_cache(settings: &[&str]) -> Vec<Case> {
     let array = Backing::Array(ArrayConfig::raid5_of_five_15k);
     let case = |cache| Case::new("dss", settings, cache, array);

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use crate::page::{Cell, Check};
 use crate::picture::Unit;
 
-/// A published or measured value.
+/// A published or measured value: a number, a range or words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Quantity {

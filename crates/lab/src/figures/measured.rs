@@ -16,16 +16,16 @@ pub(super) struct Measured {
     pub(super) latency_ns: u128,
     /// Time from the first request to the end of the last I/O, nanoseconds.
     pub(super) elapsed_ns: u64,
-    /// Statistics of the first disk. Most plans have only one disk.
+    /// Statistics of the first disk. Most experiments have only one disk.
     pub(super) stats: DiskStats,
-    /// Share of the time that the disks of the backing were busy, with a warm-up inside the plan. 0
-    /// without an array.
+    /// Share of the time that the disks of the backing were busy, with a warm-up inside the
+    /// experiment. 0 without an array.
     pub(super) utilisation: f64,
     /// Results by tag, a number that the workload generator gives each request.
     pub(super) tags: BTreeMap<u32, Tagged>,
     /// Results of reads, and of writes.
     pub(super) by_op: [Part; 2],
-    /// Results by the plan's disks, even if the disks were combined into one.
+    /// Results by the disks of the experiment, even if the disks were combined into one.
     pub(super) parts: Vec<Part>,
     /// Results of writes: one entry for each hundredth ([`PORTIONS`]) of the total size of the
     /// disks that was written.
@@ -43,7 +43,7 @@ pub(super) struct Measured {
 /// Number of portions into which written bytes are divided.
 pub(super) const PORTIONS: u64 = 100;
 
-/// Results of a part of the requests: those of one disk of the plan, or of one operation.
+/// Results of a part of the requests: those of one disk of the experiment, or of one operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Part {
     pub(super) requests: u64,
@@ -254,7 +254,7 @@ impl Measured {
         types.map(|(of_type, (count, ns))| (*ns as f64 / *count as f64 / 1e9, hits(of_type))).collect()
     }
 
-    /// Returns the number of requests per second of one disk of the plan.
+    /// Returns the number of requests per second of one disk of the experiment.
     pub(super) fn rate(&self, disk: usize) -> f64 {
         self.parts[disk].requests as f64 / (self.elapsed_ns as f64 / 1e9)
     }

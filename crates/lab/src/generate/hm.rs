@@ -12,7 +12,7 @@ use super::common::{
     draw_op, scaled,
 };
 use super::parameters::{Bytes, parameters};
-use super::{Generate, Load, Plan};
+use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
 use crate::trace::Record;
 
@@ -35,7 +35,7 @@ impl Generate for Hm {
     const SUMMARY: &'static str = "hardware monitoring: small scattered hot spots, 95 % reads";
     const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge hm_1";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         check_theta("theta", self.theta)?;
         check_footprint("disk", self.disk)?;
@@ -51,7 +51,7 @@ impl Generate for Hm {
             warmup_per_spot: self.warmup_per_spot,
             seed: self.seed,
         }
-        .plan()
+        .experiment()
     }
 }
 
@@ -70,7 +70,7 @@ pub(super) struct SpotLoad {
 }
 
 impl SpotLoad {
-    pub(super) fn plan(self) -> Result<Plan, String> {
+    pub(super) fn experiment(self) -> Result<Experiment, String> {
         check_percent("read-percent", self.read_percent)?;
         check_percent("small-percent", self.small_percent)?;
         check_rate("iops", self.iops)?;
@@ -83,7 +83,7 @@ impl SpotLoad {
             let (offset, len) = spots.draw(&mut dice);
             Record { at_ns, offset, len, op: draw_op(self.read_percent, &mut dice), disk: 0 }
         });
-        Ok(Plan {
+        Ok(Experiment {
             disks: vec![self.disk_bytes],
             cache_bytes: self.cache_bytes,
             block_bytes: 4096,

@@ -8,7 +8,7 @@
 use super::common::{SLOT_BYTES, check_footprint, check_scale, check_theta, scaled};
 use super::hm::SpotLoad;
 use super::parameters::{Bytes, parameters};
-use super::{Generate, Plan};
+use super::{Experiment, Generate};
 
 parameters! {
     Proxy {
@@ -29,7 +29,7 @@ impl Generate for Proxy {
     const SUMMARY: &'static str = "web proxy: small scattered hot spots, 67 % reads";
     const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge prxy";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         check_theta("theta", self.theta)?;
         check_footprint("disk", self.disk)?;
@@ -45,6 +45,6 @@ impl Generate for Proxy {
             warmup_per_spot: self.warmup_per_spot,
             seed: self.seed,
         }
-        .plan()
+        .experiment()
     }
 }

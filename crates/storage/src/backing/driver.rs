@@ -17,7 +17,8 @@ use crate::token::TokenSpace;
 pub trait Driver: Send {
     /// Returns the properties of the backing.
     fn info(&self) -> &BackingInfo;
-    /// Attaches the backing to the I/O ring of its shard.
+    /// Attaches the backing to the I/O ring (io_uring or a thread pool) of the shard that serves
+    /// its disk.
     fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace);
     /// Submits an I/O to this backing.
     fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io);
@@ -138,15 +139,16 @@ pub trait Driver: Send {
     /// changes wait and eventually fail. Backings that fence other writers themselves ignore the
     /// gate.
     fn set_gate(&mut self, _ring: &mut Ring, _gate: Arc<dyn Gate>) {}
-    /// Suspends changes, because another host may be about to write the disk. Unanswered changes
-    /// are cancelled where possible and kept until [`resume`](Self::resume). Submit no changes
-    /// meanwhile. Backings that fence other writers, or cannot cancel changes, ignore the call.
+    /// Suspends changes, because another host may be about to write the disk. Cancels changes that
+    /// the server has not answered, and keeps them. They are sent again after
+    /// [`resume`](Self::resume). Submit no changes meanwhile. Backings that fence other writers, or
+    /// cannot cancel changes, ignore the call.
     fn suspend(&mut self, _ring: &mut Ring, _now: Instant) {}
-    /// Resumes after [`suspend`](Self::suspend) if no other host has written the disk: kept
-    /// requests are sent.
+    /// Ends [`suspend`](Self::suspend) if no other host has written the disk: sends the kept
+    /// changes again.
     fn resume(&mut self) {}
-    /// Cancels unanswered changes for good: unlike with [`suspend`](Self::suspend), kept requests
-    /// fail.
+    /// Cancels changes that the server has not answered. Unlike with [`suspend`](Self::suspend),
+    /// they fail and are not sent again.
     fn revoke(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// Changes how long requests wait for a disconnected backing, including requests that already
     /// wait. Backings that do not reconnect by themselves ignore it.

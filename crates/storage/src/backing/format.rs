@@ -129,8 +129,8 @@ impl Format {
         Format::of_extension(path).unwrap_or_default()
     }
 
-    /// Returns the format whose header the content starts with; raw if there is none. The result
-    /// must not decide how the file is opened.
+    /// Returns the format whose header the file contains at the usual place; raw if there is none.
+    /// The result must not decide how the file is opened.
     ///
     /// # Errors
     /// [`OpenError`] if the path cannot be a backing.

@@ -397,9 +397,9 @@ impl Pool {
         self.devices.iter_mut().try_for_each(Device::store_table)
     }
 
-    /// Frees all journal rings of a persistent cache besides the ring in use. A device records this
-    /// with the next write of its segment table. After a crash before that write, the rings still
-    /// belong to the cache.
+    /// Frees all journal rings of a persistent cache except the ring `in_use`. A device records
+    /// this with the next write of its segment table. After a crash before that write, the rings
+    /// still belong to the cache.
     pub fn free_rings_besides(&mut self, owner: OwnerId, in_use: u32) {
         for device in &mut self.devices {
             for index in 0..device.table.entries().len() {

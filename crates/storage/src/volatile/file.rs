@@ -161,7 +161,8 @@ impl VolatileFile {
 }
 
 impl Cache {
-    /// Copies unflushed units over the `bytes` that were read from the file at `offset`.
+    /// Overwrites parts of `bytes`, which were read from the file at `offset`, with newer data in
+    /// the write cache.
     fn patch(&self, offset: u64, bytes: &mut [u8]) {
         let end = offset + bytes.len() as u64;
         for (number, page) in self.pages.range(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) {

@@ -219,7 +219,8 @@ pub struct Report {
     pub copies_said: u64,
     /// Number of replicas that were lost, as far as their owner knew.
     pub copies_broken: u64,
-    /// Number of failovers from replicas.
+    /// Number of completed failovers in which the new owner wrote the dirty data of its replica to
+    /// the backing.
     pub adopted: u64,
     /// Number of caches with dirty data that were outdated by a failover from the replica.
     pub outdated: u64,

@@ -115,20 +115,21 @@ pub enum Content {
     Clean,
 }
 
-/// How the chosen I/O of the operation fails.
+/// The injected failure. It begins at the `nth` write or flush of flash during the operation, or, in
+/// the last two variants, at the `nth` I/O of the backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The chosen I/O fails.
+    /// The `nth` I/O fails. Later I/Os succeed.
     Once,
-    /// The chosen I/O fails. If the I/O is a flush, the device also loses some unflushed data.
+    /// The `nth` I/O fails. If the I/O is a flush, the device also loses some unflushed data.
     OnceWithLoss,
-    /// The chosen I/O and all later writes and flushes of the device fail.
+    /// The `nth` I/O and all later writes and flushes of the same device fail.
     Device,
-    /// All devices refuse writes and flushes from the chosen I/O on.
+    /// All devices refuse writes and flushes from the `nth` one on.
     Everywhere,
-    /// The power fails while the chosen I/O is in flight.
+    /// The power fails while the `nth` I/O is in flight.
     PowerCut,
-    /// The chosen I/O is an I/O of the backing. All I/Os of the backing fail from then on.
+    /// All I/Os of the backing fail from the `nth` one on.
     Backing,
     /// The failure is [`Failure::Backing`], and then the daemon reports that another host owns the
     /// disk.
@@ -150,7 +151,7 @@ pub struct Case {
     pub content: Content,
     /// Number of copies of dirty data and journal.
     pub copies: Copies,
-    /// How the chosen I/O fails.
+    /// The injected failure.
     pub failure: Failure,
     /// Seed of latencies and other random choices.
     pub seed: u64,

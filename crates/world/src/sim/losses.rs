@@ -57,7 +57,7 @@ pub(super) struct Losses {
     rng: SimRng,
     /// Mean time between two restarts of backings, nanoseconds.
     mean_ns: u64,
-    /// The next restart is scheduled.
+    /// True if the next restart of a backing is in the event queue.
     is_due: bool,
 }
 

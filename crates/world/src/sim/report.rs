@@ -107,11 +107,13 @@ pub struct Report {
     pub bitmaps: u64,
     /// Number of rotations of dirty bitmaps.
     pub rotations: u64,
-    /// Number of copies between memory tiers and buffers.
+    /// Number of memory copies that the engine requested: between a memory tier and a buffer,
+    /// between two buffers, or of zeroes into a buffer.
     pub copies: u64,
-    /// Number of partial sector writes that were completed with a copy of the rest of the sector.
+    /// Number of copies that filled up partial sector writes with the other bytes of the sector.
     pub edges_merged: u64,
-    /// Number of partial sector writes that were completed from recently written sectors in memory.
+    /// Number of copies that filled up partial sector writes from the engine's buffer of recently
+    /// written sectors.
     pub edges_recent: u64,
     /// Number of zero-write requests that went to flash.
     pub zeroes_to_flash: u64,

@@ -206,7 +206,7 @@ fn differing(
             unreadable += 1;
             if unreadable == samples.len() || begun.elapsed() > FAILING_MAX {
                 return Err(failed!("cannot compare the cache with the backing: sector {sector}: {error:?}")
-                    .hint("repair the backing; hob retries every few seconds"));
+                    .hint("repair the backing; hob tries to open the disk again every few seconds"));
             }
             continue;
         }

@@ -27,7 +27,7 @@ use crate::services::registry::{
 };
 use crate::shard_api::{Gone, ShardHandle};
 use crate::state::{DiskState, ShareSpec};
-use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
+use crate::vhost_user::{ExportedDisk, Failing, Gateway, SocketPlace, check_path};
 
 /// When a disk is offered to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -495,8 +495,8 @@ pub(in crate::services) fn open_gateway(
         Open::WithCache => Failing::Refuse,
         Open::AtOnce => Failing::TryAgain,
     };
-    let behind = Behind { disk, shard: shard.clone(), info, promote: Promote::Usual };
-    Gateway::open(place, behind, failing)
+    let exported = ExportedDisk { disk, shard: shard.clone(), info, promote: Promote::Usual };
+    Gateway::open(place, exported, failing)
 }
 
 /// Returns the access of clients to the disk: read-only or read-write.

@@ -1,6 +1,6 @@
-//! Closing a disk and opening it again, because its access or its datastore changes. Both are fixed
-//! while a disk is open: the access decides how the backing is opened and locked, and the disks of a
-//! datastore share a shard.
+//! Closes a disk and opens it again, because its access (read-only or read-write) or its datastore
+//! changes. Both are fixed while a disk is open: the access decides how the backing is opened and
+//! locked, and the disks of a datastore share a shard.
 //!
 //! The disk is closed as at the daemon's end, so a persistent cache keeps its content, its dirty data
 //! included. A disk that becomes read-only is drained first. A volatile cache starts empty. NBD

@@ -14,7 +14,7 @@ use crate::exports::{EXPORTS_MAX, Export};
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, Inner};
 use crate::shard_api::ShardHandle;
-use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
+use crate::vhost_user::{ExportedDisk, Failing, Gateway, SocketPlace, check_path};
 
 impl ExportService {
     /// Adds an export to a disk, and saves the disk's exports.
@@ -139,7 +139,7 @@ pub(super) fn open_gateway(
         name: name.to_owned(),
     };
     let Export { disk, shard, promote, .. } = export.clone();
-    Gateway::open(place, Behind { disk, shard, info, promote }, failing)
+    Gateway::open(place, ExportedDisk { disk, shard, info, promote }, failing)
 }
 
 impl DiskEntry {

@@ -45,13 +45,14 @@ pub(crate) enum CallIn {
     Cancel,
     /// Return the progress.
     Look,
-    /// One page of the list of data to pull.
+    /// One page of the list of cached data that this host reads from the source.
     List {
         /// Page number, from 0.
         page: u32,
         /// True for the last page.
         last: bool,
-        /// Ranges in the order in which they are to be pulled.
+        /// Encoded ranges of the disk's sectors, in the order in which this host reads them from
+        /// the source.
         body: Vec<u8>,
     },
 }
@@ -92,8 +93,9 @@ struct Task {
     data_sockets: Vec<DataSocket>,
     callers: BTreeMap<Ticket, oneshot::Sender<CallAnswer>>,
     tickets: u64,
-    /// True after the task has handled its first input.
-    is_told: bool,
+    /// True after the task has received an [`Input`]. A new task waits for its first one before it
+    /// may end.
+    has_input: bool,
     acts: BTreeMap<Ticket, DestinationAct>,
     /// Reason for the latest failure.
     why: Option<String>,
@@ -138,7 +140,7 @@ pub(super) async fn run(
         data_sockets: Vec::new(),
         callers: BTreeMap::new(),
         tickets: 0,
-        is_told: false,
+        has_input: false,
         acts: BTreeMap::new(),
         why: None,
         list: List::default(),
@@ -179,7 +181,7 @@ impl Task {
     /// it, and no call waits for an answer. A disk that is served but not recorded yet counts as
     /// work, because the next `Yours` call retries the record.
     fn is_idle(&self) -> bool {
-        self.is_told && self.destination.is_idle() && self.acts.is_empty() && self.callers.is_empty()
+        self.has_input && self.destination.is_idle() && self.acts.is_empty() && self.callers.is_empty()
     }
 
     fn go_on(&mut self) {
@@ -237,7 +239,7 @@ impl Task {
     }
 
     async fn take(&mut self, input: Input) {
-        self.is_told = true;
+        self.has_input = true;
         let now = self.clock.now();
         match input {
             Input::Call(session, call, answer) => {

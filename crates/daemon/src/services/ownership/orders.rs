@@ -48,7 +48,8 @@ impl Orders {
             .then(|| found.order.to.clone())
     }
 
-    /// Marks a disk as given away, or removes the mark.
+    /// Records that this host is moving a disk to host `to` and must not acquire the disk. `None`
+    /// removes the record.
     pub(in crate::services) fn give(&self, disk: &str, to: Option<&str>) {
         let mut known = self.known();
         match to {

@@ -236,10 +236,11 @@ impl Pools {
         result
     }
 
-    /// Drains a cache and replaces its journal id, if one of its journal rings is on a failed
-    /// device; the caller saves the new id, so that the rings do not count any more. The device may
-    /// refuse to record the end of the cache, and work again after the next start: then old dirty
-    /// data would replace newer data of the backing. Returns the former journal.
+    /// If a journal ring of the cache is on a failed device, drains the cache and gives it a new
+    /// journal id. The caller saves the new id. After that, recovery ignores the old rings.
+    /// Otherwise the device could refuse to record the end of the cache, and work again after the
+    /// next start. Old dirty data would then replace newer data of the backing. Returns the former
+    /// journal.
     async fn abandon_rings(
         &self,
         name: &str,

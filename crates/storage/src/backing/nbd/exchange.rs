@@ -211,7 +211,7 @@ impl NbdBacking {
                     ?code,
                     "the server refuses to repeat a change that it may have lost"
                 );
-                repeat.give_up();
+                repeat.drop_unsent();
                 self.lose_unflushed();
             }
         }

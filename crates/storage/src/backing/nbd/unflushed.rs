@@ -230,8 +230,8 @@ impl Repeat {
         self.answered == self.pieces.len()
     }
 
-    /// Gives up the pieces that were not sent.
-    pub(super) fn give_up(&mut self) {
+    /// Drops the pieces that were not sent yet. The caller reports the unflushed changes as lost.
+    pub(super) fn drop_unsent(&mut self) {
         self.pieces.truncate(self.sent);
     }
 
