@@ -90,7 +90,7 @@ impl Engine {
         self.issue_backing(now, slot, IoOp::Write(durability));
     }
 
-    /// Sends the writes that waited behind a completed write to the backing.
+    /// Sends to the backing the writes that waited behind a completed write.
     pub(super) fn send_followers(&mut self, now: Instant, slot: u32) {
         let disk = self.requests[slot].request.disk;
         let waiting = self.disk_mut(disk).merger.end(slot);

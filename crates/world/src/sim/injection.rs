@@ -160,9 +160,9 @@ pub struct Case {
 /// Result of a run of a [`Case`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// The chosen I/O existed, so the failure was injected.
+    /// True if the operation had an `nth` I/O, so that the failure was injected.
     pub struck: bool,
-    /// Result of the operation, or `None` if the power failed first.
+    /// Result of the operation's command, or `None` if the power failed before the command ended.
     pub ended: Option<Result<(), CommandError>>,
     /// Number of journals that were lost.
     pub journals_lost: u32,
@@ -171,12 +171,12 @@ pub struct Injected {
 #[derive(Debug)]
 pub(super) struct Injection {
     failure: Failure,
-    /// The operation has begun, so I/Os are counted.
+    /// True if the operation has begun, so that its I/Os are counted.
     armed: bool,
-    /// Number of I/Os until the failure, including the failing I/O.
+    /// Number of I/Os up to and including the one that fails.
     left: u32,
     struck: bool,
-    /// The failure hit a flush of flash, so the device may have lost unflushed data.
+    /// True if the failure hit a flush of flash, so that the device may have lost unflushed data.
     flush_failed: bool,
     /// Number of reported journal losses that the simulated daemon has not handled yet.
     pub(super) lost_journals: u32,
