@@ -17,7 +17,7 @@ use super::measured::Tally;
 pub(super) use super::measured::{Measured, Portion};
 use crate::generate::{Clients, Experiment, GeneratorInfo, Load, Turn};
 
-/// Change of a replay before its first request.
+/// Function that changes a replay before its first request.
 pub(super) type Begin = fn(&mut Replay) -> Result<(), CommandError>;
 
 /// One run of a figure; see the module documentation.
@@ -26,7 +26,7 @@ pub(super) struct Case {
     pub(super) generator: &'static str,
     /// Parameters of the generator, as `key=value`.
     pub(super) settings: Vec<String>,
-    /// Cache of the run.
+    /// Cache of the disks in this run.
     pub(super) cache: CaseCache,
     /// Backing of all disks.
     pub(super) backing: Backing,
@@ -34,15 +34,15 @@ pub(super) struct Case {
     pub(super) on_one_disk: bool,
     /// True to run the whole load once before the measurement.
     pub(super) twice: bool,
-    /// Changes the settings of the cache before the run.
+    /// Function that changes the settings of the cache before the run.
     pub(super) adjust: Option<fn(&mut CacheSetup)>,
     /// Size of a memory tier above the cache of the first disk, bytes before scaling; 0 without one.
     pub(super) memory_bytes: u64,
     /// True to list the valid data of the first disk's cache after the run.
     pub(super) lists_extents: bool,
-    /// Changes disks and devices before the run, for example the cache of one disk.
+    /// Function that changes disks and devices before the run, for example the cache of one disk.
     pub(super) arrange: Option<fn(&mut Setup)>,
-    /// Changes the replay before the first request, for example shares of disks.
+    /// Function that changes the replay before the first request, for example shares of disks.
     pub(super) begin: Option<Begin>,
 }
 
@@ -80,22 +80,23 @@ impl Case {
         Case { twice: true, ..self }
     }
 
-    /// Returns the case with a memory tier above the cache, of this size before scaling.
+    /// Returns the case with a memory tier of this size before scaling, bytes, above the cache of
+    /// the first disk.
     pub(super) fn memory(self, memory_bytes: u64) -> Case {
         Case { memory_bytes, ..self }
     }
 
-    /// Returns the case with a list of the valid data of the cache.
+    /// Returns the case with a list of the valid data of the first disk's cache in its results.
     pub(super) fn list_extents(self) -> Case {
         Case { lists_extents: true, ..self }
     }
 
-    /// Returns the case with a change of its disks and devices before the run.
+    /// Returns the case with a function that changes its disks and devices before the run.
     pub(super) fn arrange(self, change: fn(&mut Setup)) -> Case {
         Case { arrange: Some(change), ..self }
     }
 
-    /// Returns the case with a change of the replay before the first request.
+    /// Returns the case with a function that changes the replay before the first request.
     pub(super) fn begin(self, change: Begin) -> Case {
         Case { begin: Some(change), ..self }
     }
@@ -106,7 +107,7 @@ impl Case {
         self
     }
 
-    /// Adds a setting that omits the warm-up, for a run without a cache.
+    /// Adds a setting of the generator that omits the warm-up, for a run without a cache.
     pub(super) fn cold(mut self, setting: &str) -> Case {
         self.settings.push(setting.to_owned());
         self
@@ -140,11 +141,11 @@ pub(super) enum Backing {
     /// This many LUNs of an array. The function returns the configuration for the size of a LUN.
     /// The experiment's disks are distributed over the LUNs in turn.
     Luns(usize, fn(u64) -> ArrayConfig),
-    /// A volume behind a network.
+    /// A volume that is accessed through a network.
     Remote(RemoteConfig),
 }
 
-/// Number of requests between two samples of a cache.
+/// Number of replies between two samples of a preset's cache.
 const SAMPLED_REQUESTS: u64 = 500;
 
 /// Runs the case. `requests` counts all requests, including the warm-up.

@@ -10,9 +10,10 @@ use super::line::Line;
 use super::{FigureInfo, Findings, Fitted, Size, Work, fitted};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
-/// Inputs from which rates and response times follow.
+/// Parameters of the generator dss from which rates and response times follow.
 const RATE: &str = "ios, think-us and clients";
-/// Requests of a query, and processing between them: the generator's defaults.
+/// Number of requests of a query, and processing time between two of them: the generator's
+/// defaults.
 const IOS: f64 = 1080.0;
 const THINK_NS: f64 = 9_750_000.0;
 
