@@ -39,7 +39,7 @@ pub fn boot_id() -> Option<u128> {
     u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()
 }
 
-/// The mapped file of one cache.
+/// The mapped crash log file of one cache.
 #[derive(Debug)]
 pub struct CrashLogFile {
     map: NonNull<u8>,
@@ -50,7 +50,7 @@ pub struct CrashLogFile {
 #[derive(Clone, Debug)]
 pub struct SurvivingFile {
     path: PathBuf,
-    /// Device and inode.
+    /// Device number and inode of the file.
     identity: (u64, u64),
     /// True while a write to the file fails.
     is_failing: Arc<AtomicBool>,
@@ -72,8 +72,8 @@ impl SurvivingFile {
         self.is_failing.swap(is_failing, Relaxed)
     }
 
-    /// Returns why another process will not find what this one writes to the file; `None` if it
-    /// will.
+    /// Returns why a later process will not find what this process writes to the file; `None` if
+    /// nothing is wrong.
     pub fn problem(&self) -> Option<String> {
         let path = self.path.display();
         if self.is_failing.load(Relaxed) {

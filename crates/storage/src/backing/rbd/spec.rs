@@ -4,7 +4,7 @@
 //! The option `conf` is the path of the cluster's configuration, and `id` the user's name without
 //! `client.`. All other options are passed to librados. A backslash escapes the next character.
 
-/// A parsed specification.
+/// The parsed address of an RBD image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spec {
     pub(super) pool: String,
@@ -57,7 +57,7 @@ impl Spec {
         Ok(spec)
     }
 
-    /// For people.
+    /// Returns the name of the image for users, without options.
     pub(super) fn name(&self) -> String {
         let namespace =
             if self.namespace.is_empty() { String::new() } else { format!("{}/", self.namespace) };
