@@ -27,7 +27,8 @@ use crate::api_error::{ApiError, Result};
 use crate::cluster::{Cluster, TakeError, Took};
 use placement::Rates;
 
-/// Interval at which waiting disks, and disks to acquire again, are checked.
+/// Interval at which this host checks the disks that wait for the cluster, and those that it must
+/// acquire again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Maximum time to release a disk when the daemon ends; after that time, no other disk is released.
@@ -125,7 +126,7 @@ impl ClusterService {
         opened
     }
 
-    /// Follows the state of the lease, until dropped.
+    /// Handles changes of this host's lease, waiting disks and orders, until dropped.
     pub(crate) async fn tend(self: Arc<Self>) {
         let Some(cluster) = self.ownership.cluster().cloned() else { return std::future::pending().await };
         tokio::join!(cluster.hear(), self.tend_disks_of(&cluster));
@@ -180,7 +181,7 @@ impl ClusterService {
         self.observe.pools().into_iter().map(pool).collect()
     }
 
-    /// Acquires the served disks again whose lease has expired.
+    /// Acquires the served disks again after this host's lease has expired.
     async fn take_all_again(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         let mut going = tokio::task::JoinSet::new();
         for name in self.registry.served() {
@@ -218,7 +219,8 @@ impl ClusterService {
         }
     }
 
-    /// Tries to acquire the waiting disks for which the watcher suggests an attempt.
+    /// Tries to acquire and open the waiting disks for which the cluster watcher suggests an
+    /// attempt.
     fn open_waiting(self: &Arc<Self>, cluster: &Cluster) {
         let waiting: Vec<String> = {
             let inner = self.registry.inner();

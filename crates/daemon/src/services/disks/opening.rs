@@ -38,7 +38,7 @@ pub(in crate::services) enum Open {
     WithCache,
 }
 
-/// Maximum length of a backing specification, in bytes.
+/// Maximum length of a backing's address, bytes.
 pub(in crate::services) const BACKING_CHARS_MAX: usize = 4096;
 
 impl Disks {
@@ -52,7 +52,8 @@ impl Disks {
         if known == Some(taken.generation) { Ok(()) } else { self.registry.save_first().await }
     }
 
-    /// Gives up this host's ownership of a disk whose cache is not needed any more.
+    /// Releases this host's ownership of a disk in the cluster. The disk's cache is not needed any
+    /// more.
     pub(in crate::services) async fn leave_disk(&self, name: &str) {
         let Some(cluster) = self.peers.cluster() else { return };
         let (known, _) = self.registry.wish(name).unwrap_or((None, false));
@@ -107,7 +108,8 @@ impl Disks {
         Ok(changed)
     }
 
-    /// Adds a disk from a state entry. The entry may name an existing persistent cache.
+    /// Adds a disk with these settings and serves it. The settings may name an existing persistent
+    /// cache.
     pub(in crate::services) async fn add_state(&self, wanted: DiskState) -> Result<DiskChanged> {
         let name = wanted.name.clone();
         let has_device = wanted.device;
@@ -354,9 +356,9 @@ impl Disks {
         Ok(error)
     }
 
-    /// Refuses a block device that is another one than before, and records the device of a disk that
-    /// is opened first. The kernel numbers devices differently after a restart of the host, and
-    /// `/dev/dm-6` may then be the volume of another VM.
+    /// Refuses a block device that is not the one that the disk had before. If the disk is opened
+    /// for the first time, records its device. The kernel numbers devices differently after a
+    /// restart of the host, and `/dev/dm-6` may then be the volume of another VM.
     async fn check_device(&self, name: &str, info: &BackingInfo) -> Result<()> {
         let is_new = {
             let mut inner = self.registry.inner();
@@ -434,7 +436,7 @@ impl Disks {
         }
     }
 
-    /// Records why a disk is offline, and logs each new reason once.
+    /// Records why a disk is offline, and logs the reason unless it is the recorded one.
     pub(in crate::services) fn note_offline(&self, name: &str, error: &ApiError) {
         let reason = error.to_string();
         if let Ok(disk) = self.registry.inner().disk_mut(name) {

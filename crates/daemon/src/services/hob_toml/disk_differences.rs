@@ -206,7 +206,8 @@ fn open_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
     }
 }
 
-/// Adds the differences in the ways to reach a disk.
+/// Adds the differences in the front ends of a disk: its socket, its file, its device and its
+/// exports.
 fn front_end_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
     let wanted = &served.wanted;
     if disk.vhost_user != wanted.vhost_user {
@@ -316,7 +317,8 @@ fn patched(
     set_back(one_side(&subject, key, sides.0.as_ref(), sides.1.as_ref(), action, change))
 }
 
-/// A setting that the file does not have gets its default, which removes no object.
+/// Returns the difference as one that `hob config apply` resolves: a setting that hob.toml lacks
+/// gets its default, which removes no object.
 fn set_back(found: Found) -> Found {
     Found { difference: ConfigDifference { by: ConfigRemedy::Apply, ..found.difference }, ..found }
 }

@@ -1,6 +1,6 @@
-//! Order of changes of sockets and files. A disk takes a path after the disk that has it now has
-//! given it up. Disks that swap their paths need an additional step: one of them gives its path up
-//! before the others move.
+//! Order of changes of sockets and files. A disk gets a path only after the disk that has it now
+//! has released it. Disks that swap their paths need an additional step: one of them releases its
+//! path before the others get new paths.
 
 use hob_control::{ConfigDifference, DiskPatch};
 
@@ -22,12 +22,12 @@ pub(super) enum Step {
 /// A change of a path.
 struct Move {
     found: Found,
-    /// True if the disk has given its present path up.
+    /// True if the disk has released its present path.
     is_released: bool,
 }
 
-/// Returns the changes as steps in an order that works. The order is kept unless a disk takes a path
-/// that another disk has.
+/// Returns the changes as steps in an order in which they succeed. Only changes that give a disk
+/// the path of another disk are reordered.
 pub(super) fn in_order(found: Vec<Found>) -> Vec<Step> {
     let has = |path: &str| found.iter().any(|other| old_path(other) == Some(path));
     if !found.iter().filter_map(new_path).any(has) {
@@ -49,7 +49,7 @@ pub(super) fn in_order(found: Vec<Found>) -> Vec<Step> {
     steps
 }
 
-/// Returns true if a change takes a path that one of the other changes gives up.
+/// Returns true if a change gives a disk a path that one of the other changes releases.
 pub(super) fn takes_path(it: &Found, others: &[Found]) -> bool {
     new_path(it).is_some_and(|path| others.iter().any(|other| old_path(other) == Some(path)))
 }
@@ -67,7 +67,8 @@ pub(super) fn set_path(difference: &ConfigDifference, path: Option<&str>) -> Opt
     Some(Change::PatchDisk(disk, patch))
 }
 
-/// Returns the number of the first change whose new path no disk has that still moves.
+/// Returns the index of the first change whose new path no disk of another change has now; `None`
+/// if there is none.
 fn first_free(moves: &[Move]) -> Option<usize> {
     let is_taken = |path: &str| moves.iter().any(|it| !it.is_released && old_path(&it.found) == Some(path));
     moves.iter().position(|it| !new_path(&it.found).is_some_and(is_taken))

@@ -21,7 +21,7 @@ use crate::shard_api::Progress;
 /// Interval between two checks of the pull's progress.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Time of silence after which this host no longer reads from the former owner.
+/// Time without an answer of the former owner after which this host no longer reads from it.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
 
 /// Time for the former owner to open its flash for reading. If that takes longer, the remaining
@@ -62,7 +62,7 @@ pub(crate) enum CallIn {
 pub(super) enum Input {
     /// A call of the source host.
     Call(Session, CallIn, oneshot::Sender<CallAnswer>),
-    /// The end of an action of the state machine.
+    /// The result of an action that the state machine requested.
     Acted(Ticket, Result<Option<DataSocket>, String>),
     /// A guest's write is waiting for the disk.
     Wanted,
@@ -107,7 +107,8 @@ struct Task {
     settled: bool,
     /// Time at which this host became the owner.
     taken_at: Option<Instant>,
-    /// True while the remaining data is being pulled, from any source.
+    /// True while the remaining cached data is being pulled, from the former owner or from the
+    /// backing.
     pulls_rest: bool,
     /// Time at which the pull was complete after the hand-over.
     done_at: Option<Instant>,
@@ -199,7 +200,7 @@ impl Task {
         self.show();
     }
 
-    /// Adds the fields that the state machine does not know.
+    /// Adds to an answer the fields that the state machine does not know, such as the progress.
     fn complete(&self, answer: CallAnswer) -> CallAnswer {
         let wants_list = self.is_open && !self.list.complete && self.mode() != CarryMode::Drop;
         CallAnswer {
@@ -304,7 +305,8 @@ impl Task {
         self.destination.handle_call(now, ticket, Message { session, call });
     }
 
-    /// Handles a page of the list. An unexpected page is ignored, but page 0 restarts the list.
+    /// Handles a page of the source's list of cached data. An unexpected page is ignored, but page
+    /// 0 restarts the list.
     async fn listed(
         &mut self,
         session: Session,
@@ -465,7 +467,8 @@ impl Task {
 }
 
 impl IncomingDisk {
-    /// Reads the data that the former owner has in flash, as soon as that host allows it.
+    /// Starts to read the data that the former owner has in flash, as soon as that host allows it.
+    /// Returns the local socket.
     fn read_former(&self) -> Option<DataSocket> {
         let (shard, id) = self.migrations.registry.shard_of(&self.name).ok()?;
         self.migrations.read_peer(&self.name, shard, id, "former", self.connections.former.clone()).ok()
