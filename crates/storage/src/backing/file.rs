@@ -131,6 +131,7 @@ struct FileBacking {
     /// Whether a durable write failed and this was not reported yet. Other unflushed writes may be
     /// lost too.
     has_lost: bool,
+    /// I/Os that wait until fewer I/Os occupy kernel workers.
     to_work: VecDeque<Io>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,

@@ -273,6 +273,7 @@ pub(crate) struct NbdBacking {
     is_flushing: bool,
     /// Whether changes of `unflushed` wait for a new connection.
     is_exposed: bool,
+    /// Value of `is_exposed` to report; `None` if it has not changed since the last report.
     exposure: Option<bool>,
     /// Time of the last bytes from the server.
     heard_at: Instant,
