@@ -361,7 +361,7 @@ impl Histograms {
         }
     }
 
-    /// Returns the time at which counting began.
+    /// Returns the time from which the histograms count requests.
     pub fn since(&self) -> Instant {
         self.since
     }

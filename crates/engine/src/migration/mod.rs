@@ -88,7 +88,7 @@ pub enum Call {
     Yours,
     /// The hand-over is cancelled.
     Cancel,
-    /// Report the progress.
+    /// Report the progress of the destination ([`View`]). Changes nothing.
     Look,
 }
 
@@ -104,11 +104,12 @@ pub struct Message {
 /// Progress of the destination, as reported to the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// True if a change waits for the disk at the destination, because the guest runs there now.
+    /// True if a write or other change of the guest waits at the destination, because the guest
+    /// runs there now.
     pub wants: bool,
     /// True if the destination has pulled all data that it currently needs.
     pub done: bool,
-    /// Number of bytes pulled.
+    /// Number of bytes that the destination has pulled.
     pub pulled_bytes: u64,
     /// Number of bytes left to pull.
     pub left_bytes: u64,

@@ -68,7 +68,7 @@ pub struct Sampler<const SECTORS: usize> {
     /// Lower bound of the threshold, which falls if there are more samples than `falling_max`.
     threshold_min: u64,
     falling_max: u32,
-    /// Number that is added to every position.
+    /// Number that is added to the position of each block; it selects the samples.
     seed: u64,
     /// Maximum number of samples at the lowest threshold.
     samples_max: u32,
