@@ -76,7 +76,7 @@ pub(crate) struct ExportedDisk {
     pub(crate) shard: ShardHandle,
     /// Properties of the device for guests.
     pub(crate) info: Info,
-    /// What reads of guests promote into the cache.
+    /// Which reads of the export's guests promote data into the cache.
     pub(crate) promote: Promote,
 }
 
@@ -122,7 +122,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Returns why the socket does not exist.
+    /// Returns why the socket does not exist; `None` if it exists.
     pub(crate) fn problem(&self) -> Option<String> {
         self.shared.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

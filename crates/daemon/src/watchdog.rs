@@ -120,7 +120,7 @@ struct Watched {
     shard: ShardHandle,
     /// The outstanding ping.
     ping: Option<oneshot::Receiver<Result<(), ShardError>>>,
-    /// Time for which the ping was outstanding.
+    /// Time for which the ping has had no answer.
     silent: Duration,
     /// True if the shard ended because the daemon is ending.
     is_over: bool,
@@ -131,8 +131,8 @@ impl Watched {
         Watched { shard, ping: None, silent: Duration::ZERO, is_over: false }
     }
 
-    /// Runs one check and returns how long the shard has been silent. `passed` is the time since
-    /// the previous check.
+    /// Checks the shard once, and returns how long it has not answered a ping. `passed` is the time
+    /// since the previous check.
     fn silence(&mut self, passed: Duration) -> Duration {
         match self.ping.as_mut().map(oneshot::Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => {
