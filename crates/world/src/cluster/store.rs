@@ -28,7 +28,7 @@ pub enum Request {
     Revoke(LeaseId),
     /// Reads a disk's ownership record and ownership lock.
     OwnershipSnapshot(String),
-    /// Runs a transaction.
+    /// Executes a transaction.
     Txn(Txn),
 }
 
