@@ -21,7 +21,7 @@ pub enum Operation {
     Trim,
 }
 
-/// A fault that fails some requests.
+/// A fault that makes the requests of one operation fail in a range.
 #[derive(Debug, Clone)]
 pub struct Failing {
     /// Operation of the failing requests.
@@ -43,7 +43,7 @@ pub struct Behaviour {
     failing: Mutex<Vec<Failing>>,
     /// Time before which no request is answered.
     hang_until: Mutex<Option<Instant>>,
-    /// Delay of each request, and the end of the fault.
+    /// Delay of each request, and the time at which the fault ends.
     slow: Mutex<Option<(Duration, Instant)>>,
     lose_at_flush: AtomicBool,
     on_loss: Mutex<Option<LossHook>>,
@@ -60,7 +60,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Behaviour {
-    /// Adds a fault that fails some requests.
+    /// Adds a fault that makes some requests fail.
     pub fn fail(&self, failing: Failing) {
         lock(&self.failing).push(failing);
     }

@@ -61,13 +61,13 @@ impl Daemon {
         self.dir.join("control.sock")
     }
 
-    /// Returns the directory of the crash logs. It is on disk in the test; outside the test, hob
-    /// has crash logs in memory.
+    /// Returns the directory of hob's crash logs. In the test it is on disk. Otherwise hob has its
+    /// crash logs in memory.
     fn crash_logs(&self) -> PathBuf {
         self.dir.join("memory")
     }
 
-    /// Loses the crash logs, as a power cut does.
+    /// Deletes hob's crash logs, as a power cut does, and changes the boot id.
     pub fn lose_crash_logs(&mut self) {
         self.boot += 1;
         let _ = std::fs::remove_dir_all(self.crash_logs());

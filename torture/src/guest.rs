@@ -19,14 +19,14 @@ const DEPTH: usize = 8;
 const SECTOR: u64 = 8;
 /// Maximum length of a request, units of 512 bytes (64 KiB in total).
 const UNITS_MAX: u64 = 128;
-/// Number of past requests that are kept as evidence for a violation.
+/// Number of past requests that a guest remembers as evidence for a violation.
 const HISTORY: usize = 4000;
 /// Maximum numbers of evidence lines: requests to the unit, other requests, and flushes and
 /// connections.
 const EVIDENCE: [usize; 3] = [24, 4, 10];
 /// Maximum time without a connection, unless a fault explains a longer time.
 pub const CONNECT_MAX: Duration = Duration::from_secs(60);
-/// Time after the end of a fault in which errors of the fault may still arrive.
+/// Time after the end of a fault during which the guest still accepts errors as caused by it.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Counters of a test guest.
@@ -46,7 +46,7 @@ pub struct Counts {
     pub connections: AtomicU64,
 }
 
-/// Order to a test guest.
+/// An order that the test gives a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// Send requests to the disk.
@@ -55,7 +55,7 @@ pub enum Order {
     Finish,
 }
 
-/// State of a test guest that the thread which injects faults can also access.
+/// State that a test guest shares with the thread that injects faults.
 #[derive(Debug)]
 pub struct Shared {
     /// Name of the guest: disk and number.
@@ -112,8 +112,8 @@ impl Shared {
         *until = (*until).max(Instant::now() + time + GRACE);
     }
 
-    /// Returns true if the daemon may still report a loss for an earlier connection, and counts
-    /// this report as given.
+    /// Returns true if the daemon may still report a loss to this connection that belongs to an
+    /// earlier one. Each call that returns true uses up one such report.
     fn take_owed(&self) -> bool {
         self.owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |owed| owed.checked_sub(1)).is_ok()
     }
@@ -152,8 +152,8 @@ pub struct Habits {
     pub pause_us_max: u64,
     /// True if the guest sometimes writes an image header to the start of its region.
     pub headers: bool,
-    /// Another guest uses the disk. After a restart the daemon cannot distinguish guests. If a loss
-    /// was not reported to one of the guests, one flush fails on each connection.
+    /// True if another guest uses the same disk. After a restart the daemon cannot distinguish
+    /// guests. If it did not report a loss to one of them, one flush fails on each connection.
     pub shares_disk: bool,
 }
 
@@ -178,7 +178,7 @@ pub struct Guest {
     habits: Habits,
     flying: BTreeMap<u64, (Instant, Flying)>,
     history: VecDeque<Note>,
-    /// A flush has failed on the guest's current connection.
+    /// True if a flush has failed on the guest's current connection.
     was_told: bool,
     first: u64,
     units: u64,
@@ -299,7 +299,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Sends flushes until no flush in flight has failed. After 100 attempts, reports a violation.
+    /// Sends flushes until all flushes in flight have succeeded. Reports a violation after 100
+    /// attempts.
     fn flush_until_durable(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
         let shared = Arc::clone(&self.shared);
         for _ in 0..100 {
@@ -355,8 +356,8 @@ impl Guest {
         self.write(link, first, units, kind)
     }
 
-    /// Returns the first unit and the number of units of a random request. Half of the requests go
-    /// to an eighth of the region.
+    /// Returns the first unit of a random request, and its number of units of 512 bytes. Half of
+    /// the requests go to an eighth of the region.
     fn somewhere(&mut self) -> (u64, u64) {
         let sectors = match self.noise.below(4) {
             0 => 1 + self.noise.below(UNITS_MAX / SECTOR),

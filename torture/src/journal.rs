@@ -19,10 +19,11 @@ pub struct Journal {
 #[derive(Debug)]
 struct Inner {
     file: Option<BufWriter<File>>,
-    /// Faults of the current round, newest last.
+    /// Faults of the current round, newest last: time in milliseconds since the start of the run,
+    /// and description.
     faults: Vec<(u64, String)>,
     violations: Vec<Violation>,
-    /// Number of violations in the current round, by kind and subject.
+    /// Number of violations in the current round, by kind and by the guest that saw them, or `hob`.
     counts: BTreeMap<(&'static str, String), u64>,
     total: usize,
     round: u64,

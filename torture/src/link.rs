@@ -1,4 +1,4 @@
-//! A test guest's connection to its disk: NBD or vhost-user-blk.
+//! A test guest's connection to its disk, by NBD or vhost-user-blk.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +12,7 @@ use conformance::vhost_driver::{Driver, Kind, SLOTS};
 
 use crate::stamp::UNIT;
 
-/// Timeout of a reply.
+/// Maximum time that a test guest waits for a reply.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Interval at which a vhost-user link checks that the server is still running.
 const LOOK: Duration = Duration::from_millis(50);
@@ -40,7 +40,7 @@ pub enum Ask {
         /// Number of 512-byte units to discard.
         units: u64,
     },
-    /// Makes acknowledged writes durable.
+    /// Flushes: makes acknowledged writes durable.
     Flush,
 }
 

@@ -1,5 +1,5 @@
-//! A test medium with a volatile write cache: memory that keeps flushed data and may lose other
-//! data.
+//! A test medium with a volatile write cache: memory that never loses flushed data and may lose
+//! other data.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub enum Sabotage {
 #[derive(Debug)]
 pub struct Medium {
     durable: Vec<u8>,
-    /// Units that were written and not flushed.
+    /// Units of 512 bytes that were written and not flushed, by number.
     cached: BTreeMap<u64, [u8; UNIT]>,
     noise: Noise,
     /// Defect of the medium, if any.
@@ -149,8 +149,8 @@ impl Medium {
         units.into_iter().for_each(|unit| self.store(unit));
     }
 
-    /// Loses unflushed data, except a random part that counts as written back. Returns the number
-    /// of lost units of 512 bytes.
+    /// Loses unflushed data, except a random part that becomes durable. Returns the number of lost
+    /// units of 512 bytes.
     pub fn lose(&mut self) -> usize {
         let kept_of_16 = self.noise.below(12);
         let units: Vec<u64> = self.cached.keys().copied().collect();

@@ -46,7 +46,7 @@ pub enum Kind {
     Header,
 }
 
-/// The guest's knowledge about a version.
+/// The guest's knowledge about whether a version was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// The guest has received no reply, or a fault has made the reply invalid.
@@ -118,7 +118,7 @@ pub struct Wrong {
     pub allowed: String,
 }
 
-/// Result of checking a read.
+/// Result of comparing a read with the model.
 #[derive(Debug)]
 pub struct Checked {
     /// 512-byte units with content that is not allowed.
@@ -143,12 +143,14 @@ pub struct Model {
     /// Value of `faults` after the last withdrawal ([`Model::withdraw`]). A later flush need not
     /// make a write durable that was in flight at the withdrawal.
     withdrawn: u64,
-    /// True if the backing has lost data and no later flush has been answered.
+    /// True while a failed flush may still report a loss of data by the backing. The flag is
+    /// cleared by the first successful flush that was sent after the last fault, or by a second
+    /// failed one.
     loss_unreported: bool,
     /// True if a failed flush has reported the loss. The next flush may fail too.
     was_told: bool,
-    /// Time by which the daemon has noticed the last loss, if there was one. Until then its cache may
-    /// return what the backing has lost.
+    /// Time by which the daemon has noticed the backing's last loss of data; `None` if there was no
+    /// loss. Until then its cache may return the lost data.
     noticed_by: Option<Instant>,
 }
 
@@ -246,7 +248,7 @@ impl Model {
         }
     }
 
-    /// Begins a read.
+    /// Records the start of a read of `units` units of 512 bytes.
     #[must_use]
     pub fn begin_read(&self, first: u64, units: u64) -> Read {
         let is_stable = self.noticed_by.is_none_or(|by| by <= Instant::now());
@@ -285,7 +287,8 @@ impl Model {
         Checked { wrong, settled }
     }
 
-    /// Starts a flush. Returns the token for [`Model::flushed`] and [`Model::flush_failed`].
+    /// Records the start of a flush. Returns the token for [`Model::flushed`] and
+    /// [`Model::flush_failed`].
     #[must_use]
     pub fn begin_flush(&self) -> Flush {
         Flush { acknowledged: self.acknowledged, faults: self.faults }
@@ -342,7 +345,7 @@ impl Model {
         }
     }
 
-    /// Returns true if the backing has lost data and no flush has been answered since.
+    /// Returns true while a failed flush may still report a loss of data by the backing.
     #[must_use]
     pub fn loss_unreported(&self) -> bool {
         self.loss_unreported
@@ -433,8 +436,8 @@ impl Unit {
         }
     }
 
-    /// Records that the unit has the version `number`. Returns true if the next flush makes this
-    /// version durable only because a read returned it.
+    /// Records that a read returned the version `number` of the unit. Returns true if the next
+    /// flush makes this version durable only because a read returned it.
     fn settle(&mut self, number: u32) -> bool {
         self.current = Some(number);
         self.recent.retain(|it| it.number <= number || it.fate == Fate::Failed);
@@ -444,7 +447,8 @@ impl Unit {
         true
     }
 
-    /// Accepts the unit's wrong content, so that a violation is reported only once.
+    /// Adds the unit's wrong content to the allowed contents, so that a violation is reported only
+    /// once.
     fn accept(&mut self, found: Found) {
         let kind = match found {
             Found::Zeroes => Kind::Zeroes,

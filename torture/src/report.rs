@@ -51,7 +51,8 @@ impl Totals {
         )
     }
 
-    /// Returns the whole report of a run.
+    /// Returns the report of a run for users. `count` is the number of violations; `violations` has
+    /// those with evidence.
     #[must_use]
     pub fn report(&self, count: usize, violations: &[Violation]) -> String {
         let mut text = format!(

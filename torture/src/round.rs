@@ -59,15 +59,15 @@ pub struct Run {
     pub interrupted: Arc<AtomicBool>,
     /// Defect of the media, to show that the checks notice a violation.
     pub sabotage: Option<Sabotage>,
-    /// Time after which no fault is injected.
+    /// Time at which the run ends: after it, no fault is injected.
     pub end: Instant,
 }
 
 enum Backing {
     Server(Server),
     File(PathBuf),
-    /// A file on the test file system, with a loop device if the daemon uses one. The loop device
-    /// is dropped before its file.
+    /// A file on the test file system, with a loop device if the daemon uses the file through one.
+    /// The loop device is dropped before its file.
     Volatile(Option<Loop>, Arc<File>, Files),
 }
 
@@ -90,7 +90,7 @@ impl Backing {
         }
     }
 
-    /// Writes to the backing durably, without the daemon.
+    /// Writes durably to the backing, bypassing the daemon.
     fn change(&self, offset: u64, bytes: &[u8]) {
         match self {
             Backing::Server(server) => server.medium().write(offset, bytes, true),
@@ -255,7 +255,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Reports a violation of the daemon itself. Returns false, because the round is over.
+    /// Reports a violation that the daemon itself, not a guest, shows. Returns false, because the
+    /// round is over.
     fn broken(&self, kind: &'static str, what: &str) -> bool {
         self.run.journal.violation(kind, "hob", what, self.daemon.log_tail(12));
         false
@@ -287,7 +288,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Sleeps for this time. Returns false if the user interrupts or the daemon has ended.
+    /// Sleeps for this time. Returns false if the user interrupted the run, or if the daemon ended.
     fn sleep(&mut self, time: Duration) -> bool {
         let until = Instant::now() + time;
         loop {
@@ -637,8 +638,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Makes a backing lose its volatile cache. The daemon cannot report the loss to a guest that
-    /// is not connected to the current daemon process.
+    /// Makes a backing lose the data in its volatile write cache. The daemon cannot report the loss
+    /// to a guest that is not connected to the current daemon process.
     fn crash(&mut self, disk: usize, away: Duration) {
         let life = self.life.load(Ordering::Relaxed);
         self.with_server(disk, away, |server| {
@@ -655,7 +656,7 @@ impl<'a> Round<'a> {
         });
     }
 
-    /// Changes a few small extents of a backing while the daemon is down.
+    /// Changes a few small extents of a backing, bypassing hob, while the daemon is down.
     fn change(&mut self, disk: usize) {
         let disk = &self.disks[disk];
         if let Backing::Server(server) = &disk.backing {

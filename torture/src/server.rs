@@ -28,7 +28,7 @@ const WORKERS: usize = 3;
 /// NBD error number: the server is shutting down.
 pub const ESHUTDOWN: u32 = 108;
 
-/// Current faults of the whole server.
+/// Current faults that affect all requests and connections of the server.
 #[derive(Debug, Default)]
 struct Absence {
     /// Time until which the server accepts no connection.
@@ -43,7 +43,7 @@ struct State {
     absence: Mutex<Absence>,
     connection: Mutex<Option<UnixStream>>,
     stop: AtomicBool,
-    /// Number of requests that are executed and not yet answered.
+    /// Number of requests that the server has executed and not yet answered.
     unanswered: AtomicUsize,
     loses_at_close: AtomicBool,
     flags: u16,
@@ -114,7 +114,7 @@ impl Server {
         lock(&self.state.medium)
     }
 
-    /// Returns true if every request that was executed has been answered.
+    /// Returns true if the server has answered every request that it executed.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.state.unanswered.load(Ordering::SeqCst) == 0

@@ -71,7 +71,7 @@ pub const CACHES: &[CacheKind] = &[
 ];
 
 impl CacheKind {
-    /// Returns true if the cache may have no size of its own and share the pool's space.
+    /// Returns true if a cache of this kind may have no size of its own and share the pool's space.
     fn can_share(&self) -> bool {
         self.settings.is_some() && self.name != "vfrc"
     }
@@ -94,13 +94,13 @@ pub enum BackingKind {
 }
 
 impl BackingKind {
-    /// Returns true if the test can inject faults into the backing.
+    /// Returns true if the test can inject faults into a backing of this kind.
     #[must_use]
     pub fn misbehaves(self) -> bool {
         self != BackingKind::File
     }
 
-    /// Returns true if a power cut of the host loses unflushed data of the backing.
+    /// Returns true if a power cut of the host loses unflushed data of a backing of this kind.
     #[must_use]
     pub fn loses_power(self) -> bool {
         matches!(self, BackingKind::VolatileFile | BackingKind::Loop)
@@ -417,7 +417,8 @@ impl Plan {
         }
     }
 
-    /// Returns the size of each device of the pool. Shared caches compete for a small one.
+    /// Returns the size of each device of the pool, as in hob.toml. The size is small if caches
+    /// share the pool, so that they compete.
     #[must_use]
     pub fn pool_device(&self) -> &'static str {
         if self.disks.iter().any(|disk| disk.shared) { "32M" } else { "96M" }
@@ -446,8 +447,8 @@ impl Plan {
 }
 
 impl DiskPlan {
-    /// Returns a random plan of a disk. Two disks of each round are on volatile servers. At least
-    /// one disk uses write-back and one write-through.
+    /// Returns a random plan for disk number `at` of a round. Two disks of each round are on
+    /// volatile servers. At least one disk uses write-back and one write-through.
     fn draw(noise: &mut Noise, at: usize) -> Self {
         let backing = match at {
             0 | 1 => BackingKind::VolatileNbd { fua: noise.below(4) > 0 },

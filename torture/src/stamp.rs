@@ -19,7 +19,7 @@ pub struct Origin {
     pub disk: u64,
 }
 
-/// Content found in a unit.
+/// Content that a test guest found in a unit of 512 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// Only zeroes.
@@ -39,7 +39,7 @@ pub enum Found {
     Garbage([u8; 16]),
 }
 
-/// Returns the content of `version` of `unit`.
+/// Returns the 512 bytes that write number `version` of unit `unit` leaves there.
 #[must_use]
 pub fn stamp(origin: Origin, unit: u64, version: u32) -> [u8; UNIT] {
     let mut bytes = [0; UNIT];
@@ -52,7 +52,7 @@ pub fn stamp(origin: Origin, unit: u64, version: u32) -> [u8; UNIT] {
     bytes
 }
 
-/// Identifies the content of a unit.
+/// Returns which guest write of run `run` left these 512 bytes, or what else they are.
 #[must_use]
 pub fn identify(run: u64, bytes: &[u8]) -> Found {
     if bytes.iter().all(|byte| *byte == 0) {

@@ -19,7 +19,8 @@ const FILES: [&str; 6] = [
     "crates/engine/src/claims/**",
 ];
 
-/// Number of histories for each test in crates/world/tests/lives.rs and histories.rs.
+/// Number of simulated histories (`HOB_SEEDS`) in the test with random seeds of
+/// crates/world/tests/lives.rs, and in that of crates/world/tests/histories.rs.
 const HISTORIES: &str = "300";
 
 #[derive(Debug, Args)]

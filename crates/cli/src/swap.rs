@@ -1,7 +1,7 @@
 //! `hob swap …`: swap areas of this host on the flash of a pool.
 //!
-//! The daemon makes the change; these commands watch. If interrupted, the commands print that the
-//! change continues, and exit.
+//! The daemon carries out a change. `create`, `on` and `off` start the change and show its progress
+//! until it ends. If interrupted, they print that the change continues, and exit.
 
 use std::path::PathBuf;
 

@@ -20,10 +20,12 @@ pub struct ConfigDifference {
     pub subject: String,
     /// Name of the setting that differs. Empty if the object exists on one side only.
     pub key: String,
-    /// Value of the setting in hob.toml; absent if it is not set there.
+    /// Value of the setting in hob.toml; absent if it is not set there. `changed` for a setting of
+    /// the daemon. If `key` is empty: the backing or the devices of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// Value of the setting in the daemon; absent if it is not set there.
+    /// Value of the setting in the daemon; absent if it is not set there, and for a setting of the
+    /// daemon itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<String>,
     /// How the difference is resolved.

@@ -14,7 +14,7 @@ pub struct Explanation {
     pub cache: CacheState,
     /// The explanation as sentences, most important first.
     pub sentences: Vec<String>,
-    /// Requests of the guest since counting began.
+    /// Requests of the guest since the disk came online or its statistics were last reset.
     pub requests: u64,
     /// Percentage of requests that flash served.
     pub served_from_flash_percent: f64,

@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// All histograms of a disk's requests, since counting began.
+/// All histograms of a disk's requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskHistograms {
     /// Name of the disk.
     pub disk: String,
-    /// Time since counting began, nanoseconds.
+    /// Time since the disk came online or its histograms were last reset, nanoseconds.
     pub elapsed_ns: u64,
     /// Histograms of each metric for all requests, for reads and for writes.
     pub histograms: Vec<RequestHistogram>,

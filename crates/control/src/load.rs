@@ -22,7 +22,7 @@ pub struct DiskLoad {
     /// Whether the disk's counters are valid. If false, all counters are 0: the disk is offline, or
     /// its shard did not answer.
     pub is_counted: bool,
-    /// Time since counting began, nanoseconds.
+    /// Time since the disk came online or its statistics were last reset, nanoseconds.
     pub elapsed_ns: u64,
     /// Requests of all kinds.
     pub requests: u64,

@@ -132,7 +132,7 @@ pub struct AdvisedDisk {
     pub reads: f64,
     /// Size of the disk's cache; 0 if it has none.
     pub cache: Size,
-    /// Measured percentage of the disk's reads that flash or memory served, since counting began.
+    /// Measured percentage of the disk's reads that flash or memory served.
     pub hit_percent_measured: f64,
     /// Hit percentage of the disk with its present cache, according to its miss-ratio curve.
     pub hit_percent: f64,

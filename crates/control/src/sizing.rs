@@ -5,13 +5,13 @@ use utoipa::ToSchema;
 
 use crate::Size;
 
-/// Miss-ratio curves of a disk, estimated from a sample of its blocks since counting began. The
+/// Miss-ratio curves of a disk, estimated from a sample of its blocks during `elapsed_ns`. The
 /// curves are those of LRU caches that admit every read and write.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskCurve {
     /// Name of the disk.
     pub disk: String,
-    /// Time since counting began, nanoseconds.
+    /// Time since the disk came online or its curves were last reset, nanoseconds.
     pub elapsed_ns: u64,
     /// Reads.
     pub reads: u64,

@@ -75,7 +75,7 @@ pub struct DiskNow {
 /// Counters of a disk since it came online.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskFigures {
-    /// Time since counting began, nanoseconds.
+    /// Time since the disk came online or its statistics were last reset, nanoseconds.
     pub elapsed_ns: u64,
     /// Reads.
     pub reads: u64,

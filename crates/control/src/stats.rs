@@ -13,7 +13,7 @@ use crate::{CacheState, RecentReads, Size};
 pub struct DiskStats {
     /// Name of the disk.
     pub disk: String,
-    /// Time since counting began, nanoseconds.
+    /// Time since the disk came online or its statistics were last reset, nanoseconds.
     pub elapsed_ns: u64,
     /// State of the disk's cache.
     pub cache: CacheState,
@@ -35,7 +35,7 @@ pub struct DiskStats {
     /// The disk's most recent reads.
     #[serde(default)]
     pub recent: RecentReads,
-    /// Mean number of requests per second since counting began.
+    /// Mean number of requests per second during `elapsed_ns`.
     pub iops_mean: f64,
     /// Number of requests in the busiest second.
     pub iops_max: f64,
@@ -186,7 +186,7 @@ pub struct Evictions {
     pub operations: u64,
     /// Total number of evicted blocks.
     pub blocks: u64,
-    /// Time of the last eviction, nanoseconds after counting began.
+    /// Time of the last eviction, as nanoseconds after the counts were last 0.
     pub last_operation_at_ns: u64,
     /// Number of blocks evicted by the last request that evicted any.
     pub last_blocks: u64,
@@ -293,7 +293,7 @@ vsphere! {
     mean_io_latency "meanIOLatency" f64
     /// Longest latency of a guest request, µs.
     max_io_latency "maxIOLatency" f64
-    /// Time of the last eviction, µs after counting began.
+    /// Time of the last eviction, as µs after the counts were last 0.
     evict_last_op_time "Evict:lastOpTime" f64
     /// Number of blocks evicted by the last request that evicted any.
     evict_num_blocks_last_op "Evict:numBlocksLastOp" u64

@@ -89,7 +89,7 @@ fn network(address: IpAddr, prefix_bits: u32) -> Option<IpAddr> {
     }
 }
 
-/// Why a text selects no clients.
+/// Why a text is not a valid criterion for clients.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientMatchError {
     #[error(
@@ -179,7 +179,7 @@ pub(crate) struct Visible {
     pub(crate) exports: Exports,
     /// Which clients may see which exports.
     pub(crate) allow: AllowList,
-    /// The client.
+    /// The client for which the exports are filtered.
     pub(crate) peer: Peer,
 }
 

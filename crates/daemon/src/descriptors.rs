@@ -1,5 +1,5 @@
-//! The limit of open file descriptors: whether it suffices for another disk, for another client and
-//! for an upgrade.
+//! Checks the limit of open files before the daemon opens a disk, accepts a client of a disk, or is
+//! upgraded with its clients connected.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -31,7 +31,7 @@ const NOT_FOR_CLIENTS: u64 = 32;
 /// be open yet.
 static OPENING: AtomicU64 = AtomicU64::new(0);
 
-/// Notifies that [`OPENING`] became smaller.
+/// Notifies waiting tasks that [`OPENING`] became smaller.
 static OPENED: Notify = Notify::const_new();
 
 /// Raises the limit of open files to the system's maximum, because each disk and client needs
@@ -49,7 +49,8 @@ pub(crate) fn raise_limit() {
     }
 }
 
-/// Descriptors for a disk whose backing is being opened, until dropped.
+/// Reservation of descriptors for a disk whose backing is being opened. Dropping this value ends
+/// the reservation.
 #[derive(Debug)]
 pub(crate) struct Room(Arc<AtomicU64>);
 
@@ -87,7 +88,7 @@ impl Room {
     }
 }
 
-/// Reduces the reservation of a disk.
+/// Reduces the reservation of a disk to `to` descriptors.
 fn reduce(reserved: &AtomicU64, to: u64) {
     let before = reserved.fetch_min(to, Ordering::SeqCst);
     OPENING.fetch_sub(before.saturating_sub(to), Ordering::SeqCst);
@@ -108,7 +109,8 @@ fn usage() -> Option<(u64, u64)> {
     Some((open, limit))
 }
 
-/// Checks whether there are enough descriptors for another disk, beside `reserved` descriptors.
+/// Returns an error if there are too few descriptors for another disk in addition to `reserved`
+/// descriptors.
 fn check_room(reserved: u64) -> Result<(), String> {
     usage().map_or(Ok(()), |(open, limit)| check(open + reserved, limit, "another disk"))
 }

@@ -24,9 +24,9 @@ pub(crate) struct Export {
     pub(crate) disk: DiskId,
     /// The shard that serves the disk.
     pub(crate) shard: ShardHandle,
-    /// Properties for clients.
+    /// Size and features that are announced to NBD clients.
     pub(crate) info: ExportInfo,
-    /// How reads through this export promote blocks into the cache.
+    /// Which reads through this export promote data into the cache.
     pub(crate) promote: Promote,
 }
 
@@ -157,6 +157,7 @@ impl Exports {
         taken.into_values().map(|(_, gateway)| gateway).collect()
     }
 
+    /// Returns the export with this name; `None` if there is none.
     pub(crate) fn get(&self, name: &str) -> Option<Export> {
         self.table().get(name).cloned()
     }
@@ -169,7 +170,8 @@ impl Exports {
         seen.map(|(name, export)| (name.clone(), export.clone())).collect()
     }
 
-    /// Notes that a disk is being opened: clients that ask for one of these exports wait until the result is dropped.
+    /// Records that a disk is being opened: clients that ask for one of these exports wait until
+    /// the result is dropped.
     pub(crate) fn begin_opening(&self, disk: &str, exports: impl IntoIterator<Item = String>) -> OpeningDisk {
         self.opening().extend(exports.into_iter().map(|name| (name, disk.to_owned())));
         OpeningDisk { exports: self.clone(), disk: disk.to_owned() }

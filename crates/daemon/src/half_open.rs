@@ -54,7 +54,8 @@ impl HalfOpenConnections {
         HalfOpenConnections { table: Arc::default(), max: max.max(1) }
     }
 
-    /// Adds a connection. Evicts the oldest one if there are too many.
+    /// Adds a connection. Closes the oldest half-open connection if there are more than the
+    /// maximum.
     pub(crate) fn enter(&self) -> (HalfOpenGuard, Eviction) {
         let (evict, evicted) = oneshot::channel();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);

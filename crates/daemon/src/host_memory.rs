@@ -5,7 +5,7 @@
 pub(crate) struct HostMemory {
     /// Total memory that hob may use.
     pub(crate) total: u64,
-    /// Memory that is currently free.
+    /// Memory that hob can currently allocate without swapping.
     pub(crate) available: u64,
 }
 

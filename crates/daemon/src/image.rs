@@ -107,7 +107,7 @@ pub(crate) fn files_of(
     }
 }
 
-/// Checks that the files found so far equal the recorded ones.
+/// Returns an error if the files found so far differ from the recorded ones.
 fn check_recorded(layer: &Path, found: &[ImageFile], recorded: Option<&[ImageFile]>) -> Result<(), String> {
     let Some(recorded) = recorded else { return Ok(()) };
     let differs = found.iter().zip(recorded.iter().map(Some).chain(std::iter::repeat(None)));

@@ -99,7 +99,7 @@ pub struct Plan {
     content: Content,
 }
 
-/// The disks to serve.
+/// The disks that the daemon serves, and where their settings come from.
 #[derive(Debug)]
 enum Content {
     /// Disks of the saved state and of hob.toml.
@@ -111,7 +111,7 @@ enum Content {
 /// The arguments of `hob serve`.
 #[derive(Debug)]
 pub struct Serving {
-    /// The disk.
+    /// The disk to serve.
     pub disk: DiskAdd,
     /// The device of the pool, and the cache on it.
     pub cache: Option<(String, CacheEnable)>,
@@ -125,7 +125,7 @@ pub struct Serving {
     pub control: ControlConfig,
     /// Kind of I/O ring.
     pub ring: RingKind,
-    /// Destage all dirty data before exiting.
+    /// True if all dirty data is destaged before the daemon exits.
     pub drain_on_shutdown: bool,
     /// Owner and mode of the disk's sockets.
     pub sockets: SocketSettings,
@@ -140,9 +140,9 @@ impl Plan {
         }
     }
 
-    /// Makes the plan for the configuration file at `path`. If the file is invalid, uses the
-    /// configuration of the last start. `complete` adds the settings of the command line to the
-    /// configuration.
+    /// Creates the plan of a daemon from the configuration file at `path`. If the file is invalid,
+    /// uses the configuration of the last start. `complete` adds the settings of the command line
+    /// to the configuration.
     pub fn of_file(path: &Path, complete: impl Fn(&mut Config)) -> anyhow::Result<Plan> {
         let plan = |mut config: Config| {
             complete(&mut config);
@@ -158,7 +158,7 @@ impl Plan {
         }
     }
 
-    /// Makes the plan for a configuration file, and locks the state directory.
+    /// Creates the plan of a daemon from a configuration, and locks the state directory.
     fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = Guard::of_config(&config.control)?;
         let (store, state) = Store::open(&config.state_dir)?;
@@ -192,7 +192,7 @@ impl Plan {
         config.check_host()
     }
 
-    /// Makes the plan for `hob serve` with one disk.
+    /// Creates the plan of `hob serve` with one disk.
     pub fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
         let Serving { disk, cache, force, listen, allow, control, ring, drain_on_shutdown, sockets } =
             serving;

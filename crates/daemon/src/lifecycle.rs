@@ -60,7 +60,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Leaves ending signals to the next program in this process: later signals, and a signal that
+    /// Passes ending signals to the next program in this process: later signals, and a signal that
     /// has arrived before.
     async fn leave_to_next_program(&mut self) {
         hob_storage::signals::hold();
@@ -103,7 +103,8 @@ pub(super) struct Lifecycle {
     /// Inherited clients whose disks are not open yet.
     pub(super) waiting: WaitingClients,
     pub(super) notifier: Arc<Notifier>,
-    /// Set after the start. At the end of the daemon, the services close all that they opened.
+    /// The daemon's services, set after the start. At the end of the daemon, they close the disks,
+    /// files and sockets that they opened.
     pub(super) services: OnceCell<Arc<Services>>,
     /// Set when the start is complete.
     pub(super) ready: SetOnce<()>,
@@ -112,7 +113,8 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Creates the objects before anything is served, from the state of the previous program.
+    /// Creates these objects before a disk is served. `inherited` is the state of the previous
+    /// program.
     pub(super) fn new(shards: Vec<ShardHandle>, inherited: &mut InheritedState) -> Lifecycle {
         let notifier = Notifier::from_env();
         if inherited.goes_on {

@@ -26,7 +26,8 @@ pub(crate) fn name(protocol: &str, endpoint: &Endpoint) -> String {
 pub(crate) struct ListeningSockets {
     table: Arc<Mutex<Table>>,
     paused: Arc<watch::Sender<bool>>,
-    /// Cloned for each handshake in progress.
+    /// Each handshake in progress has a clone of this value, so that the number of clones is the
+    /// number of handshakes.
     handshakes: Arc<()>,
 }
 
@@ -54,7 +55,7 @@ impl Default for ListeningSockets {
 }
 
 impl ListeningSockets {
-    /// Starts with the sockets that the previous program left open.
+    /// Creates the value with the sockets that the previous program left open.
     pub(crate) fn inherited(open: Vec<(String, OwnedFd)>) -> ListeningSockets {
         let table = Table { inherited: open.into_iter().collect(), ..Table::default() };
         ListeningSockets {
@@ -77,6 +78,7 @@ impl ListeningSockets {
         (has_file && listens).then_some(socket)
     }
 
+    /// Adds a socket at which this program accepts connections.
     pub(crate) fn add(&self, name: String, socket: impl AsFd) {
         match socket.as_fd().try_clone_to_owned() {
             Ok(second) => drop(self.table().open.insert(name, second)),
@@ -104,7 +106,7 @@ impl ListeningSockets {
         table.kept = Some(table.open.keys().cloned().collect());
     }
 
-    /// Takes the listening sockets that were kept open for the next program.
+    /// Removes and returns the listening sockets that were kept open for the next program.
     pub(crate) fn take_kept_open(&self) -> Vec<(String, OwnedFd)> {
         std::mem::take(&mut self.table().open).into_iter().collect()
     }

@@ -45,7 +45,7 @@ pub(crate) struct ListenAddress {
     pub(crate) tls: Option<NbdTls>,
 }
 
-/// TLS for NBD clients.
+/// TLS settings of an NBD listener.
 #[derive(Clone, Debug)]
 pub(crate) struct NbdTls {
     /// Certificates or keys.
@@ -67,6 +67,7 @@ pub(crate) enum NbdSession {
 /// State that all NBD listeners share.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenerContext {
+    /// The exports that clients can request by name.
     pub(crate) exports: Exports,
     /// Which clients may see which exports.
     pub(crate) allow: AllowList,
@@ -336,7 +337,7 @@ enum Step {
     /// The client chose a disk that is being opened. Includes its name, the handshake before that
     /// request, and the bytes to process again.
     Opening(String, Box<Handshake>, Vec<u8>),
-    /// The client disconnects.
+    /// The client sent ABORT or closed the connection.
     Disconnect,
 }
 
@@ -360,8 +361,8 @@ impl ExportDirectory for Asked<'_> {
     }
 }
 
-/// Negotiates with a client. A client that asks for a disk which is being opened waits for it, and
-/// no longer counts as half-open.
+/// Negotiates with a client. A client that asks for a disk which is being opened waits until it is
+/// open. While it waits, it is not one of the half-open connections.
 async fn negotiate_in_time(
     hello: Handshake,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),

@@ -21,8 +21,8 @@ use crate::background::spawn;
 /// Update interval of the status line without a watchdog.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// The shards must answer within the watchdog's timeout divided by this number. Two reports are as
-/// far apart.
+/// The shards must answer within the watchdog's timeout divided by this number. The interval
+/// between two reports is the same.
 const WATCHDOG_SHARE: u32 = 4;
 
 /// Sends notifications, if systemd requests them.
@@ -72,14 +72,14 @@ impl Notifier {
         self.say("STOPPING=1\nSTATUS=ending");
     }
 
-    /// Reports that another program is about to take over in this process.
+    /// Reports to systemd that another program is about to take over in this process.
     pub(crate) fn reloading(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let micros = now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000;
         self.say(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=handing over"));
     }
 
-    /// Reports that the upgrade was cancelled.
+    /// Reports to systemd that the upgrade was cancelled, with the reason as the status.
     pub(crate) fn not_reloading(&self, why: &str) {
         let why = why.replace('\n', " ");
         self.say(&format!("READY=1\nSTATUS=not upgraded: {why}"));

@@ -36,7 +36,8 @@ pub(super) fn obey() -> anyhow::Result<()> {
     Ok(volatile::switch_on(options)?)
 }
 
-/// Writes all data when the daemon ends without a simulated power cut.
+/// Writes all data that could have been lost, because the daemon ends without a simulated power
+/// cut.
 pub(super) fn end_in_peace() {
     if let Err(error) = volatile::settle() {
         tracing::error!(%error, "power-cut test: cannot write the unflushed data to the file at the end");

@@ -41,14 +41,14 @@ struct Thread {
 }
 
 impl Relays {
-    /// Starts this many threads, at least one.
+    /// Starts `threads` relay threads, but at least one.
     pub(crate) fn start(threads: usize) -> io::Result<Relays> {
         let (alive, ended) = mpsc::channel(1);
         let threads = (0..threads.max(1)).map(Thread::start).collect::<io::Result<_>>()?;
         Ok(Relays { threads, alive, ended })
     }
 
-    /// Returns a handle that runs tasks on the threads.
+    /// Returns a handle that runs tasks on the relay threads.
     pub(crate) fn spawner(&self) -> Spawner {
         let handles = self.threads.iter().map(|thread| thread.handle.clone()).collect();
         Spawner { handles, next: 0, alive: self.alive.clone() }
@@ -91,7 +91,7 @@ pub(crate) struct Spawner {
 }
 
 impl Spawner {
-    /// Runs a task on one of the threads.
+    /// Runs a task on the next relay thread in turn.
     pub(crate) fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         let alive = self.alive.clone();
         self.next = (self.next + 1) % self.handles.len();

@@ -86,7 +86,7 @@ pub(crate) struct State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FailedTask {
-    /// The command.
+    /// The command that started the change.
     pub(crate) what: String,
     /// Subject of the change, such as the name of a disk.
     pub(crate) subject: String,
@@ -117,7 +117,7 @@ pub(crate) struct PoolState {
     /// Devices of the pool that are on other hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) peers: Vec<PeerState>,
-    /// Unit of allocation.
+    /// Size of a segment, the unit in which the pool's flash is allocated to caches.
     pub(crate) segment_size: Size,
     /// UUID of the pool on its devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -157,10 +157,10 @@ pub(crate) struct SwapSpec {
     pub(crate) device: PathBuf,
     /// Size of the area, a multiple of the segment size.
     pub(crate) size: Size,
-    /// Owner id of its segments and in its header.
+    /// Owner id of the area's segments, which its header repeats.
     #[serde(with = "cache::word")]
     pub(crate) owner: CacheOwner,
-    /// Whether it is turned on at the start.
+    /// True if hob turns the area on when the daemon starts.
     pub(crate) on: bool,
     /// The requested priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -182,7 +182,7 @@ pub(crate) struct DiskState {
     /// field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) image: Option<ImageSpec>,
-    /// Whether writes are refused.
+    /// True if the disk refuses writes.
     pub(crate) read_only: bool,
     /// The configured cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -350,7 +350,7 @@ impl Default for State {
     }
 }
 
-/// Why the state cannot be read or saved.
+/// Why the state file cannot be read or saved.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {
     /// A system call failed.
@@ -398,7 +398,8 @@ impl Store {
         Ok((Store::Directory { path: directory.to_owned(), _lock: lock }, state))
     }
 
-    /// Returns the directory, for other files.
+    /// Returns the state directory, in which other files can be stored; `None` if the state is in
+    /// memory only.
     pub(crate) fn directory(&self) -> Option<&Path> {
         match self {
             Store::Memory => None,

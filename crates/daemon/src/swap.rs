@@ -23,7 +23,7 @@ pub(crate) const OFF_COMMAND: &str = "swap-off";
 /// Interval between two checks whether the child has ended or must be stopped.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Location of an area.
+/// Location of a swap area: a device and a range of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spot {
     pub(crate) file: FileId,
@@ -40,7 +40,7 @@ pub(crate) trait SwapKernel: Send + Sync + fmt::Debug {
     /// device of a pool. Also checks the devices below it.
     fn check_ground(&self, device: &OwnedFd) -> Result<(), SwapError>;
 
-    /// Returns the area's state if it is on.
+    /// Returns the kernel's state of the area at `spot`; `None` if the area is off.
     fn look(&self, spot: Spot) -> Result<Option<Active>, SwapError>;
 
     /// Makes an area ready for use as swap space, unless it is ready. Calls `goes_on` with the
@@ -58,7 +58,7 @@ pub(crate) trait SwapKernel: Send + Sync + fmt::Debug {
     /// Turns the area off. Returns when this is complete, or after `stop` is set.
     fn turn_off(&self, path: &Path, stop: &AtomicBool) -> Result<(), SwapError>;
 
-    /// Returns the memory sizes of the host.
+    /// Returns the size of the host's memory, and how much of its memory and swap is free.
     fn memory(&self) -> std::io::Result<Memory>;
 }
 

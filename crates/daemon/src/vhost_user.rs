@@ -87,14 +87,14 @@ struct State {
 
 /// The disk that a vhost-user socket serves.
 #[derive(Debug)]
-pub(crate) struct Behind {
+pub(crate) struct ExportedDisk {
     /// Id of the disk on its shard.
     pub(crate) disk: DiskId,
     /// The shard that serves the disk.
     pub(crate) shard: ShardHandle,
     /// Properties of the device for guests.
     pub(crate) info: Info,
-    /// What reads of guests promote into the cache.
+    /// Which reads of the export's guests promote data into the cache.
     pub(crate) promote: Promote,
 }
 
@@ -120,18 +120,18 @@ impl Gateway {
     /// Opens a vhost-user socket on a thread that may block.
     pub(crate) async fn open_aside(
         place: SocketPlace,
-        behind: Behind,
+        exported: ExportedDisk,
         failing: Failing,
     ) -> io::Result<Gateway> {
-        let opening = tokio::task::spawn_blocking(move || Gateway::open(&place, behind, failing));
+        let opening = tokio::task::spawn_blocking(move || Gateway::open(&place, exported, failing));
         opening.await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     /// Opens a vhost-user socket. Waits for the filesystem for at most [`ANSWER_MAX`], so do not call
     /// it on the control thread.
-    pub(crate) fn open(place: &SocketPlace, behind: Behind, failing: Failing) -> io::Result<Gateway> {
+    pub(crate) fn open(place: &SocketPlace, exported: ExportedDisk, failing: Failing) -> io::Result<Gateway> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let capacity = Capacity::new(behind.info.size_bytes);
+        let capacity = Capacity::new(exported.info.size_bytes);
         let SocketPlace { path, access } = place.clone();
         let shared = Arc::new(Shared {
             path,
@@ -144,10 +144,10 @@ impl Gateway {
         });
         shared.set_problem(Some(format!("the vhost-user socket {}: {NO_ANSWER}", shared.path.display())));
         let gateway = Gateway { shared: Arc::clone(&shared) };
-        let name = behind.info.name.clone();
+        let name = exported.info.name.clone();
         let (report, tried) = mpsc::channel();
         let thread = std::thread::Builder::new().name("hob-vhost-user".to_owned());
-        thread.spawn(move || shared.run(&behind, &report))?;
+        thread.spawn(move || shared.run(&exported, &report))?;
         let wait_max = match failing {
             Failing::Refuse => ANSWER_MAX,
             Failing::TryAgain => WAIT_MAX,
@@ -290,7 +290,7 @@ impl Shared {
 
     /// Serves one client after the other until the socket is dropped.
     /// Reports the result of the first attempt to create the socket.
-    fn run(&self, behind: &Behind, first: &mpsc::Sender<io::Result<()>>) {
+    fn run(&self, exported: &ExportedDisk, first: &mpsc::Sender<io::Result<()>>) {
         let (mut listener, tried) = match self.bind() {
             Ok(listener) => (Some(listener), Ok(())),
             Err(error) => (None, Err(error)),
@@ -300,10 +300,10 @@ impl Shared {
             match &listener {
                 None => listener = self.bind().ok(),
                 Some(listener) => match listener.accept() {
-                    Ok((socket, _)) => self.serve(socket, behind),
+                    Ok((socket, _)) => self.serve(socket, exported),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
-                        tracing::warn!(%error, "{}: cannot accept a vhost-user client", behind.info.name);
+                        tracing::warn!(%error, "{}: cannot accept a vhost-user client", exported.info.name);
                         std::thread::sleep(AGAIN);
                     }
                 },
@@ -323,8 +323,8 @@ impl Shared {
         self.state().stopped
     }
 
-    fn serve(&self, socket: UnixStream, behind: &Behind) {
-        let name = &behind.info.name;
+    fn serve(&self, socket: UnixStream, exported: &ExportedDisk) {
+        let name = &exported.info.name;
         let ready = || -> io::Result<bool> {
             socket.set_nonblocking(false)?;
             let mut state = self.state();
@@ -337,8 +337,8 @@ impl Shared {
             Err(error) => return tracing::warn!(%error, "{name}: cannot serve a vhost-user client"),
         }
         tracing::info!("{name}: guest connected");
-        if let Some(mut client) = ServedClient::take(behind) {
-            match session::run(socket, behind.info.clone(), &self.capacity, &mut client) {
+        if let Some(mut client) = ServedClient::take(exported) {
+            match session::run(socket, exported.info.clone(), &self.capacity, &mut client) {
                 Ok(()) => tracing::info!("{name}: guest disconnected"),
                 Err(why) => tracing::warn!("{name}: connection of the guest closed: {why}"),
             }
@@ -354,9 +354,9 @@ struct ServedClient<'a> {
 }
 
 impl ServedClient<'_> {
-    fn take(behind: &Behind) -> Option<ServedClient<'_>> {
+    fn take(exported: &ExportedDisk) -> Option<ServedClient<'_>> {
         let (answer, number) = mpsc::channel();
-        let Behind { disk, shard, info, promote } = behind;
+        let ExportedDisk { disk, shard, info, promote } = exported;
         let open = VhostUserCall::Open { disk: *disk, info: info.clone(), promote: *promote, answer };
         shard.vhost_user(open).ok()?;
         Some(ServedClient { shard, client: number.recv().ok()? })
@@ -391,7 +391,7 @@ impl session::Shard for &mut ServedClient<'_> {
 mod tests {
     use super::*;
 
-    fn behind() -> Behind {
+    fn exported() -> ExportedDisk {
         let (shard, _calls) = ShardHandle::new(|| {});
         let info = Info {
             size_bytes: 512,
@@ -400,7 +400,7 @@ mod tests {
             can_discard: true,
             name: "vm".into(),
         };
-        Behind { disk: DiskId(0), shard, info, promote: Promote::Usual }
+        ExportedDisk { disk: DiskId(0), shard, info, promote: Promote::Usual }
     }
 
     fn at(path: &std::path::Path) -> SocketPlace {
@@ -416,7 +416,7 @@ mod tests {
         let path = dir.path().join("vm.sock");
         let settings = SocketSettings { mode: Some("0606".to_owned()), ..SocketSettings::default() };
         let place = SocketPlace { path: path.clone(), access: SocketAccess::of(&settings).unwrap() };
-        let _gateway = Gateway::open(&place, behind(), Failing::Refuse).unwrap();
+        let _gateway = Gateway::open(&place, exported(), Failing::Refuse).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o606);
     }
 
@@ -424,8 +424,8 @@ mod tests {
     fn a_socket_is_there_for_as_long_as_its_gateway() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vm.sock");
-        let gateway = Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap();
-        let other = Gateway::open(&at(&path), behind(), Failing::Refuse);
+        let gateway = Gateway::open(&at(&path), exported(), Failing::Refuse).unwrap();
+        let other = Gateway::open(&at(&path), exported(), Failing::Refuse);
         assert_eq!(other.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert!(path.exists(), "the second one took the first one's socket away");
         // The shard has ended, and with it the client's connection.
@@ -435,8 +435,8 @@ mod tests {
         gateway.close();
         assert!(!path.exists());
         // The path is free again at once.
-        drop(Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap());
-        Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap().close();
+        drop(Gateway::open(&at(&path), exported(), Failing::Refuse).unwrap());
+        Gateway::open(&at(&path), exported(), Failing::Refuse).unwrap().close();
         assert!(!path.exists());
     }
 
@@ -448,9 +448,9 @@ mod tests {
         // As if the filesystem did not answer to the removal of an earlier socket.
         ending().push(path.clone());
         assert!(!wait_until_removed(&path, Duration::from_millis(1)));
-        let opened = Gateway::open(&at(&path), behind(), Failing::Refuse);
+        let opened = Gateway::open(&at(&path), exported(), Failing::Refuse);
         assert_eq!(opened.err().unwrap().kind(), io::ErrorKind::TimedOut);
-        let gateway = Gateway::open(&at(&path), behind(), Failing::TryAgain).unwrap();
+        let gateway = Gateway::open(&at(&path), exported(), Failing::TryAgain).unwrap();
         assert!(gateway.problem().unwrap().contains(NO_ANSWER), "{:?}", gateway.problem());
         ending().retain(|ending| *ending != path);
         ENDED.notify_all();
@@ -467,7 +467,7 @@ mod tests {
     fn a_socket_with_a_guest_does_not_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vm.sock");
-        let gateway = Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap();
+        let gateway = Gateway::open(&at(&path), exported(), Failing::Refuse).unwrap();
         let guest = UnixStream::pair().unwrap().0;
         gateway.shared.state().client = Some(guest);
         assert!(!gateway.end_unless_used()());
@@ -481,7 +481,7 @@ mod tests {
     #[test]
     fn a_socket_that_hangs_while_it_is_replaced_delays_no_look_at_the_sockets() {
         let dir = tempfile::tempdir().unwrap();
-        let gateway = Gateway::open(&at(&dir.path().join("vm.sock")), behind(), Failing::Refuse).unwrap();
+        let gateway = Gateway::open(&at(&dir.path().join("vm.sock")), exported(), Failing::Refuse).unwrap();
         let shared = gateway.shared.clone();
         let exports = crate::exports::Exports::default();
         exports.listen_vhost_user("vm", "vm", gateway);
@@ -500,8 +500,8 @@ mod tests {
     fn after_a_restart_a_socket_that_cannot_be_made_is_tried_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("later").join("vm.sock");
-        assert!(Gateway::open(&at(&path), behind(), Failing::Refuse).is_err());
-        let gateway = Gateway::open(&at(&path), behind(), Failing::TryAgain).unwrap();
+        assert!(Gateway::open(&at(&path), exported(), Failing::Refuse).is_err());
+        let gateway = Gateway::open(&at(&path), exported(), Failing::TryAgain).unwrap();
         assert!(gateway.problem().unwrap().contains("cannot listen on the vhost-user socket"));
         std::fs::create_dir(dir.path().join("later")).unwrap();
         let start = Instant::now();

@@ -27,11 +27,12 @@ use super::shard_api::{ShardError, ShardHandle};
 /// Interval between two checks of the watchdog.
 const TURN: Duration = Duration::from_millis(250);
 
-/// Maximum time that one check counts as silence.
+/// Maximum time that one check adds to the silence of a shard, even if the previous check was
+/// longer ago.
 const TURN_COUNTED_MAX: Duration = Duration::from_millis(500);
 
-/// Names of threads that only read for callers that handle their panics: a cache's journal, and
-/// hob.toml.
+/// Names of threads whose panic does not end the daemon. They only read: a cache on flash, or
+/// properties of the files and devices that hob.toml names. Their callers handle a panic.
 const CONTAINED: [&str; 2] = ["hob-recovery", "hob-check"];
 
 thread_local! {
@@ -119,7 +120,7 @@ struct Watched {
     shard: ShardHandle,
     /// The outstanding ping.
     ping: Option<oneshot::Receiver<Result<(), ShardError>>>,
-    /// Time for which the ping was outstanding.
+    /// Time for which the ping has had no answer.
     silent: Duration,
     /// True if the shard ended because the daemon is ending.
     is_over: bool,
@@ -130,8 +131,8 @@ impl Watched {
         Watched { shard, ping: None, silent: Duration::ZERO, is_over: false }
     }
 
-    /// Runs one check and returns how long the shard has been silent. `passed` is the time since
-    /// the previous check.
+    /// Checks the shard once, and returns how long it has not answered a ping. `passed` is the time
+    /// since the previous check.
     fn silence(&mut self, passed: Duration) -> Duration {
         match self.ping.as_mut().map(oneshot::Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => {

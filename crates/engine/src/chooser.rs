@@ -56,16 +56,16 @@ const WINDOW_SHIFT: u32 = 7;
 /// each phase of a loop, which cost 10 points of hits on a real trace. With 150 it reacts too late
 /// to a change of the workload.
 const PRICE_PERCENT: i64 = 100;
-/// The same for a candidate that differs from the choice only in the treatment of writes, as a
-/// percentage of the reads among as many accesses as fill the cache.
+/// Minimum lead of a candidate that differs from the choice only in the treatment of writes, in
+/// hits, as a percentage of the reads among as many accesses as fill the cache.
 const WRITES_PRICE_PERCENT: i64 = 25;
 /// Base-2 logarithm of the number of comparisons that the recent hit ratio covers: half the cache.
 const RECENT_SHIFT: u32 = 2;
 /// Difference between the choice's hit ratio and its recent one that indicates a new phase of the
 /// workload, millionths.
 const DROP_PPM: i64 = 200_000;
-/// The price after such a drop, as a percentage of the number of reads whose data would fill the
-/// cache, and the number of comparisons for which it applies.
+/// Minimum lead of a candidate after a drop by [`DROP_PPM`], as a percentage of the number of reads
+/// whose data would fill the cache, and the number of comparisons for which this minimum applies.
 const PRICE_AFTER_DROP_PERCENT: i64 = 10;
 const COMPARISONS_AFTER_DROP: u64 = 2 * COMPARISONS;
 /// Minimum price in hits, so that a few reads decide nothing.

@@ -271,7 +271,7 @@ pub enum Command {
     ResetSizing,
 }
 
-/// A dirty bitmap: the parts of a disk that changed.
+/// A dirty bitmap: the parts of a disk that changed, for incremental backups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bitmap {
     /// Name of the bitmap, unique for its disk.

@@ -72,7 +72,7 @@ pub enum Promote {
     Never,
 }
 
-/// Owner of a request's buffer memory.
+/// Whether a request's buffer memory belongs to the daemon or to the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PayloadMemory {
     /// The daemon owns the memory. While the engine holds the buffer, only the engine writes to it.
@@ -127,7 +127,7 @@ pub struct Request {
     pub buffer: Option<BufferId>,
     /// Rule for promoting the request's data into the cache.
     pub promote: Promote,
-    /// Owner of the buffer's memory.
+    /// Whether the buffer's memory belongs to the daemon or to the guest.
     pub memory: PayloadMemory,
 }
 

@@ -21,14 +21,13 @@ pub(crate) use readers::{Ahead, Seen};
 /// repeatedly.
 const POLICY: &str = "s3-fifo";
 
-/// Maximum length of a read whose data the memory tier keeps, as a part of the memory area: one in
-/// this number.
+/// The memory tier keeps no data of reads that are longer than 1/`SHARE_MAX` of its memory.
 const SHARE_MAX: u64 = 4;
 
-/// Sectors that are contiguous in the memory area.
+/// Sectors that are contiguous in the memory of a disk's memory tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageRange {
-    /// Offset in the memory area, bytes.
+    /// Offset of the first sector in the memory of the disk's memory tier, bytes.
     pub(crate) offset: u64,
     /// Index of the first sector in the request.
     pub(crate) at: u64,

@@ -50,9 +50,9 @@ pub enum Outcome {
     BypassNoPromote,
     /// A read that the cache of the parent's disk served.
     BypassShared,
-    /// A request during a change of the cache.
+    /// A request that bypassed the cache because the cache was being changed.
     BypassChanging,
-    /// A request during the recovery of the cache.
+    /// A request that bypassed the cache because the cache was being recovered.
     BypassRecovering,
     /// A request while another host still owned the disk.
     BypassStandby,
@@ -60,7 +60,7 @@ pub enum Outcome {
     BypassStalled,
     /// A request that bypassed a cache whose flash devices are all fenced after errors.
     BypassFenced,
-    /// A request to a disk without a cache.
+    /// A request that the backing served, because the disk has no cache.
     CacheOff,
     /// A read that the backing served because of an error of flash.
     FlashFailed,
@@ -135,7 +135,7 @@ outcomes! {
 }
 
 impl Outcome {
-    /// Returns true if the request was served from memory, without any I/O.
+    /// Returns true if memory served the whole request, without I/O to flash or to the backing.
     pub fn is_from_memory(self) -> bool {
         matches!(self, Outcome::HitMemory | Outcome::HitPrefetched)
     }

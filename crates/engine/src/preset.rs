@@ -11,14 +11,14 @@ use crate::command::{CacheConfig, Copies, Destage, DestageOrder, Layout, Mode};
 use crate::granularity::Fill;
 use crate::policy::PolicyKind;
 
-/// A word that users type, with its value and a one-line summary.
+/// A word that users type for a setting, with the setting's value and a one-line summary.
 #[derive(Debug)]
 pub struct Word<T: 'static> {
     /// The word.
     pub name: &'static str,
     /// The value that the name stands for.
     pub value: T,
-    /// The effect of the value.
+    /// One line that describes the effect of the value.
     pub summary: &'static str,
 }
 
@@ -223,7 +223,7 @@ pub struct Preset {
     pub mode: Mode,
     /// True if the cache survives a restart.
     pub persistent: bool,
-    /// Division of the blocks between read and written data.
+    /// Division of the cache's blocks between data that was read and data that was written.
     pub layout: Layout,
     /// Size of a cache block in bytes.
     pub block_bytes: u32,
@@ -239,7 +239,7 @@ pub struct Preset {
     pub copies: Copies,
     /// Behaviour in a pool that has one device only.
     pub one_device: OneDevice,
-    /// Settings that are not from the source, and other remarks.
+    /// Settings that the reproduced system does not have or has not published, and other remarks.
     pub notes: &'static str,
 }
 
@@ -374,7 +374,8 @@ const AUTO: Admission = Admission {
     reads_only: false,
 };
 
-/// The same settings as [`Destage::default`], which a constant table cannot call.
+/// The settings of [`Destage::default`], repeated here because a constant cannot call that
+/// function.
 const DESTAGE: Destage = Destage {
     order: DestageOrder::Elevator,
     start_permille: 100,

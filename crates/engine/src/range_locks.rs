@@ -24,7 +24,7 @@ use crate::units::{DiskId, SECTOR_BYTES};
 const ZONE_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
 const NONE: u32 = u32::MAX;
 
-/// Why a range is locked. The table above lists the conflicts.
+/// What the owner of a lock does with the range. The table above lists the conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
@@ -64,7 +64,8 @@ impl Range {
         self.first <= other.first && other.end <= self.end && self.disk == other.disk
     }
 
-    /// Returns the larger part that remains beside another range; it may be empty.
+    /// Returns the part of this range before or after another range, whichever is longer; the part
+    /// may be empty.
     pub(crate) fn larger_part_beside(&self, other: &Range) -> Range {
         let before = Range { end: other.first.clamp(self.first, self.end), ..*self };
         let after = Range { first: other.end.clamp(self.first, self.end), ..*self };

@@ -56,7 +56,8 @@ impl Regions {
         self.insert(0, u64::MAX);
     }
 
-    /// Adds all ranges of `others`. If `others` is a set of another disk size, adds the whole disk.
+    /// Adds all regions of `others`. If `others` is a set of another disk size, adds the whole
+    /// disk.
     pub fn insert_those_of(&mut self, others: &Regions) {
         if self.disk_bytes != others.disk_bytes {
             return self.insert_all();
@@ -108,7 +109,7 @@ impl Regions {
         })
     }
 
-    /// Returns the share of the disk that the set covers, per mille, rounded up.
+    /// Returns the share of the disk's regions that are in the set, per mille, rounded up.
     pub fn permille(&self) -> u32 {
         let regions = self.disk_bytes.div_ceil(SECTOR_BYTES).div_ceil(1 << self.shift).max(1);
         let inside: u64 = self.words.iter().map(|word| u64::from(word.count_ones())).sum();

@@ -73,7 +73,7 @@ impl Shares {
         self.recount();
     }
 
-    /// Adds a disk. Amounts that the disk took before still count.
+    /// Adds a disk of a datastore. Amounts that the disk has taken before are included.
     pub fn join(&mut self, disk: DiskId, datastore: DatastoreId) {
         let holder = self.holder_mut(disk);
         assert!(!holder.is_member, "disk {disk} joins once");
@@ -82,7 +82,7 @@ impl Shares {
         self.recount();
     }
 
-    /// Removes a disk. Amounts that the disk still holds count until they are returned.
+    /// Removes a disk. Amounts that the disk has taken stay used until they are returned.
     pub fn leave(&mut self, disk: DiskId) {
         let holder = self.holder_mut(disk);
         if std::mem::take(&mut holder.is_member) {
@@ -149,12 +149,12 @@ impl Shares {
         self.total.saturating_sub(self.used)
     }
 
-    /// Returns the amount that a disk holds.
+    /// Returns the amount that a disk has taken and not returned.
     pub fn held(&self, disk: DiskId) -> u64 {
         self.holder(disk).held
     }
 
-    /// Returns the datastore of a disk.
+    /// Returns the datastore with which a disk was added.
     pub fn datastore(&self, disk: DiskId) -> DatastoreId {
         self.holder(disk).datastore
     }
@@ -191,7 +191,7 @@ impl Shares {
         &mut self.excess[index]
     }
 
-    /// Updates the guaranteed amounts after the number of disks changed.
+    /// Computes each disk's guaranteed amount again, after the number of disks changed.
     fn recount(&mut self) {
         self.guaranteed = match self.members {
             0 => 0,

@@ -44,7 +44,7 @@ pub struct SimStats {
     pub read_hits: u64,
     /// Bytes of the read requests that hit.
     pub read_hit_bytes: u64,
-    /// Number of blocks that read requests touch, counted for each request.
+    /// Sum over the read requests of the number of blocks that each touches.
     pub read_blocks: u64,
     /// Number of touched blocks whose touched part was completely valid, whether or not the request
     /// hit.
@@ -61,9 +61,9 @@ pub struct SimStats {
     pub write_hits: u64,
     /// Bytes written to flash: fills and copies of writes.
     pub flash_write_bytes: u64,
-    /// Bytes read from the backing beside those that guests read.
+    /// Bytes read from the backing in addition to those that guests read.
     pub extra_read_bytes: u64,
-    /// Bytes that a flash write budget kept from flash.
+    /// Bytes that were not written to flash because of a flash write budget.
     pub budget_refused_bytes: u64,
     /// Number of blocks with data that were evicted.
     pub evictions: u64,
@@ -141,7 +141,7 @@ impl CacheSim {
         })
     }
 
-    /// Returns the counts so far.
+    /// Returns the counts since the simulated cache was created.
     pub fn stats(&self) -> SimStats {
         self.stats
     }
@@ -158,7 +158,7 @@ impl CacheSim {
         self.limit_writes();
     }
 
-    /// Returns the flash writes that count for a budget.
+    /// Returns the counts of flash writes that are charged to a budget.
     pub fn flash_counts(&self) -> Counts {
         self.counts
     }
@@ -320,7 +320,7 @@ impl CacheSim {
         self.directory.admit_dirty();
     }
 
-    /// Handles a write that only invalidates.
+    /// Handles a write of the sectors `first..end` that only invalidates cached data.
     pub(crate) fn write_around(&mut self, first: u64, end: u64) {
         self.stats.writes += 1;
         self.stats.write_bytes += (end - first) * SECTOR_BYTES;
@@ -357,7 +357,8 @@ impl CacheSim {
         }
     }
 
-    /// Returns the sectors whose whole content the write has, or the cache completes.
+    /// Returns the sectors (`first..end`) whose complete content is known after a write: the write
+    /// has all of it, or the cache has the rest.
     #[inline]
     fn merged_sectors(&mut self, offset: u64, len: u64) -> (u64, u64) {
         let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));

@@ -29,7 +29,7 @@ pub struct EvictionStats {
     pub operations: u64,
     /// Number of evicted blocks.
     pub blocks: u64,
-    /// Time of the last eviction, nanoseconds after counting began.
+    /// Time of the last eviction, as nanoseconds after the counts were last 0.
     pub last_operation_ns: u64,
     /// Number of blocks evicted by the last request that evicted any.
     pub last_blocks: u64,
@@ -108,7 +108,7 @@ pub struct DiskStats {
     pub checksum_mismatches: u64,
     /// Evictions of the disk's cache.
     pub evictions: EvictionStats,
-    /// Nanoseconds since counting began.
+    /// Time since the disk was opened, or its statistics were last reset, nanoseconds.
     pub elapsed_ns: u64,
     /// Size of the cache: the number of blocks for which it has room.
     pub blocks: u64,
@@ -256,7 +256,7 @@ impl DiskStats {
         }
     }
 
-    /// Counts one answered request. `at` is the time since counting began.
+    /// Counts one answered request. `at` is the time since the counts were 0.
     #[inline]
     pub(crate) fn record(&mut self, at: Instant, request: &Request, outcome: Outcome, latency_ns: u64) {
         let bytes = request.len;
@@ -315,7 +315,7 @@ impl DiskStats {
         all
     }
 
-    /// Returns the mean number of requests per second since counting began.
+    /// Returns the mean number of requests per second of [`elapsed_ns`](Self::elapsed_ns).
     pub fn iops_mean(&self) -> f64 {
         if self.elapsed_ns == 0 {
             0.0

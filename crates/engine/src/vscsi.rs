@@ -6,9 +6,9 @@
 //! distance counts from the previous read, and the number of outstanding requests counts only
 //! reads. Only valid reads and writes of a guest are counted; flushes, discards, zeroing and
 //! prefetches move no data for the guest. Recording a request takes constant time and allocates no
-//! memory. Length and latency of a request do not depend on other requests. So for these two, the
-//! version of all requests is the sum of reads and writes, computed on demand. Units are those of
-//! [`Metric::unit`], and bounds are the largest values of their buckets.
+//! memory. The recorded length and latency of a request are the same in each version. So for these
+//! two, the version of all requests is the sum of reads and writes, computed on demand. Units are
+//! those of [`Metric::unit`], and bounds are the largest values of their buckets.
 
 use crate::io::{Op, Request};
 use crate::units::Instant;
@@ -361,7 +361,7 @@ impl Histograms {
         }
     }
 
-    /// Returns the time at which counting began.
+    /// Returns the time from which the histograms count requests.
     pub fn since(&self) -> Instant {
         self.since
     }

@@ -15,9 +15,9 @@ pub trait Payload {
     /// Returns true if `len` bytes of buffer memory are free. An allocation may still fail, because
     /// the free bytes are not contiguous.
     fn has_room(&mut self, len: usize) -> bool;
-    /// Adds a reference.
+    /// Adds a reference to a buffer.
     fn retain(&mut self, id: BufferId);
-    /// Drops a reference.
+    /// Drops a reference to a buffer. The buffer is freed with its last reference.
     fn release(&mut self, id: BufferId);
     /// Returns a part of a payload buffer for reading.
     fn bytes(&self, slice: BufferSlice) -> &[u8];
@@ -63,9 +63,9 @@ pub struct PlainBuffers {
     /// Content and reference count of each buffer, by id.
     pub buffers: BTreeMap<u32, (Vec<u8>, u32)>,
     next: u32,
-    /// Makes allocations fail.
+    /// True if allocations fail.
     pub full: bool,
-    /// Whether reads use guest memory. The buffers of such reads are empty.
+    /// True if reads use guest memory. The buffers of such reads are empty.
     pub adopts: bool,
 }
 

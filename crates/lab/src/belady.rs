@@ -24,7 +24,8 @@ use std::ops::Range;
 
 use anyhow::ensure;
 
-/// Marks a block without a later use. Request numbers are lower.
+/// Value in place of a request number for a block without a later use. All request numbers are
+/// lower.
 const NEVER: u32 = u32::MAX;
 
 /// For each use of a block in a trace, the number of the next use of this block.
@@ -134,7 +135,7 @@ impl NextUses {
     }
 }
 
-/// The next uses of the requests so far.
+/// Next uses of the requests that were added so far.
 #[derive(Default)]
 struct Building {
     next: Vec<u32>,

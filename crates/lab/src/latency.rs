@@ -100,7 +100,7 @@ pub struct Class {
     pub max_ns: u64,
 }
 
-/// I/O of one device.
+/// Number and size of the I/Os of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceIo {
     /// Number of I/Os.
@@ -165,7 +165,7 @@ pub struct Played {
 pub struct Latencies {
     /// Number of measured requests per run.
     pub requests: u64,
-    /// Number of requests that were left out because of the limit.
+    /// Number of requests that were left out because the trace has more than the maximum.
     pub left_out: u64,
     /// Number of requests that were left out because they exceed the engine's maximum length.
     pub too_long: u64,
@@ -346,7 +346,8 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Counts a request. Returns false if the work is cancelled.
+    /// Counts a request of the current run, and reports the progress. Returns false if the caller
+    /// cancelled the work.
     fn goes_on(&mut self, what: &str) -> bool {
         if self.done.is_multiple_of(REQUESTS_A_REPORT) {
             self.is_stopped |= !(self.report)(what, self.done as f64 / self.total as f64);
@@ -356,7 +357,7 @@ impl Stage<'_> {
     }
 }
 
-/// State that both runs share.
+/// The trace and the settings, which both runs share.
 struct Player<'a> {
     asks: Vec<(u64, Ask)>,
     span_bytes: u64,
@@ -504,7 +505,8 @@ struct Tally {
     ops: BTreeMap<&'static str, Sum>,
     classes: BTreeMap<&'static str, Sum>,
     intervals: Vec<Sum>,
-    /// Number of reads per interval. `hits` has the number of those that flash served.
+    /// Number of reads in each interval. `hits` has the number of those that flash served
+    /// completely.
     reads: Vec<u64>,
     hits: Vec<u64>,
 }

@@ -78,7 +78,8 @@ const CHUNKS_MAX: usize = 1 << (32 + 12 - CHUNK_BITS);
 /// Number of requests between two checks for an interruption.
 const REQUESTS_A_CHECK: usize = 1 << 13;
 
-/// Progress and interruption of simulations, which may run in several threads.
+/// Counts the requests of simulations, which may run in several threads, and ends the simulations
+/// on demand.
 #[derive(Debug)]
 pub struct Watch<'a> {
     stop: &'a AtomicBool,
@@ -100,7 +101,7 @@ impl<'a> Watch<'a> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Counts the request with this number in its simulation.
+    /// Counts request `number` of one simulation. Returns an error if the simulations were stopped.
     fn note(&self, number: usize) -> Result<()> {
         if number.is_multiple_of(REQUESTS_A_CHECK) {
             ensure!(!self.is_stopped(), "interrupted");
@@ -214,7 +215,7 @@ pub struct Shared {
     pub share: Share,
     /// Counts of each cache. One cache for all disks has one entry.
     pub caches: Vec<SimStats>,
-    /// Reads of each disk.
+    /// Numbers of reads and hits of each disk.
     pub reads: Vec<Reads>,
     /// Number of segments of each cache at the end.
     pub segments: Vec<u32>,

@@ -89,9 +89,9 @@ fn check(name: &str, records: &[Record], sizing: &Sizing, off_max: f64) {
 }
 
 fn generated(name: &str, settings: &[&str]) -> (Vec<Record>, u64) {
-    let plan = GeneratorInfo::find(name).unwrap().plan(settings).unwrap();
-    let disk = plan.disks[0];
-    (plan.into_records(1_000_000).filter(|record| record.disk == 0).collect(), disk)
+    let experiment = GeneratorInfo::find(name).unwrap().experiment(settings).unwrap();
+    let disk = experiment.disks[0];
+    (experiment.into_records(1_000_000).filter(|record| record.disk == 0).collect(), disk)
 }
 
 /// Returns all kinds of requests: parts of sectors, requests over many blocks, discards; some of

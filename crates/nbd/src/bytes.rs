@@ -15,18 +15,19 @@ impl Intake {
         Self { held: Vec::new(), need }
     }
 
-    /// Drops the collected bytes and waits for `need` new ones.
+    /// Drops the collected bytes, and starts to collect `need` new ones.
     pub(crate) fn expect(&mut self, need: usize) {
         self.held.clear();
         self.need = need;
     }
 
-    /// Keeps the collected bytes and waits for `more` bytes after them.
+    /// Starts to collect `more` bytes after the bytes that are collected already.
     pub(crate) fn expect_more(&mut self, more: usize) {
         self.need += more;
     }
 
-    /// Moves bytes from the front of `rest`. Returns true once all needed bytes are collected.
+    /// Moves the bytes that are still needed from the front of `rest` to the collected bytes.
+    /// Returns true once all needed bytes are collected.
     #[inline]
     pub(crate) fn fill(&mut self, rest: &mut &[u8]) -> bool {
         let wanted = (self.need - self.held.len()).min(rest.len());
@@ -41,8 +42,8 @@ impl Intake {
         &self.held
     }
 
-    /// Takes the collected bytes out of the intake, so that the caller can parse them while its
-    /// state changes. `restore` returns the memory for reuse.
+    /// Removes and returns the collected bytes, so that the caller can parse them while its state
+    /// changes. `restore` returns the memory for reuse.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         self.need = 0;
         std::mem::take(&mut self.held)

@@ -11,24 +11,24 @@ use crate::wire::{DEFAULT_PAYLOAD_BYTES_MAX, STRING_BYTES_MAX, TransmissionFlags
 pub struct ExportInfo {
     /// Size of the disk, bytes.
     pub size_bytes: u64,
-    /// The server refuses writes with EPERM.
+    /// True if the server refuses writes with EPERM.
     pub read_only: bool,
-    /// FLUSH is understood.
+    /// True if the server accepts FLUSH.
     pub can_flush: bool,
-    /// The server honours the FUA flag.
+    /// True if the server makes writes with the FUA flag durable before it replies.
     pub can_fua: bool,
-    /// TRIM is understood.
+    /// True if the server accepts TRIM.
     pub can_trim: bool,
-    /// WRITE_ZEROES is understood.
+    /// True if the server accepts WRITE_ZEROES.
     pub can_write_zeroes: bool,
-    /// WRITE_ZEROES with FAST_ZERO is fast or fails fast; needs `can_write_zeroes`.
+    /// True if a WRITE_ZEROES with FAST_ZERO is fast or fails at once; needs `can_write_zeroes`.
     pub can_fast_zero: bool,
-    /// CACHE is understood.
+    /// True if the server accepts CACHE.
     pub can_cache: bool,
-    /// Several connections see one coherent disk. A FLUSH on one connection covers the completed
-    /// writes of all connections.
+    /// True if several connections see one coherent disk. A FLUSH on one connection makes the
+    /// completed writes of all connections durable.
     pub can_multi_conn: bool,
-    /// The disk has seek times; a hint for the client's scheduler.
+    /// True if the disk has seek times; a hint for the client's scheduler.
     pub rotational: bool,
     /// Description of the export; clipped to 4096 bytes on the wire.
     pub description: String,
@@ -38,7 +38,7 @@ pub struct ExportInfo {
     /// Preferred request size; a power of two, at least 512 and `block_size_min`, at most 32 MiB,
     /// bytes.
     pub block_size_preferred: u32,
-    /// Longest READ or WRITE; a multiple of `block_size_min`, bytes.
+    /// Maximum length of a READ or WRITE, bytes; a multiple of `block_size_min`.
     pub block_size_max: u32,
     /// Names of metadata contexts in addition to `base:allocation`, each `NAMESPACE:…`; at most
     /// [`CONTEXTS_MAX`].

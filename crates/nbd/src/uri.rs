@@ -40,7 +40,7 @@ pub struct NbdUri {
 pub struct UriTls {
     /// How server and client prove who they are.
     pub credentials: Credentials,
-    /// Name that the server's certificate must have. If `None`, it is the host.
+    /// Name that the server's certificate must have; `None` for the host name of the URI.
     pub hostname: Option<String>,
 }
 
@@ -60,7 +60,8 @@ pub enum Credentials {
 }
 
 impl NbdUri {
-    /// The URI of an export that is reached without TLS. An empty name is the default export.
+    /// Creates the URI of an export that is reached without TLS. An empty name is the default
+    /// export.
     pub fn new(address: Address, export: impl Into<String>) -> NbdUri {
         NbdUri { address, export: export.into(), tls: None }
     }
@@ -79,7 +80,7 @@ pub enum Address {
     Tcp {
         /// Host name or IP address. An IPv6 address has no brackets.
         host: String,
-        /// Port.
+        /// TCP port.
         port: u16,
     },
     /// A server on a Unix socket.

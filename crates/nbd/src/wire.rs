@@ -120,17 +120,17 @@ pub mod rep {
 
 /// Information items of INFO and GO.
 pub mod info {
-    /// Size and transmission flags.
+    /// The export's size and transmission flags.
     pub const EXPORT: u16 = 0;
-    /// Canonical name.
+    /// The export's canonical name.
     pub const NAME: u16 = 1;
-    /// Description for people.
+    /// A description of the export for people.
     pub const DESCRIPTION: u16 = 2;
-    /// Block size constraints.
+    /// The export's minimum, preferred and maximum block size.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// Types of structured reply chunks.
+/// Types of structured reply chunks, and the bits that mark errors and the last chunk.
 pub mod chunk {
     /// A chunk without data, which ends the reply.
     pub const NONE: u16 = 0;
@@ -159,21 +159,21 @@ impl TransmissionFlags {
     pub const HAS_FLAGS: Self = Self(1 << 0);
     /// Writes are refused.
     pub const READ_ONLY: Self = Self(1 << 1);
-    /// FLUSH is understood.
+    /// The server accepts FLUSH.
     pub const SEND_FLUSH: Self = Self(1 << 2);
     /// The server supports the FUA command flag.
     pub const SEND_FUA: Self = Self(1 << 3);
-    /// Seeks cost time.
+    /// The disk has seek times.
     pub const ROTATIONAL: Self = Self(1 << 4);
-    /// TRIM is understood.
+    /// The server accepts TRIM.
     pub const SEND_TRIM: Self = Self(1 << 5);
     /// The server supports WRITE_ZEROES and its NO_HOLE flag.
     pub const SEND_WRITE_ZEROES: Self = Self(1 << 6);
     /// The server supports the DF command flag; only with structured replies.
     pub const SEND_DF: Self = Self(1 << 7);
-    /// A FLUSH on one connection covers completed writes of all connections.
+    /// A FLUSH on one connection makes the completed writes of all connections durable.
     pub const CAN_MULTI_CONN: Self = Self(1 << 8);
-    /// CACHE is understood.
+    /// The server accepts CACHE.
     pub const SEND_CACHE: Self = Self(1 << 10);
     /// The server supports the FAST_ZERO command flag.
     pub const SEND_FAST_ZERO: Self = Self(1 << 11);

@@ -1,11 +1,11 @@
 //! The interface between the control thread and a shard's thread: calls to the shard, and events
 //! from it. A table has the calls ([`ShardCall`]).
 //!
-//! A call is a value sent through a channel, followed by a wake-up. The shard answers through the
-//! call's own one-shot channel. Changes have no time-out here: a change that has started must
-//! finish, because it returns segments that must not be lost. The services run each change as a
-//! task, and the caller of that task may stop waiting after [`PATIENCE`]. Queries fail after
-//! [`PATIENCE`].
+//! A call is a value sent through a channel, followed by a wake-up. If the call has an answer, the
+//! shard sends it through the call's own one-shot channel. Changes have no time-out here: a change
+//! that has started must finish, because it returns segments that must not be lost. The services
+//! run each change as a task, and the caller of that task may stop waiting after [`PATIENCE`].
+//! Queries fail after [`PATIENCE`].
 
 mod cache_transfer;
 mod calls;
@@ -43,9 +43,9 @@ pub type ConnectionPermit = Arc<OwnedSemaphorePermit>;
 /// The peer of a shard's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// The client.
+    /// The client itself, without a relay.
     Direct,
-    /// A TLS relay thread of this process.
+    /// A thread of this process that relays the connection of a TLS client.
     Relayed,
     /// The kernel, for a block device of this host.
     Kernel,
@@ -54,19 +54,19 @@ pub enum Transport {
 /// Sends a shard's answer to a call. A dropped sender means that the shard has ended.
 pub type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
-/// A disk whose counts are asked for; see [`hob_engine::Engine::disk_counts`].
+/// A disk whose counts a caller wants; see [`hob_engine::Engine::disk_counts`].
 #[derive(Clone, Copy, Debug)]
 pub struct CountsAsked {
     /// The disk.
     pub id: DiskId,
     /// Number of reads at the previous repartitioning of the pool, if there was one.
     pub known_reads: Option<u64>,
-    /// Block size of the cache, bytes.
+    /// Block size of the disk's cache, bytes.
     pub block_bytes: u64,
 }
 
 impl CountsAsked {
-    /// Returns the disk's counts.
+    /// Returns the disk's counts; `None` if the engine does not have the disk.
     pub fn of(self, engine: &hob_engine::Engine) -> Option<DiskCounts> {
         engine.disk_counts(self.id, self.known_reads, self.block_bytes)
     }
@@ -104,7 +104,7 @@ pub struct Gone {
     pub memory: Option<Area>,
     /// The disk's dirty bitmaps, which include all acknowledged writes.
     pub bitmaps: Vec<Bitmap>,
-    /// Number of guests that have not received a report that acknowledged writes may be lost.
+    /// Number of guests that must still get an error, because acknowledged writes may be lost.
     pub failures_owed: u32,
     /// True if the backing was not flushed after its last change, because it failed or did not
     /// answer. The journal of a persistent cache is complete then, but it is not marked as closed.
@@ -116,12 +116,13 @@ pub struct Gone {
     pub is_closing: bool,
 }
 
-/// Counters and content of a disk's dirty bitmaps.
+/// Counters of a disk's dirty bitmaps, and the content of one of them.
 #[derive(Debug, Default)]
 pub struct Noted {
     /// Counters of all bitmaps, in the order of their creation.
     pub all: Vec<BitmapFigures>,
-    /// Whole content of the requested bitmap.
+    /// Whole content of the requested bitmap; `None` if none was requested or the disk does not
+    /// have it.
     pub whole: Option<Bitmap>,
 }
 

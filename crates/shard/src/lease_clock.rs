@@ -12,7 +12,8 @@ pub fn now() -> Instant {
     Instant(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// Expiry time of a lease, as shards see it. A lease that has ended stays ended.
+/// Expiry time of a lease, which the services set and shards read. A lease that has ended stays
+/// ended.
 #[derive(Debug)]
 pub struct LeaseClock {
     /// Time at which the lease expires; 0 after its end.
@@ -57,7 +58,7 @@ impl LeaseClock {
         }
     }
 
-    /// Returns the remaining time of the lease, in nanoseconds.
+    /// Returns the time from `now` to the expiry of the lease, in nanoseconds; 0 after the expiry.
     pub fn left_ns(&self, now: Instant) -> u64 {
         Instant(self.until.load(Ordering::SeqCst)).nanos_since(now)
     }

@@ -70,15 +70,16 @@ impl RecordRing {
 #[derive(Debug)]
 pub struct Recorder {
     ring: Arc<RecordRing>,
-    /// Local copy of the number of written records. The next field is the value of `read` that was
-    /// seen last.
+    /// Local copy of the number of written records. The next field is the number of read records
+    /// when the recorder last looked.
     written: u64,
     read: u64,
     dropped: u64,
 }
 
 impl Recorder {
-    /// Returns the time for requests that arrive now.
+    /// Returns the time since the start of the recording, nanoseconds, to be recorded for requests
+    /// that arrive now.
     pub fn now_ns(&self) -> u64 {
         self.ring.elapsed_ns()
     }
@@ -139,7 +140,7 @@ impl Reader {
         self.ring.dropped.load(Ordering::Relaxed)
     }
 
-    /// Takes the next records, at most `max` of them.
+    /// Removes and returns the next records, at most `max`.
     pub fn take(&mut self, max: usize) -> Vec<TraceRecord> {
         let ring = &*self.ring;
         let from = ring.read.load(Ordering::Relaxed);
@@ -159,7 +160,7 @@ impl Reader {
         records
     }
 
-    /// Ends the reader.
+    /// Ends the reader. The shard then drops the recorder.
     pub fn abandon(&self) {
         self.ring.abandoned.store(true, Ordering::Relaxed);
     }
@@ -176,13 +177,13 @@ impl Drop for Reader {
     }
 }
 
-/// Reads the numbers of recorded and dropped requests. This handle does not keep the buffer of the
-/// recording alive.
+/// Handle that reads the numbers of recorded and dropped requests. The buffer of the recording is
+/// freed even while a handle exists.
 #[derive(Debug, Default)]
 pub struct Counter(Weak<RecordRing>);
 
 impl Counter {
-    /// Returns the numbers of recorded and dropped requests, while a recording is in progress.
+    /// Returns the numbers of recorded and dropped requests; `None` if the recording has ended.
     pub fn read(&self) -> Option<hob_control::Recording> {
         let ring = self.0.upgrade().filter(|ring| !ring.abandoned.load(Ordering::Relaxed))?;
         Some(hob_control::Recording {

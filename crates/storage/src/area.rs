@@ -1,7 +1,8 @@
-//! The memory tier of one disk: the engine copies payload into it and out of it.
+//! Memory of one disk's memory tier. The shard copies payload into it and out of it, as the engine
+//! requests.
 //!
-//! All pages of the area are allocated at the start, so that no copy waits for a page fault. The
-//! kernel performs no I/O on the area. Only [`Area::copy`] accesses it.
+//! All pages of an area are allocated when the area is created, so that no copy waits for a page
+//! fault. The kernel performs no I/O on the area. Only [`Area::copy`] accesses it.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,8 +19,8 @@ pub struct Area {
 }
 
 impl Area {
-    /// Allocates an area of `bytes`, rounded up to pages of 4 KiB. Takes about a second for each few GiB:
-    /// do not call it on a thread that serves requests.
+    /// Allocates an area of `bytes`, rounded up to pages of 4 KiB. This needs about a second for
+    /// each few GiB: do not call it on a thread that serves requests.
     ///
     /// # Errors
     /// The system's error if there is not enough memory.

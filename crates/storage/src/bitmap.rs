@@ -35,7 +35,7 @@ const FILE_BYTES_MAX: u64 = HEADER_BYTES as u64 + GRANULES_MAX / 8;
 /// A stored bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// The changed granules.
+    /// The granules of the disk that changed.
     pub granules: Granules,
     /// Identity of the disk's backing.
     pub identity: [u8; 32],
@@ -43,7 +43,7 @@ pub struct Kept {
     pub changed: Option<ChangeMark>,
 }
 
-/// Why a stored bitmap cannot be read.
+/// Reason why a stored bitmap cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum BitmapError {
     /// A system call failed.

@@ -56,9 +56,9 @@ const RECENT_EACH_MAX: usize = 64;
 /// A buffer of the arena. The buffer's slot is reused, together with the memory of `filling`.
 #[derive(Debug, Default)]
 struct Buffer {
-    /// First page.
+    /// Number of the buffer's first page in the arena.
     page: u32,
-    /// Requested bytes.
+    /// Requested length, bytes.
     len: u32,
     /// Number of references to the buffer; 0 means that the slot is free.
     refs: u32,
@@ -206,7 +206,7 @@ impl Arena {
         self.release(id);
     }
 
-    /// Adds a reference.
+    /// Adds a reference to a buffer.
     pub fn retain(&mut self, id: BufferId) {
         let buffer = self.buffer_mut(id);
         buffer.refs += 1;
@@ -249,12 +249,12 @@ impl Arena {
         self.slice(self.whole(id))
     }
 
-    /// Returns a whole buffer for writing.
+    /// Returns the bytes of a whole buffer for writing.
     pub fn bytes_mut(&mut self, id: BufferId) -> &mut [u8] {
         self.slice_mut(self.whole(id))
     }
 
-    /// Returns a part of a buffer for reading.
+    /// Returns the bytes of a part of a buffer for reading.
     pub fn slice(&self, slice: BufferSlice) -> &[u8] {
         let offset = self.locate(slice);
         self.assert_not_filling(slice);
@@ -263,7 +263,7 @@ impl Arena {
         unsafe { self.memory.bytes(offset, slice.len as usize) }
     }
 
-    /// Returns a part of a buffer for writing.
+    /// Returns the bytes of a part of a buffer for writing.
     pub fn slice_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
         let offset = self.locate(slice);
         self.assert_not_filling(slice);

@@ -40,7 +40,7 @@ pub fn boot_id() -> Option<u128> {
     u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()
 }
 
-/// The mapped file of one cache.
+/// The mapped crash log file of one cache.
 #[derive(Debug)]
 pub struct CrashLogFile {
     map: NonNull<u8>,
@@ -51,7 +51,7 @@ pub struct CrashLogFile {
 #[derive(Clone, Debug)]
 pub struct SurvivingFile {
     path: PathBuf,
-    /// Device and inode.
+    /// Device number and inode of the file.
     identity: (u64, u64),
     /// True while a write to the file fails.
     is_failing: Arc<AtomicBool>,

@@ -17,12 +17,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Whether one change fails, or all later ones too.
+/// Whether only one change fails, or all later ones too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
-    /// One change fails.
+    /// Only the `nth` change fails.
     Once,
-    /// All changes after the failing one fail too.
+    /// The `nth` change and all later ones fail.
     FromThenOn,
 }
 
@@ -56,7 +56,7 @@ pub fn fail(directory: &Path, nth: u32, how: Failing) -> Failure {
 }
 
 impl Failure {
-    /// Has something failed?
+    /// Returns true if the planned failure has occurred.
     pub fn has_struck(&self) -> bool {
         *lock(&self.0.left) == 0
     }

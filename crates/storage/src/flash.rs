@@ -10,10 +10,10 @@
 //!
 //! # Remote flash
 //! I/O to another host's flash uses a connection (`backing/nbd`), which is opened again after a
-//! failure. I/O that cannot be completed is kept: it neither completes nor fails. If an I/O fails
-//! on the other host, or waits longer than [`Flash::set_remote_wait`], [`Flash::poll_silent`]
-//! reports the device once. Only [`Flash::give_up`] fails the I/O, after its caller has ensured
-//! that the device's data is no longer used (docs/decisions/0022).
+//! failure. I/O that the other host cannot complete waits: it neither completes nor fails. If an
+//! I/O fails on the other host, or waits longer than [`Flash::set_remote_wait`],
+//! [`Flash::poll_silent`] reports the device once. Only [`Flash::give_up`] fails the I/O, after its
+//! caller has ensured that the device's data is no longer used (docs/decisions/0022).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -99,7 +99,7 @@ pub struct DeviceCounts {
     pub in_flight: u64,
 }
 
-/// An I/O in flight.
+/// A flash I/O in flight.
 #[derive(Debug)]
 struct Slot {
     io: Io,
@@ -397,7 +397,8 @@ impl Flash {
 }
 
 impl Remote {
-    /// Returns a completed I/O. A failed I/O is kept until the device is abandoned.
+    /// Returns the next completed I/O of this remote device. A failed I/O is returned only after
+    /// the device is abandoned.
     fn poll_done(&mut self) -> Option<(u32, Result<(), IoError>)> {
         if self.given_up
             && let Some(number) = self.failed.pop()
@@ -412,8 +413,8 @@ impl Remote {
         }
     }
 
-    /// Returns the time from which on the device has left an I/O without a reply; the earliest time
-    /// if an I/O has failed.
+    /// Returns the start time of the oldest I/O that the device has not answered; time 0 if an I/O
+    /// has failed; `None` if no I/O waits.
     fn silent_since(&self) -> Option<Instant> {
         if self.failed.is_empty() { self.driver.waiting_since() } else { Some(Instant::default()) }
     }
@@ -448,7 +449,7 @@ impl Flash {
         self.remotes.retain(|it| !is_over(it));
     }
 
-    /// Returns a completed I/O of a remote device.
+    /// Returns the next completed I/O of any remote device; `None` if there is none.
     pub fn poll_remote(&mut self, ring: &mut Ring) -> Option<FlashDone<'_>> {
         let (number, result) = self.remotes.iter_mut().find_map(Remote::poll_done)?;
         Some(self.end(ring, number, result))
@@ -468,7 +469,7 @@ impl Flash {
         Some(remote.device)
     }
 
-    /// Abandons a remote device: fails all unfinished I/Os and all later ones. The caller has
+    /// Abandons a remote device: fails its unfinished I/Os and all later ones. The caller has
     /// ensured that the device's data is no longer used.
     pub fn give_up(&mut self, ring: &mut Ring, device: DeviceId) {
         if let Some(remote) = self.remotes.iter_mut().find(|it| it.device == device && !it.left) {
@@ -498,7 +499,7 @@ impl Flash {
     }
 }
 
-/// Returns the index of the I/O's device in the tables.
+/// Returns the index of the I/O's device in the tables of this shard's flash.
 fn device_of(io: &Io) -> usize {
     let Target::Flash(device) = io.target else { unreachable!("not for flash: {io:?}") };
     usize::from(device.0)

@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// may take seconds on a slow disk. Shorter than the time that a client waits for a command.
 const KILLED_PATIENCE: Duration = Duration::from_secs(8);
 
-/// Pause between attempts.
+/// Pause between two attempts to take a lock.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// First lock byte of the permissions in use, QEMU's `RAW_LOCK_PERM_BASE`.
@@ -41,12 +41,12 @@ const UNSHARED: i64 = 200;
 
 /// QEMU's `BLK_PERM_CONSISTENT_READ`: bit number.
 const READ: i64 = 0;
-/// `BLK_PERM_WRITE`.
+/// QEMU's `BLK_PERM_WRITE`: bit number.
 const WRITE: i64 = 1;
-/// `BLK_PERM_RESIZE`.
+/// QEMU's `BLK_PERM_RESIZE`: bit number.
 const RESIZE: i64 = 3;
 
-/// Why a file is not locked.
+/// Reason why hob could not lock a file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LockError {
     /// Another hob has the file open.
@@ -55,7 +55,7 @@ pub(crate) enum LockError {
     /// QEMU has the file open. The text names the conflicting permission.
     #[error("QEMU or one of its tools has it open and does not share it (image lock \"{0}\")")]
     Qemu(&'static str),
-    /// The system's.
+    /// An error of the operating system.
     #[error("{0}")]
     System(#[from] Errno),
 }
@@ -112,9 +112,10 @@ fn holder(line: &str, inode: u64) -> Option<&str> {
 /// Whether a process uses a whole file or a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// The whole file.
+    /// The process uses the whole file.
     Whole,
-    /// A part, for example through a partition. Processes with other parts do not conflict.
+    /// The process uses a part of the file, for example through a partition. Processes with other
+    /// parts do not conflict.
     Part,
 }
 

@@ -49,7 +49,7 @@ const PREFER: i32 = 0x8000;
 pub struct FileId {
     device: u64,
     inode: u64,
-    /// 0 for a file.
+    /// Device number of a block device; 0 for a regular file.
     block_device: u64,
 }
 
@@ -73,7 +73,7 @@ impl FileId {
 /// A range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// First byte.
+    /// First byte of the range.
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
@@ -111,7 +111,7 @@ pub struct Memory {
 /// Bit 21 of a capability mask, CAP_SYS_ADMIN.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 
-/// Why an area cannot be used as swap, or cannot be deactivated.
+/// Reason why an area cannot be used as swap, or cannot be deactivated.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
     /// The kernel cannot safely swap to the device stack. The text continues "The device …".
@@ -182,7 +182,8 @@ pub fn look(file: FileId, range: Range) -> Result<Option<Active>, SwapError> {
     Err(SwapError::Occupied(over.swap_remove(0).path))
 }
 
-/// Returns a device's entry in /proc/swaps.
+/// Returns the swap device at `path` according to the text of /proc/swaps; `None` if it is not
+/// active.
 fn in_table(table: &[u8], path: &Path) -> Option<Active> {
     let table = std::str::from_utf8(table).ok()?;
     table.lines().find_map(|line| {
@@ -297,7 +298,7 @@ pub fn turn_off(path: &Path) -> io::Result<()> {
 }
 
 impl SwapError {
-    /// Converts an error number of the kernel.
+    /// Converts an error number of the kernel, with the action that failed, to a [`SwapError`].
     pub fn of_kernel(action: &'static str, errno: i32) -> SwapError {
         match errno {
             libc::EPERM => SwapError::NotAllowed,

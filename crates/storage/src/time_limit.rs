@@ -1,8 +1,9 @@
 //! Asks a filesystem or a device that may hang, with a time limit.
 //!
 //! The thread that asks stays until it has an answer. Each path has at most one such thread. Once a
-//! caller has given up a path, later callers are refused without a wait until that thread ends. So
-//! one limit covers an operation that asks several times, such as the opening of a disk.
+//! caller has stopped waiting for a path, later callers are refused without a wait until that
+//! thread ends. So one limit covers an operation that asks several times, such as the opening of a
+//! disk.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,9 +21,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// State of a thread that asks a filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asking {
-    /// Its caller waits for the answer.
+    /// The caller of the thread waits for the answer.
     Awaited,
-    /// Its caller has given up, because the filesystem hangs.
+    /// The caller of the thread does not wait any more, because the filesystem hangs.
     GivenUp,
 }
 
@@ -71,8 +72,8 @@ pub(crate) fn within<T: Send + 'static>(
     })
 }
 
-/// Enters a thread that is about to ask about a path. Returns false if an earlier one was given up,
-/// or does not end within `limit`.
+/// Registers a thread that is about to ask about a path. Returns false if the caller of an earlier
+/// thread does not wait for it any more, or if that thread does not end within `limit`.
 fn enter(path: &Path, limit: Duration) -> bool {
     let until = Instant::now() + limit;
     loop {

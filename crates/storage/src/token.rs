@@ -29,22 +29,23 @@ impl Token {
     /// First token kind for the user of the I/O ring. This crate uses lower kinds.
     pub const CALLER: u16 = 16;
 
-    /// Creates a token.
+    /// Creates a token from its three parts.
     pub const fn new(kind: u16, owner: u16, index: u32) -> Token {
         Token((kind as u64) << 48 | (owner as u64) << 32 | index as u64)
     }
 
-    /// Returns the kind.
+    /// Returns the kind: which handler of the shard loop gets the completion.
     pub const fn kind(self) -> u16 {
         (self.0 >> 48) as u16
     }
 
-    /// Returns the owner.
+    /// Returns the owner: for which object of that kind the completion is.
     pub const fn owner(self) -> u16 {
         (self.0 >> 32) as u16
     }
 
-    /// Returns the index in the token, which its owner chose.
+    /// Returns the index: a number that only the token's owner interprets, for example the number
+    /// of its operation.
     pub const fn index(self) -> u32 {
         self.0 as u32
     }

@@ -1,11 +1,12 @@
 //! Marks disks whose unflushed changes are only in this process's memory, so that the next daemon
 //! knows what a kill lost.
 //!
-//! Each such disk has a file in the [directory of the crash logs](crate::crash_log). Its only byte is
-//! the number of guests whose acknowledged changes would be lost, or that have not received a report
-//! of an earlier loss. So `hob serve`, which saves no state, keeps a report when it is killed again.
-//! The shard writes the byte before it acknowledges a change. A restart of the host removes the file,
-//! and ends the guests too, so no guest needs a report then. A disk that is closed cleanly has no file.
+//! Each such disk has a file in the [directory of the crash logs](crate::crash_log). Its only byte
+//! is the number of guests whose acknowledged changes would be lost, or that have not received a
+//! report of an earlier loss. So `hob serve`, which saves no other state, does not forget a report
+//! when it is killed again. The shard writes the byte before it acknowledges a change. A restart of
+//! the host removes the file, and ends the guests too, so no guest needs a report then. A disk that
+//! is closed cleanly has no file.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,7 +17,7 @@ use rustix::fs::OFlags;
 
 use crate::crash_log::{self, SurvivingFile};
 
-/// The mark of one disk.
+/// The file that marks one disk as having unflushed changes in memory.
 #[derive(Debug)]
 pub struct UnflushedMark {
     open: File,
@@ -86,7 +87,7 @@ impl UnflushedMark {
         }
     }
 
-    /// Returns true if the mark counts a guest.
+    /// Returns true if the number of guests in the mark is not 0.
     pub fn has_guests(&self) -> bool {
         self.guests > 0
     }

@@ -1,5 +1,5 @@
-//! Runs many simulated histories on all cores until one violates a guarantee. `cargo xtask
-//! simulate` starts this program.
+//! Runs many simulated histories on all cores until one violates a guarantee. A history is one
+//! random run of the engine, determined by its seed. `cargo xtask simulate` starts this program.
 //!
 //! ```text
 //! simulate KIND FROM SEEDS MINUTES REQUESTS

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::qmp::{Monitor, Refused};
 
-/// Maximum number of nodes below a device, down to the image file.
+/// Maximum number of block nodes from the root node of a device down to the image file.
 const DEPTH_MAX: usize = 16;
 
 /// A disk of the guest.
@@ -94,7 +94,10 @@ impl Graph {
             next = self.child(&node, "file");
             chain.push(node);
             if chain.len() > DEPTH_MAX {
-                bail!("more than {DEPTH_MAX} nodes below {backend}");
+                bail!(
+                    "QEMU's disk {backend} has more than {DEPTH_MAX} block nodes down to its image file, and \
+                     hob supports no more"
+                );
             }
         }
         if chain.is_empty() {

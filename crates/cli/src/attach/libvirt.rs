@@ -12,12 +12,12 @@ use anyhow::{Context, bail};
 
 use super::virsh::{self, Info, is_unknown_domain};
 
-/// The disk's source in the definition.
+/// Source of a disk in the definition of its libvirt domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Defined {
-    /// The image, in this XML element.
+    /// The image file, not hob. The value is the XML of the `<disk>` element.
     Image(String),
-    /// hob's disk, in this XML element.
+    /// hob's socket for the disk. The value is the XML of the `<disk>` element.
     Hob(String),
 }
 

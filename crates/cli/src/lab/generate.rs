@@ -68,14 +68,15 @@ pub(super) fn run(args: &Generate, global: &Global) -> anyhow::Result<()> {
         let all: Vec<Listed> = GENERATORS.iter().map(Listed::from).collect();
         return print(global.output, &all, |all| all.iter().map(show).collect::<Vec<_>>().join("\n\n"));
     };
-    let plan = GeneratorInfo::find(name)?.plan(&args.settings)?;
+    let experiment = GeneratorInfo::find(name)?.experiment(&args.settings)?;
     let stop = interruption()?;
-    let columns = if plan.disks.len() > 1 { Columns::Disks } else { Columns::OneDisk };
-    let (disks, warmup, is_closed) = (plan.disks.len(), plan.warmup, matches!(plan.load, Load::Closed(_)));
+    let columns = if experiment.disks.len() > 1 { Columns::Disks } else { Columns::OneDisk };
+    let (disks, warmup, is_closed) =
+        (experiment.disks.len(), experiment.warmup, matches!(experiment.load, Load::Closed(_)));
     let mut writer = Out::create(out, args.to, args.force, columns)?;
     let bar = bar(args.requests)?;
     let mut count = 0;
-    for record in plan.into_records(TURN_NS) {
+    for record in experiment.into_records(TURN_NS) {
         if args.requests.is_some_and(|most| count == most) {
             break;
         }

@@ -263,7 +263,8 @@ impl Wanted {
     }
 }
 
-/// Returns a remark if a sampled cache has few blocks.
+/// Returns a remark if results are inaccurate, because a cache simulated on a sample has fewer than
+/// [`SAMPLED_BLOCKS_FEW`] blocks.
 fn few_blocks(points: &[Point]) -> Option<String> {
     let blocks =
         |point: &Point| (point.cache_bytes / u64::from(point.block_bytes.max(1))) as f64 * point.sample_rate;

@@ -102,7 +102,7 @@ struct SetupReport {
     counts: Counts,
 }
 
-/// Number of power cuts by phase.
+/// Number of power cuts in each phase of the test.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Cuts {
     /// Cuts during the daemon's start, before it served its disk.

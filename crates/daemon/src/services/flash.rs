@@ -34,7 +34,7 @@ fn answer_max() -> Duration {
     ANSWER_MAX.max(Duration::from_millis(flash_stall_ms_default()))
 }
 
-/// Number of segments requested: minimum and maximum.
+/// Number of segments that an allocation requests: minimum and maximum.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) least: u64,
@@ -107,7 +107,7 @@ impl Flash {
         .await?
     }
 
-    /// Opens the devices that belong to the pool, as far as possible.
+    /// Opens those devices of the pool that can be opened.
     pub(super) async fn open(
         name: String,
         paths: Vec<PathBuf>,
@@ -346,8 +346,8 @@ impl Flash {
         }
     }
 
-    /// Allocates a swap area on `device`, or on any device except some. Device ids are those of the
-    /// pool.
+    /// Allocates a swap area on `device`, or on any device that is not excluded. Device ids are
+    /// those of the pool.
     pub(super) async fn allocate_swap(
         &self,
         owner: OwnerId,
@@ -410,8 +410,8 @@ impl Flash {
         .await
     }
 
-    /// Frees the journal rings of an owner besides the ring in use, together with the next
-    /// allocation.
+    /// Frees the journal rings of an owner except the ring `in_use`. Devices record this with the
+    /// next allocation.
     pub(super) async fn free_rings_besides(&self, owner: OwnerId, in_use: u32) -> Result<()> {
         let freed = self.with(move |pool| {
             pool.iter_mut().for_each(|pool| pool.free_rings_besides(owner, in_use));
@@ -429,7 +429,7 @@ impl Flash {
         void.await.map(|((), _)| ())
     }
 
-    /// Reads from the devices on a blocking thread.
+    /// Runs `read` with the open pool on a blocking thread.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Pool) -> Result<T> + Send + 'static,

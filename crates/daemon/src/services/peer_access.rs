@@ -1,5 +1,5 @@
-//! How this host reaches other hosts: its certificate, its name, and its cluster. All are set
-//! before the start.
+//! Data with which this host connects to other hosts: its certificate, its name, and its cluster.
+//! All are set before the start.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};

@@ -28,7 +28,7 @@ const FAILED_MAX: usize = 100;
 /// these tasks need no acknowledgement.
 const UNACKNOWLEDGED: &str = "peer lend";
 
-/// All tasks.
+/// All tasks of the daemon: changes in progress, and results that no client has received.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tasks {
     list: Arc<Mutex<List>>,
@@ -144,7 +144,8 @@ impl List {
         self.trim(|state| matches!(state, TaskState::Done | TaskState::Cancelled), ENDED_MAX);
     }
 
-    /// Removes the oldest tasks in a state for which `is_one` returns true, down to `most`.
+    /// Removes the oldest tasks in a state for which `is_one` returns true, so that at most `most`
+    /// of them remain.
     fn trim(&mut self, is_one: impl Fn(TaskState) -> bool, most: usize) {
         let ids: Vec<u64> =
             self.list.iter().filter(|(_, entry)| is_one(entry.state)).map(|(id, _)| *id).collect();

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub(crate) struct BitmapSpec {
     pub(crate) name: String,
-    /// Bytes that one bit stands for, set when the bitmap was added.
+    /// Number of bytes of the disk that one bit stands for. It never changes.
     pub(crate) granularity: Size,
-    /// True if the bitmap does not record.
+    /// True if the bitmap does not record writes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) frozen: bool,
     /// Reason why the bitmap counts as fully marked, whatever its file contains.

@@ -20,16 +20,17 @@ use crate::hardware::ChangeToken;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CacheSpec {
+    /// Name of the pool that has the cache's segments.
     pub(crate) pool: String,
     /// Size of the cache, a multiple of the segment size.
     pub(crate) size: Size,
     pub(crate) block_size: Size,
-    /// Policy's name.
+    /// Name of the replacement policy.
     pub(crate) policy: String,
     /// Write mode.
     #[serde(default, with = "word")]
     pub(crate) mode: Mode,
-    /// Common or separate space for reads and writes.
+    /// Division of the cache's blocks between data that was read and data that was written.
     #[serde(default, with = "word")]
     pub(crate) layout: Layout,
     /// Admission rule.
@@ -64,9 +65,9 @@ pub(crate) struct CacheSpec {
 pub(crate) struct SharedSize {
     /// Minimum size; at least one segment.
     pub(crate) min: Size,
-    /// Maximum size; 0 for none.
+    /// Maximum size; 0 for no maximum.
     pub(crate) max: Size,
-    /// Weight of the cache's hits.
+    /// Factor by which the value of the cache's hits is multiplied when hob divides the pool.
     pub(crate) shares: u32,
     /// True if the cache keeps its size.
     pub(crate) pin: bool,
@@ -91,13 +92,13 @@ impl SharedSize {
 }
 
 impl CacheSpec {
-    /// Returns the settings that cannot change without emptying the cache.
+    /// Returns the settings whose change empties the cache.
     pub(crate) fn structure(&self) -> impl PartialEq + use<> {
         let owner = self.journal.as_ref().map(|journal| journal.owner);
         (self.block_size, self.layout, owner)
     }
 
-    /// Checks the numeric settings.
+    /// Returns an error if a numeric setting is out of range.
     pub(crate) fn check(&self) -> Result<(), String> {
         let bytes = self.block_size.bytes();
         if !bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes) {
@@ -133,16 +134,17 @@ pub(crate) struct DestageSpec {
     /// Order of destaging.
     #[serde(with = "word")]
     pub(crate) order: DestageOrder,
-    /// Percentage of the cache's capacity; destaging starts when more than this is dirty.
+    /// Destaging starts when more than this percentage of the cache's capacity is dirty.
     pub(crate) dirty_start: u8,
-    /// Percentage of the cache's capacity; destaging stops when at most this is dirty.
+    /// Destaging stops when at most this percentage of the cache's capacity is dirty.
     pub(crate) dirty_stop: u8,
-    /// Percentage of the cache's capacity. When at least this is dirty, writes to uncached blocks
+    /// When at least this percentage of the cache's capacity is dirty, writes to uncached blocks
     /// bypass the cache.
     pub(crate) dirty_full: u8,
     /// Maximum age of dirty data in seconds; 0 for no limit.
     pub(crate) dirty_age_max: u32,
-    /// True if the backing always has a state that existed at some time.
+    /// True if writes are destaged in order, so that the backing always has a content that the disk
+    /// had at some time.
     pub(crate) ordered: bool,
 }
 
@@ -153,7 +155,7 @@ impl Default for DestageSpec {
 }
 
 impl DestageSpec {
-    /// Converts the engine's settings, rounded to percent.
+    /// Converts the engine's settings, and rounds shares of the capacity to whole percent.
     pub(crate) fn of(destage: &Destage) -> DestageSpec {
         let percent = |permille: u16| u8::try_from(permille / 10).unwrap_or(100);
         DestageSpec {
@@ -180,11 +182,11 @@ impl DestageSpec {
     }
 }
 
-/// Properties of a persistent cache.
+/// State of a persistent cache's journal, as hob last saved it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct JournalSpec {
-    /// Owner id of its segments.
+    /// Owner id that the cache's segments have on flash.
     #[serde(with = "word")]
     pub(crate) owner: CacheOwner,
     /// Highest ring number of the journal so far.

@@ -51,7 +51,7 @@ impl ImageSpec {
 }
 
 impl FileSpec {
-    /// Converts a file for the state.
+    /// Converts the storage crate's type into the form of the state file.
     pub(crate) fn of(file: &ImageFile) -> FileSpec {
         let role = match file.role {
             Role::Backing => RoleName::Backing,

@@ -14,7 +14,7 @@ pub(crate) struct MigrationSpec {
     pub(crate) lineage: String,
     /// This host's role in the migration: whether it owns the disk.
     pub(crate) record: RecordSpec,
-    /// The other host of the migration.
+    /// HOST:PORT of the other host of the migration.
     pub(crate) peer: String,
     /// Handling of the cache during the migration.
     pub(crate) cache: CarryMode,
@@ -31,7 +31,7 @@ pub(crate) struct MigrationSpec {
 #[serde(deny_unknown_fields)]
 pub(crate) struct GoneState {
     pub(crate) name: String,
-    /// Id of the disk.
+    /// The disk's [`MigrationSpec::lineage`].
     pub(crate) lineage: String,
     /// Generation of the migration session.
     pub(crate) generation: u64,

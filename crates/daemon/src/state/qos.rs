@@ -13,8 +13,8 @@ const LATENCY_MS_MAX: u32 = 60_000;
 /// Maximum configurable number of I/Os in flight.
 const DEPTH_MAX: u32 = 4096;
 
-/// Checks an entitlement. Shards rely on this check, so all input passes through it: commands,
-/// hob.toml, the state file, other hosts.
+/// Returns an error if a value of an entitlement is out of range. Shards rely on this check, so all
+/// input passes through it: commands, hob.toml, the state file, other hosts.
 pub(crate) fn check_qos(qos: &Qos) -> Result<(), String> {
     let Qos { shares, reservation, limit, bytes_limit, flash_limit } = *qos;
     if !(1..=SHARES_MAX).contains(&shares) {
@@ -120,6 +120,7 @@ impl DatastoreState {
         Ok(spec)
     }
 
+    /// Returns an error if a setting is out of range.
     pub(crate) fn check(&self) -> Result<(), String> {
         match (self.control, self.latency_ms) {
             (ControlSpec::Depth(depth), _) if !(1..=DEPTH_MAX).contains(&depth) => {
@@ -141,7 +142,8 @@ pub(crate) enum ControlSpec {
     Off,
     /// A limit by latency.
     Auto,
-    /// A limit by latency, with a measured threshold.
+    /// A limit by latency, whose threshold is the latency at the knee of the datastore's
+    /// throughput.
     Knee,
     /// A fixed number of I/Os.
     Depth(u32),

@@ -47,8 +47,8 @@ struct InheritedClient {
 }
 
 impl InheritedState {
-    /// Takes the inherited state, once. If the state is unreadable, its descriptors are closed, and
-    /// the daemon starts as without an upgrade.
+    /// Reads the inherited state. Later calls return an empty state. If the state is unreadable,
+    /// its descriptors are closed, and the daemon starts as without an upgrade.
     pub(crate) fn take() -> InheritedState {
         let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
         match message::take() {
@@ -85,11 +85,12 @@ impl InheritedState {
         InheritedState { program: table.program, goes_on: true, listening, files, clients }
     }
 
+    /// Removes and returns the inherited listening sockets.
     pub(crate) fn listening(&mut self) -> ListeningSockets {
         ListeningSockets::inherited(std::mem::take(&mut self.listening))
     }
 
-    /// Takes the mounted files, by export.
+    /// Removes and returns the inherited mounted files, with the name of the export of each.
     pub(crate) fn files(&mut self) -> Vec<(String, InheritedFile)> {
         std::mem::take(&mut self.files)
     }
@@ -138,8 +139,8 @@ impl WaitingClients {
         }
     }
 
-    /// Takes the inherited clients whose disks are still not open, and hands them over to the next
-    /// program.
+    /// Removes and returns the inherited clients whose disks are still not open, for the hand-over
+    /// to the next program.
     pub(super) fn leave(&self) -> impl Iterator<Item = (ClientEntry, OwnedFd, Vec<u8>)> + use<> {
         let clients = std::mem::take(&mut *self.clients());
         clients.into_iter().map(|(client, _)| (client.entry, client.socket, client.received))
@@ -148,7 +149,7 @@ impl WaitingClients {
 
 impl InheritedClient {
     /// Attaches the client if its disk is open and has the properties that the client negotiated.
-    /// Returns the client if it must wait.
+    /// Returns the client if its disk is not open yet.
     fn attach(
         self,
         context: &ListenerContext,

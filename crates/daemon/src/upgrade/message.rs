@@ -51,7 +51,7 @@ impl From<rustix::io::Errno> for MessageError {
     }
 }
 
-/// The value of the variable for this process.
+/// Returns the value of [`VARIABLE`] that announces a message to this process.
 pub(super) fn sign() -> OsString {
     std::process::id().to_string().into()
 }

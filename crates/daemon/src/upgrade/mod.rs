@@ -53,10 +53,10 @@ const CHANGE_MAX: Duration = Duration::from_secs(5);
 /// Interval between two checks for changes in progress.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Maximum time for clients to finish their handshake.
+/// Maximum time to wait for handshakes of clients in progress.
 const CLEAR_MAX: Duration = Duration::from_secs(1);
 
-/// Maximum time for requests in flight; longer than a client may take to send the rest of a
+/// Maximum time to wait for requests in flight; longer than a client may take to send the rest of a
 /// request.
 const REST_MAX: Duration = Duration::from_secs(8);
 
@@ -93,9 +93,9 @@ pub(super) async fn check(program: PathBuf) -> Result<(), String> {
     }
 }
 
-/// The answer of the new program.
+/// Result of running the new program with [`CHECK`].
 struct Asked {
-    /// Whether the program exited successfully; `None` if it is still running.
+    /// True if the program exited successfully; `None` if it is still running.
     ended_well: Option<bool>,
     /// Last line of the program's output.
     said: String,
@@ -128,6 +128,7 @@ fn ask(program: &PathBuf, is_cancelled: impl Fn() -> bool) -> io::Result<Asked> 
     Ok(Asked { ended_well, said: line.trim_start_matches("hob: ").to_owned() })
 }
 
+/// Returns the arguments with which this program was started.
 fn arguments() -> impl Iterator<Item = OsString> {
     std::env::args_os().skip(1)
 }
@@ -178,7 +179,7 @@ pub(super) async fn prepare(
     result
 }
 
-/// Continues as before [`prepare`].
+/// Lets shards, services and listening sockets accept work again after [`prepare`].
 fn resume(services: &Arc<Services>, shards: &[ShardHandle], listening: &ListeningSockets) {
     shards.iter().for_each(ShardHandle::resume);
     listening.resume();
@@ -195,7 +196,8 @@ async fn flush(services: &Arc<Services>) -> Result<(), String> {
     })
 }
 
-/// Closes what the previous program left in this process, if this program cannot take over.
+/// Closes the descriptors that the previous program left in this process, because this program
+/// cannot take over.
 pub fn abandon() {
     let mut inherited = InheritedState::take();
     drop(inherited.files());
@@ -294,6 +296,7 @@ impl HandOff {
         }
     }
 
+    /// Returns the numbers of descriptors of each kind in one line, for the log.
     pub(super) fn summary(&self) -> String {
         self.record.table.summary()
     }

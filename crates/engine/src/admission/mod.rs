@@ -261,7 +261,8 @@ impl Gate {
         }
     }
 
-    /// Returns true if this block is admitted, which was accessed and is not in the cache.
+    /// Returns true if a block that was accessed and is not in the cache is admitted. Records the
+    /// access if the admission counts accesses.
     pub(crate) fn admit(&mut self, block: BlockNo, effect: AdmissionEffect, room: Room) -> bool {
         self.admit_after(block, effect, room, 1)
     }

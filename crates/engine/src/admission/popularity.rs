@@ -8,19 +8,20 @@ use crate::units::BlockNo;
 /// bits.
 const SPREAD: u32 = 0x9e37_79b9;
 
-/// Accesses to refused blocks.
+/// Recently accessed blocks that admission refused, and their numbers of accesses.
 #[derive(Debug)]
 pub(super) struct Recent(Ghost);
 
 impl Recent {
-    /// Creates a memory of half as many blocks as a cache of `frames` frames holds. Twice as many
-    /// blocks would add 0.1 percentage points of hits on real traces, and cost 2.5 bytes per frame.
+    /// Creates an empty set, with room for half as many blocks as a cache of `frames` frames has.
+    /// Twice as many blocks would add 0.1 percentage points of hits on real traces, and cost 2.5
+    /// bytes per frame.
     pub(super) fn new(frames: u32) -> Self {
         Recent(Ghost::new((frames / 2).max(64)))
     }
 
-    /// Counts an access to a block. Returns the count, including this access, at most `limit`. A
-    /// block whose count reaches the limit is forgotten, since it is admitted.
+    /// Counts an access to a block. Returns the block's number of accesses, including this one, at
+    /// most `limit`. A block whose count reaches the limit is forgotten, since it is admitted.
     pub(super) fn count(&mut self, block: BlockNo, limit: u8) -> u8 {
         let before = (1..limit).rev().find(|count| self.0.take(marked(block, *count))).unwrap_or(0);
         if before + 1 < limit {

@@ -5,7 +5,7 @@ const RUNS: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
-    /// The sector after the last one of the run.
+    /// Number of the sector that follows the run's last sector.
     end: u64,
     sectors: u64,
     /// Number of the request that last continued the run.

@@ -19,19 +19,22 @@ use crate::units::Instant;
 /// Time over which attempts on a released disk are spread, nanoseconds.
 pub const SPREAD_NS: u64 = 1_000_000_000;
 
-/// Interval between reads of a disk that has no watch events, nanoseconds.
+/// Mean interval between two reads of a disk's etcd keys while watch events arrive, but none for
+/// this disk, nanoseconds.
 pub const CHECK_NS: u64 = 60_000_000_000;
 
-/// Number of batches per interval in which disks without watch events are read.
+/// Number of batches per [`CHECK_NS`] in which the host reads the etcd keys of disks without watch
+/// events.
 const CHECKS: u64 = 12;
 
-/// Interval between reads of every disk while no watch events arrive at all, nanoseconds.
+/// Mean interval between two reads of a disk's etcd keys while no watch events arrive, nanoseconds.
+/// The interval is longer with more than 200 disks ([`LOOKS_PER_SECOND_MAX`]).
 pub const LOOK_NS: u64 = 1_000_000_000;
 
-/// Maximum number of disks read per second while no watch events arrive.
+/// Maximum number of disks whose etcd keys are read per second while no watch events arrive.
 pub const LOOKS_PER_SECOND_MAX: u64 = 200;
 
-/// Maximum number of disks read per second after watch events were missed.
+/// Maximum number of disks whose etcd keys are read per second after watch events were missed.
 const CATCH_UP_PER_SECOND_MAX: u64 = 1000;
 
 /// Pause before the next attempt if the result of an attempt is unknown, nanoseconds.

@@ -7,18 +7,19 @@
 use crate::index::bitmap::Bitmap;
 use crate::units::FrameNo;
 
-/// Maximum number of these frames that one eviction examines. An eviction skips frames that are in
-/// use or dirty.
+/// Maximum number of frames of a [`FirstToEvict`] that one eviction examines. An eviction skips
+/// frames that are in use or dirty.
 const FRAMES_MAX: u32 = 8;
 
 /// Maximum number of bits that one eviction searches. Without a limit, a cache with few such frames
 /// would search its whole bitmap for each block. The next eviction continues the search.
 const BITS_MAX: u64 = 1 << 16;
 
-/// The frames of these blocks.
+/// The frames whose blocks are evicted before all others.
 #[derive(Debug, Default)]
 pub(super) struct FirstToEvict {
-    /// One bit for each frame of the cache; `None` until there is such a block.
+    /// One bit for each frame of the cache, set for the frames of this set; `None` until the first
+    /// [`add`](Self::add).
     bits: Option<Bitmap>,
     count: u32,
     /// The frame at which the next search starts. Free frames are allocated in ascending order, so
@@ -27,14 +28,14 @@ pub(super) struct FirstToEvict {
 }
 
 impl FirstToEvict {
-    /// Adds a frame of a cache of `frames` frames.
+    /// Adds a frame to the set. The cache has `frames` frames.
     pub(super) fn add(&mut self, frame: FrameNo, frames: u32) {
         let bits = self.bits.get_or_insert_with(|| Bitmap::new(frames.into()));
         self.count += u32::from(!bits.get(frame.0.into()));
         bits.set(frame.0.into());
     }
 
-    /// Removes a frame. Returns true if the frame was one of these.
+    /// Removes a frame from the set. Returns true if the set had the frame.
     #[inline]
     pub(super) fn remove(&mut self, frame: FrameNo) -> bool {
         let had = self.has(frame);
@@ -50,7 +51,7 @@ impl FirstToEvict {
         self.count > 0 && self.bits.as_ref().is_some_and(|bits| bits.get(frame.0.into()))
     }
 
-    /// Returns the number of these frames.
+    /// Returns the number of frames in the set.
     #[inline]
     pub(super) fn count(&self) -> u32 {
         self.count

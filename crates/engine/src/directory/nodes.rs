@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use crate::units::FrameNo;
 
-/// See the module's text. A frame without an entry has its own number as its name.
+/// The names of frames in a cache's replacement policy. A frame without an entry has its own number
+/// as its name.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     of_frame: BTreeMap<FrameNo, FrameNo>,
@@ -26,7 +27,7 @@ impl Nodes {
         self.of_frame.get(&frame).copied().unwrap_or(frame)
     }
 
-    /// Returns the frame of a name.
+    /// Returns the frame that has this name in the policy.
     #[inline]
     pub(super) fn frame(&self, node: FrameNo) -> FrameNo {
         if self.of_node.is_empty() {

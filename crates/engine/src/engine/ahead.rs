@@ -3,8 +3,8 @@
 //! A job reads a sequential run's next window under a range lock like that of a read that fills. So
 //! guests that request the same data wait for the job, changes are ordered with it, and the
 //! destager skips the range. If flash has the whole window, the job reads flash. Otherwise the job
-//! reads the backing and copies dirty data over the result. Data that flash does not deliver
-//! correctly is not kept, because the guest's own read detects and repairs it.
+//! reads the backing and copies dirty data over the result. The memory tier keeps no data that
+//! flash did not deliver correctly, because the guest's own read detects and repairs such data.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending, tier};
@@ -14,7 +14,7 @@ use crate::memory::{Ahead, PageRange};
 use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// Maximum number of read-ahead transfers per disk, including those that wait for their lock.
+/// Maximum number of read-ahead jobs of all disks, including those that wait for their range lock.
 const TRANSFERS_MAX: u32 = 4;
 
 impl super::Disk {
@@ -27,7 +27,8 @@ impl super::Disk {
 }
 
 impl Engine {
-    /// Starts to read these sectors of a disk ahead, if a buffer is free.
+    /// Starts a job that reads the sectors `what` of a disk into its memory tier. Without a free
+    /// buffer or job slot, shrinks the next window instead.
     pub(super) fn read_ahead(&mut self, now: Instant, id: DiskId, what: Ahead) {
         let disk = self.disk(id);
         let sectors = disk.config.size_bytes.div_ceil(SECTOR_BYTES);
@@ -51,14 +52,16 @@ impl Engine {
         self.destage_buffers.spare() > 0
     }
 
-    /// Shrinks the next read-ahead window, because the data of a window was not kept in memory.
+    /// Shrinks the next read-ahead window, because the memory tier did not get the data of the
+    /// window `what`.
     pub(super) fn missed_ahead(&mut self, id: DiskId, what: Ahead) {
         if let Some(memory) = &mut self.disk_mut(id).memory {
             memory.missed_ahead(what);
         }
     }
 
-    /// Starts a read-ahead job that has its lock and a buffer: reads the sectors that memory lacks.
+    /// Starts a read-ahead job that has its range lock and a buffer: reads the sectors that the
+    /// memory tier lacks.
     pub(super) fn start_ahead(&mut self, now: Instant, job: u32) {
         let Job { disk: id, mut range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
@@ -154,7 +157,7 @@ impl Engine {
         self.end_job(now, job, Ok(()));
     }
 
-    /// Handles the end of a read-ahead transfer of `range`.
+    /// Handles the end of a job that read `range` ahead.
     pub(super) fn ahead_done(&mut self, job: u32, range: Range, result: Result<(), IoError>) {
         self.aheads -= 1;
         if result.is_err() {

@@ -44,8 +44,9 @@ impl AwaitingJournal {
 }
 
 impl Engine {
-    /// Makes a change wait that would go to the backing. Returns true if the change waits or has
-    /// failed.
+    /// Makes a write, discard or zeroing wait for a new journal, if the disk's journal was lost.
+    /// Returns false if the caller may send the change to the backing, and true if the change waits
+    /// or has failed.
     pub(super) fn await_journal(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, failed, .. } = self.requests[slot];
         let Some(lost_at) = self.journal_mut(request.disk).and_then(|journal| journal.lost_at()) else {
@@ -65,7 +66,9 @@ impl Engine {
         true
     }
 
-    /// Makes the reply to a request wait, because its I/O is done but cannot be made durable.
+    /// Makes the reply to a request wait for a new journal, because the request's I/O is done but
+    /// cannot be made durable. Fails the request if no journal was lost, or if the loss was at
+    /// least [`WAIT_NS_MAX`] ago.
     pub(super) fn leave_unanswered(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
         let lost_at = self.journal_mut(request.disk).and_then(|journal| journal.lost_at());
@@ -80,8 +83,8 @@ impl Engine {
         self.disk_mut(request.disk).awaiting_journal.unanswered.push(slot);
     }
 
-    /// Resumes the waiting requests after everything was recorded in a new journal ring, or the
-    /// cache was removed.
+    /// Resumes the waiting requests after a new journal ring has recorded the whole cache, or after
+    /// the cache was removed.
     pub(super) fn resume_awaiting_journal(&mut self, now: Instant, id: DiskId) {
         let AwaitingJournal { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).awaiting_journal);
         for slot in changes {
@@ -126,7 +129,8 @@ impl Engine {
         }
     }
 
-    /// Fails the waiting requests: no new journal was provided in time.
+    /// Fails the requests that wait for a new journal, because the daemon did not provide one in
+    /// time.
     pub(super) fn fail_awaiting_journal(&mut self, now: Instant, id: DiskId) {
         let AwaitingJournal { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).awaiting_journal);
         for slot in changes.into_iter().chain(unanswered) {

@@ -40,11 +40,11 @@ use crate::range_locks::Range;
 use crate::regions::Regions;
 use crate::units::{DiskId, Instant, RequestId, SECTOR_BYTES, SessionId};
 
-/// Maximum number of ranges that are stored one by one, of guests' changes that bypassed flash.
-/// Beyond that number, regions of the disk are stored.
+/// Maximum number of ranges in the list of guests' changes that bypassed flash. Beyond that number,
+/// hob stores only which regions of the disk changed.
 const RANGES_MAX: usize = 1024;
 
-/// Maximum number of unreported failures that are kept for guests whose sessions have ended.
+/// Maximum number of unreported failures that hob remembers for guests whose sessions have ended.
 const INHERITED_MAX: u32 = 64;
 
 /// Maximum number of times that a change is sent to the backing again after a possible loss. After
@@ -102,7 +102,7 @@ pub(super) struct Backed {
 /// Failures that were reported to a session.
 #[derive(Clone, Copy)]
 struct Told {
-    /// Number of the last failure.
+    /// Number of failures, of those that concern the session, that its last report included.
     failures: u64,
     /// True if a failure of an earlier session may be reported to this session.
     may_inherit: bool,
@@ -110,7 +110,7 @@ struct Told {
     has_changed: bool,
 }
 
-/// A set of sectors of a disk.
+/// A set of sectors of a disk: a list of ranges, or regions of the disk if the list is too long.
 #[derive(Default)]
 struct Ranges {
     list: Vec<(u64, u64)>,
@@ -124,7 +124,7 @@ impl Ranges {
         self.list.is_empty() && self.regions.is_none() && !self.is_everything
     }
 
-    /// Returns the whole of a disk whose size need not be known.
+    /// Returns the set of all sectors of a disk of any size.
     fn everything() -> Ranges {
         Ranges { is_everything: true, ..Ranges::default() }
     }

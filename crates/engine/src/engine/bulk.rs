@@ -82,8 +82,8 @@ impl Engine {
         if is_whole && is_long { Bulk::May } else { Bulk::No }
     }
 
-    /// Returns true if a write that flash could take is a bulk write now. The write then counts as
-    /// sent to the backing.
+    /// Returns true if a write that flash has room for must bypass the cache as a bulk write. The
+    /// engine then counts the write as sent to the backing.
     pub(super) fn bypasses_as_bulk(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, bulk, .. } = self.requests[slot];
         if bulk != Bulk::May {
@@ -112,7 +112,7 @@ impl Engine {
     }
 
     /// Handles the end or the restart of a bulk write. Returns true if the bulk write failed, so
-    /// that flash takes it.
+    /// that the caller writes its data to flash.
     pub(super) fn end_bulk(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) -> bool {
         let active = &mut self.requests[slot];
         if active.bulk != Bulk::Sent {

@@ -11,7 +11,7 @@ use crate::flash_budget::limit::Limit;
 use crate::flash_budget::{Allowance, Counts};
 use crate::units::{DiskId, SECTOR_BYTES};
 
-/// Flash writes of a disk's cache, and the cache's part of a budget.
+/// Flash writes of a disk's cache, and the cache's part of the pool's flash write budget.
 #[derive(Debug, Default)]
 pub(super) struct CacheBudget {
     counts: Counts,
@@ -19,7 +19,8 @@ pub(super) struct CacheBudget {
 }
 
 impl CacheBudget {
-    /// Returns the limit for the next request.
+    /// Returns the limit that the flash write budget sets for copies of clean data now; `None`
+    /// without a budget.
     pub(super) fn limit(&self) -> Option<Limit> {
         self.allowance.as_ref().map(|allowance| Limit::new(allowance, self.counts))
     }
@@ -41,7 +42,8 @@ impl CacheBudget {
 }
 
 impl Disk {
-    /// Returns the flash writes of the cache, and its part of a budget with the pressure.
+    /// Returns the flash writes of the cache. The second value is the cache's part of the flash
+    /// write budget, and [`Limit::pressure`]; `None` without a budget.
     pub(super) fn flash_counts(&self) -> (Counts, Option<(Allowance, u32)>) {
         let CacheBudget { counts, allowance } = &self.flash_budget;
         let pressure = self.flash_budget.limit().map(|limit| limit.pressure());

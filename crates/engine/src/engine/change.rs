@@ -292,7 +292,8 @@ impl Engine {
         }
     }
 
-    /// Updates a disk after a change of its devices' health.
+    /// Bypasses a cache with a stalled device, and starts to remove fenced devices from a volatile
+    /// cache. Call it after the health of one of the cache's devices changed.
     fn recheck(&mut self, id: DiskId) {
         let Some(disk) = &mut self.disks[id.0 as usize] else { return };
         let Some(cache) = &disk.cache else {

@@ -76,7 +76,8 @@ impl Engine {
         self.disk_mut(disk).journal.as_deref_mut()
     }
 
-    /// Does all work that the journal of a disk's cache can do now.
+    /// Starts all journal work of a disk's cache that can begin now: packing records, page writes
+    /// and flushes.
     pub(super) fn pump_journal(&mut self, now: Instant, disk: DiskId) {
         loop {
             let it = self.disk_mut(disk);
@@ -168,7 +169,7 @@ impl Engine {
         self.issue(now, owner, disk, Target::Flash(device), IoOp::Flush, (0, 0), None, 0);
     }
 
-    /// Handles the end of a page write or of a flush.
+    /// Handles the end of a journal I/O: a write of pages, or a flush of a device.
     pub(super) fn journal_io_done(
         &mut self,
         now: Instant,

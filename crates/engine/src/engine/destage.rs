@@ -39,7 +39,8 @@ const REST_NS_MIN: u64 = 100_000_000;
 const REST_NS_MAX: u64 = 10_000_000_000;
 
 impl Cache {
-    /// Returns the number of sectors that can be dirty.
+    /// Returns the capacity of which [`Cache::full_permille`] may be dirty: sectors for first
+    /// copies, or for second copies if a peer has room for fewer of these.
     fn sectors(&self) -> u64 {
         match self.config.copies {
             Copies::Peer if self.second_sectors() > 0 => {
@@ -199,8 +200,8 @@ impl Engine {
         self.pump_zones(now, id);
     }
 
-    /// Returns blocks of a range to the destage queue if they are still dirty and not being
-    /// transferred.
+    /// Puts the blocks of a range back into the destage queue, if they are still dirty and no
+    /// transfer writes them.
     pub(super) fn put_back(&mut self, id: DiskId, range: Range) {
         let disk = self.disk_mut(id);
         let (Some(cache), destager) = (&disk.cache, &mut disk.destager) else { return };
@@ -531,14 +532,16 @@ impl super::Disk {
         Some(Range { disk: id, first: first << shift, end: (end << shift).min(sectors) })
     }
 
-    /// Returns the time at which the oldest dirty data must be destaged because of its age.
+    /// Returns the time at which the oldest dirty data must be destaged because of its age. Returns
+    /// `None` without dirty data or without an age limit.
     fn next_age(&self) -> Option<Instant> {
         let half = half_age_ns(&self.cache.as_ref()?.config.destage)?;
         let oldest = u64::from(*self.destager.epochs.keys().next()?);
         Some(Instant((oldest + 1) * half))
     }
 
-    /// Returns the time at which the destager must run next.
+    /// Returns the time at which the destager must run next, even if no event occurs; `None` if
+    /// there is no such time.
     pub(super) fn destage_deadline(&self) -> Option<Instant> {
         self.destager.wake_at
     }

@@ -62,21 +62,21 @@ struct Withheld {
 /// A part of one of the engine's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DestageBuffer {
-    /// The disk that uses the part.
+    /// The disk that uses this part of the buffer.
     pub(super) disk: DiskId,
     pub(super) id: BufferId,
-    /// Position in the buffer, bytes; both fields are multiples of a sector.
+    /// Position of the part in its buffer, bytes; a multiple of a sector, as is `len`.
     pub(super) offset: u32,
     pub(super) len: u32,
 }
 
 impl DestageBuffer {
-    /// Returns the part's first sector in its buffer.
+    /// Returns the index of this part's first sector in its buffer.
     pub(super) fn first_sector(&self) -> u64 {
         u64::from(self.offset) / SECTOR_BYTES
     }
 
-    /// Returns the number of sectors that fit into the part.
+    /// Returns the number of sectors that fit into this part of a buffer.
     pub(super) fn sectors(&self) -> u64 {
         u64::from(self.len) / SECTOR_BYTES
     }
@@ -91,7 +91,7 @@ impl DestageBuffers {
         self.shares.enlarge(u64::from(grains) * u64::from(grain_bytes));
     }
 
-    /// Returns true if there are any buffers.
+    /// Returns true if the engine has at least one destage buffer.
     pub(super) fn is_any(&self) -> bool {
         !self.buffers.is_empty()
     }
@@ -110,7 +110,8 @@ impl DestageBuffers {
         self.cut(disk, bytes, least)
     }
 
-    /// Returns what the disk's share permits: the bytes to request, and the minimum.
+    /// Returns the bytes to look for, and the minimum, as the disk's share of the buffers permits.
+    /// Returns `None` if the share does not permit the minimum.
     fn granted(&self, disk: DiskId, bytes: u64, least: Least) -> Option<(u64, u64)> {
         let bytes = self.at_most(bytes);
         let allowed = self.shares.allowance(disk, bytes);
@@ -157,7 +158,7 @@ impl DestageBuffers {
         if bytes == 0 { None } else { self.cut(disk, bytes, 0) }
     }
 
-    /// Takes back all but the first `bytes` bytes of a part. `bytes` is at least 1.
+    /// Frees all but the first `bytes` bytes of a part of a buffer. `bytes` is at least 1.
     pub(super) fn shorten(&mut self, piece: &mut DestageBuffer, bytes: u64) {
         let buffer = self.buffer(piece);
         let (first, count) = buffer.place(piece);
@@ -167,7 +168,7 @@ impl DestageBuffers {
         piece.len = len;
     }
 
-    /// Takes back a part.
+    /// Frees a part of a buffer.
     pub(super) fn give_back(&mut self, piece: &DestageBuffer) {
         let buffer = self.buffer(piece);
         let (first, count) = buffer.place(piece);
@@ -249,8 +250,8 @@ impl Buffer {
         (piece.offset / self.grain_bytes, piece.len / self.grain_bytes)
     }
 
-    /// Returns the first run of `wanted` free grains, or else the longest run, as position and
-    /// length.
+    /// Returns the first run of `wanted` free grains, or else the longest run: its position and
+    /// length, in grains.
     fn longest(&self, wanted: u32) -> (u32, u32) {
         let (mut best, mut at) = ((0, 0), 0);
         while at < self.grains {

@@ -89,7 +89,8 @@ pub(super) struct Destager {
     /// Ranges of sectors that transfers (see `jobs.rs`) are writing to the backing: disjoint, ends
     /// by starts.
     writing: BTreeMap<u64, u64>,
-    /// Blocks of these ranges. If a block is to be destaged again after its transfer, its epoch.
+    /// Blocks in the ranges of `writing`. The value is the block's epoch if the block must be
+    /// destaged again after its transfer.
     writing_blocks: BTreeMap<BlockNo, Option<u32>>,
     /// Sectors in `writing` that were overwritten on flash since their transfer read them.
     overwritten: BTreeSet<u64>,
@@ -169,8 +170,8 @@ impl Destager {
         true
     }
 
-    /// Takes a block out of the destage queue, because it is being transferred or is not dirty any
-    /// more.
+    /// Removes a block from the destage queue, because it is being transferred or is not dirty any
+    /// more. Returns the block's epoch, or `None` if the block was not in the queue.
     pub(super) fn take(&mut self, block: BlockNo) -> Option<u32> {
         let Todo { epoch, .. } = self.todo.remove(&block)?;
         self.picked.remove(&block);

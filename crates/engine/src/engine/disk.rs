@@ -38,7 +38,8 @@ pub(super) struct Disk {
     pub(super) cache: Option<Cache>,
     /// Memory tier above the cache.
     pub(super) memory: Option<Box<Memory>>,
-    /// Dirty bitmaps; `None` if the disk has none.
+    /// Dirty bitmaps: records of changed parts of the disk, for incremental backups. `None` if the
+    /// disk has none.
     #[expect(
         clippy::box_collection,
         reason = "nearly all disks have no bitmap, and every request reads this structure"
@@ -181,7 +182,8 @@ impl Disk {
         Some((self.journal.as_deref_mut()?, index))
     }
 
-    /// Returns the time at which the disk's cache next needs attention.
+    /// Returns the time at which the engine must work next on the disk's persistent cache: its
+    /// journal, destager or maintenance. Returns `None` if nothing is planned.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let journal = self.journal.as_ref()?;
         let lost_at = journal.lost_at().filter(|_| !self.awaiting_journal.is_empty());

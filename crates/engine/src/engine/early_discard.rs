@@ -4,11 +4,11 @@
 //! discard keeps its range lock until it ends. So no later request sees the range before the
 //! discard, and no later write is discarded.
 //!
-//! A discard is a hint, so hob may skip it. hob gives an acknowledged discard up after a crash, a
-//! failure of the backing or of the journal, and in every case in which it would have to start
-//! again. The range then has its old content or that of the backing. Reads waited for the end of
-//! the discard, so this content does not change. A drain waits for acknowledged discards, because
-//! another host may write the disk afterwards.
+//! A discard is a hint, so hob may skip it. hob abandons an acknowledged discard after a crash, or
+//! after a failure of the backing or the journal. hob never starts an acknowledged discard a second
+//! time, but abandons it. The range then has its old content or that of the backing. Reads waited
+//! for the end of the discard, so this content does not change. A drain waits for acknowledged
+//! discards, because another host may write the disk afterwards.
 
 use super::{Active, Engine};
 use crate::command::Mode;

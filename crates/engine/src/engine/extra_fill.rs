@@ -10,8 +10,8 @@
 //!     ├ error → end
 //!     └ too late, or other reads need all of the range → ExtraDropped → end
 //! ```
-//! While the job reads the backing, a read inside its range waits for it. Every other read makes
-//! the job give up the sectors that the read needs (`make_way`). Changes wait until the backing has
+//! While the job reads the backing, a read inside its range waits for it. For every other read, the
+//! job drops the sectors that the read needs (`make_way`). Changes wait until the backing has
 //! answered, because the backing gets no change of sectors that it reads. Then the job releases its
 //! lock. The waiting reads take the data from its buffer, and changes proceed. The job locks those
 //! sectors again that no change waited for and that nothing else uses, in the same call of the
@@ -51,7 +51,7 @@ const READ_NS_DEFAULT: u64 = 20_000_000;
 /// Weight of a new read in the mean: one in this number.
 const READ_WEIGHT: u64 = 8;
 
-/// An extra fill that reads the backing, or whose data waiting reads take.
+/// An extra fill while it reads the backing, or while waiting reads copy its data.
 #[derive(Debug)]
 pub(super) struct ExtraRead {
     job: u32,
@@ -59,14 +59,14 @@ pub(super) struct ExtraRead {
     wait_until: Instant,
     /// True if a read or a job waits for the data.
     is_awaited: bool,
-    /// From the arrival of the data until the job locks its range again: the sectors of which no
+    /// From the arrival of the data until the job locks its range again: the sectors for which no
     /// change waits.
     kept: Option<Range>,
     /// Sectors `first..end` that reads took from the buffer, with the runs of these reads.
     taken: Vec<(u64, u64, Run)>,
 }
 
-/// Mean latency of the reads of a backing for requests, with decaying weight.
+/// Decaying mean of the latencies with which a backing serves requests' reads.
 #[derive(Debug, Default)]
 pub(super) struct ReadTime {
     mean_ns: Option<u64>,
@@ -135,7 +135,7 @@ impl Engine {
         range
     }
 
-    /// Returns true if an extra fill could start at once.
+    /// Returns true if an extra fill of `range` could start immediately.
     fn may_start_extra_fill(&mut self, range: Range) -> bool {
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         self.extra_fills < EXTRA_FILLS_MAX
@@ -190,7 +190,7 @@ impl Engine {
     }
 
     /// Prepares for a read that will lock a range. If the read `takes` its data from an extra read,
-    /// it may wait for that. Otherwise extra reads give up the sectors of the range.
+    /// it may wait for that extra read. Otherwise extra reads drop the sectors of the range.
     pub(super) fn make_way(&mut self, now: Instant, range: Range, takes: bool) {
         for at in (0..self.extra_reads.len()).rev() {
             let ExtraRead { job, wait_until, kept, .. } = self.extra_reads[at];
@@ -221,7 +221,7 @@ impl Engine {
         awaited.map(|read| read.wait_until).min()
     }
 
-    /// Ends the waiting for extra reads that take too long.
+    /// Resumes requests that wait for an extra read which takes too long.
     pub(super) fn end_late_extra_reads(&mut self, now: Instant) {
         for at in (0..self.extra_reads.len()).rev() {
             let ExtraRead { wait_until, is_awaited, kept, .. } = self.extra_reads[at];
@@ -288,7 +288,7 @@ impl Engine {
         }
     }
 
-    /// Lets the waiting requests proceed, and then the job.
+    /// Resumes the requests that wait for the data of an extra read, and then the job that read it.
     fn deliver_extra(&mut self, job: u32, at: usize) {
         let mut kept = self.jobs[job].range;
         // Changes wait for the job. They may begin and end before the job locks its range again.
@@ -302,7 +302,8 @@ impl Engine {
         runnable.push_back(lock);
     }
 
-    /// Answers a read from the buffer of an extra read. Returns false if none has all of the data.
+    /// Answers a read from the buffer of an extra read. Returns false if no extra read has all of
+    /// the data.
     pub(super) fn take_extra(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, run, .. } = self.requests[slot];
         let jobs = &self.jobs;
@@ -409,7 +410,8 @@ impl Engine {
         }
     }
 
-    /// Handles the end of the extra fill of `range`, which was at this step.
+    /// Ends an extra fill of `range`: updates its counters and releases its range lock. `step` is
+    /// the last step of the job.
     pub(super) fn extra_fill_done(&mut self, job: u32, range: Range, step: Step) {
         if step == Step::ExtraWrite {
             self.fill_bytes -= (range.end - range.first) * SECTOR_BYTES;

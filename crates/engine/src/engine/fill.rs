@@ -184,7 +184,7 @@ impl Engine {
     }
 }
 
-/// Returns the total number of sectors.
+/// Returns the total number of sectors in `runs`.
 pub(super) fn sectors_of(runs: &[FlashRun]) -> u64 {
     runs.iter().map(|run| run.extent.count).sum()
 }

@@ -91,8 +91,8 @@ impl Engine {
         window.take_report(now, |seconds| scheduler.take_wanted_shares(now, level, seconds))
     }
 
-    /// Sets this host's part of a datastore, as agreed between the hosts: I/Os in flight. The
-    /// agreed part is valid for some seconds.
+    /// Sets how many I/Os this host may have in flight at a datastore, as agreed between the hosts.
+    /// The number is valid for some seconds.
     pub fn take_part(&mut self, now: Instant, resource: Resource, in_flight: f64) {
         self.gates.get(resource).window.settle(now, in_flight);
         self.pump_gate(now, resource);
@@ -144,7 +144,7 @@ impl Engine {
         self.pump_gate(now, resource);
     }
 
-    /// Handles the end of an I/O at its gate, and sends waiting I/Os.
+    /// Removes a completed I/O from the window of its gate, and sends I/Os that wait at that gate.
     pub(super) fn gate_passed(&mut self, now: Instant, io: &super::Pending) {
         if matches!(io.owner, Owner::Journal(_)) {
             return;

@@ -50,7 +50,8 @@ pub(super) enum JobKind {
     /// Destages a dirty sector that the request in this slot covers only partly, under the
     /// request's range lock.
     Edges(u32),
-    /// Flushes the backing; completed writes up to this count are durable afterwards.
+    /// Flushes the backing. The value is the number of completed writes that are durable after the
+    /// flush.
     Flush(u64),
     /// Scrubs a frame or makes its second copy (`maintenance.rs`).
     Maintenance(FrameNo),

@@ -27,7 +27,7 @@ const STRIDE: u32 = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Maintenance {
     cursor: u32,
-    /// Frames left in the current burst.
+    /// Number of frames left in the current burst.
     left: u32,
     /// Time at which the next burst begins; `None` before the first check.
     due: Option<Instant>,
@@ -129,7 +129,7 @@ impl Engine {
         disk.maintenance.due = Some(now + PAUSE_NS / 100);
     }
 
-    /// Reads the frame's sectors after its block was locked.
+    /// Starts the maintenance of a frame whose block is locked: reads the frame's sectors.
     pub(super) fn start_maintenance(&mut self, now: Instant, job: u32, frame: FrameNo) {
         let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
         let buffer = buffer.expect("a transfer has a buffer");

@@ -77,8 +77,8 @@ impl Engine {
         merges && is_plain && disk.merger.follow(slot, request.offset, request.offset + request.len)
     }
 
-    /// Sends one write to the backing. If the disk has a memory tier, adjacent writes may wait
-    /// behind this one.
+    /// Sends one write to the backing. On disks with a memory tier, later writes that continue this
+    /// one wait until it ends, and are then merged.
     pub(super) fn write_alone(&mut self, now: Instant, slot: u32) {
         let Active { request, .. } = self.requests[slot];
         let Op::Write(durability) = request.op else { panic!("{:?} is not a write", request.op) };
@@ -90,7 +90,7 @@ impl Engine {
         self.issue_backing(now, slot, IoOp::Write(durability));
     }
 
-    /// Sends the writes that waited behind a completed write to the backing.
+    /// Sends to the backing the writes that waited behind a completed write.
     pub(super) fn send_followers(&mut self, now: Instant, slot: u32) {
         let disk = self.requests[slot].request.disk;
         let waiting = self.disk_mut(disk).merger.end(slot);

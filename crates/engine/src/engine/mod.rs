@@ -133,8 +133,8 @@ pub struct Limits {
     /// Time limit of a flash I/O, milliseconds. While an I/O exceeds the limit, requests bypass the
     /// caches on its device.
     pub flash_stall_ms_max: u64,
-    /// Frames of each persistent cache that the background scrub compares with their checksums, per
-    /// second. 0 disables the scrub and the creation of missing second copies.
+    /// Number of frames of each persistent cache that the background scrub compares with their
+    /// checksums, per second. 0 disables the scrub and the creation of missing second copies.
     pub scrub_frames_per_s: u32,
     /// Bytes of each disk's recovered cache that the background verification compares with the
     /// backing, per second. The rate is a quarter of this while guests wait for the backing. 0
@@ -206,7 +206,8 @@ pub struct Engine {
     aheads: u32,
     /// Number of extra fills in progress.
     extra_fills: u32,
-    /// Extra fills that read the backing under their range lock, or whose data reads take.
+    /// Extra fills that are reading the backing under their range lock, or whose data waiting reads
+    /// copy.
     extra_reads: Vec<ExtraRead>,
     /// Content of the journal writes in flight.
     pages: BTreeMap<IoId, Vec<u8>>,
@@ -619,7 +620,7 @@ impl Engine {
         self.requests.len() + self.owner_waits
     }
 
-    /// Starts all work that became possible.
+    /// Starts all requests, jobs and I/Os that can start now.
     fn run(&mut self, now: Instant) {
         loop {
             if let Some(slot) = self.runnable.pop_front() {

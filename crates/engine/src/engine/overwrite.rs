@@ -135,13 +135,13 @@ impl Journal {
         self.record(now, Change::Unproven { frame, block, first, count, after_set: false }, None);
     }
 
-    /// Records the newest checksums of the sectors in `rewritten`. Called before each commit, because
-    /// of two copies that differ after a crash only the one with this checksum is correct, and a
-    /// guest's flush may have nothing left to wait for. The sectors stay unproven, so the next
+    /// Records the newest checksums of the sectors in `rewritten`. Call it before each commit,
+    /// because a guest's flush may have nothing left to wait for. If two copies differ after a
+    /// crash, only the copy with this checksum is correct. The sectors stay unproven, so the next
     /// overwrite needs no commit.
     ///
-    /// If this host fails, nothing but the peer's copy is left to compare. So the sectors of a cache
-    /// with a copy on a peer are proven.
+    /// If this host fails, only the copy on the peer is left, and recovery cannot compare it with
+    /// another copy. So sectors of a cache with copies on a peer do not stay unproven.
     pub(super) fn record_rewritten(&mut self, now: Instant, index: &mut Index, copies: Copies) {
         if copies == Copies::One {
             return;

@@ -23,7 +23,7 @@ use crate::outcome::Outcome;
 use crate::regions::Regions;
 use crate::units::{CommandId, DiskId, Instant};
 
-/// State of a disk with respect to other hosts.
+/// This host's role for a disk, and the requests that wait for another role.
 #[derive(Default)]
 pub(super) struct Ownership {
     pub(super) role: Role,

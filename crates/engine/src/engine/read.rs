@@ -180,7 +180,8 @@ impl Engine {
         self.issue_runs(now, slot, IoOp::Read);
     }
 
-    /// Reads the backing for a request, and what the cache shall also get.
+    /// Reads the backing for a request, and starts extra fills if the cache may get more data than
+    /// the guest reads.
     fn begin_backing_read(&mut self, now: Instant, slot: u32) {
         self.read_backing(now, slot);
         let Active { request, range, run, outcome, .. } = self.requests[slot];
@@ -244,8 +245,9 @@ impl Engine {
         }
     }
 
-    /// Reads a range again after its read from flash failed. If all of it is dirty, nothing is read
-    /// from the backing, which may not answer: the other copies have the data.
+    /// Reads a range again after its read from flash failed. If all sectors of the range are dirty,
+    /// their other copies on flash have the data. So hob does not read the backing, which may not
+    /// answer.
     fn read_again(&mut self, now: Instant, slot: u32) {
         let range = self.requests[slot].range;
         let has_dirty = self.find_dirty(range, 0);

@@ -342,7 +342,8 @@ impl Journal {
         if self.dead || self.round.is_some() { None } else { self.oldest.map(|at| at + COMMIT_NS_MAX) }
     }
 
-    /// Returns the time at which the journal next needs attention.
+    /// Returns the time at which the next commit is due, or at which checksums of quiet sectors are
+    /// recorded; `None` if neither is planned.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let quiet = if self.dead || self.round.is_some() { None } else { self.overwrites.turn() };
         self.commit_deadline().into_iter().chain(quiet).min()

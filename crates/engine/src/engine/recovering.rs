@@ -44,7 +44,9 @@ impl RecoveringCache {
 }
 
 impl Engine {
-    /// Updates what is known about the dirty data of a cache that is being recovered.
+    /// Stores what the daemon knows now about the dirty data of a cache that is being recovered,
+    /// and retries waiting requests. `None` ends the recovery. Fails if the disk already has a
+    /// cache, or if `expect` does not fit the disk.
     pub(super) fn expect(&mut self, id: DiskId, expect: Option<Box<Expect>>) -> Result<(), CommandError> {
         let disk = self.disk_mut(id);
         let size = disk.config.size_bytes;
@@ -109,8 +111,8 @@ impl Engine {
         passes
     }
 
-    /// Returns true if a read has no dirty data while the new journal ring of a recovered cache is
-    /// being written. The index is known then, and the backing has all clean data.
+    /// Returns true if a read's range has no dirty data while the new journal ring of a recovered
+    /// cache is being written. The index is known then, and the backing has all clean data.
     fn passes_opening(&self, slot: u32) -> bool {
         let range = self.requests[slot].range;
         let disk = self.disk(range.disk);

@@ -92,7 +92,8 @@ impl Verify {
         is_enough && 2 * self.differing > self.compared
     }
 
-    /// Returns the next range to read: from one unverified sector to another, with small gaps.
+    /// Returns the next disk sectors to read. The range begins and ends with an unverified sector,
+    /// and may contain short runs of verified ones.
     fn next_piece(&mut self, cache: &Cache) -> Option<(u64, u64)> {
         while let Some(first) = self.wanted.pop_front() {
             if let Some(piece) = piece(cache, first, first + PIECE_SECTORS) {

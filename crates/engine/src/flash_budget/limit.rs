@@ -28,11 +28,12 @@ const POPULARITY_FROM: u32 = 128;
 /// Pressure from which popularity no longer suffices.
 const REFUSAL_FROM: u32 = 768;
 
-/// Required accesses of a block, in equal steps of the pressure.
+/// Number of accesses after which a block is admitted, one entry for each of six equal steps of the
+/// pressure.
 const ACCESSES: [u8; 6] = [1, 2, 3, 4, 6, 8];
 
-/// Mixed into block numbers, so that the choice of blocks is independent of the index and of the
-/// samples of miniatures.
+/// Number that is XORed with a block's number before it is hashed, so that the choice of blocks is
+/// independent of the index and of the samples of miniatures.
 const SALT: u32 = 0x6275_6467;
 
 /// Returns the pressure for a cache with this saved budget.
@@ -153,7 +154,7 @@ impl Limit {
         self.charge(sectors);
     }
 
-    /// Counts a refused copy.
+    /// Adds a refused copy of `sectors` sectors to the counts.
     pub(crate) fn refuse(&mut self, sectors: u64) {
         self.counts.refused += sectors * SECTOR_BYTES;
     }

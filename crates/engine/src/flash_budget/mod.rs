@@ -65,7 +65,8 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Returns the counts since `earlier`. Counts that are smaller than before began again.
+    /// Returns the counts since `earlier`. If a count is smaller than in `earlier`, the counts have
+    /// begun again at 0, and all of `self` is returned.
     pub fn since(self, earlier: Counts) -> Counts {
         if self.written < earlier.written || self.clean < earlier.clean || self.refused < earlier.refused {
             return self;
@@ -113,7 +114,7 @@ pub struct Member {
     pub counts: Counts,
 }
 
-/// Settings of a budget.
+/// Settings of a pool's flash write budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The budget, bytes a day: 1 to [`BYTES_PER_DAY_MAX`].
@@ -122,7 +123,7 @@ pub struct Settings {
     pub pool_bytes: u64,
 }
 
-/// The part of an account that survives a restart.
+/// State of a pool's flash write budget that survives a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Saved {
     /// Saved budget of the pool, bytes; negative for a debt.
@@ -131,7 +132,7 @@ pub struct Saved {
     pub loan: u64,
 }
 
-/// State of an account.
+/// State of a pool's flash write budget, for display.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// The budget, bytes a day.
@@ -149,7 +150,8 @@ struct Account {
     known: Counts,
 }
 
-/// The account of one pool; see the module.
+/// The flash write budget of one pool: the saved budget of each cache, and the loan that is not
+/// repaid.
 #[derive(Clone, Debug)]
 pub struct FlashBudget {
     settings: Settings,
@@ -163,13 +165,14 @@ pub struct FlashBudget {
 }
 
 impl FlashBudget {
-    /// Creates the account of a new budget.
+    /// Creates a budget that did not exist before: half a day's budget is saved, and there is no
+    /// loan.
     pub fn new(now: Instant, settings: Settings) -> FlashBudget {
         let saved = Saved { credit: day(&settings) / 2, loan: 0 };
         FlashBudget::restore(now, settings, saved)
     }
 
-    /// Creates the account of a budget that existed before.
+    /// Creates a budget from its saved state.
     pub fn restore(now: Instant, settings: Settings, saved: Saved) -> FlashBudget {
         let day = day(&settings);
         FlashBudget {
@@ -304,7 +307,7 @@ impl FlashBudget {
         self.common = (pot - over).max(-day);
     }
 
-    /// Returns the part of the account to keep for the next start.
+    /// Returns the saved budget and the loan, which the caller stores for the next start.
     pub fn saved(&self) -> Saved {
         let credit = self.accounts.values().map(|account| account.credit).sum::<i64>() + self.common;
         Saved { credit, loan: self.loan }

@@ -1,6 +1,6 @@
 //! A bitmap, for example with one bit for each sector.
 
-/// Bits numbered from 0.
+/// A sequence of bits of fixed length. The first bit has number 0.
 #[derive(Clone, Debug)]
 pub(crate) struct Bitmap(Vec<u64>);
 

@@ -20,8 +20,8 @@
 //! | 8–23 | record as in a page | number of the last change in pages up to this one |
 //! | 24–27 | CRC-32C of cache, ring, kind, and bytes 0–23 | the same |
 //!
-//! The checksum includes the cache and the number of the ring, so entries of an earlier ring do
-//! not count.
+//! The checksum includes the cache and the number of the ring, so entries of an earlier ring are
+//! ignored.
 
 use std::collections::VecDeque;
 

@@ -24,7 +24,7 @@ const SHARE_MAX: u64 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
-    /// The sector after the last one of the run.
+    /// Number of the sector that follows the run's last sector.
     end: u64,
     requests: u32,
     /// Number of the request that last continued the run.
@@ -49,7 +49,7 @@ pub(crate) struct Seen {
     pub(crate) is_run: bool,
     /// True if read-ahead should have fetched the data of the read.
     pub(crate) expected: bool,
-    /// Sectors to read ahead now.
+    /// Sectors that the caller should read ahead now; `None` if there are none.
     pub(crate) wanted: Option<Ahead>,
 }
 

@@ -72,9 +72,10 @@ pub struct Destination {
     /// True if the record may say that the disk did not arrive, although this host still waits for
     /// the disk.
     doubtful: bool,
-    /// True if the destination gives the disk up once the action in progress has ended.
+    /// True if the destination stops waiting for the disk and removes it once the action in
+    /// progress has ended.
     gives_up: bool,
-    /// The latest session whose `Awaiting` record was written, or may have been written.
+    /// The latest session whose `Awaiting` record was written durably, or may have been.
     tried: Option<Session>,
     act: Option<(Ticket, DestinationAct)>,
     /// Actions that the caller has not polled yet.
@@ -125,18 +126,20 @@ impl Destination {
         destination
     }
 
-    /// Returns the next action that the caller must execute. The caller passes the action's result
-    /// to `handle_done`.
+    /// Returns the next action that the caller must execute; `None` if there is none now. The
+    /// caller passes the action's result to `handle_done`.
     pub fn poll_act(&mut self) -> Option<(Ticket, DestinationAct)> {
         if self.acts_out.is_empty() { None } else { Some(self.acts_out.remove(0)) }
     }
 
-    /// Returns the next answer, and the call that it answers.
+    /// Returns the next answer to send to the source, and the ticket of the call; `None` if there
+    /// is none now.
     pub fn poll_answer(&mut self) -> Option<(Ticket, Answer)> {
         self.answers_out.pop()
     }
 
-    /// Returns the time for `handle_timeout`.
+    /// Returns the time at which the caller must call `handle_timeout`; `None` if no answer is
+    /// delayed.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.held.map(|(_, at)| at)
     }
@@ -148,7 +151,8 @@ impl Destination {
         matches!((self.record, self.begun), (Some(Record::Awaiting(now)), Some(begun)) if now == begun)
     }
 
-    /// Returns the session in which the disk is awaited, if it is.
+    /// Returns the session in which this host awaits the disk; `None` if this host does not await
+    /// it.
     pub fn awaits(&self) -> Option<Session> {
         match self.state {
             State::Preparing(session) | State::Ready(session) => Some(session),
@@ -156,24 +160,25 @@ impl Destination {
         }
     }
 
-    /// Returns true if this host has no part in the disk, as far as known, and no action is in
-    /// progress. A later call may change that.
+    /// Returns true if this host neither awaits nor owns the disk, and no action is in progress. A
+    /// later call of the source may change that.
     pub fn is_idle(&self) -> bool {
         self.state == State::Not && self.act.is_none()
     }
 
-    /// Returns true if this host owns the disk durably.
+    /// Returns true if this host owns the disk, and the record of that is durable.
     pub fn is_owner(&self) -> bool {
         matches!(self.state, State::Owner(_))
     }
 
-    /// Handles the first guest change that waits for the disk at this host.
+    /// Handles the first write or other change of the guest at this host. It waits until this host
+    /// owns the disk.
     pub fn handle_wanted(&mut self) {
         self.view.wants = self.awaits().is_some();
         self.answer_held();
     }
 
-    /// Handles the progress of pulling.
+    /// Stores the progress of pulling, which the next answer to the source reports.
     pub fn handle_progress(&mut self, pulled_bytes: u64, left_bytes: u64, done: bool) {
         self.view = View { pulled_bytes, left_bytes, done, ..self.view };
     }
@@ -192,7 +197,7 @@ impl Destination {
         }
     }
 
-    /// Handles due timeouts.
+    /// Sends the delayed answer if its time has come.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.held.is_some_and(|(_, at)| at <= now) {
             self.answer_held();
@@ -323,7 +328,7 @@ impl Destination {
         self.act(DestinationAct::Record(Record::Awaiting(session)));
     }
 
-    /// Handles the end of an action.
+    /// Handles the result of the action that has this ticket.
     pub fn handle_done(&mut self, now: Instant, ticket: Ticket, result: Result<(), ()>) {
         if let Some(at) = self.forgetting.iter().position(|(act, _)| *act == ticket) {
             let (_, call) = self.forgetting.swap_remove(at);

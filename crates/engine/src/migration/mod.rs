@@ -4,10 +4,10 @@
 //! [`Source`] runs on the host that has the disk, [`Destination`] on the host that will get it. The
 //! source calls, and the destination answers. Calls and answers may be lost, repeated, late and
 //! reordered. A *session* is one attempt to hand the disk over. Each call names its session, and
-//! the destination refuses calls of earlier sessions. Both state machines request actions of their
-//! caller, the daemon ([`Source::poll_act`], [`Destination::poll_act`]), and get the results. Each
-//! side relies only on statements of the other host, and a host makes a statement only after it is
-//! durable.
+//! the destination refuses calls of earlier sessions. Both state machines request actions from
+//! their caller, the daemon ([`Source::poll_act`], [`Destination::poll_act`]), and get the results.
+//! Each side relies only on statements of the other host, and a host makes a statement only after
+//! it is durable.
 //!
 //! [`Puller`] selects the data that the destination reads from the source next. [`heat`] is the
 //! list of blocks, hottest first, that [`Puller`] starts with. [`RemainingRanges`] is the list of
@@ -88,7 +88,7 @@ pub enum Call {
     Yours,
     /// The hand-over is cancelled.
     Cancel,
-    /// Report the progress.
+    /// Report the progress of the destination ([`View`]). Changes nothing.
     Look,
 }
 
@@ -104,11 +104,12 @@ pub struct Message {
 /// Progress of the destination, as reported to the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// True if a change waits for the disk at the destination, because the guest runs there now.
+    /// True if a write or other change of the guest waits at the destination, because the guest
+    /// runs there now.
     pub wants: bool,
     /// True if the destination has pulled all data that it currently needs.
     pub done: bool,
-    /// Number of bytes pulled.
+    /// Number of bytes that the destination has pulled.
     pub pulled_bytes: u64,
     /// Number of bytes left to pull.
     pub left_bytes: u64,

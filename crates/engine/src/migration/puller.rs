@@ -26,9 +26,9 @@ impl Pull {
 /// How an attempt of the destination to read a range from the source ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {
-    /// The data is in flash, or the pull gave up on it permanently.
+    /// The data is in flash, or the destination will not read this range again unless it changes.
     Done,
-    /// Flash is busy, or the source did not answer, so the range must be read again later.
+    /// Flash is busy, or the source did not answer. The range must be read again later.
     Again,
 }
 
@@ -51,12 +51,12 @@ pub struct Puller {
 }
 
 impl Puller {
-    /// Creates an empty list. Each pull has at most `bytes_max` bytes.
+    /// Creates a puller without ranges. Each pull will have at most `bytes_max` bytes.
     pub fn new(bytes_max: u64) -> Puller {
         Puller { sectors_max: (bytes_max / SECTOR_BYTES).max(1), ..Puller::default() }
     }
 
-    /// Appends ranges to the list.
+    /// Appends ranges of sectors (`first..end`) to the list, to be read in this order.
     pub fn add(&mut self, ranges: impl IntoIterator<Item = (u64, u64)>) {
         self.list.extend(
             ranges.into_iter().filter(|(first, end)| first < end).map(|(first, end)| Pull { first, end }),
@@ -99,7 +99,7 @@ impl Puller {
         Pull { end, ..pull }
     }
 
-    /// Handles the end of a pull.
+    /// Handles the end of a pull. A range that changed during the pull will be read again.
     pub fn ended(&mut self, pull: Pull, how: Pulled) {
         let Some(changed) = self.in_flight.remove(&pull) else { return };
         if changed || how == Pulled::Again {
@@ -109,7 +109,8 @@ impl Puller {
         put_in(&mut self.pulled, pull.first, pull.end);
     }
 
-    /// Returns the number of pulled bytes, including repeated pulls.
+    /// Returns the number of bytes that were pulled so far. Bytes that were pulled twice count
+    /// twice.
     pub fn pulled_bytes(&self) -> u64 {
         self.pulled_sectors * SECTOR_BYTES
     }
@@ -124,7 +125,8 @@ impl Puller {
         self.list.len() + self.again.len()
     }
 
-    /// Returns the number of bytes to pull, as far as known.
+    /// Returns the number of bytes in all ranges that are to be pulled, including the pulls in
+    /// flight.
     pub fn left_bytes(&self) -> u64 {
         let listed: u64 = self.list.iter().map(Pull::sectors).sum();
         let again: u64 = self.again.iter().map(|(first, end)| end - first).sum();
@@ -132,7 +134,7 @@ impl Puller {
         (listed + again + in_flight) * SECTOR_BYTES
     }
 
-    /// Returns true if no range is left to pull.
+    /// Returns true if no range is left to pull, and no pull is in flight.
     pub fn is_done(&self) -> bool {
         self.list.is_empty() && self.again.is_empty() && self.in_flight.is_empty()
     }

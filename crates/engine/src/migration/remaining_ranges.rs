@@ -16,7 +16,8 @@ use crate::units::SECTOR_BYTES;
 /// Maximum number of regions per disk.
 const REGIONS_MAX: u64 = 1 << 22;
 
-/// Ranges that the former owner may be asked for. The default is empty and stays empty.
+/// Ranges that the new owner may still read from the former owner. The default value stays empty
+/// whatever is added.
 #[derive(Debug, Default)]
 pub struct RemainingRanges {
     /// Base-2 logarithm of the number of sectors in a region.
@@ -26,8 +27,8 @@ pub struct RemainingRanges {
 }
 
 impl RemainingRanges {
-    /// Creates an empty set for a disk of `disk_bytes`. Parts that the disk gains later are never
-    /// included.
+    /// Creates an empty set for a disk of `disk_bytes`. Sectors that a later growth of the disk
+    /// adds are never included.
     pub fn new(disk_bytes: u64) -> RemainingRanges {
         let sectors = disk_bytes.div_ceil(SECTOR_BYTES).max(1);
         let shift = sectors.div_ceil(REGIONS_MAX).next_power_of_two().ilog2();
@@ -41,13 +42,13 @@ impl RemainingRanges {
         set(&mut self.listed, regions);
     }
 
-    /// Excludes sectors from the list, because this host will change them next.
+    /// Excludes the sectors `first..end` permanently, because this host will change them next.
     pub fn changed(&mut self, first: u64, end: u64) {
         let regions = self.regions(first, end);
         set(&mut self.changed, regions);
     }
 
-    /// Returns true if the former owner may be asked for all of these sectors.
+    /// Returns true if this host may read all of the sectors `first..end` from the former owner.
     pub fn has_all(&self, first: u64, end: u64) -> bool {
         let is_known = end.div_ceil(1 << self.shift) <= self.listed.len() as u64 * 64;
         let has = |region: u64| {

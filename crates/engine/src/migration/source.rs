@@ -39,12 +39,14 @@ const GATHER_NS: u64 = 50_000_000;
 /// Time during which the call that cancels the hand-over is repeated, nanoseconds.
 const CANCEL_NS_MAX: u64 = 30_000_000_000;
 
-/// Settings of a migration that the source follows.
+/// Settings of a migration that affect its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceOptions {
-    /// True if a change that waits at the destination triggers the hand-over.
+    /// True if a guest's write or other change that waits at the destination triggers the
+    /// hand-over.
     pub on_demand: bool,
-    /// Maximum time that the guest waits for a destination that does not answer, nanoseconds.
+    /// Maximum time for which the guest's requests wait for an answer of the destination,
+    /// nanoseconds. Then the source thaws the disk.
     pub freeze_ns_max: u64,
     /// True if this host's cache stays readable for the destination after the hand-over, until the
     /// destination has pulled all data that it needs.
@@ -54,9 +56,9 @@ pub struct SourceOptions {
 /// An order of the operator about a migration in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Hand the disk over now.
+    /// Hand the disk over now, even if the destination has not asked for it.
     Finish,
-    /// Keep the disk.
+    /// Keep the disk on the source, and end the migration.
     Cancel,
 }
 
@@ -79,16 +81,16 @@ pub enum SourceAct {
     Thaw,
     /// Set `Role::Away`, and release the backing.
     Leave,
-    /// Stop recording changes, and restore the cache's mode.
+    /// Stop recording which regions change, and restore the cache's mode from before the migration.
     Restore,
-    /// Release the cache.
+    /// Release this host's cache of the disk, which the destination no longer reads.
     GiveUp,
 }
 
 /// Phase of the migration at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The record is being written to stable storage.
+    /// The record [`Record::Leaving`] is being written to stable storage.
     Recording,
     /// Dirty data is being destaged.
     Preparing,
@@ -139,7 +141,7 @@ pub struct Source {
     act_out: Option<(Ticket, SourceAct)>,
     call_out: Option<(Ticket, Message)>,
     next: u64,
-    /// Time at which the source continues.
+    /// Time at which the present pause ends; `None` if there is no pause.
     due: Option<Instant>,
     pause_ns: u64,
     /// Time at which the freeze times out, or the repetition of a cancel ends.
@@ -158,7 +160,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// Begins an attempt. `session.attempt` must be greater than in any earlier record.
+    /// Begins an attempt to hand the disk over. `session.attempt` must be greater than in any
+    /// earlier record of this host.
     pub fn start(session: Session, options: SourceOptions) -> Source {
         let mut source = Source::new(session, options, Phase::Recording);
         source.act(SourceAct::Record(Record::Leaving(session)));
@@ -196,12 +199,12 @@ impl Source {
         }
     }
 
-    /// Returns the session.
+    /// Returns the session, which names this attempt in all calls.
     pub fn session(&self) -> Session {
         self.session
     }
 
-    /// Returns the phase.
+    /// Returns the present phase of the migration.
     pub fn phase(&self) -> Phase {
         self.phase
     }
@@ -221,13 +224,14 @@ impl Source {
         matches!(self.phase, Phase::Over | Phase::Kept) && self.step == Step::Nothing
     }
 
-    /// Returns the next action for the caller. Its result goes to `handle_done`.
+    /// Returns the next action that the caller must execute; `None` if there is none now. The
+    /// caller passes the result to `handle_done`.
     pub fn poll_act(&mut self) -> Option<(Ticket, SourceAct)> {
         self.act_out.take()
     }
 
-    /// Returns the next call, which the caller sends to the destination host. Its answer or its
-    /// loss goes to `handle_answer`.
+    /// Returns the next call that the caller must send to the destination; `None` if there is none
+    /// now. The caller passes the answer, or `None` for a lost call, to `handle_answer`.
     pub fn poll_call(&mut self) -> Option<(Ticket, Message)> {
         self.call_out.take()
     }
@@ -237,7 +241,8 @@ impl Source {
         self.due.into_iter().chain(self.limit).min()
     }
 
-    /// Handles an operator's order. Returns false if the order is too late.
+    /// Handles an operator's order. Returns false, without effect, if the migration is past the
+    /// point at which the order is possible.
     pub fn handle_order(&mut self, now: Instant, order: Order) -> bool {
         use Phase::*;
         match (order, self.phase) {
@@ -259,7 +264,8 @@ impl Source {
         true
     }
 
-    /// Handles due timeouts.
+    /// Continues if a pause has ended. If a time limit is reached, thaws the disk or ends a
+    /// cancellation.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.limit.is_some_and(|at| at <= now) {
             self.limit = None;
@@ -286,7 +292,8 @@ impl Source {
         self.changed = joined(self.changed.take(), changes);
     }
 
-    /// Handles the end of an action. `Err` means that the action had no effect.
+    /// Handles the result of the action that has this ticket. `Err` means that the action had no
+    /// effect.
     pub fn handle_done(&mut self, now: Instant, ticket: Ticket, result: Result<(), ()>) {
         if self.under_way != Some(ticket) {
             return;

@@ -34,7 +34,8 @@ pub struct Bidder {
     pub least: u64,
     /// Largest size, segments; at least `least`.
     pub most: u64,
-    /// Value at each grid point, which never falls. Empty for a cache without value.
+    /// Value of each size in [`GRID`]; no value is lower than that of a smaller size. Empty if no
+    /// size has a value.
     pub(super) values: Vec<f64>,
 }
 
@@ -154,7 +155,8 @@ fn climb(bidders: &[Bidder], mut sizes: Vec<u64>, mut spare: u64) -> Vec<u64> {
     fill(bidders, sizes, spare)
 }
 
-/// Gives the remainder to the steps with the highest gain per segment.
+/// Assigns up to `spare` segments in at most [`REMAINDER_STEPS_MAX`] steps, each with the highest
+/// gain per segment. Returns the new sizes.
 fn fill(bidders: &[Bidder], mut sizes: Vec<u64>, mut spare: u64) -> Vec<u64> {
     for _ in 0..REMAINDER_STEPS_MAX {
         let steps =
@@ -166,8 +168,8 @@ fn fill(bidders: &[Bidder], mut sizes: Vec<u64>, mut spare: u64) -> Vec<u64> {
     sizes
 }
 
-/// Returns the step with the highest gain per segment that fits: the gain, the bidder, and the new
-/// size.
+/// Returns the bidder's step of at most `spare` segments with the highest gain per segment: the
+/// gain, the bidder's index, and the new size. Returns `None` if no step has a gain.
 fn best_step(bidder: &Bidder, i: usize, from: u64, spare: u64) -> Option<(f64, usize, u64)> {
     let most = bidder.most.min(from.saturating_add(spare));
     let present = (from, bidder.value_at(from));

@@ -13,12 +13,12 @@ use super::{CHANGE_MIN_PART, Member, Status};
 const RATE_HALF_NS: f64 = 10e9;
 /// Half-life of earlier reads in a disk's usual rate of reads, nanoseconds.
 const USUAL_HALF_NS: f64 = 600e9;
-/// Part of the usual rate that counts while the present rate is lower.
+/// Lower limit of a disk's rate, as a part of its usual rate.
 const USUAL_PART: f64 = 0.25;
 /// Half-life of earlier accesses in a disk's curve, nanoseconds. Repartitionings between which the
 /// disk was idle do not count.
 const CURVE_HALF_NS: f64 = 300e9;
-/// Number of accesses in a curve up to which earlier accesses keep their weight.
+/// Number of recent accesses up to which the weight of earlier accesses is not reduced.
 const ACCESSES_MIN: f64 = 4096.0;
 
 /// Recent demand of one disk.
@@ -38,7 +38,8 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// Updates the demand with the counts of a repartitioning.
+    /// Updates the demand with the member's counts at a repartitioning, `elapsed_ns` after the
+    /// previous one.
     pub(super) fn update(&mut self, elapsed_ns: u64, segment_bytes: u64, member: &Member<'_>) {
         let blocks = |segments: u64| segments.saturating_mul(segment_bytes) / member.block_bytes;
         let total = member.accesses as f64;
@@ -105,8 +106,8 @@ impl Demand {
         interpolate(&self.hits, segments) / self.accesses.max(1.0)
     }
 
-    /// Returns the findings about a cache of this size. `part` is the size that each cache would
-    /// have if all had equal sizes.
+    /// Returns the findings about a cache of `segments` segments whose best size is `target`.
+    /// `part` is the size that each cache would have if all had equal sizes.
     pub(super) fn status(&self, segments: u64, target: u64, part: u64) -> Status {
         let hit_ratio = self.hit_ratio(segments);
         let larger = segments + (segments / CHANGE_MIN_PART).max(1);

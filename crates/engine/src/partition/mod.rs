@@ -2,10 +2,11 @@
 //! caches that share these segments are the *members*.
 //!
 //! [`Partitioner::round`] repartitions the pool every [`PERIOD_NS`]. Its inputs are each disk's
-//! counts and miss-ratio curve since counting began ([`crate::sizing`]). From the differences to
-//! the previous repartitioning it derives a recent curve and a recent rate of reads per disk. The
-//! value of a cache size is rate × hit ratio × cost of a miss × shares. [`allocate`] finds the
-//! sizes with the highest total value, and the function returns the changes towards these sizes.
+//! counts and miss-ratio curve since the disk was opened, or since the curves were last cleared
+//! ([`crate::sizing`]). From the differences to the previous repartitioning it derives a recent
+//! curve and a recent rate of reads per disk. The value of a cache size is rate × hit ratio × cost
+//! of a miss × shares. [`allocate`] finds the sizes with the highest total value, and the function
+//! returns the changes towards these sizes.
 //!
 //! Changes are bounded, because each one drops cached data and rebuilds an index:
 //! - free segments are assigned at once;
@@ -59,7 +60,7 @@ pub struct Limits {
     pub min: u64,
     /// Largest size, segments.
     pub max: u64,
-    /// Weight of the cache's hits; at least 1.
+    /// Factor by which the value of the cache's hits is multiplied; at least 1.
     pub shares: u32,
     /// True if the cache's size must not change.
     pub pinned: bool,
@@ -85,21 +86,23 @@ pub struct Member<'a> {
     /// Time that a hit saves, nanoseconds; 0 if unknown (see
     /// [`DiskStats::miss_cost_ns`](crate::stats::DiskStats::miss_cost_ns)).
     pub miss_cost_ns: u64,
-    /// Reads since counting began. They give the rate of reads, because a miss costs the latency of
-    /// a request.
+    /// Number of reads of the disk since it was opened, or since its miss-ratio curves were last
+    /// cleared. These reads give the rate of reads, because a miss costs the latency of a request.
     pub reads: u64,
-    /// Number of accesses in the curve. A read counts once for each block that it touches.
+    /// Number of accesses that the curve describes. A read is one access to each block that it
+    /// touches.
     pub accesses: u64,
     /// Miss-ratio curve of these accesses.
     pub curve: &'a Curve,
-    /// Size of the curve's blocks, bytes.
+    /// Size of the blocks whose accesses the curve describes, bytes.
     pub block_bytes: u64,
 }
 
 /// Counts of a disk with a cache, as a repartitioning needs them.
 #[derive(Clone, Debug)]
 pub struct DiskCounts {
-    /// Number of reads since counting began.
+    /// Number of reads of the disk since it was opened, or since its miss-ratio curves were last
+    /// cleared.
     pub reads: u64,
     /// Size of the cache's dirty data, bytes.
     pub dirty_bytes: u64,
@@ -114,7 +117,7 @@ pub struct DiskCounts {
 /// A change of one cache's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The disk.
+    /// The disk whose cache changes its size.
     pub disk: DiskId,
     /// Number of segments before the change.
     pub from: u64,
@@ -127,7 +130,7 @@ pub struct Change {
 pub struct Status {
     /// The size with the highest total value, segments.
     pub target: u64,
-    /// Recent reads per second.
+    /// Recent number of reads of the disk per second.
     pub rate: f64,
     /// Estimated recent hit ratio at the current size.
     pub hit_ratio: f64,

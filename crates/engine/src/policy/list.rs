@@ -54,7 +54,7 @@ impl List {
         self.len += 1;
     }
 
-    /// Removes a node of this list.
+    /// Removes a node, which must be in this list.
     #[inline]
     pub(super) fn remove(&mut self, links: &mut Links, node: u32) {
         let (older, younger) = links[node as usize];
@@ -62,7 +62,7 @@ impl List {
         self.len -= 1;
     }
 
-    /// Moves a node of this list to its young end.
+    /// Moves a node, which must be in this list, to the young end.
     #[inline]
     pub(super) fn renew(&mut self, links: &mut Links, node: u32) {
         if self.youngest != node {
@@ -96,7 +96,8 @@ impl List {
         self.len += other.len;
     }
 
-    /// Makes two nodes neighbours. `NONE` stands for the end of the list.
+    /// Links two nodes, so that `younger` follows `older`. `NONE` in place of a node stands for the
+    /// end of the list.
     #[inline]
     fn join(&mut self, links: &mut Links, older: u32, younger: u32) {
         match older {
@@ -121,8 +122,8 @@ impl List {
         })
     }
 
-    /// Returns the oldest frame that may be evicted. Skips at most `patience` busy frames, and
-    /// reduces `patience` by their number.
+    /// Returns the oldest frame that may be evicted, or `None` if there is none. Skips at most
+    /// `patience` busy frames, and reduces `patience` by their number.
     pub(super) fn victim(
         &self,
         links: &Links,

@@ -82,12 +82,12 @@ impl PolicyKind {
         (0..POLICIES.len() as u8).map(PolicyKind)
     }
 
-    /// Returns the row of [`POLICIES`].
+    /// Returns the name, the summary and the other properties of this policy.
     pub fn info(self) -> &'static PolicyInfo {
         &POLICIES[self.0 as usize]
     }
 
-    /// Returns true if the policy is chosen by simulations.
+    /// Returns true if the cache chooses its policy itself, by simulations.
     pub fn is_auto(self) -> bool {
         self.info().name == AUTO.name
     }
@@ -102,7 +102,7 @@ impl PolicyKind {
         }
     }
 
-    /// Returns the policy of that name; hyphens may be omitted.
+    /// Returns the policy of that name, in which hyphens may be omitted; `None` if there is none.
     pub fn from_name(name: &str) -> Option<PolicyKind> {
         let letters = |name: &str| name.replace('-', "");
         Self::all().find(|kind| letters(kind.info().name) == letters(name))
@@ -122,7 +122,7 @@ pub enum Candidate {
 
 /// The replacement order of one cache.
 pub trait Policy: Send {
-    /// Records that a request used the block in this frame.
+    /// Records that a request read or wrote the block in this frame.
     fn hit(&mut self, frame: FrameNo);
 
     /// Records an access to a block that is not in the cache, and returns true if the block is

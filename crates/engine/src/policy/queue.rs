@@ -42,7 +42,7 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Removes and returns the oldest frame.
+    /// Removes and returns the oldest frame; `None` if the queue is empty.
     pub(crate) fn pop(&mut self, links: &Links) -> Option<FrameNo> {
         if self.len == 0 {
             return None;

@@ -24,7 +24,7 @@ pub(super) fn room(frames: u32, wanted: u32) -> u32 {
     wanted.min(NONE - 1 - frames)
 }
 
-/// The remembered blocks. Their entries are numbered from 0.
+/// A set of blocks, each with a number from 0 to the set's capacity minus 1.
 #[derive(Debug)]
 pub(super) struct Remembered {
     /// First entry of each chain.
@@ -49,7 +49,7 @@ impl Remembered {
         self.len
     }
 
-    /// Returns the number of a remembered block.
+    /// Returns the number of a block in this set; `None` if the block is not remembered.
     #[inline]
     pub(super) fn find(&self, block: BlockNo) -> Option<u32> {
         let mut at = *self.chains.get(self.chain(block))?;
@@ -63,7 +63,7 @@ impl Remembered {
         None
     }
 
-    /// Adds a block that is not remembered. There must be room.
+    /// Adds a block that is not remembered, and returns its number. Panics if the set is full.
     pub(super) fn insert(&mut self, block: BlockNo) -> u32 {
         debug_assert!(self.find(block).is_none());
         assert!(self.unused != NONE, "policies make room before they remember");
@@ -77,7 +77,7 @@ impl Remembered {
         number
     }
 
-    /// Removes a block.
+    /// Removes the block that has this number.
     pub(super) fn remove(&mut self, number: u32) {
         let Entry { block, next } = self.entries[number as usize];
         let chain = self.chain(block);

@@ -65,8 +65,9 @@ impl S3Fifo {
         }
     }
 
-    /// Handles the oldest frame of the small queue: evicts it, moves it to the main queue, or
-    /// requeues a busy frame.
+    /// Handles the frame that was just removed from the old end of the small queue. Returns true if
+    /// the frame is to be evicted; otherwise the frame was added to the main queue, or again to the
+    /// small queue if it is busy.
     fn evict_small(&mut self, frame: FrameNo, candidate: Candidate) -> bool {
         match candidate {
             Candidate::Empty => return true,
@@ -83,7 +84,8 @@ impl S3Fifo {
         false
     }
 
-    /// Handles the oldest frame of the main queue: evicts or requeues it.
+    /// Handles the frame that was just removed from the old end of the main queue. Returns true if
+    /// the frame is to be evicted; otherwise the frame was added to the main queue again.
     fn evict_main(&mut self, frame: FrameNo, candidate: Candidate) -> bool {
         let uses = &mut self.uses[frame.0 as usize];
         match candidate {

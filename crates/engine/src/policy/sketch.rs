@@ -12,7 +12,7 @@
 use crate::index::hash;
 use crate::units::BlockNo;
 
-/// Bits of a counter. After its counts were halved this many times, any count is zero.
+/// Number of bits of a counter. After this many halvings, any count is zero.
 pub(crate) const COUNT_BITS: u32 = 4;
 /// The largest value of a counter.
 pub(crate) const COUNT_MAX: u8 = (1 << COUNT_BITS) - 1;
@@ -50,13 +50,13 @@ impl Sketch {
         }
     }
 
-    /// Returns the estimated accesses to a block.
+    /// Returns the estimated number of accesses to a block, at most [`COUNT_MAX`].
     pub(crate) fn estimate(&mut self, block: BlockNo) -> u8 {
         let (line, places) = self.locate(block);
         places.iter().map(|place| place.count(line)).min().expect("a sketch has rows")
     }
 
-    /// Raises a block's estimate to at least `count`.
+    /// Raises the estimate of a block to `count` if it is lower.
     pub(crate) fn raise(&mut self, block: BlockNo, count: u8) {
         let (line, places) = self.locate(block);
         places.iter().for_each(|place| place.raise(line, count));

@@ -40,7 +40,8 @@ struct TwoLevelLru {
     links: Links,
     /// For each frame, its count and whether it is Active.
     heats: Vec<u8>,
-    /// The Inactive list, then the Active lists by count.
+    /// List 0 has the Inactive blocks. List N, from 1 to 15, has the Active blocks whose use count
+    /// is N.
     lists: [List; LISTS],
     /// One bit for each Active list that has frames.
     occupied: u16,

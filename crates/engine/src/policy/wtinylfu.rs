@@ -110,7 +110,7 @@ pub(super) struct WTinyLfu {
     protected_max: u32,
 }
 
-/// The coldest entry of a list.
+/// The oldest frame of a list that is not busy.
 enum Coldest {
     Block(FrameNo, BlockNo),
     Empty(FrameNo),
@@ -156,7 +156,7 @@ impl WTinyLfu {
         }
     }
 
-    /// Records that a request was counted.
+    /// Counts a request, and halves all counts when enough requests were counted.
     fn grow_older(&mut self) {
         self.requests += 1;
         if self.requests >= self.requests_max {
@@ -181,7 +181,7 @@ impl WTinyLfu {
         Coldest::None
     }
 
-    /// Removes a block and keeps its count.
+    /// Removes the block from this policy, and adds its count to the sketch. Returns the frame.
     fn give_up(&mut self, frame: FrameNo, block: BlockNo) -> Option<FrameNo> {
         let count = self.marks.count(frame);
         self.sketch.raise(block, count);

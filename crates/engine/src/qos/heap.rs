@@ -16,7 +16,7 @@ pub(super) struct TagHeap<Tag> {
 }
 
 impl<Tag: Copy + Ord> TagHeap<Tag> {
-    /// Returns the smallest tag and its flow.
+    /// Returns the smallest tag and its flow; `None` if the heap is empty.
     pub(super) fn first(&self) -> Option<(Tag, u32)> {
         self.order.first().copied()
     }

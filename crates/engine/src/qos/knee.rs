@@ -51,7 +51,7 @@ impl Knee {
         }
     }
 
-    /// Returns the knee's latency in nanoseconds once the knee is known.
+    /// Returns the knee's latency in nanoseconds; `None` if the knee is not known.
     pub(super) fn latency_ns(&self) -> Option<u64> {
         let rates = || self.best.iter().map(|[_, second]| u64::from(*second));
         let most = rates().max().filter(|most| *most > 0)?;

@@ -33,7 +33,7 @@ pub const SHARES_MAX: u32 = 1_000_000;
 /// Maximum of a limit or reservation, units per second.
 pub const RATE_MAX: u32 = 100_000_000;
 
-/// Entitlement of one flow at one resource.
+/// Shares, reservation and limits of one flow (one disk, or all background I/O) at one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entitlement {
     /// Relative part of the rate that is left after all reservations, from 1 to [`SHARES_MAX`].
@@ -71,7 +71,7 @@ pub enum Resource {
     Flash(DeviceId),
 }
 
-/// State of a datastore or flash device.
+/// Use of a datastore or flash device: its window and its waiting I/Os.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceState {
     /// State of the resource's window.

@@ -50,7 +50,8 @@ struct Flow<T> {
     allowed_at: u64,
     /// Share tag of the first waiting I/O, in virtual time.
     shared_at: u128,
-    /// Number of units served since the last query of the demand.
+    /// Number of I/O units (32 KiB by default) served since the last call of
+    /// [`Scheduler::take_wanted_shares`].
     served: u64,
 }
 
@@ -99,7 +100,7 @@ impl<T> Flow<T> {
 }
 
 impl<T> Scheduler<T> {
-    /// Sets a flow's entitlement.
+    /// Sets the shares, the reservation and the limits of a flow.
     pub fn set(&mut self, now: Instant, flow: FlowId, entitlement: Entitlement) {
         assert!((1..=super::SHARES_MAX).contains(&entitlement.shares), "{entitlement:?}");
         assert!(entitlement.reservation <= super::RATE_MAX, "{entitlement:?}");
@@ -214,7 +215,8 @@ impl<T> Scheduler<T> {
         self.flows.get(flow.0 as usize).map_or(0, |flow| flow.waiting.len())
     }
 
-    /// Returns the next time at which `pop` will have an I/O that it does not have now.
+    /// Returns the time from which `pop` will return an I/O; time 0 if it would return one now.
+    /// Returns `None` if no I/O waits.
     pub fn next_at(&self) -> Option<Instant> {
         match self.by_shares.first() {
             Some(_) => Some(Instant(0)),

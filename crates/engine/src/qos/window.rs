@@ -33,14 +33,15 @@ const CALM_NS: u64 = 4_000_000_000;
 const SIZE_MIN: u64 = 2;
 const SIZE_MAX: u64 = 4096;
 
-/// Number of parts into which one I/O is divided when a window is counted.
+/// Number of parts into which one I/O is divided, because a window's size need not be a whole
+/// number.
 const PART: u64 = 1024;
 
 /// Step of `phase` per I/O: the golden section of `PART`. Phases that differ by this step are
 /// evenly distributed, so that the window alternates between two whole sizes in the right ratio.
 const DITHER: u64 = 633;
 
-/// Minimum time that a report covers, seconds.
+/// Minimum time between two reports, seconds.
 const REPORT_SECONDS_MIN: f64 = 0.01;
 
 /// Time for which an agreed size is valid, nanoseconds.
@@ -89,8 +90,8 @@ pub struct WindowState {
     pub knee_ns: Option<u64>,
 }
 
-/// Use of a resource in a period: the start of the period, the completed I/Os, and whether I/O had
-/// to wait.
+/// How a resource was used in a period: the start of the period, the completed I/Os, and whether
+/// I/O had to wait.
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
     began: Instant,
@@ -101,7 +102,7 @@ struct Use {
 }
 
 impl Use {
-    /// Creates an empty period.
+    /// Creates the use of a period that starts at `began`, without I/Os.
     fn from(began: Instant) -> Use {
         Use { began, ..Use::default() }
     }
@@ -158,7 +159,7 @@ impl Window {
         size.is_none_or(|size| self.in_flight < size)
     }
 
-    /// Returns true if I/Os must be counted, because the window may be limited.
+    /// Returns true if the I/Os in flight must be counted, because the control may limit them.
     pub fn is_on(&self) -> bool {
         self.control != Control::Off
     }
@@ -190,8 +191,8 @@ impl Window {
         self.in_flight -= 1;
     }
 
-    /// Sets the size on which the hosts agreed, I/Os. Has no effect unless the latency limits the
-    /// window.
+    /// Sets the window's size to `size` I/Os, on which the hosts agreed. Has no effect unless the
+    /// latency limits the window.
     pub fn settle(&mut self, now: Instant, size: f64) {
         if matches!(self.control, Control::Latency { .. }) {
             // An agreement never reduces the window below one I/O.
@@ -219,7 +220,7 @@ impl Window {
         })
     }
 
-    /// Returns the state of the window.
+    /// Returns the window's size and use, for display.
     pub fn state(&self) -> WindowState {
         let size = match self.control {
             Control::Depth(depth) => Some(depth),

@@ -9,7 +9,7 @@ const SUB: u64 = 1 << SUB_BITS;
 const DISTANCE_BITS: u32 = 40;
 const BUCKETS: usize = ((DISTANCE_BITS - SUB_BITS + 1) as u64 * SUB) as usize;
 
-/// Sums over the accesses in a range of distances.
+/// Sums over the accesses whose stack distances are in one range.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bucket {
     /// Total weight of the accesses.

@@ -152,7 +152,7 @@ impl Curve {
     }
 }
 
-/// Builds a curve from its steps, in order.
+/// Builds a curve from its decreases, in ascending order of size.
 pub(super) struct Builder {
     points: Vec<CurvePoint>,
 }
@@ -162,8 +162,9 @@ impl Builder {
         Builder { points: vec![CurvePoint { blocks: 0, miss_ratio: 1.0 }] }
     }
 
-    /// Adds a linear fall to `miss_ratio` from size `from` (or the last point, if that is larger)
-    /// to size `to`. A value above the last point's value counts as that value.
+    /// Adds a linear decrease to `miss_ratio` from size `from` (or the last point, if that is
+    /// larger) to size `to`. If `miss_ratio` is above the last point's ratio, the last point's
+    /// ratio is used.
     pub(super) fn drop_to(&mut self, from: u64, to: u64, miss_ratio: f64) {
         let last = self.points[self.points.len() - 1];
         let miss_ratio = miss_ratio.clamp(0.0, last.miss_ratio);
@@ -176,8 +177,8 @@ impl Builder {
         self.points.push(CurvePoint { blocks: to, miss_ratio });
     }
 
-    /// Adds a fall to `miss_ratio` from size 0 (or the last point) to size `to`. From size 0, the
-    /// ratio falls by the same amount for each doubling of the size.
+    /// Adds a decrease to `miss_ratio` from size 0 (or the last point) to size `to`. From size 0,
+    /// the ratio falls by the same amount for each doubling of the size.
     pub(super) fn drop_by_logarithm(&mut self, to: u64, miss_ratio: f64) {
         if self.points.len() == 1 {
             let between: Vec<u64> = (0..64).map(|bit| 1 << bit).take_while(|blocks| *blocks < to).collect();

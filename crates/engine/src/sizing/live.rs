@@ -28,14 +28,15 @@ const fn sized<const SECTORS: usize>() -> u64 {
     SECTORS as u64 * SECTOR_BYTES
 }
 
-/// Counts of a disk's requests since counting began.
+/// Counts of a disk's requests since it was opened, or since its miss-ratio curves were last
+/// cleared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Number of reads.
     pub reads: u64,
     /// Total length of these reads, bytes.
     pub read_bytes: u64,
-    /// Number of answered reads that flash or memory served completely.
+    /// Number of these reads that flash or memory served completely.
     pub read_hits: u64,
     /// Number of writes.
     pub writes: u64,
@@ -58,8 +59,8 @@ pub struct Recent {
     pub read_bytes: u64,
     /// Total length of the writes since the first of the recent reads, bytes.
     pub write_bytes: u64,
-    /// Estimated share of recent accesses that read a 4 KiB block which was not read or written
-    /// before since counting began.
+    /// Estimated share of recent accesses that read a 4 KiB block that was not read or written
+    /// before, since the disk was opened or its curves were last cleared.
     pub first_share: f64,
 }
 
@@ -75,7 +76,7 @@ struct Window {
     first_weight: f64,
 }
 
-/// Result for one block size.
+/// Miss-ratio curve of a disk for one block size, and the sample that it was estimated from.
 #[derive(Clone, Debug)]
 pub struct BlockSizing {
     /// Block size in bytes.
@@ -93,7 +94,7 @@ pub struct BlockSizing {
     pub curve: Curve,
 }
 
-/// Result for a disk.
+/// Miss-ratio curves of a disk for all sampled block sizes, and counts of its requests.
 #[derive(Clone, Debug)]
 pub struct Sizing {
     /// Time since the counts began, nanoseconds.
@@ -102,7 +103,7 @@ pub struct Sizing {
     pub seen: Seen,
     /// Counts of recent reads.
     pub recent: Recent,
-    /// Memory use, bytes.
+    /// Memory use of the disk's sampler, bytes.
     pub bytes: u64,
     /// Results for each block size, smallest first.
     pub block_sizes: Vec<BlockSizing>,
@@ -133,7 +134,7 @@ impl Live {
         }
     }
 
-    /// Records a valid request.
+    /// Records a request of the guest that is not refused.
     pub fn note(&mut self, request: &Request) {
         match request.op {
             Op::Read => {

@@ -64,7 +64,7 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         &mut self.samples[number as usize]
     }
 
-    /// Returns the number of a block's sample.
+    /// Returns the number of a block's sample; `None` if the block is not sampled.
     #[inline]
     pub(super) fn find(&self, block: u64) -> Option<u32> {
         let mut at = self.home(block);

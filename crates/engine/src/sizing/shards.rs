@@ -23,8 +23,9 @@
 //!   theory (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992, chapter 6). A
 //!   deficit beyond one standard deviation of N′ is attributed to a hot block, as in SHARDS-adj.
 //!
-//! One sample stands for 1 / (sampling rate) blocks. The samples say nothing about smaller caches:
-//! there the curve falls with the logarithm of the cache size.
+//! One sample stands for 1 / (sampling rate) blocks. The samples say nothing about smaller caches.
+//! For these, the miss ratio is assumed to fall by the same amount with each doubling of the cache
+//! size.
 
 use std::ops::Range;
 
@@ -67,7 +68,7 @@ pub struct Sampler<const SECTORS: usize> {
     /// Lower bound of the threshold, which falls if there are more samples than `falling_max`.
     threshold_min: u64,
     falling_max: u32,
-    /// Number that is added to every position.
+    /// Number that is added to the position of each block; it selects the samples.
     seed: u64,
     /// Maximum number of samples at the lowest threshold.
     samples_max: u32,

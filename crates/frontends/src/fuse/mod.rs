@@ -61,10 +61,10 @@ pub enum Taken {
 struct InFlight {
     unique: u64,
     op: Op,
-    /// Offset of the piece that the engine is working on.
+    /// Offset of the part of the request that the engine has, bytes.
     offset: u64,
     len: u64,
-    /// First byte of all pieces of the request.
+    /// Offset of the whole request, bytes.
     begin: u64,
     end: u64,
     /// The engine's reference to the buffer, until the request is polled.
@@ -77,9 +77,9 @@ struct InFlight {
 /// A whole FUSE command. A trace records it once, even if it has several pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// The operation.
+    /// The operation that the command requests.
     pub op: Op,
-    /// First byte.
+    /// Offset of the command's first byte, bytes.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
@@ -98,7 +98,7 @@ pub struct Session {
     requests: VecDeque<Request>,
     answers: VecDeque<(Answer, Option<BufferSlice>)>,
     held_bytes: usize,
-    /// Whether the connection has ended. Answers are then dropped.
+    /// True if the connection has ended. Answers are then dropped.
     dead: bool,
 }
 
@@ -120,7 +120,7 @@ impl Session {
         }
     }
 
-    /// Sets what reads through this session promote into the cache.
+    /// Sets which reads through this session promote data into the cache.
     #[must_use]
     pub fn promoting(self, promote: Promote) -> Session {
         Session { promote, ..self }
@@ -155,7 +155,7 @@ impl Session {
         self.read_only
     }
 
-    /// Returns the bytes of buffers that this session's commands hold.
+    /// Returns the total size of the buffers that this session's commands have, bytes.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
@@ -231,7 +231,7 @@ impl Session {
         }
     }
 
-    /// Answers a call that does not need the engine.
+    /// Returns the answer to a call that does not need the engine, or the errno of its refusal.
     fn answer_at_once(&mut self, unique: u64, call: Call) -> Result<Answer, Errno> {
         Ok(match call {
             Call::Init { minor, flags, readahead } => Answer::init(unique, minor, flags, readahead),
@@ -366,7 +366,7 @@ impl Session {
         });
     }
 
-    /// Returns the next request for the engine.
+    /// Returns the next request for the engine; `None` if there is none.
     #[inline]
     pub fn poll_request(&mut self) -> Option<Request> {
         self.requests.pop_front()
@@ -384,7 +384,7 @@ impl Session {
         (request.offset == command.begin).then_some(Command { op: command.op, offset: command.begin, len })
     }
 
-    /// Handles the engine's reply.
+    /// Handles the engine's reply to a request of this session.
     #[inline]
     pub fn handle_reply(&mut self, reply: &Reply, payload: &mut impl Payload) {
         let slot = reply.id.0 as u32;
@@ -420,7 +420,8 @@ impl Session {
         }
     }
 
-    /// Returns the next answer, and the payload to write after it.
+    /// Returns the next answer to write to /dev/fuse, and the payload to write after it; `None` if
+    /// there is no answer.
     #[inline]
     pub fn poll_answer(&mut self) -> Option<(Answer, Option<BufferSlice>)> {
         self.answers.pop_front()
@@ -456,7 +457,7 @@ impl Session {
 }
 
 impl InFlight {
-    /// Allocates the command's buffer.
+    /// Allocates the command's buffer. Returns false if no buffer is free.
     #[inline]
     fn alloc(&mut self, payload: &mut impl Payload) -> bool {
         let Some((id, bytes)) = alloc_for(payload, self.offset, self.end - self.offset) else { return false };

@@ -126,9 +126,12 @@ pub(super) enum Call {
         /// The kernel's maximum read-ahead in bytes.
         readahead: u32,
     },
+    /// Get the file's attributes.
     GetAttributes,
+    /// Set some of the file's attributes.
     SetAttributes(Change),
     Open,
+    /// Read from the file.
     Read {
         /// First byte.
         offset: u64,
@@ -141,7 +144,7 @@ pub(super) enum Call {
         offset: u64,
         /// Length in bytes, at most [`TRANSFER_BYTES_MAX`].
         len: u32,
-        /// Whether the data must be durable before the answer.
+        /// True if the data must be durable before the answer.
         durable: bool,
     },
     /// Get the file system's size.
@@ -153,9 +156,9 @@ pub(super) enum Call {
         offset: u64,
         /// Length in bytes.
         len: u64,
-        /// Whether the backing may deallocate the range.
+        /// True if the backing may deallocate the range.
         may_unmap: bool,
-        /// Whether the part of the range beyond the file's end is ignored. If not, the file would
+        /// True if the part of the range beyond the file's end is ignored. If false, the file would
         /// have to grow.
         keeps_size: bool,
     },
@@ -165,7 +168,7 @@ pub(super) enum Call {
     Ignore,
 }
 
-/// Attributes to set; `None` leaves one unchanged.
+/// Attributes of the file to set; an attribute that is `None` does not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Change {
     /// Size in bytes.
@@ -193,7 +196,8 @@ pub struct Attributes {
     pub seconds: u64,
 }
 
-/// Reads integers from a FUSE message's arguments. A missing field is an error.
+/// Reads integers at given offsets of a FUSE message's header or arguments. A missing field is an
+/// error.
 struct Arguments<'a>(&'a [u8]);
 
 impl Arguments<'_> {
@@ -342,7 +346,7 @@ impl Answer {
         self
     }
 
-    /// Stores the total length in the header.
+    /// Stores the length of the answer in its header, including `payload` bytes that follow.
     fn seal(&mut self, payload: u32) {
         self.put(0, &(u32::from(self.len) + payload).to_ne_bytes());
     }
@@ -353,11 +357,12 @@ impl Answer {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// Success without data.
+    /// Creates a successful answer without data.
     pub(super) fn ok(unique: u64) -> Answer {
         Answer::new(unique, 0)
     }
 
+    /// Creates an answer that reports an error.
     pub(super) fn error(unique: u64, errno: Errno) -> Answer {
         Answer::new(unique, -errno.0)
     }
@@ -384,7 +389,7 @@ impl Answer {
         answer.body(16)
     }
 
-    /// The file's attributes.
+    /// Creates an answer with the file's attributes.
     pub(super) fn attributes(unique: u64, of: &Attributes) -> Answer {
         const REGULAR_FILE: u32 = 0o100_000;
         let mut answer = Answer::new(unique, 0);

@@ -11,7 +11,7 @@ use crate::payload::{Payload, alloc_for, slice_for};
 /// whose contents are not used.
 const PREFETCH_BYTES_MAX: u64 = 1 << 20;
 
-/// One command.
+/// One NBD command that is not answered yet.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) header: hob_nbd::Request,
@@ -20,7 +20,7 @@ pub(super) struct InFlight {
     len: u64,
     /// Size of the command's buffer in bytes.
     pub(super) buffer_bytes: usize,
-    /// The engine's reference.
+    /// The engine's reference to the command's buffer, until the engine request is created.
     pub(super) buffer: Option<BufferId>,
     /// The connection's reference to the buffer, for sending the reply.
     pub(super) reply_buffer: Option<BufferId>,
@@ -44,7 +44,7 @@ impl InFlight {
         matches!(self.header.command, Command::Read | Command::Write | Command::Cache)
     }
 
-    /// Allocates the command's buffer.
+    /// Allocates the command's buffer. Returns false if no buffer is free.
     pub(super) fn alloc(&mut self, payload: &mut impl Payload) -> bool {
         let Some((id, bytes)) = alloc_for(payload, self.offset, self.len) else { return false };
         if self.header.command == Command::Read {

@@ -41,12 +41,12 @@ use command::InFlight;
 /// Maximum number of commands in flight per connection.
 pub const COMMANDS_MAX: usize = 2048;
 
-/// Maximum number of reply pieces that wait for the socket. Above it, the connection receives
-/// nothing, so a client must read its replies.
+/// Maximum number of reply pieces that wait for the socket. Above this number, the connection
+/// receives nothing until the client reads replies.
 const OUTBOX_PIECES_MAX: usize = 4096;
 
-/// Maximum bytes of waiting replies without payload. Replies to commands already in flight may
-/// exceed it.
+/// Maximum total size of the replies that wait for the socket, without payload, bytes. Replies to
+/// commands already in flight may exceed it.
 const OUTBOX_HEAD_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of status queries in progress. The reply to a status query can have hundreds of
@@ -76,11 +76,11 @@ pub enum Receive {
 pub struct StatusQuery {
     /// Id of the status query; its answer has the same id.
     pub id: RequestId,
-    /// First byte.
+    /// Offset of the range's first byte, bytes.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Whether the backing must report its allocation. If false, the client chose only other
+    /// True if the backing must report its allocation. If false, the client chose only other
     /// metadata contexts.
     pub allocation: bool,
 }
@@ -100,7 +100,7 @@ pub struct Connection {
     disk: DiskId,
     /// Upper half of the request ids of this connection.
     number: u32,
-    /// Which part of its reads this connection promotes into the cache.
+    /// Which reads of this connection promote data into the cache.
     promote: Promote,
     commands: Slots<InFlight>,
     input: Input,
@@ -120,7 +120,7 @@ pub struct Connection {
     sending_bytes: usize,
     /// The emptied list of the previous send. The next list reuses its memory.
     spare: Gather,
-    /// Whether the connection is quiesced: no new command starts.
+    /// True if the connection is quiesced: no new command starts.
     resting: bool,
     /// Why the connection ended early, for the log.
     fault: Option<String>,
@@ -191,8 +191,8 @@ impl Connection {
         &self.negotiated.export
     }
 
-    /// Returns the bytes of buffers that the connection's commands hold, until their answers are
-    /// sent.
+    /// Returns the total size of the buffers that the connection's commands have, bytes. A command
+    /// has its buffer until its answer is sent.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
@@ -293,7 +293,8 @@ impl Connection {
         }
     }
 
-    /// Retries a failed buffer allocation. Returns true if the connection can continue.
+    /// Retries a failed buffer allocation. Returns true if the connection no longer waits for a
+    /// buffer.
     pub fn retry_alloc(&mut self, payload: &mut impl Payload) -> bool {
         if let Input::Stuck(request) = self.input {
             self.input = Input::Header;
@@ -302,7 +303,7 @@ impl Connection {
         !matches!(self.input, Input::Stuck(_))
     }
 
-    /// Returns the next request for the engine.
+    /// Returns the next request for the engine; `None` if there is none.
     #[inline]
     pub fn poll_request(&mut self) -> Option<Request> {
         self.requests.pop_front()
@@ -332,7 +333,7 @@ impl Connection {
         Some(query)
     }
 
-    /// Handles the engine's reply.
+    /// Handles the engine's reply to a request of this connection.
     pub fn handle_reply(&mut self, reply: &Reply, payload: &mut impl Payload) {
         let slot = reply.id.0 as u32;
         let command = self.commands.get_mut(slot);
@@ -450,7 +451,7 @@ impl Connection {
         self.wants_close() && self.commands.len() == 0 && !self.sending
     }
 
-    /// Returns why the connection ended early.
+    /// Returns why the connection ended early; `None` if it did not.
     pub fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
     }

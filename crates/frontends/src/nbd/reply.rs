@@ -33,6 +33,7 @@ pub(super) fn push(
     }
 }
 
+/// Adds the error reply to a request to the connection's outbox.
 pub(super) fn push_error(connection: &mut Connection, request: &hob_nbd::Request, code: ErrorCode) {
     let chunked = connection.negotiated.structured_replies
         && matches!(request.command, Command::Read | Command::BlockStatus);
@@ -45,7 +46,7 @@ pub(super) fn push_error(connection: &mut Connection, request: &hob_nbd::Request
     });
 }
 
-/// Encodes the reply to BLOCK_STATUS.
+/// Adds the reply to a BLOCK_STATUS request to the connection's outbox.
 pub(super) fn push_status(
     connection: &mut Connection,
     command: &InFlight,

@@ -43,7 +43,7 @@ pub struct Features(pub u64);
 impl Features {
     /// Feature: the configuration space contains the maximum number of segments.
     const SEG_MAX: Features = Features(1 << 2);
-    /// The device is read-only.
+    /// Feature: the device refuses writes.
     const RO: Features = Features(1 << 5);
     const BLK_SIZE: Features = Features(1 << 6);
     /// Feature: the driver sends flushes. Without this feature, each write is durable when it is
@@ -51,7 +51,7 @@ impl Features {
     pub const FLUSH: Features = Features(1 << 9);
     const TOPOLOGY: Features = Features(1 << 10);
     const MQ: Features = Features(1 << 12);
-    /// Discards are supported.
+    /// Feature: the device accepts discards.
     pub const DISCARD: Features = Features(1 << 13);
     const WRITE_ZEROES: Features = Features(1 << 14);
     /// Feature of vhost, not of virtio: changes of guest memory are logged.
@@ -79,14 +79,14 @@ impl BitOr for Features {
 /// Properties of a disk, as announced to the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// Size in bytes.
+    /// Size of the disk, bytes.
     pub size_bytes: u64,
-    /// Changes are refused.
+    /// True if the device refuses writes and other changes.
     pub read_only: bool,
     /// Offsets and lengths of requests are multiples of this many bytes; a power of two, at least
     /// 512.
     pub block_bytes: u32,
-    /// Whether the backing supports discards.
+    /// True if the backing supports discards.
     pub can_discard: bool,
     /// Id string for the guest. Only its first 20 bytes are used.
     pub name: String,

@@ -14,7 +14,7 @@ use crate::slots::Slots;
 pub(super) struct Command {
     pub(super) queue: u16,
     pub(super) head: u16,
-    /// Address of the status byte.
+    /// Guest address of the byte that receives the request's status.
     pub(super) status: u64,
     pub(super) op: Op,
     pub(super) offset: u64,
@@ -22,11 +22,11 @@ pub(super) struct Command {
     /// Start of the request's piece that the engine has or gets next: bytes after `offset`.
     at: u64,
     pub(super) buffer_bytes: usize,
-    /// The engine's reference.
+    /// The engine's reference to the command's buffer, until the engine request is created.
     buffer: Option<BufferId>,
     /// The device's reference to the buffer, for copying a read to the guest after the reply.
     pub(super) reply_buffer: Option<BufferId>,
-    /// Whether the buffer is daemon memory or guest memory.
+    /// Kind of memory of the buffer: the daemon's or the guest's.
     pub(super) memory: PayloadMemory,
 }
 
@@ -66,7 +66,7 @@ impl Command {
         self.buffer.is_some()
     }
 
-    /// Allocates the command's buffer.
+    /// Allocates the command's buffer in daemon memory. Returns false if no buffer is free.
     pub(super) fn alloc(&mut self, payload: &mut impl Payload) -> bool {
         let Some((id, bytes)) = alloc_for(payload, self.offset, self.len) else { return false };
         if self.memory == PayloadMemory::Guest {

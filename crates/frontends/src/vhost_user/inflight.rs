@@ -107,8 +107,9 @@ impl Inflight {
         self.memory.get_slice(usize::from(queue) * bytes, bytes).expect("the size was checked")
     }
 
-    /// Returns the in-flight records of one queue; `None` if the queue does not exist or is larger
-    /// than the memory.
+    /// Returns the in-flight records of a queue with `size` descriptors. Returns `None` if the
+    /// in-flight memory has no such queue, has fewer descriptors per queue, or has an invalid
+    /// header for the queue.
     pub(super) fn queue(self: &Arc<Self>, queue: u16, size: u16) -> Option<QueueInflight> {
         if queue >= self.queues || size > self.queue_size {
             return None;

@@ -132,7 +132,8 @@ impl GuestMap {
         GuestMap { memory, places, _mappings: Vec::new() }
     }
 
-    /// Returns the guest address of the client's address `user`.
+    /// Returns the guest address of the client's address `user`; `None` if no region has this
+    /// address.
     pub fn guest_address(&self, user: u64) -> Option<u64> {
         let place = self.places.iter().find(|place| user >= place.user && user - place.user < place.len)?;
         Some(place.guest + (user - place.user))
@@ -160,7 +161,8 @@ impl GuestMap {
         self.memory.get_slices(GuestAddress(address), len).map_while(Result::ok)
     }
 
-    /// Returns a range within one memory region, for repeated access.
+    /// Returns a range of guest memory for repeated access; `None` if the range is not inside one
+    /// memory region.
     pub(super) fn part(self: &Arc<Self>, address: u64, len: usize) -> Option<Part> {
         let slice = self.memory.get_slice(GuestAddress(address), len).ok()?;
         // SAFETY: the slice points into a mapping that `memory` owns, and the part holds `memory`.

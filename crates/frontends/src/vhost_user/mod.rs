@@ -81,7 +81,7 @@ pub struct Device {
     requests: VecDeque<Request>,
     /// Commands whose reads into guest memory were declined and that wait for a daemon buffer.
     declined: VecDeque<u32>,
-    /// Whether the disk is being removed from this daemon.
+    /// True if the disk is being removed from this daemon.
     abandoned: bool,
     /// Queues that could not be started, with their start indexes.
     failed: BTreeMap<u16, u16>,
@@ -112,7 +112,7 @@ impl Device {
         }
     }
 
-    /// Sets what reads through this device promote into the cache.
+    /// Sets which reads through this device promote data into the cache.
     #[must_use]
     pub fn promoting(self, promote: Promote) -> Device {
         Device { promote, ..self }
@@ -128,7 +128,7 @@ impl Device {
         self.info.size_bytes = size_bytes;
     }
 
-    /// Returns the bytes of buffers that the device's requests hold.
+    /// Returns the total size of the buffers that the device's requests have, bytes.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
@@ -234,15 +234,15 @@ impl Device {
         served.taken == 0 && (!served.may_take() || is_empty())
     }
 
-    /// Enables or disables the driver's kicks.
+    /// Tells the driver of a queue whether to kick the device when it adds chains.
     pub fn set_wants_kicks(&mut self, queue: u16, wants: bool) {
         if let Some(Some(served)) = self.queues.get_mut(usize::from(queue)) {
             served.queue.set_wants_kicks(wants);
         }
     }
 
-    /// Checks whether a queue's next chain can get its buffer now. Until then the queue is not
-    /// polled, because reading the chain costs more than this check.
+    /// Lets a queue be polled again if its next chain can get its buffer now. Until then the queue
+    /// is not polled, because reading the chain costs more than this check.
     pub fn room_again(&mut self, queue: u16, payload: &mut impl Payload) {
         if let Some(Some(served)) = self.queues.get_mut(usize::from(queue)) {
             served.needs_room.take_if(|len| payload.has_room(*len));
@@ -357,7 +357,7 @@ impl Device {
         self.requests.push_back(request);
     }
 
-    /// Returns the next request for the engine.
+    /// Returns the next request for the engine; `None` if there is none.
     #[inline]
     pub fn poll_request(&mut self) -> Option<Request> {
         self.requests.pop_front()

@@ -114,7 +114,7 @@ impl<'a, 'b> Trials<'a, 'b> {
         Trials { sample, held, threads, progress: RefCell::new((progress, SHARES.0)) }
     }
 
-    /// Simulates caches on the sample.
+    /// Simulates a cache with each of these settings on the sample.
     pub(super) fn run(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
         self.run_on(self.sample, settings)
     }
@@ -152,7 +152,7 @@ impl<'a, 'b> Trials<'a, 'b> {
     }
 }
 
-/// Returns the hit ratio of a cache that evicts nothing.
+/// Returns the hit ratio of reads of a cache that evicts nothing.
 pub(super) fn unlimited(sample: &Sample<'_>, threads: usize) -> Result<f64> {
     let policy = PolicyKind::from_name("lru").expect("hob has LRU");
     // A simulation needs memory for each block of the cache, so large traces get larger blocks.
@@ -295,7 +295,7 @@ fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32)
     Ok(good.expect("the best is good").setting)
 }
 
-/// Returns the cache with the best admission.
+/// Returns the settings with the admission that [`sparing`] prefers.
 fn choose_admission(trials: &Trials<'_, '_>, setting: Setting) -> Result<Setting> {
     let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
     let results = trials.run(&admissions.map(|admission| Setting { admission, ..setting }))?;

@@ -84,7 +84,8 @@ impl BlockCurve<'_> {
         }
     }
 
-    /// Returns the smallest cache size with this hit ratio.
+    /// Returns the size of the smallest cache whose hit ratio is at least `hit_ratio`, bytes;
+    /// `None` if no size has it.
     fn size_for(&self, hit_ratio: f64) -> Option<u64> {
         // The margin compensates rounding of hit ratios that come from the curve itself.
         let wanted = self.sample.uncorrected(hit_ratio) - 1e-12;

@@ -213,7 +213,7 @@ impl Sample<'_> {
     }
 }
 
-/// Block-wise access to the records in memory.
+/// Records in memory, for functions that read a trace block by block.
 pub(super) struct Slices<'a>(pub(super) &'a [Record]);
 
 impl Blocks for Slices<'_> {

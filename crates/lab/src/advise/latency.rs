@@ -143,7 +143,7 @@ pub(super) struct Means {
     pub(super) read_ns: u64,
     pub(super) hit_ns: u64,
     pub(super) miss_ns: u64,
-    /// Mean of all reads and writes.
+    /// Mean latency of all reads and writes.
     pub(super) all_ns: u64,
     /// Bytes written to flash for the measured requests.
     pub(super) flash_write_bytes: u64,
@@ -200,7 +200,7 @@ pub(super) fn expected(
     Ok(Some((latency, with)))
 }
 
-/// Returns the mean latencies of a cache, in the same way as [`expected`].
+/// Returns the mean latencies with a cache, measured as [`expected`] does.
 pub(super) fn measured(
     held: &CollectedTrace,
     options: &Options,
@@ -218,7 +218,8 @@ fn window(records: &[Record]) -> (&[Record], &[Record]) {
     (&before[before.len() - before.len().min(WARM_MAX)..], window)
 }
 
-/// Plays the window, after a cache was warmed. The second value of `cache` selects write-back.
+/// Runs the measured requests of the window, after the warm-up requests. The second value of
+/// `cache` selects write-back.
 fn play(
     held: &CollectedTrace,
     options: &Options,

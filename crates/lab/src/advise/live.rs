@@ -25,9 +25,10 @@ use crate::picture::Unit;
 const FIRST_SHARE_WARM: f64 = 0.05;
 /// Observation time after which reads of new data count as part of the steady load, seconds.
 const SETTLED_S: f64 = DAY_S;
-/// Hit ratio that a smaller cache may lose if the user gave no target.
+/// Maximum difference between the hit ratios of the present cache and of a smaller recommended one,
+/// if the user gave no target.
 const SHRINK_LOSS_MAX: f64 = POINT / 2.0;
-/// Minimum number of reads for advice with more than low confidence.
+/// Minimum number of reads for a confidence above [`Confidence::Low`].
 const READS_TELLING: u64 = 10_000;
 /// Minimum duration of measurements for an estimate of daily writes, seconds.
 const SECONDS_TELLING: f64 = 60.0;
@@ -143,7 +144,7 @@ pub struct LiveOptions {
 pub struct LiveAdvice {
     /// Name of the disk.
     pub disk: String,
-    /// Whether a cache is worthwhile for the disk.
+    /// Judgement whether a cache is worthwhile for the disk.
     pub verdict: Verdict,
     /// Confidence in the advice.
     pub confidence: Confidence,

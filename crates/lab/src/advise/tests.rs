@@ -28,7 +28,7 @@ fn advice(records: &[Record]) -> Advice {
 /// Returns requests of a generator, one per millisecond on average.
 fn generated(name: &str, settings: &[&str]) -> Vec<Record> {
     let generator = GENERATORS.iter().find(|row| row.name == name).unwrap();
-    generator.plan(settings).unwrap().into_records(1_000_000).collect()
+    generator.experiment(settings).unwrap().into_records(1_000_000).collect()
 }
 
 fn zipf(settings: &[&str]) -> Vec<Record> {

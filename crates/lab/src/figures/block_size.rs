@@ -9,7 +9,7 @@ use super::line::Line;
 use super::{FigureInfo, Findings, Size, Work, fitted};
 use crate::picture::{Axis, Curve, CurveChart, Unit, curves};
 
-/// Block size and published mean latency, microseconds.
+/// Block sizes of the cache, bytes, and their published mean latencies, microseconds.
 const PUBLISHED: [(u32, f64); 8] = [
     (4 << 10, 321.0),
     (8 << 10, 584.0),

@@ -1,4 +1,4 @@
-//! Runs one case of a figure: a generator's plan on modelled devices, with its measurements.
+//! Runs one case of a figure: a generator's experiment on modelled devices, with its measurements.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,9 +15,9 @@ use hob_world::service::{FixedModel, LunModel, ServiceModel};
 
 use super::measured::Tally;
 pub(super) use super::measured::{Measured, Portion};
-use crate::generate::{Clients, GeneratorInfo, Load, Plan, Turn};
+use crate::generate::{Clients, Experiment, GeneratorInfo, Load, Turn};
 
-/// Change of a replay before its first request.
+/// Function that changes a replay before its first request.
 pub(super) type Begin = fn(&mut Replay) -> Result<(), CommandError>;
 
 /// One run of a figure; see the module documentation.
@@ -26,7 +26,7 @@ pub(super) struct Case {
     pub(super) generator: &'static str,
     /// Parameters of the generator, as `key=value`.
     pub(super) settings: Vec<String>,
-    /// Cache of the run.
+    /// Cache of the disks in this run.
     pub(super) cache: CaseCache,
     /// Backing of all disks.
     pub(super) backing: Backing,
@@ -34,15 +34,15 @@ pub(super) struct Case {
     pub(super) on_one_disk: bool,
     /// True to run the whole load once before the measurement.
     pub(super) twice: bool,
-    /// Changes the settings of the cache before the run.
+    /// Function that changes the settings of the cache before the run.
     pub(super) adjust: Option<fn(&mut CacheSetup)>,
     /// Size of a memory tier above the cache of the first disk, bytes before scaling; 0 without one.
     pub(super) memory_bytes: u64,
     /// True to list the valid data of the first disk's cache after the run.
     pub(super) lists_extents: bool,
-    /// Changes disks and devices before the run, for example the cache of one disk.
+    /// Function that changes disks and devices before the run, for example the cache of one disk.
     pub(super) arrange: Option<fn(&mut Setup)>,
-    /// Changes the replay before the first request, for example shares of disks.
+    /// Function that changes the replay before the first request, for example shares of disks.
     pub(super) begin: Option<Begin>,
 }
 
@@ -74,27 +74,28 @@ impl Case {
         Case { on_one_disk: true, ..self }
     }
 
-    /// Returns the case with a run of the load before the measurement.
+    /// Returns the case with one more run of the whole load, before the measurement.
     pub(super) fn twice(self) -> Case {
         Case { twice: true, ..self }
     }
 
-    /// Returns the case with a memory tier above the cache, of this size before scaling.
+    /// Returns the case with a memory tier of this size before scaling, bytes, above the cache of
+    /// the first disk.
     pub(super) fn memory(self, memory_bytes: u64) -> Case {
         Case { memory_bytes, ..self }
     }
 
-    /// Returns the case with a list of the valid data of the cache.
+    /// Returns the case with a list of the valid data of the first disk's cache in its results.
     pub(super) fn list_extents(self) -> Case {
         Case { lists_extents: true, ..self }
     }
 
-    /// Returns the case with a change of its disks and devices before the run.
+    /// Returns the case with a function that changes its disks and devices before the run.
     pub(super) fn arrange(self, change: fn(&mut Setup)) -> Case {
         Case { arrange: Some(change), ..self }
     }
 
-    /// Returns the case with a change of the replay before the first request.
+    /// Returns the case with a function that changes the replay before the first request.
     pub(super) fn begin(self, change: Begin) -> Case {
         Case { begin: Some(change), ..self }
     }
@@ -104,7 +105,7 @@ impl Case {
         self
     }
 
-    /// Adds a setting that omits the warm-up, for a run without a cache.
+    /// Adds a setting of the generator that omits the warm-up, for a run without a cache.
     pub(super) fn cold(mut self, setting: &str) -> Case {
         self.settings.push(setting.to_owned());
         self
@@ -116,14 +117,15 @@ impl Case {
 pub(super) enum CaseCache {
     /// No cache: every request goes to the backing.
     Off,
-    /// The plan's own cache.
+    /// The cache of the published set-up
+    /// ([`Experiment::cache`](crate::generate::Experiment::cache)).
     Planned(FlashConfig),
-    /// A cache of the plan's size with blocks of this many bytes.
+    /// A cache of the published size with blocks of this many bytes.
     Blocks(FlashConfig, u32),
-    /// A cache with this share of the plan's size.
+    /// A cache with this share of the published size.
     Share(FlashConfig, f64),
     /// A cache with the preset of this name. If the preset keeps two copies of all data, the cache
-    /// has twice the plan's size.
+    /// has twice the published size.
     Preset(FlashConfig, &'static str),
 }
 
@@ -135,13 +137,13 @@ pub(super) enum Backing {
     /// disks.
     Array(fn(u64) -> ArrayConfig),
     /// This many LUNs of an array. The function returns the configuration for the size of a LUN.
-    /// The plan's disks are distributed over the LUNs in turn.
+    /// The experiment's disks are distributed over the LUNs in turn.
     Luns(usize, fn(u64) -> ArrayConfig),
-    /// A volume behind a network.
+    /// A volume that is accessed through a network.
     Remote(RemoteConfig),
 }
 
-/// Number of requests between two samples of a cache.
+/// Number of replies between two samples of a preset's cache.
 const SAMPLED_REQUESTS: u64 = 500;
 
 /// Runs the case. `requests` counts all requests, including the warm-up.
@@ -149,16 +151,16 @@ const SAMPLED_REQUESTS: u64 = 500;
 /// # Errors
 /// Returns an error if the case is inconsistent or `stop` was set.
 pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Result<Measured> {
-    let fresh = || -> Result<Plan> {
-        let plan = GeneratorInfo::find(case.generator)?.plan(&case.settings)?;
-        Ok(watched(plan, stop, requests))
+    let fresh = || -> Result<Experiment> {
+        let experiment = GeneratorInfo::find(case.generator)?.experiment(&case.settings)?;
+        Ok(watched(experiment, stop, requests))
     };
-    let mut plan = fresh()?;
-    let starts: Vec<u64> = plan.starts().collect();
+    let mut experiment = fresh()?;
+    let starts: Vec<u64> = experiment.starts().collect();
     if case.on_one_disk {
-        plan = plan.on_one_disk();
+        experiment = experiment.on_one_disk();
     }
-    let setup = case.setup(&plan, starts.len() as u64)?;
+    let setup = case.setup(&experiment, starts.len() as u64)?;
     let mut replay = Replay::new(setup)?;
     let memory = MemoryConfig { bytes: case.memory_bytes / scale_of(&case.settings), page_bytes: 4096 };
     let memory = (memory.bytes > 0).then(|| replay.set_memory(0, memory)).transpose();
@@ -170,20 +172,20 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
         before.play_on(&mut replay, 1.0, |_| {});
         replay.reset_stats();
     }
-    let bytes = plan.disks_bytes();
-    let stats = replay.stats(0).context("a plan has a disk")?;
+    let bytes = experiment.disks_bytes();
+    let stats = replay.stats(0).context("an experiment has a disk")?;
     let (began, busy_before) = (replay.now(), replay.backing_busy_ns().0);
     let mut tally = Tally::new(starts, bytes, began, stats);
     if let CaseCache::Preset(..) = case.cache {
         replay.watch(0, SAMPLED_REQUESTS);
     }
-    let run = plan.play_on(&mut replay, 1.0, |served| tally.add(served, case.on_one_disk));
+    let run = experiment.play_on(&mut replay, 1.0, |served| tally.add(served, case.on_one_disk));
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted");
     }
     let (busy, disks) = replay.backing_busy_ns();
     let lasted = (replay.now() - began) * disks as u64;
-    let stats = replay.stats(0).context("a plan has a disk")?;
+    let stats = replay.stats(0).context("an experiment has a disk")?;
     Ok(Measured {
         requests: run.requests,
         elapsed_ns: run.ended - run.began,
@@ -196,9 +198,9 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
 }
 
 impl Case {
-    /// Returns the set-up of a plan whose `disks` disks of equal size may be combined into one.
-    fn setup(&self, plan: &Plan, disks: u64) -> Result<Setup> {
-        let planned = plan.cache(PolicyKind::default());
+    /// Returns the set-up of an experiment whose `disks` disks of equal size may be combined into one.
+    fn setup(&self, experiment: &Experiment, disks: u64) -> Result<Setup> {
+        let planned = experiment.cache(PolicyKind::default());
         let (cache, flash) = match self.cache {
             CaseCache::Off => (None, FlashConfig::sata_ssd()),
             CaseCache::Planned(flash) => (Some(planned), flash),
@@ -221,14 +223,14 @@ impl Case {
         let backing: ServiceModel = match self.backing {
             Backing::Remote(config) => RemoteModel::new(config).into(),
             Backing::FixedNs(ns) => FixedModel::new(ns, ns, usize::MAX).into(),
-            Backing::Array(config) => ArrayModel::new(config(plan.disks_bytes())).into(),
+            Backing::Array(config) => ArrayModel::new(config(experiment.disks_bytes())).into(),
             Backing::Luns(count, config) => {
-                let bytes = plan.disks_bytes().div_ceil(disks) * disks.div_ceil(count as u64);
+                let bytes = experiment.disks_bytes().div_ceil(disks) * disks.div_ceil(count as u64);
                 let luns = (0..count).map(|_| ArrayModel::new(config(bytes))).collect();
-                LunModel::new(luns, plan.disks_bytes().div_ceil(disks)).into()
+                LunModel::new(luns, experiment.disks_bytes().div_ceil(disks)).into()
             }
         };
-        let mut setup = plan.setup(cache, FlashModel::new(flash), backing);
+        let mut setup = experiment.setup(cache, FlashModel::new(flash), backing);
         self.arrange.iter().for_each(|arrange| arrange(&mut setup));
         Ok(setup)
     }
@@ -240,14 +242,14 @@ pub(super) fn scale_of(settings: &[String]) -> u64 {
     scale.and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
-/// Returns the plan with a load that counts its requests and ends when `stop` is set.
-fn watched(plan: Plan, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Plan {
+/// Returns the experiment with a load that counts its requests and ends when `stop` is set.
+fn watched(experiment: Experiment, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Experiment {
     let watch = Watch { stop: Arc::clone(stop), requests: Arc::clone(requests) };
-    let load = match plan.load {
+    let load = match experiment.load {
         Load::Open(records) => Load::Open(Box::new(records.take_while(move |_| watch.goes_on()))),
         Load::Closed(clients) => Load::Closed(Box::new(Watched { clients, watch })),
     };
-    Plan { load, ..plan }
+    Experiment { load, ..experiment }
 }
 
 struct Watch {

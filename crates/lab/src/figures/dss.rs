@@ -10,9 +10,10 @@ use super::line::Line;
 use super::{FigureInfo, Findings, Fitted, Size, Work, fitted};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
-/// Inputs from which rates and response times follow.
+/// Parameters of the generator dss from which rates and response times follow.
 const RATE: &str = "ios, think-us and clients";
-/// Requests of a query, and processing between them: the generator's defaults.
+/// Number of requests of a query, and processing time between two of them: the generator's
+/// defaults.
 const IOS: f64 = 1080.0;
 const THINK_NS: f64 = 9_750_000.0;
 
@@ -46,8 +47,8 @@ fn cases(size: Size) -> Vec<Case> {
     without_and_with_cache(&settings)
 }
 
-/// The database on the published array with these settings of the generator: a run without a cache,
-/// and a run with the published cache.
+/// Returns two runs of the workload generator `dss` with these settings, on a model of the
+/// published disk array. The first run has no cache, the second has the published cache.
 pub(super) fn without_and_with_cache(settings: &[&str]) -> Vec<Case> {
     let array = Backing::Array(ArrayConfig::raid5_of_five_15k);
     let case = |cache| Case::new("dss", settings, cache, array);

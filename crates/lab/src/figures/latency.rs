@@ -72,7 +72,8 @@ const PROXY_SOURCE: Source = Source {
     is_fitted_to_hits: true,
 };
 
-/// Maximum difference between published and measured hit ratio for comparable experiments.
+/// Maximum difference between published and measured hit ratio at which the two experiments count
+/// as comparable.
 const HITS_APART_MAX: f64 = 0.03;
 /// Maximum difference between published and measured mean latency, as a share of the published one.
 const LATENCY_APART_MAX: f64 = 0.1;

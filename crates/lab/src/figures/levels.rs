@@ -13,13 +13,13 @@ use crate::prng::Prng;
 use crate::workload::{Scatter, Zipf};
 
 const BLOCK: u64 = 4096;
-/// Number of cache blocks, and of popular blocks.
+/// Number of blocks of the cache, and number of popular blocks.
 const BLOCKS: u32 = 10_000;
 const POPULAR: u64 = 20_000;
-/// Number of reads of each load, and of those at its end that are measured.
+/// Number of reads of each load, and number of those at its end that are measured.
 pub(super) const READS: u64 = 1_000_000;
 pub(super) const MEASURED: u64 = 200_000;
-/// Skew of the popular data.
+/// Parameter of the Zipf distribution of reads over the popular blocks.
 const THETA: f64 = 0.8;
 
 pub(super) const INFO: FigureInfo = FigureInfo {

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use crate::page::{Cell, Check};
 use crate::picture::Unit;
 
-/// A published or measured value.
+/// A published or measured value: a number, a range or words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Quantity {
@@ -71,7 +71,7 @@ pub struct Line {
     /// Expected value; empty without a check. For a result by construction, the input from which
     /// the result follows.
     pub expected: String,
-    /// Result of the check; `None` if the line only informs.
+    /// Result of the check; `None` for a line without a check.
     pub check: Option<Check>,
     /// Measured reason of a difference from the published value; empty unless the check is
     /// [`Check::Differs`].
@@ -120,7 +120,8 @@ impl Line {
         self.within(published * (1.0 - share), published * (1.0 + share))
     }
 
-    /// Returns the line marked as no check, because the result follows from this input.
+    /// Returns the line without a check: its value is *by construction*, because it follows from
+    /// this input.
     pub(super) fn by_construction(self, input: &str) -> Line {
         Line { expected: format!("follows from {input}"), check: Some(Check::ByConstruction), ..self }
     }

@@ -1,4 +1,4 @@
-//! Measurements of one run of a figure, summed up from its answered requests.
+//! Measurements of one run of a figure, computed from its answered requests.
 
 use std::collections::BTreeMap;
 
@@ -16,16 +16,16 @@ pub(super) struct Measured {
     pub(super) latency_ns: u128,
     /// Time from the first request to the end of the last I/O, nanoseconds.
     pub(super) elapsed_ns: u64,
-    /// Statistics of the first disk. Most plans have only one disk.
+    /// Statistics of the first disk. Most experiments have only one disk.
     pub(super) stats: DiskStats,
-    /// Share of the time that the disks of the backing were busy, with a warm-up inside the plan. 0
-    /// without an array.
+    /// Share of the time that the disks of the backing were busy, with a warm-up inside the
+    /// experiment. 0 without an array.
     pub(super) utilisation: f64,
     /// Results by tag, a number that the workload generator gives each request.
     pub(super) tags: BTreeMap<u32, Tagged>,
-    /// Results of reads, and of writes.
+    /// Results of all reads, and of all writes.
     pub(super) by_op: [Part; 2],
-    /// Results by the plan's disks, even if the disks were combined into one.
+    /// Results by the disks of the experiment, even if the disks were combined into one.
     pub(super) parts: Vec<Part>,
     /// Results of writes: one entry for each hundredth ([`PORTIONS`]) of the total size of the
     /// disks that was written.
@@ -40,10 +40,10 @@ pub(super) struct Measured {
     pub(super) transactions: Transactions,
 }
 
-/// Number of portions into which written bytes are divided.
+/// Number of portions into which the total size of the disks is divided for results of writes.
 pub(super) const PORTIONS: u64 = 100;
 
-/// Results of a part of the requests: those of one disk of the plan, or of one operation.
+/// Results of a part of the requests: those of one disk of the experiment, or of one operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Part {
     pub(super) requests: u64,
@@ -66,14 +66,14 @@ impl BySource {
     }
 }
 
-/// Results of one portion of the written bytes.
+/// Results of one portion (a hundredth) of the bytes that a run writes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Portion {
     pub(super) bytes: u64,
     pub(super) requests: u64,
-    /// Number of bytes of the portion that went to flash.
+    /// Number of bytes of the portion that were written to flash.
     pub(super) to_flash: u64,
-    /// Time to write the portion, nanoseconds.
+    /// Time in which the portion was written, nanoseconds.
     pub(super) ns: u64,
 }
 
@@ -91,14 +91,15 @@ impl Portion {
     }
 }
 
-/// Sums of the answered requests during a run.
+/// Sums over the requests that were answered so far in a run.
 pub(super) struct Tally {
     starts: Vec<u64>,
     portion_bytes: u64,
     /// Start time of the current portion.
     portion_began: u64,
     portion: Portion,
-    /// The current second: its number, its requests, and the sum of their latencies.
+    /// The current second of virtual time: its number, its number of replies, and the sum of their
+    /// latencies in nanoseconds.
     second: (u64, u64, u128),
     pub(super) measured: Measured,
 }
@@ -191,7 +192,7 @@ pub(super) struct Tagged {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Transactions {
     count: u64,
-    /// End of each client's last transaction.
+    /// Time at which each client's last transaction ended, nanoseconds of virtual time.
     ended: BTreeMap<u32, u64>,
     /// Number of transactions that began and ended during the measurement.
     whole: u64,
@@ -253,7 +254,7 @@ impl Measured {
         types.map(|(of_type, (count, ns))| (*ns as f64 / *count as f64 / 1e9, hits(of_type))).collect()
     }
 
-    /// Returns the number of requests per second of one disk of the plan.
+    /// Returns the number of requests per second of one disk of the experiment.
     pub(super) fn rate(&self, disk: usize) -> f64 {
         self.parts[disk].requests as f64 / (self.elapsed_ns as f64 / 1e9)
     }

@@ -27,7 +27,7 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     work: Work::Play { cases: |_| vec![], judge: |_| judge(1.0) },
 };
 
-/// Evaluates the memory, multiplied by `factor`.
+/// Evaluates hob's memory use for metadata after a multiplication by `factor`, which tests use.
 pub(super) fn judge(factor: f64) -> Result<Findings> {
     let mut shares = Vec::new();
     for shift in 12..20 {

@@ -19,9 +19,9 @@ const GIB: f64 = 1_073_741_824.0;
 /// Maximum length of one pull, and number of pulls in flight, as in the daemon.
 const PULL_BYTES_MAX: u64 = 512 << 10;
 const PULLS: usize = 8;
-/// Network between the hosts: 10 Gbit/s.
+/// Bandwidth of the network between the hosts: 10 Gbit/s.
 const LINK_BYTES_PER_S: u64 = 1_250_000_000;
-/// Reserved sizes as the generator's setting, and in GiB.
+/// Reserved sizes of the cache, as settings of the generator and in GiB.
 const SIZES: [(&str, f64); 5] = [
     ("cache=2GiB", 2.0),
     ("cache=4GiB", 4.0),
@@ -55,7 +55,8 @@ fn cases(size: Size) -> Vec<Case> {
     SIZES.iter().map(|(cache, _)| case(cache)).collect()
 }
 
-/// Copies the extents. Returns the number of bytes and the time in seconds.
+/// Simulates the copy of these extents to another host. Returns the number of bytes and the time in
+/// seconds.
 fn copied(extents: &[(u64, u64)]) -> (u64, f64) {
     let flash = || FlashModel::new(FlashConfig::sata_ssd());
     let (mut from, mut to, mut link_free) = (flash(), flash(), 0);

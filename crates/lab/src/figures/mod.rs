@@ -173,7 +173,7 @@ enum Work {
     NotYet(&'static str),
 }
 
-/// What the runs of a figure showed: measured values with their checks, and notes.
+/// Results of a figure's runs: measured values with their checks, a picture, and notes.
 struct Findings {
     lines: Vec<Line>,
     /// Limits of the measurement, and reasons of failed checks.

@@ -16,7 +16,7 @@ use super::case::{Backing, Case, CaseCache, Measured, play};
 use super::*;
 use crate::page::Check;
 
-/// A change of a figure's runs.
+/// Function that changes a figure's runs.
 type Change = fn(&mut Vec<Case>);
 
 /// A figure with small workloads.

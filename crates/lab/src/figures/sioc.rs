@@ -13,13 +13,13 @@ use super::line::Line;
 use super::{FigureInfo, Findings, Size, Work};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
-/// Shares low, normal and high.
+/// Shares of the levels low, normal and high.
 pub(super) const SHARES: [u32; 3] = [500, 1000, 2000];
 /// Limit of the first disk in one run, units per second.
 const LIMIT: u32 = 100;
 /// Reservation of the first disk in one run, units per second.
 const RESERVATION: u32 = 700;
-/// Latency from which the datastore is throttled.
+/// Latency above which the datastore is throttled, nanoseconds.
 const LATE_NS: u64 = 30_000_000;
 
 pub(super) const INFO: FigureInfo = FigureInfo {
@@ -60,7 +60,7 @@ fn shares(replay: &mut Replay) -> Result<(), CommandError> {
     entitle(replay, of_shares)
 }
 
-/// Gives the first disk these bounds and each disk the same shares.
+/// Gives the first disk this limit and reservation, and all disks the same shares.
 fn bounds(replay: &mut Replay, limit: Option<u32>, reservation: u32) -> Result<(), CommandError> {
     throttled(replay);
     entitle(replay, |disk| match disk {

@@ -157,10 +157,11 @@ fn every_case_is_a_plan_at_a_stated_scale_and_only_figures_that_compare_disks_ha
             let scales: Vec<u64> = cases(size).iter().map(|case| case::scale_of(&case.settings)).collect();
             assert!(scales.windows(2).all(|pair| pair[0] == pair[1]), "{}: one scale a figure", figure.name);
             for case in cases(size) {
-                let plan = GeneratorInfo::find(case.generator).unwrap().plan(&case.settings).unwrap();
+                let experiment =
+                    GeneratorInfo::find(case.generator).unwrap().experiment(&case.settings).unwrap();
                 // Other figures use the statistics of the first disk as those of the run.
                 let compares_disks = matches!(figure.name, "sioc" | "write-neighbour");
-                let is_one = plan.disks.len() == 1 || case.on_one_disk;
+                let is_one = experiment.disks.len() == 1 || case.on_one_disk;
                 assert_eq!(is_one, !compares_disks, "{}", figure.name);
             }
         }

@@ -75,16 +75,16 @@ fn settings(size: Size) -> [&'static str; 2] {
 
 const FAST_CACHE: CaseCache = CaseCache::Preset(FlashConfig::sata_ssd(), "fast-cache");
 
-/// Inputs from which the shares with 92 GB follow.
+/// Parameters of the generator from which the shares that a cache of 92 GB serves follow.
 const FITTED: &str = "hot-percent and hot-share-percent";
 
-/// DRAM above the flash, bytes.
+/// Size of the memory tier (DRAM) above the flash cache, bytes.
 const DRAM: u64 = 12 << 30;
 
 /// Maximum ratio of the highest to the lowest mean write latency that counts as nearly constant.
 const NEARLY_CONSTANT: f64 = 1.25;
 
-/// Maximum number of tiles to try.
+/// Maximum number of tiles that the figure tries.
 const TILES_MAX: usize = 4;
 
 /// A disk array: name, configuration of a LUN for a number of bytes, and number of tiles that pass

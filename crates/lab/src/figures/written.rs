@@ -129,7 +129,7 @@ fn node_long(bytes: u64) -> ArrayConfig {
     disks(4, bytes, 4)
 }
 
-/// Pause of the paced writers.
+/// Setting of the generator for the pause of the paced writers, microseconds.
 const PAUSE: &str = "think-us=7900";
 
 fn cases(generator: &'static str, scale: &str, depth: &str) -> Vec<Case> {
@@ -175,7 +175,7 @@ fn random(size: Size) -> Vec<Case> {
     cases("rand-write", scale, "depth=128")
 }
 
-/// Results of a run before the flash space was full, and at the end.
+/// Results of a run: before the flash space for writes was full, and at the end.
 struct Course {
     /// Bandwidth of the first portions, in units per second.
     first: f64,
@@ -187,7 +187,7 @@ struct Course {
     to_flash: f64,
 }
 
-/// Number of portions at the start and at the end that are evaluated.
+/// Number of portions at the start of a run, and at its end, that are evaluated.
 const ENDS: usize = 10;
 
 fn course(run: &Measured, scale: f64, unit: fn(&Portion) -> f64) -> Course {

@@ -9,7 +9,7 @@
 
 use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::parameters::{Bytes, parameters, within};
-use super::{Clients, Generate, Load, Plan, Turn};
+use super::{Clients, Experiment, Generate, Load, Turn};
 use crate::prng::Prng;
 use hob_trace::Op;
 
@@ -33,7 +33,7 @@ impl Generate for Calibration {
     const SUMMARY: &'static str = "Oracle I/O calibration: random 8 KB reads at depth, several passes";
     const SOURCE: &'static str = "vSphere Flash Read Cache study, Oracle I/O calibration";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         check_clients("depth", self.depth)?;
         check_footprint("disk", self.disk)?;
@@ -52,7 +52,7 @@ impl Generate for Calibration {
             done: 0,
             dice: Prng::new(self.seed),
         };
-        Ok(Plan {
+        Ok(Experiment {
             disks: vec![disk],
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: 8192,

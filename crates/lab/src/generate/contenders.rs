@@ -5,7 +5,7 @@ use super::common::{
     check_clients, check_footprint, check_percent, check_request, check_scale, check_theta, draw_op, scaled,
 };
 use super::parameters::{Bytes, parameters, within};
-use super::{Clients, Generate, Load, Plan, Turn};
+use super::{Clients, Experiment, Generate, Load, Turn};
 use crate::prng::Prng;
 use crate::workload::{Scatter, Zipf};
 use hob_trace::Op;
@@ -32,7 +32,7 @@ impl Generate for Contenders {
     const SUMMARY: &'static str = "disks that compete for one array, each with the same random load";
     const SOURCE: &'static str = "Storage I/O Control and its like: no published load";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         within("disks", self.disks, 1..=1000)?;
         check_clients("depth", self.depth)?;
@@ -64,7 +64,7 @@ impl Generate for Contenders {
             sent: 0,
             dice: Prng::new(self.seed),
         };
-        Ok(Plan {
+        Ok(Experiment {
             disks: vec![bytes; self.disks as usize],
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: 4096,

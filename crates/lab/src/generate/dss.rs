@@ -11,7 +11,7 @@ use super::common::{
     check_clients, check_footprint, check_percent, check_request, check_scale, check_theta, scaled,
 };
 use super::parameters::{Bytes, parameters, within};
-use super::{Clients, Generate, Load, Plan, Turn};
+use super::{Clients, Experiment, Generate, Load, Turn};
 use crate::prng::Prng;
 use crate::workload::{Scatter, Zipf};
 use hob_trace::Op;
@@ -40,7 +40,7 @@ impl Generate for Dss {
     const SUMMARY: &'static str = "decision support: scans and index look-ups of 21 users";
     const SOURCE: &'static str = "vSphere Flash Read Cache study, decision-support database";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         check_clients("clients", self.clients)?;
         check_footprint("database", self.database)?;
@@ -80,7 +80,7 @@ impl Generate for Dss {
             queries_begun: 0,
             dice: Prng::new(self.seed),
         };
-        Ok(Plan {
+        Ok(Experiment {
             disks: vec![bytes],
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: 8192,

@@ -13,7 +13,7 @@ use super::common::{
     check_clients, check_footprint, check_percent, check_request, check_scale, draw_op, scaled,
 };
 use super::parameters::{Bytes, parameters, within};
-use super::{Clients, Generate, Load, Plan, Turn};
+use super::{Clients, Experiment, Generate, Load, Turn};
 use crate::prng::Prng;
 
 parameters! {
@@ -35,7 +35,7 @@ impl Generate for DvdStore {
     const SUMMARY: &'static str = "DVD Store orders: random over the whole database, 60 % reads";
     const SOURCE: &'static str = "vSphere Flash Read Cache study, DVD Store";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         check_clients("clients", self.clients)?;
         check_footprint("database", self.database)?;
@@ -54,7 +54,7 @@ impl Generate for DvdStore {
             in_order: vec![0; self.clients as usize],
             dice: Prng::new(self.seed),
         };
-        Ok(Plan {
+        Ok(Experiment {
             disks: vec![bytes],
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: self.block.0 as u32,

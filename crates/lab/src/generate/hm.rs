@@ -12,7 +12,7 @@ use super::common::{
     draw_op, scaled,
 };
 use super::parameters::{Bytes, parameters, within};
-use super::{Generate, Load, Plan};
+use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
 use hob_trace::Record;
 
@@ -35,7 +35,7 @@ impl Generate for Hm {
     const SUMMARY: &'static str = "hardware monitoring: small scattered hot spots, 95 % reads";
     const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge hm_1";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         check_theta("theta", self.theta)?;
         check_footprint("disk", self.disk)?;
@@ -54,7 +54,7 @@ impl Generate for Hm {
             let (offset, len) = spots.draw(&mut dice);
             Record { at_ns, offset, len, op: draw_op(read_percent, &mut dice), disk: 0 }
         });
-        Ok(Plan {
+        Ok(Experiment {
             disks: vec![disk_bytes],
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: 4096,

@@ -5,9 +5,9 @@
 //! and their descriptions say so. The same parameters and seed give the same requests on every
 //! host.
 //!
-//! A generator creates a [`Plan`]: disks, the cache of the published set-up, and a load. An *open*
-//! load has records with fixed times. A *closed* load has clients that send the next request after
-//! each reply. [`run`] runs a plan through the engine in virtual time.
+//! A generator creates an [`Experiment`]: disks, the cache of the published set-up, and a load. An
+//! *open* load has records with fixed times. A *closed* load has clients that send the next request
+//! after each reply. [`run`] runs an experiment through the engine in virtual time.
 //!
 //! Units: bytes and nanoseconds. Names with `percent` are in per cent.
 
@@ -61,7 +61,7 @@ pub struct GeneratorInfo {
     pub source: &'static str,
     /// Parameters of the generator with their defaults.
     pub parameters: fn() -> Vec<Parameter>,
-    plan: fn(&[Setting<'_>]) -> Result<Plan, ParameterError>,
+    experiment: fn(&[Setting<'_>]) -> Result<Experiment, ParameterError>,
 }
 
 impl GeneratorInfo {
@@ -73,8 +73,9 @@ impl GeneratorInfo {
         })
     }
 
-    /// Returns the plan with these `key=value` settings. Later settings take precedence.
-    pub fn plan<S: AsRef<str>>(&self, settings: &[S]) -> Result<Plan, ParameterError> {
+    /// Returns the disks and the load that the generator creates with these `key=value` settings. A
+    /// later setting of the same key takes precedence.
+    pub fn experiment<S: AsRef<str>>(&self, settings: &[S]) -> Result<Experiment, ParameterError> {
         let mut pairs = Vec::with_capacity(settings.len());
         for setting in settings {
             let setting = setting.as_ref();
@@ -83,21 +84,22 @@ impl GeneratorInfo {
                 .ok_or_else(|| ParameterError(format!("{}: expected key=value, not {setting}", self.name)))?;
             pairs.push((pair.0.trim(), pair.1.trim()));
         }
-        (self.plan)(&pairs)
+        (self.experiment)(&pairs)
     }
 }
 
 /// Name and value of a parameter as text.
 type Setting<'a> = (&'a str, &'a str);
 
-/// Reason why a plan is invalid, in one line with a correct alternative.
+/// Reason why a generator, its name or one of its parameters is invalid, in one line with a correct
+/// alternative.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ParameterError(pub String);
 
-/// Disks and a load on them.
+/// Disks, the cache of the published set-up, and a load on the disks.
 #[derive(Debug)]
-pub struct Plan {
+pub struct Experiment {
     /// Sizes of the disks, bytes.
     pub disks: Vec<u64>,
     /// Total cache size of the published set-up after scaling, bytes; 0 without a cache.
@@ -106,11 +108,11 @@ pub struct Plan {
     pub block_bytes: u32,
     /// Number of requests at the start that warm the cache and are not measured.
     pub warmup: u64,
-    /// Requests of the plan.
+    /// Requests to the disks.
     pub load: Load,
 }
 
-/// Requests and their timing.
+/// Requests to the disks of an experiment, and their times.
 pub enum Load {
     /// An open load: each request has its own time.
     Open(Box<dyn Iterator<Item = Record> + Send>),
@@ -154,7 +156,7 @@ pub struct Turn {
     pub tag: u32,
 }
 
-impl Plan {
+impl Experiment {
     /// Returns the requests as a trace. Clients of a closed load take turns with `turn_ns` between
     /// requests. Only a replay determines the real times of a closed load.
     pub fn into_records(self, turn_ns: u64) -> Box<dyn Iterator<Item = Record> + Send> {
@@ -183,15 +185,15 @@ impl Plan {
     }
 }
 
-/// A generator: name, parameters, and the creation of a plan.
+/// A generator: name, parameters, and the creation of an experiment.
 trait Generate: Parameters {
     const NAME: &'static str;
     const SUMMARY: &'static str;
     const SOURCE: &'static str;
 
-    /// Checks all parameters, including `scale`, and returns the plan. The error describes the
-    /// first invalid parameter.
-    fn plan(&self) -> Result<Plan, String>;
+    /// Checks all parameters of the generator, including `scale`, and returns the experiment. The
+    /// error describes the first invalid parameter.
+    fn experiment(&self) -> Result<Experiment, String>;
 }
 
 const fn row<G: Generate>() -> GeneratorInfo {
@@ -200,13 +202,13 @@ const fn row<G: Generate>() -> GeneratorInfo {
         summary: G::SUMMARY,
         source: G::SOURCE,
         parameters: || G::default().list(),
-        plan: |settings| {
+        experiment: |settings| {
             let mut generator = G::default();
-            let plan = settings
+            let experiment = settings
                 .iter()
                 .try_for_each(|(name, text)| generator.set(name, text))
-                .and_then(|()| generator.plan());
-            plan.map_err(|why| ParameterError(format!("{}: {why}", G::NAME)))
+                .and_then(|()| generator.experiment());
+            experiment.map_err(|why| ParameterError(format!("{}: {why}", G::NAME)))
         },
     }
 }

@@ -7,7 +7,7 @@
 
 use super::hm::Hm;
 use super::parameters::{Bytes, parameters};
-use super::{Generate, Plan};
+use super::{Experiment, Generate};
 
 parameters! {
     Proxy {
@@ -28,7 +28,7 @@ impl Generate for Proxy {
     const SUMMARY: &'static str = "web proxy: small scattered hot spots, 67 % reads";
     const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge prxy";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         let Proxy { requests, read_percent, small_percent, spots, theta, disk, .. } = *self;
         let Proxy { iops, cache, warmup_per_spot, scale, seed, .. } = *self;
         let load = Hm {
@@ -44,6 +44,6 @@ impl Generate for Proxy {
             scale,
             seed,
         };
-        load.plan()
+        load.experiment()
     }
 }

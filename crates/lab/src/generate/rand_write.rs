@@ -4,7 +4,7 @@
 use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::parameters::{Bytes, parameters, within};
 use super::seq_write::Writers;
-use super::{Generate, Plan};
+use super::{Experiment, Generate};
 use crate::workload::Scatter;
 
 parameters! {
@@ -22,7 +22,7 @@ impl Generate for RandWrite {
     const SUMMARY: &'static str = "fio-like random writes of 4 KiB";
     const SOURCE: &'static str = "SmartX ZBS and vSAN comparison";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         check_clients("depth", self.depth)?;
         check_footprint("span", self.span)?;
@@ -39,6 +39,6 @@ impl Generate for RandWrite {
             place,
             think_ns: self.think_us * 1000,
         };
-        Ok(writers.plan(self.cache.0 / self.scale))
+        Ok(writers.experiment(self.cache.0 / self.scale))
     }
 }

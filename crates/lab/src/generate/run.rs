@@ -1,4 +1,4 @@
-//! Runs a plan through the engine in virtual time, after a warm-up.
+//! Runs an experiment through the engine in virtual time, after a warm-up.
 
 use hob_engine::io::{self, Durability};
 use hob_engine::policy::PolicyKind;
@@ -6,7 +6,7 @@ use hob_engine::stats::DiskStats;
 use hob_world::replay::{Ask, CacheSetup, DiskSetup, Replay, Run, Served, Setup, SetupError};
 use hob_world::service::ServiceModel;
 
-use super::{Clients, Load, Plan, Turn};
+use super::{Clients, Experiment, Load, Turn};
 use hob_trace::{Op, Record};
 
 /// Measurements of a run without its warm-up.
@@ -18,7 +18,7 @@ pub struct Played {
     pub disks: Vec<DiskStats>,
 }
 
-impl Plan {
+impl Experiment {
     /// Returns the cache of the published set-up: a volatile cache with the size for all disks
     /// together.
     pub fn cache(&self, policy: PolicyKind) -> CacheSetup {
@@ -53,7 +53,7 @@ impl Plan {
     }
 
     /// Combines all disks into one, as an array with a single cache sees them.
-    pub fn on_one_disk(self) -> Plan {
+    pub fn on_one_disk(self) -> Experiment {
         let starts: Vec<u64> = self.starts().collect();
         let disks = vec![self.disks_bytes()];
         let load = match self.load {
@@ -63,7 +63,7 @@ impl Plan {
             }))),
             Load::Closed(clients) => Load::Closed(Box::new(Moved { clients, starts })),
         };
-        Plan { disks, load, ..self }
+        Experiment { disks, load, ..self }
     }
 
     /// Returns the offset of each disk when the disks are combined.
@@ -74,7 +74,7 @@ impl Plan {
         })
     }
 
-    /// Runs the plan. `served` is called for each measured request. Times of an open load are
+    /// Runs the experiment. `served` is called for each measured request. Times of an open load are
     /// divided by `acceleration`.
     pub fn play(
         self,
@@ -89,7 +89,7 @@ impl Plan {
         Ok(Played { run, disks })
     }
 
-    /// Runs the plan on an existing replay, which continues from its current state.
+    /// Runs the experiment on an existing replay, which continues from its current state.
     pub fn play_on(self, replay: &mut Replay, acceleration: f64, mut served: impl FnMut(&Served)) -> Run {
         match self.load {
             Load::Open(records) => play_open(replay, records, self.warmup, acceleration, &mut served),

@@ -2,7 +2,7 @@
 
 use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::parameters::{Bytes, parameters};
-use super::{Clients, Generate, Load, Plan, Turn};
+use super::{Clients, Experiment, Generate, Load, Turn};
 use hob_trace::Op;
 
 parameters! {
@@ -19,7 +19,7 @@ impl Generate for SeqWrite {
     const SUMMARY: &'static str = "fio-like sequential writes of 256 KiB";
     const SOURCE: &'static str = "SmartX ZBS and vSAN comparison";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         check_clients("depth", self.depth)?;
         check_footprint("span", self.span)?;
@@ -33,7 +33,7 @@ impl Generate for SeqWrite {
             think_ns: 0,
             place: |n| n,
         };
-        Ok(writers.plan(self.cache.0 / self.scale))
+        Ok(writers.experiment(self.cache.0 / self.scale))
     }
 }
 
@@ -50,8 +50,8 @@ pub(super) struct Writers<F> {
 }
 
 impl<F: Fn(u64) -> u64 + Send + 'static> Writers<F> {
-    pub(super) fn plan(self, cache_bytes: u64) -> Plan {
-        Plan {
+    pub(super) fn experiment(self, cache_bytes: u64) -> Experiment {
+        Experiment {
             disks: vec![self.blocks * u64::from(self.io)],
             cache_bytes,
             block_bytes: 64 << 10,

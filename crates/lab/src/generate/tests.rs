@@ -16,12 +16,12 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-fn plan(name: &str, settings: &[&str]) -> Plan {
-    GeneratorInfo::find(name).unwrap().plan(settings).unwrap()
+fn experiment(name: &str, settings: &[&str]) -> Experiment {
+    GeneratorInfo::find(name).unwrap().experiment(settings).unwrap()
 }
 
 fn records(name: &str, settings: &[&str]) -> Vec<Record> {
-    plan(name, settings).into_records(1000).collect()
+    experiment(name, settings).into_records(1000).collect()
 }
 
 /// Returns true if the seed matters, as for all generators except the sequential writer.
@@ -29,15 +29,15 @@ fn is_random(info: &GeneratorInfo) -> bool {
     info.name != "seq-write"
 }
 
-/// Settings that make a small, listable plan.
+/// Settings that make a small, listable experiment.
 const SMALL: &[&str] = &["scale=4096"];
 
 #[test]
 fn a_seed_is_a_workload_and_another_seed_another() {
     for info in GENERATORS {
         let list = |seed: &str| {
-            let plan = info.plan(&["scale=1024", seed]).unwrap();
-            plan.into_records(1000).take(5000).collect::<Vec<Record>>()
+            let experiment = info.experiment(&["scale=1024", seed]).unwrap();
+            experiment.into_records(1000).take(5000).collect::<Vec<Record>>()
         };
         assert!(list("seed=1").len() > 1000, "{}", info.name);
         assert_eq!(list("seed=1"), list("seed=1"), "{}", info.name);
@@ -48,11 +48,11 @@ fn a_seed_is_a_workload_and_another_seed_another() {
 #[test]
 fn requests_lie_on_their_disks_and_come_in_order() {
     for info in GENERATORS {
-        let plan = info.plan(SMALL).unwrap();
-        let disks = plan.disks.clone();
-        assert!(plan.block_bytes.is_power_of_two() && plan.cache_bytes > 0, "{}", info.name);
+        let experiment = info.experiment(SMALL).unwrap();
+        let disks = experiment.disks.clone();
+        assert!(experiment.block_bytes.is_power_of_two() && experiment.cache_bytes > 0, "{}", info.name);
         let mut last = 0;
-        for record in plan.into_records(1000).take(100_000) {
+        for record in experiment.into_records(1000).take(100_000) {
             assert!(record.offset + u64::from(record.len) <= disks[usize::from(record.disk)], "{record:?}");
             assert!(record.len > 0 && record.offset.is_multiple_of(4096) && record.at_ns >= last);
             last = record.at_ns;
@@ -68,7 +68,7 @@ fn every_listed_parameter_can_be_typed_as_it_is_shown() {
         assert!(!info.summary.is_empty() && !info.source.is_empty());
         let settings: Vec<String> =
             (info.parameters)().iter().map(|row| format!("{}={}", row.name, row.default)).collect();
-        assert!(info.plan(&settings).is_ok(), "{settings:?}");
+        assert!(info.experiment(&settings).is_ok(), "{settings:?}");
         assert!((info.parameters)().iter().all(|row| !row.about.is_empty()));
     }
 }
@@ -77,7 +77,7 @@ fn every_listed_parameter_can_be_typed_as_it_is_shown() {
 fn invalid_input_is_refused_with_one_line() {
     let error = |name: &str, setting: &str| {
         let info = GeneratorInfo::find(name);
-        let error = info.and_then(|info| info.plan(&[setting])).unwrap_err().to_string();
+        let error = info.and_then(|info| info.experiment(&[setting])).unwrap_err().to_string();
         assert!(!error.contains('\n') && error.len() < 300, "{error}");
         error
     };
@@ -97,7 +97,7 @@ fn invalid_input_is_refused_with_one_line() {
     for info in GENERATORS {
         for row in (info.parameters)() {
             for extreme in ["0", "1", "18446744073709551615", "1e300", "-0", "nan", ""] {
-                let _ = info.plan(&[format!("{}={extreme}", row.name)]);
+                let _ = info.experiment(&[format!("{}={extreme}", row.name)]);
             }
         }
     }
@@ -120,7 +120,7 @@ fn hm_and_proxy_have_the_published_mix_and_far_hot_spots() {
     for (name, requests, read_share, per_s) in
         [("hm", 600_000, 0.95, 100.0), ("proxy", 5_000_000, 0.67, 300.0)]
     {
-        let whole = plan(name, &[]);
+        let whole = experiment(name, &[]);
         assert_eq!(whole.disks.len(), 1);
         let listed = (GeneratorInfo::find(name).unwrap().parameters)();
         assert!(listed.iter().any(|row| row.name == "requests" && row.default == requests.to_string()));
@@ -143,16 +143,16 @@ fn flash() -> FlashModel {
     FlashModel::new(FlashConfig::sata_ssd())
 }
 
-/// Runs a plan. Returns the measurements and the mean latency, milliseconds.
+/// Runs an experiment. Returns the measurements and the mean latency, milliseconds.
 fn play(
-    plan: Plan,
+    experiment: Experiment,
     cache: Option<CacheSetup>,
     flash: FlashModel,
     backing: impl Into<ServiceModel>,
 ) -> (Played, f64) {
-    let setup = plan.setup(cache, flash, backing);
+    let setup = experiment.setup(cache, flash, backing);
     let (mut count, mut sum) = (0u64, 0);
-    let played = plan
+    let played = experiment
         .play(setup, 1.0, |served| {
             count += 1;
             sum += served.latency_ns;
@@ -172,9 +172,9 @@ fn hm_hits_as_published_and_worse_with_every_larger_block() {
     let fixed = || FixedModel::new(1_269_000, 1_269_000, usize::MAX);
     let sweep: Vec<(f64, f64)> = (2..10)
         .map(|shift| {
-            let plan = plan("hm", &settings);
-            let cache = CacheSetup::volatile(plan.cache_bytes, 1024 << shift, popular_first());
-            let (played, mean) = play(plan, Some(cache), flash(), fixed());
+            let experiment = experiment("hm", &settings);
+            let cache = CacheSetup::volatile(experiment.cache_bytes, 1024 << shift, popular_first());
+            let (played, mean) = play(experiment, Some(cache), flash(), fixed());
             assert_eq!(played.run.requests, 60_000);
             (played.disks[0].read_hit_ratio(), mean)
         })
@@ -183,16 +183,17 @@ fn hm_hits_as_published_and_worse_with_every_larger_block() {
     assert!(is_near(sweep[0].1, 0.321, 0.03), "{sweep:?}");
     assert!(sweep.is_sorted_by(|a, b| a.1 < b.1), "{sweep:?}");
     assert!(sweep[7].1 > 0.9 * 1.269 && sweep[7].1 < 1.269, "{sweep:?}");
-    let plan = plan("hm", &settings);
-    let (_, without) = play(plan, None, flash(), fixed());
+    let experiment = experiment("hm", &settings);
+    let (_, without) = play(experiment, None, flash(), fixed());
     assert!(is_near(without, 1.269, 0.001));
 }
 
 #[test]
 fn proxy_hits_as_published() {
-    let plan = plan("proxy", &["scale=256", "requests=100000"]);
-    let cache = plan.cache(popular_first());
-    let (played, mean) = play(plan, Some(cache), flash(), FixedModel::new(1_357_000, 1_357_000, usize::MAX));
+    let experiment = experiment("proxy", &["scale=256", "requests=100000"]);
+    let cache = experiment.cache(popular_first());
+    let (played, mean) =
+        play(experiment, Some(cache), flash(), FixedModel::new(1_357_000, 1_357_000, usize::MAX));
     assert!(is_near(played.disks[0].read_hit_ratio(), 0.83, 0.02));
     assert!((2.0..=4.0).contains(&(1.357 / mean)), "{mean}");
 }
@@ -202,9 +203,9 @@ fn dss_scans_and_looks_up_all_over_its_database() {
     let list = records("dss", &["scale=64", "transactions=10", "warmup-per-block=0"]);
     assert_eq!(list.len(), 10 * 1080);
     assert!(list.iter().all(|record| record.op == Op::Read && record.len == 8192));
-    assert!(is_near(plan("dss", &[]).disks[0] as f64 / GIB as f64, 15.0, 0.0));
+    assert!(is_near(experiment("dss", &[]).disks[0] as f64 / GIB as f64, 15.0, 0.0));
     // A user's scan continues eight kilobytes after its last read in three of four cases.
-    let mut clients = match plan("dss", &["scale=64"]).load {
+    let mut clients = match experiment("dss", &["scale=64"]).load {
         Load::Closed(clients) => clients,
         Load::Open(_) => panic!("users wait for answers"),
     };
@@ -212,7 +213,7 @@ fn dss_scans_and_looks_up_all_over_its_database() {
     let turns: Vec<Turn> = (0..1080).map_while(|_| clients.next(3)).collect();
     assert_eq!(turns.iter().filter(|turn| turn.tag == 1).count(), 1);
     assert_eq!(turns.last().unwrap().tag, 1);
-    let index_end = plan("dss", &["scale=64"]).disks[0] / 10 * 3;
+    let index_end = experiment("dss", &["scale=64"]).disks[0] / 10 * 3;
     let scans: Vec<u64> =
         turns.iter().map(|turn| turn.offset).filter(|offset| *offset >= index_end - 8192).collect();
     assert!(is_near(scans.len() as f64 / 1080.0, 0.75, 0.04));
@@ -221,15 +222,16 @@ fn dss_scans_and_looks_up_all_over_its_database() {
 }
 
 fn per_minute(
-    plan: Plan,
+    experiment: Experiment,
     cache: Option<CacheSetup>,
     flash: FlashModel,
     array: fn(u64) -> ArrayConfig,
 ) -> (f64, f64) {
-    let array = ArrayModel::new(array(plan.disks_bytes()));
-    let setup = plan.setup(cache, flash, array);
+    let array = ArrayModel::new(array(experiment.disks_bytes()));
+    let setup = experiment.setup(cache, flash, array);
     let mut transactions = 0;
-    let played = plan.play(setup, 1.0, |served| transactions += u64::from(served.ask.tag % 2 == 1)).unwrap();
+    let played =
+        experiment.play(setup, 1.0, |served| transactions += u64::from(served.ask.tag % 2 == 1)).unwrap();
     let minutes = (played.run.ended - played.run.began) as f64 / 60e9;
     (transactions as f64 / minutes, played.disks[0].read_hit_ratio())
 }
@@ -238,9 +240,9 @@ fn per_minute(
 fn dss_runs_about_twice_as_fast_with_a_cache_that_hits_as_published() {
     let settings = ["scale=64", "transactions=210"];
     let array = ArrayConfig::raid5_of_five_15k;
-    let (without, _) = per_minute(plan("dss", &settings), None, flash(), array);
-    let cache = plan("dss", &settings).cache(popular_first());
-    let (with, hits) = per_minute(plan("dss", &settings), Some(cache), flash(), array);
+    let (without, _) = per_minute(experiment("dss", &settings), None, flash(), array);
+    let cache = experiment("dss", &settings).cache(popular_first());
+    let (with, hits) = per_minute(experiment("dss", &settings), Some(cache), flash(), array);
     assert!(is_near(without, 61.7, 3.0), "{without}");
     assert!(is_near(with, 112.9, 6.0), "{with}");
     assert!(is_near(hits, 0.89, 0.03), "{hits}");
@@ -251,7 +253,7 @@ fn dvdstore_is_uniform_over_the_database() {
     let list = records("dvdstore", &["scale=1024", "transactions=20000", "warmup-per-block=0"]);
     assert_eq!(list.len(), 160_000);
     assert!(is_near(share(&list, reads), 0.6, 0.005));
-    let blocks = plan("dvdstore", &["scale=1024"]).disks[0] / 8192;
+    let blocks = experiment("dvdstore", &["scale=1024"]).disks[0] / 8192;
     let mut counts = vec![0u64; blocks as usize];
     for record in &list {
         assert_eq!(record.len, 8192);
@@ -267,9 +269,9 @@ fn dvdstore_is_uniform_over_the_database() {
 fn dvdstore_gains_when_all_of_it_fits_and_hardly_before() {
     let card = || FlashModel::new(FlashConfig::pcie_card());
     let orders = |gib: Option<u64>| {
-        let plan = plan("dvdstore", &["scale=64", "transactions=8000"]);
-        let cache = gib.map(|gib| plan.cache(popular_first()).with_bytes(gib * GIB / 64));
-        per_minute(plan, cache, card(), ArrayConfig::raid5_of_ten_10k).0
+        let experiment = experiment("dvdstore", &["scale=64", "transactions=8000"]);
+        let cache = gib.map(|gib| experiment.cache(popular_first()).with_bytes(gib * GIB / 64));
+        per_minute(experiment, cache, card(), ArrayConfig::raid5_of_ten_10k).0
     };
     let (without, ten, fifteen) = (orders(None), orders(Some(10)), orders(Some(15)));
     assert!(is_near(without, 8802.0, 400.0), "{without}");
@@ -281,20 +283,22 @@ fn dvdstore_gains_when_all_of_it_fits_and_hardly_before() {
 fn calibration_passes_rise_to_the_published_hits_from_the_published_baseline() {
     let array = || ArrayModel::new(ArrayConfig::raid5_of_four_7200(200 * GIB / 256));
     let rates = |cached: bool| {
-        let plan = plan("calibration", &["scale=256", if cached { "passes=5" } else { "passes=1" }]);
-        assert_eq!(plan.disks, [200 * GIB / 256]);
-        let cache = cached.then(|| plan.cache(popular_first()));
-        let setup = plan.setup(cache, flash(), array());
+        let experiment =
+            experiment("calibration", &["scale=256", if cached { "passes=5" } else { "passes=1" }]);
+        assert_eq!(experiment.disks, [200 * GIB / 256]);
+        let cache = cached.then(|| experiment.cache(popular_first()));
+        let setup = experiment.setup(cache, flash(), array());
         // By pass: reads, hits, last reply.
         let mut passes: BTreeMap<u32, (u64, u64, u64)> = BTreeMap::new();
-        plan.play(setup, 1.0, |served| {
-            let pass = passes.entry(served.ask.tag).or_default();
-            assert_eq!(served.ask.len, 8192);
-            pass.0 += 1;
-            pass.1 += u64::from(served.outcome == Outcome::Hit);
-            pass.2 = pass.2.max(served.at.0 + served.latency_ns);
-        })
-        .unwrap();
+        experiment
+            .play(setup, 1.0, |served| {
+                let pass = passes.entry(served.ask.tag).or_default();
+                assert_eq!(served.ask.len, 8192);
+                pass.0 += 1;
+                pass.1 += u64::from(served.outcome == Outcome::Hit);
+                pass.2 = pass.2.max(served.at.0 + served.latency_ns);
+            })
+            .unwrap();
         let mut began = 0;
         passes
             .into_values()
@@ -315,9 +319,9 @@ fn calibration_passes_rise_to_the_published_hits_from_the_published_baseline() {
 
 #[test]
 fn desktops_boot_log_in_and_work_as_published() {
-    let plan = plan("vdi", &["scale=64"]);
-    assert_eq!(plan.disks.len(), 201);
-    let list: Vec<Record> = plan.into_records(0).collect();
+    let experiment = experiment("vdi", &["scale=64"]);
+    assert_eq!(experiment.disks.len(), 201);
+    let list: Vec<Record> = experiment.into_records(0).collect();
     let phase = |from: f64, to: f64| -> Vec<Record> {
         let within = |record: &&Record| (from..to).contains(&(record.at_ns as f64 / 1e9));
         list.iter().filter(within).copied().collect()
@@ -338,19 +342,19 @@ fn desktops_boot_log_in_and_work_as_published() {
     }
     assert!(work.iter().all(|record| record.disk > 0));
     assert_eq!(work.iter().map(|record| record.disk).collect::<BTreeSet<u16>>().len(), 200);
-    let total: u64 = super::tests::plan("vdi", &[]).disks.iter().sum();
+    let total: u64 = super::tests::experiment("vdi", &[]).disks.iter().sum();
     assert!(is_near(total as f64 / GIB as f64, 100.0, 0.1));
 }
 
 #[test]
 fn tiles_have_the_published_mix_and_a_small_hot_part() {
-    let whole = plan("vmmark", &[]);
+    let whole = experiment("vmmark", &[]);
     let data: u64 = whole.disks.iter().sum();
     assert!(is_near(data as f64 / (1u64 << 40) as f64, 1.09, 0.005));
     assert!(is_near(whole.cache_bytes as f64 / data as f64, 0.08, 0.005));
-    let plan = plan("vmmark", &["scale=256", "seconds=100"]);
-    let pages = plan.disks.iter().sum::<u64>() / (64 << 10);
-    let list: Vec<Record> = plan.into_records(0).collect();
+    let experiment = experiment("vmmark", &["scale=256", "seconds=100"]);
+    let pages = experiment.disks.iter().sum::<u64>() / (64 << 10);
+    let list: Vec<Record> = experiment.into_records(0).collect();
     assert!(is_near(share(&list, reads), 0.24, 0.005));
     assert!(is_near(list.len() as f64 / 100.0, 4.0 * 1300.0, 60.0));
     let mut counts: HashMap<(u16, u64), u64> = HashMap::new();
@@ -367,7 +371,7 @@ fn tiles_have_the_published_mix_and_a_small_hot_part() {
 #[test]
 fn writers_write_everything_once() {
     for (name, io, in_order) in [("seq-write", 256 << 10, true), ("rand-write", 4096, false)] {
-        assert_eq!(plan(name, &[]).disks, [300 * GIB]);
+        assert_eq!(experiment(name, &[]).disks, [300 * GIB]);
         let list = records(name, SMALL);
         assert!(list.iter().all(|record| record.op == Op::Write && record.len == io));
         assert_eq!(list.is_sorted_by_key(|record| record.offset), in_order);
@@ -385,18 +389,18 @@ fn zipf_takes_its_parameters() {
     assert!(is_near(share(&list, reads), 0.7, 0.01));
     assert!(list.iter().all(|record| record.len == 8192));
     assert!(is_near(list.last().unwrap().at_ns as f64 / 1e9, 10.0, 0.3));
-    assert_eq!(plan("zipf", &settings).disks, [GIB]);
+    assert_eq!(experiment("zipf", &settings).disks, [GIB]);
 }
 
 #[test]
 fn a_plan_is_played_the_same_way_twice() {
     let once = || {
-        let plan = plan("vmmark", &["scale=1024", "seconds=3", "tiles=2"]);
-        let array = ArrayModel::new(ArrayConfig::raid5_of_five_15k(plan.disks_bytes()));
-        let cache = plan.cache(popular_first());
-        let setup = plan.setup(Some(cache), flash(), array);
+        let experiment = experiment("vmmark", &["scale=1024", "seconds=3", "tiles=2"]);
+        let array = ArrayModel::new(ArrayConfig::raid5_of_five_15k(experiment.disks_bytes()));
+        let cache = experiment.cache(popular_first());
+        let setup = experiment.setup(Some(cache), flash(), array);
         let mut list = Vec::new();
-        let played = plan.play(setup, 2.0, |served| list.push(*served)).unwrap();
+        let played = experiment.play(setup, 2.0, |served| list.push(*served)).unwrap();
         assert_eq!(played.disks.len(), 2);
         (list, played.run)
     };
@@ -410,8 +414,8 @@ fn a_plan_is_played_the_same_way_twice() {
 #[test]
 fn disks_become_one_behind_the_other() {
     let settings = ["scale=1024", "seconds=3", "tiles=2"];
-    let apart: Vec<Record> = plan("vmmark", &settings).into_records(0).collect();
-    let whole = plan("vmmark", &settings);
+    let apart: Vec<Record> = experiment("vmmark", &settings).into_records(0).collect();
+    let whole = experiment("vmmark", &settings);
     let starts: Vec<u64> = whole.starts().collect();
     let one = whole.on_one_disk();
     assert_eq!((starts[0], starts[1], one.disks.clone()), (0, one.disks[0] / 2, vec![2 * starts[1]]));
@@ -419,9 +423,9 @@ fn disks_become_one_behind_the_other() {
         let offset = starts[usize::from(record.disk)] + record.offset;
         assert_eq!(moved, Record { offset, disk: 0, ..*record });
     }
-    let closed: Vec<Record> = plan("dss", &["scale=512", "transactions=2"]).into_records(0).collect();
+    let closed: Vec<Record> = experiment("dss", &["scale=512", "transactions=2"]).into_records(0).collect();
     let one: Vec<Record> =
-        plan("dss", &["scale=512", "transactions=2"]).on_one_disk().into_records(0).collect();
+        experiment("dss", &["scale=512", "transactions=2"]).on_one_disk().into_records(0).collect();
     assert!(closed == one && !one.is_empty(), "one disk stays as it is");
 }
 
@@ -429,10 +433,10 @@ fn disks_become_one_behind_the_other() {
 fn contenders_read_all_data_first_and_only_the_last_disk_differs() {
     let settings = ["footprint=1MiB", "disks=2", "depth=2", "sweeps=1", "requests=20000"];
     let other = ["last-io=64KiB", "last-read-percent=0", "read-percent=80"];
-    let plan = plan("contenders", &[&settings[..], &other].concat());
-    let swept = plan.warmup as usize;
-    assert_eq!((plan.disks.clone(), swept), (vec![1 << 20; 2], 2 * (1 << 20) / 8192));
-    let list: Vec<Record> = plan.into_records(0).collect();
+    let experiment = experiment("contenders", &[&settings[..], &other].concat());
+    let swept = experiment.warmup as usize;
+    assert_eq!((experiment.disks.clone(), swept), (vec![1 << 20; 2], 2 * (1 << 20) / 8192));
+    let list: Vec<Record> = experiment.into_records(0).collect();
     assert_eq!(list.len(), swept + 20_000);
     let places: BTreeSet<(u16, u64)> =
         list[..swept].iter().map(|record| (record.disk, record.offset)).collect();
@@ -447,8 +451,9 @@ fn contenders_read_all_data_first_and_only_the_last_disk_differs() {
 
 #[test]
 fn types_of_query_differ_in_their_look_ups_and_take_turns() {
-    let plan = plan("dss", &["scale=64", "warmup-per-block=0", "transactions=63", "spread-percent=25"]);
-    let Load::Closed(mut clients) = plan.load else { panic!("clients wait for replies") };
+    let experiment =
+        experiment("dss", &["scale=64", "warmup-per-block=0", "transactions=63", "spread-percent=25"]);
+    let Load::Closed(mut clients) = experiment.load else { panic!("clients wait for replies") };
     let mut ends = BTreeMap::new();
     let mut client = 0;
     while let Some(turn) = clients.next(client) {

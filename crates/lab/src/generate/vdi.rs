@@ -11,7 +11,7 @@ use super::common::{
     draw_size, scaled,
 };
 use super::parameters::{Bytes, parameters, within};
-use super::{Generate, Load, Plan};
+use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
 use crate::workload::{Scatter, Zipf};
 use hob_trace::{Op, Record};
@@ -45,7 +45,7 @@ impl Generate for Vdi {
     const SUMMARY: &'static str = "virtual desktops: boot storm, log-in storm, then mostly small writes";
     const SOURCE: &'static str = "EMC FAST Cache study, 200 virtual desktops";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         within("desktops", self.desktops, 1..=60_000)?;
         for (name, per_s) in [
@@ -78,7 +78,7 @@ impl Generate for Vdi {
             dice: Prng::new(self.seed),
         };
         let disks = std::iter::once(image).chain((0..self.desktops).map(|_| own)).collect();
-        Ok(Plan {
+        Ok(Experiment {
             disks,
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: PAGE as u32,

@@ -10,7 +10,7 @@ use super::common::{
     Arrivals, check_footprint, check_percent, check_rate, check_request, check_scale, draw_op, scaled,
 };
 use super::parameters::{Bytes, parameters, within};
-use super::{Generate, Load, Plan};
+use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
 use crate::workload::Scatter;
 use hob_trace::Record;
@@ -36,7 +36,7 @@ impl Generate for VmMark {
     const SUMMARY: &'static str = "tiles of mixed servers, 76 % writes";
     const SOURCE: &'static str = "EMC FAST Cache study, VMmark tiles";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         within("tiles", self.tiles, 1..=1000)?;
         check_footprint("tile-data", self.tile_data)?;
@@ -61,7 +61,7 @@ impl Generate for VmMark {
             arrivals: Arrivals::new(),
             dice: Prng::new(self.seed),
         };
-        Ok(Plan {
+        Ok(Experiment {
             disks: vec![tile; self.tiles as usize],
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: EXTENT as u32,

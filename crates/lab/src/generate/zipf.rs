@@ -5,7 +5,7 @@ use super::common::{
     Arrivals, check_footprint, check_percent, check_rate, check_request, check_scale, check_theta, scaled,
 };
 use super::parameters::{Bytes, parameters};
-use super::{Generate, Load, Plan};
+use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
 use crate::workload::{Pattern, Workload, WorkloadConfig};
 use hob_trace::Record;
@@ -27,7 +27,7 @@ impl Generate for ZipfLoad {
     const SUMMARY: &'static str = "independent requests, places by Zipf's law";
     const SOURCE: &'static str = "the usual model of block popularity";
 
-    fn plan(&self) -> Result<Plan, String> {
+    fn experiment(&self) -> Result<Experiment, String> {
         check_scale(self.scale)?;
         check_footprint("footprint", self.footprint)?;
         check_request("io", self.io)?;
@@ -51,7 +51,7 @@ impl Generate for ZipfLoad {
             op: access.op,
             disk: 0,
         });
-        Ok(Plan {
+        Ok(Experiment {
             disks: vec![footprint_bytes],
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: 4096,

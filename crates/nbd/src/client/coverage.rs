@@ -7,7 +7,8 @@
 /// Maximum number of separate intervals in the chunks of a reply.
 pub(super) const INTERVALS_MAX: usize = 1024;
 
-/// Disjoint, sorted, merged half-open intervals.
+/// The bytes of a READ that have arrived: half-open intervals, ascending and neither overlapping
+/// nor adjacent.
 #[derive(Debug, Default)]
 pub(super) struct Coverage(Vec<(u64, u64)>);
 

@@ -51,9 +51,9 @@ pub struct Negotiated {
     pub block_size_min: u32,
     /// Request size that the server prefers; a power of two, bytes.
     pub block_size_preferred: u32,
-    /// Longest READ or WRITE, bytes.
+    /// Maximum length of a READ or WRITE, bytes.
     pub block_size_max: u32,
-    /// Whether the server replies to READ in chunks.
+    /// True if the server replies to READ in chunks.
     pub structured_replies: bool,
     /// Id of the requested metadata context in BLOCK_STATUS replies; `None` if the client may not
     /// send BLOCK_STATUS.
@@ -81,7 +81,7 @@ pub enum HandshakeOutcome {
     Connected(Negotiated),
     /// The server listed its exports. The caller closes the connection.
     Listed(Vec<ListedExport>),
-    /// Close the connection.
+    /// The negotiation failed. The caller closes the connection.
     Failed(HandshakeError),
 }
 
@@ -158,13 +158,13 @@ pub struct Handshake {
     goal: Goal,
     /// Name of the metadata context to request.
     context: &'static str,
-    /// Whether the connection must be encrypted, but is not yet.
+    /// True if the connection must be encrypted, but is not yet.
     needs_tls: bool,
     state: State,
     intake: Intake,
     output: Vec<u8>,
     outcome: Option<HandshakeOutcome>,
-    /// The option in flight.
+    /// Number of the option to which the client awaits the reply.
     option: u32,
     replies: u32,
     no_zeroes: bool,

@@ -36,7 +36,7 @@ const KEPT_BYTES_MAX: usize = 4096;
 /// A request in flight, with the properties that the reply decoder needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// The command.
+    /// The command of the request.
     pub command: Command,
     /// First byte of the request on the disk.
     pub offset: u64,
@@ -422,7 +422,7 @@ impl ReplyDecoder {
         }
     }
 
-    /// Records that `length` bytes of a READ arrived.
+    /// Records that `length` bytes of data or zeroes for a READ have arrived.
     fn content(
         &mut self,
         header: ChunkHeader,

@@ -52,9 +52,9 @@ pub struct Negotiated {
     pub export: String,
     /// Properties of the export as announced to the client.
     pub info: ExportInfo,
-    /// Whether the server must reply to READ and BLOCK_STATUS in chunks.
+    /// True if the server must reply to READ and BLOCK_STATUS in chunks.
     pub structured_replies: bool,
-    /// Whether the client chose `base:allocation`, so that BLOCK_STATUS reports it with
+    /// True if the client chose `base:allocation`, so that BLOCK_STATUS reports it with
     /// [`BASE_ALLOCATION_ID`].
     pub base_allocation: bool,
     /// Contexts of [`ExportInfo::contexts`] that the client chose; their ids start at
@@ -110,7 +110,7 @@ pub enum HandshakeOutcome {
     StartTls,
     /// The client sent ABORT: close the connection.
     Aborted,
-    /// Close the connection. The reason is for the log.
+    /// The negotiation failed. The caller logs the reason and closes the connection.
     Failed(HandshakeError),
 }
 
@@ -147,7 +147,7 @@ pub enum HandshakeError {
     ExportName {
         /// The readable part of the export's name.
         name: String,
-        /// The reason.
+        /// Why the server cannot serve the export.
         reason: Cow<'static, str>,
     },
 }

@@ -17,7 +17,7 @@ pub const DATA_HEADER_BYTES: usize = CHUNK_HEADER_BYTES + 8;
 /// Maximum number of extents in a BLOCK_STATUS reply. Clients may disconnect if there are more.
 pub const EXTENTS_MAX: usize = 1 << 20;
 
-/// Whether more chunks of a reply follow.
+/// Position of a chunk in its reply, which says whether more chunks follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
     /// Another chunk with the same cookie follows.

@@ -28,14 +28,13 @@ pub enum TransferCall {
     Extents(Vec<u64>, Answer<Vec<(u64, u64)>>),
     /// Flush the disk: either [`Op::Flush`] or [`Op::Settle`].
     Flush(Op, Answer<()>),
-    /// Invalidate these sector ranges in the cache, and pull those parts again that were pulled
-    /// already.
+    /// Invalidate these sector ranges in the cache, and pull again what was pulled of them already.
     Forget(Vec<(u64, u64)>, Answer<()>),
     /// Add sector ranges that the other host has in its cache to the list of data to pull.
     Listed(Vec<(u64, u64)>, Answer<()>),
     /// Start to pull the ranges that earlier `Listed` calls added.
     Pull,
-    /// Return how far the pull of the disk's cache has come.
+    /// Return the progress of pulling the disk's cached data from another host.
     Progress(Answer<Progress>),
     /// Make this host the owner of the disk. Pulls stop until the next [`TransferCall::Pull`].
     TakeOver(Answer<()>),
@@ -90,7 +89,8 @@ impl ShardHandle {
         self.transfer(id, |answer| TransferCall::Watch(watch, answer)).await
     }
 
-    /// Returns the regions of a disk that were written since the last call.
+    /// Returns the regions of a disk that were written since the last call; `None` if there are
+    /// none.
     pub async fn take_changed(&self, id: DiskId) -> Result<Option<Box<Regions>>, ShardError> {
         self.transfer(id, TransferCall::TakeChanged).await
     }
@@ -126,13 +126,13 @@ impl ShardHandle {
         self.transfer(id, |answer| TransferCall::Listed(ranges, answer)).await
     }
 
-    /// Starts to pull the listed ranges.
+    /// Starts to pull the ranges of earlier [`listed`](Self::listed) calls from the other host.
     pub fn pull(&self, id: DiskId) {
         // A shard that has ended pulls nothing.
         let _ = self.send(ShardCall::Transfer { id, call: TransferCall::Pull });
     }
 
-    /// Returns how far the pull of a disk's cache has come.
+    /// Returns the progress of pulling a disk's cached data from another host.
     pub async fn progress(&self, id: DiskId) -> Result<Progress, ShardError> {
         self.transfer(id, TransferCall::Progress).await
     }

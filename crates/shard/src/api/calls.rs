@@ -105,7 +105,7 @@ calls! {
         device: Box<FlashDevice>,
     } -> ();
 
-    /// Closes a flash device that no cache uses any more.
+    /// Closes a flash device that no cache of this shard uses any more.
     change remove_device: RemoveDevice { id: DeviceId } -> ();
 
     /// Fails all I/O to a flash device on another host, including I/O in flight, and does not trust
@@ -115,7 +115,7 @@ calls! {
     /// Adds a disk. The shard answers the call when the disk accepts requests.
     call add_disk: AddDisk {
         id: DiskId,
-        /// Properties of the disk for the guest.
+        /// Size and other properties of the disk.
         config: DiskConfig,
         backing: Backing,
         /// Records unflushed changes of a backing that loses them if the process is killed.
@@ -161,7 +161,8 @@ calls! {
         crash_log: Option<Box<dyn SurvivingMemory>>,
     } -> Vec<Segment>;
 
-    /// Replaces or removes the RAM tier of a disk's cache. Returns the previous memory.
+    /// Replaces or removes the RAM tier of a disk's cache. Returns the memory of the previous RAM
+    /// tier, if there was one.
     change set_memory: SetMemory {
         id: DiskId,
         /// Settings and memory of the RAM tier.
@@ -183,13 +184,13 @@ calls! {
     /// Changes how long requests wait for a disk's backing.
     order set_wait_max: SetWaitMax { id: DiskId, wait_max: Duration };
 
-    /// Sets the entitlement of a disk.
+    /// Sets the shares, the reservations and the limits of a disk's I/O.
     change set_qos: SetQos { id: DiskId, qos: DiskQos } -> ();
 
-    /// Sets or removes the throttle of a resource.
+    /// Sets how the I/O in flight of a datastore or flash device is limited.
     order control: Control { resource: Resource, control: Control };
 
-    /// Returns the load and the state of a resource.
+    /// Returns the use of a datastore or flash device by this shard.
     query resource: Resource { resource: Resource } -> ResourceState;
 
     /// Returns the shard's report about a resource, for the hosts that share it; `None` if the
@@ -200,10 +201,10 @@ calls! {
         level: Option<f64>,
     } -> Option<Report>;
 
-    /// Sets the shard's part of a shared resource.
+    /// Sets the shard's part of a resource that several hosts share.
     order take_part: TakePart {
         resource: Resource,
-        /// Number of I/Os in flight.
+        /// Number of I/Os that the shard may have in flight.
         in_flight: f64,
     };
 

@@ -8,7 +8,7 @@ pub enum ShardError {
     /// The engine refused the command and changed nothing.
     #[error("{}", explain_error(*.0))]
     Command(CommandError),
-    /// The shard could not open the given object.
+    /// The shard could not execute the call. The text says why.
     #[error("{0}")]
     Unusable(String),
     /// The shard did not answer in time. A change continues in the background.

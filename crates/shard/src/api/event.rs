@@ -6,9 +6,9 @@ use hob_engine::units::{DeviceId, DiskId};
 /// An event that a shard reports to the services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShardEvent {
-    /// A flash device failed too often; its caches stop using it.
+    /// A flash device failed too often. The caches of this shard stop using it.
     Fenced {
-        /// The device.
+        /// The flash device that failed.
         device: DeviceId,
         /// Number of failed I/Os.
         errors: u32,
@@ -17,21 +17,22 @@ pub enum ShardEvent {
     Lost {
         /// The disk of the cache.
         disk: DiskId,
-        /// The segments.
+        /// The segments that the cache stopped using.
         segments: Vec<Segment>,
     },
-    /// A flash device does not answer in time; its caches bypass it.
+    /// A flash device does not answer in time. The caches on it send their requests to the
+    /// backings.
     Stalled(DeviceId),
     /// A stalled flash device answers again.
     Resumed(DeviceId),
     /// A flash device on another host has not answered for a long time. I/O to the device waits
     /// until the device is abandoned.
     PeerSilent(DeviceId),
-    /// Dirty data can no longer be read from flash.
+    /// Flash has lost dirty data of a disk, which the backing does not have.
     DirtyLost {
         /// The disk of the data.
         disk: DiskId,
-        /// Total number of unreadable sectors.
+        /// Total number of sectors of the disk whose dirty data is lost.
         sectors: u64,
     },
     /// A write waits for a recovering cache. The write could continue if the journal on flash were
@@ -44,19 +45,18 @@ pub enum ShardEvent {
     /// A flush of a disk's backing failed, or the backing restarted: acknowledged writes may be
     /// lost.
     WritesInDoubt(DiskId),
-    /// This number of guests of a disk have not received a report that acknowledged writes may be
-    /// lost.
+    /// Guests of a disk must still get an error, because acknowledged writes may be lost.
     FailuresOwed {
         /// The disk.
         disk: DiskId,
-        /// Number of guests.
+        /// Number of guests that have not got the error yet.
         count: u32,
     },
     /// Another program has taken over a disk's backing. The disk serves no requests any more.
     BackingLost {
         /// The disk.
         disk: DiskId,
-        /// What happened instead, if no other program has opened the backing.
+        /// What happened to the backing; `None` if another program has opened it.
         why: Option<String>,
     },
     /// The files of a parent may have changed: the shard was paused, or the server of the parent or of

@@ -19,12 +19,12 @@ use hob_storage::flash::DeviceCounts;
 /// Maximum time a caller waits for a shard's answer.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Number of turns of a wait, see [`in_time`].
+/// Number of equal time slices of a wait; see [`in_time`].
 const TURNS: u32 = 40;
 
-/// Returns the result of `work`, or `None` if it is not there after `limit`. The wait has turns, and a pause of
-/// this process (SIGSTOP, a suspended VM, a host without a free processor) uses up one of them: an
-/// answer can only arrive after the pause.
+/// Returns the result of `work`, or `None` if `work` is not complete after `limit`. The limit is
+/// divided into time slices. A pause of this process (SIGSTOP, a suspended VM, a host without a
+/// free processor) uses up only one of them, so that an answer can still arrive after the pause.
 pub async fn in_time<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     let mut work = std::pin::pin!(work);
     for _ in 0..TURNS {
@@ -44,20 +44,22 @@ pub struct ShardHandle {
 }
 
 impl ShardHandle {
-    /// Makes a handle, and the receiver of the shard. `wake` wakes a sleeping shard.
+    /// Creates a handle, and the receiver from which the shard gets the calls. `wake` wakes the
+    /// shard's thread if it sleeps.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> (ShardHandle, mpsc::Receiver<ShardCall>) {
         let (calls, receiver) = mpsc::channel();
         (ShardHandle { calls, wake: Arc::new(wake), surviving: SurvivingFiles::default() }, receiver)
     }
 
-    /// Asks the shard to answer. The answer shows that the shard's loop ran after this call.
+    /// Sends a call without effect, and returns the receiver of its answer. The answer shows that
+    /// the shard's loop ran after this call.
     pub fn ping(&self) -> Result<oneshot::Receiver<Result<(), ShardError>>, ShardError> {
         let (answer, receiver) = oneshot::channel();
         self.send(ShardCall::Ping { answer })?;
         Ok(receiver)
     }
 
-    /// Returns whether the shard's loop runs, after at most `wait_max`.
+    /// Returns true if the shard answers a call within `wait_max`, and so its loop runs.
     pub async fn responds(&self, wait_max: Duration) -> bool {
         let Ok(answer) = self.ping() else { return false };
         matches!(tokio::time::timeout(wait_max, answer).await, Ok(Ok(Ok(()))))
@@ -87,7 +89,8 @@ impl ShardHandle {
         self.surviving.remove_ended_crash_log(id);
     }
 
-    /// Returns the counters of the shard's flash devices, or `None` after `patience`.
+    /// Returns the counters of the shard's flash devices, or `None` if the shard does not answer
+    /// within `patience`.
     pub async fn devices(&self, patience: Duration) -> Option<Vec<(DeviceId, DeviceCounts)>> {
         let question = self.ask(|answer| ShardCall::Devices { answer });
         tokio::time::timeout(patience, question).await.ok()?.ok()
@@ -130,7 +133,7 @@ impl ShardHandle {
         Arc::ptr_eq(&self.wake, &other.wake)
     }
 
-    /// Sends a call, and fails if it is not answered within [`PATIENCE`].
+    /// Sends a call and returns its answer. Fails if the shard does not answer within [`PATIENCE`].
     pub(super) async fn ask_in_time<T>(
         &self,
         call: impl FnOnce(Answer<T>) -> ShardCall,

@@ -11,13 +11,13 @@ use hob_engine::units::DiskId;
 use hob_storage::crash_log::{CrashLogFile, DIRECTORY_VARIABLE, SurvivingFile};
 use hob_storage::unflushed_mark::UnflushedMark;
 
-/// The files of a shard's disks.
+/// The crash logs and marks of a shard's disks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SurvivingFiles {
     disks: Arc<Mutex<BTreeMap<DiskId, Files>>>,
 }
 
-/// The files of one disk, or the reason why one could not be opened.
+/// The crash log and the mark of one disk, or for each the reason why it could not be opened.
 #[derive(Debug, Default)]
 struct Files {
     crash_log: Option<Result<SurvivingFile, String>>,
@@ -71,12 +71,12 @@ impl SurvivingFiles {
         created.inspect_err(failed).ok()
     }
 
-    /// Returns why the crash log of a disk's cache does not work.
+    /// Returns why the crash log of a disk's cache does not work; `None` if it works.
     pub(super) fn crash_log_problem(&self, disk: DiskId) -> Option<String> {
         problem(self.lock().get(&disk)?.crash_log.as_ref()?)
     }
 
-    /// Returns why the mark of a disk's unflushed changes does not work.
+    /// Returns why the mark of a disk's unflushed changes does not work; `None` if it works.
     pub(super) fn mark_problem(&self, disk: DiskId) -> Option<String> {
         problem(self.lock().get(&disk)?.mark.as_ref()?)
     }

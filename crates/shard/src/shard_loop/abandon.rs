@@ -37,8 +37,8 @@ impl Shard {
 
     /// Abandons the backing of a disk that is being removed, if nothing is lost by that. Dirty data
     /// stays in the cache. Acknowledged changes that only the backing has are lost if it never
-    /// flushes them, so the removal waits for their flush. After that flush has failed, guests get a
-    /// report, and there is nothing to wait for.
+    /// flushes them, so the removal waits for their flush. After that flush has failed, guests get
+    /// an error, and the removal no longer waits.
     pub(super) fn stop_waiting(&mut self, now: Instant, id: DiskId) {
         let at_risk = self.engine.guests_at_risk(id).unwrap_or(0);
         if self.is_abandoned(id) || at_risk > self.engine.failures_owed(id) {

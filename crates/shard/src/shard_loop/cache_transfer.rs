@@ -41,7 +41,7 @@ const BUSY_NS: u64 = 20_000_000;
 /// Pause of a disk's pulls after the other host failed to deliver data, in nanoseconds.
 const FAILED_NS: u64 = 1_000_000_000;
 
-/// Pull of one disk's cache from another host.
+/// State of pulling one disk's cached data from another host.
 struct CacheTransfer {
     puller: Puller,
     size_bytes: u64,
@@ -54,7 +54,7 @@ struct CacheTransfer {
     again_bytes: u64,
 }
 
-/// A group of requests with one common answer.
+/// Requests of the daemon to one disk that are answered together.
 struct Job {
     answer: Answer<()>,
     disk: DiskId,
@@ -78,7 +78,7 @@ pub(super) struct CacheTransfers {
     asked: BTreeMap<u32, Asked>,
     last_job: u64,
     last_request: u32,
-    /// True if a pull that found no room in the cache may find room now.
+    /// True if pulls that found no room in the cache are to be tried again.
     room: bool,
 }
 
@@ -213,12 +213,12 @@ impl CacheTransfers {
         progress
     }
 
-    /// Records that pulls may find room in the cache again.
+    /// Records that pulls that found no room in the cache are to be tried again.
     pub(super) fn retry(&mut self) {
         self.room = true;
     }
 
-    /// Returns the earliest time at which a paused pull continues.
+    /// Returns the earliest time at which a paused pull continues; `None` if no pull is paused.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.transfers.values().filter_map(|transfer| transfer.pause).min()
     }
@@ -234,7 +234,7 @@ impl CacheTransfers {
         numbers.into_iter().for_each(|number| self.end_job(number));
     }
 
-    /// Changes the size of a disk.
+    /// Records the new size of a disk that grew.
     pub(super) fn grow(&mut self, disk: DiskId, size_bytes: u64) {
         if let Some(transfer) = self.transfers.get_mut(&disk) {
             transfer.size_bytes = size_bytes;

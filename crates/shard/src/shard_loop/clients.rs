@@ -67,7 +67,7 @@ struct Client {
     kind: ClientKind,
     transport: Transport,
     _permit: ConnectionPermit,
-    /// Receive buffer; `None` while a receive is in flight.
+    /// Buffer for bytes received from the client; `None` while a receive operation uses it.
     rx: Option<RxBuf>,
     receiving_payload: bool,
     sending: bool,
@@ -76,8 +76,8 @@ struct Client {
     listed: bool,
     /// True if the connection is on the list that waits for a buffer.
     waiting: bool,
-    /// True if the connection waits for its disk's share: of requests (`refused`) or of buffers
-    /// (`lacking`).
+    /// True if the connection waits until its disk may have another request in the engine.
+    /// `lacking` is for connections that wait for a buffer of the disk's share.
     refused: bool,
     lacking: bool,
     last_progress: Instant,
@@ -216,7 +216,7 @@ impl Clients {
         }
     }
 
-    /// Handles the end of a socket operation.
+    /// Handles the result of a receive or send of a connection.
     pub(super) fn handle_completion(&mut self, now: Instant, completion: Completion, ring: &mut Ring) {
         let number = completion.token.owner();
         let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their I/O");
@@ -333,7 +333,7 @@ impl Clients {
         self.list(number);
     }
 
-    /// Notes that the engine may accept requests again, or that a buffer may be free.
+    /// Records that the engine may accept requests again, or that a buffer may be free.
     pub(super) fn retry_refused(&mut self) {
         self.room = true;
     }
@@ -514,7 +514,7 @@ impl Clients {
         }
     }
 
-    /// Closes a connection that wants to close, and forgets it when none of its I/O is in flight.
+    /// Closes a connection that has ended, and removes it when none of its I/O is in flight.
     fn close_ended(&mut self, number: u16, ring: &mut Ring) {
         let slot = &mut self.clients[usize::from(number)];
         let client = slot.as_mut().expect("listed connections exist");
@@ -548,7 +548,8 @@ impl Clients {
         self.free.push(number);
     }
 
-    /// Gives buffers to waiting connections in their order, while buffers are free.
+    /// Lets connections that wait for a buffer continue, longest wait first, while buffers are
+    /// free.
     fn serve_waiting(&mut self, now: Instant, ring: &mut Ring) {
         while let Some(number) = self.waiting.front().copied() {
             let client = self.clients[usize::from(number)].as_mut().expect("waiting connections exist");

@@ -17,7 +17,7 @@ use super::clients::{ClientAttachment, ClientKind};
 use crate::api::VhostUserCall;
 use crate::api::{Answer, EventSender, Gone, Noted, ShardCall, ShardError, ShardEvent};
 
-/// Calls that are not answered yet.
+/// Calls that are not answered yet, and disks that are being removed.
 pub(super) struct Commands {
     events: EventSender,
     last: u64,
@@ -96,7 +96,7 @@ impl Commands {
         self.check_over();
     }
 
-    /// Completes the removal of a disk whose backing is still open.
+    /// Answers the removal of a disk whose abandoned backing is still open.
     pub(super) fn leave_behind(&mut self, disk: DiskId) {
         let Some(farewell) = self.closing.remove(&disk) else { return };
         self.left_behind.insert(disk);

@@ -57,7 +57,7 @@ pub(super) struct Files {
     /// True while no new message is read.
     resting: bool,
     /// Moving average of the number of unanswered requests of a connection when a new one arrives,
-    /// in 256ths. The new request counts.
+    /// in 256ths, including the new one.
     overlap: u32,
 }
 
@@ -187,7 +187,7 @@ impl Files {
         self.room = true;
     }
 
-    /// Notes that the engine may accept requests again, or that a buffer may be free.
+    /// Records that the engine may accept requests again, or that a buffer may be free.
     pub(super) fn retry_refused(&mut self) {
         self.room = true;
     }

@@ -22,7 +22,7 @@ pub(super) const RESERVE_SHARE: usize = 16;
 /// a disk cannot keep small buffers from other clients of the disk.
 pub(super) struct Gate<'a> {
     arena: &'a mut Arena,
-    /// The disk whose share the buffers count against; `None` for no share.
+    /// The disk from whose share the buffers are taken; `None` if no share applies.
     disk: Option<DiskId>,
     /// Size of the buffer that the disk's share had no room for.
     lacking: Option<usize>,
@@ -31,17 +31,19 @@ pub(super) struct Gate<'a> {
     held_bytes: usize,
     /// True if a buffer was refused because this connection already holds too many bytes.
     pub(super) greedy: bool,
-    /// The engine, which has the index of flash; needed for reads into guest memory.
+    /// The engine, which knows whether flash can serve a read directly into guest memory; `None` if
+    /// such reads are not allowed.
     engine: Option<&'a Engine>,
 }
 
 impl<'a> Gate<'a> {
-    /// Makes the gate of a connection that already holds `held_bytes`.
+    /// Creates the gate of a connection that already has buffers of `held_bytes` in total. `open`
+    /// is true if the connection may have a large buffer.
     pub(super) fn new(ring: &mut Ring, disk: DiskId, held_bytes: usize, open: bool) -> Gate<'_> {
         Gate { disk: Some(disk), open, held_bytes, ..ungated(ring) }
     }
 
-    /// Allows reads directly into guest memory.
+    /// Allows reads from flash directly into guest memory.
     pub(super) fn knowing(self, engine: &'a Engine) -> Gate<'a> {
         Gate { engine: Some(engine), ..self }
     }
@@ -51,7 +53,7 @@ impl<'a> Gate<'a> {
         self.lacking
     }
 
-    /// Makes a gate that only releases buffers.
+    /// Creates a gate that can release buffers but not allocate them.
     pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
         ungated(ring)
     }
@@ -63,7 +65,7 @@ pub(super) fn may_have_room(arena: &Arena, disk: DiskId, bytes: usize) -> bool {
     arena.held(disk) == 0 || arena.may_alloc(disk, bytes)
 }
 
-/// Makes a gate that only releases buffers.
+/// Creates a gate that can release buffers but not allocate them.
 pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
     let arena = ring.arena_mut();
     Gate { arena, disk: None, lacking: None, open: true, held_bytes: 0, greedy: false, engine: None }

@@ -64,7 +64,8 @@ impl Lease {
         !self.replies.is_empty() || !self.statuses.is_empty() || !self.changes.is_empty()
     }
 
-    /// Returns the time of the next action that no event triggers.
+    /// Returns the time at which this disk's lease must be checked again; `None` if no check is
+    /// needed.
     fn due(&self, now: Instant) -> Option<Instant> {
         match self.is_held_back {
             _ if self.holds_anything() => Some(now + LOOK_EVERY.as_nanos() as u64),
@@ -85,7 +86,8 @@ impl Leases {
         self.disks.get_mut(disk.0 as usize)?.as_mut()
     }
 
-    /// Returns the current time if any disk is served under an etcd lease.
+    /// Returns the current time of the lease clock; `None` if no disk is served under an etcd
+    /// lease.
     #[inline]
     pub(super) fn look(&self) -> Option<Instant> {
         (self.count > 0).then(lease_clock::now)
@@ -138,7 +140,7 @@ impl Leases {
         Some(now + due.nanos_since(look))
     }
 
-    /// Continues to serve a disk that could not be removed from this shard.
+    /// Records that a disk stays in this shard, because it could not be removed.
     pub(super) fn stay(&mut self, disk: DiskId) {
         if let Some(lease) = self.get_mut(disk) {
             lease.is_leaving = false;

@@ -62,7 +62,7 @@ const EARLY_IOS: usize = 4;
 /// turn again, because memory serves them.
 const MEMORY_BOUND_TURNS: u32 = 64;
 
-/// Sleeps shorter than this count as short, in nanoseconds.
+/// Maximum length of a short sleep, in nanoseconds.
 const QUICK_NS_MAX: u64 = 50_000;
 
 /// Maximum number of engine I/Os started per turn, so that a disk with instant I/O cannot delay
@@ -148,7 +148,7 @@ struct Shard {
     spin_max: Duration,
     /// Number of turns since the last turn that started a read or write of a device.
     turns_without_device: u32,
-    /// Whether the last sleep was short. The first value is for sleeps without device I/O, the
+    /// True if the last sleep was short. The first value is for sleeps without device I/O, the
     /// second for sleeps during device I/O.
     quick: [bool; 2],
 }
@@ -307,7 +307,7 @@ impl Shard {
         }
     }
 
-    /// Dispatches the completions of a backing.
+    /// Passes the completed I/O of a backing to the engine or to the client that waits for it.
     fn collect(&mut self, now: Instant, disk: DiskId) {
         self.report_exposure(disk);
         self.collect_done(now, disk);
@@ -580,10 +580,10 @@ impl Shard {
         self.quick[kind] = self.now() - before < QUICK_NS_MAX;
     }
 
-    /// Polls vhost-user queues without driver notifications, if that pays. Otherwise enables the
-    /// driver notifications. `working` is the number of I/Os of the engine in flight. Returns true
-    /// if a queue has new requests. Returns false if the shard may sleep, because the notifications
-    /// will wake it.
+    /// Polls vhost-user queues without driver notifications, if new requests are likely soon.
+    /// Otherwise enables the driver notifications. `working` is the number of I/Os of the engine in
+    /// flight. Returns true if a queue has new requests. Returns false if the shard may sleep,
+    /// because the notifications will wake it.
     fn poll_vhost_user(&mut self, working: usize) -> bool {
         let vhost_user = &self.vhost_user;
         if working == 0 && self.quick[0] {

@@ -34,8 +34,8 @@ const OWN: u32 = 1 << 28;
 /// shorter.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// The same maximum while the parent's disk has not answered an earlier read in time. Hits are still
-/// served.
+/// Maximum wait of a clone for its parent's disk, if an earlier read is unanswered after its time
+/// limit. The parent's cache can still answer hits in this time.
 const LATER_ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// Number of reads that a parent's disk has not answered in time, from which on only reads of cached
@@ -68,7 +68,8 @@ pub(super) struct Parents {
     links: BTreeMap<DiskId, DiskId>,
     asked: BTreeMap<u32, Asked>,
     last: u32,
-    /// Number of reads that each parent's disk has not answered in time, and not since.
+    /// Number of reads that each parent's disk has not answered, although their time limit has
+    /// passed.
     unanswered: BTreeMap<DiskId, u32>,
     /// Time of the next check for reads that were not answered in time.
     check_at: Option<Instant>,
@@ -184,7 +185,8 @@ impl Parents {
         self.links.values().copied().collect()
     }
 
-    /// Gives up the reads that were not answered in time. Returns the clone and the number of each.
+    /// Stops waiting for the reads that were not answered in time. Returns the clone of each read,
+    /// and the number of the read in the clone's backing.
     fn give_up_late(&mut self, now: Instant) -> Vec<(DiskId, u32)> {
         let mut late = Vec::new();
         for asked in self.asked.values_mut() {
@@ -205,7 +207,8 @@ impl Parents {
         late
     }
 
-    /// Takes a read that the parent's disk has answered. Returns `None` if it was given up before.
+    /// Removes and returns a read that the parent's disk has answered. Returns `None` if the
+    /// clone's own backing has the read now.
     fn take_answered(&mut self, id: u32) -> Option<Asked> {
         let asked = self.asked.remove(&id).expect("requests are answered once");
         if asked.gives_up_at.is_some() {
@@ -308,7 +311,8 @@ impl Shard {
         progress
     }
 
-    /// Lets clones read the data themselves that their parents' disks have not returned in time.
+    /// Lets the clones' own backings read the data that the parents' disks have not returned in
+    /// time.
     pub(super) fn give_up_parents(&mut self, now: Instant) {
         for (clone, number) in self.parents.give_up_late(now) {
             let backing =

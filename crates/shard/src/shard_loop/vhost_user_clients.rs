@@ -190,8 +190,8 @@ impl VhostUserClients {
         self.clients.iter().flatten().filter(is_of).count() as u64
     }
 
-    /// Detaches a removed disk from its clients. Requests that are not started yet stay in the
-    /// queues for the next server.
+    /// Stops serving the vhost-user clients of a removed disk. Requests that are not started yet
+    /// stay in the virtqueues for the next server.
     pub(super) fn close_all(&mut self, disk: DiskId, ring: &mut Ring) {
         for client in self.clients.iter_mut().flatten().filter(|client| client.device.disk() == disk) {
             client.gone = true;
@@ -199,7 +199,7 @@ impl VhostUserClients {
         }
     }
 
-    /// Changes the size of a disk. The sessions notify the guests.
+    /// Records the new size of a disk that grew. The vhost-user sessions notify the guests.
     pub(super) fn grow(&mut self, disk: DiskId, size_bytes: u64) {
         let of_it = |client: &&mut VhostUserClient| client.device.disk() == disk && !client.gone;
         self.clients.iter_mut().flatten().filter(of_it).for_each(|client| client.device.grow(size_bytes));
@@ -381,7 +381,8 @@ fn kick_token(number: u16, queue: u16, serial: u16) -> Token {
     Token::new(KICK, number, u32::from(serial) << 16 | u32::from(queue))
 }
 
-/// Notifies a driver. One notification covers all replies that exist when the driver handles it.
+/// Notifies a driver of new replies. One notification is enough for all replies that exist when the
+/// driver handles it.
 fn tell(number: u16, queue: u16, events: &mut QueueEvents, ring: &mut Ring) {
     let Some(call) = events.call else { return };
     if events.signalling {

@@ -21,14 +21,14 @@ const WAIT_NS: u64 = 1_000_000_000;
 
 /// State of an abandoned backing.
 pub(super) struct Abandonment {
-    /// Time at which unanswered requests are abandoned; `None` after that.
+    /// Time at which requests in flight are abandoned; `None` once they were abandoned.
     gives_up_at: Option<Instant>,
     refused: VecDeque<IoId>,
-    /// Abandoned requests that have not ended.
+    /// Abandoned requests that have not ended, with their memory.
     open: Vec<(IoId, Option<BufferSlice>)>,
     /// Abandoned requests that were not reported as failed yet.
     untold: VecDeque<IoId>,
-    /// Memory of abandoned requests that have ended.
+    /// Memory of abandoned requests that have ended, which the caller may reuse.
     returned: VecDeque<BufferSlice>,
 }
 
@@ -127,14 +127,16 @@ impl Backing {
         self.abandonment.is_some()
     }
 
-    /// Returns an abandoned request, which the caller reports as failed. The memory of the request
-    /// stays in use until [`poll_returned`](Self::poll_returned) returns it.
+    /// Returns the next abandoned request, which the caller reports as failed; `None` if there is
+    /// none. The memory of the request stays in use until [`poll_returned`](Self::poll_returned)
+    /// returns it.
     pub fn poll_abandoned(&mut self) -> Option<IoId> {
         self.abandonment.as_mut()?.untold.pop_front()
     }
 
-    /// Returns the memory of an abandoned request that has ended. The caller releases the backing's
-    /// reference to it. Call this after [`poll_done`](Self::poll_done).
+    /// Returns the memory of an abandoned request that has ended; `None` if there is none. The
+    /// caller releases the backing's reference to this memory. Call this after
+    /// [`poll_done`](Self::poll_done).
     pub fn poll_returned(&mut self) -> Option<BufferSlice> {
         self.abandonment.as_mut()?.returned.pop_front()
     }

@@ -28,8 +28,8 @@ pub enum Object {
     Device(u64),
 }
 
-/// Returns the objects below a block device from top to bottom, and whether the device uses a part
-/// of them. `number` is the device number.
+/// Returns the objects below a block device from top to bottom, and for each whether the device
+/// uses only a part of it. `number` is the device number.
 pub fn below(number: u64) -> Vec<(Object, Share)> {
     below_in(Path::new(SYS_BLOCK), number)
 }
@@ -80,7 +80,7 @@ pub(crate) struct BelowLocks {
 }
 
 impl BelowLocks {
-    /// Creates an object without locks.
+    /// Returns the locks for the block device with this device number. No file is locked yet.
     pub(crate) fn of(number: u64) -> BelowLocks {
         BelowLocks { number, held: Mutex::default() }
     }
@@ -116,6 +116,7 @@ impl BelowLocks {
     }
 }
 
+/// Converts the error of a lock on `path` into the error of opening a backing.
 pub(super) fn open_error(path: PathBuf, error: LockError) -> OpenError {
     match error {
         LockError::InUse => OpenError::InUse { path },

@@ -19,13 +19,14 @@ use crate::token::TokenSpace;
 pub trait Driver: Send {
     /// Returns the properties of the backing.
     fn info(&self) -> &BackingInfo;
-    /// Attaches the backing to the I/O ring of its shard.
+    /// Attaches the backing to the I/O ring (io_uring or a thread pool) of the shard that serves
+    /// its disk.
     fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace);
     /// Submits an I/O to this backing.
     fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io);
     /// Handles a completion with one of the backing's tokens.
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion);
-    /// An I/O that ended.
+    /// Returns the next I/O that has ended, with its result; `None` if there is none.
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)>;
     /// Returns true if a restarted server may have lost acknowledged writes that no successful
     /// flush covers. Each loss of writes is reported once. Call it before
@@ -34,12 +35,13 @@ pub trait Driver: Send {
     fn take_loss(&mut self) -> bool {
         false
     }
-    /// Returns whether acknowledged changes that no flush covers are only in this process's memory,
-    /// once after each change. A kill of the process then loses them.
+    /// Returns whether this process's memory alone has acknowledged changes that no flush covers,
+    /// so that a kill of the process loses them. Returns `None` if this is the same as at the last
+    /// call.
     fn poll_exposure(&mut self) -> Option<bool> {
         None
     }
-    /// When to call `handle_timeout`.
+    /// Returns the time at which to call `handle_timeout`; `None` if no time is planned.
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
@@ -47,14 +49,15 @@ pub trait Driver: Send {
     fn handle_timeout(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// Queries the allocation of a range of at least one byte.
     fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64);
-    /// Returns the reply to a `submit_status`.
+    /// Returns the reply to a `submit_status`, with the id of the query; `None` if no reply has
+    /// arrived.
     fn poll_status(&mut self) -> Option<(u64, Status)>;
     /// Closes the backing. Waiting I/O fails with `ShuttingDown`, and I/O in the kernel is awaited.
     /// Submit nothing afterwards. Flush first if acknowledged writes must be durable.
     fn close(&mut self, ring: &mut Ring);
     /// Returns true if the I/O ring has no operation of the backing, so that it can be dropped.
     fn is_closed(&self) -> bool;
-    /// Reads synchronously, before the backing is attached.
+    /// Reads `bytes` from `offset` synchronously, before the backing is attached.
     fn read_before_attach(&mut self, _offset: u64, _bytes: &mut [u8]) -> Result<(), IoError> {
         Err(IoError::Unsupported)
     }
@@ -91,7 +94,7 @@ pub trait Driver: Send {
     fn size_probe(&self) -> Option<SizeProbe> {
         None
     }
-    /// Grows the disk to a size that the [size probe](Self::size_probe) has reported.
+    /// Grows the disk to `size_bytes`, which the [size probe](Self::size_probe) has reported.
     fn grow(&mut self, _size_bytes: u64) {}
     /// For a [handover](super::Backing::handover): records that the peer has the sectors
     /// `first..end` in flash.
@@ -133,22 +136,23 @@ pub trait Driver: Send {
     fn take_shared(&mut self, _io: IoId) -> Vec<(u64, u64)> {
         Vec::new()
     }
-    /// Tells the size of the parent's disk, bytes; `None` if the disk is not available. Before the
+    /// Sets the size of the parent's disk, bytes; `None` if that disk is not available. Before the
     /// first link, no read is sent to it.
     fn link_parent(&mut self, _parent_bytes: Option<u64>) {}
     /// Sets a gate. Changes of the attached backing begin only while the gate is open; other
     /// changes wait and eventually fail. Backings that fence other writers themselves ignore the
     /// gate.
     fn set_gate(&mut self, _ring: &mut Ring, _gate: Arc<dyn Gate>) {}
-    /// Suspends changes, because another host may be about to write the disk. Unanswered changes
-    /// are cancelled where possible and kept until [`resume`](Self::resume). Submit no changes
-    /// meanwhile. Backings that fence other writers, or cannot cancel changes, ignore the call.
+    /// Suspends changes, because another host may be about to write the disk. Cancels changes that
+    /// the server has not answered, and keeps them. They are sent again after
+    /// [`resume`](Self::resume). Submit no changes meanwhile. Backings that fence other writers, or
+    /// cannot cancel changes, ignore the call.
     fn suspend(&mut self, _ring: &mut Ring, _now: Instant) {}
-    /// Resumes after [`suspend`](Self::suspend) if no other host has written the disk: kept
-    /// requests are sent.
+    /// Ends [`suspend`](Self::suspend) if no other host has written the disk: sends the kept
+    /// changes again.
     fn resume(&mut self) {}
-    /// Cancels unanswered changes for good: unlike with [`suspend`](Self::suspend), kept requests
-    /// fail.
+    /// Cancels changes that the server has not answered. Unlike with [`suspend`](Self::suspend),
+    /// they fail and are not sent again.
     fn revoke(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// Changes how long requests wait for a disconnected backing, including requests that already
     /// wait. Backings that do not reconnect by themselves ignore it.

@@ -21,8 +21,8 @@ const FILESYSTEMS: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x
 /// timestamps advances in ticks of 1 to 10 ms, so a younger timestamp could hide a later change.
 const SETTLED_NS: i128 = 100_000_000;
 
-/// Hash of a backing's state. Two equal tokens mean that the backing did not change in between. The
-/// hash guards against mistakes, not against forgery.
+/// Hash of a backing's state. Two equal tokens mean that no program changed the backing between
+/// their computations. The hash guards against mistakes, not against forgery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangeToken(pub u128);
 
@@ -63,7 +63,8 @@ pub struct ChangeDetector(Kind);
 #[derive(Clone, Debug)]
 enum Kind {
     File(Weak<OwnedFd>),
-    /// The file stays open and locked, so that no other program can have changed it.
+    /// The file of this kind of detector stays open and locked, so that no other program can have
+    /// changed it.
     KeptOpen(Arc<OwnedFd>),
     Said(ChangeToken),
 }
@@ -109,8 +110,8 @@ impl ChangeDetector {
         }
     }
 
-    /// Returns the hash of the backing's present state. Waits first, if the latest change is too
-    /// recent. The backing must not change during the wait.
+    /// Returns the hash of the backing's present state; `None` if the state is unknown. Waits
+    /// first, if the latest change is too recent. The backing must not change during the wait.
     pub fn evidence_at_end(&self) -> Option<ChangeToken> {
         self.evidence().or_else(|| {
             std::thread::sleep(Duration::from_nanos(SETTLED_NS as u64) * 5 / 4);
@@ -169,8 +170,8 @@ fn of_status(status: &Stat) -> Option<ChangeToken> {
     )))
 }
 
-/// Id of the present boot. Evidence is valid until the next boot, because a power failure can lose
-/// timestamps of data that it kept.
+/// Returns the id of the host's present boot; `None` if the kernel does not tell it. Evidence is
+/// valid until the next boot, because a power failure can lose timestamps of data that it kept.
 fn boot_id() -> Option<&'static str> {
     static ID: OnceLock<Option<String>> = OnceLock::new();
     let read = || {

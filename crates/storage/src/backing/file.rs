@@ -116,21 +116,22 @@ struct FileBacking {
     in_flight: usize,
     /// Lease gate, if other hosts may also write the disk.
     gate: Option<Arc<dyn Gate>>,
-    /// Slots of I/Os that the lease gate or a stale file handle stopped, and the time of their
-    /// retry.
+    /// Slots of I/Os that the lease gate or a stale file handle stopped. `retry_at` is the time of
+    /// their retry.
     stopped: Vec<u32>,
     retry_at: Instant,
     stale: Stale,
     /// True after `revoke`: another host owns the disk, or this host abandoned the backing.
     is_lost: bool,
     wait_ns: u64,
-    /// I/Os that may occupy a kernel worker, and I/Os that wait until others have ended.
+    /// I/Os in flight that may occupy a kernel worker.
     working: BTreeSet<IoId>,
     /// Durable writes in flight.
     durable: BTreeSet<IoId>,
     /// Whether a durable write failed and this was not reported yet. Other unflushed writes may be
     /// lost too.
     has_lost: bool,
+    /// I/Os that wait until fewer I/Os occupy kernel workers.
     to_work: VecDeque<Io>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
@@ -146,7 +147,7 @@ struct FileBacking {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Open,
-    /// Waiting for I/O in the kernel.
+    /// The backing waits for I/O in the kernel before its files can be closed.
     Ending,
     /// The helper thread closes the files.
     Closing,
@@ -336,7 +337,7 @@ impl FileBacking {
         ring.await_event(self.attached().tokens.token(HELPER), event);
     }
 
-    /// Handles the end of a helper job.
+    /// Handles the end of a job of the helper thread.
     fn helper_ended(&mut self, ring: &mut Ring, now: Instant) {
         let (event, _) = self.event.expect("what completes was awaited");
         self.event = Some((event, false));
@@ -391,7 +392,7 @@ impl FileBacking {
         }
     }
 
-    /// Starts waiting I/Os while kernel workers are available.
+    /// Starts I/Os that wait for a kernel worker, until [`WORKERS_MAX`] I/Os may occupy one.
     fn resume(&mut self, ring: &mut Ring, now: Instant) {
         while self.working.len() < WORKERS_MAX
             && let Some(io) = self.to_work.pop_front()

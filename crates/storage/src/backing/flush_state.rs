@@ -1,4 +1,4 @@
-//! Whether a backing was flushed after its last change.
+//! Tracks whether a backing was flushed after its last change.
 
 use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::IoId;

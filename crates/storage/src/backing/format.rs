@@ -19,21 +19,22 @@ pub enum Format {
     Raw,
     /// QEMU's copy-on-write format.
     Qcow2,
-    /// VMware's.
+    /// VMware's image format.
     Vmdk,
-    /// VirtualBox's.
+    /// VirtualBox's image format.
     Vdi,
-    /// Hyper-V's newer one.
+    /// The newer image format of Hyper-V.
     Vhdx,
     /// The image format of Virtual PC and older Hyper-V versions, VHD.
     Vpc,
 }
 
+/// Properties of one image format.
 struct Row {
     format: Format,
     /// Name of the format in QEMU and hob.
     name: &'static str,
-    /// For people.
+    /// Name of the format in sentences for users.
     title: &'static str,
     /// Extensions of the format's file names, in lower case.
     endings: &'static [&'static str],
@@ -95,7 +96,7 @@ const VPC_COOKIE: &[u8] = b"conectix";
 const LUKS_MAGIC: &[u8] = b"LUKS\xba\xbe";
 
 impl Format {
-    /// Every format.
+    /// Returns all image formats.
     pub fn all() -> impl Iterator<Item = Format> {
         FORMATS.iter().map(|row| row.format)
     }
@@ -128,8 +129,8 @@ impl Format {
         Format::of_extension(path).unwrap_or_default()
     }
 
-    /// Returns the format whose header the content starts with; raw if there is none. The result
-    /// must not decide how the file is opened.
+    /// Returns the format whose header the file contains at the usual place; raw if there is none.
+    /// The result must not decide how the file is opened.
     ///
     /// # Errors
     /// [`OpenError`] if the path cannot be a backing.
@@ -175,10 +176,11 @@ impl Format {
     }
 }
 
-/// Another file that belongs to an image. hob records these files when the operator adds the image.
+/// A file that belongs to an image besides the image file itself. hob records these files when the
+/// operator adds the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageFile {
-    /// Absolute.
+    /// Absolute path of the file.
     pub path: std::path::PathBuf,
     /// Format of the file.
     pub format: Format,

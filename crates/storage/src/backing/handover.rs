@@ -53,7 +53,7 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct Read {
     io: Io,
-    /// Time at which the read fails in standby.
+    /// Time at which the read fails if the disk is still in standby.
     deadline: Instant,
 }
 
@@ -66,7 +66,8 @@ pub(super) struct Handover {
     kind: u16,
     tokens: Option<TokenSpace>,
     phase: Phase,
-    /// With the peer.
+    /// Sectors that the former owner may have in flash, and that were not written since the
+    /// hand-over.
     left_behind: RemainingRanges,
     /// Reads that were sent to the peer.
     asked: HashMap<IoId, Read>,
@@ -118,7 +119,8 @@ impl Handover {
         self.left.retain(|(_, peer)| !peer.is_closed());
     }
 
-    /// Handles a read that the peer failed.
+    /// Handles a read that failed at the peer: sends it to the own backing, or in standby retries
+    /// it until its deadline.
     fn failed(&mut self, ring: &mut Ring, now: Instant, read: Read, error: IoError) {
         match self.phase {
             Phase::Standby if read.deadline <= now => self.done.push_back((read.io.id, Err(error))),

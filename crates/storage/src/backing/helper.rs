@@ -31,7 +31,7 @@ pub(super) enum Job {
 pub(super) enum Ended {
     /// The reply to an allocation query.
     Status(u64, Status),
-    /// The files are closed.
+    /// The files are closed. The value is the time of their last change.
     Closed(Option<ChangeMark>),
     /// The file was opened again, or could not be.
     Reopened(io::Result<()>),
@@ -93,7 +93,7 @@ impl Helper {
         }
     }
 
-    /// Returns the next job that has ended.
+    /// Returns the next job that has ended; `None` if there is none.
     pub(super) fn poll(&self) -> Option<Ended> {
         self.shared.state().ended.pop_front()
     }

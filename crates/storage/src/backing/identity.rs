@@ -18,7 +18,7 @@ pub(super) const SYS_BLOCK: &str = "/sys/dev/block";
 /// Beginning of the identity text of a block device.
 const BLOCK_DEVICE: &str = "block device ";
 
-/// Beginning of the name of a block device that has nothing but its number.
+/// Beginning of the name of a block device that has no name but its number.
 const NUMBER: &str = "number ";
 
 /// Kernel files that permanently identify a block device, and the prefix of each name. The first
@@ -37,7 +37,7 @@ const NAMES: &[(&str, &str)] = &[
 /// Time of a backing's last change by any program, as far as the system knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangeMark {
-    /// Bytes.
+    /// Size of the backing, bytes.
     pub size_bytes: u64,
     /// Time of the last modification, nanoseconds since 1970.
     pub modified_ns: i64,

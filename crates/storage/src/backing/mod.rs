@@ -142,7 +142,7 @@ pub const WAIT_FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// A change of the time that requests wait for a backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMax {
-    /// That long.
+    /// Set the limit to this time.
     Set(Duration),
     /// Keep the present limit, but at most this time.
     AtMost(Duration),
@@ -212,7 +212,7 @@ impl Default for BackingOptions {
     }
 }
 
-/// Why a backing could not be opened.
+/// Reason why a backing could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The address of the backing is invalid, and nothing was opened.
@@ -223,12 +223,12 @@ pub enum OpenError {
         /// The error in the address, and the form to use instead.
         reason: String,
     },
-    /// The system refuses.
+    /// The operating system failed a call on the backing's file.
     #[error("cannot open {path}: {source}", path = path.display())]
     System {
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// Another process has the backing open.
@@ -238,7 +238,7 @@ pub enum OpenError {
         path = path.display()
     )]
     InUse {
-        /// The locked object.
+        /// Path of the locked file or device.
         path: PathBuf,
     },
     /// QEMU or one of its tools has the backing open.
@@ -247,7 +247,7 @@ pub enum OpenError {
         path = path.display()
     )]
     InUseByQemu {
-        /// The locked object.
+        /// Path of the locked image.
         path: PathBuf,
         /// The image permission that QEMU does not share.
         permission: &'static str,
@@ -255,7 +255,7 @@ pub enum OpenError {
     /// The filesystem of the backing's file hangs.
     #[error("{path} does not respond: its filesystem gave no answer within {seconds} s", path = path.display())]
     Unresponsive {
-        /// The requested path.
+        /// Path on the filesystem that hangs.
         path: PathBuf,
         /// Seconds that hob waited for the filesystem.
         seconds: u64,
@@ -263,7 +263,7 @@ pub enum OpenError {
     /// The backing exists, but it cannot be a disk.
     #[error("{what}: {reason}")]
     Unfit {
-        /// The opened object.
+        /// Path or address of the object that was opened.
         what: String,
         /// Why the backing cannot be a disk, and what to do.
         reason: String,
@@ -271,9 +271,9 @@ pub enum OpenError {
     /// The server does not answer, or its answer is invalid.
     #[error("cannot connect to {peer}: {reason}")]
     Connect {
-        /// The peer.
+        /// Address of the server.
         peer: String,
-        /// Why not.
+        /// Reason of the failure, for users.
         reason: String,
     },
     /// A program that reads the image format is not installed.
@@ -302,11 +302,11 @@ pub struct BackingInfo {
     pub block_bytes_min: u32,
     /// Whether `Flush` makes writes durable. If not, `Flush` succeeds without effect.
     pub can_flush: bool,
-    /// `Discard` frees something.
+    /// Whether `Discard` frees storage.
     pub can_discard: bool,
     /// Whether zeroes are written faster than data.
     pub can_fast_zero: bool,
-    /// Writes fail.
+    /// Whether the backing was opened read-only, so that writes fail.
     pub read_only: bool,
     /// Description for users: kind, location, access method.
     pub description: String,
@@ -372,7 +372,7 @@ impl BackingInfo {
 /// A range of a backing with one allocation state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusExtent {
-    /// Bytes.
+    /// Length of the range, bytes.
     pub len: u64,
     /// Whether the range is not allocated.
     pub hole: bool,
@@ -384,8 +384,8 @@ pub struct StatusExtent {
 /// last extent may end early, but not after the requested range.
 pub type Status = Result<Vec<StatusExtent>, IoError>;
 
-/// An open backing. It has the methods of [`Driver`]. Those below check their arguments, and keep
-/// account of requests.
+/// An open backing. It has the methods of [`Driver`]. The methods of this type check their
+/// arguments, and count requests in flight.
 pub struct Backing {
     driver: Box<dyn Driver>,
     tokens: Option<TokenSpace>,
@@ -552,7 +552,7 @@ impl Backing {
         self.driver.handle_completion(ring, now, completion);
     }
 
-    /// An I/O that ended.
+    /// Returns the next I/O that has ended, with its result; `None` if there is none.
     pub fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         if let Some(refused) = self.abandonment.as_mut().and_then(|it| it.poll_refused()) {
             return Some(refused);
@@ -593,7 +593,7 @@ impl Backing {
         self.flush_state.is_unflushed()
     }
 
-    /// When to call `handle_timeout`.
+    /// Returns the time at which to call `handle_timeout`; `None` if no time is planned.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let gives_up = self.abandonment.as_ref().and_then(|it| it.poll_timeout());
         self.driver.poll_timeout().into_iter().chain(gives_up).min()

@@ -17,13 +17,13 @@ use crate::token::TokenSpace;
 /// An operation for a modelled device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelledOp {
-    /// Data from the device.
+    /// A read of data from the device.
     Read,
-    /// Data to the device.
+    /// A write of data to the device.
     Write,
     /// A flush.
     Flush,
-    /// Discard or zeroing.
+    /// A discard or a zeroing.
     Other,
 }
 
@@ -40,8 +40,8 @@ pub(super) struct Modelled {
     info: BackingInfo,
     /// Time at which the model completes each I/O.
     due: HashMap<IoId, Instant>,
-    /// I/Os that the real backing completed and the model did not. The number orders I/Os with
-    /// equal times.
+    /// I/Os that the real backing has completed and the model has not, by the time at which the
+    /// model completes them. The number orders I/Os with equal times.
     waiting: BinaryHeap<Reverse<(Instant, u64, IoId)>>,
     /// Errors of failed I/Os that still wait for the model.
     errors: HashMap<IoId, IoError>,

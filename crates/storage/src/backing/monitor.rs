@@ -26,7 +26,7 @@ pub enum Condition {
     Slow {
         /// Age of the oldest request in flight to the backing.
         oldest: Duration,
-        /// Requests in flight.
+        /// Number of requests in flight.
         waiting: u64,
     },
     /// The connection to the backing is lost, and hob tries to connect again.
@@ -57,7 +57,7 @@ pub struct Monitor {
     /// Time of hob's own unanswered question to an idle server, in nanoseconds of the shard's time,
     /// or [`NONE`].
     asked_ns: AtomicU64,
-    /// Requests in flight.
+    /// Number of requests in flight.
     waiting: AtomicU64,
     outage: Mutex<Option<Outage>>,
     /// Number of times that the connection was lost or was there again.
@@ -114,8 +114,8 @@ impl Monitor {
         (oldest_ns != NONE).then(|| now.saturating_duration_since(began.unwrap_or(now)))
     }
 
-    /// Records a lost connection or a failed attempt to connect. `before_now` is the time without
-    /// any reply. An outage that was recorded earlier continues.
+    /// Records a lost connection or a failed attempt to connect. `before_now` is the time since the
+    /// last reply. If an outage was recorded earlier, its start does not change.
     pub fn note_outage(&self, before_now: Duration, error: &str) {
         let mut outage = self.outage();
         let now = Clock::now();
@@ -145,7 +145,8 @@ impl Monitor {
         self.asked_ns.store(now.0, Ordering::Relaxed);
     }
 
-    /// Records that the question is answered, or was given up.
+    /// Records that the server answered the question, or that hob does not wait for the answer any
+    /// more.
     pub(super) fn note_answer(&self) {
         self.asked_ns.store(NONE, Ordering::Relaxed);
     }
@@ -188,7 +189,7 @@ impl InFlight {
         self.publish(monitor);
     }
 
-    /// A request ended.
+    /// Records the end of a request.
     pub(super) fn end(&mut self, monitor: &Monitor, id: IoId) {
         // Requests end roughly in the order in which they began, so this one is near the front.
         if let Some(at) = self.requests.iter().position(|(known, ..)| *known == id) {

@@ -192,12 +192,13 @@ pub(crate) fn open_uri(
     })
 }
 
-/// Whether the disk may be written, as far as other hosts are concerned.
+/// Whether this host may write the disk, or another host may own it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
     /// The disk may be written.
     No,
-    /// Unknown: a connection with unanswered changes is closed, and no new one is opened.
+    /// Another host may own the disk: a connection with unanswered changes is closed, and hob does
+    /// not connect again.
     Back,
     /// The disk must never be written again by this connection's backing.
     Lost,
@@ -255,7 +256,7 @@ pub(crate) struct NbdBacking {
     told: Arc<AtomicU64>,
     tokens: Option<TokenSpace>,
     state: State,
-    /// In the I/O ring.
+    /// Number of operations of the connection in the I/O ring.
     operations: u32,
     /// Pause before the next attempt to connect.
     pause: Duration,
@@ -275,8 +276,9 @@ pub(crate) struct NbdBacking {
     flush_order: FlushOrder<u32>,
     /// Whether a flush for [`Asker::Repeat`] is unanswered.
     is_flushing: bool,
-    /// Whether changes of `unflushed` wait for a new connection, and the value to report.
+    /// Whether changes of `unflushed` wait for a new connection.
     is_exposed: bool,
+    /// Value of `is_exposed` to report; `None` if it has not changed since the last report.
     exposure: Option<bool>,
     /// Time of the last bytes from the server.
     heard_at: Instant,
@@ -337,7 +339,7 @@ impl NbdBacking {
     }
 }
 
-/// Returns the part of an I/O's buffer for the disk's bytes from `offset` on.
+/// Returns the part of an I/O's buffer for `len` bytes of the disk from `offset` on.
 fn part(io: &Io, offset: u64, len: u32) -> BufferSlice {
     let slice = io.slice.expect("a transfer has a slice");
     BufferSlice { offset: slice.offset + (offset - io.offset) as u32, len, ..slice }

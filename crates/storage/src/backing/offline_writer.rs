@@ -14,7 +14,7 @@ use hob_engine::units::{BufferId, DiskId, Instant, IoId};
 use super::Backing;
 use crate::ring::{Ring, RingConfig, RingError};
 
-/// Largest write.
+/// Largest length of one write, bytes.
 pub const WRITE_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of writes in flight.
@@ -36,8 +36,9 @@ pub struct OfflineWriter<'a> {
 }
 
 impl<'a> OfflineWriter<'a> {
-    /// Takes a backing that was just opened. Writes continue while `may_go_on` returns true. Then
-    /// unanswered requests fail. Use the writer on the calling thread only.
+    /// Creates the writer of a backing that was just opened. Writes continue while `may_go_on`
+    /// returns true. After that, unanswered requests fail. Use the writer on the calling thread
+    /// only.
     ///
     /// # Errors
     /// If memory or descriptors are lacking.

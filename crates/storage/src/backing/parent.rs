@@ -17,7 +17,7 @@ pub struct Parent {
     pub format: Option<Format>,
     /// Files below the parent, if its address is a path.
     pub files: Vec<ImageFile>,
-    /// The parent's [name](super::Driver::constant).
+    /// Name of the parent's content ([`Driver::constant`](super::Driver::constant)).
     pub constant: String,
     /// Objects that are the clone's own.
     pub own: OwnMap,
@@ -39,11 +39,11 @@ pub enum NotShared {
 pub struct ParentRead {
     /// Number of the read, for [`Driver::handle_parent_read`](super::Driver::handle_parent_read).
     pub number: u32,
-    /// The read.
+    /// The clone's read of which this is a part.
     pub io: IoId,
     /// First byte of the part, the same on parent and clone.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the part, bytes.
     pub len: u64,
     /// Buffer for the data that is read.
     pub slice: BufferSlice,

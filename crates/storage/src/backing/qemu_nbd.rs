@@ -141,7 +141,8 @@ fn uri_of(server: &Server) -> NbdUri {
     NbdUri::new(Address::Unix { path: server.socket() }, "")
 }
 
-/// Returns the function to call before connecting again, because the child may have ended.
+/// Returns a function that starts another child if the child has ended. Call it before connecting
+/// again.
 fn revival(server: &Arc<Server>) -> BeforeConnecting {
     let server = Arc::downgrade(server);
     Arc::new(move || server.upgrade().map_or(Ok(()), |server| server.revive()))

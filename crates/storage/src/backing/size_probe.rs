@@ -18,7 +18,7 @@ pub struct SizeProbe(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
-    /// The system knows.
+    /// The operating system knows the file's size.
     File(Weak<OwnedFd>),
     /// Size that the server reported, bytes.
     Told(Arc<AtomicU64>),
@@ -28,6 +28,7 @@ enum Kind {
 
 /// A backing that can read its present size.
 pub(super) trait Measured: Send + Sync {
+    /// Returns the present size of the backing, bytes.
     fn size_bytes(&self) -> io::Result<u64>;
 }
 

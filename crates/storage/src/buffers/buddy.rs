@@ -9,7 +9,7 @@ const NONE: u32 = u32::MAX;
 /// Value of `free_order` for a page that is not the first of a free block.
 const NOT_FREE: u8 = u8::MAX;
 
-/// The free pages.
+/// The free pages of an arena.
 #[derive(Debug)]
 pub(super) struct Buddy {
     pages: u32,

@@ -96,7 +96,7 @@ pub(super) struct OpenDevice {
     pub(super) data: Data,
     pub(super) access: &'static str,
     pub(super) size_bytes: u64,
-    /// Whether hob has just created the file.
+    /// Whether this opening created the file.
     created: bool,
 }
 
@@ -237,7 +237,7 @@ impl OpenDevice {
         }
     }
 
-    /// Returns the file's path if hob has just created it.
+    /// Returns the file's path if this opening created the file; `None` if the file existed before.
     pub(super) fn made(&self) -> Option<PathBuf> {
         self.created.then(|| self.path.clone())
     }
@@ -318,7 +318,8 @@ impl OpenDevice {
         }
     }
 
-    /// Empties a device that leaves its pool: a file completely, so that it can be used again.
+    /// Empties a device that is removed from its pool, so that it can be added again. A file is
+    /// emptied completely.
     pub(super) fn give_up(&self) -> Result<(), PoolError> {
         self.wipe()?;
         let is_file = |file: &&File| file.metadata().is_ok_and(|metadata| metadata.is_file());
@@ -370,7 +371,7 @@ impl Device {
         self.store_superblock()
     }
 
-    /// Reads the superblock and the table of a pool's device.
+    /// Reads the superblock and the segment table of a pool's device.
     pub(super) fn load(open: OpenDevice) -> Result<Device, PoolError> {
         let (superblock, copy) = open.read_superblock()?;
         let table = Table::load(&open.control, superblock.device_uuid, superblock.layout);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use hob_engine::units::DeviceId;
 
-/// Why a pool operation failed. The pool is unchanged, as far as the devices allow.
+/// Reason why a pool operation failed. The pool is unchanged, as far as the devices allow.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The device has no superblock of a hob pool.
@@ -104,7 +104,7 @@ pub enum PoolError {
     UnderLoop {
         /// The device.
         path: PathBuf,
-        /// The loop device.
+        /// Path of the loop device.
         device: PathBuf,
     },
     /// The pool has too few devices for the journal's copies.
@@ -131,7 +131,7 @@ pub enum PoolError {
     /// The pool has no such device.
     #[error("the pool has no device {device}")]
     NoSuchDevice {
-        /// The requested id.
+        /// Id of the requested device.
         device: DeviceId,
     },
     /// hob's superblock or segment table on the device is damaged. Cached data is not checked.
@@ -143,7 +143,7 @@ pub enum PoolError {
     Damaged {
         /// The device.
         path: PathBuf,
-        /// The damage.
+        /// Description of the damage, for users.
         what: String,
     },
     /// A newer version of hob wrote the device.

@@ -22,7 +22,7 @@ struct State {
     next: u64,
     /// Serial numbers of the flushes in flight.
     in_flight: Vec<u64>,
-    /// Number of failed flushes.
+    /// Number of failed flushes of the device, by all shards.
     failures: u64,
     /// Successful flushes that wait for earlier flushes: serial number, and the waker of the
     /// shard's ring.
@@ -59,7 +59,8 @@ impl DeviceFlushes {
         state.waiting.extract_if(.., |(serial, _)| *serial <= oldest).for_each(|(_, waker)| waker.wake());
     }
 
-    /// Executes a flush on this thread. An error counts as a failed flush.
+    /// Executes the function `flush`, which flushes the device, on this thread. An error of `flush`
+    /// counts as a failed flush.
     pub(crate) fn run<T, E>(&self, flush: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let serial = self.begin();
         let result = flush();

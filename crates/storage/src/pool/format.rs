@@ -156,7 +156,7 @@ pub(super) struct Superblock {
     pub(super) pool_uuid: Uuid,
     pub(super) device_uuid: Uuid,
     pub(super) ordinal: u16,
-    /// First ordinal that was never given to a device of the pool.
+    /// First ordinal that no device of the pool has or had.
     pub(super) next_ordinal: u16,
     pub(super) flags: SuperblockFlags,
     pub(super) device_bytes: u64,
@@ -166,7 +166,7 @@ pub(super) struct Superblock {
     pub(super) name: String,
 }
 
-/// Why a page is not a valid superblock.
+/// Reason why a page is not a valid superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NotSuperblock {
     /// The page has no signature of hob.
@@ -176,7 +176,7 @@ pub(super) enum NotSuperblock {
     Damaged(&'static str),
 }
 
-/// Positions of table and segments on a device.
+/// Positions of the segment table and the segments on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) segments: u64,

@@ -67,9 +67,9 @@ pub const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "one for each device and shard")]
 pub enum FlashFile {
-    /// On this host.
+    /// A device of this host.
     Here(LocalFlash),
-    /// On another host.
+    /// A device of another host.
     Remote(RemoteFlash),
 }
 
@@ -86,7 +86,7 @@ impl FlashFile {
 /// The descriptor of a device on this host.
 #[derive(Debug)]
 pub struct LocalFlash {
-    /// Open for reading and writing.
+    /// Descriptor of the device, open for reading and writing.
     pub file: OwnedFd,
     /// How the I/O ring accesses the device.
     pub class: FdClass,
@@ -133,7 +133,7 @@ pub struct Pool {
     segment_bytes: u64,
     next_ordinal: u16,
     devices: Vec<Device>,
-    /// Index of the device on which the next segment is allocated.
+    /// Index of the device on which the next segment of a volatile cache is allocated.
     turn: usize,
 }
 
@@ -229,7 +229,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Checks that a superblock belongs to another device of this pool.
+    /// Checks that a superblock belongs to this pool, and to none of the devices that the pool has
+    /// open.
     fn check_sibling(&self, superblock: &Superblock, path: &Path) -> Result<(), PoolError> {
         if superblock.pool_uuid != self.uuid || superblock.segment_bytes != self.segment_bytes {
             return Err(PoolError::OtherPool {

@@ -14,7 +14,7 @@ use super::format::{PAGE_BYTES, PAGE_MAGIC};
 /// it begins with zeroes.
 const READ_BYTES_MAX: u64 = 256 << 20;
 
-/// Bytes per read.
+/// Length of one read, bytes.
 const RUN_BYTES: usize = 1 << 20;
 
 /// Returns a description of the data in a file; `None` if the file has only holes, zeroes, and the

@@ -46,7 +46,7 @@ impl AlignedBuffer {
     }
 }
 
-/// A device to read.
+/// A pool device that is open for reading.
 #[derive(Debug)]
 enum Source {
     Here(OwnedFd, Option<Arc<VolatileFile>>),
@@ -99,7 +99,8 @@ impl Devices {
         }
     }
 
-    /// Returns the last failed read of a device of this host since the previous call.
+    /// Returns path and error of the last failed read of a device of this host; `None` if no read
+    /// failed since the previous call.
     pub(super) fn take_failed(&self) -> Option<(PathBuf, Errno)> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -118,7 +119,7 @@ impl Devices {
 /// Position of a copy of a sector, and its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SectorCopy {
-    /// The data segment.
+    /// The data segment that has this copy.
     pub place: Segment,
     /// Index of the sector in its segment.
     pub sector: u64,
@@ -126,7 +127,7 @@ pub struct SectorCopy {
     pub sum: Option<u32>,
 }
 
-/// Why a sector cannot be read.
+/// Reason why a sector cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SectorLost {
     /// The read of each copy failed: an I/O error, or the device is missing.

@@ -76,7 +76,7 @@ impl Found {
     }
 }
 
-/// Why a cache cannot be recovered.
+/// Reason why a cache cannot be recovered.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
     /// An error of the pool.
@@ -213,7 +213,8 @@ struct Cache<'a> {
 }
 
 impl Cache<'_> {
-    /// Reads some pages for the first time. `advance` gets the bytes read.
+    /// Reads some pages of a journal ring for the first time. Calls `advance` with the number of
+    /// bytes of each read.
     fn survey(
         &self,
         runs: &[Run],

@@ -40,8 +40,8 @@ const SILENT_AFTER: Duration = Duration::from_secs(2);
 /// otherwise each time out.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// Time limit of a shard's I/O: a year, because I/O to a remote device is kept until the device is
-/// abandoned.
+/// Time limit of a shard's I/O: a year, because I/O to a remote device waits until the device
+/// answers or is abandoned.
 const HELD_MAX: Duration = Duration::from_secs(86_400 * 365);
 
 /// Maximum payload of one request, bytes. Every server accepts this size.
@@ -61,7 +61,8 @@ pub(crate) struct RemoteFile {
 struct Connection {
     /// Connection to the device; `None` after it broke. The next request connects again.
     link: Option<Link>,
-    /// End of the device's suspension.
+    /// Time until which requests to the device fail immediately; `None` if the device is not
+    /// suspended.
     paused_until: Option<Instant>,
 }
 
@@ -100,7 +101,7 @@ impl RemoteFile {
         })
     }
 
-    /// Makes every further request fail immediately.
+    /// Abandons the device: every further request fails immediately.
     pub(crate) fn give_up(&self) {
         self.given_up.store(true, Ordering::Relaxed);
     }

@@ -184,7 +184,8 @@ impl Pool {
         self.allocate_ring_on(owner, number, copies, segments, devices)
     }
 
-    /// Returns those of some devices that have space for `segments`, in order of preference.
+    /// Returns the indices of the devices for which `which` returns true and that have space for
+    /// `segments`, in order of preference.
     fn with_room(&self, segments: u64, avoid: &[DeviceId], which: impl Fn(&Device) -> bool) -> Vec<usize> {
         let fits = |at: &usize| {
             let device = &self.devices[*at];
@@ -397,9 +398,9 @@ impl Pool {
         self.devices.iter_mut().try_for_each(Device::store_table)
     }
 
-    /// Frees all journal rings of a persistent cache besides the ring in use. A device records this
-    /// with the next write of its segment table. After a crash before that write, the rings still
-    /// belong to the cache.
+    /// Frees all journal rings of a persistent cache except the ring `in_use`. A device records
+    /// this with the next write of its segment table. After a crash before that write, the rings
+    /// still belong to the cache.
     pub fn free_rings_besides(&mut self, owner: OwnerId, in_use: u32) {
         for device in &mut self.devices {
             for index in 0..device.table.entries().len() {
@@ -438,7 +439,7 @@ impl Pool {
         owners.into_iter().collect()
     }
 
-    /// Returns every segment in use.
+    /// Returns every segment in use: its owner, kind and number, and its place.
     pub(super) fn rows(&self) -> impl Iterator<Item = (OwnerId, Kind, u32, Segment)> {
         self.devices.iter().flat_map(|device| {
             let row = move |(index, entry): (usize, &Entry)| match *entry {
@@ -481,7 +482,7 @@ fn has_any(device: &Device, segments: &[Segment]) -> bool {
     segments.iter().any(|segment| segment.device.0 == device.superblock.ordinal)
 }
 
-/// Allocates a device's lowest free segment.
+/// Allocates a device's lowest free segment, whose table entry becomes `entry`.
 fn take_segment(device: &mut Device, entry: Entry) -> Segment {
     let index = device.table.find_free().expect("the device has a free segment");
     device.table.set(index, entry);

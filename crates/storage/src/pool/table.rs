@@ -114,13 +114,15 @@ impl Table {
         self.store(file)
     }
 
-    /// Returns the lowest free segment.
+    /// Returns the index of the lowest free segment; `None` if no segment is free.
     pub(super) fn find_free(&mut self) -> Option<usize> {
         let found = self.entries[self.lowest_free..].iter().position(|entry| *entry == Entry::Free)?;
         self.lowest_free += found;
         Some(self.lowest_free)
     }
 
+    /// Changes the table entry of one segment in memory. [`store`](Self::store) writes it to the
+    /// device.
     pub(super) fn set(&mut self, segment: usize, entry: Entry) {
         let old = std::mem::replace(&mut self.entries[segment], entry);
         self.pages[segment / ENTRIES_PER_PAGE as usize].dirty = true;

@@ -10,7 +10,7 @@ pub enum RingKind {
     /// io_uring, or threads if it is not available.
     #[default]
     Auto,
-    /// io_uring or an error.
+    /// io_uring. If it is not available, creating the I/O ring fails.
     IoUring,
     /// Threads and epoll.
     Threads,
@@ -19,7 +19,7 @@ pub enum RingKind {
 /// Settings of an I/O ring.
 #[derive(Clone, Debug)]
 pub struct RingConfig {
-    /// Implementation.
+    /// Implementation of the I/O ring.
     pub kind: RingKind,
     /// Number of entries of the I/O ring's submission queue. More operations may be in flight.
     pub entries: u32,
@@ -36,7 +36,7 @@ impl Default for RingConfig {
     }
 }
 
-/// Why an I/O ring cannot be created.
+/// Reason why an I/O ring cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
     /// The kernel refuses io_uring.
@@ -47,7 +47,7 @@ pub enum RingError {
     /// Memory, descriptors or threads are lacking.
     #[error("cannot set up a ring with {arena_bytes} bytes of buffers: {source}")]
     Resources {
-        /// Requested size.
+        /// Requested size of the payload memory, bytes.
         arena_bytes: usize,
         /// The system's error.
         source: io::Error,

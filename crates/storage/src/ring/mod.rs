@@ -60,7 +60,7 @@ pub use waker::Waker;
 pub use workers::Gate;
 use workers::{Job, Workers};
 
-/// Bytes of [`Ring::zeroes`].
+/// Length of the buffer of [`Ring::zeroes`], bytes.
 pub const ZEROES_BYTES: u32 = 64 << 10;
 
 /// Size of each I/O ring's buffer for journal writes, in addition to [`RingConfig::arena_bytes`],
@@ -96,7 +96,7 @@ pub struct Ring {
     in_flight: usize,
     /// Reads and writes that were started since the last submission.
     unsubmitted: usize,
-    /// Operations on volatile files that are not performed yet.
+    /// Operations on files of the power-cut layer that are not performed yet.
     held: Vec<u32>,
     /// Random numbers that select the next operation on a volatile file.
     rng: SimRng,
@@ -105,12 +105,12 @@ pub struct Ring {
     /// Threads in addition to io_uring. The threads are started when a change of a file with a gate
     /// would block.
     workers: Option<Workers>,
-    /// Operations that the additional threads have ended.
+    /// Operations that the additional threads have ended, with their results.
     worked: VecDeque<(u32, i32)>,
     threads_max: usize,
     /// A buffer of zeroes, which is never written or released.
     zeroes: BufferId,
-    /// The journal buffer, until it is taken.
+    /// The buffer for journal writes; `None` after [`Ring::take_journal_room`].
     journal_room: Option<BufferId>,
     /// Marker that keeps the I/O ring on its thread, because the kernel accepts submissions from
     /// one task only.
@@ -369,7 +369,7 @@ impl Ring {
         }
     }
 
-    /// Returns the next completed operation.
+    /// Returns the next completed operation; `None` if there is none.
     pub fn next_completion(&mut self) -> Option<Completion> {
         loop {
             if let Some(completion) = self.ready.pop_front() {
@@ -465,7 +465,7 @@ impl Ring {
         }
     }
 
-    /// Starts operations that were delayed until the kernel is entered.
+    /// Starts operations that wait for the next system call, such as writes with a gate.
     fn run_waiting(&mut self) {
         self.unsubmitted = 0;
         self.run_held();

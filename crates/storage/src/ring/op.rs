@@ -58,7 +58,7 @@ impl RxBuf {
     }
 }
 
-/// Memory that a completion returns to the caller.
+/// Memory that a completion hands back to the caller.
 #[derive(Debug)]
 pub enum Returned {
     /// Nothing.
@@ -85,7 +85,7 @@ pub struct Completion {
 pub(super) struct Op {
     pub(super) token: Token,
     pub(super) fd: Fd,
-    /// Bytes that earlier attempts have moved.
+    /// Number of bytes that earlier attempts have transferred.
     pub(super) done: u32,
     /// Pace of sends, signals, and writes to a file with a gate.
     pub(super) pace: Pace,
@@ -330,7 +330,7 @@ impl Op {
         matches!(self.work, Work::Signal | Work::Write { .. }) && self.pace == Pace::AtOnce
     }
 
-    /// Evaluates the result of an attempt.
+    /// Decides whether the operation continues or has ended after an attempt with this result.
     pub(super) fn judge(&mut self, result: i32) -> Verdict {
         // EOPNOTSUPP: an eventfd of a kernel, or a file, that does not support non-blocking writes.
         if result == -libc::EAGAIN || (result == -libc::EOPNOTSUPP && self.is_hasty_write()) {

@@ -22,7 +22,7 @@ use super::workers::{Job, Workers, run};
 /// epoll data of the eventfd. The epoll data of other descriptors is their index.
 const EVENT: u64 = u64::MAX;
 
-/// Maximum number of reports per epoll call.
+/// Maximum number of ready descriptors that one epoll call reports.
 const REPORTS: usize = 128;
 
 /// Operations of one socket that wait for it to become ready.

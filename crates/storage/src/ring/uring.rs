@@ -45,7 +45,7 @@ static ONE: [u8; 8] = 1u64.to_ne_bytes();
 /// are the attempt's number, the bits below are its operation's index.
 const HASTY: u64 = 1 << 32;
 
-/// Range of the inline attempts' numbers, which are then reused.
+/// Number of different numbers of inline attempts. After that many attempts, numbers are reused.
 const NUMBERS: u32 = 1 << 30;
 
 /// An inline attempt, which ends while it is submitted.
@@ -56,8 +56,8 @@ struct Hasty {
     number: u32,
     /// Result of the attempt, unless the kernel reports another.
     result: i32,
-    /// Whether the attempt's end must be seen before a sleep, because it holds memory or others
-    /// wait for it.
+    /// Whether the thread must not sleep before it has seen the attempt's end, because the attempt
+    /// uses memory or other operations wait for it.
     is_awaited: bool,
 }
 

@@ -1,9 +1,9 @@
 //! I/O on volatile files: the I/O ring performs it itself, in random order.
 //!
-//! An operation is kept until the I/O ring waits. Then some of the kept operations are performed,
-//! in random order. So operations in flight overtake each other, a flush may overtake an earlier
-//! write, and a kill may occur between the start of an operation and its effect. Real devices
-//! behave like this too.
+//! An operation is delayed until the I/O ring waits. Then some of the delayed operations are
+//! performed, in random order. So operations in flight overtake each other, a flush may overtake an
+//! earlier write, and a kill may occur between the start of an operation and its effect. Real
+//! devices behave like this too.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) fn of(file: impl AsFd) -> Arc<VolatileFile> {
 }
 
 impl Ring {
-    /// Performs some of the kept operations, at least one if there are any.
+    /// Performs some of the delayed operations, at least one if there are any.
     pub(super) fn run_held(&mut self) {
         if self.held.is_empty() {
             return;

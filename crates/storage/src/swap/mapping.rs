@@ -55,7 +55,8 @@ pub(super) enum Lack {
     Shared,
 }
 
-/// Returns the first problem in a part of a file.
+/// Returns the first reason why the kernel cannot swap to this range of a file; `None` if there is
+/// none.
 pub(super) fn lack(file: BorrowedFd<'_>, range: Range) -> io::Result<Option<Lack>> {
     let (mut at, end) = (range.offset, range.offset + range.bytes);
     while at < end {
@@ -88,7 +89,8 @@ pub(super) fn lack(file: BorrowedFd<'_>, range: Range) -> io::Result<Option<Lack
     Ok(None)
 }
 
-/// Moves `at` to the end of the contiguous extents that begin there.
+/// Moves `at` past the extents that follow each other without a gap. Returns the first problem
+/// before `end`.
 fn walk(at: &mut u64, end: u64, extents: &[Extent]) -> Option<Lack> {
     for extent in extents.iter().filter(|extent| extent.logical < end) {
         if extent.logical > *at || extent.flags & ELSEWHERE != 0 {

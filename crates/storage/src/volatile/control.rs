@@ -19,9 +19,9 @@ const TORN_BYTES: usize = 512;
 /// A file, through the power-cut layer if that is on, or a device of another host.
 #[derive(Debug)]
 pub(crate) enum ControlFile {
-    /// Of this host.
+    /// A file or device of this host.
     Here(LocalFile),
-    /// Of another.
+    /// A device of another host.
     Remote(Arc<RemoteFile>),
 }
 

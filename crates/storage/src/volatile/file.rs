@@ -145,13 +145,13 @@ impl VolatileFile {
         Ok(())
     }
 
-    /// Returns the number of held units, which a kill would lose.
+    /// Returns the number of unflushed units, which a kill would lose.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
         lock(&self.cache).held
     }
 
-    /// Simulates the kill: discards all held units.
+    /// Simulates the kill: discards all unflushed units.
     #[cfg(test)]
     pub(crate) fn cut(&self) {
         let mut cache = lock(&self.cache);
@@ -161,7 +161,8 @@ impl VolatileFile {
 }
 
 impl Cache {
-    /// Copies unflushed units over the `bytes` that were read from the file at `offset`.
+    /// Overwrites parts of `bytes`, which were read from the file at `offset`, with newer data in
+    /// the write cache.
     fn patch(&self, offset: u64, bytes: &mut [u8]) {
         let end = offset + bytes.len() as u64;
         for (number, page) in self.pages.range(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) {
@@ -176,7 +177,7 @@ impl Cache {
         }
     }
 
-    /// Holds a write in the cache.
+    /// Adds a write to the cache, as unflushed units.
     fn hold(&mut self, file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let end = offset + bytes.len() as u64;
         let mut at = offset;
@@ -226,7 +227,7 @@ impl Cache {
         }
     }
 
-    /// Returns all unflushed units.
+    /// Returns the numbers of all unflushed units.
     fn all(&self) -> Vec<u64> {
         let units = |(number, _): (&u64, &Page)| number * PAGE_UNITS..(number + 1) * PAGE_UNITS;
         self.pages.iter().flat_map(units).filter(|unit| self.is_held(*unit)).collect()

@@ -11,12 +11,13 @@ use crate::Violation;
 /// Phase of a failover from a replica.
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
-    /// The host writes itself into the ownership record as the owner.
+    /// The host is about to write itself into the ownership record as the owner.
     Begins,
     /// The host writes the dirty data of its replica to the backing. The list has the blocks that
     /// it has not sent yet, with their values.
     Brings(Vec<(u32, u64)>),
-    /// The backing has all dirty data of the replica. The host updates the ownership record.
+    /// The backing has all dirty data of the replica. The host is about to update the ownership
+    /// record.
     Ends,
 }
 
@@ -123,7 +124,8 @@ impl Simulation<'_> {
         is_one
     }
 
-    /// Stops the failover. The next read of the ownership record shows the progress.
+    /// Stops the failover at this host. The next read of the ownership record shows how far the
+    /// failover came.
     pub(super) fn stop_adopting(&mut self, host: usize, disk: usize) {
         let local = &mut self.hosts[host].local[disk];
         (local.phase, local.title, local.term) = (Phase::Closed, None, None);

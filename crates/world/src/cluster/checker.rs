@@ -14,7 +14,7 @@ pub(super) struct Checker {
 
 #[derive(Default)]
 struct Block {
-    /// Last value of the block that was acknowledged or read.
+    /// Value of the block that was last acknowledged or read.
     settled: u64,
     /// Later values that were written and not acknowledged. A read may return any of them.
     in_doubt: Vec<u64>,
@@ -85,7 +85,7 @@ impl Checker {
         block.map_or(value == 0, |block| value == block.settled || block.in_doubt.contains(&value))
     }
 
-    /// Records the decision to lose data that is not on the backing.
+    /// Records that an operator decided to lose the data that is not on the backing.
     pub(super) fn give_up(&mut self, backing: &BTreeMap<u32, u64>) {
         for (number, block) in &mut self.blocks {
             let there = backing.get(number).copied().unwrap_or(0);

@@ -23,9 +23,9 @@ const DOUBLED_AT_ONCE: usize = 3;
 pub(super) struct Lent {
     /// Unique number of the flash lease, by which a host lends flash to another.
     pub(super) loan: u64,
-    /// The owner does not write to the replica any more.
+    /// True if the owner does not write to the replica any more.
     pub(super) is_ended: bool,
-    /// Dirty blocks in the replica.
+    /// Dirty blocks in the replica, with their values.
     pub(super) dirty: BTreeMap<u32, u64>,
 }
 
@@ -51,7 +51,7 @@ pub(super) enum Copying {
 pub(super) struct Copy {
     pub(super) state: Copying,
     pub(super) loan: u64,
-    /// Confirmed content of the replica.
+    /// Blocks that the lending host has confirmed to be in the replica, with their values.
     pub(super) doubled: BTreeMap<u32, u64>,
     /// Replica requests in flight: the lending host, which stores the replica, has not answered
     /// them.

@@ -10,7 +10,8 @@ use crate::{Violation, ensure};
 #[derive(Debug, Default)]
 pub(super) struct Backing {
     blocks: Blocks,
-    /// Number of opens. A fencing backing refuses writes of earlier opens.
+    /// Number of times that the backing was opened. A fencing backing refuses writes that were sent
+    /// under an earlier open.
     epoch: u64,
 }
 
@@ -42,7 +43,7 @@ impl Backing {
 }
 
 impl Simulation<'_> {
-    /// Makes a request of a host's guest.
+    /// Lets the guest of a host send a random request, if the host serves the chosen disk.
     pub(super) fn think(&mut self, host: usize) -> Result<(), Violation> {
         let at = self.now + self.rng.latency(self.plan.think_ns);
         self.queue.push(at, Event::Think { host });
@@ -129,7 +130,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Makes the system call of a delayed write, if the host's etcd lease is still valid.
+    /// Sends a delayed write to the backing, if the host's etcd lease is still valid.
     pub(super) fn begin_change(
         &mut self,
         host: usize,

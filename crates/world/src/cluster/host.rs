@@ -20,7 +20,7 @@ pub(super) struct Kept {
     pub(super) known: Option<u64>,
     /// Cached blocks in the host's flash: value, and true if the block is dirty.
     pub(super) cache: BTreeMap<u32, (u64, bool)>,
-    /// The disk's cache is in write-back mode.
+    /// True if the disk's cache is in write-back mode.
     pub(super) writes_back: bool,
 }
 
@@ -62,8 +62,8 @@ pub(super) enum Purpose {
     LeaveAlone,
 }
 
-/// From whom a host acquires a disk: from nobody (at the first time, or after another host gave the
-/// disk back), from itself, from a failed host, or by force from a host with dirty data.
+/// Previous owner from whom a host acquires a disk: nobody (at the first time, or after another
+/// host gave the disk back), the host itself, a failed host, or (by force) a host with dirty data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum From {
     Nobody,
@@ -72,7 +72,7 @@ pub(super) enum From {
     Dirty,
 }
 
-/// Operation on a block.
+/// Operation of a request on one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
@@ -85,7 +85,7 @@ pub(super) enum Kind {
     Double(u64),
 }
 
-/// A request in flight.
+/// A request of a guest or of hob that is in flight at a host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Op {
     pub(super) kind: Kind,
@@ -110,9 +110,9 @@ pub(super) struct Local {
     pub(super) held_answers: Vec<(u64, u64)>,
     pub(super) force: bool,
     pub(super) not_before: Instant,
-    /// The cache mode changes once the ownership record permits it.
+    /// True if the cache mode is to change as soon as the ownership record permits it.
     pub(super) mode_due: bool,
-    /// The cache is draining: no data becomes dirty any more.
+    /// True if the cache is draining: no data becomes dirty any more.
     pub(super) draining: bool,
     /// True if the host must read the current ownership record again.
     pub(super) look_again: bool,
@@ -164,7 +164,7 @@ pub(super) struct Host {
     pub(super) up: bool,
     /// Time until which the host's process is paused.
     pub(super) paused_until: Instant,
-    /// A shard of the host's process hangs.
+    /// True if a shard of the host's process hangs.
     pub(super) is_hung: bool,
     pub(super) no_store_until: Instant,
     pub(super) no_backing_until: Instant,
@@ -177,7 +177,7 @@ pub(super) struct Host {
     /// Replicas that the host stores for other hosts, by owner and disk.
     pub(super) lent: BTreeMap<(usize, usize), Lent>,
     pub(super) keeper: LeaseManager,
-    /// Newest lease term of the host, if any.
+    /// Newest lease term of the host; `None` before the first.
     pub(super) term: Option<LeaseTerm>,
     /// Time at which the lease manager must be called next.
     pub(super) keep_at: Instant,

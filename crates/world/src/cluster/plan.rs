@@ -17,7 +17,7 @@ pub(super) struct Plan {
     pub(super) blocks: u32,
     pub(super) lease_ns: u64,
     pub(super) settle_ns: u64,
-    /// The backing refuses writes that were sent under an earlier open of the backing.
+    /// True if the backing refuses writes that were sent under an earlier open of the backing.
     pub(super) fences: bool,
     /// Rates by which the hosts' clocks are slow, parts per million. `fast_ppm` is the rate by
     /// which etcd's clock is fast.
@@ -40,7 +40,7 @@ pub(super) struct Plan {
     pub(super) silence_ns: u64,
     pub(super) span_ns: u64,
     pub(super) write_back: bool,
-    /// Each host has replicas of its dirty data at the next host.
+    /// True if each host has replicas of its dirty data at the next host.
     pub(super) copies: bool,
     /// Timeout of replica requests, nanoseconds.
     pub(super) peer_wait_ns: u64,
@@ -125,7 +125,7 @@ impl Plan {
         plan
     }
 
-    /// Adapts the plan so that a sabotage has an effect in many histories.
+    /// Changes the scenario so that a sabotage has an effect in many histories.
     fn suit(&mut self, sabotage: Option<Sabotage>) {
         if sabotage == Some(Sabotage::NoMargin) {
             // The settling time of other hosts would hide the missing margin.
@@ -200,7 +200,7 @@ pub struct Report {
     pub changes_held: u64,
     /// Number of delayed replies and writes that were sent later.
     pub released: u64,
-    /// Number of caches that were invalid because another host had the disk.
+    /// Number of caches that were dropped because another host had served the disk.
     pub not_believed: u64,
     /// Number of late writes that the backing refused.
     pub fenced: u64,
@@ -215,11 +215,12 @@ pub struct Report {
     pub changes_stopped: u64,
     /// Number of hosts that were destroyed with their data.
     pub destroyed: u64,
-    /// Number of times that an ownership record named a new replica.
+    /// Number of times that an ownership record was changed to name a new replica.
     pub copies_said: u64,
     /// Number of replicas that were lost, as far as their owner knew.
     pub copies_broken: u64,
-    /// Number of failovers from replicas.
+    /// Number of completed failovers in which the new owner wrote the dirty data of its replica to
+    /// the backing.
     pub adopted: u64,
     /// Number of caches with dirty data that were outdated by a failover from the replica.
     pub outdated: u64,

@@ -28,7 +28,7 @@ pub enum Request {
     Revoke(LeaseId),
     /// Reads a disk's ownership record and ownership lock.
     OwnershipSnapshot(String),
-    /// Runs a transaction.
+    /// Executes a transaction.
     Txn(Txn),
 }
 
@@ -66,7 +66,7 @@ pub struct Store {
     last_lease: u64,
     /// Rate by which etcd's clock is fast, parts per million.
     fast_ppm: u64,
-    /// Delay after which an expired lease ends, nanoseconds.
+    /// Time from a lease's expiry until etcd deletes the lease and its keys, nanoseconds.
     late_ns: u64,
     /// Time until which the deposed etcd leader answers lease renewals.
     deposed_until: Instant,
@@ -77,7 +77,7 @@ pub struct Store {
 
 impl Store {
     /// Creates an empty store. `fast_ppm` is the rate by which etcd's clock is fast, and `late_ns`
-    /// is the delay after which an expired lease ends.
+    /// is the time from a lease's expiry until etcd deletes the lease and its keys.
     pub fn new(fast_ppm: u64, late_ns: u64) -> Self {
         Store {
             entries: BTreeMap::new(),

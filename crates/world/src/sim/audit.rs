@@ -21,7 +21,7 @@ pub(super) struct Tally {
     flash_errors: u64,
     backing_ios: u64,
     backing_errors: u64,
-    /// Requests since the disk's histograms were reset.
+    /// Numbers of requests since the disk's histograms were reset.
     moved: Moved,
 }
 
@@ -121,8 +121,8 @@ impl Fetch {
 }
 
 impl Simulation<'_> {
-    /// Checks that concurrent misses of the same data read the backing only once, unless the cache
-    /// changes meanwhile.
+    /// Checks that concurrent misses of the same data read the backing only once, unless a command
+    /// changes the cache meanwhile.
     pub(super) fn check_fetched_once(
         &mut self,
         request: &Request,

@@ -28,25 +28,28 @@ pub(super) struct Budgets {
     account: Option<FlashBudget>,
     /// Time of the last budget round (see [`hob_engine::flash_budget`]).
     at: Instant,
-    /// The engine's counts of each disk when they were last read; `None` for a disk that the engine
-    /// does not have.
+    /// Flash writes that the engine had counted for each disk when the simulation last read the
+    /// counts; `None` for a disk that the engine does not have.
     known: Vec<Option<Counts>>,
     /// Number of bytes of clean data that each disk wrote to flash since the last budget round. The
     /// account does not know how much a disk wrote between the last budget round and its removal.
     uncharged: Vec<u64>,
-    /// Sum of all counts since the budget was set.
+    /// Sum of the engine's counts of all disks since the budget was set.
     total: Counts,
     /// Bytes sent to flash since the budget was set.
     sent: u64,
-    /// Bytes that this process of the engine has requested, and those of them that were sent.
+    /// Flash write bytes that the present engine process has requested, and those of them that were
+    /// sent to flash.
     requested: u64,
     submitted: u64,
-    /// Bytes that were requested before the budget was set, and not sent yet.
+    /// Flash write bytes that the engine had requested before the budget was set, and had not sent
+    /// then.
     waiting: u64,
-    /// Bytes, in two copies, of requests that were in progress when the budget was set. They were
-    /// admitted without a limit.
+    /// Bytes of two copies of the data of requests that were in progress when the budget was set.
+    /// Admission had no limit for these requests.
     in_progress: u64,
-    /// Largest value that copies of clean data may have, without the budget of the current time.
+    /// Maximum number of bytes of clean data that flash may have received, without the budget that
+    /// was earned since `at`.
     bound: u64,
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Clones {
     common: Vec<u64>,
     /// Objects that a clone has changed, as disk and object number.
     own: BTreeSet<(usize, u64)>,
-    /// Sectors that flash may have, as disk and sector number.
+    /// Sectors that the engine may have promoted to flash, as disk and sector number.
     may_be_cached: BTreeSet<(usize, u64)>,
     /// Sector ranges of each read in flight that the parent disk serves.
     reads: BTreeMap<IoId, Vec<(u64, u64)>>,
@@ -101,7 +101,8 @@ impl Clones {
         self.reads.remove(&id).unwrap_or_default()
     }
 
-    /// Discards the parent's replies to reads in flight.
+    /// Forgets which sectors of reads in flight the parent disk serves, because the engine process
+    /// ended.
     pub(super) fn crash(&mut self) {
         self.reads.clear();
     }

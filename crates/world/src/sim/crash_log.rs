@@ -23,9 +23,9 @@ const SALT: u64 = 0x6372_6173_686c;
 #[derive(Clone, Debug)]
 pub(super) struct CrashLog {
     bytes: Arc<Mutex<Vec<u8>>>,
-    /// True if the engine of this life writes the log.
+    /// True if the present engine process writes the log.
     is_used: bool,
-    /// The first journal ring since power failed last.
+    /// Number of the first journal ring that the log was given for since the last power failure.
     first_ring: Option<u32>,
 }
 
@@ -82,8 +82,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Checks that the crash log knows each ring that it was given for. Otherwise the daemon would
-    /// report a loss that did not happen.
+    /// Checks that the crash log belongs to the recovered journal ring, if the engine used the log
+    /// for this ring. Otherwise the daemon would report a loss that did not happen.
     pub(super) fn check_crash_log(&self, disk: usize, plan: &Plan) -> Result<(), Violation> {
         let first = self.disks[disk].crash_log.as_ref().and_then(|log| log.first_ring);
         let is_expected = first.is_some_and(|first| first <= plan.ring) && !plan.clean;

@@ -39,7 +39,8 @@ pub(super) enum Scribbles {
     Nothing,
     /// The guest wrote to the memory, but no checksum includes the data that it wrote.
     Unseen,
-    /// A checksum includes the guest's writes to the memory, or the read into the memory failed.
+    /// The engine must not report success: the guest wrote to the memory before the checksums of
+    /// the read were computed, or the read failed.
     Seen,
 }
 

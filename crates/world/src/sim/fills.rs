@@ -20,7 +20,7 @@ const SALT: u64 = 0x6669_6c6c;
 #[derive(Debug)]
 pub(super) struct Fills {
     rng: SimRng,
-    /// For each disk, the content of its backing at the last extra fill.
+    /// Content of each disk's backing at the disk's last extra fill.
     before: Vec<Vec<Tag>>,
 }
 

@@ -76,7 +76,7 @@ impl Simulation<'_> {
         trace!(self, "the backing of disk {disk} grows to {} units", units + more);
     }
 
-    /// Records the size of a disk that the engine serves, in units of 512 bytes.
+    /// Records that the engine serves a disk with this size, in units of 512 bytes.
     pub(super) fn disk_has_size(&mut self, disk: usize, units: u64) {
         let before = std::mem::replace(&mut self.disks[disk].size, units);
         self.report.growths += u64::from(before < units);

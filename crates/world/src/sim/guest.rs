@@ -10,7 +10,7 @@ use crate::rng::SimRng;
 pub(super) struct Guest {
     pub(super) disk: usize,
     pub(super) in_flight: u32,
-    /// The next request of the guest is scheduled.
+    /// True if the event queue has a turn of this guest, in which it may send requests.
     pub(super) is_due: bool,
     /// Number of successive guest requests that the engine refused for lack of room, at most 16.
     pub(super) handed_back: u32,

@@ -115,20 +115,21 @@ pub enum Content {
     Clean,
 }
 
-/// How the chosen I/O of the operation fails.
+/// The injected failure. It begins at the `nth` write or flush of flash during the operation, or, in
+/// the last two variants, at the `nth` I/O of the backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The chosen I/O fails.
+    /// The `nth` I/O fails. Later I/Os succeed.
     Once,
-    /// The chosen I/O fails. If the I/O is a flush, the device also loses some unflushed data.
+    /// The `nth` I/O fails. If the I/O is a flush, the device also loses some unflushed data.
     OnceWithLoss,
-    /// The chosen I/O and all later writes and flushes of the device fail.
+    /// The `nth` I/O and all later writes and flushes of the same device fail.
     Device,
-    /// All devices refuse writes and flushes from the chosen I/O on.
+    /// All devices refuse writes and flushes from the `nth` one on.
     Everywhere,
-    /// The power fails while the chosen I/O is in flight.
+    /// The power fails while the `nth` I/O is in flight.
     PowerCut,
-    /// The chosen I/O is an I/O of the backing. All I/Os of the backing fail from then on.
+    /// All I/Os of the backing fail from the `nth` one on.
     Backing,
     /// The failure is [`Failure::Backing`], and then the daemon reports that another host owns the
     /// disk.
@@ -150,7 +151,7 @@ pub struct Case {
     pub content: Content,
     /// Number of copies of dirty data and journal.
     pub copies: Copies,
-    /// How the chosen I/O fails.
+    /// The injected failure.
     pub failure: Failure,
     /// Seed of latencies and other random choices.
     pub seed: u64,
@@ -159,9 +160,9 @@ pub struct Case {
 /// Result of a run of a [`Case`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// The chosen I/O existed, so the failure was injected.
+    /// True if the operation had an `nth` I/O, so that the failure was injected.
     pub struck: bool,
-    /// Result of the operation, or `None` if the power failed first.
+    /// Result of the operation's command, or `None` if the power failed before the command ended.
     pub ended: Option<Result<(), CommandError>>,
     /// Number of journals that were lost.
     pub journals_lost: u32,
@@ -170,12 +171,12 @@ pub struct Injected {
 #[derive(Debug)]
 pub(super) struct Injection {
     failure: Failure,
-    /// The operation has begun, so I/Os are counted.
+    /// True if the operation has begun, so that its I/Os are counted.
     armed: bool,
-    /// Number of I/Os until the failure, including the failing I/O.
+    /// Number of I/Os up to and including the one that fails.
     left: u32,
     struck: bool,
-    /// The failure hit a flush of flash, so the device may have lost unflushed data.
+    /// True if the failure hit a flush of flash, so that the device may have lost unflushed data.
     flush_failed: bool,
     /// Number of reported journal losses that the simulated daemon has not handled yet.
     pub(super) lost_journals: u32,

@@ -1,11 +1,11 @@
 //! Journals that lose one of two copies, and the daemon's answer: a new journal.
 //!
 //! Without a new journal, the lost copy stays on flash and becomes older than the other one. If the
-//! other copy is missing at a later start, recovery takes the old one for the newest. So some
-//! histories have one device that refuses journal pages or flushes for a short time, and another
-//! device that fails later. Until the new journal is complete, the failure of the second device may
-//! lose data. After a failed flush, it also may until a new journal records that no data is dirty.
-//! After that, it must not.
+//! other copy is missing at a later start, recovery uses the old copy as if it were up to date. So
+//! some histories have one device that refuses journal pages or flushes for a short time, and
+//! another device that fails later. Until the new journal is complete, the failure of the second
+//! device may lose data. After a failed flush, it also may until a new journal records that no data
+//! is dirty. After that, it must not.
 
 use hob_engine::command::{CacheChange, Command, Copies};
 use hob_engine::units::{DiskId, Instant};
@@ -26,9 +26,10 @@ const REPLACE_NS: u64 = 2_000_000_000;
 pub(super) struct Refusal {
     at: Instant,
     device: usize,
-    /// Number of refused page writes. The engine abandons a copy after three.
+    /// Number of page writes that the device will refuse. The engine abandons a copy of a journal
+    /// after three refused writes.
     pages: u32,
-    /// Number of failed flushes.
+    /// Number of flushes that the device will fail.
     flushes: u32,
 }
 
@@ -82,7 +83,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// A device fails. Data of caches whose journal has lost its other copy may be lost with it.
+    /// Makes a device fail, and records which caches may lose data with it: those whose journal had
+    /// lost its other copy.
     pub(super) fn device_fails(&mut self, device: usize) {
         let (_, failure) = self.scenario.devices[device].failure.expect("scheduled");
         self.flash[device].suffer(failure, &mut self.rng);
@@ -99,7 +101,8 @@ impl Simulation<'_> {
             owners.filter_map(|owner| owner.lose_other_copy().then_some(1)).sum::<u64>();
     }
 
-    /// Handles a failed flush of flash. Copies on this device may be volatile for ever.
+    /// Handles a failed flush of a flash device. Copies of data on this device may never become
+    /// durable.
     pub(super) fn flash_flush_failed(&mut self, device: usize) {
         let is_refusal = self.scenario.refusals.iter().any(|refusal| refusal.device == device);
         let owners = self.disks.iter_mut().filter_map(|disk| disk.owner.as_mut());

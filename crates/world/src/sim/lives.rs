@@ -62,7 +62,8 @@ impl Simulation<'_> {
         id
     }
 
-    /// Sets the number of requests of this life and the time of its end.
+    /// Sets the number of guest requests for the present engine process, and the time at which the
+    /// process ends.
     pub(super) fn begin_life(&mut self) {
         let Some(lives) = &mut self.scenario.lives else { return };
         self.left = lives.requests;
@@ -98,7 +99,7 @@ impl Simulation<'_> {
         self.stopping && !self.asked.values().any(|asked| closes(&asked.command))
     }
 
-    /// Ends the engine process and starts another.
+    /// Ends the engine process in the way `end`, starts another one, and opens the disks.
     pub(super) fn next_life(&mut self, end: End) -> Result<(), Violation> {
         self.crash(end)?;
         self.flush_flash_at_start();
@@ -247,10 +248,10 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Ends a process that keeps the unflushed data of a backing in its memory. A daemon that stops
-    /// flushes this data. A kill loses a random part of this data, unless the engine reports that
-    /// it includes acknowledged writes. In that case the data survives, because the simulation has
-    /// no daemon that would report the loss to guests.
+    /// Models the end of a process whose memory has unflushed data of a backing. A daemon that
+    /// stops flushes this data. A kill loses a random part of this data, unless the engine reports
+    /// that it includes acknowledged writes. In that case the data survives, because the simulation
+    /// has no daemon that would report the loss to guests.
     fn lose_memory(&mut self, index: usize, end: End) {
         let disk = &mut self.disks[index];
         let at_risk = self.engine.guests_at_risk(DiskId(index as u32)).is_some_and(|guests| guests > 0);

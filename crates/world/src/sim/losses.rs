@@ -57,7 +57,7 @@ pub(super) struct Losses {
     rng: SimRng,
     /// Mean time between two restarts of backings, nanoseconds.
     mean_ns: u64,
-    /// The next restart is scheduled.
+    /// True if the next restart of a backing is in the event queue.
     is_due: bool,
 }
 
@@ -93,12 +93,12 @@ impl Simulation<'_> {
         usize::from(self.losses.as_ref().is_some_and(|losses| losses.is_due))
     }
 
-    /// Cancels the scheduled restart at the end of a life.
+    /// Cancels the scheduled restart of a backing when an engine process ends.
     pub(super) fn forget_restarts(&mut self) {
         self.losses.iter_mut().for_each(|losses| losses.is_due = false);
     }
 
-    /// Handles a failed flush that lost data.
+    /// Handles the completion of a backing flush that failed and lost data.
     pub(super) fn flush_failed(&mut self, side: Side, done: &mut Done) {
         if let Side::Backing(disk) = side
             && self.disks[disk].backing.loses()

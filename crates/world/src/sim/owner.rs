@@ -24,33 +24,34 @@ pub(super) struct Owner {
     pub(super) rings: BTreeMap<u32, Vec<Vec<Segment>>>,
     /// Highest journal ring number of the cache so far.
     number: u32,
-    /// A journal ring of the cache was reported complete. From then on the cache must have one.
+    /// True if the engine has reported a complete journal ring of the cache. From then on, recovery
+    /// must find one.
     pub(super) exists: bool,
-    /// The cache was removed before an earlier command for it ended.
+    /// True if the cache was removed before an earlier command for it ended.
     pub(super) gone: bool,
-    /// The journal was closed, and the cache has not been in service since.
+    /// True if the journal was closed, and the cache has not been in service since.
     pub(super) closed: bool,
-    /// The backing may have refused a flush when the journal was closed. The journal may then not
-    /// be marked as closed.
+    /// True if the backing may have refused a flush when the journal was closed. The journal may
+    /// then not be marked as closed.
     pub(super) left_unclean: bool,
     /// Highest journal ring number when the journal was closed.
     pub(super) closed_at: u32,
-    /// Dirty data and journal have always had two copies.
+    /// True if dirty data and journal have always had two copies.
     pub(super) doubled: bool,
     /// The pool's table declares the journal rings up to this number invalid.
     void_upto: u32,
     /// Last version of the backing that the daemon recorded while all cached data was verified.
     pub(super) evidence: Option<u64>,
-    /// The engine reported that the cache's journal cannot be written any more.
+    /// True if the engine reported that the cache's journal cannot be written any more.
     pub(super) journal_lost: bool,
     /// Recovery must not use clean data of journal rings up to this number, because one of these
     /// rings was lost.
     lost_upto: u32,
-    /// Of the newest journal rings up to this number, one has lost a copy on a device that keeps its
-    /// other data.
+    /// Number of the newest journal ring when a ring lost a copy on a device that still has its
+    /// other data; `None` after a later ring is complete.
     lacks_copy_upto: Option<u32>,
-    /// A flush of a device with copies failed, and no new journal has recorded since that no data is
-    /// dirty.
+    /// True if a flush of a device with copies failed, and no new journal has recorded since then
+    /// that no data is dirty.
     pub(super) has_volatile_copies: bool,
     /// Journal rings up to this number may have lost both copies, because another device failed
     /// before a ring without a copy was replaced.
@@ -164,7 +165,7 @@ impl Owner {
         before > self.rings.values().flatten().map(Vec::len).sum()
     }
 
-    /// Removes matching journal rings, and returns their segments.
+    /// Removes the journal rings for whose number `which` returns true, and returns their segments.
     pub(super) fn drop_rings(&mut self, which: impl Fn(u32) -> bool) -> Vec<Segment> {
         let gone: Vec<u32> = self.rings.keys().copied().filter(|number| which(*number)).collect();
         gone.iter().filter_map(|number| self.rings.remove(number)).flatten().flatten().collect()

@@ -41,7 +41,7 @@ impl Asked {
         data.iter().map(|segment| segment.place).collect()
     }
 
-    /// Returns the number of the command's new journal ring.
+    /// Returns the number of the command's new journal ring; `None` if the command has none.
     pub(super) fn ring(&self) -> Option<u32> {
         let Command::Cache(change) = &self.command else { return None };
         change.ring().map(|ring| ring.number)
@@ -191,7 +191,7 @@ impl Simulation<'_> {
         self.new_ring_is_done(asked)
     }
 
-    /// Records the success of a command, as the daemon does.
+    /// Updates the pool, the disk and the model after a successful command, as the daemon does.
     fn succeeded(&mut self, asked: &Asked) -> Result<(), Violation> {
         let has_outages = self.has_outages();
         let of_disk = self.asked.values().filter(|other| other.disk == asked.disk);
@@ -383,7 +383,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Checks that the engine had a reason to refuse the command.
+    /// Checks that the engine had a valid reason to fail the command with this error.
     fn refusal(&mut self, asked: &Asked, error: CommandError) -> Result<(), Violation> {
         let disk = &self.disks[asked.disk];
         let persistent = disk.owner.is_some();

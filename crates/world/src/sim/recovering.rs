@@ -20,7 +20,7 @@ use crate::content::UNIT_BYTES;
 pub(super) struct Recovering {
     /// Serial number that distinguishes this recovery from other recoveries of the disk.
     serial: u64,
-    /// The new journal ring of the recovered cache is being written.
+    /// True if the engine is writing the new journal ring of the recovered cache.
     is_enabled: bool,
 }
 

@@ -37,12 +37,13 @@ struct Found {
     segments: Vec<DataSegment>,
     /// Number of the journal ring that was found.
     number: u32,
-    /// Every copy of the journal ring is on an unreliable device.
+    /// True if every copy of the journal ring is on an unreliable device.
     doubtful: bool,
 }
 
 impl Simulation<'_> {
-    /// Recovers the disk's persistent cache, or finds that it has none.
+    /// Recovers the disk's persistent cache, or lets its guests continue if it has none. `attempt`
+    /// counts the attempts for this cache.
     pub(super) fn recover(&mut self, index: usize, attempt: u32) -> Result<(), Violation> {
         let found = self.read_rings(index)?;
         let lags = self.disks[index].model.lags();
@@ -157,8 +158,8 @@ impl Simulation<'_> {
         self.enable_recovered(index, recovered, segments, number)
     }
 
-    /// Frees old journal rings of a full pool. The recovered state is made durable first, so the
-    /// older rings are not needed.
+    /// Frees journal rings of the cache that are older than ring `number`, because the pool is
+    /// full. The recovered state is made durable first, so the older rings are not needed.
     fn give_up_older_rings(&mut self, index: usize, number: u32) {
         if self.keeps_old_rings() {
             return;
@@ -257,7 +258,7 @@ impl Simulation<'_> {
         self.recover(index, self.disks[index].attempts)
     }
 
-    /// Lets the waiting guests use the disk.
+    /// Lets guests use a disk for whose recovery they waited.
     pub(super) fn open_gate(&mut self, index: usize) {
         self.disks[index].attempts = 0;
         self.disks[index].recovering = None;
@@ -269,10 +270,11 @@ impl Simulation<'_> {
         }
     }
 
-    /// Excuses lost sectors whose only copy is on an unreliable device: the device may lose sectors
-    /// of the journal tail although an earlier recovery read them. The content of sectors without a
-    /// checksum is then unknown (docs/decisions/0006), even if another device has a copy, because
-    /// recovery may choose the damaged one. The simulation repairs garbage in these sectors.
+    /// Tells the model which sectors may be lost, because their only copy is on an unreliable
+    /// device. Such a device may lose sectors of the journal tail although an earlier recovery read
+    /// them. The content of sectors without a checksum is then unknown (docs/decisions/0006), even
+    /// if another device has a copy, because recovery may choose the damaged one. The simulation
+    /// repairs garbage in these sectors.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         trace!(self, "disk {index} recovered: {:?}", recovered.summary);
         let model = &self.disks[index].model;
@@ -357,7 +359,7 @@ impl Simulation<'_> {
         Ok(None)
     }
 
-    /// Reads a journal ring for the first time.
+    /// Reads a journal ring for the first time, to find the regions that may have dirty data.
     pub(super) fn survey(&mut self, cache: [u8; 16], number: u32, copies: &[Vec<Segment>]) -> Ring {
         let pages = copies.iter().map(Vec::len).max().unwrap_or(0) as u64 * self.pages_in_segment();
         // Two surveys share the pages, as in the storage crate.
@@ -450,9 +452,9 @@ impl Simulation<'_> {
         Ok(Some(Found { recovered, segments, number, doubtful }))
     }
 
-    /// Returns the cache's data segments on present devices, and true if some segments are missing.
-    /// Missing segments do not belong to the cache any more. Segments of a running command do not
-    /// belong to the cache yet.
+    /// Returns the cache's data segments on devices that are present, and true if segments on other
+    /// devices are missing. The cache loses missing segments. Segments that a command in progress
+    /// adds are left out.
     fn segments_there(&mut self, index: usize) -> (Vec<DataSegment>, bool) {
         let asked = self.asked.values().filter(|asked| asked.disk == index);
         let brought: Vec<Segment> = asked.flat_map(Asked::segments).collect();
@@ -483,7 +485,7 @@ impl Simulation<'_> {
         (there, missing)
     }
 
-    /// Returns the checksum of a sector on flash.
+    /// Returns the checksum of a sector on flash; `None` if the sector is unreadable.
     fn flash_sum(&self, segment: &Segment, sector: u64) -> Option<u32> {
         let flash = &self.flash[usize::from(segment.device.0)];
         let offset = segment.offset + sector * SECTOR_BYTES;

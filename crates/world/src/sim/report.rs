@@ -27,7 +27,7 @@ pub struct Report {
     pub flushes_failed_early: u64,
     /// Number of changes that failed because a backing lost data again each time they were sent.
     pub changes_given_up: u64,
-    /// Number of caches that lost segments because of a device failure.
+    /// Number of times that a cache lost segments because of a device failure.
     pub losses: u64,
     /// Number of times that a device stopped answering in time.
     pub stalls: u64,
@@ -51,7 +51,7 @@ pub struct Report {
     pub recoveries_distrusting: u64,
     /// Number of recoveries of cleanly closed journals.
     pub recoveries_clean: u64,
-    /// Number of disks that guests used while the disk's cache was being recovered.
+    /// Number of recoveries of a cache during which guests used the disk.
     pub early: u64,
     /// Number of recovering caches whose journal rings were invalidated to let a write bypass the
     /// cache.
@@ -62,7 +62,7 @@ pub struct Report {
     pub crashes_in_change: u64,
     /// Number of engine processes that ended during a drain.
     pub crashes_in_drain: u64,
-    /// Number of journals that flash lost.
+    /// Number of journals that could not be written any more because of flash failures.
     pub journals_lost: u64,
     /// Number of times that a journal lost one of its copies.
     pub journal_copies_lost: u64,
@@ -107,11 +107,13 @@ pub struct Report {
     pub bitmaps: u64,
     /// Number of rotations of dirty bitmaps.
     pub rotations: u64,
-    /// Number of copies between memory tiers and buffers.
+    /// Number of memory copies that the engine requested: between a memory tier and a buffer,
+    /// between two buffers, or of zeroes into a buffer.
     pub copies: u64,
-    /// Number of partial sector writes that were completed with a copy of the rest of the sector.
+    /// Number of copies that filled up partial sector writes with the other bytes of the sector.
     pub edges_merged: u64,
-    /// Number of partial sector writes that were completed from recently written sectors in memory.
+    /// Number of copies that filled up partial sector writes from the engine's buffer of recently
+    /// written sectors.
     pub edges_recent: u64,
     /// Number of zero-write requests that went to flash.
     pub zeroes_to_flash: u64,

@@ -26,7 +26,7 @@ pub enum Sabotage {
     LostCompletion,
     /// Recovery accepts every sector of a journal tail without verification.
     UncheckedTail,
-    /// Change records of a journal page are applied in the wrong order.
+    /// Recovery applies the change records of a journal page in the wrong order.
     ReorderedRecords,
     /// Recovery ignores the journal records which say that a checksum is unknown (*unproven*).
     IgnoredOverwrites,
@@ -34,19 +34,19 @@ pub enum Sabotage {
     UnflushedRecovery,
     /// Recovery ignores the crash log.
     IgnoredCrashLog,
-    /// Recovery ignores the newest journal ring, and old rings are kept.
+    /// Recovery ignores the newest journal ring, and the pool does not free old rings.
     IgnoredNewestRing,
     /// The cache serves clean data although the backing has changed.
     ServedStale,
     /// The cache serves clean data without comparing it with the backing, although the backing may
     /// have changed.
     TrustedUnproven,
-    /// Clean data is compared with an earlier content of the backing.
+    /// The daemon compares clean data with an earlier content of the backing.
     StaleComparison,
     /// The daemon records that a backing is unchanged before all cached data was compared with the
     /// backing.
     EvidenceTooEarly,
-    /// The memory tier is not updated by some writes.
+    /// The memory tier ignores some writes.
     LostRenewal,
     /// After some writes of a part of a sector, the rest of the sector is not copied.
     LostEdge,
@@ -64,19 +64,20 @@ pub enum Sabotage {
     /// Extra fills read an older content of the backing, as if a write that arrives meanwhile did
     /// not wait for them.
     StaleExtraFill,
-    /// The engine is not told the parts of a flash write budget.
+    /// The daemon does not tell the engine the caches' parts of a flash write budget.
     IgnoredFlashBudget,
     /// The daemon hides that a parent disk serves some of the data that the engine reads.
     UntoldSharing,
     /// The daemon does not tell the engine that a backing restarted.
     UntoldRestart,
-    /// A failed flush of a backing that lost data is reported as a success.
+    /// The simulation reports a failed flush of a backing that lost data as a success.
     TrustedFlush,
-    /// A failed flush of flash that lost data is reported as a success.
+    /// The simulation reports a failed flush of flash that lost data as a success.
     TrustedFlashFlush,
-    /// The tail of a recovered journal, which a power failure may undo, is not written again.
+    /// The engine does not write the data of a recovered journal's tail again, although a power
+    /// failure may undo that data.
     TrustedTail,
-    /// The engine is told that the loss of a journal is recorded, but the loss is not recorded.
+    /// The daemon tells the engine that the loss of a journal is recorded, but does not record it.
     UnrecordedLoss,
     /// The daemon does not replace a journal that lost one of two copies.
     IgnoredCopyLoss,

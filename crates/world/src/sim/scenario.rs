@@ -18,7 +18,7 @@ pub(super) struct DevicePlan {
     pub(super) segments: u64,
     pub(super) faults: FlashFaults,
     pub(super) failure: Option<(Instant, DeviceFailure)>,
-    /// The flash device refuses writes, but its data can be read.
+    /// True if the flash device refuses writes, but its data can be read.
     pub(super) refuses: bool,
     /// True if a failure of the device is a removal: the device returns after the next restart with
     /// its content at that time.
@@ -56,9 +56,9 @@ pub(super) struct Lives {
     /// Share of the disks whose backing a foreign writer changes while the disk is offline, per
     /// mille.
     pub(super) behind: u32,
-    /// Guests wait until a recovered cache is in service.
+    /// True if guests wait until a recovered cache is in service.
     pub(super) careful: bool,
-    /// Guests use disks while their caches are being recovered.
+    /// True if guests use disks while their caches are being recovered.
     pub(super) early: bool,
 }
 

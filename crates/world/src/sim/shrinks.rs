@@ -93,7 +93,8 @@ impl Simulation<'_> {
         self.disks[disk].backing.set_faults(self.scenario.disks[disk].faults);
     }
 
-    /// Returns the additional latency of an I/O of a hanging backing, nanoseconds.
+    /// Returns the additional latency of an I/O of the disk's backing, nanoseconds: the time until
+    /// its hang ends, or 0.
     pub(super) fn hangs_for(&self, disk: usize) -> u64 {
         let until = self.shrinks.as_ref().and_then(|shrinks| shrinks.hung.get(&disk).copied());
         until.map_or(0, |until| until.0.saturating_sub(self.now.0))
@@ -112,7 +113,8 @@ impl Simulation<'_> {
         self.shrinks.as_ref().is_some_and(|shrinks| shrinks.away_ns.is_some())
     }
 
-    /// Handles segments whose dirty data is destaged: the daemon soon makes the cache return them.
+    /// Handles the engine's report that some segments have no dirty data any more: schedules their
+    /// removal from the cache.
     pub(super) fn is_vacated(&mut self, disk: usize, which: Vacate) {
         self.report.vacated += 1;
         let Some(Shrinks { rng, .. }) = &mut self.shrinks else { return };

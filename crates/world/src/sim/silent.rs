@@ -28,20 +28,22 @@ pub(super) struct Silent {
     rng: SimRng,
     /// Bandwidth of the background comparison of cache and backing, bytes per second.
     pub(super) verify_bytes_per_s: u64,
-    /// Knowledge of each disk's backing, by disk.
+    /// The daemon's knowledge of the backing of each disk.
     disks: Vec<Observed>,
 }
 
 /// The daemon's knowledge of a backing.
 #[derive(Debug, Default)]
 struct Observed {
-    /// The backing provides evidence that it is unchanged, as a file does, unlike an NBD export.
+    /// True if the backing provides evidence that it is unchanged, as a file does, unlike an NBD
+    /// export.
     has_evidence: bool,
     /// Version of the backing's content when the disk was opened.
     opened: u64,
-    /// Everything in the disk's cache was verified when the removal of the disk was requested.
+    /// True if all data in the disk's cache was verified when the removal of the disk was
+    /// requested.
     was_verified: bool,
-    /// The backing was changed silently.
+    /// True if the backing was changed silently.
     is_changed: bool,
     /// Content of the backing before the last silent change.
     before: Vec<Tag>,
@@ -111,7 +113,7 @@ impl Simulation<'_> {
         self.silent.as_ref().is_some_and(|silent| silent.disks[index].is_changed)
     }
 
-    /// Marks clean sectors of a recovered cache for comparison unless the daemon has evidence that
+    /// Marks clean sectors of a recovered cache as unverified, unless the daemon has evidence that
     /// the backing is unchanged.
     pub(super) fn judge_evidence(&mut self, index: usize, number: u32, recovered: &mut Recovered) {
         let Some(silent) = &self.silent else { return };
@@ -165,7 +167,7 @@ impl Simulation<'_> {
         is_verified || self.options.sabotage == Some(Sabotage::EvidenceTooEarly)
     }
 
-    /// Records the state of the disk's cache before the disk is removed.
+    /// Records whether all data in the disk's cache is verified, before the disk is removed.
     pub(super) fn observe_removal(&mut self, index: usize) {
         let is_verified = self.is_verified(index);
         if let Some(silent) = &mut self.silent {

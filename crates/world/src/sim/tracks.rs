@@ -35,11 +35,12 @@ pub(super) struct Tracks {
 pub(super) struct Track {
     name: String,
     granule_bytes: u64,
-    /// Units that acknowledged changes touched since the bitmap began.
+    /// For each 512-byte unit of the disk, true if an acknowledged change touched it since the
+    /// bitmap began.
     changed: Vec<bool>,
-    /// Known content of each unit when the bitmap began.
+    /// Content of each 512-byte unit when the bitmap began; `None` if it was not known.
     before: Vec<Option<Tag>>,
-    /// Permanent content of the bitmap if it is frozen.
+    /// Content of the bitmap if it is frozen, which must not change.
     frozen: Option<Granules>,
     /// Content of the bitmap when its disk was removed cleanly; `None` while the disk is present.
     kept: Option<Granules>,

@@ -59,7 +59,7 @@ pub(super) struct Buffer {
 }
 
 impl Simulation<'_> {
-    /// Lets a guest issue requests up to its queue depth.
+    /// Sends some requests of a guest to the engine, within its queue depth.
     pub(super) fn guest_turn(&mut self, index: usize) -> Result<(), Violation> {
         let guest = &mut self.scenario.guests[index];
         guest.is_due = false;
@@ -360,7 +360,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Records the time when the disk has no request in flight.
+    /// Records the present time as the disk's `quiet_at`, if the disk has no request in flight.
     pub(super) fn note_quiet(&mut self, disk: usize) {
         if self.scenario.lives.is_some()
             && !self.requests.values().any(|other| other.request.disk.0 as usize == disk)

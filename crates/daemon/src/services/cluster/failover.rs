@@ -52,7 +52,8 @@ struct Checked {
     bytes: u64,
 }
 
-/// Progress of one pass over the replica.
+/// Progress of one pass over the replica's dirty data, which checks the data or writes it to the
+/// backing.
 struct Pass<'a> {
     service: &'a ClusterService,
     name: &'a str,
@@ -210,7 +211,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Returns a text with the remaining time, if it can be estimated.
+/// Returns a text with the estimated time to the end of the failover; an empty text without an
+/// estimate.
 fn left_text(done: u64, all: u64, took: Duration) -> String {
     if done == 0 || took < Duration::from_secs(1) {
         return String::new();

@@ -28,7 +28,8 @@ use crate::background::spawn;
 use crate::cluster::{Cluster, Release, TakeError, Took};
 use placement::Rates;
 
-/// Interval at which waiting disks, and disks to acquire again, are checked.
+/// Interval at which this host checks the disks that wait for the cluster, and those that it must
+/// acquire again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Maximum time to release a disk when the daemon ends; after that time, no other disk is released.
@@ -126,7 +127,7 @@ impl ClusterService {
         opened
     }
 
-    /// Follows the state of the lease, until dropped.
+    /// Handles changes of this host's lease, waiting disks and orders, until dropped.
     pub(crate) async fn tend(self: Arc<Self>) {
         let Some(cluster) = self.ownership.cluster().cloned() else { return std::future::pending().await };
         tokio::join!(cluster.hear(), self.tend_disks_of(&cluster));
@@ -181,7 +182,7 @@ impl ClusterService {
         self.observe.pools().into_iter().map(pool).collect()
     }
 
-    /// Acquires the served disks again whose lease has expired.
+    /// Acquires the served disks again after this host's lease has expired.
     async fn take_all_again(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         let mut going = tokio::task::JoinSet::new();
         for name in self.registry.served() {
@@ -219,7 +220,8 @@ impl ClusterService {
         }
     }
 
-    /// Tries to acquire the waiting disks for which the watcher suggests an attempt.
+    /// Tries to acquire and open the waiting disks for which the cluster watcher suggests an
+    /// attempt.
     fn open_waiting(self: &Arc<Self>, cluster: &Cluster) {
         let waiting: Vec<String> = {
             let inner = self.registry.inner();

@@ -16,7 +16,8 @@ use super::ClusterService;
 use crate::api_error::{ApiError, Result, not_found};
 use crate::cluster::{Cluster, DiskPlacement, HostPlacement};
 
-/// Maximum number of moves advised at once. Advice for more moves is better after these moves.
+/// Maximum number of moves in one advice. Advice for further moves is more accurate after these
+/// moves.
 const MOVES_MAX: usize = 16;
 
 /// Minimum gain of an advised move, as a fraction of all reads.
@@ -32,7 +33,7 @@ const READS_TELLING: f64 = 0.5;
 /// Weight of the newest sample in a rate.
 const NEWEST: f64 = 0.3;
 
-/// Request counters of the disks at the last sample, and their rates.
+/// Request counters of each disk at the last sample, and moving averages of its rates.
 #[derive(Debug, Default)]
 pub(super) struct Rates(Mutex<BTreeMap<String, Rate>>);
 
@@ -46,7 +47,8 @@ struct Rate {
 }
 
 impl Rates {
-    /// Returns the moving averages of reads and requests per second.
+    /// Adds a sample of a disk's request counters. Returns the moving averages of reads and
+    /// requests per second.
     fn note(&self, disk: &str, now: Instant, sizing: &Sizing) -> (f64, f64) {
         let (reads, all) = (sizing.seen.reads, sizing.seen.reads + sizing.seen.writes);
         let mut rates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,8 +120,8 @@ impl ClusterService {
         Some(learnt)
     }
 
-    /// Returns hosts with spare flash and advised moves. All disks of the host `leaving` are to
-    /// move.
+    /// Returns the hosts of the cluster, and the advised moves of disks. If `leaving` is set, all
+    /// disks of that host are to move.
     pub(crate) async fn advice(&self, leaving: Option<&str>) -> Result<ClusterAdvice> {
         let cluster = self.ownership.cluster_or_refuse()?;
         let failed = |error: &dyn std::fmt::Display| ApiError::failed(error.to_string());
@@ -159,12 +161,13 @@ impl ClusterService {
     }
 }
 
-/// Returns the sum of requests per second. `sum()` would return -0 for a host without disks.
+/// Returns the requests per second of all disks of a host. `sum()` would return -0 for a host
+/// without disks.
 fn load_of(host: &HostPlacement) -> f64 {
     host.disks.iter().map(|disk| disk.load).fold(0.0, |sum, load| sum + load)
 }
 
-/// Returns the curve of the largest blocks that are not larger than the cache's.
+/// Returns the miss-ratio curve for the largest block size that is not above the cache's.
 fn best_curve(sizing: &Sizing, block_bytes: u64) -> Option<&BlockSizing> {
     let not_larger = sizing.block_sizes.iter().rfind(|size| size.block_bytes <= block_bytes);
     // Without a cache, the smallest blocks give the most hits per byte.

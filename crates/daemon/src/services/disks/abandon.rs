@@ -33,12 +33,13 @@ const LEAVE_MAX: Duration = Duration::from_secs(30);
 /// Maximum time to wait for an unmount. A longer unmount continues in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 
-/// Number of attempts to drop a cache. A write that began after the previous attempt may make data
-/// dirty again.
+/// Maximum number of attempts to drop a cache. A write that began after the previous attempt may
+/// make data dirty again.
 const DISABLE_TRIES: usize = 3;
 
 impl Disks {
-    /// Takes a disk from its shard. Abandons a backing that does not answer.
+    /// Closes a disk and removes it from its shard. Abandons the disk's backing if it does not
+    /// answer.
     pub(in crate::services) async fn leave_shard(
         &self,
         name: &str,
@@ -86,7 +87,8 @@ impl Disks {
         }
     }
 
-    /// Takes a disk that is to be removed from its shard, and discards its dirty data.
+    /// Removes a disk from its shard and discards its dirty data, before the disk itself is
+    /// removed.
     pub(in crate::services) async fn take_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
         self.exports.table().remove_disk(name).await;

@@ -1,4 +1,4 @@
-//! The time that requests of a disk wait for its backing, changed while the disk is served.
+//! Changes how long requests of a disk wait for its backing, while the disk is served.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use crate::services::flash::blocking;
 use crate::shard_api::ShardHandle;
 use crate::state::{Closed, JournalSpec};
 
-/// Number of clean sectors that are compared with the backing.
+/// Number of clean sectors of the cache in the sample that is compared with the backing.
 const SAMPLES: usize = 64;
 
 /// Maximum time for the comparison of a sample whose reads fail. The unreadable sectors of a damaged
@@ -62,7 +62,8 @@ impl Source {
     }
 }
 
-/// Compares the backing with the size and the identity that the cache recorded.
+/// Returns whether the backing has the size and the identity that the cache's journal recorded, or
+/// has grown.
 pub(super) fn same_backing(info: &BackingInfo, disk_bytes: u64, identity: &[u8; 32]) -> Same {
     if info.size_bytes == disk_bytes && info.identity == *identity {
         Same::Yes
@@ -95,7 +96,7 @@ pub(super) fn changed_since(
     }
 }
 
-/// Why a cache does not match its backing.
+/// Reason why a cache does not match its backing.
 pub(super) struct Mismatch {
     pub(super) why: String,
     /// True if only times show it, so that an operator can accept it by `verify = "trust"`.
@@ -206,7 +207,7 @@ fn differing(
             unreadable += 1;
             if unreadable == samples.len() || begun.elapsed() > FAILING_MAX {
                 return Err(failed!("cannot compare the cache with the backing: sector {sector}: {error:?}")
-                    .hint("repair the backing; hob retries every few seconds"));
+                    .hint("repair the backing; hob tries to open the disk again every few seconds"));
             }
             continue;
         }

@@ -10,7 +10,7 @@
 use super::Disks;
 use crate::api_error::Result;
 
-/// Why writes may be lost, for the log and for `hob health`.
+/// Reason why writes may be lost, for the log and for `hob health`.
 const LOST: &str = "hob was killed, and the crash log of its write-back cache is missing or damaged, \
     so writes that were acknowledged and not flushed may be lost; the next flush of each guest fails \
     once. Check the guest's filesystem";

@@ -50,6 +50,7 @@ impl Dirty {
         Ok(Dirty { recovered, remains, reader })
     }
 
+    /// Returns the counts of valid and dirty sectors according to the journal.
     pub(in crate::services) fn summary(&self) -> hob_engine::journal::Summary {
         self.recovered.summary
     }

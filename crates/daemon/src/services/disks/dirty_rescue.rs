@@ -1,5 +1,5 @@
-//! Discarding dirty data that cannot or need not reach the backing, and caches whose disk no longer
-//! exists.
+//! Discards dirty data that cannot or need not be written to the backing, and caches whose disk no
+//! longer exists.
 
 use hob_control::{DiskChanged, OnDirty, PoolChanged, Size};
 use hob_engine::command::{CacheChange, Discard, Mode};

@@ -20,12 +20,12 @@ use crate::services::flash::blocking;
 use crate::services::pools::no_cache;
 use crate::services::registry::DiskPhase;
 
-/// Number of bytes of dirty data that were written to the export file, and that were lost.
+/// Number of bytes of dirty data that were written to the export file, and number that flash lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::services) struct Exported {
     pub(in crate::services) bytes: u64,
     pub(in crate::services) lost_bytes: u64,
-    /// Bytes of dirty data on missing devices.
+    /// Number of bytes of dirty data on missing devices, which could not be exported.
     pub(in crate::services) missing_bytes: u64,
     /// Number of the journal ring that was read.
     pub(in crate::services) ring: u32,

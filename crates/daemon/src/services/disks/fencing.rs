@@ -16,7 +16,7 @@ pub(in crate::services) enum Same {
     Yes,
     /// The backing is larger, and its identity matches the same backing at its earlier size.
     Grown,
-    /// Size or identity differ: the cache belongs to another backing.
+    /// The size or the identity differs: the cache belongs to another backing.
     No,
 }
 

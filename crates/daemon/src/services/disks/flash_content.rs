@@ -27,16 +27,16 @@ pub(super) struct Expected {
 pub(super) enum Content {
     /// A valid journal.
     Journal {
-        /// Number of its ring.
+        /// Number of the journal's ring.
         ring: u32,
-        /// The highest number of a ring with segments.
+        /// Highest number of a journal ring that has segments on flash.
         newest: u32,
         /// Number of dirty sectors in segments that no present device has.
         sectors_missing: u64,
     },
     /// No page of a valid journal.
     NoJournal {
-        /// The highest number of a ring with segments, or 0.
+        /// Highest number of a journal ring that has segments on flash; 0 if none has.
         newest: u32,
         /// True if flash has segments of the cache.
         has_segments: bool,
@@ -54,12 +54,12 @@ pub(super) enum Decision {
     Refuse(Lack),
 }
 
-/// Why a cache starts empty.
+/// Reason why a cache starts empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Empty {
     /// The cache has never had data.
     IsNew,
-    /// No data could be recovered.
+    /// Flash has no data of the cache that can be recovered.
     NoData,
     /// Flash has only an older journal. The newest one was removed by hob, or was on a device that an
     /// operator has removed from the pool.
@@ -67,7 +67,7 @@ pub(super) enum Empty {
     Damaged,
 }
 
-/// Why a cache that may have had dirty data is refused.
+/// Reason why a cache that may have had dirty data is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
     /// A missing device may have the newest journal or dirty data.

@@ -19,7 +19,7 @@ use crate::services::registry::ADDING;
 use crate::state::{DiskState, FileSpec, FormatName, ImageSpec};
 use crate::watchdog::contained;
 
-/// How to open a backing, with the settings to save.
+/// Options for opening a backing, and the image settings to save.
 struct Settled {
     image: ImageSpec,
     format: Option<Format>,
@@ -34,7 +34,8 @@ pub(in crate::services) fn image_asked(backing: &str, format: Option<&str>) -> R
 }
 
 impl Disks {
-    /// Returns how to open the backing of a disk, and saves new decisions.
+    /// Returns the options for opening the backing of a disk, and saves image settings that were
+    /// decided now.
     pub(in crate::services) async fn image_options(&self, name: &str) -> Result<BackingOptions> {
         let (wanted, is_noted, is_new) = {
             let inner = self.registry.inner();

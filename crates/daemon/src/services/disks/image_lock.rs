@@ -8,7 +8,8 @@ use crate::api_error::{ApiError, Result, conflict};
 use crate::services::flash::blocking;
 
 impl Disks {
-    /// Locks the backing. The writes of its previous owner are durable afterwards.
+    /// Locks the backing of a served disk. Writes of the program that had the backing before are
+    /// durable when this returns.
     ///
     /// # Errors
     /// A conflict if another program still has the backing.
@@ -48,7 +49,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Releases the lock of the backing, after making every acknowledged write durable.
+    /// Releases the lock of a served disk's backing, after making every acknowledged write durable.
     ///
     /// # Errors
     /// A conflict if the disk has a cache.

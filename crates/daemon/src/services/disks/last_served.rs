@@ -20,19 +20,19 @@ use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase, Registry};
 use crate::state::{CacheOwner, LastServed, Served};
 
-/// Interval between two records.
+/// Interval at which hob records the served disks.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
 
 /// Maximum wait for the times of the backings' files.
 const TIMES_MAX: Duration = Duration::from_secs(5);
 
-/// How much later than the last record a change must be to be a change by another program,
+/// Minimum time from the last record to a change that proves another program has made the change,
 /// nanoseconds. A power cut loses the records of the last half minute, and a busy host delays
 /// records.
 const MARGIN_NS: u64 = 120_000_000_000;
 
-/// How much earlier than the time of a record a later write can seem, nanoseconds. The kernel's clock
-/// for timestamps ticks every 1 to 10 ms.
+/// Maximum time by which the timestamp of a write can be earlier than a record that was made before
+/// the write, nanoseconds. The kernel's clock for timestamps ticks every 1 to 10 ms.
 const TICK_NS: u64 = 100_000_000;
 
 /// A change of a backing after hob served it last.
@@ -105,7 +105,8 @@ impl ServedDisk {
         matches!(disk.phase, DiskPhase::Online(_))
     }
 
-    /// Returns the record for now. `None` without reliable timestamps.
+    /// Returns the record that the disk is served now; `None` if its backing has no reliable
+    /// timestamps.
     fn record(&self) -> Option<(CacheOwner, Served)> {
         // A write after this moment is later than the record, whatever the file's times show.
         let now_ns = now_ns();
@@ -116,7 +117,7 @@ impl ServedDisk {
     }
 }
 
-/// The record, which is read when it is used first.
+/// The file that records when hob last served each disk. hob reads the file before its first use.
 #[derive(Debug, Default)]
 pub(super) struct Record {
     recorded: Mutex<Recorded>,
@@ -127,6 +128,7 @@ pub(super) struct Record {
 #[derive(Debug, Default)]
 struct Recorded {
     file: Option<LastServed>,
+    /// True if the last write of the file failed.
     is_failing: bool,
 }
 

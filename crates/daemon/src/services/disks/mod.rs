@@ -92,7 +92,7 @@ service! {
 }
 
 impl Disks {
-    /// Sets the service that decides about ownership. Later calls have no effect.
+    /// Sets the service that decides which host owns a disk. Only the first call has an effect.
     pub(super) fn connect(&self, owner: Weak<dyn DiskOwner>) {
         let _ = self.owner.set(owner);
     }

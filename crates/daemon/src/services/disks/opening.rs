@@ -29,7 +29,7 @@ use crate::services::registry::{
 };
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::{DiskState, ShareSpec};
-use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
+use crate::vhost_user::{ExportedDisk, Failing, Gateway, SocketPlace, check_path};
 
 /// When a disk is offered to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,8 @@ impl Disks {
         if known == Some(taken.generation) { Ok(()) } else { self.registry.save_first().await }
     }
 
-    /// Gives up this host's ownership of a disk whose cache is not needed any more.
+    /// Releases this host's ownership of a disk in the cluster. The disk's cache is not needed any
+    /// more.
     pub(in crate::services) async fn leave_disk(&self, name: &str) {
         let Some(cluster) = self.peers.cluster() else { return };
         let (known, _) = self.registry.wish(name).unwrap_or((None, false));
@@ -127,7 +128,8 @@ impl Disks {
         Ok(changed)
     }
 
-    /// Adds a disk from a state entry. The entry may name an existing persistent cache.
+    /// Adds a disk with these settings and serves it. The settings may name an existing persistent
+    /// cache.
     pub(in crate::services) async fn add_state(&self, wanted: DiskState) -> Result<DiskChanged> {
         let name = wanted.name.clone();
         let has_device = wanted.device;
@@ -455,9 +457,9 @@ impl Disks {
         error
     }
 
-    /// Refuses a block device that is another one than before, and records the device of a disk that
-    /// is opened first. The kernel numbers devices differently after a restart of the host, and
-    /// `/dev/dm-6` may then be the volume of another VM.
+    /// Refuses a block device that is not the one that the disk had before. If the disk is opened
+    /// for the first time, records its device. The kernel numbers devices differently after a
+    /// restart of the host, and `/dev/dm-6` may then be the volume of another VM.
     async fn check_device(&self, name: &str, info: &BackingInfo) -> Result<()> {
         let is_new = {
             let mut inner = self.registry.inner();
@@ -535,7 +537,7 @@ impl Disks {
         }
     }
 
-    /// Records why a disk is offline, and logs each new reason once.
+    /// Records why a disk is offline, and logs the reason unless it is the recorded one.
     pub(in crate::services) fn note_offline(&self, name: &str, error: &ApiError) {
         let reason = error.to_string();
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
@@ -596,8 +598,8 @@ pub(in crate::services) async fn open_gateway(
         Open::WithCache => Failing::Refuse,
         Open::AtOnce => Failing::TryAgain,
     };
-    let behind = Behind { disk, shard: shard.clone(), info, promote: Promote::Usual };
-    Gateway::open_aside(place, behind, failing).await
+    let exported = ExportedDisk { disk, shard: shard.clone(), info, promote: Promote::Usual };
+    Gateway::open_aside(place, exported, failing).await
 }
 
 /// Returns the access of clients to the disk: read-only or read-write.

@@ -161,7 +161,8 @@ impl Disks {
         }
     }
 
-    /// Calls [`Disks::bring_online`], which in turn calls this function.
+    /// Opens a parent's disk by [`Disks::bring_online`], in a boxed future, because that function
+    /// calls this one.
     fn bring_parent_online(self, name: String) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move { self.bring_online(&name).await })
     }
@@ -259,7 +260,8 @@ impl Inner {
         self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    /// Returns the disk of a parent, whether online or not.
+    /// Returns the name of the disk that serves a parent, whether online or not; `None` if there is
+    /// none.
     fn find_parent(&self, parent: &Parent) -> Option<String> {
         let is_known = |disk: &&DiskEntry| disk.constant.as_ref() == Some(&parent.constant);
         let is_same = |disk: &&DiskEntry| {
@@ -325,7 +327,8 @@ fn format_of(wanted: &DiskState) -> Format {
 }
 
 impl DiskEntry {
-    /// Returns the disk that serves the clone's parent, and the reason if none does.
+    /// Returns the name of the disk that serves the clone's parent. If there is none, returns the
+    /// reason as the second value.
     pub(in crate::services) fn parent_view(&self) -> (Option<String>, Option<String>) {
         if self.wanted.share_parent.is_none() || !matches!(self.phase, DiskPhase::Online(_)) {
             return (None, None);

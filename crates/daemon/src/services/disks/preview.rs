@@ -13,8 +13,8 @@ use crate::services::pools::no_cache;
 use crate::services::registry::DiskPhase;
 use crate::state::CacheSpec;
 
-/// Number of counts of a disk's users before the disk counts as used. A shard notices the end of a
-/// client with a delay.
+/// Maximum number of times that a disk's users are counted before the disk counts as used. A shard
+/// notices the end of a client with a delay.
 const SETTLE_LOOKS: u32 = 5;
 
 /// Pause between two counts of a disk's users.
@@ -33,10 +33,10 @@ enum Fate {
     AllLost,
 }
 
-/// Amounts of cached and dirty data in a cache.
+/// Amounts of cached and dirty data in a cache, bytes.
 struct Holds {
     cached: u64,
-    /// Unknown while the disk is offline.
+    /// Amount of dirty data, bytes; `None` while the disk is offline.
     dirty: Option<u64>,
 }
 

@@ -41,28 +41,28 @@ const RETRY_TIMES: u32 = 20;
 /// A recovered cache that passed all checks.
 pub(in crate::services) struct Kept {
     recovered: Box<Recovered>,
-    /// The highest ring number when the recovery started.
+    /// Highest number of a journal ring of the cache when the recovery started.
     upto: u32,
     /// Data segments of the cache with the shards' device ids, in the order of the frame numbers.
     data: Vec<DataSegment>,
 }
 
-/// A journal that is being read.
+/// A recovery whose journal is being read.
 pub(in crate::services) struct Reading {
     spec: CacheSpec,
     journal: JournalSpec,
     began: Instant,
-    /// Set if another host or program has used the disk since this host served it last, which
-    /// invalidates all data of the cache. Contains the reason.
+    /// Reason why all data of the cache is invalid: another host or program has used the disk since
+    /// this host served it last. `None` if that is not so.
     pub(in crate::services) foreign: Option<String>,
-    /// Set if a host has written the cache's dirty data to the backing from its replica. Contains
-    /// the name of that host.
+    /// Name of the host that has written the cache's dirty data from its replica to the backing;
+    /// `None` if no host has.
     pub(in crate::services) outdated_by: Option<String>,
     /// The change of the backing after hob served it last, if there was one.
     pub(super) later: Option<LaterChange>,
     /// Devices of the pool that are missing.
     missing: Vec<String>,
-    /// The highest ring number when the recovery started.
+    /// Highest number of a journal ring of the cache when the recovery started.
     pub(in crate::services) upto: u32,
     /// Receives the result of the first pass over the journal.
     pub(in crate::services) surveyed: oneshot::Receiver<Surveyed>,
@@ -330,7 +330,8 @@ impl Disks {
         entry.devices.iter().filter(is_unread).map(|device| device.path.display().to_string()).collect()
     }
 
-    /// Gives a cache up whose data cannot or need not be used. Returns a note for the operator.
+    /// Discards a cache whose data cannot or need not be used, so that it starts empty. Returns a
+    /// note for the operator.
     async fn start_empty(
         &self,
         name: &str,
@@ -469,7 +470,7 @@ struct Recovery {
     foreign: Option<String>,
     later: Option<LaterChange>,
     began: Instant,
-    /// The highest ring number when the recovery started.
+    /// Highest number of a journal ring of the cache when the recovery started.
     upto: u32,
     remains: RecoveredPool,
     /// Notes for the operator.
@@ -477,7 +478,7 @@ struct Recovery {
 }
 
 impl Recovery {
-    /// Drops what the saved state shows to be outdated.
+    /// Drops recovered data that is outdated according to the saved state.
     async fn adjust(&mut self, mut recovered: Box<Recovered>) -> Result<Box<Recovered>> {
         let summary = recovered.summary;
         if self.may_be_dirty && !self.lacks_device && summary.sectors_missing > 0 {
@@ -547,7 +548,7 @@ fn damage_of(found: &Found) -> String {
 
 /// Returns true if the cache may hold dirty data. Only write-back creates dirty data, and
 /// write-back needs a journal. The mode is saved durably before write-back starts and after a drain
-/// has ended it. Without a saved mode the answer is unknown.
+/// has ended it. Without a saved mode, returns true.
 fn allows_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
     (spec.mode == Mode::WriteBack || journal.mode_unknown) && journal.ring > 0
 }
@@ -564,7 +565,7 @@ fn expects_crash_log(journal: JournalSpec, ring: u32, is_clean: bool) -> bool {
     !is_clean && journal.expects_crash_log(BootId::current(), ring)
 }
 
-/// Refuses a cache of which flash has less than it had.
+/// Returns the error for a cache of which flash lacks some data.
 fn refused_content(name: &str, pool: &str, lack: Lack, missing: &[String], damage: &str) -> ApiError {
     let why = lack.reason(pool, missing, damage);
     if lack == Lack::Device {
@@ -579,7 +580,7 @@ fn refused_content(name: &str, pool: &str, lack: Lack, missing: &[String], damag
     ))
 }
 
-/// Refuses a cache of which no device is there.
+/// Returns the error for a cache in a pool without any present device.
 fn refused_without_devices(pool: &str, missing: &[String]) -> ApiError {
     let why = format!("its cache cannot be read: no device of pool {pool} is there");
     let (devices, first) = (missing.join(", "), missing.first().map_or("PATH", String::as_str));
@@ -593,8 +594,8 @@ fn refused(name: &str, why: &str) -> ApiError {
     refused_until(name, why, "the backing")
 }
 
-/// Refuses a cache whose backing was changed after hob served it last. A restored file would have
-/// later times too.
+/// Returns the error for a cache whose backing was changed after hob served it last. A restored
+/// file would have later times too.
 fn refused_later(name: &str, why: &str) -> ApiError {
     ApiError::conflict(why).hint(format!(
         "save the dirty data with 'hob cache export-dirty {name} FILE' and discard it with 'hob cache discard-dirty \
@@ -603,14 +604,14 @@ fn refused_later(name: &str, why: &str) -> ApiError {
     ))
 }
 
-/// Refuses a cache until `what` is restored.
+/// Returns the error for a cache that is refused until `what` is restored.
 fn refused_until(name: &str, why: &str, what: &str) -> ApiError {
     ApiError::conflict(why).hint(format!(
         "restore {what}, or save the dirty data with 'hob cache export-dirty {name} FILE' and discard it with 'hob cache discard-dirty {name} --yes'"
     ))
 }
 
-/// Completes the refusal of a saved cache whose index does not fit in memory.
+/// Returns the error for a saved cache whose index does not fit in memory.
 fn no_memory(name: &str, error: &ApiError) -> ApiError {
     conflict!("its cache cannot be opened: {}", error.problem.error).hint(format!(
         "free memory, and hob opens the disk; or save the dirty data with 'hob cache export-dirty {name} FILE' and \

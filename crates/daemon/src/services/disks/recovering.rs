@@ -51,8 +51,9 @@ pub(in crate::services) struct OldRings {
 }
 
 impl Disks {
-    /// Returns how to serve a disk whose journal is still being read, and which data may be dirty;
-    /// `None` if it must wait. Waits for the first pass over the journal if necessary.
+    /// Returns the data for serving a disk while its journal is read: the regions that may be
+    /// dirty, and a second reader of its backing. Returns `None` if the disk must wait for the
+    /// recovery. Waits for the first pass over the journal if necessary.
     pub(in crate::services) async fn early(
         &self,
         name: &str,
@@ -83,7 +84,7 @@ impl Disks {
         Some(Early { info, reader, doubtful })
     }
 
-    /// Tells the disk's shard that a cache is being recovered.
+    /// Tells the disk's shard that its cache is being recovered, and which regions may be dirty.
     pub(in crate::services) async fn expect_cache(
         &self,
         name: &str,
@@ -200,7 +201,7 @@ impl Disks {
         }
     }
 
-    /// Takes a served disk offline.
+    /// Closes a served disk, which is then offline because of `error`.
     pub(in crate::services) async fn take_offline(&self, name: &str, error: &ApiError) {
         self.exports.table().remove_disk(name).await;
         // The files are mounted again when the disk is back.

@@ -1,5 +1,5 @@
-//! Removal of disks: their dirty data is written to the backing or discarded, and they leave their
-//! shard.
+//! Removes disks: writes their dirty data to the backing or discards it, and removes them from
+//! their shard.
 
 use hob_control::{DiskChanged, OnClients, OnDirty};
 
@@ -109,8 +109,8 @@ impl Disks {
         !shard.stats(id).await.is_ok_and(|stats| stats.sectors_dirty == 0)
     }
 
-    /// Takes a disk that is to be removed from its shard. Writes the disk's dirty data to the
-    /// backing first. Dirty data of an offline disk may be discarded.
+    /// Removes a disk from its shard before the disk itself is removed. Writes the disk's dirty
+    /// data to the backing first. Dirty data of an offline disk may be discarded.
     async fn take_with_its_data(&self, name: &str, dirty: OnDirty) -> Result<Vec<String>> {
         let mut notes = Vec::new();
         let cache = self.registry.inner().disk(name)?.cache().cloned();

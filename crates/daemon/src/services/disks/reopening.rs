@@ -1,6 +1,6 @@
-//! Closing a disk and opening it again, because its access or its datastore changes. Both are fixed
-//! while a disk is open: the access decides how the backing is opened and locked, and the disks of a
-//! datastore share a shard.
+//! Closes a disk and opens it again, because its access (read-only or read-write) or its datastore
+//! changes. Both are fixed while a disk is open: the access decides how the backing is opened and
+//! locked, and the disks of a datastore share a shard.
 //!
 //! The disk is closed as at the daemon's end, so a persistent cache keeps its content, its dirty data
 //! included. A disk that becomes read-only is drained first. A volatile cache starts empty. NBD
@@ -27,7 +27,7 @@ use crate::state::DiskState;
 /// Maximum time for the flush of the backing before a disk is closed.
 const FLUSH_MAX: Duration = Duration::from_secs(10);
 
-/// Reason why the disk is offline meanwhile.
+/// Reason why a disk is offline while it is closed and opened again.
 const REOPENING: &str = "its settings are being changed";
 
 /// Settings that are fixed while a disk is open.
@@ -160,7 +160,7 @@ impl Disks {
         }
     }
 
-    /// Restores a disk that is not closed after all.
+    /// Lets a disk serve clients as before, because it is not closed after all.
     async fn serve_again(&self, name: &str, shard: &ShardHandle, id: DiskId, is_drained: bool) {
         // The drain has switched the cache to write-through.
         if is_drained && let Err(error) = self.pools.tune(name, shard, id).await {
@@ -243,7 +243,8 @@ impl Disks {
 }
 
 impl DiskEntry {
-    /// Forgets what the shard of a closed disk had.
+    /// Resets the fields of the entry that described the disk on its shard, after the disk was
+    /// closed.
     fn forget_shard(&mut self) {
         (self.has_cache, self.memory) = (false, None);
         [&mut self.held, &mut self.apart, &mut self.ring].into_iter().for_each(Vec::clear);

@@ -97,7 +97,7 @@ impl Disks {
     }
 }
 
-/// Returns the value of a setting; an empty text removes the setting.
+/// Returns the new value of a setting; `None` for an empty text, which removes the setting.
 fn set_value(text: &str) -> Option<&str> {
     Some(text).filter(|text| !text.is_empty())
 }

@@ -203,7 +203,8 @@ impl Events {
     }
 }
 
-/// Returns text about failures since the last message that were not logged.
+/// Returns text about the number of failures since the last log message; an empty text if there are
+/// none.
 fn repeated(more: u64) -> String {
     if more == 0 { String::new() } else { format!(" ({more} times more since the last message)") }
 }

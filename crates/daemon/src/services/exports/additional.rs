@@ -13,7 +13,7 @@ use crate::api_error::{ApiError, Result, conflict, failed, invalid, not_found};
 use crate::exports::{EXPORTS_MAX, Export};
 use crate::services::registry::{DiskEntry, Inner};
 use crate::shard_api::ShardHandle;
-use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
+use crate::vhost_user::{ExportedDisk, Failing, Gateway, SocketPlace, check_path};
 
 impl ExportService {
     /// Adds an export to a disk, and saves the disk's exports.
@@ -135,7 +135,7 @@ pub(super) async fn open_gateway(
         name: name.to_owned(),
     };
     let Export { disk, shard, promote, .. } = export.clone();
-    Gateway::open_aside(place, Behind { disk, shard, info, promote }, failing).await
+    Gateway::open_aside(place, ExportedDisk { disk, shard, info, promote }, failing).await
 }
 
 impl DiskEntry {

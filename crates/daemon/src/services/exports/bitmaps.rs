@@ -183,7 +183,8 @@ impl ExportService {
         self.registry.save_first().await
     }
 
-    /// Adds the changes of one bitmap to a recording bitmap, and removes the first one.
+    /// Adds the changed granules of one bitmap to a recording bitmap, and then removes the former
+    /// bitmap.
     pub(crate) async fn bitmap_merge(
         &self,
         disk: String,
@@ -244,7 +245,7 @@ impl ExportService {
         self.registry.save_first().await
     }
 
-    /// Gives a disk its saved bitmaps. The shard has the disk, but clients cannot write to it yet.
+    /// Adds the saved bitmaps to a disk on its shard, before clients can write to the disk.
     pub(in crate::services) async fn open_bitmaps(
         &self,
         disk: &str,
@@ -292,8 +293,7 @@ impl ExportService {
         Ok(())
     }
 
-    /// Takes a disk from its shard and saves its bitmaps. Removes the crash log of a closed cache after
-    /// it is saved that the next start needs none.
+    /// Removes a disk from its shard and saves its bitmaps.
     pub(in crate::services) async fn take_from_shard(
         &self,
         disk: &str,
@@ -416,7 +416,8 @@ impl ExportService {
     }
 }
 
-/// Creates an empty bitmap for a disk of this size.
+/// Returns an empty set of granules for a disk of `size` bytes, with the wanted granularity or the
+/// default.
 fn granules(size: u64, wanted: Option<Size>) -> Result<Granules> {
     let Some(bytes) = wanted.map(Size::bytes).or_else(|| Granules::usual_bytes(size)) else {
         return Err(ApiError::invalid("the disk is too large for a bitmap"));
@@ -435,7 +436,7 @@ fn granules(size: u64, wanted: Option<Size>) -> Result<Granules> {
     })
 }
 
-/// Loads a bitmap. If the file is unusable, returns a fully marked bitmap and the reason.
+/// Loads a saved bitmap. If its file is unusable, returns all granules as changed, and the reason.
 fn look_at(path: &Path, spec: &BitmapSpec, info: &BackingInfo) -> (Granules, Option<String>) {
     let all = || {
         let mut all = Granules::new(info.size_bytes, spec.granularity.bytes())

@@ -22,10 +22,10 @@ use crate::state::Closed;
 const RELEASE_MAX: Duration = Duration::from_secs(1);
 
 impl ExportService {
-    /// Takes a disk from its shard, and records the backing's present state. If the backing is
-    /// still in this state when the disk is opened again, the cache is valid. The disk is offline
-    /// afterwards, for the reason `why`. The backing is closed when this returns. The caller has
-    /// removed the disk's exports.
+    /// Closes a disk, removes it from its shard, and records the backing's present state. If the
+    /// backing is still in this state when the disk is opened again, the cache is valid. The disk
+    /// is offline afterwards, for the reason `why`. The backing is closed when this returns. The
+    /// caller has removed the disk's exports.
     pub(in crate::services) async fn close_on_shard(
         &self,
         name: &str,

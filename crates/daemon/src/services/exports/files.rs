@@ -69,7 +69,7 @@ impl Inner {
 }
 
 impl DiskEntry {
-    /// Returns why a file of the disk is not mounted.
+    /// Returns why a file of the disk is not mounted; `None` if all are mounted.
     pub(in crate::services) fn files_reason(&self) -> Option<String> {
         let say = |(export, file): (&String, &FileEntry)| {
             let reason = file.reason.as_ref()?;
@@ -84,7 +84,8 @@ impl DiskEntry {
         self.files.iter_mut().map(|(export, file)| (export, &mut file.mount))
     }
 
-    /// Takes all mounts of the disk, by export. Dropping a mount unmounts the file.
+    /// Removes all mounts from the disk's entry and returns them, by export. Dropping a mount
+    /// unmounts the file.
     pub(in crate::services) fn take_mounts(&mut self) -> BTreeMap<String, Mount> {
         self.mounts().filter_map(|(export, mount)| Some((export.clone(), mount.take()?))).collect()
     }

@@ -75,7 +75,7 @@ impl ExportService {
         shown
     }
 
-    /// Records the path of an unmounted file.
+    /// Records the path at which the disk's own export is to be a file; `None` for no file.
     fn note_file(&self, disk: &str, path: Option<&str>) -> Result<(), ApiError> {
         let mut inner = self.registry.inner();
         let entry = inner.disk_mut(disk)?;

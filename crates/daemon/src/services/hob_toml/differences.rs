@@ -19,6 +19,7 @@ use crate::state::{DatastoreState, patched_qos};
 pub(super) struct Found {
     /// The difference. A condition at the end of its action begins with `, unless `.
     pub(super) difference: ConfigDifference,
+    /// The change that resolves the difference; `None` if an operator must act.
     pub(super) change: Option<Change>,
 }
 
@@ -85,7 +86,7 @@ pub(super) fn tuned_by(qos: &QosService) -> BTreeSet<String> {
     policies.chain(stores).collect()
 }
 
-/// Key in the saved definitions of a device that hob.toml does not list any more.
+/// Returns the key in the saved definitions for a device that hob.toml does not list any more.
 pub(super) fn dropped_device(pool: &str, path: &str) -> String {
     format!("device {pool} {path}")
 }
@@ -266,7 +267,7 @@ fn whole_datastore(wanted: &DatastoreState) -> DatastorePatch {
     }
 }
 
-/// Returns the text of each entry, by kind and name.
+/// Returns the definition of each object in hob.toml as text, by kind and name.
 pub(super) fn definitions_of(config: &Config) -> BTreeMap<String, String> {
     let pools = config.pools.iter().map(|pool| (format!("pool {}", pool.name), json(pool)));
     let disks = config.disks.iter().map(|disk| (format!("disk {}", disk.name), json(disk)));
@@ -297,7 +298,7 @@ fn added(kind: &str, name: &str, file: &str, change: Change) -> Found {
     one_side(&format!("{kind} {name}"), "", Some(&file.to_owned()), None, &action, change)
 }
 
-/// Returns a difference in an object that only hob.toml or only the daemon has.
+/// Returns the difference for an object that exists only in hob.toml or only in the daemon.
 pub(super) fn one_side(
     subject: &str,
     key: &str,

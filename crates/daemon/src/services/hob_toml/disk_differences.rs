@@ -206,7 +206,8 @@ fn open_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
     }
 }
 
-/// Adds the differences in the ways to reach a disk.
+/// Adds the differences in the front ends of a disk: its socket, its file, its device and its
+/// exports.
 fn front_end_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
     let wanted = &served.wanted;
     if disk.vhost_user != wanted.vhost_user {

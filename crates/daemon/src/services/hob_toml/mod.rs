@@ -83,7 +83,7 @@ impl HobToml {
         self.definitions.clone()
     }
 
-    /// Takes the definitions of the last reload from the state file.
+    /// Reads the definitions of the last reload from the saved state.
     pub(super) fn restore(&self, state: &State) {
         self.definitions().0 = state.definitions.clone();
     }
@@ -227,7 +227,8 @@ impl HobToml {
         }
     }
 
-    /// Makes the changes that wait for guests to connect again after the daemon's start.
+    /// Waits until guests have had time to connect again after the daemon's start, and then makes
+    /// the changes that wait for that.
     async fn apply_later(self, config: Config) {
         tokio::time::sleep(GUESTS_RETURN).await;
         // A newer file, which is being applied by command, may withdraw the changes.

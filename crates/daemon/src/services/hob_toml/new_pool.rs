@@ -43,8 +43,8 @@ impl HobToml {
         }
     }
 
-    /// Takes in a pool that the saved state does not have. If some devices are missing, they may
-    /// have dirty data from before the state was lost.
+    /// Adds a pool of hob.toml to the daemon that the saved state does not have. If some devices
+    /// are missing, they may have dirty data from before the state was lost.
     async fn take_in(&self, pool: &PoolCreate, opened: Opened) -> Result<()> {
         let known = Known { device_ids: Some(0), ..Known::default() };
         self.take_in_with(pool, opened, known).await

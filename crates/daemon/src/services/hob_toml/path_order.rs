@@ -1,6 +1,6 @@
-//! Order of changes of sockets and files. A disk or an export takes a path after the one that has it
-//! now has given it up. If they swap their paths, an additional step is necessary: one of them gives
-//! its path up before the others move.
+//! Order of changes of sockets and files. A disk gets a path only after the disk that has it now
+//! has released it. Disks that swap their paths need an additional step: one of them releases its
+//! path before the others get new paths.
 
 use hob_control::{ConfigDifference, DiskPatch, Export};
 
@@ -60,7 +60,7 @@ pub(super) fn in_order(found: Vec<Found>, is_made: impl Fn(&Found) -> bool) -> V
     steps
 }
 
-/// Returns true if a change takes a path that one of the other changes gives up.
+/// Returns true if a change gives a disk a path that one of the other changes releases.
 pub(super) fn takes_path(it: &Found, others: &[Found]) -> bool {
     others.iter().any(|other| takes_path_of(it, other))
 }
@@ -115,7 +115,8 @@ fn set_path(difference: &ConfigDifference, path: Option<&str>) -> Option<Change>
     Some(Change::PatchDisk(disk, patch))
 }
 
-/// Returns the number of the first change whose new paths no other one has that still moves.
+/// Returns the index of the first change whose new path no disk of another change has now; `None`
+/// if there is none.
 fn first_free(moves: &[Move]) -> Option<usize> {
     let is_blocked = |at: usize| {
         let mut others = moves.iter().enumerate().filter(|(other, it)| *other != at && it.back.is_none());

@@ -82,7 +82,7 @@ impl DataSocket {
         Ok(DataSocket { path: path.to_owned(), tasks: vec![spawn(accept(listener, ready))] })
     }
 
-    /// Runs a task until the socket is dropped.
+    /// Spawns a task for `work`, which is aborted when the socket is dropped.
     pub(super) fn also(&mut self, work: impl Future<Output = ()> + Send + 'static) {
         self.tasks.push(spawn(work));
     }

@@ -22,7 +22,7 @@ use crate::shard_api::Progress;
 /// Interval between two checks of the pull's progress.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Time of silence after which this host no longer reads from the former owner.
+/// Time without an answer of the former owner after which this host no longer reads from it.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
 
 /// Time for the former owner to open its flash for reading. If that takes longer, the remaining
@@ -46,13 +46,14 @@ pub(crate) enum CallIn {
     Cancel,
     /// Return the progress.
     Look,
-    /// One page of the list of data to pull.
+    /// One page of the list of cached data that this host reads from the source.
     List {
         /// Page number, from 0.
         page: u32,
         /// True for the last page.
         last: bool,
-        /// Ranges in the order in which they are to be pulled.
+        /// Encoded ranges of the disk's sectors, in the order in which this host reads them from
+        /// the source.
         body: Vec<u8>,
     },
 }
@@ -62,7 +63,7 @@ pub(crate) enum CallIn {
 pub(super) enum Input {
     /// A call of the source host.
     Call(Session, CallIn, oneshot::Sender<CallAnswer>),
-    /// The end of an action of the state machine.
+    /// The result of an action that the state machine requested.
     Acted(Ticket, Result<Option<DataSocket>, String>),
     /// A guest's write is waiting for the disk.
     Wanted,
@@ -93,8 +94,9 @@ struct Task {
     data_sockets: Vec<DataSocket>,
     callers: BTreeMap<Ticket, oneshot::Sender<CallAnswer>>,
     tickets: u64,
-    /// True after the task has handled its first input.
-    is_told: bool,
+    /// True after the task has received an [`Input`]. A new task waits for its first one before it
+    /// may end.
+    has_input: bool,
     acts: BTreeMap<Ticket, DestinationAct>,
     /// Reason for the latest failure.
     why: Option<String>,
@@ -106,7 +108,8 @@ struct Task {
     settled: bool,
     /// Time at which this host became the owner.
     taken_at: Option<Instant>,
-    /// True while the remaining data is being pulled, from any source.
+    /// True while the remaining cached data is being pulled, from the former owner or from the
+    /// backing.
     pulls_rest: bool,
     /// Time at which the pull was complete after the hand-over.
     done_at: Option<Instant>,
@@ -139,7 +142,7 @@ pub(super) async fn run(
         data_sockets: Vec::new(),
         callers: BTreeMap::new(),
         tickets: 0,
-        is_told: false,
+        has_input: false,
         acts: BTreeMap::new(),
         why: None,
         list: List::default(),
@@ -180,7 +183,7 @@ impl Task {
     /// it, and no call waits for an answer. A disk that is served but not recorded yet counts as
     /// work, because the next `Yours` call retries the record.
     fn is_idle(&self) -> bool {
-        self.is_told && self.destination.is_idle() && self.acts.is_empty() && self.callers.is_empty()
+        self.has_input && self.destination.is_idle() && self.acts.is_empty() && self.callers.is_empty()
     }
 
     fn go_on(&mut self) {
@@ -198,7 +201,7 @@ impl Task {
         self.show();
     }
 
-    /// Adds the fields that the state machine does not know.
+    /// Adds to an answer the fields that the state machine does not know, such as the progress.
     fn complete(&self, answer: CallAnswer) -> CallAnswer {
         let wants_list = self.is_open && !self.list.complete && self.mode() != CarryMode::Drop;
         CallAnswer {
@@ -238,7 +241,7 @@ impl Task {
     }
 
     async fn take(&mut self, input: Input) {
-        self.is_told = true;
+        self.has_input = true;
         let now = self.clock.now();
         match input {
             Input::Call(session, call, answer) => {
@@ -303,7 +306,8 @@ impl Task {
         self.destination.handle_call(now, ticket, Message { session, call });
     }
 
-    /// Handles a page of the list. An unexpected page is ignored, but page 0 restarts the list.
+    /// Handles a page of the source's list of cached data. An unexpected page is ignored, but page
+    /// 0 restarts the list.
     async fn listed(
         &mut self,
         session: Session,
@@ -464,7 +468,8 @@ impl Task {
 }
 
 impl IncomingDisk {
-    /// Reads the data that the former owner has in flash, as soon as that host allows it.
+    /// Starts to read the data that the former owner has in flash, as soon as that host allows it.
+    /// Returns the local socket.
     fn read_former(&self) -> Option<DataSocket> {
         let (shard, id) = self.migrations.registry.shard_of(&self.name).ok()?;
         self.migrations.read_peer(&self.name, shard, id, "former", self.connections.former.clone()).ok()

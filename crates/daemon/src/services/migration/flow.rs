@@ -1,4 +1,4 @@
-//! Copying between the two ends of a data connection, with a counter and a bandwidth limit.
+//! Copies bytes between the two ends of a data connection, with a counter and a bandwidth limit.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ const BURST: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Bandwidth {
     bytes_per_second: Option<u64>,
-    /// Earliest time for the next byte.
+    /// Earliest time at which the next byte may be sent.
     free: Mutex<Instant>,
 }
 

@@ -102,7 +102,7 @@ impl Migrations {
         }
     }
 
-    /// Collects the data for a migration from this host.
+    /// Returns the data that the task of a migration from this host needs.
     pub(super) fn leaving(
         self: &Arc<Self>,
         name: &str,
@@ -276,7 +276,7 @@ impl Migrations {
         }
     }
 
-    /// Removes the result of a disk's last migration from its view.
+    /// Removes the result of a disk's last migration from the API view of the disk.
     pub(in super::super) fn forget(&self, name: &str) {
         let mut handles = self.handles();
         if handles.get(name).is_some_and(|handle| !handle.is_under_way()) {

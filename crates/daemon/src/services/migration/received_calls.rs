@@ -48,8 +48,9 @@ impl Migrations {
         tokio::time::timeout(CALL_MAX, answered).await.map_err(|_| lost())?.map_err(|_| lost())
     }
 
-    /// Returns the disk settings in a source's call that can create a disk on this host. The call
-    /// announces a disk, or hands over a disk that this host has dropped.
+    /// Returns the disk settings in a source's call from which this host can create the disk;
+    /// `None` if the call has none. The call announces a disk, or hands over a disk that this host
+    /// has dropped.
     fn brought<'a>(
         &self,
         name: &str,

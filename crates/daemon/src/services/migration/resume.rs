@@ -157,7 +157,7 @@ impl Migrations {
         disk.held.len() as u64 * segment_bytes
     }
 
-    /// Returns the operation guard of an incoming disk that a task has marked as its own.
+    /// Marks an incoming disk as migrating, and returns its operation guard.
     pub(super) fn guard_awaited(self: &Arc<Self>, name: &str) -> super::super::registry::OperationGuard {
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.busy = Some(MIGRATING);

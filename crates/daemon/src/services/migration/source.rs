@@ -31,7 +31,8 @@ const SERVING_MAX: Duration = Duration::from_secs(4 * 3600);
 /// Input of the source's task.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// The end of an action.
+    /// The result of an action that the state machine requested, with the changed regions if it
+    /// requested them.
     Acted(Ticket, Result<(), String>, Option<Box<Regions>>),
     /// The answer to a call, or its failure.
     Answered(Ticket, Result<CallAnswer, PeerError>),
@@ -67,13 +68,14 @@ struct Task {
     source: Source,
     clock: Clock,
     sender: mpsc::UnboundedSender<Input>,
-    /// Two connections, because one may still be busy with an abandoned call.
+    /// Two connections to the destination, because one may still be busy with an abandoned call.
     peers: [Arc<tokio::sync::Mutex<Peer>>; 2],
     /// The call in progress.
     call: Option<JoinHandle<()>>,
     /// Kind of the call in progress.
     asked: Asked,
-    /// Helper tasks that run beside the migration's task.
+    /// Tasks that run beside the migration's task, such as the one that keeps data connections
+    /// ready.
     helpers: Vec<JoinHandle<()>>,
     cancelled: bool,
     frozen_at: Option<Instant>,
@@ -232,7 +234,8 @@ impl Task {
         }
     }
 
-    /// Converts an answer for the state machine.
+    /// Converts the destination's answer, or the failure of a call, for the state machine. Returns
+    /// `None` if the state machine must not handle it.
     fn read(&mut self, answer: Result<CallAnswer, PeerError>) -> Option<Answer> {
         let shared = self.leaving.shared.clone();
         let answer = match answer {

@@ -41,7 +41,8 @@ impl Migrations {
         })
     }
 
-    /// Returns the record of an earlier migration of a disk with this lineage.
+    /// Returns the record that a migration of a disk with this name and lineage to this host was
+    /// cancelled; `None` if there is none.
     pub(super) fn record_besides(&self, name: &str, lineage: &str) -> Option<Record> {
         let inner = self.registry.inner();
         let gone = inner.gone.iter().find(|gone| gone.name == name && gone.lineage == lineage)?;

@@ -110,13 +110,13 @@ impl Moves {
         self.ownership.orders().are_none() && self.running.progress().disks.is_empty()
     }
 
-    /// Ends the execution of an order.
+    /// Records that this host does not execute the order for this disk any more.
     fn end(&self, disk: &str) {
         self.running.end(disk);
         self.ownership.orders().give(disk, None);
     }
 
-    /// Returns all current and recent orders.
+    /// Returns all current orders, and those that ended within the last two minutes.
     pub(crate) async fn all(&self) -> Result<Vec<ClusterMove>> {
         let orders = self.ownership.cluster_or_refuse()?.orders().await.map_err(lost)?;
         Ok(orders.iter().map(OrderFound::view).collect())

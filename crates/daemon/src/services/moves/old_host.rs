@@ -1,4 +1,4 @@
-//! The old host of an ordered move: gives the disk away.
+//! The old host of an ordered move: releases the disk, or migrates it to the new host.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::state::JournalSpec;
 /// Maximum time for the other host to report whether it can serve the disk.
 const WELCOME_MAX: Duration = Duration::from_secs(20);
 
-/// Time after which all other hosts have seen the order.
+/// Time after which all other hosts are assumed to have seen the order.
 const SEEN_AFTER: Duration = Duration::from_millis(2500);
 
 /// Maximum time for the other host to acquire the disk. After this time, the disk stays on this
@@ -97,7 +97,8 @@ impl Work {
         }
     }
 
-    /// Waits until the order has this state.
+    /// Waits until the order has the state `wanted`. Fails if the order was cancelled, or after
+    /// `wait_max`.
     async fn wait_for(&mut self, wanted: ClusterMoveState, wait_max: Duration) -> Result<()> {
         let until = Instant::now() + wait_max;
         while self.read().await? != wanted {
@@ -259,7 +260,7 @@ impl Moves {
         }
     }
 
-    /// Closes the disk, so that the other host can acquire it.
+    /// Closes the disk and releases its ownership, so that the other host can acquire it.
     async fn hand_on(self: &Arc<Self>, work: &mut Work) -> Result<()> {
         let (name, to) = (work.disk.clone(), work.order.to.clone());
         self.ownership.orders().give(&name, Some(&to));

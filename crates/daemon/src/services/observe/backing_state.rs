@@ -26,7 +26,8 @@ impl DiskEntry {
         is_silent(&state).then(|| format!("the backing {} {}", self.wanted.backing, state.sentence()))
     }
 
-    /// Returns the health problem of a failed backing, with its kind and a sentence.
+    /// Returns the health problem of a slow, unreachable or failed backing: its kind and a message.
+    /// Returns `None` if the backing is connected and not slow, or if the disk is not served.
     pub(in crate::services) fn backing_problem(&self) -> Option<(ProblemKind, String)> {
         problem(&self.wanted.name, &self.wanted.backing, &self.backing_state()?)
     }

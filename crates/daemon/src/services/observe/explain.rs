@@ -137,7 +137,7 @@ fn share(percent: f64) -> String {
     if percent < 0.05 { "Less than 0.1 %".to_owned() } else { format!("{percent:.1} %") }
 }
 
-/// Describes the activity of the cache and whether its size fits the workload.
+/// Returns sentences about the activity of the cache, and whether its size fits the workload.
 fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
     let name = &disk.name;
     let Some(cache) = &disk.cache else {
@@ -263,7 +263,7 @@ fn about_difference(choice: &CacheChoice, expected: f64, stats: &DiskStats) -> O
     Some(format!("The {hit_percent:.1} % of the last {reads} reads differ from this, because {why}."))
 }
 
-/// Describes the cache's part of a flash write budget.
+/// Returns a sentence about the cache's part of a flash write budget.
 fn about_budget(part: &CacheFlashWrites, pool: &str) -> String {
     let CacheFlashWrites { part, saved, pressure_percent, written, refused } = part;
     let effect = match pressure_percent {

@@ -127,7 +127,8 @@ impl Observe {
         answers
     }
 
-    /// Returns all pools with the counters of their devices, as far as known.
+    /// Returns the API view of each pool, with the counters of each device in the same order;
+    /// `None` for a device without counters in `counts`.
     pub(in crate::services) fn pools_with(
         &self,
         counts: Option<&BTreeMap<DeviceId, DeviceCounts>>,

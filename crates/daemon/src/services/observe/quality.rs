@@ -51,7 +51,7 @@ const MISMATCHES_FOR: Duration = Duration::from_secs(3600);
 #[derive(Debug, Default)]
 pub(in crate::services) struct Quality {
     before: Option<Sample>,
-    /// The start of the current interval of [`Latest`].
+    /// Counters at the start of the current interval of [`Latest`].
     began: Option<Sample>,
     latest: Latest,
     /// Number of consecutive minutes with a low hit ratio.
@@ -81,8 +81,8 @@ struct Sample {
     reads: u64,
     read_hits: u64,
     read_bytes: u64,
-    /// Number of block reads that the curve counts. The next field is the part of them that it
-    /// predicts to hit.
+    /// Number of block reads that the miss-ratio curve counts. The next field is the number of them
+    /// that the curve predicts to hit.
     accesses: f64,
     expected_hits: f64,
     blocks: u64,

@@ -47,7 +47,7 @@ impl Observe {
         Ok(curves(name, &sizing, cache, latest))
     }
 
-    /// Resets the hit-ratio prediction of a disk.
+    /// Clears the miss-ratio curves of a disk, which are then estimated from new requests only.
     pub(crate) async fn curve_reset(&self, name: &str) -> Result<DiskCurve> {
         self.count_anew(name, Counter::Sizing).await?;
         self.curve(name).await

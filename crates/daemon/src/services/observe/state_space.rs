@@ -12,7 +12,7 @@ use hob_control::Size;
 
 use super::Observe;
 
-/// Interval between two looks at the filesystem.
+/// Interval between two checks of the filesystem's free space.
 pub(in crate::services) const SPACE_EVERY: Duration = Duration::from_secs(10);
 
 /// Free space below which a filesystem may be nearly full, bytes. A state with the maximum number of
@@ -26,7 +26,7 @@ const FREE_PART_MIN: u64 = 100;
 /// The latest check of the free space of the filesystem with the state directory.
 #[derive(Debug, Default)]
 pub(super) struct StateSpace {
-    /// The problem for health.
+    /// Message for `hob health`; `None` while enough space is free.
     problem: Option<String>,
     /// True while a thread asks the filesystem, which may hang.
     is_asked: bool,
@@ -42,9 +42,9 @@ impl StateSpace {
 /// Space of a filesystem, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::services) struct Space {
-    /// Free space for this process.
+    /// Free space for this process, bytes.
     pub(in crate::services) free_bytes: u64,
-    /// Size of the filesystem.
+    /// Size of the filesystem, bytes.
     pub(in crate::services) total_bytes: u64,
 }
 
@@ -74,7 +74,8 @@ impl Space {
 }
 
 impl Observe {
-    /// Looks at the free space of the state directory's filesystem, on a thread that may block.
+    /// Reads the free space of the state directory's filesystem for health, on a thread that may
+    /// block.
     pub(in crate::services) fn look_at_state_space(&self) {
         if std::mem::replace(&mut self.state_space().is_asked, true) {
             return;
@@ -101,7 +102,7 @@ impl Observe {
         known.problem = problem;
     }
 
-    /// Returns what is known about the filesystem, locked.
+    /// Returns the latest check of the free space, locked.
     pub(super) fn state_space(&self) -> MutexGuard<'_, StateSpace> {
         self.state_space.lock().unwrap_or_else(PoisonError::into_inner)
     }

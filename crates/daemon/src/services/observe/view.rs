@@ -215,7 +215,7 @@ impl DiskEntry {
         Some(dirty)
     }
 
-    /// Returns a hung device of the cache or its journal.
+    /// Returns a device of the cache or of its journal that hangs; `None` if none does.
     fn stalled_device<'a>(&self, inner: &'a Inner) -> Option<&'a DeviceEntry> {
         let all = || self.held.iter().chain(&self.apart).chain(&self.ring);
         let on_it = |id| all().any(|segment| segment.device == id);

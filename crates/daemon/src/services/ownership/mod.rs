@@ -53,12 +53,13 @@ impl Ownership {
         })
     }
 
-    /// Returns the cluster in which a disk needs an owner; `None` if the disk needs no owner.
+    /// Returns this host's cluster, if a disk needs an owner there; `None` without a cluster, or
+    /// for a read-only disk.
     pub(super) fn cluster_of(&self, name: &str) -> Option<&Arc<Cluster>> {
         self.cluster().filter(|_| !self.registry.needs_no_owner(name))
     }
 
-    /// Acquires a disk before it is opened.
+    /// Acquires a disk in the cluster before this host opens the disk.
     pub(super) async fn take(&self, cluster: &Cluster, name: &str) -> Result<Took> {
         if let Some(to) = self.orders.promised(name, cluster.own_name()) {
             cluster.try_later(name);

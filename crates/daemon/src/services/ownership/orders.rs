@@ -1,4 +1,5 @@
-//! Orders to move disks, as last read from etcd, and the disks that this host is giving away.
+//! Orders to move disks, as last read from etcd, and the disks that this host is moving to another
+//! host.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,10 +10,11 @@ use tokio::time::Instant;
 
 use crate::cluster::OrderFound;
 
-/// Time after the last update of an order during which other hosts do not acquire the disk.
+/// Time after the last update of an order during which no host but the order's new host acquires
+/// the disk.
 pub(in crate::services) const PROMISED_MAX: Duration = Duration::from_secs(45);
 
-/// Known orders.
+/// The orders to move disks that this host knows.
 #[derive(Debug, Default)]
 pub(in crate::services) struct Orders(Mutex<Known>);
 
@@ -21,7 +23,8 @@ struct Known {
     /// The order for each disk as read last, with the time at which the order was first seen in
     /// this form.
     seen: BTreeMap<String, (OrderFound, Instant)>,
-    /// Disks that this host is giving away, with their new host. This host must not acquire them.
+    /// Disks that this host is moving to another host, with the name of that host. This host must
+    /// not acquire them.
     giving: BTreeMap<String, String>,
 }
 
@@ -48,7 +51,8 @@ impl Orders {
             .then(|| found.order.to.clone())
     }
 
-    /// Marks a disk as given away, or removes the mark.
+    /// Records that this host is moving a disk to host `to` and must not acquire the disk. `None`
+    /// removes the record.
     pub(in crate::services) fn give(&self, disk: &str, to: Option<&str>) {
         let mut known = self.known();
         match to {

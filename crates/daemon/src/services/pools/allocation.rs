@@ -24,7 +24,7 @@ use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::{ShardError, ShardHandle};
 use crate::state::JournalSpec;
 
-/// Treatment of a request for more space than the pool has free.
+/// What hob does if a request needs more space than the pool has free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::services) enum AllocationRule {
     /// Refuse the request, and change nothing.
@@ -153,7 +153,7 @@ impl Pools {
         Ok(self.restructure(name, segments.len() as u64, enable).await?)
     }
 
-    /// Applies block size and layout, after which the cache is empty.
+    /// Applies the configured block size and layout to a disk's cache, which is empty afterwards.
     pub(in crate::services) async fn configure(&self, name: &str) -> Result<()> {
         let (pool, config, segments) = {
             let inner = self.registry.inner();
@@ -323,7 +323,8 @@ impl Pools {
         taken
     }
 
-    /// Records that a cache is still in use whose removal failed. Returns false if it has left flash.
+    /// Records that a persistent cache whose removal failed is still in use. Returns false if the
+    /// shard has no such cache any more.
     fn note_in_use(&self, name: &str) -> bool {
         let mut inner = self.registry.inner();
         let Ok(disk) = inner.disk_mut(name) else { return false };
@@ -489,7 +490,7 @@ impl Pools {
     }
 
     /// Moves a disk's cache from a device to others, as far as there is space. The caller holds the
-    /// disk's operation guard. Returns how much smaller the cache is.
+    /// disk's operation guard. Returns by how much the cache has become smaller.
     pub(in crate::services) async fn leave_device(
         &self,
         name: &str,

@@ -281,7 +281,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Saves the configuration before it takes effect, if a crash could otherwise lose data.
+    /// Saves a cache's new configuration before it is applied, if a crash could otherwise lose
+    /// data.
     async fn keep_first(&self, spec: &CacheSpec) -> Result<()> {
         if spec.journal.is_some() { self.registry.save_first().await } else { Ok(()) }
     }
@@ -316,7 +317,7 @@ pub(in crate::services) fn no_cache(name: &str) -> ApiError {
     conflict!("{name} has no cache").hint("add a cache with 'hob cache enable'")
 }
 
-/// Returns the owner of the cache's segments on flash. Volatile caches have none.
+/// Returns the owner id of the cache's segments on flash; `None` for a volatile cache.
 pub(super) fn owner_of(spec: &CacheSpec) -> Option<CacheOwner> {
     spec.journal.map(|journal| journal.owner)
 }

@@ -121,8 +121,9 @@ impl Pools {
         self.pool_changed(&name, Vec::new())
     }
 
-    /// Makes an opened pool usable. A device that the saved state does not know is missing: it was
-    /// added later, and may have dirty data.
+    /// Adds an opened pool to the daemon, so that caches can use it. Devices of the pool that the
+    /// saved state does not know are listed as missing: they were added later, and may have dirty
+    /// data.
     pub(in crate::services) async fn take_pool_in(
         &self,
         name: &str,
@@ -186,8 +187,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Gives an open device to all shards, and allows allocation if configured. After a failure no
-    /// shard has the device. The caller must then close the device in the pool, because an open
+    /// Makes all shards open a device, and allows allocation on it if configured. After a failure
+    /// no shard has the device. The caller must then close the device in the pool, because an open
     /// device would block the next attempt.
     pub(in crate::services) async fn connect_device(
         &self,
@@ -234,7 +235,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Gives a newly formatted device to all shards. After a failure, removes the device from the
+    /// Makes all shards open a newly formatted device. After a failure, removes the device from the
     /// pool.
     pub(in crate::services) async fn connect_new_device(
         &self,
@@ -584,7 +585,8 @@ impl Flash {
 
 impl Inner {
     /// Accepts that journals and data of the caches in a pool are lost with a missing device. Older
-    /// journals of them on other devices are outdated. Caches in use have theirs on present devices.
+    /// journals of these caches on other devices are outdated. Journals of caches in use are on
+    /// present devices.
     fn give_journals_up(&mut self, pool: &str) {
         let unused = self.disks.values_mut().filter(|disk| disk.ring.is_empty());
         let caches = unused.filter_map(|disk| disk.wanted.cache.as_mut());

@@ -1,5 +1,5 @@
-//! Discarding dirty data without help from the backing: the part that concerns the cache. The part
-//! that concerns the disk is in [`abandon`](crate::services).
+//! Discards a cache's dirty data without help from the backing. The module `disks::abandon` does
+//! the same for a disk that is removed.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::api_error::Result;
 use crate::services::registry::{DRAINING, GUARD_EVERY, MIGRATING, OperationGuard};
 use crate::shard_api::{ShardError, ShardHandle};
 
-/// Time that waiting requests have to end, before hob lets them fail.
+/// Time that hob waits for requests that wait for the backing, before it fails them.
 const GRACE: Duration = Duration::from_millis(1500);
 
-/// Interval at which waiting requests fail. A request may ask the backing again after its first I/O
-/// has failed.
+/// Interval at which hob fails waiting requests again. A request may send another I/O to the
+/// backing after its first one has failed.
 const EXPIRE_EVERY: Duration = Duration::from_millis(250);
 
 /// Time after which a change counts as blocked by requests that cannot be cancelled.

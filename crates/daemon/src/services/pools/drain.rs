@@ -40,13 +40,13 @@ const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// Time without progress after which no rate and no remaining time are reported.
 const STILL_AFTER: Duration = Duration::from_secs(3);
 
-/// Name of the task that stops a drain.
+/// Name of the task that stops a drain, in the list of tasks.
 const STOP_TASK: &str = "drain --stop";
 
 /// Weight of the newest second in the transfer rate.
 const NEWEST: f64 = 0.3;
 
-/// What was observed last about a cache's dirty data.
+/// State of a cache's dirty data when it was last read, and of its drain.
 #[derive(Debug, Default)]
 pub(in crate::services) struct Watch {
     seen: Option<Seen>,
@@ -208,7 +208,8 @@ impl Pools {
         self.cleaned(name, drained)
     }
 
-    /// Returns the changes of the write mode around a drain; `None` if no data can be dirty.
+    /// Returns the changes of the write mode before and after a drain; `None` if no data can be
+    /// dirty.
     fn modes_of_drain(&self, name: &str) -> Result<Option<Modes>, ApiError> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;
@@ -221,7 +222,8 @@ impl Pools {
         Ok(Some(Modes { through: tune(Mode::WriteThrough), back: tune(config.mode) }))
     }
 
-    /// Records how the drain before a change ended.
+    /// Records the result of the drain that preceded a change, and returns it as an API error if it
+    /// failed.
     fn cleaned(&self, name: &str, drained: Result<(), ShardError>) -> Result<(), ApiError> {
         match &drained {
             // The cache has lost all its segments, so no data can be dirty.
@@ -289,7 +291,7 @@ impl Pools {
         }
     }
 
-    /// Updates the observation of one disk's dirty data.
+    /// Reads the amount of one disk's dirty data from its shard, and updates rate and progress.
     pub(in crate::services) async fn look(&self, name: &str, shard: &ShardHandle, id: DiskId) {
         let peer = self.peer_device_of(name);
         let Ok(stats) = shard.stats(id).await else { return };
@@ -303,7 +305,7 @@ impl Pools {
 }
 
 impl Watch {
-    /// Drops the observations of a cache that was removed.
+    /// Resets the state of the dirty data, because the cache was removed.
     pub(super) fn forget(&mut self) {
         (self.seen, self.ended) = (None, None);
     }
@@ -445,7 +447,8 @@ impl DiskEntry {
         Some(dirty)
     }
 
-    /// Returns true if an operation waits for dirty data to reach the backing.
+    /// Returns true if an operation in progress waits until dirty data of the disk is on the
+    /// backing.
     pub(in crate::services) fn pushes(&self) -> bool {
         matches!(self.busy, Some(DRAINING | SHRINKING)) || self.watch.has_pending_drain()
     }

@@ -55,15 +55,16 @@ pub(in crate::services) struct PoolWrites {
     /// Account of the budget; `None` without a budget.
     account: Option<FlashBudget>,
     history: History,
-    /// Counts of each cache at the last budget round.
+    /// Flash writes of each cache at the last budget round.
     caches: BTreeMap<DiskId, Counts>,
     allowances: BTreeMap<DiskId, Allowance>,
     /// Number of bytes that had been written to each device at the last budget round.
     devices: BTreeMap<DeviceId, u64>,
-    /// Bytes that the devices counted, and that caches counted or that were charged to the pool.
+    /// Number of bytes written according to the counters of the pool's devices.
     by_devices: u64,
+    /// Number of these bytes that caches counted, or that were charged to the pool.
     attributed: u64,
-    /// Sum of all counts since the daemon started.
+    /// Sum of the counts of all caches of the pool since the daemon started.
     total: Counts,
 }
 
@@ -87,7 +88,7 @@ impl Default for PoolWrites {
     }
 }
 
-/// The accounts in the file.
+/// Content of the file with the accounts.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Kept {
     pools: BTreeMap<String, KeptPool>,
@@ -102,7 +103,7 @@ struct KeptPool {
     uuid: Option<String>,
     /// Saved budget and loan; absent without a budget.
     budget: Option<(i64, u64)>,
-    /// Start, step and bytes of the history.
+    /// History of flash writes: start and step in nanoseconds, and the bytes of each step.
     history: (u64, u64, Vec<u64>),
 }
 
@@ -196,7 +197,7 @@ impl PoolWrites {
         self.allowances = members.iter().map(|member| member.disk).zip(allowances).collect();
     }
 
-    /// Returns the API view.
+    /// Returns the API view of the pool's flash writes and their budget.
     pub(in crate::services) fn usage(&self, pool_bytes: u64) -> FlashWritesUsage {
         let mut history = self.history.clone();
         let (written_day, covered_ns) = history.last_day(self.now_ns());
@@ -264,7 +265,7 @@ impl DiskEntry {
     }
 }
 
-/// The new parts of a shard's caches.
+/// The new parts of the flash write budget for the caches of a shard.
 type Orders = Vec<(DiskId, Option<Allowance>)>;
 
 /// The caches of each pool at the start of a budget round.

@@ -160,7 +160,8 @@ impl Pools {
         self.registry.save().await
     }
 
-    /// Returns the name of an online disk and the journal ring of the disk's cache.
+    /// Returns the name of an online disk and the journal ring of its cache; `None` if the disk is
+    /// not online or its cache has no journal.
     fn ring_of(&self, id: DiskId) -> Option<(String, Vec<Segment>)> {
         let inner = self.registry.inner();
         let disk = inner.disks.values().find(|disk| disk.id == id)?;

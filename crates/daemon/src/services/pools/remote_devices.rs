@@ -1,9 +1,8 @@
 //! Pool devices on other hosts (docs/decisions/0022).
 //!
-//! If a lending host fails or does not answer, hob stops using its device in a fixed order of
-//! steps. First the ownership records in etcd stop naming its replicas. Then I/O to the device
-//! fails. When the lender is back, the device is formatted again and gets new replicas of the dirty
-//! data.
+//! If a lending host fails or does not answer, hob stops using its device in this order. First the
+//! ownership records in etcd stop naming its replicas. Then I/O to the device fails. When the
+//! lender is back, the device is formatted again and gets new replicas of the dirty data.
 
 use std::time::Duration;
 
@@ -163,7 +162,7 @@ impl Pools {
         }
     }
 
-    /// Returns the abandoned devices of a pool whose data no cache needs.
+    /// Returns the lending hosts of a pool whose abandoned devices have no data that a cache needs.
     fn gone_lenders(&self, pool: &str) -> Vec<(PeerState, Option<crate::services::registry::DeviceIds>)> {
         let inner = self.registry.inner();
         let Ok(entry) = inner.pool(pool) else { return Vec::new() };
@@ -207,7 +206,7 @@ impl Pools {
         self.add_peer_device(pool, to).await
     }
 
-    /// Formats a lender's flash and gives the device to the shards.
+    /// Formats a lender's flash as a device of the pool, and makes the shards open the device.
     pub(in crate::services) async fn add_peer_device(&self, pool: &str, to: &PeerState) -> Result<()> {
         let flash = self.registry.inner().pool(pool)?.flash.clone();
         let spec = DeviceSpec { path: to.path.clone(), size_bytes: None };

@@ -25,7 +25,7 @@ struct Space {
     free: u64,
     /// Number of segments that shared caches can release.
     shared: u64,
-    /// True if segments for the journals of other caches stay free besides.
+    /// True if segments for the journals of other caches also stay free.
     has_spare: bool,
 }
 

@@ -32,8 +32,8 @@ impl Pools {
         })
     }
 
-    /// Records in etcd that member `host` has, in this flash lease, a replica of all dirty data of
-    /// `disk`. The caller repeats this regularly, because the record starts without a replica when
+    /// Records in etcd that member `host` has a replica of all dirty data of `disk` in this flash
+    /// lease. The caller repeats this regularly, because the record starts without a replica when
     /// the disk is acquired or write-back starts. Returns false if there is no cluster, this host
     /// does not have the disk's ownership lock, or no data can be dirty.
     pub(in crate::services) async fn say_copy_is_current(

@@ -167,7 +167,7 @@ impl DiskEntry {
         !self.held.is_empty() || !self.apart.is_empty()
     }
 
-    /// Returns true if the disk's cache does not use the pool or is fully available.
+    /// Returns true if the disk has no cache in the pool, or all of the cache is available.
     pub(in crate::services) fn is_settled_in(&self, pool: &str) -> bool {
         let keeps = |spec: &&CacheSpec| spec.pool == pool && spec.journal.is_some();
         self.cache().filter(keeps).is_none()

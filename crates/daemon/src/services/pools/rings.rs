@@ -133,7 +133,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Returns a note about the space that a journal takes.
+    /// Returns a note for users about the space of a disk's journal; `None` if its cache has no
+    /// journal ring.
     pub(in crate::services) fn about_journal(&self, name: &str) -> Result<Option<String>> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;
@@ -153,8 +154,8 @@ impl Pools {
         )))
     }
 
-    /// Gives the cache of a disk that has left flash a new identity. Older data of it on a missing
-    /// device is never used again.
+    /// Gives a disk's cache, which has no segments any more, a new identity. So older data of the
+    /// cache on a missing device is never used again.
     pub(in crate::services) async fn leave_old_journal(&self, name: &str) -> Result<()> {
         if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
             spec.journal = spec.journal.map(|_| JournalSpec::new());
@@ -162,7 +163,7 @@ impl Pools {
         self.registry.save().await
     }
 
-    /// Saves that a ring of a journal is complete.
+    /// Saves that the journal ring with this number is complete.
     pub(in crate::services) async fn note_written(&self, name: &str, number: u32) {
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             let journal = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut());

@@ -44,20 +44,23 @@ const TURN_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of disks whose counts are asked for at once, so that requests wait briefly.
 const ASKED_MAX: usize = 16;
 
-/// The latest miss-ratio curve of each disk, and the disk's number of reads at that time.
+/// The latest miss-ratio curve of each disk, and the disk's number of reads when the curve was
+/// computed.
 type Curves = BTreeMap<DiskId, (u64, BlockSizing)>;
 
 /// Division of one pool among its shared caches.
 #[derive(Debug)]
 pub(in crate::services) struct Sharing {
     began: Clock,
-    /// Absent before the first repartitioning, and while one is using it.
+    /// The partitioner of the pool; `None` before the first repartitioning, and while a
+    /// repartitioning uses it.
     partitioner: Option<Partitioner>,
-    /// Empty while a repartitioning is using it.
+    /// The latest miss-ratio curves; empty while a repartitioning uses them.
     curves: Curves,
     /// True during a repartitioning.
     is_running: bool,
-    /// Locked while a cache takes new space, so that the space for journals is not promised twice.
+    /// Locked while space is allocated for a cache, so that the space for journals is not promised
+    /// twice.
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Number of segments that caches released to others since the daemon started.
     moved: u64,
@@ -91,7 +94,8 @@ struct Participant {
 }
 
 impl Participant {
-    /// Returns the partitioner's view; `None` if the curve is missing.
+    /// Returns the input of the partitioner for this cache; `None` if there is no miss-ratio curve
+    /// of the disk.
     fn member<'a>(&self, curves: &'a Curves) -> Option<Member<'a>> {
         let (_, block) = curves.get(&self.id)?;
         Some(Member {
@@ -243,15 +247,15 @@ impl Pools {
         participants
     }
 
-    /// Waits for the turn to take space of a pool for a cache, or for a new journal. After
-    /// [`TURN_MAX`] returns `None`.
+    /// Waits until no other change allocates space of a pool for a cache or a new journal. The
+    /// result excludes other changes until it is dropped. After [`TURN_MAX`] returns `None`.
     pub(in crate::services) async fn turn(&self, pool: &str) -> Option<tokio::sync::OwnedMutexGuard<()>> {
         let turn = self.registry.inner().pool(pool).ok()?.sharing.turn.clone();
         tokio::time::timeout(TURN_MAX, turn.lock_owned()).await.ok()
     }
 
-    /// Takes segments from a pool's shared caches until `wanted` segments are free, as far as the
-    /// limits of these caches permit. Does nothing if that is not enough.
+    /// Shrinks a pool's shared caches until `wanted` segments are free, as far as the limits of
+    /// these caches permit. Does nothing if that is not enough.
     pub(super) async fn make_room(&self, pool: &str, wanted: u64) {
         let mut donors: Vec<(bool, String, u64, u64)> = {
             let inner = self.registry.inner();

@@ -10,7 +10,7 @@ use super::Pools;
 use crate::api_error::{ApiError, Result};
 use crate::services::registry::{DeviceEntry, Inner, PoolEntry};
 
-/// Why a device is offline that is listed without its path.
+/// Reason why a device that is listed without its path is offline.
 pub(super) const UNKNOWN_REASON: &str = "hob's state does not know this device of the pool, which may have dirty data; \
      'hob pool add-device' connects it, and 'hob pool remove-device' gives it up";
 

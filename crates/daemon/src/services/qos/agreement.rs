@@ -85,7 +85,7 @@ impl QosService {
     }
 }
 
-/// Combines several reports into one.
+/// Combines the reports of several shards about a datastore into the report of this host.
 fn together(reports: &[Report]) -> Report {
     let sum = |of: fn(&Report) -> f64| reports.iter().map(of).sum::<f64>();
     let rate = sum(|report| report.rate);

@@ -31,7 +31,7 @@ const DATASTORES_MAX: u16 = 4096;
 #[derive(Debug)]
 pub(super) struct DatastoreEntry {
     pub(super) spec: DatastoreState,
-    /// Highest measured rate under control, in units per second.
+    /// Highest rate that was measured while the datastore was throttled, units per second.
     pub(super) peak: u32,
     /// True if an operator assigned a disk to this datastore by name.
     is_named: bool,
@@ -56,7 +56,8 @@ impl DatastoreEntry {
         DatastoreEntry { spec, peak: 0, is_named: false, home: None, level: None, uses: Arc::default() }
     }
 
-    /// Returns true if an operator named the datastore or changed its settings.
+    /// Returns true if an operator assigned a disk to the datastore by name, or changed the
+    /// datastore's settings.
     pub(super) fn is_meant(&self) -> bool {
         self.is_named || self.is_tuned()
     }
@@ -340,7 +341,7 @@ fn mount_point(path: &Path) -> Option<String> {
     Some(if top == Path::new("/") { "root".to_owned() } else { top.to_string_lossy().into_owned() })
 }
 
-/// Converts text into a valid name of letters, digits and a few signs.
+/// Converts text into a valid name of a datastore: letters, digits and a few signs.
 pub(in crate::services) fn plain(text: &str) -> String {
     let sign = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
     let name: String = text.trim_start_matches('/').chars().map(sign).collect();

@@ -78,7 +78,7 @@ impl QosService {
         self.rules().first_of(patch)
     }
 
-    /// Returns the current entitlement of a disk, if one was configured.
+    /// Returns the current entitlement of a disk; `None` if none was configured.
     pub(super) fn rules_of(&self, disk: &str) -> Option<Qos> {
         let rules = self.rules();
         let inner = self.registry.inner();

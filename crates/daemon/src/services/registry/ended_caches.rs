@@ -10,13 +10,13 @@ use hob_storage::pool::OwnerId;
 use super::Inner;
 use crate::state::{CacheOwner, CacheSpec, EndedCache, State};
 
-/// Maximum number of ended caches that are remembered.
+/// Maximum number of ended caches that hob remembers.
 const ENDED_MAX: usize = 1000;
 
 /// The ended caches, with the names of their pools.
 #[derive(Debug, Default)]
 pub(in crate::services) struct EndedCaches {
-    /// The oldest is first.
+    /// Owner id and pool of each ended cache, the oldest first.
     ended: Vec<(OwnerId, String)>,
     /// Caches of disks that are in the saved state, or were until they are removed.
     saved: BTreeMap<OwnerId, String>,

@@ -79,9 +79,9 @@ pub(super) trait StatePart: std::fmt::Debug + Send + Sync {
     fn add_to(&self, state: &mut State);
 }
 
-/// Acts before a save of the state file whose content takes effect afterwards.
+/// A service that acts before the state file is saved with a change that takes effect afterwards.
 pub(super) trait SaveObserver: std::fmt::Debug + Send + Sync {
-    /// Publishes data that must be known before the save. An error prevents the save.
+    /// Publishes data that other hosts must know before the save. An error prevents the save.
     fn before_save(&self) -> Pin<Box<dyn Future<Output = Result<()>> + Send + '_>>;
 }
 
@@ -128,7 +128,7 @@ pub(in crate::services) struct Inner {
     /// that were removed by command.
     pub(in crate::services) pools_removed: Vec<String>,
     pub(in crate::services) disks_removed: Vec<String>,
-    /// Incoming disks of migrations that did not complete.
+    /// Disks that did not arrive on this host, because their migration was cancelled.
     pub(in crate::services) gone: Vec<GoneState>,
     /// Ids under which shards serve flash leases to borrowers.
     pub(in crate::services) lease_disks: BTreeSet<DiskId>,
@@ -138,7 +138,7 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
     /// Incoming disks, in the state in which they waited for the cluster.
     pub(in crate::services) waited: BTreeMap<String, DiskState>,
-    /// Caches that must not be used any more.
+    /// Caches that the daemon has ended, so that they must not be used any more.
     pub(in crate::services) ended: EndedCaches,
 }
 
@@ -212,7 +212,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) datastore: Option<String>,
     /// True if the disk's shard has a cache for it.
     pub(in crate::services) has_cache: bool,
-    /// Set while the cache of the served disk is being recovered.
+    /// The journal rings from which the cache of the served disk is being recovered; `None` if it
+    /// is not.
     pub(in crate::services) recovering: Option<disks::OldRings>,
     /// Data segments of the cache, with shard ids.
     pub(in crate::services) held: Vec<Segment>,
@@ -235,16 +236,16 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) memory: Option<MemoryConfig>,
     /// Identity of the backing when the disk was last opened.
     pub(in crate::services) identity: [u8; 32],
-    /// Probes of the backing since the disk was last opened.
+    /// Probes of the disk's backing; `None` until the disk is opened.
     pub(in crate::services) measure: Option<disks::Measure>,
     /// The lock on the backing that excludes other writers.
     pub(in crate::services) lock: Option<Lock>,
     /// Name of the content of a backing that does not change, by which clones find their parent.
-    /// `None` also after a change that was detected.
+    /// `None` for other backings, and after hob has detected a change.
     pub(in crate::services) constant: Option<String>,
     /// State of the clone's parent since the disk was last opened.
     pub(in crate::services) parent: Option<disks::ParentLink>,
-    /// State of the dirty data at the last check, to detect that a drain makes no progress.
+    /// State of the dirty data when it was last read, to detect that a drain makes no progress.
     pub(in crate::services) watch: pools::Watch,
     /// A refused cache is not read again before this time.
     pub(in crate::services) retry_after: Option<tokio::time::Instant>,
@@ -269,7 +270,7 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) cache_reason: Option<String>,
     /// Findings of the latest repartitioning about the shared cache.
     pub(in crate::services) sharing: hob_engine::partition::Status,
-    /// Observations about the cache's efficiency.
+    /// Comparisons of the cache's hits with its miss-ratio curve, and counts of wrong checksums.
     pub(in crate::services) quality: observe::Quality,
     /// FUSE files of the disk by export, mounted or not.
     pub(in crate::services) files: BTreeMap<String, exports::FileEntry>,
@@ -484,7 +485,8 @@ impl DiskEntry {
         }
     }
 
-    /// Returns true if the disk was added, but has not been online yet.
+    /// Returns true if the disk was added by an operation that is still in progress, and was not
+    /// online yet.
     pub(in crate::services) fn is_arriving(&self) -> bool {
         self.busy == Some(ADDING)
     }

@@ -99,7 +99,8 @@ impl Registry {
         self.guard_disk(name, doing)
     }
 
-    /// Takes the operation guard of a disk after its current operation, if that ends soon.
+    /// Takes the operation guard of a disk. Waits briefly for the end of the operation in progress,
+    /// if there is one.
     pub(in crate::services) async fn guard_patiently(
         self: &Arc<Self>,
         name: &str,

@@ -33,7 +33,7 @@ pub(in crate::services) struct OrphanContent {
 /// Result of reading the journal of an orphan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::services) enum OrphanJournal {
-    /// The journal has been read since this time.
+    /// hob has been reading the journal since this time.
     Reading(Instant),
     /// The cache has no data segments on the present devices.
     Empty,
@@ -46,7 +46,7 @@ pub(in crate::services) enum OrphanJournal {
 #[derive(Clone, Debug)]
 pub(in crate::services) struct OrphanRecord {
     pub(in crate::services) journal: OrphanJournal,
-    /// Number of devices that were present. Other devices may have more of the cache.
+    /// Number of devices of the pool that were present. Other devices may have more of the cache.
     devices: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Whether this host owns a disk, according to the disk's migration record and the cluster.
+//! Tells whether this host owns a disk, according to the disk's migration record and the cluster.
 
 use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};

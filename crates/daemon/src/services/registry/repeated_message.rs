@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// Minimum time between two messages about the same failure.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// When a message about a failure that may repeat many times in a second was logged last.
+/// Limits the messages about one failure that may repeat many times in a second.
 #[derive(Debug, Default)]
 pub(in crate::services) struct RepeatedMessage {
     last: Option<Instant>,

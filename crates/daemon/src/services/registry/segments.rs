@@ -167,7 +167,8 @@ impl Inner {
         Ok(id)
     }
 
-    /// Records an unused segment of a fenced device, which must not be allocated again.
+    /// Records that a cache has lost this segment of a fenced device, which must not be allocated
+    /// again.
     pub(in crate::services) fn note_lost(&mut self, segment: Segment) {
         if let Some((_, device)) = self.device_on_shards(segment.device) {
             device.lost.push(segment);
@@ -186,6 +187,7 @@ impl Inner {
 }
 
 impl DeviceEntry {
+    /// Returns the entry of a device that is open.
     pub(in crate::services) fn online(
         info: &DeviceInfo,
         on_shards: DeviceId,
@@ -203,7 +205,7 @@ impl DeviceEntry {
         }
     }
 
-    /// Creates the entry of a device that is not open.
+    /// Returns the entry of a device that is not open, for this reason.
     pub(in crate::services) fn offline(path: PathBuf, reason: String, admission: Admission) -> DeviceEntry {
         DeviceEntry {
             path,

@@ -104,7 +104,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Handles a new number from the engine.
+    /// Handles a new number of guests without a report, which the engine has reported.
     pub(in crate::services) fn note_owed(self: &Arc<Self>, disk: DiskId, count: u32) {
         let mut inner = self.inner();
         let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
@@ -127,7 +127,8 @@ impl Registry {
         }
     }
 
-    /// Applies a scheduled lower number, if it is still lower.
+    /// Applies the scheduled lower number of a disk, if it is still below the saved one. Returns
+    /// true if the state must be saved.
     fn lower_owed(&self, disk: DiskId) -> bool {
         let mut inner = self.inner();
         let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return false };

@@ -372,7 +372,8 @@ impl Entry {
 /// Files are accessed in tasks that may block, because one thread serves all flash leases and the
 /// control API.
 impl ExportGuard<'_> {
-    /// Returns a value from the entry of the flash lease.
+    /// Returns the result of `of` for the entry of the flash lease. Fails if there is no such
+    /// lease.
     fn entry<T>(&self, of: impl FnOnce(&mut Entry) -> T) -> Result<T> {
         self.lending.leases().get_mut(self.borrower).map(of).ok_or_else(|| no_lease(self.borrower))
     }
@@ -405,7 +406,7 @@ impl ExportGuard<'_> {
         made
     }
 
-    /// Saves the record of the flash lease durably.
+    /// Saves this record of the flash lease durably.
     async fn keep(&self, kept: Kept) -> Result<()> {
         let (directory, borrower, written) =
             (self.lending.directory.clone(), self.borrower.to_owned(), kept.clone());

@@ -39,7 +39,8 @@ pub(super) struct LenderSocket {
 }
 
 impl LenderSocket {
-    /// Returns the flash lease to which connections are forwarded.
+    /// Returns the flash lease to which connections are forwarded; `None` until the lender has
+    /// answered.
     pub(super) fn lease(&self) -> Option<FlashLease> {
         self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -26,8 +26,9 @@ const CLOSE_MAX: Duration = Duration::from_secs(30);
 /// abandoned then too. A backing that is connected counts as one that does not answer after 5 s.
 const SILENT_MAX: Duration = Duration::from_secs(2);
 
-/// Time after which a closing disk does not wait for a backing that does not answer, whatever it has.
-/// Longer than requests wait for a lost connection, and shorter than [`CLOSE_MAX`].
+/// Time after which a closing disk does not wait for a backing that does not answer, even if only
+/// the backing has acknowledged writes. Longer than requests wait for a lost connection, and
+/// shorter than [`CLOSE_MAX`].
 const HUNG_MAX: Duration = Duration::from_secs(25);
 
 /// Interval between two checks whether the backing of a closing disk answers.
@@ -102,7 +103,7 @@ impl Shutdown {
         Ok(())
     }
 
-    /// Cancels the shutdown.
+    /// Cancels the shutdown: changes are accepted again.
     pub(crate) fn cancel(&self) {
         self.registry.inner().leaving = false;
     }

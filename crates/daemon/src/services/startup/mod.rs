@@ -143,7 +143,8 @@ impl Startup {
         Ok(())
     }
 
-    /// Takes in a pool whose devices are being opened; opens them here if some are on other hosts.
+    /// Adds a pool of the state file to the daemon, after its devices were opened. Pools with
+    /// devices on other hosts are opened here.
     async fn start_pool(&self, pool: &PoolState, opening: Option<OpeningPool>) -> Result<()> {
         for peer in &pool.peers {
             let asked = match self.remote_flash.open_socket(peer) {

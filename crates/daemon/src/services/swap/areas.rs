@@ -1,4 +1,5 @@
-//! The table of swap areas: what they should be, where they are, and what is done to them.
+//! The table of swap areas: their configuration, their locations, and the operations in progress on
+//! them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -50,11 +51,12 @@ impl StatePart for Mutex<Areas> {
     }
 }
 
-/// Reason of an area that a crash left incomplete.
+/// Reason why an area is not usable that a crash left incomplete.
 pub(super) const IN_PARTS: &str = "a crash left it incomplete; remove it";
 
 impl SwapEntry {
-    /// Returns the API view. `active` is the kernel's answer, or the error of the query.
+    /// Returns the API view of a swap area. `active` is the kernel's answer whether it swaps to the
+    /// area, or the error of the query.
     pub(super) fn view(&self, active: Result<Option<Active>, String>) -> Swap {
         let SwapSpec { name, pool, device, size, on, priority, .. } = &self.wanted;
         let doing = self.work.as_ref().map(|work| work.doing);
@@ -97,7 +99,7 @@ impl SwapEntry {
         }
     }
 
-    /// Returns the reason of an area whose device is missing.
+    /// Returns the reason why an area is not usable whose device is missing.
     pub(super) fn away(&self) -> String {
         let SwapSpec { pool, device, .. } = &self.wanted;
         format!(

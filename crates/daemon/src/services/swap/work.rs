@@ -26,8 +26,8 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Maximum time to wait until an operation on a swap area ends after it was told to stop.
 const STOP_MAX: Duration = Duration::from_secs(8);
 
-/// The part of all memory, as one part in this number, that stays free when swap is turned off:
-/// about as much as the kernel reserves.
+/// 1/`MEMORY_KEPT` of all memory stays free when swap is turned off: about as much as the kernel
+/// reserves.
 const MEMORY_KEPT: u64 = 50;
 
 /// Kind of an operation on a swap area.
@@ -58,12 +58,12 @@ impl Work {
         })
     }
 
-    /// Returns how many of `all` bytes are left to do.
+    /// Returns how many of `all` bytes the operation has not processed yet.
     pub(super) fn left(&self, all: u64) -> u64 {
         all.saturating_sub(self.done_bytes.load(Ordering::Relaxed))
     }
 
-    /// Waits for the result, for at most `patience`.
+    /// Waits for the result of the operation, for at most `patience`; `None` after that.
     async fn wait(&self, patience: Duration) -> Option<Result<()>> {
         let mut outcome = self.outcome.subscribe();
         let ended = outcome.wait_for(Option::is_some);
@@ -291,7 +291,7 @@ impl Swaps {
         work.outcome.send_replace(Some(outcome));
     }
 
-    /// Saves whether an area is turned on at the start.
+    /// Saves whether hob turns an area on when the daemon starts.
     async fn want(&self, name: &str, on: bool) -> Result<()> {
         {
             let mut areas = self.areas();

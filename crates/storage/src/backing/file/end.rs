@@ -8,7 +8,7 @@ use super::FileBacking;
 /// Last known size of a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FileEnd {
-    /// Time at which the file's size was read.
+    /// Time at which hob last read the file's size; `None` if it has to be read again.
     pub(super) asked: Option<Instant>,
     /// Size of a file that is shorter than its disk, bytes.
     pub(super) short: Option<u64>,

@@ -1,4 +1,4 @@
-//! Whether a filesystem can make holes in files.
+//! Finds out whether a filesystem can make holes in files.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use super::PUNCH;
 /// file's end, bytes.
 const UNLOCKED_GROWTH_MAX_BYTES: u64 = 1 << 40;
 
-/// Returns true if holes can be made in an open file. `is_locked` means that no other program
+/// Returns true if hob can make holes in an open file. `is_locked` means that no other program
 /// writes the file.
 pub(super) fn can_punch(file: &File, path: &Path, metadata: &Metadata, is_locked: bool) -> bool {
     can_punch_beside(path, metadata).unwrap_or_else(|| can_punch_in(file, metadata, is_locked))
@@ -46,7 +46,8 @@ fn can_punch_in(file: &File, metadata: &Metadata, is_locked: bool) -> bool {
 }
 
 /// Returns true unless the result of making a hole means that the file system cannot make holes.
-/// Another error may be gone at the next attempt. Clients that connect again would still discard.
+/// After any other error, the next attempt may succeed. Clients that connected before send discards
+/// anyway.
 fn may_punch(result: Result<(), Errno>) -> bool {
     let unsupported = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL, Errno::PERM, Errno::NODEV];
     result.err().is_none_or(|error| !unsupported.contains(&error))

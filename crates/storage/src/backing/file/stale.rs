@@ -46,7 +46,7 @@ pub(super) struct Stale {
     since: Option<Instant>,
     /// Whether the helper thread is opening the file.
     is_opening: bool,
-    /// Time of the next attempt.
+    /// Time of the next attempt to open the file again; `None` if none is planned.
     next: Option<Instant>,
 }
 
@@ -109,7 +109,7 @@ impl FileBacking {
         self.ask_helper(ring, Job::Reopen(Box::new(move || again.open())));
     }
 
-    /// Handles the end of an attempt to open the file again.
+    /// Handles the result of an attempt to open the file again.
     pub(super) fn reopened(&mut self, ring: &mut Ring, now: Instant, result: io::Result<()>) {
         self.stale.is_opening = false;
         if self.life != Life::Open {

@@ -36,7 +36,7 @@ impl Wire {
         session.as_fd().try_clone_to_owned().map(Wire)
     }
 
-    /// Ends the connection to the server at once. Nothing more of it is sent.
+    /// Ends the connection to the server at once. The kernel sends no more data of the connection.
     pub(super) fn cut(&self) {
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
         drop_unsent(self.0.as_fd());
@@ -260,7 +260,7 @@ impl Attempt {
         Ok((Attempt { result }, ours.into()))
     }
 
-    /// Returns the attempt's result. Does not wait: call it after the socket that
+    /// Returns the result of this attempt to connect. Does not wait: call it after the socket that
     /// [`start`](Self::start) returned has reached the end of file.
     pub(super) fn result(self) -> Result<Link, String> {
         self.result.try_recv().unwrap_or_else(|_| Err("the attempt to connect was cancelled".into()))

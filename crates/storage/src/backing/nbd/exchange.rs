@@ -173,8 +173,8 @@ impl NbdBacking {
         }
     }
 
-    /// Keeps an acknowledged change until a flush covers it. A durable write is kept too if it
-    /// follows such changes, because it may cover one of them.
+    /// Stores an acknowledged change in memory until a flush covers it. A durable write is stored
+    /// too if earlier changes are stored, because it may overwrite one of them.
     fn keep_change(&mut self, ring: &Ring, slot: u32) {
         if self.options.keeps_writes {
             return;
@@ -200,7 +200,7 @@ impl NbdBacking {
         }
     }
 
-    /// Handles the answer to a repeated change.
+    /// Handles the reply to a repeated change: success, or an error of the server.
     fn repeated(&mut self, error: Option<ErrorCode>) {
         let Some(repeat) = &mut self.repeat else { return };
         repeat.answer();
@@ -220,7 +220,7 @@ impl NbdBacking {
                     ?code,
                     "the server refuses to repeat a change that it may have lost"
                 );
-                repeat.give_up();
+                repeat.drop_unsent();
                 self.lose_unflushed();
             }
         }

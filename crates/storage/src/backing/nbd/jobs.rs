@@ -16,14 +16,14 @@ use crate::backing::StatusExtent;
 /// Number of ended jobs whose deadlines may stay in the list behind an older unfinished job.
 const DEADLINES_SPARE: usize = 1024;
 
-/// The originator of a job.
+/// The component that asked for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asker {
     Io(IoId),
     Status(u64),
-    /// The backing itself: it flushes the server, so that fewer changes need to be repeated.
+    /// The backing itself, which flushes the server, so that fewer changes need to be repeated.
     Repeat,
-    /// The backing itself: it asks whether the server still answers.
+    /// The backing itself, which asks whether the server still answers.
     Probe,
 }
 
@@ -32,6 +32,7 @@ pub(super) enum Asker {
 pub(super) enum What {
     Read(BufferSlice),
     Write(BufferSlice, CommandFlags),
+    /// A write of zeroes that are sent as data.
     WriteZeroData,
     WriteZeroes(CommandFlags),
     Trim,
@@ -164,7 +165,7 @@ impl Jobs {
         &mut self.requests[slot as usize]
     }
 
-    /// A request's cookie.
+    /// Returns the cookie of a request.
     pub(super) fn cookie(&self, slot: u32) -> u64 {
         u64::from(self.requests[slot as usize].generation) << 32 | u64::from(slot)
     }

@@ -149,7 +149,7 @@ impl NbdBacking {
         }
     }
 
-    /// Records whether acknowledged changes are only in memory.
+    /// Records whether this process's memory alone has acknowledged changes.
     pub(super) fn set_exposed(&mut self, is_exposed: bool) {
         if std::mem::replace(&mut self.is_exposed, is_exposed) != is_exposed {
             self.exposure = Some(is_exposed);
@@ -206,7 +206,7 @@ impl NbdBacking {
         nanos / 2 + nanos / 2 * u64::from(rng[0]) / 255
     }
 
-    /// Ends requests that were not sent on the present connection.
+    /// Ends these requests with `error`. None of them was sent on the present connection.
     fn fail(&mut self, slots: &[u32], error: IoError) {
         self.jobs.unqueue(slots);
         for slot in slots {

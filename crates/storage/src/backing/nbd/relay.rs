@@ -5,11 +5,11 @@
 //! between it and the encrypted stream. Each direction has one buffer, and waits while it is full.
 //!
 //! # Late writes
-//! A shard that gives up a connection must know that nothing more of it reaches the server. It shuts
-//! down the socket to the server itself (its `wire`), and does not rely on this thread. If the shard only closes
-//! its end, the thread drops what it has not sent, unless the shard ended politely, with
-//! NBD_CMD_DISC. A thread that was stopped for [`STOPPED_MAX`], because the process was stopped,
-//! ends the connection: another host may own the disk by now.
+//! A shard that closes a connection after a failure must know that no more data of it reaches the
+//! server. It shuts down the socket to the server itself (its `wire`), and does not rely on this
+//! thread. If the shard only closes its end, the thread drops what it has not sent, unless the
+//! shard ended politely, with NBD_CMD_DISC. A thread that was stopped for [`STOPPED_MAX`], because
+//! the process was stopped, ends the connection: another host may own the disk by now.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -48,21 +48,21 @@ pub(super) fn start(session: Session) -> io::Result<UnixStream> {
 struct Relay {
     session: Session,
     shard: UnixStream,
-    /// From the server to the shard.
+    /// Bytes from the server that are not sent to the shard yet.
     received: Buffer,
-    /// From the shard to the server.
+    /// Bytes from the shard that are not sent to the server yet.
     sent: Buffer,
 }
 
 /// How a connection ended.
 enum End {
-    /// The shard ended it with NBD_CMD_DISC, which was sent.
+    /// The shard ended the connection with NBD_CMD_DISC, which was sent to the server.
     Polite,
-    /// Any other end.
+    /// The connection ended in any other way.
     Cut,
 }
 
-/// Whether a step passed any bytes.
+/// Whether one call passed any bytes on.
 type Passed = io::Result<bool>;
 
 impl Relay {
@@ -113,7 +113,7 @@ impl Relay {
         Ok(passed)
     }
 
-    /// Waits until a socket can be read or written, where that is necessary to go on.
+    /// Waits until one of the sockets can be read or written, so that bytes can be passed on.
     fn wait(&self) -> io::Result<()> {
         let (mut of_server, mut of_shard) = (PollFlags::empty(), PollFlags::empty());
         match self.received.is_empty() {
@@ -137,7 +137,7 @@ fn is_blocked(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Bytes on their way in one direction.
+/// Bytes that were read on one side and are not written to the other side yet.
 struct Buffer {
     bytes: Box<[u8]>,
     from: usize,
@@ -153,7 +153,7 @@ impl Buffer {
         self.from == self.to
     }
 
-    /// Returns true if the bytes that were read last end with these.
+    /// Returns true if the bytes that were read last end with the bytes `end`.
     fn ends_with(&self, end: &[u8]) -> bool {
         self.is_empty() && self.bytes[..self.to].ends_with(end)
     }

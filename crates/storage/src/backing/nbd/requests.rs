@@ -23,8 +23,9 @@ impl NbdBacking {
         }
     }
 
-    /// Handles a request that the server failed. If it was to make a durable write durable, a flush
-    /// has failed: unflushed writes may be lost, and the next successful flush does not cover them.
+    /// Handles a request that the server failed. If the request was the flush of a durable write, a
+    /// flush has failed: unflushed writes may be lost, and the next successful flush does not cover
+    /// them.
     pub(super) fn note_refused(&mut self, slot: u32) {
         let is_durable = match self.jobs.request(slot).what {
             What::Write(_, flags) => flags.contains(CommandFlags::FUA),

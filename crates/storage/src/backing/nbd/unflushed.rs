@@ -5,8 +5,8 @@
 //! were repeated one by one, the server could carry out two overlapping changes in the wrong order.
 //! So [`Repeat`] consists of disjoint pieces, each with the newest content.
 //!
-//! The memory is limited, per backing and for the process. Beyond the limits nothing is kept until
-//! the next flush, and a lost connection is a possible loss.
+//! The memory is limited, per backing and for the process. Beyond the limits hob stores no changes
+//! until the next flush, and a lost connection is a possible loss.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -71,12 +71,13 @@ impl Entry {
 pub(super) struct Unflushed {
     entries: VecDeque<Entry>,
     bytes: usize,
-    /// Number of the last change that is not kept.
+    /// Number of the last change whose content is not in memory.
     missing_upto: u64,
 }
 
 impl Unflushed {
-    /// `earlier` is the number of changes of earlier connections, which are not known.
+    /// Creates an empty list. `earlier` is the number of changes of earlier connections, whose
+    /// content is not known.
     pub(super) fn new(earlier: u64) -> Unflushed {
         Unflushed { entries: VecDeque::new(), bytes: 0, missing_upto: earlier }
     }
@@ -93,7 +94,7 @@ impl Unflushed {
         }
     }
 
-    /// Drops all changes. Those up to `number` can no longer be repeated.
+    /// Drops all changes from memory. Changes up to `number` can no longer be repeated.
     pub(super) fn forget(&mut self, number: u64) {
         self.flushed(u64::MAX);
         self.missing_upto = number;
@@ -109,13 +110,13 @@ impl Unflushed {
         }
     }
 
-    /// Returns true if all changes after number `flushed` are kept.
+    /// Returns true if memory has all changes after number `flushed`.
     pub(super) fn are_all_kept(&self, flushed: u64) -> bool {
         self.missing_upto <= flushed
     }
 
-    /// Returns true if hob should flush the server: the changes take much memory, or some of those
-    /// after number `flushed` are not kept.
+    /// Returns true if hob should flush the server: the changes take much memory, or memory lacks
+    /// some of those after number `flushed`.
     pub(super) fn need_flush(&self, flushed: u64) -> bool {
         self.bytes > FLUSH_BYTES || !self.are_all_kept(flushed)
     }
@@ -230,12 +231,12 @@ impl Repeat {
         self.answered == self.pieces.len()
     }
 
-    /// Gives up the pieces that were not sent.
-    pub(super) fn give_up(&mut self) {
+    /// Drops the pieces that were not sent yet. The caller reports the unflushed changes as lost.
+    pub(super) fn drop_unsent(&mut self) {
         self.pieces.truncate(self.sent);
     }
 
-    /// Records the answer to a piece.
+    /// Records the reply to a piece.
     pub(super) fn answer(&mut self) {
         self.answered += 1;
     }

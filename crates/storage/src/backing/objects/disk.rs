@@ -54,7 +54,7 @@ const LOOKS_MAX: usize = 16;
 /// Maximum number of extents in one reply to a status query. The caller asks again for more.
 const EXTENTS_MAX: usize = 4096;
 
-/// The mutable state.
+/// The mutable state of an object disk.
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// Newest generation of each object in the object store.
@@ -76,7 +76,8 @@ pub(super) struct State {
     /// Number of changes, and number of changes in the newest manifest.
     pub(super) changes: u64,
     pub(super) committed: u64,
-    /// The newest manifest's.
+    /// Field `content` of the newest manifest: the number of manifests that changed the disk's
+    /// content.
     pub(super) content: u64,
     pub(super) sequence: u64,
     /// Whether the newest manifest must never be deleted.
@@ -118,10 +119,10 @@ pub(super) struct Disk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     index: u64,
-    /// In the object.
+    /// Offset of the part in the object, bytes.
     at: usize,
     len: usize,
-    /// In the range.
+    /// Offset of the part in the range, bytes.
     from: usize,
 }
 
@@ -524,8 +525,8 @@ impl State {
         self.begin(index).then_some(index)
     }
 
-    /// Sets an object's dirty layer aside, to be written to the object store. Returns false if it
-    /// must wait.
+    /// Sets an object's dirty layer aside, to be written to the object store. Returns false if the
+    /// layer must wait.
     fn begin(&mut self, index: u64) -> bool {
         if self.committing || self.writing.contains_key(&index) {
             return false;

@@ -8,7 +8,7 @@ use crate::pool::Uuid;
 
 const MANIFEST_MAGIC: &[u8; 8] = b"hob-objm";
 const PAGE_MAGIC: &[u8; 8] = b"hob-objp";
-/// Version of both.
+/// Version of manifests and pages.
 const VERSION: u32 = 1;
 
 /// Number of objects that one map page describes.
@@ -19,7 +19,7 @@ pub(super) const CHANGES_MAX: usize = 2048;
 pub(super) const OBJECTS_MAX: u64 = 1 << 24;
 /// Smallest object, bytes.
 pub(super) const OBJECT_BYTES_MIN: u64 = 64 << 10;
-/// Largest, bytes.
+/// Largest object, bytes.
 pub(super) const OBJECT_BYTES_MAX: u64 = 64 << 20;
 /// Unit of disk sizes, bytes.
 pub(super) const SIZE_UNIT: u64 = 512;
@@ -31,6 +31,7 @@ const ENTRIES_AT: usize = 0x40;
 /// Maximum length of a manifest, bytes. Longer manifests are not read.
 pub(super) const MANIFEST_BYTES_MAX: usize =
     TABLE_AT + 8 * (OBJECTS_MAX as usize / PAGE_ENTRIES) + 16 * CHANGES_MAX;
+/// Size of a map page, bytes.
 pub(super) const PAGE_BYTES: usize = ENTRIES_AT + 8 * PAGE_ENTRIES;
 
 const CLOSED: u64 = 1;
@@ -217,7 +218,7 @@ impl Manifest {
     }
 }
 
-/// A page's bytes.
+/// Returns the encoded bytes of a map page.
 pub(super) fn encode_page(
     shape: &Shape,
     page: usize,
@@ -262,7 +263,8 @@ pub(super) fn decode_page(
     Ok(entries)
 }
 
-/// Writes the checksum. The checksum covers all bytes, with its own bytes as zeroes.
+/// Writes the checksum of a manifest or page into it. The checksum is that of all bytes, with its
+/// own bytes as zeroes.
 fn seal(bytes: &mut [u8]) {
     let sum = crc32c::crc32c(bytes);
     put(bytes, 0x0C, &sum.to_le_bytes());
@@ -305,8 +307,9 @@ pub(super) const FOLDERS: [&str; 3] = ["manifest", "pages", "data"];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Name {
     Manifest(u64),
+    /// A map page: its number, and its generation.
     Page(u32, Generation),
-    /// An object with data of the disk.
+    /// An object with data of the disk: its index, and its generation.
     Data(u64, Generation),
 }
 

@@ -31,7 +31,7 @@ const WHOLE_BYTES_MAX: u64 =
 /// Permissions of new directories.
 const DIRECTORY_MODE: u32 = 0o700;
 
-/// Whether the directory must exist.
+/// Whether the directory of a disk must exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Directory {
     /// The directory must exist.
@@ -44,7 +44,7 @@ pub(super) fn recognise(spec: &str) -> bool {
     spec.starts_with(FILE) || CLOUDS.iter().any(|scheme| spec.starts_with(scheme))
 }
 
-/// Parses a specification. The error is a text for users.
+/// Parses the address of an object disk, and returns its location. The error is a text for users.
 pub(super) fn find(spec: &str, directory: Directory) -> Result<DiskLocation, String> {
     if let Some(path) = spec.strip_prefix(FILE) {
         return DiskLocation::files(FilePath::new(path), directory);
@@ -233,7 +233,7 @@ fn tidy(directory: &FilePath) -> io::Result<()> {
     Ok(())
 }
 
-/// Converts errors of the `object_store` crate.
+/// Converts an error of the `object_store` crate to a [`StoreError`].
 fn understand(error: &Error) -> StoreError {
     let mut cause = error.source();
     while let Some(inner) = cause {

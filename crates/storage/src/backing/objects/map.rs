@@ -44,7 +44,7 @@ impl Map {
         self.pages[page].as_deref().filter(|entries| entries.iter().any(|entry| !entry.is_absent()))
     }
 
-    /// Number of objects that exist.
+    /// Returns the number of objects that exist.
     pub(super) fn present(&self) -> u64 {
         self.present
     }

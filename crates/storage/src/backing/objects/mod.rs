@@ -64,9 +64,9 @@ const READ_MAX: Duration = Duration::from_secs(60);
 pub struct ObjectDisk {
     /// Unique id of the disk.
     pub uuid: Uuid,
-    /// Bytes.
+    /// Size of the disk, bytes.
     pub size_bytes: u64,
-    /// Bytes of each object.
+    /// Size of each object, bytes.
     pub object_bytes: u64,
     /// Number of the newest manifest.
     pub manifest: u64,
@@ -136,7 +136,7 @@ pub fn await_closed() {
     owner::await_leaving(CLOSE_MAX);
 }
 
-/// Uses an object store on a new thread, and waits for the result.
+/// Runs `work` with an object store on a new thread, and waits for the result.
 fn converse<T: Send>(
     spec: &str,
     directory: Directory,

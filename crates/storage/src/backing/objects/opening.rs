@@ -15,8 +15,7 @@ use super::worker::CLOSE_MAX;
 /// Maximum number of searches for the newest manifest, because it may be replaced meanwhile.
 const LOOKS_MAX: usize = 10;
 
-/// Why an object disk cannot be opened or created. Each variant of the error needs another
-/// reaction.
+/// Reason why an object disk cannot be opened or created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
     /// A process of this host has the disk open.
@@ -105,7 +104,7 @@ enum Taking {
     Release,
 }
 
-/// A disk that a writer has taken.
+/// A disk for which a writer of this process has created the newest manifest.
 struct Taken {
     before: Manifest,
     manifest: Manifest,

@@ -38,7 +38,7 @@ pub(super) struct Owner {
     process: u32,
     /// Start time of the process, in the kernel's ticks since the boot.
     started: u64,
-    /// For people.
+    /// Name of the host, for users.
     host: String,
 }
 
@@ -54,7 +54,7 @@ pub(super) enum OwnerLiveness {
 }
 
 impl Owner {
-    /// This process.
+    /// Returns the owner that stands for this process.
     pub(super) fn this() -> Owner {
         let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let number = |text: &str| u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0);
@@ -145,7 +145,7 @@ fn started(process: u32) -> Option<u64> {
 
 /// Disks that this process has open for writing.
 static OPEN: Mutex<BTreeMap<[u8; 16], OpenState>> = Mutex::new(BTreeMap::new());
-/// Something was left.
+/// Notified when a disk was closed.
 static LEFT: Condvar = Condvar::new();
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

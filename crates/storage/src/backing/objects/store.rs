@@ -19,7 +19,7 @@ use super::format::Name;
 /// Result of a call to the object store.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// Why an object store failed a call. Each variant of the error needs another reaction.
+/// Reason why an object store failed a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StoreError {
     /// The object does not exist.
@@ -28,7 +28,7 @@ pub(super) enum StoreError {
     /// The object exists already.
     #[error("the object exists already")]
     Present,
-    /// No room.
+    /// The object store has no space left. The text is the reason that it gave.
     #[error("the object store is full: {0}")]
     NoSpace(String),
     /// The object store refused the call, and retrying is useless.
@@ -46,9 +46,9 @@ pub(super) enum StoreError {
 /// Whether a put may replace an existing object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Put {
-    /// The existing object is replaced.
+    /// The put replaces an existing object.
     Always,
-    /// The put fails with [`StoreError::Present`].
+    /// The put of an existing object fails with [`StoreError::Present`].
     IfAbsent,
 }
 
@@ -76,7 +76,7 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(10);
 /// Transfer rate below which an attempt is aborted, bytes per second.
 const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
 
-/// Pauses between attempts.
+/// Shortest and longest pause between two attempts of a call.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 

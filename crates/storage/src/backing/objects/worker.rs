@@ -35,11 +35,12 @@ const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Maximum number of files that a directory store reads or writes at once.
 const FILES_MAX: usize = 16;
 
-/// Something to do.
+/// A job for the worker thread.
 pub(super) enum Job {
     Io(IoId, What),
     Status(u64, u64, u64),
-    /// A synchronous read by another thread.
+    /// A synchronous read by another thread: offset and length in bytes, and the channel for the
+    /// result.
     Read(u64, u64, mpsc::SyncSender<Result<Vec<u8>, IoError>>),
     /// Sets how long calls wait for the object store.
     Wait(Duration),
@@ -69,7 +70,7 @@ pub(super) struct CompletionQueue {
     event: Arc<OwnedFd>,
     /// Whether another writer has taken the disk.
     pub(super) lost: AtomicBool,
-    /// False if all acknowledged changes were stored when the disk was closed.
+    /// True if some acknowledged changes were not stored when the disk was closed.
     pub(super) has_lost: AtomicBool,
     /// Whether the worker has ended, so that no job completes any more.
     pub(super) closed: AtomicBool,
@@ -97,7 +98,7 @@ impl CompletionQueue {
     }
 }
 
-/// The running thread.
+/// The running worker thread of one object disk.
 pub(super) struct Worker {
     pub(super) disk: Arc<Disk>,
     pub(super) completions: Arc<CompletionQueue>,

@@ -46,9 +46,9 @@ impl Eq for OwnMap {}
 /// The origin of a part of a read: clone or parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockOrigin {
-    /// The data is the clone's.
+    /// The data is the clone's own.
     Own,
-    /// The data is the parent's.
+    /// The data is the parent's, because nothing was written to the clone there.
     Parent,
 }
 
@@ -59,7 +59,7 @@ pub struct Part {
     pub whose: BlockOrigin,
     /// First byte of the part on the disk.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the part, bytes.
     pub len: u64,
 }
 
@@ -123,7 +123,7 @@ impl OwnMap {
         }
     }
 
-    /// Shrinks the part in common with the parent, permanently.
+    /// Shrinks the part in common with the parent to `common_bytes`. The part never grows again.
     pub fn cut(&mut self, common_bytes: u64) {
         self.common_bytes = self.common_bytes.min(common_bytes / SECTOR_BYTES * SECTOR_BYTES);
     }

@@ -37,7 +37,7 @@ pub use map::{BlockOrigin, OwnMap, Part};
 /// smaller.
 const PART: u32 = 1 << 31;
 
-/// A read of which the parent has some data.
+/// A read in progress of which the parent has some data.
 struct Split {
     io: Io,
     /// Number of parts of the read (ranges in clone or parent) that have not been read yet.
@@ -61,7 +61,7 @@ pub(super) struct Overlay {
     splits: HashMap<IoId, Split>,
     pieces: HashMap<u32, Piece>,
     last_piece: u32,
-    /// Reads for the parent's disk.
+    /// Reads that the caller has to send to the parent's disk.
     out: VecDeque<ParentRead>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     /// Sectors that the parent served, for each successful read that was not queried yet.

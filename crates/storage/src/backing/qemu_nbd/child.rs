@@ -54,15 +54,15 @@ const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
 /// Text in a child's error message if another process has the image open.
 const LOCKED: &str = "\" lock";
 
-/// What happened to an image that is not as its child has left it.
+/// Text for users: what may have happened to an image that is not as its child has left it.
 pub(super) const CHANGED: &str = "renamed, replaced or changed while its qemu-nbd did not run";
 
 /// Why an image does not belong to this backing any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taken {
-    /// Another process has opened it.
+    /// Another process has opened the image.
     Opened,
-    /// Its file is not as the child has left it.
+    /// The image's file is not as the child has left it.
     Changed,
 }
 
@@ -108,12 +108,12 @@ pub fn end_starting() {
 /// Access of a child process to the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opens {
-    /// Read and write. No other process may open the image.
+    /// The child reads and writes the image. No other process may open the image.
     ReadWrite,
-    /// Read. No other process may write the image.
+    /// The child reads the image. No other process may write the image.
     ReadOnly,
-    /// Report only the image's size. Another host may be writing the image, so its data is not
-    /// valid.
+    /// The child only reports the image's size. Another host may be writing the image, so the data
+    /// that the child reads is not valid.
     Unlocked,
 }
 
@@ -232,7 +232,7 @@ impl Server {
         &self.image
     }
 
-    /// Where children listen.
+    /// Returns the path of the socket at which children listen.
     pub(super) fn socket(&self) -> PathBuf {
         self.directory.path().join("socket")
     }

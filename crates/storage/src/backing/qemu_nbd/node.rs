@@ -11,7 +11,7 @@ use super::super::{Format, ImageFile, Role};
 /// An image and the other files that it consists of.
 #[derive(Clone, Debug)]
 pub(super) struct Image {
-    /// Absolute.
+    /// Absolute path of the image file.
     pub(super) path: PathBuf,
     pub(super) format: Format,
     /// Files below the image, from the top down. The data files of a layer follow it.
@@ -63,7 +63,7 @@ fn file(path: &Path) -> io::Result<String> {
     Ok(format!("{{\"driver\":\"{driver}\",\"filename\":{}}}", quoted(text)))
 }
 
-/// A JSON string.
+/// Returns the text as a JSON string, with quotes and escapes.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {

@@ -1,5 +1,5 @@
 //! Queries which parts of an image and its parents are allocated, for programs that copy the image
-//! and skip the rest.
+//! without its holes.
 //!
 //! librbd blocks its caller during such a query, so a thread executes it. The thread starts at the
 //! first query and signals the image's eventfd when a reply is ready. The granularity is whole
@@ -47,7 +47,8 @@ impl Maps {
         Maps { event, thread: None, unanswered: 0 }
     }
 
-    /// Queries the allocation of a range.
+    /// Queues a query of the allocation of `len` bytes from `offset`. [`poll`](Self::poll) returns
+    /// the reply with this `id`.
     pub(super) fn ask(&mut self, image: Arc<Image>, id: u64, offset: u64, len: u64) {
         let event = &self.event;
         let (queries, _) = self.thread.get_or_insert_with(|| start(event.clone()));

@@ -58,7 +58,7 @@ use lock_monitor::LockMonitor;
 use map::Maps;
 use spec::Spec;
 
-/// Completions fetched in one call.
+/// Maximum number of completions that one call fetches.
 const COMPLETIONS_MAX: usize = 64;
 
 pub(super) fn recognise(spec: &str) -> bool {
@@ -91,7 +91,7 @@ struct Rbd {
     /// Eventfd that librbd's threads signal.
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
-    /// True if the image's lock is taken only after the image was opened.
+    /// True if hob takes the image's lock later than it opens the image.
     comes_later: bool,
     /// Whether a wait for `event` is in the I/O ring.
     awaits: bool,
@@ -221,7 +221,7 @@ impl Rbd {
         })
     }
 
-    /// Starts an operation of librbd with a completion.
+    /// Starts an operation of librbd for the I/O `id`. librbd reports its end through a completion.
     fn begin(
         &mut self,
         id: IoId,

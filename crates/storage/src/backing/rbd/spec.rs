@@ -4,7 +4,7 @@
 //! The option `conf` is the path of the cluster's configuration, and `id` the user's name without
 //! `client.`. All other options are passed to librados. A backslash escapes the next character.
 
-/// A parsed specification.
+/// The parsed address of an RBD image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spec {
     pub(super) pool: String,
@@ -41,10 +41,12 @@ impl Spec {
         }
         let mut spec = Spec { pool, namespace, image, snapshot, ..Spec::default() };
         for part in parts {
-            let Some((option, value)) = part.split_once('=') else {
+            let sides = split(&part, '=');
+            let (option, values) = sides.split_first().expect("split returns at least one part");
+            if values.is_empty() {
                 return Err(format!("{part:?} does not have the form OPTION=VALUE"));
-            };
-            let (option, value) = (unescape(option), unescape(value));
+            }
+            let (option, value) = (unescape(option), unescape(&values.join("=")));
             match option.as_str() {
                 "conf" => spec.conf = Some(value),
                 "id" => spec.user = Some(value),
@@ -55,7 +57,7 @@ impl Spec {
         Ok(spec)
     }
 
-    /// For people.
+    /// Returns the name of the image for users, without options.
     pub(super) fn name(&self) -> String {
         let namespace =
             if self.namespace.is_empty() { String::new() } else { format!("{}/", self.namespace) };
@@ -79,18 +81,23 @@ impl std::fmt::Display for Spec {
         let known = known.into_iter().filter_map(|(option, value)| Some((option, value.as_ref()?)));
         let options = self.options.iter().map(|(option, value)| (option.as_str(), value));
         known.chain(options).try_for_each(|(option, value)| {
-            write!(f, ":{option}={}", value.replace('\\', "\\\\").replace(':', "\\:"))
+            let option = escape_each(option, &['\\', ':', '=']);
+            write!(f, ":{option}={}", escape_each(value, &['\\', ':']))
         })
     }
 }
 
 fn escape(text: &str) -> String {
-    let special = |character| matches!(character, ':' | '@' | '/' | '\\');
-    let escaped = |character| special(character).then_some('\\').into_iter().chain([character]);
+    escape_each(text, &[':', '@', '/', '\\'])
+}
+
+/// Writes a backslash before each of the characters `special` in the text.
+fn escape_each(text: &str, special: &[char]) -> String {
+    let escaped = |character| special.contains(&character).then_some('\\').into_iter().chain([character]);
     text.chars().flat_map(escaped).collect()
 }
 
-/// Splits the text at each unescaped `at`.
+/// Splits the text at each unescaped `at`. Returns at least one part. Backslashes stay in the parts.
 fn split(text: &str, at: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut escaped = false;
@@ -137,10 +144,20 @@ mod tests {
             "vms/golden",
             "vms/team/golden@base:conf=/etc/ceph/a.conf:id=hob",
             "a\\:b/c\\@d@e\\/f\\\\g:conf=/c:id=x:mon_host=[v2\\:127.0.0.1\\:3300]:key=AQ==",
+            "p/i:a\\:b=c",
+            "p/i:a\\=b=c\\\\d=e",
         ] {
             let spec = Spec::parse(text).unwrap();
             assert_eq!(spec.to_string(), text);
         }
+    }
+
+    #[test]
+    fn a_backslash_makes_an_equals_sign_a_part_of_an_option_name() {
+        let spec = Spec::parse("p/i:a\\=b\\\\=c\\=d=e").unwrap();
+        assert_eq!(spec.options, [("a=b\\".to_owned(), "c=d=e".to_owned())]);
+        assert!(Spec::parse("p/i:a\\=b").is_err());
+        assert!(Spec::parse("p/i:a=b").is_ok());
     }
 
     #[test]

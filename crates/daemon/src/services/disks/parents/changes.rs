@@ -23,7 +23,7 @@ use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::state::{FileSpec, FormatName};
 
-/// Interval between two checks.
+/// Interval between two checks of the files of parents' disks.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The files of a parent's disk, and the name of their content when the disk was opened.
@@ -37,7 +37,8 @@ struct Look {
 }
 
 impl Look {
-    /// Returns what to check of a disk. `None` if it is not online, or has no files.
+    /// Returns the files of a parent's disk to check; `None` if the disk is not online, or has no
+    /// files.
     fn of(disk: &DiskEntry) -> Option<Look> {
         let DiskPhase::Online(_) = &disk.phase else { return None };
         let image = disk.wanted.image.as_ref()?;
@@ -83,7 +84,7 @@ enum Files {
 }
 
 impl Inner {
-    /// Returns what to check of the disks that clones use.
+    /// Returns the files to check of all disks that clones use.
     fn looks(&self) -> Vec<Look> {
         let constant_of = |disk: &DiskEntry| disk.parent.as_ref()?.constant.clone();
         let used: BTreeSet<String> = self.disks.values().filter_map(constant_of).collect();
@@ -100,7 +101,8 @@ impl Disks {
         }
     }
 
-    /// Ends the use of parents whose files have changed.
+    /// Checks the parents of clones once. Clones no longer read from a parent's disk whose files
+    /// have changed.
     pub(in crate::services) async fn check_parents(&self) {
         let looks = self.registry.inner().looks();
         let mut all: JoinSet<_> = looks.into_iter().map(Look::compare).collect();

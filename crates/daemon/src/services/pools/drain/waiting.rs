@@ -29,7 +29,7 @@ pub(super) struct Modes {
 /// A drain for which a change of the disk waits.
 #[derive(Debug, Default)]
 pub(super) struct PendingDrain {
-    /// Why the drain waits; `None` while the backing answers.
+    /// Reason why the drain waits; `None` while the backing answers.
     waits: Option<String>,
     /// True if the drain is to be stopped.
     is_stopped: bool,
@@ -37,7 +37,7 @@ pub(super) struct PendingDrain {
 
 #[cfg(test)]
 impl PendingDrain {
-    /// A drain that waits for this reason.
+    /// Returns a drain that waits for this reason.
     pub(super) fn waiting(why: &str) -> PendingDrain {
         PendingDrain { waits: Some(why.to_owned()), is_stopped: false }
     }
