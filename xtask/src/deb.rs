@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
 const FEATURES: &str = "hob/psk,hob/rbd,hob/objects-cloud";
 
 /// Files that the package must have.
-const CONTENTS: [&str; 19] = [
+const CONTENTS: [&str; 20] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
     "./usr/lib/systemd/system/hob.service",
