@@ -339,7 +339,7 @@ pub struct Cache {
     pub dirty_age_max: u32,
     /// Copies on flash.
     pub copies: String,
-    /// Whether the backing always has a state that the disk once had.
+    /// Whether destaging never passes a guest's FLUSH.
     pub ordered: bool,
     /// When the cache is compared with its backing after a restart.
     #[serde(default)]

@@ -99,8 +99,9 @@ settings! {
     dirty_age_max: u32,
     /// `1`, `2-dirty` (two copies of dirty data) or `2` (two copies of all data).
     copies: String,
-    /// Whether the backing always has a state that the disk once had. Keeping write order makes
-    /// destaging slower.
+    /// Whether the backing never has a write after a guest's FLUSH without all writes before it.
+    /// Writes between two FLUSHes reach the backing in any order, also writes with FUA. Destaging is
+    /// slower.
     ordered: bool,
     /// Whether a persistent cache is compared with its backing after a restart, before it serves:
     /// `auto` (unless there is evidence that the backing is unchanged), `always` or `trust`
