@@ -113,6 +113,8 @@ struct Slot {
 #[derive(Debug)]
 struct FlushInFlight {
     flushes: DeviceFlushes,
+    /// Serial number of the flush. After its success: that of the first flush that it need not wait
+    /// for.
     serial: u64,
     /// Number of failed flushes of the device that the engine knew when this flush began.
     failures: u64,
@@ -325,7 +327,7 @@ impl Flash {
     }
 
     /// Handles a completion whose token has kind [`Token::FLASH`]. Returns `None` for a flush that
-    /// waits for earlier flushes of other shards; [`Flash::poll_flushed`] returns it later.
+    /// waits for other flushes; [`Flash::poll_flushed`] returns it later.
     pub fn handle_completion(&mut self, ring: &mut Ring, completion: &Completion) -> Option<FlashDone<'_>> {
         let result = match completion.result {
             0.. => Ok(()),
@@ -333,8 +335,8 @@ impl Flash {
             _ => Err(IoError::Failed),
         };
         let number = completion.token.index();
-        if let Some(FlushInFlight { flushes, serial, .. }) = &self.slots[number as usize].flush {
-            flushes.end(*serial, result == Err(IoError::Failed));
+        if let Some(FlushInFlight { flushes, serial, .. }) = &mut self.slots[number as usize].flush {
+            *serial = flushes.end(*serial, result == Err(IoError::Failed));
             if result.is_ok() && flushes.is_preceded(*serial) {
                 flushes.wake_after_earlier(*serial, ring.waker());
                 self.flushed.push(number);
@@ -344,7 +346,7 @@ impl Flash {
         Some(self.end(ring, number, result))
     }
 
-    /// Returns a flush that has waited for earlier flushes of other shards.
+    /// Returns a flush that has waited for other flushes.
     pub fn poll_flushed(&mut self, ring: &mut Ring) -> Option<FlashDone<'_>> {
         let is_over = |number: &u32| {
             let flush = self.slots[*number as usize].flush.as_ref();

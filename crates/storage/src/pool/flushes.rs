@@ -3,8 +3,8 @@
 //! A failed flush may lose all data that is not durable yet, including data that other shards
 //! wrote. The device and Linux report the failure only once, and a later flush then succeeds
 //! although the data is lost. So each shard compares the number of failures of the device with the
-//! number at its previous flush. A successful flush also waits for the flushes that began before
-//! it: one of them may have failed first, and its shard may not have handled that yet.
+//! number at its previous flush. A successful flush also waits for the flushes that were in flight
+//! when it ended: one of them may have failed first, and its shard may not have handled that yet.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,7 +24,7 @@ struct State {
     in_flight: Vec<u64>,
     /// Number of failed flushes of the device, by all shards.
     failures: u64,
-    /// Successful flushes that wait for earlier flushes: serial number, and the waker of the
+    /// Successful flushes that wait for flushes with lower serial numbers: this limit, and the waker of the
     /// shard's ring.
     waiting: Vec<(u64, Waker)>,
 }
@@ -49,14 +49,16 @@ impl DeviceFlushes {
         serial
     }
 
-    /// Records the end of a flush.
-    pub(crate) fn end(&self, serial: u64, has_failed: bool) {
+    /// Records the end of a flush. Returns the serial number of the next flush: flushes in flight
+    /// with lower numbers overlapped with this one.
+    pub(crate) fn end(&self, serial: u64, has_failed: bool) -> u64 {
         let mut guard = self.state();
         let state = &mut *guard;
         state.failures += u64::from(has_failed);
         state.in_flight.retain(|other| *other != serial);
         let oldest = state.in_flight.iter().min().copied().unwrap_or(u64::MAX);
         state.waiting.extract_if(.., |(serial, _)| *serial <= oldest).for_each(|(_, waker)| waker.wake());
+        state.next
     }
 
     /// Executes the function `flush`, which flushes the device, on this thread. An error of `flush`
@@ -72,12 +74,12 @@ impl DeviceFlushes {
         self.state().failures
     }
 
-    /// Returns true if an earlier flush is in flight.
+    /// Returns true if a flush with a lower serial number is in flight.
     pub(crate) fn is_preceded(&self, serial: u64) -> bool {
         self.state().is_preceded(serial)
     }
 
-    /// Wakes a ring once no flush earlier than `serial` is in flight.
+    /// Wakes a ring once no flush with a serial number below `serial` is in flight.
     pub(crate) fn wake_after_earlier(&self, serial: u64, waker: Waker) {
         let mut state = self.state();
         match state.is_preceded(serial) {
@@ -169,17 +171,22 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_waits_for_earlier_flushes_of_other_shards() {
-        for (has_failed, result) in [(false, Ok(())), (true, Err(IoError::Failed))] {
+    fn a_flush_waits_for_flushes_of_other_shards_that_were_in_flight_when_it_ended() {
+        let results = [(false, Ok(())), (true, Err(IoError::Failed))];
+        for ((has_failed, result), began_before) in
+            results.into_iter().flat_map(|it| [(it, true), (it, false)])
+        {
             let dir = tempfile::tempdir().unwrap();
             let mut rig = Rig::new(dir.path(), RingKind::IoUring);
-            let earlier = rig.others.begin();
-            assert_eq!(rig.flush(), None);
+            let before = began_before.then(|| rig.others.begin());
+            rig.submit();
+            let other = before.unwrap_or_else(|| rig.others.begin());
+            assert_eq!(rig.complete(), None);
             let later = rig.others.begin();
             assert_eq!(rig.poll(), None);
-            // The end of the earlier flush wakes this shard.
+            // The end of the other flush wakes this shard.
             let others = rig.others.clone();
-            let ends = std::thread::spawn(move || others.end(earlier, has_failed));
+            let ends = std::thread::spawn(move || others.end(other, has_failed));
             rig.ring.submit_and_wait(Duration::ZERO, Some(Duration::from_secs(60))).unwrap();
             ends.join().unwrap();
             assert_eq!(rig.poll(), Some(result));
