@@ -321,12 +321,15 @@ fn a_flush_that_waits_for_another_is_sent_again_after_a_lost_connection() {
         rig.run(IoOp::Flush, 0, 0).unwrap();
         rig.write(WRITE, 0, &[1; 4096]).unwrap();
         let before = server.count(Nbd::Flush);
-        // The server answers the first flush, and closes the connection instead of answering the second.
-        server.set(|script| (script.flush_answers, script.answers_left) = (vec![(0, true)], Some(1)));
+        // The server answers the read and the first flush, and closes the connection instead of answering the second.
+        server.set(|script| (script.flush_answers, script.answers_left) = (vec![(0, true)], Some(2)));
+        // While this is being sent, the flushes are queued, so they are sent together.
+        let read = rig.start(IoOp::Read, 0, 4096, None);
         let flushes = [rig.start(IoOp::Flush, 0, 0, None), rig.start(IoOp::Flush, 0, 0, None)];
-        for flush in flushes {
-            rig.wait(flush).unwrap();
+        for io in [read, flushes[0], flushes[1]] {
+            rig.wait(io).unwrap();
         }
+        rig.take(read, 0, 0);
         assert_eq!(server.count(Nbd::Flush), before + 4);
         assert!(!rig.backing.take_loss(), "the write was repeated");
         rig.close();
