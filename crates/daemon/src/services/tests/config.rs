@@ -658,6 +658,27 @@ fn a_reload_gives_a_disk_the_socket_that_another_disk_gives_up() {
     });
 }
 
+/// At a reload, the recovery of a persistent cache is such an operation.
+#[test]
+fn a_reload_makes_a_change_when_another_operation_on_the_disk_has_ended() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, CACHE, "");
+        let filed = Filed::start(bench, &first).await;
+        let opening = filed.bench.services.registry.guard_disk("vm", "opened").unwrap();
+        let changed = text(&filed.bench, "cache = { pool = \"p\", size = \"6M\" }", "");
+        filed.reload(&changed).await;
+        tokio::time::sleep(RETURNED).await;
+        let pending = filed.pending().await;
+        let why = "not applied: vm is being opened; hob tries again by itself when disk vm is available";
+        assert!(pending.len() == 1 && pending[0].contains(why), "{pending:?}");
+        drop(opening);
+        tokio::time::sleep(RETURNED).await;
+        assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
+        assert_eq!(filed.bench.room("vm"), 6);
+    });
+}
+
 #[test]
 fn a_change_in_progress_hides_no_other_change_that_was_not_made() {
     run(async |bench| {
