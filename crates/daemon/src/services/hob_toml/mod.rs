@@ -134,7 +134,12 @@ impl HobToml {
                 let (applied, mut unmade) = service.make_all(found, yes).await;
                 // The operator learns what failed, and decides whether to try again.
                 unmade.iter_mut().for_each(|it| it.is_delayed = false);
-                service.registry.inner().config_pending = unmade;
+                {
+                    let mut inner = service.registry.inner();
+                    inner.config_pending = unmade;
+                    // This file has no mistakes, and the daemon uses it now.
+                    inner.config_refused = None;
+                }
                 service.note_definitions(&config);
                 drop(turn);
                 service.registry.save().await?;

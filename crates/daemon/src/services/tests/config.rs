@@ -636,6 +636,26 @@ fn a_change_that_waits_for_guests_is_not_made_while_a_newer_file_is_applied() {
     });
 }
 
+#[test]
+fn a_corrected_file_that_is_applied_is_no_longer_reported_as_refused() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, CACHE, "");
+        let filed = Filed::start(bench, &first).await;
+        filed.bench.services.registry.inner().config_refused = Some("unknown key foo".to_owned());
+        let kinds = async || {
+            let problems = filed.bench.services.observe.health().await.problems;
+            problems.into_iter().map(|it| it.kind).collect::<Vec<_>>()
+        };
+        filed.write(&format!("{first}foo = 1\n"));
+        filed.bench.services.hob_toml.apply(false).await.unwrap_err();
+        assert_eq!(kinds().await, [hob_control::ProblemKind::ConfigRefused]);
+        filed.write(&first);
+        filed.apply(false).await;
+        assert_eq!(kinds().await, []);
+    });
+}
+
 /// The other disk gives its socket up only when guests have had time to connect again.
 #[test]
 fn a_reload_gives_a_disk_the_socket_that_another_disk_gives_up() {
