@@ -68,6 +68,8 @@ pub enum ProblemKind {
     BackingUnreachable,
     /// A backing answers slowly, or not at all.
     BackingSlow,
+    /// A backing answered requests with errors within the last minute.
+    BackingErrors,
     /// A backing does not support FLUSH, so hob cannot make its writes durable.
     FlushMissing,
     /// The crash log of a write-back cache, or the mark of a disk's unflushed changes, is missing or
@@ -98,7 +100,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds of problems.
-    pub const ALL: [ProblemKind; 25] = [
+    pub const ALL: [ProblemKind; 26] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -113,6 +115,7 @@ impl ProblemKind {
         ProblemKind::FlashWritesExceeded,
         ProblemKind::BackingUnreachable,
         ProblemKind::BackingSlow,
+        ProblemKind::BackingErrors,
         ProblemKind::FlushMissing,
         ProblemKind::CrashLogMissing,
         ProblemKind::HostDeviceMissing,
@@ -143,6 +146,7 @@ impl ProblemKind {
             ProblemKind::FlashWritesExceeded => "flash-writes-exceeded",
             ProblemKind::BackingUnreachable => "backing-unreachable",
             ProblemKind::BackingSlow => "backing-slow",
+            ProblemKind::BackingErrors => "backing-errors",
             ProblemKind::FlushMissing => "flush-missing",
             ProblemKind::CrashLogMissing => "crash-log-missing",
             ProblemKind::HostDeviceMissing => "host-device-missing",

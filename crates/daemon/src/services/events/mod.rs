@@ -77,7 +77,10 @@ impl Events {
                 _ = look.tick() => self.pools.look_at_dirty(),
                 _ = repartition.tick() => self.pools.repartition(),
                 _ = judge.tick() => self.observe.judge(),
-                _ = count.tick() => self.observe.count_mismatches(),
+                _ = count.tick() => {
+                    self.observe.count_mismatches();
+                    self.observe.log_failing_backings();
+                }
                 _ = space.tick() => self.observe.look_at_state_space(),
                 _ = agree.tick() => self.qos.agree_on_datastores(self.peers.cluster()),
             }
