@@ -79,6 +79,8 @@ pub enum ProblemKind {
     HostDeviceMissing,
     /// A disk's file (FUSE) or vhost-user socket cannot be served.
     ExportFailed,
+    /// The file of a pool or of a backing was removed, renamed or replaced while hob uses it.
+    FileMissing,
     /// A swap area that should be on is off.
     SwapOff,
     /// This host has no lease in its cluster, so its disks do not answer.
@@ -100,7 +102,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds of problems.
-    pub const ALL: [ProblemKind; 26] = [
+    pub const ALL: [ProblemKind; 27] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -120,6 +122,7 @@ impl ProblemKind {
         ProblemKind::CrashLogMissing,
         ProblemKind::HostDeviceMissing,
         ProblemKind::ExportFailed,
+        ProblemKind::FileMissing,
         ProblemKind::SwapOff,
         ProblemKind::ClusterAway,
         ProblemKind::StateNotSaved,
@@ -151,6 +154,7 @@ impl ProblemKind {
             ProblemKind::CrashLogMissing => "crash-log-missing",
             ProblemKind::HostDeviceMissing => "host-device-missing",
             ProblemKind::ExportFailed => "export-failed",
+            ProblemKind::FileMissing => "file-missing",
             ProblemKind::SwapOff => "swap-off",
             ProblemKind::ClusterAway => "cluster-away",
             ProblemKind::StateNotSaved => "state-not-saved",

@@ -114,6 +114,26 @@ fn dirty_data_that_gets_nowhere_is_named() {
 }
 
 #[test]
+fn a_file_that_is_renamed_while_hob_uses_it_is_named() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        bench.disk("vm").await;
+        let kinds_now = async || {
+            bench.services.observe.check_open_files();
+            kinds(&bench.services.observe.health().await)
+        };
+        assert!(kinds_now().await.is_empty());
+        for name in ["a", "vm.img"] {
+            let (path, away) = (bench.path(name), bench.path("away"));
+            std::fs::rename(&path, &away).unwrap();
+            assert_eq!(kinds_now().await, [ProblemKind::FileMissing]);
+            std::fs::rename(&away, &path).unwrap();
+            assert!(kinds_now().await.is_empty());
+        }
+    });
+}
+
+#[test]
 fn a_backing_that_answers_with_errors_is_named() {
     run(async |bench| {
         bench.disk("vm").await;
