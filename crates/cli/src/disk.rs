@@ -392,30 +392,51 @@ fn settings(cache: &hob_control::Cache) -> Vec<(&'static str, String)> {
         facts.push(("cache persistent", "no".to_owned()));
         return facts;
     }
-    let age = match cache.dirty_age_max {
-        0 => "no bound on age".to_owned(),
-        seconds => format!("within {seconds} s"),
-    };
-    let order = if cache.ordered { ", ordered" } else { "" };
     facts.extend([
         ("cache persistent", format!("yes, journal of {}", cache.journal.human())),
         ("cache copies", cache.copies.clone()),
         ("cache verify", cache.verify.clone()),
-        (
-            "cache destage",
-            format!(
-                "{}, from {} % dirty to {} %, {age}, full at {} %{order}",
-                cache.destage_order, cache.dirty_start, cache.dirty_stop, cache.dirty_full
-            ),
-        ),
+        ("cache destage", destage(cache)),
     ]);
     facts.extend(cache.dirty.as_ref().map(|dirty| ("cache dirty", super::drain::state(dirty))));
     facts
 }
 
+/// Describes when and in which order a cache destages. A cache that keeps the order of writes and
+/// bounds their age destages them immediately.
+fn destage(cache: &hob_control::Cache) -> String {
+    let start = match (cache.ordered, cache.dirty_age_max) {
+        (true, 1..) => "immediately".to_owned(),
+        (false, age @ 1..) => {
+            format!("from {} % dirty to {} %, within {age} s", cache.dirty_start, cache.dirty_stop)
+        }
+        (_, 0) => format!("from {} % dirty to {} %, no bound on age", cache.dirty_start, cache.dirty_stop),
+    };
+    let order = if cache.ordered { ", ordered" } else { "" };
+    format!("{}, {start}, full at {} %{order}", cache.destage_order, cache.dirty_full)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_ordered_cache_with_a_bound_on_age_destages_immediately() {
+        let said = |ordered, dirty_age_max| {
+            destage(&hob_control::Cache {
+                destage_order: "address".to_owned(),
+                dirty_start: 60,
+                dirty_stop: 50,
+                dirty_full: 90,
+                dirty_age_max,
+                ordered,
+                ..hob_control::Cache::default()
+            })
+        };
+        assert_eq!(said(false, 30), "address, from 60 % dirty to 50 %, within 30 s, full at 90 %");
+        assert_eq!(said(true, 30), "address, immediately, full at 90 %, ordered");
+        assert_eq!(said(true, 0), "address, from 60 % dirty to 50 %, no bound on age, full at 90 %, ordered");
+    }
 
     #[test]
     fn the_progress_of_a_verification_is_said() {

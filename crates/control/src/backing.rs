@@ -17,6 +17,16 @@ pub enum BackingState {
         /// Requests that wait for the backing.
         waiting_requests: u64,
     },
+    /// The backing is connected, and answered a request with an error within the last minute.
+    Failing {
+        /// Time since the first of these errors, seconds. Errors count together unless a minute
+        /// without an error has passed between them.
+        since_seconds: u64,
+        /// Requests that failed in the last minute.
+        failed_last_minute: u64,
+        /// Operation and error of the request that failed last.
+        last_error: String,
+    },
     /// The connection to the backing is lost, and hob tries to connect again.
     Reconnecting {
         /// Length of the backing's outage so far, seconds.
@@ -37,22 +47,23 @@ pub enum BackingState {
 
 impl BackingState {
     /// Names of all backing states.
-    pub const NAMES: [&'static str; 4] = ["connected", "slow", "reconnecting", "failed"];
+    pub const NAMES: [&'static str; 5] = ["connected", "slow", "failing", "reconnecting", "failed"];
 
     /// Returns the state's name in the API and in metrics.
     pub fn name(&self) -> &'static str {
         match self {
             BackingState::Connected => Self::NAMES[0],
             BackingState::Slow { .. } => Self::NAMES[1],
-            BackingState::Reconnecting { .. } => Self::NAMES[2],
-            BackingState::Failed { .. } => Self::NAMES[3],
+            BackingState::Failing { .. } => Self::NAMES[2],
+            BackingState::Reconnecting { .. } => Self::NAMES[3],
+            BackingState::Failed { .. } => Self::NAMES[4],
         }
     }
 
     /// Returns the length of the backing's outage, seconds; 0 while the backing is connected.
     pub fn outage_seconds(&self) -> u64 {
         match self {
-            BackingState::Connected | BackingState::Slow { .. } => 0,
+            BackingState::Connected | BackingState::Slow { .. } | BackingState::Failing { .. } => 0,
             BackingState::Reconnecting { since_seconds, .. } | BackingState::Failed { since_seconds, .. } => {
                 *since_seconds
             }
@@ -67,7 +78,7 @@ impl BackingState {
     /// Returns how many requests wait for a slow or disconnected backing; 0 in other states.
     pub fn waiting_requests(&self) -> u64 {
         match self {
-            BackingState::Connected | BackingState::Failed { .. } => 0,
+            BackingState::Connected | BackingState::Failing { .. } | BackingState::Failed { .. } => 0,
             BackingState::Slow { waiting_requests, .. }
             | BackingState::Reconnecting { waiting_requests, .. } => *waiting_requests,
         }
@@ -81,6 +92,10 @@ impl BackingState {
                 "answers slowly: the oldest request has waited {:.1} s; {}",
                 *oldest_request_ms as f64 / 1000.0,
                 waiting(*waiting_requests)
+            ),
+            BackingState::Failing { since_seconds, failed_last_minute, last_error } => format!(
+                "has failed requests for {since_seconds} s, {failed_last_minute} of them in the last minute; \
+                 last error: {last_error}"
             ),
             BackingState::Reconnecting { since_seconds, last_error, waiting_requests } => {
                 format!("reconnecting for {since_seconds} s: {last_error}; {}", waiting(*waiting_requests))
@@ -111,6 +126,14 @@ mod tests {
             (
                 BackingState::Slow { oldest_request_ms: 2500, waiting_requests: 1 },
                 "answers slowly: the oldest request has waited 2.5 s; 1 request waits",
+            ),
+            (
+                BackingState::Failing {
+                    since_seconds: 90,
+                    failed_last_minute: 4,
+                    last_error: "read: I/O error (EIO)".to_owned(),
+                },
+                "has failed requests for 90 s, 4 of them in the last minute; last error: read: I/O error (EIO)",
             ),
             (
                 BackingState::Reconnecting {

@@ -68,6 +68,8 @@ pub enum ProblemKind {
     BackingUnreachable,
     /// A backing answers slowly, or not at all.
     BackingSlow,
+    /// A backing answered requests with errors within the last minute.
+    BackingErrors,
     /// A backing does not support FLUSH, so hob cannot make its writes durable.
     FlushMissing,
     /// The crash log of a write-back cache, or the mark of a disk's unflushed changes, is missing or
@@ -77,6 +79,8 @@ pub enum ProblemKind {
     HostDeviceMissing,
     /// A disk's file (FUSE) or vhost-user socket cannot be served.
     ExportFailed,
+    /// The file of a pool or of a backing was removed, renamed or replaced while hob uses it.
+    FileMissing,
     /// A swap area that should be on is off.
     SwapOff,
     /// This host has no lease in its cluster, so its disks do not answer.
@@ -98,7 +102,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds of problems.
-    pub const ALL: [ProblemKind; 25] = [
+    pub const ALL: [ProblemKind; 27] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -113,10 +117,12 @@ impl ProblemKind {
         ProblemKind::FlashWritesExceeded,
         ProblemKind::BackingUnreachable,
         ProblemKind::BackingSlow,
+        ProblemKind::BackingErrors,
         ProblemKind::FlushMissing,
         ProblemKind::CrashLogMissing,
         ProblemKind::HostDeviceMissing,
         ProblemKind::ExportFailed,
+        ProblemKind::FileMissing,
         ProblemKind::SwapOff,
         ProblemKind::ClusterAway,
         ProblemKind::StateNotSaved,
@@ -143,10 +149,12 @@ impl ProblemKind {
             ProblemKind::FlashWritesExceeded => "flash-writes-exceeded",
             ProblemKind::BackingUnreachable => "backing-unreachable",
             ProblemKind::BackingSlow => "backing-slow",
+            ProblemKind::BackingErrors => "backing-errors",
             ProblemKind::FlushMissing => "flush-missing",
             ProblemKind::CrashLogMissing => "crash-log-missing",
             ProblemKind::HostDeviceMissing => "host-device-missing",
             ProblemKind::ExportFailed => "export-failed",
+            ProblemKind::FileMissing => "file-missing",
             ProblemKind::SwapOff => "swap-off",
             ProblemKind::ClusterAway => "cluster-away",
             ProblemKind::StateNotSaved => "state-not-saved",

@@ -100,6 +100,7 @@ impl Row {
         match &self.load.backing_state {
             None | Some(BackingState::Connected) => {}
             Some(BackingState::Slow { .. }) => return "slow backing".to_owned(),
+            Some(BackingState::Failing { .. }) => return "backing errors".to_owned(),
             Some(BackingState::Reconnecting { .. }) => return "reconnecting".to_owned(),
             Some(BackingState::Failed { .. }) => return "backing failed".to_owned(),
         }

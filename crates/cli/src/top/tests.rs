@@ -113,6 +113,10 @@ fn a_backing_that_does_not_work_stands_in_place_of_the_cache() {
         (BackingState::Connected, "write-back"),
         (BackingState::Slow { oldest_request_ms: 2001, waiting_requests: 1 }, "slow backing"),
         (
+            BackingState::Failing { since_seconds: 1, failed_last_minute: 2, last_error: "x".into() },
+            "backing errors",
+        ),
+        (
             BackingState::Reconnecting { since_seconds: 1, last_error: "x".into(), waiting_requests: 0 },
             "reconnecting",
         ),

@@ -45,7 +45,7 @@ impl Config {
         let path = path.to_owned();
         tracing::error!("{why}; the daemon starts with the configuration of its last start");
         let refused = format!(
-            "{why}; the daemon uses the configuration of its last start. Correct the file until 'hob daemon --check' accepts it, and reload"
+            "{why}; the daemon uses the configuration of its last start. Correct the file until 'hob daemon --check' accepts it, and reload or use 'hob config apply'"
         );
         Some(Config { path: Some(path), text, refused: Some(refused), ..config })
     }

@@ -238,7 +238,9 @@ fn the_alerts_know_the_kinds_of_problems() {
         assert!(ProblemKind::ALL.iter().any(|known| known.name() == kind), "{kind}");
     }
     let of_devices = DEVICE_STATES.map(|(_, known)| known);
-    for (metric, known) in [("hob_device_state", of_devices), ("hob_disk_backing_state", BackingState::NAMES)]
+    let of_backings = BackingState::NAMES;
+    for (metric, known) in
+        [("hob_device_state", of_devices.as_slice()), ("hob_disk_backing_state", of_backings.as_slice())]
     {
         let asked: Vec<&str> = alerts.split(&format!("{metric}{{state=")).skip(1).collect();
         assert!(!asked.is_empty(), "no alert asks for {metric}");

@@ -8,6 +8,7 @@ mod bitmaps;
 mod closing;
 mod config;
 mod config_keys;
+mod config_problems;
 mod devices;
 mod failing;
 mod flash_writes;

@@ -70,7 +70,7 @@ pub use image_state::image_state;
 pub use lock::Lock;
 pub use modelled::{ModelledOp, ServiceTime};
 use monitor::InFlight;
-pub use monitor::{Condition, Monitor, SLOW_AFTER};
+pub use monitor::{Condition, FAILING_FOR, Monitor, SLOW_AFTER};
 pub use overlay::{BlockOrigin, OwnMap, Part};
 pub use parent::{NotShared, Parent, ParentRead};
 pub use size_probe::SizeProbe;
@@ -535,7 +535,7 @@ impl Backing {
         if let Some(abandonment) = &mut self.abandonment {
             return abandonment.refuse(io.id);
         }
-        self.in_flight.begin(&self.monitor, io.id, io.slice, now);
+        self.in_flight.begin(&self.monitor, io, now);
         self.flush_state.begin(io);
         if matches!(io.op, IoOp::Flush | IoOp::Write(Durability::Durable)) {
             self.flush_order.begin(io.id);
@@ -580,7 +580,7 @@ impl Backing {
 
     /// Records the end of an I/O, and returns it.
     fn finish(&mut self, io: IoId, result: Result<(), IoError>) -> (IoId, Result<(), IoError>) {
-        self.in_flight.end(&self.monitor, io);
+        self.in_flight.end(&self.monitor, io, result);
         self.flush_state.end(io, result);
         // A driver reports a request like this too that the backing did not answer in time.
         self.left_requests |= result == Err(IoError::Failed);

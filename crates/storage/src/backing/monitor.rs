@@ -4,15 +4,19 @@
 //! threads read the monitor without calling the shard, so a shard or backing that hangs does not
 //! delay them. Ages are computed when they are read, so that they are always current.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant as Clock};
 
-use hob_engine::io::BufferSlice;
+use hob_engine::io::{BufferSlice, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId};
 
 /// A backing is slow while its oldest request has waited longer than this.
 pub const SLOW_AFTER: Duration = Duration::from_secs(2);
+
+/// A backing counts as failing until this time has passed without a failed request.
+pub const FAILING_FOR: Duration = Duration::from_secs(60);
 
 /// Value of `oldest_ns` while no request is in flight.
 const NONE: u64 = u64::MAX;
@@ -28,6 +32,15 @@ pub enum Condition {
         oldest: Duration,
         /// Number of requests in flight.
         waiting: u64,
+    },
+    /// The backing is connected, and answered a request with an error within [`FAILING_FOR`].
+    Failing {
+        /// Time since the first of these errors.
+        since: Duration,
+        /// Number of failed requests within the last minute.
+        last_minute: u64,
+        /// Operation and error of the request that failed last.
+        error: String,
     },
     /// The connection to the backing is lost, and hob tries to connect again.
     Reconnecting {
@@ -60,6 +73,7 @@ pub struct Monitor {
     /// Number of requests in flight.
     waiting: AtomicU64,
     outage: Mutex<Option<Outage>>,
+    failures: Mutex<Option<Failures>>,
     /// Number of times that the connection was lost or was there again.
     connection_changes: AtomicU64,
 }
@@ -72,6 +86,60 @@ struct Outage {
     is_final: bool,
 }
 
+/// Requests that the backing answered with an error, without a pause of [`FAILING_FOR`].
+#[derive(Debug)]
+struct Failures {
+    since: Clock,
+    /// Numbers of failed requests in the last minute, each with the second after `since`.
+    counts: VecDeque<(u64, u64)>,
+    last: Clock,
+    operation: IoOp,
+    error: IoError,
+}
+
+impl Failures {
+    fn count(&mut self, now: Clock) {
+        let second = now.saturating_duration_since(self.since).as_secs();
+        match self.counts.back_mut() {
+            Some((at, count)) if *at == second => *count += 1,
+            _ => self.counts.push_back((second, 1)),
+        }
+        while self.counts.front().is_some_and(|(at, _)| at + FAILING_FOR.as_secs() <= second) {
+            self.counts.pop_front();
+        }
+    }
+
+    fn is_over(&self, now: Clock) -> bool {
+        now.saturating_duration_since(self.last) >= FAILING_FOR
+    }
+
+    fn condition(&self, now: Clock) -> Condition {
+        let since = now.saturating_duration_since(self.since);
+        let is_recent = |at: u64| at + FAILING_FOR.as_secs() > since.as_secs();
+        let recent = self.counts.iter().filter(|(at, _)| is_recent(*at));
+        let error = format!("{}: {}", operation_name(self.operation), error_name(self.error));
+        Condition::Failing { since, last_minute: recent.map(|(_, count)| count).sum(), error }
+    }
+}
+
+fn operation_name(operation: IoOp) -> &'static str {
+    match operation {
+        IoOp::Read => "read",
+        IoOp::Write(_) | IoOp::WriteJournal => "write",
+        IoOp::Flush => "flush",
+        IoOp::Discard => "discard",
+        IoOp::WriteZeroes(_) => "write-zeroes",
+    }
+}
+
+fn error_name(error: IoError) -> &'static str {
+    match error {
+        IoError::NoSpace => "no space left (ENOSPC)",
+        IoError::ReadOnly => "it is read-only (EPERM)",
+        _ => "I/O error (EIO)",
+    }
+}
+
 impl Default for Monitor {
     fn default() -> Monitor {
         Monitor {
@@ -80,6 +148,7 @@ impl Default for Monitor {
             asked_ns: AtomicU64::new(NONE),
             waiting: AtomicU64::new(0),
             outage: Mutex::default(),
+            failures: Mutex::default(),
             connection_changes: AtomicU64::new(0),
         }
     }
@@ -103,7 +172,11 @@ impl Monitor {
         }
         match self.oldest_age(now) {
             Some(oldest) if oldest > SLOW_AFTER => Condition::Slow { oldest, waiting },
-            _ => Condition::Connected,
+            _ => {
+                let failures = self.failures();
+                let present = failures.as_ref().filter(|failures| !failures.is_over(now));
+                present.map_or(Condition::Connected, |failures| failures.condition(now))
+            }
         }
     }
 
@@ -139,6 +212,20 @@ impl Monitor {
         self.outage().is_some()
     }
 
+    /// Records that the connected backing answered a request with an error.
+    pub fn note_failure(&self, operation: IoOp, error: IoError) {
+        self.note_failure_at(Clock::now(), operation, error);
+    }
+
+    fn note_failure_at(&self, now: Clock, operation: IoOp, error: IoError) {
+        let mut failures = self.failures();
+        let before = failures.take().filter(|failures| !failures.is_over(now));
+        let start = || Failures { since: now, counts: VecDeque::new(), last: now, operation, error };
+        let mut present = before.unwrap_or_else(start);
+        present.count(now);
+        *failures = Some(Failures { last: now, operation, error, ..present });
+    }
+
     /// Records that hob asks an idle server whether it still answers. This question counts as a
     /// request.
     pub(super) fn note_question(&self, now: Instant) {
@@ -170,6 +257,10 @@ impl Monitor {
         let _ = self.origin.set(clock.checked_sub(Duration::from_nanos(now.0)).unwrap_or(clock));
     }
 
+    fn failures(&self) -> MutexGuard<'_, Option<Failures>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn outage(&self) -> MutexGuard<'_, Option<Outage>> {
         self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -179,21 +270,43 @@ impl Monitor {
 /// request updates a [`Monitor`].
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    requests: std::collections::VecDeque<(IoId, Instant, Option<BufferSlice>)>,
+    requests: VecDeque<Request>,
+}
+
+#[derive(Debug)]
+struct Request {
+    id: IoId,
+    operation: IoOp,
+    began: Instant,
+    slice: Option<BufferSlice>,
+    /// The monitor's number of connection changes when the request began.
+    connection_changes: u64,
 }
 
 impl InFlight {
-    /// Records the start of a request that moves these bytes.
-    pub(super) fn begin(&mut self, monitor: &Monitor, id: IoId, slice: Option<BufferSlice>, now: Instant) {
-        self.requests.push_back((id, now, slice));
+    /// Records the start of a request.
+    pub(super) fn begin(&mut self, monitor: &Monitor, io: &Io, now: Instant) {
+        self.requests.push_back(Request {
+            id: io.id,
+            operation: io.op,
+            began: now,
+            slice: io.slice,
+            connection_changes: monitor.connection_changes(),
+        });
         self.publish(monitor);
     }
 
     /// Records the end of a request.
-    pub(super) fn end(&mut self, monitor: &Monitor, id: IoId) {
+    pub(super) fn end(&mut self, monitor: &Monitor, id: IoId, result: Result<(), IoError>) {
         // Requests end roughly in the order in which they began, so this one is near the front.
-        if let Some(at) = self.requests.iter().position(|(known, ..)| *known == id) {
-            self.requests.remove(at);
+        if let Some(at) = self.requests.iter().position(|request| request.id == id)
+            && let Some(request) = self.requests.remove(at)
+            && let Err(error @ (IoError::Failed | IoError::NoSpace | IoError::ReadOnly)) = result
+            // Otherwise the request may have failed because the connection was lost.
+            && request.connection_changes == monitor.connection_changes()
+            && !monitor.is_disconnected()
+        {
+            monitor.note_failure(request.operation, error);
         }
         self.publish(monitor);
     }
@@ -209,11 +322,11 @@ impl InFlight {
     ) -> impl Iterator<Item = (IoId, Option<BufferSlice>)> + use<> {
         let requests = std::mem::take(&mut self.requests);
         self.publish(monitor);
-        requests.into_iter().map(|(id, _, slice)| (id, slice))
+        requests.into_iter().map(|request| (request.id, request.slice))
     }
 
     fn publish(&self, monitor: &Monitor) {
-        let oldest_ns = self.requests.front().map_or(NONE, |(_, at, _)| at.0);
+        let oldest_ns = self.requests.front().map_or(NONE, |request| request.began.0);
         monitor.oldest_ns.store(oldest_ns, Ordering::Relaxed);
         monitor.waiting.store(self.requests.len() as u64, Ordering::Relaxed);
     }
@@ -221,9 +334,62 @@ impl InFlight {
 
 #[cfg(test)]
 mod tests {
+    use hob_engine::io::Target;
+
     use super::*;
 
     const SECOND_NS: u64 = 1_000_000_000;
+
+    fn read(id: u64) -> Io {
+        Io { id: IoId(id), target: Target::Backing, op: IoOp::Read, offset: 0, len: 512, slice: None }
+    }
+
+    #[test]
+    fn a_backing_fails_requests_until_a_minute_has_passed_without_an_error() {
+        let (monitor, _, start) = attached();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let fail = |seconds, error| monitor.note_failure_at(at(seconds), IoOp::Read, error);
+        fail(0, IoError::Failed);
+        fail(0, IoError::Failed);
+        fail(30, IoError::NoSpace);
+        let failing = |since, last_minute, error: &str| {
+            let (since, error) = (Duration::from_secs(since), format!("read: {error}"));
+            Condition::Failing { since, last_minute, error }
+        };
+        assert_eq!(monitor.condition_at(at(40)), failing(40, 3, "no space left (ENOSPC)"));
+        assert_eq!(monitor.condition_at(at(60)), failing(60, 1, "no space left (ENOSPC)"));
+        fail(80, IoError::Failed);
+        assert_eq!(monitor.condition_at(at(80)), failing(80, 2, "I/O error (EIO)"));
+        assert_eq!(monitor.condition_at(at(139)), failing(139, 1, "I/O error (EIO)"));
+        assert_eq!(monitor.condition_at(at(140)), Condition::Connected);
+        fail(200, IoError::Failed);
+        assert_eq!(monitor.condition_at(at(201)), failing(1, 1, "I/O error (EIO)"), "a new failure");
+    }
+
+    #[test]
+    fn only_errors_that_a_connected_backing_answered_count() {
+        let (monitor, mut requests, _) = attached();
+        let mut fail = |id, error| {
+            requests.begin(&monitor, &read(id), Instant(5 * SECOND_NS));
+            requests.end(&monitor, IoId(id), Err(error));
+        };
+        fail(1, IoError::Unsupported);
+        fail(2, IoError::ShuttingDown);
+        assert_eq!(monitor.condition(), Condition::Connected);
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        fail(3, IoError::Failed);
+        monitor.note_connected();
+        assert_eq!(monitor.condition(), Condition::Connected);
+        fail(4, IoError::Failed);
+        assert!(matches!(monitor.condition(), Condition::Failing { last_minute: 1, .. }));
+        // A request that fails because the connection was lost while it waited.
+        let (monitor, mut requests, _) = attached();
+        requests.begin(&monitor, &read(5), Instant(5 * SECOND_NS));
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        monitor.note_connected();
+        requests.end(&monitor, IoId(5), Err(IoError::Failed));
+        assert_eq!(monitor.condition(), Condition::Connected);
+    }
 
     #[test]
     fn a_question_to_an_idle_server_counts_until_it_is_answered() {
@@ -249,25 +415,25 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(Monitor::default().condition(), Condition::Connected, "not attached yet");
         assert_eq!(monitor.condition_at(at(60_000)), Condition::Connected, "nothing is asked of it");
-        requests.begin(&monitor, IoId(7), None, Instant(5 * SECOND_NS));
-        requests.begin(&monitor, IoId(8), None, Instant(6 * SECOND_NS));
-        requests.begin(&monitor, IoId(9), None, Instant(7 * SECOND_NS));
+        requests.begin(&monitor, &read(7), Instant(5 * SECOND_NS));
+        requests.begin(&monitor, &read(8), Instant(6 * SECOND_NS));
+        requests.begin(&monitor, &read(9), Instant(7 * SECOND_NS));
         assert_eq!(monitor.condition_at(at(2000)), Condition::Connected);
         let slow = |oldest_ms, waiting| Condition::Slow { oldest: Duration::from_millis(oldest_ms), waiting };
         assert_eq!(monitor.condition_at(at(2001)), slow(2001, 3));
-        requests.end(&monitor, IoId(8));
+        requests.end(&monitor, IoId(8), Ok(()));
         assert_eq!(monitor.condition_at(at(4000)), slow(4000, 2), "the oldest one is still there");
-        requests.end(&monitor, IoId(7));
+        requests.end(&monitor, IoId(7), Ok(()));
         assert_eq!(monitor.condition_at(at(4000)), Condition::Connected, "the next one is 2 s old");
         assert_eq!(monitor.condition_at(at(9500)), slow(7500, 1));
-        requests.end(&monitor, IoId(9));
+        requests.end(&monitor, IoId(9), Ok(()));
         assert_eq!(monitor.condition_at(at(9500)), Condition::Connected);
     }
 
     #[test]
     fn an_outage_lasts_from_its_first_note_until_there_is_a_connection() {
         let (monitor, mut requests, _) = attached();
-        requests.begin(&monitor, IoId(1), None, Instant(5 * SECOND_NS));
+        requests.begin(&monitor, &read(1), Instant(5 * SECOND_NS));
         monitor.note_outage(Duration::from_secs(3), "the server closed the connection");
         monitor.note_outage(Duration::ZERO, "Connection refused");
         let Condition::Reconnecting { outage, error, waiting } = monitor.condition() else {
@@ -275,7 +441,7 @@ mod tests {
         };
         assert!(outage >= Duration::from_secs(3), "{outage:?}");
         assert_eq!((error.as_str(), waiting), ("Connection refused", 1), "the last error counts");
-        requests.end(&monitor, IoId(1));
+        requests.end(&monitor, IoId(1), Ok(()));
         assert_eq!(monitor.connection_changes(), 1, "one outage");
         monitor.note_connected();
         monitor.note_connected();

@@ -113,7 +113,7 @@ impl Disks {
         if let Some(wanted) = wanted {
             whole(wanted)?;
             if wanted < before {
-                return Err(no_smaller(name, &format!("it has {}", Size(before))));
+                return Err(no_smaller(name, &format!("it has {before} bytes")));
             }
         }
         let measured = gauge.clone();

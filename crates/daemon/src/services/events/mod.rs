@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::disks::Disks;
 use super::exports::ExportService;
 use super::migration::Migrations;
-use super::observe::{COUNT_EVERY, JUDGE_EVERY, Observe, SPACE_EVERY};
+use super::observe::{COUNT_EVERY, FILES_EVERY, JUDGE_EVERY, Observe, SPACE_EVERY};
 use super::peer_access::PeerAccess;
 use super::pools::{LOOK_EVERY, Pools, REPARTITION_EVERY};
 use super::qos::{AGREE_EVERY, QosService};
@@ -58,6 +58,8 @@ impl Events {
         count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut space = tokio::time::interval(SPACE_EVERY);
         space.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut files = tokio::time::interval(FILES_EVERY);
+        files.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let evidence = self.disks.clone().record_evidence();
         let parents = self.disks.clone().watch_parents();
         let counting = self.pools.clone().count_flash_writes_forever();
@@ -77,7 +79,11 @@ impl Events {
                 _ = look.tick() => self.pools.look_at_dirty(),
                 _ = repartition.tick() => self.pools.repartition(),
                 _ = judge.tick() => self.observe.judge(),
-                _ = count.tick() => self.observe.count_mismatches(),
+                _ = count.tick() => {
+                    self.observe.count_mismatches();
+                    self.observe.log_failing_backings();
+                }
+                _ = files.tick() => self.observe.look_at_open_files(),
                 _ = space.tick() => self.observe.look_at_state_space(),
                 _ = agree.tick() => self.qos.agree_on_datastores(self.peers.cluster()),
             }

@@ -4,7 +4,7 @@ use hob_control::DeviceState;
 
 use super::Events;
 use crate::background::spawn;
-use crate::services::registry::{DeviceEntry, DiskPhase};
+use crate::services::registry::{DeviceEntry, DiskEntry, DiskPhase};
 
 impl Events {
     /// Starts an attempt for each object that is offline or incomplete.
@@ -46,8 +46,8 @@ impl Events {
             spawn(async move { disks.bring_online(&name).await });
         }
         for name in pools {
-            let pools = self.pools.clone();
-            spawn(async move { pools.retry_devices(&name).await });
+            let service = self.clone();
+            spawn(async move { service.retry_pool(&name).await });
         }
         for name in returned {
             let pools = self.pools.clone();
@@ -71,6 +71,28 @@ impl Events {
         for name in roomy {
             let pools = self.pools.clone();
             spawn(async move { pools.top_up(&name).await });
+        }
+    }
+
+    /// Tries to open the missing devices of a pool. If one is there again, opens the offline disks
+    /// with caches in the pool, which may have waited for it.
+    pub(in crate::services) async fn retry_pool(&self, pool: &str) {
+        if !self.pools.retry_devices(pool).await {
+            return;
+        }
+        let disks: Vec<String> = {
+            let inner = self.registry.inner();
+            let waits = |disk: &DiskEntry| {
+                matches!(disk.phase, DiskPhase::Offline(_))
+                    && disk.cache().is_some_and(|spec| spec.pool == pool)
+                    && !disk.waits_for_cluster()
+                    && !inner.is_abandoned(&disk.wanted.name)
+            };
+            inner.disks.iter().filter(|(_, disk)| waits(disk)).map(|(name, _)| name.clone()).collect()
+        };
+        for name in disks {
+            let disks = self.disks.clone();
+            spawn(async move { disks.bring_online(&name).await });
         }
     }
 }

@@ -10,7 +10,7 @@ use hob_control::{
 use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, device_bytes_for};
 
 use super::super::qos::QosService;
-use super::super::registry::{Inner, PoolEntry, Registry};
+use super::super::registry::{DiskEntry, DiskPhase, Inner, PoolEntry, Registry};
 use super::changes::Change;
 use crate::config::Config;
 use crate::state::{DatastoreState, patched_qos};
@@ -107,6 +107,23 @@ impl Inner {
     fn has_device(&self, pool: &str, path: &str) -> bool {
         let devices = self.pools.get(pool).map(|entry| entry.devices.iter());
         devices.is_some_and(|mut devices| devices.any(|device| device.path == Path::new(path)))
+    }
+
+    /// Returns true if the object of a difference cannot be changed for now: an operation is in
+    /// progress on it, or it is offline. Changes of a pool also need the disks with caches there.
+    pub(super) fn is_unavailable(&self, it: &ConfigDifference) -> bool {
+        match it.subject.split_once(' ') {
+            Some(("disk", name)) => self
+                .disks
+                .get(name)
+                .is_some_and(|disk| disk.busy.is_some() || matches!(disk.phase, DiskPhase::Offline(_))),
+            Some(("pool", name)) => {
+                let is_in_pool = |disk: &DiskEntry| disk.cache().is_some_and(|spec| spec.pool == name);
+                self.pools.get(name).is_some_and(|pool| pool.busy.is_some())
+                    || self.disks.values().any(|disk| disk.busy.is_some() && is_in_pool(disk))
+            }
+            _ => false,
+        }
     }
 
     /// Returns true if a change that the last reload did not make may still be necessary.

@@ -17,12 +17,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hob_control::{ConfigApplied, ConfigDiff, ConfigDifference, ConfigRemedy};
+use tokio::time::Instant;
 
 use super::disks::Disks;
 use super::flash::blocking;
 use super::pools::Pools;
 use super::qos::QosService;
-use super::registry::{PendingChange, Registry, StatePart};
+use super::registry::{Inner, PendingChange, Registry, StatePart};
 use super::tasks::Tasks;
 use crate::api_error::{ApiError, Result};
 use crate::background::spawn;
@@ -37,6 +38,9 @@ use path_order::{Step, in_order, takes_path};
 /// Time after the daemon's start in which guests connect again. Changes that would end their sockets
 /// or close their disks wait this long.
 const GUESTS_RETURN: Duration = Duration::from_secs(10);
+
+/// Interval between two checks whether changes that wait can be made.
+const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 /// Maximum time that the daemon's start waits for the changes of hob.toml, which then continue. The
 /// control API and clients that connect wait for the end of the start, and a change may wait for a
@@ -127,8 +131,15 @@ impl HobToml {
         let found = self.found(running, &config).await;
         self.tasks
             .run("config apply", String::new(), async move {
-                let (applied, unmade) = service.make_all(found, yes).await;
-                service.registry.inner().config_pending = unmade;
+                let (applied, mut unmade) = service.make_all(found, yes).await;
+                // The operator learns what failed, and decides whether to try again.
+                unmade.iter_mut().for_each(|it| it.is_delayed = false);
+                {
+                    let mut inner = service.registry.inner();
+                    inner.config_pending = unmade;
+                    // This file has no mistakes, and the daemon uses it now.
+                    inner.config_refused = None;
+                }
                 service.note_definitions(&config);
                 drop(turn);
                 service.registry.save().await?;
@@ -213,12 +224,13 @@ impl HobToml {
             later.extend(with_them);
         }
         let (applied, mut pending) = self.make_all(changed, false).await;
-        log(&applied);
+        log(&applied, &pending);
         // Health reports the disk of a cache that cannot be created.
         pending.retain(|it| !is_refused(&it.difference));
-        let has_later = !later.is_empty();
-        pending
-            .extend(later.into_iter().map(|it| PendingChange { difference: it.difference, failure: None }));
+        let waiting =
+            |it: Found| PendingChange { difference: it.difference, failure: None, is_delayed: false };
+        pending.extend(later.into_iter().map(waiting));
+        let has_later = pending.iter().any(|it| it.is_delayed || it.waits_for_guests());
         self.registry.inner().config_pending = pending;
         self.note_definitions(config);
         self.definitions().0.extend(dropped.into_iter().map(|device| (device, "dropped".to_owned())));
@@ -227,29 +239,48 @@ impl HobToml {
         }
     }
 
-    /// Waits until guests have had time to connect again after the daemon's start, and then makes
-    /// the changes that wait for that.
+    /// Makes the changes that wait: for guests, which have [`GUESTS_RETURN`] to connect again after
+    /// the daemon's start, or for the end of another operation, such as the recovery of a cache.
     async fn apply_later(self, config: Config) {
-        tokio::time::sleep(GUESTS_RETURN).await;
+        let start = Instant::now();
+        loop {
+            tokio::time::sleep(RETRY_EVERY).await;
+            let guests_had_time = start.elapsed() >= GUESTS_RETURN;
+            {
+                let inner = self.registry.inner();
+                let pending = &inner.config_pending;
+                if !pending.iter().any(|it| it.is_delayed || it.waits_for_guests()) {
+                    return;
+                }
+                if !pending.iter().any(|it| is_due(&inner, it, guests_had_time)) {
+                    continue;
+                }
+            }
+            self.apply_due(&config, guests_had_time).await;
+        }
+    }
+
+    /// Makes the waiting changes that are possible now.
+    async fn apply_due(&self, config: &Config, guests_had_time: bool) {
         // A newer file, which is being applied by command, may withdraw the changes.
         let turn = self.applying.lock().await;
-        let found = self.found(&config, &config).await;
+        let found = self.found(config, config).await;
         // The changes stay in the list until they are made, which may take long.
         let waiting: Vec<PendingChange> = {
             let inner = self.registry.inner();
-            inner.config_pending.iter().filter(|it| it.waits_for_guests()).cloned().collect()
+            let due = inner.config_pending.iter().filter(|it| is_due(&inner, it, guests_had_time));
+            due.cloned().collect()
         };
         // An operator may have made or withdrawn a change meanwhile.
         let is_waiting = |found: &Found| waiting.iter().any(|it| it.is_same(&found.difference));
         let (applied, unmade) = self.make_all(found.into_iter().filter(is_waiting).collect(), false).await;
-        log(&applied);
+        log(&applied, &unmade);
         {
             let mut inner = self.registry.inner();
             let is_in = |list: &[PendingChange], it: &PendingChange| {
                 list.iter().any(|other| other.is_same(&it.difference))
             };
-            let was_tried = |it: &PendingChange| it.waits_for_guests() && is_in(&waiting, it);
-            inner.config_pending.retain(|it| !was_tried(it) && !is_in(&unmade, it));
+            inner.config_pending.retain(|it| !is_in(&waiting, it) && !is_in(&unmade, it));
             inner.config_pending.extend(unmade);
         }
         self.note_unapplied();
@@ -306,7 +337,9 @@ impl HobToml {
                 }
             };
             let what = difference.what();
-            let mut failure = None;
+            let is_unavailable = || self.registry.inner().is_unavailable(&difference);
+            let was_unavailable = is_unavailable();
+            let (mut failure, mut is_delayed) = (None, false);
             match change {
                 Some(change) if is_made(&difference) => {
                     let made = match released {
@@ -321,7 +354,8 @@ impl HobToml {
                         }
                         Err(error) => {
                             applied.failed.push(format!("{what}: {error}"));
-                            failure = Some(error.to_string());
+                            is_delayed = was_unavailable || is_unavailable();
+                            failure = Some(if is_delayed { error.problem.error } else { error.to_string() });
                         }
                     }
                 }
@@ -331,7 +365,7 @@ impl HobToml {
                 )),
                 None => applied.left.push(format!("{what}: {}", difference.action)),
             }
-            unmade.push(PendingChange { difference, failure });
+            unmade.push(PendingChange { difference, failure, is_delayed });
         }
         (applied, unmade)
     }
@@ -398,11 +432,22 @@ fn waits_for_guests(found: &Found) -> bool {
     it.subject.starts_with("disk ") && is_used && it.by == ConfigRemedy::Apply
 }
 
+/// Returns true if a change that waits can be made now.
+fn is_due(inner: &Inner, it: &PendingChange, guests_had_time: bool) -> bool {
+    it.is_delayed && !inner.is_unavailable(&it.difference) || guests_had_time && it.waits_for_guests()
+}
+
 /// Logs the changes of hob.toml that were made, and those that were not.
-fn log(applied: &ConfigApplied) {
+fn log(applied: &ConfigApplied, unmade: &[PendingChange]) {
     let ConfigApplied { done, failed, left } = applied;
     done.iter().for_each(|what| tracing::info!("hob.toml was changed; applied: {what}"));
-    failed.iter().for_each(|what| tracing::error!("hob.toml was changed, and this is not applied: {what}"));
+    let delayed: Vec<&PendingChange> = unmade.iter().filter(|it| it.is_delayed).collect();
+    delayed.iter().for_each(|it| tracing::info!("hob.toml was changed: {}", it.reason()));
+    let is_delayed =
+        |what: &&String| delayed.iter().any(|it| what.starts_with(&format!("{}: ", it.difference.what())));
+    failed.iter().filter(|what| !is_delayed(what)).for_each(|what| {
+        tracing::error!("hob.toml was changed, and this is not applied: {what}");
+    });
     left.iter().for_each(|what| {
         tracing::warn!("hob.toml was changed, and this change is not applied yet: {what}");
     });

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hob_control::{BackingState, ProblemKind};
 
+use super::Observe;
 use crate::hardware::Condition;
 use crate::services::registry::{DiskEntry, DiskPhase};
 
@@ -26,10 +27,33 @@ impl DiskEntry {
         is_silent(&state).then(|| format!("the backing {} {}", self.wanted.backing, state.sentence()))
     }
 
-    /// Returns the health problem of a slow, unreachable or failed backing: its kind and a message.
-    /// Returns `None` if the backing is connected and not slow, or if the disk is not served.
+    /// Returns the health problem of a slow, failing, unreachable or failed backing: its kind and a
+    /// message. Returns `None` if the backing has no problem, or if the disk is not served.
     pub(in crate::services) fn backing_problem(&self) -> Option<(ProblemKind, String)> {
         problem(&self.wanted.name, &self.wanted.backing, &self.backing_state()?)
+    }
+}
+
+impl Observe {
+    /// Logs once when a backing begins to answer requests with errors, and once when that is over.
+    pub(in crate::services) fn log_failing_backings(&self) {
+        for (name, disk) in &mut self.registry.inner().disks {
+            let (was_failing, state) = (disk.backing_was_failing, disk.backing_state());
+            match state {
+                Some(state @ BackingState::Failing { .. }) if !was_failing => {
+                    disk.backing_was_failing = true;
+                    tracing::warn!("disk {name}: backing {} {}", disk.wanted.backing, state.sentence());
+                }
+                Some(BackingState::Connected) if was_failing => {
+                    disk.backing_was_failing = false;
+                    tracing::info!(
+                        "disk {name}: backing {} has failed no request for a minute",
+                        disk.wanted.backing
+                    );
+                }
+                _ => {}
+            }
+        }
     }
 }
 
@@ -39,6 +63,11 @@ fn state(condition: Condition) -> BackingState {
         Condition::Slow { oldest, waiting } => {
             BackingState::Slow { oldest_request_ms: oldest.as_millis() as u64, waiting_requests: waiting }
         }
+        Condition::Failing { since, last_minute, error } => BackingState::Failing {
+            since_seconds: since.as_secs(),
+            failed_last_minute: last_minute,
+            last_error: error,
+        },
         Condition::Reconnecting { outage, error, waiting } => BackingState::Reconnecting {
             since_seconds: outage.as_secs(),
             last_error: error,
@@ -52,7 +81,7 @@ fn state(condition: Condition) -> BackingState {
 
 fn is_silent(state: &BackingState) -> bool {
     match state {
-        BackingState::Connected => false,
+        BackingState::Connected | BackingState::Failing { .. } => false,
         BackingState::Slow { oldest_request_ms, .. } => {
             u128::from(*oldest_request_ms) >= SILENT_AFTER.as_millis()
         }
@@ -66,6 +95,12 @@ fn problem(disk: &str, backing: &str, state: &BackingState) -> Option<(ProblemKi
         BackingState::Slow { .. } => {
             (ProblemKind::BackingSlow, "check the storage of the backing and the network".to_owned())
         }
+        BackingState::Failing { .. } => (
+            ProblemKind::BackingErrors,
+            "check the storage of the backing and the log of its server; this report ends after a minute \
+             without a failed request"
+                .to_owned(),
+        ),
         BackingState::Reconnecting { .. } => (
             ProblemKind::BackingUnreachable,
             "hob reconnects by itself; check that the server runs and can be reached".to_owned(),
@@ -104,6 +139,15 @@ mod tests {
             reason,
             "backing nbd://store/web answers slowly: the oldest request has waited 4.2 s; 2 requests wait; \
              check the storage of the backing and the network"
+        );
+        let since = Duration::from_secs(61);
+        let failing = Condition::Failing { since, last_minute: 7, error: "read: I/O error (EIO)".to_owned() };
+        let (kind, reason) = of(failing).unwrap();
+        assert_eq!(kind, ProblemKind::BackingErrors);
+        assert!(
+            reason
+                .contains("for 61 s, 7 of them in the last minute; last error: read: I/O error (EIO); check"),
+            "{reason}"
         );
         let (outage, error) = (Duration::from_secs(9), "Connection refused".to_owned());
         let reconnecting = Condition::Reconnecting { outage, error: error.clone(), waiting: 1 };

@@ -192,6 +192,7 @@ impl Observe {
         let missing = self.swap.missing();
         let sockets = self.export_table.failing_sockets();
         let low_space = self.state_space().problem();
+        let files = self.open_files().problems().into_iter();
         let inner = self.registry.inner();
         if let Some(why) = &inner.config_refused {
             problems.push(problem(ProblemKind::ConfigRefused, "hob.toml", why.clone()));
@@ -236,6 +237,7 @@ impl Observe {
             let reason = if export == disk { why } else { format!("export {export}: {why}") };
             problem(ProblemKind::ExportFailed, &disk, format!("{reason}; hob retries every second"))
         }));
+        problems.extend(files.map(|(subject, why)| problem(ProblemKind::FileMissing, &subject, why)));
         if let Some(why) = &inner.unsaved {
             let reason = format!("{why}; what was changed since is lost at the next start. Free space there");
             problems.push(problem(ProblemKind::StateNotSaved, "state", reason));

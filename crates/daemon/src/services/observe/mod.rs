@@ -8,6 +8,7 @@ mod backing_state;
 mod explain;
 mod figures;
 mod health;
+mod open_files;
 mod quality;
 mod recording;
 mod requests;
@@ -27,6 +28,8 @@ use super::swap::Swaps;
 use super::tasks::Tasks;
 use crate::exports::Exports;
 pub(super) use health::{PING_MAX, sum};
+pub(super) use open_files::FILES_EVERY;
+use open_files::OpenFiles;
 pub(super) use quality::{COUNT_EVERY, JUDGE_EVERY, Quality};
 pub(crate) use recording::Recording;
 pub(super) use state_space::SPACE_EVERY;
@@ -55,6 +58,7 @@ service! {
     } with {
         detail: Arc<OnceLock<Weak<dyn DiskDetail>>>,
         state_space: Arc<Mutex<StateSpace>>,
+        open_files: Arc<Mutex<OpenFiles>>,
     }
 }
 

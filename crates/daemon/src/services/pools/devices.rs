@@ -512,12 +512,12 @@ impl Pools {
         Ok(PoolChanged { pool: None, notes: Vec::new() })
     }
 
-    /// Retries to open devices that could not be opened.
-    pub(in crate::services) async fn retry_devices(&self, pool: &str) {
-        let Ok(_guard) = self.registry.guard_pool(pool, OPENING) else { return };
+    /// Retries to open devices that could not be opened. Returns true if one is online again.
+    pub(in crate::services) async fn retry_devices(&self, pool: &str) -> bool {
+        let Ok(_guard) = self.registry.guard_pool(pool, OPENING) else { return false };
         let (flash, uuid, offline) = {
             let inner = self.registry.inner();
-            let Ok(entry) = inner.pool(pool) else { return };
+            let Ok(entry) = inner.pool(pool) else { return false };
             let offline = entry.devices.iter().filter(|device| device.state == DeviceState::Offline);
             // Remote flash is not formatted again while a missing cache may need its contents.
             let settled = inner.disks.values().all(|disk| disk.is_settled_in(pool));
@@ -560,6 +560,7 @@ impl Pools {
             self.swap.refresh(pool).await;
             self.top_up(pool).await;
         }
+        back
     }
 
     pub(in crate::services) fn pool_changed(&self, name: &str, notes: Vec<String>) -> Result<PoolChanged> {

@@ -251,6 +251,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) retry_after: Option<tokio::time::Instant>,
     /// The message about writes that the backing may have lost.
     pub(in crate::services) loss_message: RepeatedMessage,
+    /// True if hob has logged that the backing fails requests, and not yet that this is over.
+    pub(in crate::services) backing_was_failing: bool,
     /// The message about dirty data that flash cannot return.
     pub(in crate::services) dirty_lost_message: RepeatedMessage,
     /// The reason why the disk is offline that was logged last.

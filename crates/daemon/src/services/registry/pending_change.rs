@@ -1,4 +1,5 @@
-//! Changes of hob.toml that a reload did not make: they need an operator, failed, or wait for guests.
+//! Changes of hob.toml that a reload did not make: they need an operator, failed, or wait for guests
+//! or for another operation.
 
 use hob_control::{ConfigDifference, ConfigRemedy};
 
@@ -9,6 +10,9 @@ pub(in crate::services) struct PendingChange {
     pub(in crate::services) difference: ConfigDifference,
     /// Error of the last attempt; `None` without an attempt.
     pub(in crate::services) failure: Option<String>,
+    /// True if the last attempt failed while its object was offline or another operation was in
+    /// progress on it. hob tries again when the object is available.
+    pub(in crate::services) is_delayed: bool,
 }
 
 impl PendingChange {
@@ -28,6 +32,10 @@ impl PendingChange {
     pub(in crate::services) fn reason(&self) -> String {
         let (what, action) = (self.difference.what(), &self.difference.action);
         match (&self.failure, self.difference.by) {
+            (Some(why), _) if self.is_delayed => {
+                let subject = &self.difference.subject;
+                format!("{what}: not applied: {why}; hob tries again by itself when {subject} is available")
+            }
             (Some(why), _) => format!("{what}: not applied: {why}; then 'hob config apply'"),
             (None, ConfigRemedy::ApplyWithYes) => {
                 format!("{what}: {action}; 'hob config apply --yes' makes this change")

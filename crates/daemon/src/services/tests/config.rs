@@ -30,25 +30,25 @@ impl Filed {
         diff.differences.into_iter().map(|it| (it.what(), it.by)).collect()
     }
 
-    async fn apply(&self, yes: bool) -> ConfigApplied {
+    pub(super) async fn apply(&self, yes: bool) -> ConfigApplied {
         self.bench.services.hob_toml.apply(yes).await.unwrap()
     }
 
     /// Starts a daemon again with this file, as far as hob.toml is concerned.
-    async fn reload(&self, text: &str) {
+    pub(super) async fn reload(&self, text: &str) {
         self.write(text);
         self.bench.services.hob_toml.apply_changed(&Config::parse(text).unwrap()).await;
     }
 
     /// Returns the changes of hob.toml that health reports as not in effect.
-    async fn pending(&self) -> Vec<String> {
+    pub(super) async fn pending(&self) -> Vec<String> {
         let problems = self.bench.services.observe.health().await.problems.into_iter();
         let pending = problems.filter(|it| it.kind == hob_control::ProblemKind::ConfigPending);
         pending.map(|it| it.reason).collect()
     }
 }
 
-fn text(bench: &Bench, cache: &str, more: &str) -> String {
+pub(super) fn text(bench: &Bench, cache: &str, more: &str) -> String {
     let size = hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT);
     format!(
         "state_dir = \"{0}/state\"\n{more}\n[[pool]]\nname = \"p\"\ndevices = [\"{0}/a\"]\nsize = {size}\nsegment_size = \"1M\"\n\
@@ -57,7 +57,7 @@ fn text(bench: &Bench, cache: &str, more: &str) -> String {
     )
 }
 
-const CACHE: &str = "cache = { pool = \"p\", size = \"4M\" }";
+pub(super) const CACHE: &str = "cache = { pool = \"p\", size = \"4M\" }";
 
 #[test]
 fn differences_are_listed_and_applied() {
@@ -568,7 +568,7 @@ fn a_start_does_not_wait_for_all_changes_that_wait() {
 }
 
 /// Time after which a reload has made the changes that wait for guests.
-const RETURNED: std::time::Duration = std::time::Duration::from_secs(15);
+pub(super) const RETURNED: std::time::Duration = std::time::Duration::from_secs(15);
 
 /// At a reload, guests lose their connection to hob for a moment.
 #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hob_control::{Health, HealthStatus, ProblemKind};
+use hob_engine::io::{IoError, IoOp};
 use hob_engine::units::DeviceId;
 
 use super::journal_lost::{lose, prepare};
@@ -109,6 +110,48 @@ fn dirty_data_that_gets_nowhere_is_named() {
             bench.services.pools.look_at_dirty();
         }
         assert!(kinds(&bench.services.observe.health().await).is_empty());
+    });
+}
+
+#[test]
+fn a_file_that_is_renamed_while_hob_uses_it_is_named() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        bench.disk("vm").await;
+        let kinds_now = async || {
+            bench.services.observe.check_open_files();
+            kinds(&bench.services.observe.health().await)
+        };
+        assert!(kinds_now().await.is_empty());
+        for name in ["a", "vm.img"] {
+            let (path, away) = (bench.path(name), bench.path("away"));
+            std::fs::rename(&path, &away).unwrap();
+            assert_eq!(kinds_now().await, [ProblemKind::FileMissing]);
+            std::fs::rename(&away, &path).unwrap();
+            assert!(kinds_now().await.is_empty());
+        }
+    });
+}
+
+#[test]
+fn a_backing_that_answers_with_errors_is_named() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let is_logged = || {
+            bench.services.observe.log_failing_backings();
+            bench.services.registry.inner().disks["vm"].backing_was_failing
+        };
+        assert!(kinds(&bench.services.observe.health().await).is_empty() && !is_logged());
+        let monitor = {
+            let inner = bench.services.registry.inner();
+            inner.disks["vm"].measure.as_ref().unwrap().monitor.clone()
+        };
+        monitor.note_failure(IoOp::Flush, IoError::Failed);
+        let health = bench.services.observe.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::BackingErrors], "{health:?}");
+        assert!(health.problems[0].reason.contains("last error: flush: I/O error (EIO)"), "{health:?}");
+        assert_eq!(bench.services.observe.disk("vm").unwrap().backing_state.unwrap().name(), "failing");
+        assert!(is_logged());
     });
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use hob_engine::io::{Durability, IoError, Op};
 use hob_engine::units::{DiskId, RequestId};
 
+use super::config::Filed;
 use super::recovery::{BLOCK, COMMITTED, LAZY, end, prepare, read, sectors, write};
 use super::*;
 
@@ -154,5 +155,39 @@ fn dirty_data_is_waited_for_and_nothing_else() {
         let_come(&bench).await;
         assert!(waiting.iter().all(|id| bench.shard.reply(*id) == Some(Ok(()))));
         assert_eq!(sectors(&bench).await.1, 301);
+    });
+}
+
+/// The daemon compares hob.toml with the disk before the recovery has ended.
+#[test]
+fn a_size_that_changed_in_hob_toml_is_applied_after_the_recovery() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let bench = bench.with_state();
+        let dir = bench.dir.path().display().to_string();
+        let device_bytes = hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT);
+        let text = |size: &str| {
+            format!(
+                "state_dir = \"{dir}/state\"\n[[pool]]\nname = \"p\"\ndevices = [\"{dir}/a\"]\n\
+                 size = {device_bytes}\nsegment_size = \"1M\"\n[[disk]]\nname = \"vm\"\n\
+                 backing = \"{dir}/vm.img\"\ncache = {{ pool = \"p\", size = \"{size}\", persistent = true }}\n"
+            )
+        };
+        let Filed { bench, .. } = Filed::start(bench, &text("4M")).await;
+        read(&bench, 0..100);
+        tokio::time::sleep(COMMITTED).await;
+        let Bench { dir, services, shard } = bench;
+        shard.stop();
+        drop(services);
+        let (services, shard) = restart_early(&dir.path().join("state"), &text("6M"), true).await;
+        let bench = Bench { dir, services, shard };
+        assert_eq!(cache(&bench).state, CacheState::Recovering);
+        let health = bench.services.observe.health().await;
+        assert!(format!("{health:?}").contains("vm is being opened; hob tries again"), "{health:?}");
+        let_come(&bench).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        settled(&bench.services).await;
+        let health = bench.services.observe.health().await;
+        assert!(health.problems.is_empty() && bench.room("vm") == 6, "{health:?}");
     });
 }

@@ -727,6 +727,27 @@ fn a_cache_without_any_device_waits_for_its_devices() {
     });
 }
 
+#[test]
+fn a_disk_is_opened_as_soon_as_the_devices_of_its_cache_are_online_again() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..10);
+        let bench = end(bench, false, |dir| {
+            rename(dir, "a", "a.away");
+            rename(dir, "b", "b.away");
+        })
+        .await;
+        assert!(reason(&bench).contains("which hob looks for every few seconds"), "{}", reason(&bench));
+        for (away, name) in [("a.away", "a"), ("b.away", "b")] {
+            rename(bench.dir.path(), away, name);
+        }
+        bench.services.events.retry_pool("p").await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        settled(&bench.services).await;
+        assert_eq!(sectors(&bench).await.1, 10);
+    });
+}
+
 fn rename(dir: &Path, from: &str, to: &str) {
     std::fs::rename(dir.join(from), dir.join(to)).unwrap();
 }

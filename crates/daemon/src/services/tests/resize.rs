@@ -85,7 +85,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
             assert!(error.to_string().contains(part), "{error}");
         };
         refused("none", None, ErrorKind::NotFound, "no disk 'none'").await;
-        refused("vm", Some(32 * MIB), ErrorKind::Conflict, "cannot get smaller").await;
+        refused("vm", Some(32 * MIB), ErrorKind::Conflict, "cannot get smaller: it has 67108864 bytes").await;
         refused("vm", Some(0), ErrorKind::Conflict, "cannot get smaller").await;
         refused("vm", Some(64 * MIB + 1), ErrorKind::Invalid, "a multiple of 512 bytes, not 67108865").await;
         refused("vm", Some(1 << 63), ErrorKind::Invalid, "does not support files of 8E").await;

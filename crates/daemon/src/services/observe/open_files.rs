@@ -1,0 +1,222 @@
+//! Files of pools and backings that are removed, renamed or replaced while hob has them open, which
+//! health reports. hob continues to use the open file, but finds another file, or none, when it
+//! opens the path again.
+//!
+//! The first check after a file was opened records which file is at the path. One check of all
+//! paths is in progress at a time; a filesystem that hangs delays the check of the other files too.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use hob_engine::units::DeviceId;
+
+use super::Observe;
+use crate::hardware::{Backing, Monitor};
+use crate::services::registry::DiskPhase;
+
+/// Interval between two checks of the paths of open files.
+pub(in crate::services) const FILES_EVERY: Duration = Duration::from_secs(5);
+
+/// The files that hob has open.
+#[derive(Debug, Default)]
+pub(super) struct OpenFiles {
+    /// The recorded files by subject of the health problem.
+    recorded: BTreeMap<String, Recorded>,
+    /// True while a thread checks the paths, which may hang.
+    is_asked: bool,
+}
+
+/// A file that was at the path of an open file.
+#[derive(Debug)]
+struct Recorded {
+    opening: Opening,
+    file: FileNumber,
+    problem: Option<String>,
+}
+
+/// Device and inode of a file.
+type FileNumber = (u64, u64);
+
+/// A file that hob has open.
+#[derive(Debug)]
+struct OpenFile {
+    subject: String,
+    path: PathBuf,
+    opening: Opening,
+}
+
+/// Tells one opening of a path from another.
+#[derive(Clone, Debug)]
+enum Opening {
+    /// Id on the shards, which is not reused.
+    Device(DeviceId),
+    /// Each opening of a backing has its own monitor.
+    Backing(Weak<Monitor>),
+}
+
+impl Opening {
+    fn is_same(&self, other: &Opening) -> bool {
+        match (self, other) {
+            (Opening::Device(one), Opening::Device(other)) => one == other,
+            (Opening::Backing(one), Opening::Backing(other)) => one.ptr_eq(other),
+            _ => false,
+        }
+    }
+
+    fn problem(&self, path: &Path, what: &str) -> String {
+        let path = path.display();
+        match self {
+            Opening::Device(_) => format!(
+                "the file {path} of the pool {what} while hob uses it; hob uses the open file until it \
+                 restarts, and then loses the dirty data in it. Rename it back if it exists, or drain the disks \
+                 with caches in the pool ('hob drain') before hob restarts"
+            ),
+            Opening::Backing(_) => format!(
+                "its backing file {path} {what} while hob uses it; hob uses the open file until it closes the \
+                 disk, and the data of a deleted file is lost then. Rename it back if it exists, or copy the data \
+                 of the disk before hob restarts"
+            ),
+        }
+    }
+}
+
+/// What is at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    File(FileNumber),
+    Nothing,
+    /// No regular file, or an unknown one because of an error.
+    Unknown,
+}
+
+impl Found {
+    /// Asks the filesystem of a path, which may hang.
+    fn at(path: &Path) -> Found {
+        match std::fs::metadata(path) {
+            Ok(metadata) if metadata.is_file() => Found::File((metadata.dev(), metadata.ino())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Nothing,
+            _ => Found::Unknown,
+        }
+    }
+}
+
+impl OpenFiles {
+    /// Returns the problems for health: subject and reason.
+    pub(super) fn problems(&self) -> Vec<(String, String)> {
+        let problem = |(subject, it): (&String, &Recorded)| Some((subject.clone(), it.problem.clone()?));
+        self.recorded.iter().filter_map(problem).collect()
+    }
+
+    /// Compares all open files with what is at their paths.
+    fn note(&mut self, found: Vec<(OpenFile, Found)>) {
+        let mut before = std::mem::take(&mut self.recorded);
+        for (OpenFile { subject, path, opening }, found) in found {
+            let known = before.remove(&subject).filter(|known| known.opening.is_same(&opening));
+            let recorded = match (known, found) {
+                (None, Found::File(file)) => Recorded { opening, file, problem: None },
+                (None, _) => continue,
+                (Some(known), Found::Unknown) => known,
+                (Some(known), Found::File(file)) if file == known.file => Recorded { problem: None, ..known },
+                (Some(known), found) => {
+                    let is_replaced = matches!(found, Found::File(_));
+                    let what =
+                        if is_replaced { "was replaced by another file" } else { "was removed or renamed" };
+                    let problem = opening.problem(&path, what);
+                    if known.problem.is_none() {
+                        tracing::warn!("{subject}: {problem}");
+                    }
+                    Recorded { problem: Some(problem), ..known }
+                }
+            };
+            self.recorded.insert(subject, recorded);
+        }
+    }
+}
+
+impl Observe {
+    /// Checks the paths of all open files for health, on a thread that may block.
+    pub(in crate::services) fn look_at_open_files(&self) {
+        if std::mem::replace(&mut self.open_files().is_asked, true) {
+            return;
+        }
+        let service = self.clone();
+        tokio::task::spawn_blocking(move || {
+            service.check_open_files();
+            service.open_files().is_asked = false;
+        });
+    }
+
+    /// Checks the paths of all open files for health. May hang with a filesystem.
+    pub(in crate::services) fn check_open_files(&self) {
+        let files = self.files_in_use().into_iter();
+        let found = files.map(|file| {
+            let found = Found::at(&file.path);
+            (file, found)
+        });
+        let found: Vec<(OpenFile, Found)> = found.collect();
+        self.open_files().note(found);
+    }
+
+    /// Returns the paths of pools and backings that are open on this host.
+    fn files_in_use(&self) -> Vec<OpenFile> {
+        let inner = self.registry.inner();
+        let mut files = Vec::new();
+        for (pool, entry) in &inner.pools {
+            for device in entry.devices.iter().filter(|device| device.peer.is_none()) {
+                let Some(ids) = device.ids else { continue };
+                files.push(OpenFile {
+                    subject: format!("{pool} {}", device.path.display()),
+                    path: device.path.clone(),
+                    opening: Opening::Device(ids.on_shards),
+                });
+            }
+        }
+        for (name, disk) in &inner.disks {
+            if let Some(measure) = &disk.measure
+                && matches!(disk.phase, DiskPhase::Online(_))
+                && Backing::is_path(&disk.wanted.backing)
+            {
+                files.push(OpenFile {
+                    subject: name.clone(),
+                    path: PathBuf::from(&disk.wanted.backing),
+                    opening: Opening::Backing(Arc::downgrade(&measure.monitor)),
+                });
+            }
+        }
+        files
+    }
+
+    /// Returns the latest check of the open files, locked.
+    pub(super) fn open_files(&self) -> MutexGuard<'_, OpenFiles> {
+        self.open_files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_reported_until_it_is_back_or_another_one_is_open() {
+        let mut files = OpenFiles::default();
+        let mut note = |id, found| {
+            let (subject, path) = ("p /flash".to_owned(), PathBuf::from("/flash"));
+            let file = OpenFile { subject, path, opening: Opening::Device(DeviceId(id)) };
+            files.note(vec![(file, found)]);
+            files.problems().pop().map(|(_, reason)| reason)
+        };
+        assert_eq!(note(1, Found::Nothing), None, "not seen at its path yet");
+        assert_eq!(note(1, Found::File((1, 7))), None);
+        let removed = note(1, Found::Nothing).unwrap();
+        assert!(removed.contains("/flash of the pool was removed or renamed"), "{removed}");
+        assert!(note(1, Found::Unknown).is_some(), "the path cannot be checked");
+        let replaced = note(1, Found::File((1, 8))).unwrap();
+        assert!(replaced.contains("was replaced by another file"), "{replaced}");
+        assert_eq!(note(1, Found::File((1, 7))), None);
+        assert_eq!(note(2, Found::File((1, 8))), None, "hob opened the other file");
+    }
+}
