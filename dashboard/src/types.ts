@@ -134,6 +134,7 @@ export interface Cache {
 export type BackingState =
   | { state: 'connected' }
   | { state: 'slow'; oldest_request_ms: number; waiting_requests: number }
+  | { state: 'failing'; since_seconds: number; failed_last_minute: number; last_error: string }
   | { state: 'reconnecting'; since_seconds: number; last_error: string; waiting_requests: number }
   | { state: 'failed'; since_seconds: number; last_error: string };
 

@@ -129,6 +129,10 @@ function backingVerdict(state: BackingState | undefined): Verdict | undefined {
       const seconds = (state.oldest_request_ms / 1000).toFixed(1);
       return { severity: 'bad', text: `its backing answers slowly: the oldest of ${state.waiting_requests} requests has waited ${seconds} s` };
     }
+    case 'failing': {
+      const failed = `${state.failed_last_minute} requests failed in the last minute: ${state.last_error}`;
+      return { severity: 'bad', text: `its backing answers with errors; ${failed}` };
+    }
     case 'reconnecting': {
       const since = `reconnecting for ${state.since_seconds} s: ${state.last_error}`;
       return { severity: 'bad', text: `its backing is ${since}; ${state.waiting_requests} requests wait` };

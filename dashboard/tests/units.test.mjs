@@ -129,6 +129,8 @@ test('the reason is what takes the most time, and what stands behind it', () => 
   assert.match(said([outcome('cache-off', '', 10, 1)], io(), disk({ cache: undefined })).text, /it has no cache/);
   assert.equal(said([outcome('backing-error', '', 3, 1)]).severity, 'bad');
   assert.match(verdict(disk({ state: 'offline', reason: 'no such file' }), undefined).text, /^offline: no such file$/);
+  const failing = { state: 'failing', since_seconds: 3, failed_last_minute: 7, last_error: 'reads fail with EIO' };
+  assert.match(verdict(disk({ backing_state: failing }), rates([])).text, /answers with errors; 7 requests failed in the last minute: reads fail/);
   assert.equal(verdict(disk({ cache: { state: 'stalled' } }), rates([])).severity, 'bad');
   assert.equal(verdict(disk({}, { figures: undefined }), undefined).severity, 'bad');
   assert.equal(verdict(disk(), rates([])).severity, 'idle');
