@@ -335,13 +335,21 @@ impl InFlight {
 #[cfg(test)]
 mod tests {
     use hob_engine::io::Target;
+    use hob_engine::units::DiskId;
 
     use super::*;
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    fn read(id: u64) -> Io {
-        Io { id: IoId(id), target: Target::Backing, op: IoOp::Read, offset: 0, len: 512, slice: None }
+    fn read(id: u32) -> Io {
+        Io {
+            id: IoId(id),
+            target: Target::Backing(DiskId(0)),
+            op: IoOp::Read,
+            offset: 0,
+            len: 512,
+            slice: None,
+        }
     }
 
     #[test]
