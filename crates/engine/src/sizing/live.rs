@@ -2,7 +2,7 @@
 //! the guest's requests, for three block sizes.
 //!
 //! Each block size has a [`Sampler`] of [`SAMPLES`] blocks that tracks the sectors of its samples,
-//! so that the curves count as the engine does. A read hits if all its sectors are valid. A miss
+//! so that the curves count hits as the engine does. A read hits if all its sectors are valid. A miss
 //! makes exactly the read sectors valid. Completely written sectors become valid; sectors that are
 //! partly written, discarded or zeroed do not. A read of several blocks counts once for each of
 //! them. Writes fill the cache, as in write-through and write-back.

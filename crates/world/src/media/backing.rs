@@ -195,7 +195,7 @@ impl Backing {
         }
     }
 
-    /// Writes a unit as a foreign writer does, without any cache.
+    /// Writes a unit as a program other than hob does, so that no engine sees the write.
     pub fn write_behind(&mut self, unit: usize, tag: Tag, rng: &mut SimRng) {
         self.medium.put(unit, tag, rng);
     }
