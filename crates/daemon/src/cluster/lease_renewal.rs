@@ -72,7 +72,7 @@ impl LeaseRenewal {
         Ok((keeping, membership))
     }
 
-    /// Stops the thread, and revokes the lease if no disk depends on it.
+    /// Stops the thread. Revokes the lease if `is_over`: no disk depends on the lease any more.
     pub(super) fn stop(&self, is_over: bool) {
         let _ = self.stop.send(is_over);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
