@@ -207,7 +207,8 @@ impl Cluster {
         }
     }
 
-    /// Reads the ownership record of a disk again, if this host still has the ownership lock.
+    /// Reads the keys of a disk again. Keeps the ownership record if this host still has the
+    /// ownership lock, and forgets it otherwise.
     async fn look_again(&self, place: &mut DiskMembership, disk: &str) -> Result<(), StoreError> {
         let look = self.look(disk).await?;
         let is_held = look.hold.is_some_and(|hold| hold.lease == place.lease && hold.value.id == self.me.id);
