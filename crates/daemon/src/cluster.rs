@@ -54,8 +54,8 @@ const QUESTION_MAX: Duration = Duration::from_secs(2);
 /// Maximum time for an etcd request that lists keys.
 const LIST_MAX: Duration = Duration::from_secs(10);
 
-/// Maximum number of attempts to change the keys of a disk. An attempt fails if another host changes
-/// the keys at the same time, or if a response of etcd is lost.
+/// Maximum number of attempts to change the keys of a disk. An attempt fails if another host
+/// changes the keys at the same time, or if a response of etcd is lost.
 const GOES: usize = 5;
 
 /// Maximum number of disks acquired at the same time, because many concurrent requests to etcd

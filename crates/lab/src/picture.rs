@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`latency_over_time`] | every request of a run as a dot, phases side by side |
 //! | [`curves`] | miss-ratio curves, sweeps, rates over time: lines, steps, areas |
-//! | [`bars`] | figures side by side, such as published and measured |
+//! | [`bars`] | values side by side, such as published and measured ones |
 //!
 //! All charts are 1200 pixels wide on a white background, so they are readable in light and dark
 //! pages, and scale with the page. A chart is drawn for any numbers. Values that are not finite or

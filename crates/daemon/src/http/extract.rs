@@ -161,8 +161,8 @@ impl<T: Serialize> IntoResponse for Answer<T> {
     }
 }
 
-/// Returns a response with a value as JSON. Removes the numbers of system errors from its texts. All
-/// errors that the daemon reports to users pass through this function.
+/// Returns a response with a value as JSON. Removes the numbers of system errors from its texts.
+/// All errors that the daemon reports to users pass through this function.
 fn json(status: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_string(value) {
         Ok(text) => {

@@ -151,8 +151,8 @@ impl DestageBuffers {
         free.saturating_sub(all / 2)
     }
 
-    /// Hands out a buffer of at most `bytes` bytes for an optional transfer, such as read-ahead or a
-    /// merged write. The buffer is shorter if optional transfers, the disk's share or the longest
+    /// Hands out a buffer of at most `bytes` bytes for an optional transfer, such as read-ahead or
+    /// a merged write. The buffer is shorter if optional transfers, the disk's share or the longest
     /// free range have less. Returns `None` if no byte is available.
     pub(super) fn take_spare(&mut self, disk: DiskId, bytes: u64) -> Option<DestageBuffer> {
         let bytes = self.shares.allowance(disk, bytes.min(self.spare()));

@@ -167,8 +167,8 @@ impl Lirs {
         }
     }
 
-    /// Evicts the least recent LIR block that is not busy. Called when all resident HIR blocks (queue
-    /// Q) are busy. Returns `None` if all examined LIR blocks are busy, too.
+    /// Evicts the least recent LIR block that is not busy. Called when all resident HIR blocks
+    /// (queue Q) are busy. Returns `None` if all examined LIR blocks are busy, too.
     fn evict_lir(&mut self, patience: u32, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
         let near_the_end = self.stack.iter(&self.stack_links).take(STACK_STEPS_MAX);
         let frame = near_the_end

@@ -53,7 +53,8 @@ const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 pub type Shards = Sampler<0>;
 
 /// Estimates the miss-ratio curve of its accesses, deterministically. After its creation, it
-/// allocates memory only at a fixed rate: if there is no room for a new sample, the room is doubled.
+/// allocates memory only at a fixed rate: if there is no room for a new sample, the room is
+/// doubled.
 ///
 /// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked. An access hits
 /// if all sectors that it touches are valid, as in the engine's caches. A sector becomes valid when

@@ -59,8 +59,8 @@ impl Simulation<'_> {
         has.then_some((former.host, former.session))
     }
 
-    /// Records a write that is about to be sent to the backing. The former owner's data of this range
-    /// is outdated from now on.
+    /// Records a write that is about to be sent to the backing. The former owner's data of this
+    /// range is outdated from now on.
     pub(super) fn note_changed(&mut self, host: usize, io: &Io) {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         if let Some(pulling) = &mut ram.pulling {
@@ -99,7 +99,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns data that the host pulled earlier, if a sabotage answers standby reads with such data.
+    /// Returns data that the host pulled earlier, if a sabotage answers standby reads with such
+    /// data.
     fn shadowed(&self, host: usize, io: &Io) -> Option<Vec<Tag>> {
         let believes = self.strikes(Sabotage::BelievedAwaited) && self.hosts[host].life > 1;
         if !self.strikes(Sabotage::StandbyFromCache) && !believes {

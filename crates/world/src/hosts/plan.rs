@@ -47,7 +47,8 @@ pub(super) struct Plan {
     pub(super) lost: u32,
     pub(super) repeated: u32,
     pub(super) late: u32,
-    /// Share of actions that fail, per mille. `record_error` is the share of record writes that fail.
+    /// Share of actions that fail, per mille. `record_error` is the share of record writes that
+    /// fail.
     pub(super) act_error: u32,
     pub(super) record_error: u32,
     pub(super) backing_faults: BackingFaults,

@@ -358,7 +358,9 @@ impl Flash {
         self.dead
     }
 
-    /// Ends faults of single I/Os. The device keeps all data.
+    /// Sets all fault rates to 0, and cancels the failures that
+    /// [`refuse_pages`](Self::refuse_pages) and [`refuse_flushes`](Self::refuse_flushes) announced.
+    /// Failures of the whole device remain.
     pub fn soothe(&mut self) {
         self.faults = FlashFaults::default();
         (self.refused_pages, self.refused_flushes) = (0, 0);

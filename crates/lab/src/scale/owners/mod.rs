@@ -70,7 +70,8 @@ pub struct Owners {
     pub killed: usize,
     /// Length of a lease, nanoseconds.
     pub lease_ns: u64,
-    /// Time after the end of a failed owner's lease in which no host acquires its disks, nanoseconds.
+    /// Time after the end of a failed owner's lease in which no host acquires its disks,
+    /// nanoseconds.
     pub settle_ns: u64,
     /// Method by which hosts find released disks.
     pub pacing: Pacing,
