@@ -21,7 +21,7 @@ use crate::{Violation, ensure};
 const SLOTS_MIN: u32 = 157;
 
 impl Simulation<'_> {
-    /// Performs everything that a host's engine and state machines request.
+    /// Performs what a host's engine and state machines request, until they request nothing more.
     pub(super) fn drain(&mut self, host: usize) -> Result<(), Violation> {
         while let Some(ram) = &mut self.hosts[host].ram {
             if let Some(io) = ram.engine.poll_io() {
@@ -55,7 +55,7 @@ impl Simulation<'_> {
         if self.strikes(Sabotage::LateThaw) { Ok(()) } else { self.check_roles() }
     }
 
-    /// Ends a migration attempt. The next attempt starts from the record.
+    /// Ends a migration attempt. The next attempt starts from the host's durable record.
     fn end_source(&mut self, host: usize) {
         let record = self.hosts[host].record;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
