@@ -36,7 +36,8 @@ impl Size {
         self.0
     }
 
-    /// Returns the size rounded to three digits, for tables: `7.45 GiB`.
+    /// Returns the size rounded for users, with at most two decimals: `7.45 GiB`. Sizes of 10 or
+    /// more units have at most one decimal, and sizes of 100 or more have none.
     pub fn human(self) -> String {
         for (suffix, shift) in SUFFIXES {
             if self.0 >> shift > 0 {

@@ -54,8 +54,8 @@ const QUESTION_MAX: Duration = Duration::from_secs(2);
 /// Maximum time for an etcd request that lists keys.
 const LIST_MAX: Duration = Duration::from_secs(10);
 
-/// Number of attempts to acquire a disk when other hosts try to acquire the disk too, or responses
-/// of etcd are lost.
+/// Maximum number of attempts to change the keys of a disk. An attempt fails if another host
+/// changes the keys at the same time, or if a response of etcd is lost.
 const GOES: usize = 5;
 
 /// Maximum number of disks acquired at the same time, because many concurrent requests to etcd
@@ -207,7 +207,8 @@ impl Cluster {
         }
     }
 
-    /// Reads the ownership record of a disk again, if this host still has the ownership lock.
+    /// Reads the keys of a disk again. Keeps the ownership record if this host still has the
+    /// ownership lock, and forgets it otherwise.
     async fn look_again(&self, place: &mut DiskMembership, disk: &str) -> Result<(), StoreError> {
         let look = self.look(disk).await?;
         let is_held = look.hold.is_some_and(|hold| hold.lease == place.lease && hold.value.id == self.me.id);

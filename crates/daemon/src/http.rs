@@ -4,7 +4,7 @@
 //!
 //! All responses are JSON, except the dashboard, recordings, events, `/metrics` and `/healthz`.
 //! Each error response is a [`Problem`](hob_control::Problem). The length of requests
-//! ([`BODY_BYTES_MAX`]), their time ([`REQUEST_SECONDS_MAX`]) and the number of connections are
+//! ([`BODY_BYTES_MAX`]), their duration ([`REQUEST_SECONDS_MAX`]) and the number of connections are
 //! limited. A change that takes longer continues in the background.
 
 mod auth;

@@ -4,9 +4,10 @@
 //! then of one disk after the other. So the counters of only one disk are in memory at a time. The
 //! page is written as Prometheus text format 0.0.4 or as OpenMetrics 1.0.
 //!
-//! # Number of series About 105 per disk, and 25 for each outcome that has occurred: [`BOUNDS`]
-//! buckets and three more. With more than [`DISKS_FINE_MAX`] disks, each disk has only one
-//! histogram instead. Guests cannot choose a label value.
+//! # Number of series
+//! A disk has about 105 series, and 25 more for each outcome that has occurred: [`BOUNDS`] buckets
+//! and three others. With more than [`DISKS_FINE_MAX`] disks, each disk has only one histogram
+//! instead. Guests cannot choose a label value.
 
 mod docs;
 mod process;

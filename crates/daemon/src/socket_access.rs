@@ -113,7 +113,9 @@ pub(crate) fn bind_socket(path: &Path, access: SocketAccess) -> io::Result<std::
     Ok(listener)
 }
 
-/// Binds under a temporary name and links the file, so that a socket file never exists without its listener. Fails if the path exists.
+/// Listens under a temporary name and then links the socket file to `path`, so that clients never
+/// find the file without a listener. If the temporary name is too long for a socket, listens on
+/// `path` directly. Fails if `path` exists.
 fn bind_ready(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
     use std::os::unix::net::UnixListener;
     let mut other = path.as_os_str().to_owned();

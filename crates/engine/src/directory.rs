@@ -259,8 +259,8 @@ impl Directory {
         Room { has_free: has_free || replaceable > 0, used: used - replaceable }
     }
 
-    /// Ensures that the block of `span` has a frame for new data. An existing frame counts as used.
-    /// Otherwise a new frame is allocated.
+    /// Ensures that the block of `span` has a frame for new data. An existing frame is reported to
+    /// the policy as accessed. Otherwise a new frame is allocated.
     #[inline]
     pub(crate) fn bring(
         &mut self,

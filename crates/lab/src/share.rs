@@ -46,7 +46,7 @@ pub enum Share {
 }
 
 impl Share {
-    /// All ways to divide the capacity, in the order of reports.
+    /// All ways to divide a pool's capacity, in the order of reports.
     pub const ALL: [Share; 4] = [Share::Static, Share::Auto, Share::OneLru, Share::Optimum];
 
     /// Returns the name that users type.

@@ -26,8 +26,9 @@ impl LeaseClock {
     /// Creates a lease that is valid until `until`. Other hosts wait `settle_ns` after its end
     /// before they acquire its disks.
     ///
-    /// During the first half of `settle_ns`, requests wait for slow responses of backings. The
-    /// second half is for requests that are still in flight then.
+    /// During the first half of `settle_ns`, this host still waits for the replies to writes that
+    /// it sent to a backing. Then it cancels the writes. The second half is for writes that the
+    /// backing executes in spite of that.
     pub fn new(until: Instant, settle_ns: u64) -> LeaseClock {
         LeaseClock { until: AtomicU64::new(until.0), patience_ns: settle_ns / 2 }
     }

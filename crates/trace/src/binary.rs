@@ -3,8 +3,9 @@
 //!
 //! [`Reader`] works on blocks of about ten thousand records, so that reading keeps up with a
 //! simulator. A truncated file is valid up to the last whole record. The reader reports the
-//! truncation instead of failing. The reader refuses wrong checksums, unknown versions and required
-//! flags, and records that [`Record::check`] refuses. Version 1, without checksums, is read too.
+//! truncation instead of failing. The reader refuses wrong checksums, unknown versions, unknown
+//! required flags, and records that [`Record::check`] refuses. It also reads version 1, which has
+//! no checksums.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
@@ -17,7 +18,7 @@ use super::{Op, Record};
 pub const MAGIC: [u8; 8] = *b"hobtrace";
 /// Format version of written traces.
 pub const VERSION: u32 = 2;
-/// Version without checksums, which is only read.
+/// Version without checksums. hob reads it and does not write it.
 pub(super) const VERSION_UNSEALED: u32 = 1;
 /// Size of the header in bytes.
 pub const HEADER_BYTES: usize = 64;
@@ -271,8 +272,8 @@ impl<R: Read> Reader<R> {
         self.groups.torn_bytes()
     }
 
-    /// Returns how many records of the header's number are missing in the file. The number is known
-    /// only at the end of the trace.
+    /// Returns how many records the file has fewer than its header states. The number is known only
+    /// at the end of the trace.
     pub fn missing(&self) -> u64 {
         if self.ended { self.header.records.saturating_sub(self.read) } else { 0 }
     }
@@ -306,7 +307,8 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Appends the records of the next group to the block.
+    /// Appends the records of the next group to the block. A group is the records that share a
+    /// checksum.
     fn read_group(&mut self) -> anyhow::Result<()> {
         let input = &mut self.input;
         let group = self.groups.next(|bytes| read_whole(input, bytes)).context("cannot read the trace")?;

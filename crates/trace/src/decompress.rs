@@ -96,7 +96,8 @@ impl Read for PlainErrors {
     }
 }
 
-/// Returns an error with a plain reason. Errors of the file itself stay as they are.
+/// Replaces a decoder's error by an error with a reason for users. Errors of the file itself are
+/// returned unchanged.
 fn plain(error: io::Error, compression: Compression) -> io::Error {
     if error.raw_os_error().is_some() || error.kind() == io::ErrorKind::Interrupted {
         return error;

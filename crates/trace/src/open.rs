@@ -233,7 +233,7 @@ fn read_head(decoded: &mut (dyn Read + Send)) -> (Vec<u8>, Option<io::Error>) {
     (head, failed)
 }
 
-/// Counts the bytes that were read, for progress reports.
+/// A stream that counts the bytes read from it, for progress reports.
 pub(super) struct Counted<R> {
     pub(super) stream: R,
     pub(super) consumed: Arc<AtomicU64>,
@@ -247,7 +247,8 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// The stream after its head: more data, or an error that ended the head.
+/// The data of a stream after its head. If an error ended the head, the first read returns the
+/// error.
 struct Rest {
     decoded: Box<dyn Read + Send>,
     failed: Option<io::Error>,

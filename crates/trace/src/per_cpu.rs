@@ -21,7 +21,7 @@ use super::formats::blktrace::{self, Order, RECORD_BYTES};
 use super::open::Counted;
 
 const BUFFER_BYTES: usize = 64 << 10;
-/// Maximum number of files, which the limit of open files allows: more processors than Linux has.
+/// Maximum number of files. Each processor of the traced host has one.
 const FILES_MAX: usize = 8192;
 
 /// Returns the per-CPU files to which `path` belongs, ordered by processor. `path` is one of the
@@ -54,8 +54,8 @@ pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
-/// Splits the name of a per-CPU file into the common part and the number of the processor. A
-/// suffix of compression is left out.
+/// Splits the name of a per-CPU file into the common part and the number of the processor. The
+/// suffix of a compressed file is ignored. Returns `None` for the name of any other file.
 fn processor(name: &str) -> Option<(&str, u32)> {
     let name = SUFFIXES.into_iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
     let end = name.rfind('.')?;

@@ -108,8 +108,8 @@ pub struct SizeBucket {
     pub writes: u64,
 }
 
-/// Reads and writes that begin where an earlier request of the disk ended. Only the 16 newest of
-/// these ends that no request has continued are known, of all disks together.
+/// Reads and writes that begin where an earlier request of the disk ended. Only the 16 newest ends
+/// of all disks together are remembered. A request that continues at an end replaces it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Sequential {
     /// Share of sequential requests, per cent.

@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use super::Record;
 use super::input::Place;
 
-/// A waiting request with a time of the trace file.
+/// A request in the window, and its position in the trace file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
-    /// The record's `at_ns` counts from the format's own start.
+    /// The request. Its `at_ns` is the time of the trace file, which need not begin at 0.
     pub(super) record: Record,
     pub(super) place: Place,
 }

@@ -79,7 +79,7 @@ pub struct Served {
     pub outcome: Outcome,
 }
 
-/// Number of requests, I/Os and bytes of one replay of a trace.
+/// Duration of one run of a replay, and how many requests the run answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     /// Number of answered requests.

@@ -103,7 +103,7 @@ impl Info {
 #[derive(Debug)]
 pub(super) struct Shell {
     child: Child,
-    /// Input and output of the process.
+    /// Standard input, output and error of the process.
     stream: UnixStream,
     domain: String,
     /// Number of commands that were sent.

@@ -1,5 +1,5 @@
-//! Acquiring disks: calls etcd until the decision of
-//! [`OwnershipState`](hob_engine::cluster::OwnershipState) is carried out or impossible.
+//! Acquires disks: repeats calls to etcd until the decision of
+//! [`OwnershipState`](hob_engine::cluster::OwnershipState) is carried out or is impossible.
 
 use std::sync::Arc;
 
@@ -79,15 +79,15 @@ pub(crate) enum OtherOwner {
 }
 
 impl Cluster {
-    /// Allows acquiring a disk once even if that loses acknowledged data, now or after the settle
-    /// time.
+    /// Allows this host to acquire a disk once even if that loses acknowledged data. The permission
+    /// ends 10 seconds after the settle time.
     pub(crate) fn force(&self, disk: &str) {
         let until = now() + self.config.settle_seconds * 1_000_000_000 + FORCE_NS_MAX;
         lock(&self.forced).insert(disk.to_owned(), until);
     }
 
-    /// Acquires a disk. `known` is the generation saved with its data in flash; `dirty`: the disk
-    /// may have dirty data now or soon.
+    /// Acquires a disk. `known` is the generation saved with the disk's data in this host's flash.
+    /// `dirty` tells whether the disk may have dirty data now or soon.
     pub(crate) async fn take(&self, disk: &str, known: Option<u64>, dirty: bool) -> Result<Took, TakeError> {
         let took = self.take_as_it_is(disk, known, dirty).await;
         self.watcher.tried(disk, &took);

@@ -151,8 +151,9 @@ impl Cluster {
         Err(Unsaid(trouble))
     }
 
-    /// Completes a failover: the backing has all data of the replica, and this host owns the disk.
-    /// `dirty`: the disk may get dirty data as soon as it is served.
+    /// Completes a failover: records that the backing has all data of the replica and that this
+    /// host owns the disk. `dirty` tells whether the disk may get dirty data as soon as it is
+    /// served.
     pub(crate) async fn end_adopting(&self, disk: &str, dirty: bool) -> Result<Taken, Unsaid> {
         let Some(membership) = self.membership.borrow().clone() else {
             return Err(Unsaid("the lease of this host has ended".to_owned()));

@@ -1,6 +1,6 @@
 //! Reports of hosts about shared datastores (docs/decisions/0021): a key for each host and
-//! datastore, under the host's lease. A key that its host has not written for some seconds does not
-//! count: the host has no disks on the datastore.
+//! datastore, under the host's lease. A report that its host has not written again for 4 seconds is
+//! ignored, as if the host had no disks on the datastore.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -170,8 +170,8 @@ impl Cluster {
         place.title.as_ref().map(|title| title.value.dirty)
     }
 
-    /// Returns the same as `is_marked`. But returns false if an earlier etcd request without a
-    /// known result could still change the record.
+    /// Returns true if the record says that this host may have dirty data, and no earlier etcd
+    /// request of unknown result can still change that. `None` without the ownership lock.
     pub(crate) async fn stays_marked(&self, disk: &str) -> Option<bool> {
         let place = self.place(disk);
         let place = place.lock().await;
@@ -179,7 +179,8 @@ impl Cluster {
     }
 }
 
-/// Returns the record after [`OwnershipState::mark`](hob_engine::cluster::OwnershipState::mark).
+/// Returns the record that [`OwnershipState::mark`](hob_engine::cluster::OwnershipState::mark) has
+/// written at this revision.
 fn marked(record: OwnershipRecord, dirty: bool, revision: u64) -> Found<OwnershipRecord> {
     // Without dirty data there is no replica.
     let copy = record.copy.clone().filter(|_| dirty);

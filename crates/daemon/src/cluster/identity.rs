@@ -1,4 +1,4 @@
-//! The identity of this host for other hosts.
+//! This host's identity, by which the cluster distinguishes hosts with the same name.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ pub(crate) fn host_name() -> String {
     name.trim().to_owned()
 }
 
-/// Returns this host's random identity, which is created on first use.
+/// Returns this host's random identity. The first call creates it in the file `member`.
 pub(crate) fn identity(directory: &Path) -> anyhow::Result<String> {
     let path = directory.join("member");
     match fs::read_to_string(&path) {

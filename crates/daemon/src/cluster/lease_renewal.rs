@@ -72,7 +72,7 @@ impl LeaseRenewal {
         Ok((keeping, membership))
     }
 
-    /// Stops the thread, and revokes the lease if no disk depends on it.
+    /// Stops the thread. Revokes the lease if `is_over`: no disk depends on the lease any more.
     pub(super) fn stop(&self, is_over: bool) {
         let _ = self.stop.send(is_over);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -126,8 +126,8 @@ impl Task {
         let mut about = tokio::time::interval(ABOUT_EVERY);
         about.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            // Before the next call: replies under an expired lease must be stopped before the rest
-            // of the lease's state ends.
+            // Events are handled before the next call to etcd, so that this host acknowledges no
+            // requests after the end of its lease.
             self.tell();
             if let Some(call) = self.keeper.poll_call(now()) {
                 let wait_max = Duration::from_nanos(self.keeper.call_ns_max());
@@ -197,8 +197,8 @@ impl Task {
     }
 
     async fn perform(&mut self, ask: &Ask, wait_max: Duration) -> Answer {
-        // A host with a hung shard cannot serve its disks, so other hosts may acquire them when the
-        // lease expires.
+        // The lease of a host with a hung shard is not renewed. The host cannot serve its disks, so
+        // other hosts should acquire them.
         let begun = tokio::time::Instant::now();
         let needs_shards = matches!(ask, Ask::Grant(_) | Ask::Renew(_));
         if needs_shards && let Some(number) = self.silent_shard(wait_max / 2).await {

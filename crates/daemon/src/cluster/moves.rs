@@ -1,7 +1,7 @@
 //! Orders in etcd to move a disk: one key for each, `move/DISK`, under the lease of the host that
 //! wrote it last (docs/decisions/0024).
 //!
-//! The key has the order and its progress. The key of an order gives no right to a disk; ownership
+//! The key has the order and its progress. An order gives no right to a disk. Only ownership
 //! records and locks do.
 
 use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError, EtcdIs};

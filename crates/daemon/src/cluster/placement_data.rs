@@ -70,7 +70,7 @@ impl DiskPlacement {
         self.curve = thin.points().iter().map(point).collect();
     }
 
-    /// Returns the curve. If the curve is invalid, returns the curve of a disk that no cache helps.
+    /// Returns the curve. If the curve is invalid, returns a curve without hits at any size.
     pub(crate) fn curve(&self) -> Curve {
         let point =
             |&(blocks, parts): &(u64, u32)| CurvePoint { blocks, miss_ratio: f64::from(parts) / PARTS };

@@ -156,7 +156,8 @@ impl Names {
         (conditions.collect(), txn.changes.iter().map(change).collect())
     }
 
-    /// Reads the ownership keys of several disks at one moment, in the given order.
+    /// Reads the ownership keys of several disks with one request, and returns them in the order of
+    /// `disks`.
     pub(super) async fn looks(
         &self,
         etcd: &Etcd,
@@ -350,7 +351,7 @@ mod tests {
                 String::from_utf8(encode(&Value::OwnershipRecord(given.clone()), &About::default())).unwrap();
             assert_eq!(title(&entry("t", &text)).unwrap().value, given);
         }
-        // A record as an hob without replicas writes it.
+        // A record as a version of hob without replicas writes it.
         let old = r#"{"id":"x","host":"a","generation":4,"taken":true,"dirty":true}"#;
         assert_eq!(title(&entry("t", old)).unwrap().value.copy, None);
         let text =

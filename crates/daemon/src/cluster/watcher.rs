@@ -67,7 +67,7 @@ impl ClusterWatcher {
         let tried = match taken {
             Ok(_) => Tried::Taken,
             Err(TakeError::Unknown(_)) => Tried::Unknown,
-            // This was recorded when the time was known.
+            // `settles` has recorded this result already, with its time.
             Err(TakeError::OtherOwner { how: OtherOwner::Settling, .. }) => return,
             Err(TakeError::OtherOwner { .. }) => Tried::OtherOwner,
         };
@@ -175,7 +175,7 @@ impl Cluster {
         self.watcher.waiting().handle_hearing(now(), hears);
         self.watcher.hears.store(hears, Ordering::Relaxed);
         self.watcher.sooner.notify_one();
-        // Earlier changes of orders are unknown.
+        // Orders may have changed while etcd sent no notifications.
         self.watcher.orders.notify_one();
     }
 

@@ -1,7 +1,8 @@
 //! Authentication and authorization of clients over TCP.
 //!
-//! A client sends a token with each request, or a certificate with the connection. If it has both,
-//! the token counts. Each token and certificate has a role: `read-only` permits GET and HEAD,
+//! A client sends a token with each request, or a certificate with the connection. If it sends
+//! both, only the token is used. Each token and certificate has a role: `read-only` permits GET and
+//! HEAD,
 //! `admin` everything. A client on the Unix socket is an admin.
 
 use std::hint::black_box;
@@ -150,7 +151,8 @@ pub(super) async fn accept(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Marks the connection of a request as established.
+/// Marks the connection of an authorized request as established, so that it is not closed as
+/// half-open.
 fn establish(request: &Request) {
     if let Some(establish) = request.extensions().get::<Establish>() {
         establish.now();

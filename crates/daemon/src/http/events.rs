@@ -135,7 +135,7 @@ async fn pass_on(
     hang_up: Option<HangUp>,
     _place: OwnedSemaphorePermit,
 ) {
-    // The existing event is new for this listener.
+    // The listener has not received the latest event yet, so this event is sent first.
     news.mark_changed();
     loop {
         tokio::select! {

@@ -44,7 +44,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 
 /// The query parameters of a request.
 pub(super) trait Form: DeserializeOwned {
-    /// The error if the parameters are wrong: those that the request may have.
+    /// Error message for invalid parameters. It names the parameters that the request may have.
     const ALLOWED: &'static str;
 }
 
@@ -161,8 +161,8 @@ impl<T: Serialize> IntoResponse for Answer<T> {
     }
 }
 
-/// Returns a response with a value as JSON. Its texts name system errors without their numbers: all
-/// errors that the daemon reports to people pass here.
+/// Returns a response with a value as JSON. Removes the numbers of system errors from its texts.
+/// All errors that the daemon reports to users pass through this function.
 fn json(status: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_string(value) {
         Ok(text) => {

@@ -256,7 +256,8 @@ async fn tls_connection(
     }
 }
 
-/// Turns on TCP keepalive, so that an idle connection ends when the client's host lost its power or its network.
+/// Turns on TCP keepalive, so that an idle connection ends after the client's host has lost its
+/// power or its network.
 fn set_keepalive(stream: &TcpStream) {
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_EVERY);
@@ -357,8 +358,8 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
     }
 }
 
-/// Binds a Unix socket whose file never has other permissions: the socket is bound under a
-/// temporary name, and its file is then renamed.
+/// Binds a Unix socket whose file has the right permissions from the start: the socket is bound
+/// under a temporary name, and its file is renamed after its permissions are set.
 fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         std::fs::create_dir_all(directory)?;

@@ -52,7 +52,7 @@ fn is_sound(id: &str) -> bool {
 }
 
 /// Returns an id that is unique in this process and almost certainly unique across processes. The
-/// request id consists of the process id, the process's start time and a counter.
+/// id is made of the process id, the time of the process's first request, and a counter.
 fn new() -> String {
     static PREFIX: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     static NUMBER: AtomicU64 = AtomicU64::new(1);

@@ -35,14 +35,15 @@ impl PeerCertificate {
 impl fmt::Display for PeerCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match subject::common_name(&self.0) {
-            // A foreign text must not break the log line.
+            // The client's CA chose the name, so it must not break the log line.
             Some(name) => write!(f, "cn:{}", name.escape_debug()),
             None => write!(f, "sha256:{}", self.fingerprint()),
         }
     }
 }
 
-/// SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` prints it, with or without colons.
+/// SHA-256 hash of a certificate in hexadecimal digits. The configuration may have colons between
+/// the bytes, as `openssl x509 -fingerprint -sha256` prints them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint([u8; 32]);
 

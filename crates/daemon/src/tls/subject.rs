@@ -1,8 +1,8 @@
 //! The common name in a certificate's subject (RFC 5280, section 4.1; DER of X.690).
 //!
-//! Read only from certificates with a verified signature, so the encoding is right; other encodings
-//! have no name. A subject with two common names counts as one without a common name, because it is
-//! unknown which of the names the CA has checked.
+//! The name is read only from certificates whose signature TLS has verified, so their encoding is
+//! valid. For an invalid encoding, no name is returned. A subject with two common names counts as
+//! one without a common name, because it is unknown which of the names the CA has checked.
 
 const INTEGER: u8 = 0x02;
 const OBJECT_ID: u8 = 0x06;

@@ -141,8 +141,8 @@ impl DestageBuffers {
         Some(piece)
     }
 
-    /// Returns the bytes available to optional transfers. Half of the memory is reserved for
-    /// transfers that requests depend on.
+    /// Returns the bytes available to optional transfers, which hob can omit or replace by smaller
+    /// ones. Half of the memory is reserved for all other transfers.
     pub(super) fn spare(&self) -> u64 {
         let bytes = |grains: fn(&Buffer) -> u32| -> u64 {
             self.buffers.iter().map(|buffer| u64::from(grains(buffer) * buffer.grain_bytes)).sum()
@@ -151,8 +151,9 @@ impl DestageBuffers {
         free.saturating_sub(all / 2)
     }
 
-    /// Hands out a buffer for an optional transfer: `bytes` bytes, or fewer if less is available to
-    /// optional transfers.
+    /// Hands out a buffer of at most `bytes` bytes for an optional transfer, such as read-ahead or
+    /// a merged write. The buffer is shorter if optional transfers, the disk's share or the longest
+    /// free range have less. Returns `None` if no byte is available.
     pub(super) fn take_spare(&mut self, disk: DiskId, bytes: u64) -> Option<DestageBuffer> {
         let bytes = self.shares.allowance(disk, bytes.min(self.spare()));
         if bytes == 0 { None } else { self.cut(disk, bytes, 0) }

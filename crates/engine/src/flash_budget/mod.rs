@@ -313,7 +313,7 @@ impl FlashBudget {
         Saved { credit, loan: self.loan }
     }
 
-    /// Returns the state of the account.
+    /// Returns the budget per day, and how much of it is saved or borrowed.
     pub fn status(&self) -> Status {
         let Saved { credit, loan } = self.saved();
         Status { bytes_per_day: self.settings.bytes_per_day, credit, loan }

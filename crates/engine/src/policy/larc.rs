@@ -8,7 +8,7 @@
 //! more time to be missed again. The paper does not say how a queue above its target shrinks. Here
 //! the next new block removes as many entries as necessary.
 //!
-//! The remembered blocks are exact, which takes 26 bytes per frame: too many for the daemon.
+//! The policy remembers blocks exactly. This takes 26 bytes per frame, more than the daemon allows.
 
 use super::list::{self, Links, List};
 use super::remembered::Remembered;

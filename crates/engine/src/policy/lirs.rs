@@ -141,7 +141,7 @@ impl Lirs {
         self.remembered.remove(node - self.frames());
     }
 
-    /// Forgets the block that was evicted first if one too many is remembered.
+    /// If too many evicted blocks are remembered, forgets the one that was evicted first.
     fn forget_surplus(&mut self) {
         if self.remembered.len() > self.remembered_max
             && let Some(oldest) = self.left.oldest()
@@ -150,7 +150,7 @@ impl Lirs {
         }
     }
 
-    /// Evicts the frame's block, which stays in S.
+    /// Keeps the evicted block of a frame in S.
     fn remember(&mut self, frame: u32, block: BlockNo) {
         self.forget_surplus();
         let node = self.frames() + self.remembered.insert(block);
@@ -167,8 +167,8 @@ impl Lirs {
         }
     }
 
-    /// Returns the least recent LIR block that is not busy, for use when all resident HIR blocks
-    /// (queue Q) are busy.
+    /// Evicts the least recent LIR block that is not busy. Called when all resident HIR blocks
+    /// (queue Q) are busy. Returns `None` if all examined LIR blocks are busy, too.
     fn evict_lir(&mut self, patience: u32, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
         let near_the_end = self.stack.iter(&self.stack_links).take(STACK_STEPS_MAX);
         let frame = near_the_end

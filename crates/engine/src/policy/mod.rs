@@ -148,8 +148,8 @@ pub trait Policy: Send {
     /// Returns every frame with its usage value (the policy's own measure), least used first.
     fn order(&self) -> Vec<(FrameNo, u8)>;
 
-    /// Adds a frame from another instance of the same policy. The caller adds the coldest frame
-    /// first.
+    /// Adds a frame with the usage value that [`order`](Self::order) of an earlier instance of the
+    /// same policy returned. The caller adds the least used frame first.
     fn restore(&mut self, frame: FrameNo, heat: u8);
 
     /// Returns the memory use, bytes.

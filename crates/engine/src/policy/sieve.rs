@@ -26,8 +26,8 @@ const NONE: u32 = u32::MAX;
 /// Flag in the usage value that `order` returns: the block was used since the clock hand last
 /// passed it.
 const HEAT_USED: u8 = 1;
-/// Flag in the usage value that `order` returns: the clock hand passed the block since it was last
-/// at the oldest block.
+/// Flag in the usage value that `order` returns: the clock hand has passed the block since the
+/// clock hand was last at the oldest block.
 const HEAT_PASSED: u8 = 2;
 
 struct Sieve {

@@ -21,7 +21,7 @@ const WORDS: usize = 8;
 /// For each 4-bit counter, the bits that stay when it is shifted right by one.
 const HALVES: u64 = 0x7777_7777_7777_7777;
 
-/// Number of words in a line: two for each row.
+/// The counters in one cache line: two words for each row.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Line([u64; WORDS]);

@@ -10,11 +10,12 @@
 //! evictable.
 //!
 //! A block counts its uses since its insertion, at most 15. All counts are halved after ten
-//! requests for each frame of the cache. The block with the lowest count is the least used, and the
-//! one used longest ago among equals. An Active block whose count falls to zero becomes Inactive
-//! too. Otherwise a loop that fits into the cache but not into half of it would not displace
-//! formerly popular blocks. A list for each count gives the ranking, so each use takes a few steps.
-//! Only the halving of all counts reads one byte for each frame. Memory use is 9 bytes per frame.
+//! requests for each frame of the cache. The least used block is the one with the lowest count, and
+//! among equal counts the one used longest ago. An Active block whose count falls to zero becomes
+//! Inactive too. Otherwise a loop that fits into the cache but not into half of it would not
+//! displace formerly popular blocks. A list for each count gives the ranking, so each use takes a
+//! few steps. Only the halving of all counts reads one byte for each frame. Memory use is 9 bytes
+//! per frame.
 
 use super::list::{self, Links, List};
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};

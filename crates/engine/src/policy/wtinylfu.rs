@@ -7,9 +7,9 @@
 //! probation. When the window is full, its oldest block competes with the oldest block in
 //! probation. The block that was requested less often is evicted. In a tie, the block from the
 //! window is evicted. Requests are counted up to 15, both hits and misses. After ten requests per
-//! frame, all counts are halved, and so is the number of requests. So later, counts are halved
-//! again after only five requests per frame. The paper's doorkeeper, which saves counters, is left
-//! out.
+//! frame, all counts are halved, and so is the number of requests. After the first halving, counts
+//! are therefore halved again after every five requests per frame. The paper's doorkeeper, which
+//! saves counters, is left out.
 //!
 //! The implementation differs from the paper in where it stores counts. A block in the cache has
 //! its own count beside its frame, so a hit needs no hash. The sketch counts only blocks that are
@@ -103,7 +103,7 @@ pub(super) struct WTinyLfu {
     /// Approximate number of requests of each block that is not in the cache. `marks` has the
     /// counts of the blocks in the cache.
     sketch: Sketch,
-    /// Number of requests since counts were zero, halved together with the counts.
+    /// Number of counted requests. It is halved whenever the counts are halved.
     requests: u64,
     requests_max: u64,
     window_max: u32,
@@ -147,7 +147,7 @@ impl WTinyLfu {
         self.lists[list as usize].remove(&mut self.links, frame.0);
     }
 
-    /// Moves the oldest frames of a list that is too long to probation.
+    /// Moves the oldest frames of a list to probation, until the list has at most `len_max` frames.
     fn trim(&mut self, list: u8, len_max: u32) {
         while self.len(list) > len_max {
             let frame = FrameNo(self.lists[list as usize].oldest().expect("the list has frames"));

@@ -21,8 +21,9 @@ impl std::fmt::Display for CurveError {
     }
 }
 
-/// The miss ratio as a function of the cache size, which never rises. The curve is linear between
-/// two points and constant after the last one. A step is two points one block apart.
+/// The miss ratio as a function of the cache size. The ratio never rises with the size. The curve
+/// is linear between two points and constant after the last one. A step is two points one block
+/// apart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     points: Vec<CurvePoint>,
@@ -38,7 +39,7 @@ impl Curve {
         Curve::checked(points).unwrap_or_else(|CurveError(why)| panic!("{why}"))
     }
 
-    /// Creates a curve as [`new`](Self::new) does, from external points.
+    /// Creates a curve as [`new`](Self::new) does, from points that may be invalid.
     ///
     /// # Errors
     /// If [`new`](Self::new) would panic.
@@ -57,7 +58,8 @@ impl Curve {
         }
     }
 
-    /// Returns a curve through some of the points. It differs by at most `off_max` at any size.
+    /// Returns a curve through some of this curve's points. At any size, its miss ratio differs
+    /// from this curve's by at most `off_max`.
     pub fn thinned(&self, off_max: f64) -> Curve {
         let mut kept = vec![self.points[0]];
         // Range of slopes from the last kept point that pass close enough to all later points.
@@ -78,9 +80,9 @@ impl Curve {
         Curve { points: kept }
     }
 
-    /// Creates the curve of `total` accesses (or bytes, or any weight). Each `(distance, weight)`
-    /// is a weight that hits in caches of at least `distance` blocks. Distances rise and are at
-    /// least 1. Without accesses the ratio is 1.
+    /// Creates the curve of `total` accesses (or bytes, or any weight). For each `(distance,
+    /// weight)`, accesses of this weight hit in caches of at least `distance` blocks. Distances
+    /// rise and are at least 1. Without accesses the ratio is 1.
     pub fn from_distances(total: u64, distances: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut builder = Builder::new();
         let mut misses = total;

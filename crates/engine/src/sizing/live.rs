@@ -2,9 +2,9 @@
 //! the guest's requests, for three block sizes.
 //!
 //! Each block size has a [`Sampler`] of [`SAMPLES`] blocks that tracks the sectors of its samples,
-//! so that the curves count as the engine does. A read hits if all its sectors are valid. A miss
-//! makes exactly the read sectors valid. Completely written sectors become valid; sectors that are
-//! partly written, discarded or zeroed do not. A read of several blocks counts once for each of
+//! so that the curves count hits as the engine does. A read hits if all its sectors are valid. A
+//! miss makes exactly the read sectors valid. Completely written sectors become valid; sectors that
+//! are partly written, discarded or zeroed do not. A read of several blocks counts once for each of
 //! them. Writes fill the cache, as in write-through and write-back.
 //!
 //! Block sizes above 64 KiB are not sampled, because their sector maps would need too much memory.
@@ -51,7 +51,8 @@ pub const WINDOW_READS: u64 = 16_384;
 /// Counts of recent reads, which show whether a cache is still warming up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recent {
-    /// Number of recent reads: all reads, or between one and two times [`WINDOW_READS`].
+    /// Number of recent reads: all reads at first, later between one and two times
+    /// [`WINDOW_READS`].
     pub reads: u64,
     /// Number of recent reads that flash or memory served completely.
     pub read_hits: u64,

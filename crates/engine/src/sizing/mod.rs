@@ -2,7 +2,7 @@
 //!
 //! [`Shards`] samples block accesses and estimates the LRU miss-ratio [`Curve`] in at most 1 MB, at
 //! the cost of one hash for most accesses. [`Timeline`] counts the blocks used since a given use,
-//! and also serves exact curves. Sizes are in cache blocks. A [`Sampler`] tracks the sectors of its
+//! for sampled and exact curves. Sizes are in cache blocks. A [`Sampler`] tracks the sectors of its
 //! blocks, while [`Shards`] treats each block as completely cached. Each disk has a [`Live`].
 
 mod buckets;

@@ -52,8 +52,9 @@ const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 /// Estimates the miss-ratio curve of accesses to whole blocks.
 pub type Shards = Sampler<0>;
 
-/// Estimates the miss-ratio curve of its accesses, deterministically. Memory is allocated only if,
-/// at a fixed rate, there are twice as many samples as ever before.
+/// Estimates the miss-ratio curve of its accesses, deterministically. After its creation, it
+/// allocates memory only at a fixed rate: if there is no room for a new sample, the room is
+/// doubled.
 ///
 /// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked. An access hits
 /// if all sectors that it touches are valid, as in the engine's caches. A sector becomes valid when
@@ -324,8 +325,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         Some(self.samples.add(sample))
     }
 
-    /// Removes the eighth of the samples with the highest positions. A scan of all samples to
-    /// remove one would cost too much, and so would samples in order of position.
+    /// Removes the eighth of the samples with the highest positions. It would cost too much to scan
+    /// all samples in order to remove one, or to keep the samples in order of position.
     #[cold]
     fn lower_threshold(&mut self) {
         self.threshold = (self.threshold - (self.threshold / 8).max(1)).max(self.threshold_min);

@@ -318,7 +318,8 @@ impl<'a> Drawing<'a> {
         }
     }
 
-    /// Returns how much of the curves is in a box, in tenths of the box's width.
+    /// Returns how much of the curves is in a box: the number of crossings of the curves with
+    /// eleven vertical lines through the box.
     fn crowd(&self, (left, right): (f64, f64), (top, bottom): (f64, f64)) -> usize {
         let probes = (0..=10).map(|i| left + (right - left) * f64::from(i) / 10.0);
         let pairs = || self.runs.iter().flatten().flat_map(|run| run.windows(2));

@@ -5,8 +5,8 @@
 //! requests. Memory does not grow with the trace. A request is due at its time since the first
 //! request, divided by the factor of the [`Pace`]. If `depth` requests are in flight, the next
 //! request waits for a reply and is late. The [`Report`] has the lateness of requests. On an idle
-//! host, requests are late by a few microseconds. On a busy host, the wait for a processor is
-//! added.
+//! host, requests are late by a few microseconds. On a busy host, they are later, because the
+//! replay's threads wait for a processor.
 
 mod file;
 mod pace;

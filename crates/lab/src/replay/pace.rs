@@ -11,13 +11,13 @@ pub enum Pace {
     /// Requests are sent at their recorded times.
     #[default]
     Original,
-    /// Requests are sent this many times faster than recorded.
+    /// The recorded times are divided by this factor. A factor below 1 slows the replay down.
     Times(f64),
     /// Requests are sent as fast as the target replies. No request has a due time or is late.
     Asap,
 }
 
-/// Range of allowed factors.
+/// Range of allowed factors of [`Pace::Times`].
 const FACTORS: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
 
 impl FromStr for Pace {

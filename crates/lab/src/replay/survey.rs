@@ -20,7 +20,7 @@ pub struct Survey {
 pub struct Kind {
     /// Number of requests.
     pub requests: u64,
-    /// Start and end of the request with the highest end.
+    /// Start and end of the request that ends at the highest offset, bytes.
     pub farthest: (u64, u64),
     /// Maximum length, bytes.
     pub len_max: u32,

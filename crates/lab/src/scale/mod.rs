@@ -4,7 +4,7 @@
 //! The hosts use only the engine's scheduler and throttle. The datastore is a number of servers
 //! behind one queue, without knowledge of hosts and disks. The disks are distributed unevenly over
 //! the hosts, and differ in entitlement and demand. The model computes the *entitlement* of each
-//! disk (`due.rs`): the rate that the disk should get by its shares, its limit and its
+//! disk (`entitlement.rs`): the rate that the disk should get by its shares, its limit and its
 //! *reservation*, the rate that it gets even if other disks have more shares. The model compares
 //! the entitlement with the disk's actual rate.
 //!
@@ -30,9 +30,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// Information that the hosts have about each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knowledge {
-    /// No throttling: hosts with more requests in flight get more.
+    /// Hosts do not throttle. A host with more requests in flight gets a larger part of the rate.
     Unthrottled,
-    /// No information: each host throttles by the latency that it measures.
+    /// Hosts exchange nothing. Each host throttles by the latency that it measures itself.
     Latency,
     /// The hosts send reports to each other.
     Reports {
@@ -83,7 +83,7 @@ pub(crate) struct Disk {
     pub(crate) demand: Demand,
 }
 
-/// Rates and latency in one modelled datastore with many hosts.
+/// Results of a model: rates and latency of a datastore with many hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Total rate of all disks, I/O units per second.
@@ -98,7 +98,7 @@ pub struct Outcome {
     pub reserved: usize,
     /// Number of reports per second of all hosts.
     pub reports: f64,
-    /// Number of deliveries per report.
+    /// Number of reports per second that hosts receive. Each report goes to all other hosts.
     pub deliveries: f64,
 }
 

@@ -1,5 +1,5 @@
-//! The modelled datastore that all hosts share, and the clock. The datastore has several servers
-//! behind one queue.
+//! The modelled datastore that all hosts share, and the queue of future events, which is the
+//! model's clock. The datastore has several servers behind one queue.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

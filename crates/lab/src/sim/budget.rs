@@ -1,4 +1,4 @@
-//! The flash write budget of a simulated cache, by the times of the trace.
+//! The flash write budget of a simulated cache. The times are those of the trace.
 
 use hob_engine::CacheSim;
 use hob_engine::flash_budget::{FlashBudget, Member, ROUND_NS, Settings};
@@ -15,7 +15,8 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Creates the account. A miniature has the part of the budget that its sample has of the disk.
+    /// Creates the account. For a miniature, budget and cache size are multiplied by the sampling
+    /// rate.
     pub(super) fn new(bytes_per_day: u64, point: &Point) -> Budget {
         let scaled = |bytes: u64| ((bytes as f64 * point.sample_rate) as u64).max(1);
         let settings =

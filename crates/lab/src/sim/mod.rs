@@ -35,7 +35,7 @@ use mini::Sample;
 
 /// Maximum number of record blocks that wait for a slow worker thread.
 const BLOCKS_WAITING_MAX: usize = 4;
-/// Number of requests by which the index is prefetched ahead.
+/// How many requests ahead of the simulated request the index is prefetched.
 const LOOK_AHEAD: usize = 8;
 
 /// Maximum number of blocks of a simulated cache.

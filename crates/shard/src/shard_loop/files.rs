@@ -141,7 +141,7 @@ impl Files {
         }
     }
 
-    /// Returns true if every request is answered and no new one is read.
+    /// Returns true if reading new requests is stopped and all earlier ones are answered.
     pub(super) fn are_at_rest(&self) -> bool {
         self.files.iter().flatten().all(|file| self.resting && file.is_at_rest())
     }

@@ -258,8 +258,9 @@ impl Shard {
         clones.into_iter().for_each(|clone| self.link_parent(clone, None));
     }
 
-    /// Requires checks of all parents if this thread was paused. Call it before anything else in a
-    /// turn.
+    /// If this thread was paused, asks the daemon to compare the files of all parents with their
+    /// recorded state, because the files may have changed. Until then, clones read the data
+    /// themselves. Call this function before anything else in a turn.
     pub(super) fn notice_pause(&mut self, now: Instant) {
         if self.parents.ends_pause(now) {
             for parent in self.parents.linked_parents() {

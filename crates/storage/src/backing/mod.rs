@@ -151,7 +151,7 @@ pub enum WaitMax {
 }
 
 impl WaitMax {
-    /// Returns the new limit after this change.
+    /// Applies this change to the limit `before` and returns the new limit.
     fn after(self, before: Duration) -> Duration {
         match self {
             WaitMax::Set(limit) => limit,

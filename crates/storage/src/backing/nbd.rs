@@ -299,8 +299,8 @@ impl NbdBacking {
         self.tokens.expect("a backing is attached before it is used")
     }
 
-    /// Declares the disk writable. The present server may not write. Another server, also a QEMU,
-    /// replaces it before the first change.
+    /// Declares the disk writable, although the connected server is read-only. Another server,
+    /// which is also a `qemu-nbd`, replaces it before the first change.
     pub(crate) fn becomes_writable(&mut self) {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
     }

@@ -41,7 +41,7 @@ impl<'a> OfflineWriter<'a> {
     /// only.
     ///
     /// # Errors
-    /// If memory or descriptors are lacking.
+    /// [`RingError::Resources`] if memory, file descriptors or threads are lacking.
     pub fn new(backing: Backing, may_go_on: &'a dyn Fn() -> bool) -> Result<Self, RingError> {
         let arena_bytes = 2 * WRITES_MAX * WRITE_BYTES_MAX;
         let config = RingConfig { entries: 64, arena_bytes, threads_max: 4, ..RingConfig::default() };

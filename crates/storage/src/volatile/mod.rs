@@ -72,7 +72,8 @@ static LAYER: OnceLock<VolatileOptions> = OnceLock::new();
 /// kept until the process ends, so that no inode number is reused for another file.
 static FILES: Mutex<BTreeMap<(u64, u64), Arc<VolatileFile>>> = Mutex::new(BTreeMap::new());
 
-/// Steps until the process kills itself; 0 means never.
+/// Number of steps ([`VolatileOptions::cut_after`]) after which the process kills itself; 0 means
+/// never.
 static STEPS_LEFT: AtomicU64 = AtomicU64::new(0);
 
 /// Makes all files that are opened from now on lose unflushed data at a kill.

@@ -69,7 +69,8 @@ pub(in super::super) fn order(bytes: &[u8]) -> Option<Order> {
     [Order::Little, Order::Big].into_iter().find(|order| u32_at(start, 0, *order) & !0xff == MAGIC)
 }
 
-/// Returns a record's time in nanoseconds, and the number of bytes that follow and belong to it.
+/// Returns a record's time in nanoseconds, and the length in bytes of its additional data, which
+/// follows the record.
 pub(in super::super) fn time_and_more(record: &[u8], order: Order) -> (u64, usize) {
     (u64_at(record, 8, order), usize::from(u16_at(record, 46, order)))
 }

@@ -46,7 +46,7 @@ pub struct FormatInfo {
     parser: MakeParser,
 }
 
-/// Function that creates the parser of a trace with this start.
+/// Function that creates the parser of a trace from the trace's first bytes.
 type MakeParser = fn(&Head<'_>, &Settings) -> Result<Box<dyn Parse>, Reason>;
 
 impl FormatInfo {
@@ -240,7 +240,7 @@ fn lines_like(head: &Head<'_>, mut parser: impl ParseLine) -> Likeness {
     }
 }
 
-/// Returns the format of a trace with this start.
+/// Detects the format of a trace from its first bytes.
 ///
 /// # Errors
 /// Returns an error if no format fits, or if the file is an archive.

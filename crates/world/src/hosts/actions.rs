@@ -230,8 +230,8 @@ impl Simulation<'_> {
         self.ask_for(host, Op::Forget, &ranges, Actor::Destination, ticket)
     }
 
-    /// Prepares the host's reads for serving the disk: from now on, pulls and misses may read from
-    /// the former owner. The caller makes the engine serve the disk.
+    /// Prepares a host to serve the disk: from now on, pulls and cache misses may read from the
+    /// former owner. The caller then makes the engine serve the disk.
     fn take_over(&mut self, host: usize) {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = false;

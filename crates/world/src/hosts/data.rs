@@ -1,11 +1,10 @@
 //! Simulates reads between hosts. A host in standby reads all data from the owner. After the
 //! hand-over, the new owner reads from the former owner's flash.
 //!
-//! Only the owner answers standby reads, and never a host that has handed the disk over. Otherwise
-//! the standby host could get stale data: an earlier process of the standby host may have served
-//! the disk, written to it, and crashed before recording this. A former owner answers only the
-//! process that took over. The new owner's process requests only ranges that were not changed since
-//! the hand-over.
+//! Only the owner answers standby reads. A host that has handed the disk over refuses them, because
+//! its data may be stale: an earlier process of the standby host may have served the disk, written
+//! to it, and crashed before recording this. A former owner answers only the process that took the
+//! disk over. That process requests only ranges that have not changed since the hand-over.
 
 use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, Op};
@@ -36,8 +35,8 @@ const PAGE_TRIES_MAX: u32 = 5;
 const AGAIN_NS: u64 = 300 * MS;
 
 impl Simulation<'_> {
-    /// Starts a read from another host if that host may have the data. Returns false if the read
-    /// belongs to the backing.
+    /// Sends a read of the engine to another host: any read in standby, and reads of data that the
+    /// former owner may have. Returns false if the caller must read from the backing.
     pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
         let ram = self.hosts[host].ram.as_ref().expect("it is up");
         if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {
@@ -50,7 +49,7 @@ impl Simulation<'_> {
         Ok(true)
     }
 
-    /// Returns the former owner if it may have the data of this read.
+    /// Returns the former owner if it may have all data of this read.
     fn former_of(&self, host: usize, io: &Io) -> Option<(usize, Session)> {
         let ram = self.hosts[host].ram.as_ref()?;
         let former = ram.former.as_ref()?;
@@ -60,7 +59,8 @@ impl Simulation<'_> {
         has.then_some((former.host, former.session))
     }
 
-    /// Records a write that is about to be sent to the backing.
+    /// Records a write that is about to be sent to the backing. The former owner's data of this
+    /// range is outdated from now on.
     pub(super) fn note_changed(&mut self, host: usize, io: &Io) {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         if let Some(pulling) = &mut ram.pulling {
@@ -70,7 +70,7 @@ impl Simulation<'_> {
     }
 
     /// Sends a read to the host that may have the data, or to the backing if this host serves the
-    /// disk. In standby, the read fails if the host does not know a source.
+    /// disk. In standby, the read fails if the host does not know which host to read from.
     fn ask(&mut self, host: usize, read: PeerRead) -> Result<(), Violation> {
         let former = self.former_of(host, &read.io);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -99,7 +99,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns a standby read's data according to a sabotage.
+    /// Returns data that the host pulled earlier, if a sabotage answers standby reads with such
+    /// data.
     fn shadowed(&self, host: usize, io: &Io) -> Option<Vec<Tag>> {
         let believes = self.strikes(Sabotage::BelievedAwaited) && self.hosts[host].life > 1;
         if !self.strikes(Sabotage::StandbyFromCache) && !believes {
@@ -109,7 +110,7 @@ impl Simulation<'_> {
         units.map(|unit| self.hosts[host].shadow.get(&unit).copied()).collect()
     }
 
-    /// Ends the connection to the other host: reads in flight fail.
+    /// Ends the connection to the other host. Reads in flight fail, and no more data is pulled.
     pub(super) fn hang_up(&mut self, host: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = true;

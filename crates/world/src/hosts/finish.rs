@@ -1,5 +1,5 @@
-//! End of a history of several hosts. Faults end, and all hosts must quiesce with one owner of the
-//! disk.
+//! The end of a history of several hosts. No more faults occur. Within a time limit, one host must
+//! own the disk, and no host may have work in progress.
 
 use hob_engine::command::Role;
 use hob_engine::io::Op;
@@ -11,7 +11,7 @@ use super::{Event, Simulation, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// Maximum time that the hosts may need to quiesce, nanoseconds.
+/// Maximum time from the last fault until no host has work in progress, nanoseconds.
 const REST_NS_MAX: u64 = 300_000 * MS;
 
 /// Number of 512-byte units per read at the end of the history.

@@ -198,7 +198,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Decides whether the guest stays and may write, or moves back.
+    /// Decides at random whether the guest moves back, if the host from which it came owns the disk
+    /// again. A guest that stays may write from now on.
     pub(super) fn decide(&mut self) -> Result<(), Violation> {
         let Some(from) = self.guest.came_from else { return Ok(()) };
         if self.guest.doing == Doing::Runs && self.owner() == Some(from) && self.rng.chance(600) {

@@ -50,7 +50,7 @@ pub(super) struct Host {
     pub(super) life: u32,
     pub(super) record: Option<Record>,
     pub(super) order: Option<MoveOrder>,
-    /// Data that the host pulled in standby, for a sabotage.
+    /// Data that the host pulled in standby. Some sabotages answer reads with it.
     pub(super) shadow: BTreeMap<u64, Tag>,
     pub(super) flash: Flash,
     pub(super) written: Written,

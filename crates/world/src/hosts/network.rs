@@ -39,9 +39,10 @@ pub(super) struct Sender {
 pub(super) enum Kind {
     /// Reads from the owner, in any attempt. The data does not go to the cache.
     Owner,
-    /// Reads from the owner that reports changes in this attempt.
+    /// Reads from the owner, in the attempt in which it reports changes to the reader. The data
+    /// goes to the cache.
     Teller,
-    /// Reads from the former owner, whose flash may have unchanged data.
+    /// Reads from the former owner, for data that has not changed since the hand-over.
     Former,
 }
 

@@ -90,7 +90,8 @@ impl Simulation<'_> {
         self.drain(host)
     }
 
-    /// Ends attempts and states that do not end without the operator.
+    /// Starts hosts that are down, orders the end of attempts that do not end by themselves, and
+    /// makes destinations give up disks that do not arrive.
     pub(super) fn tidy(&mut self) -> Result<(), Violation> {
         let now = self.now;
         for host in 0..self.hosts.len() {

@@ -50,7 +50,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Checks that at most one host serves the disk, and that this host is entitled to.
+    /// Checks that at most one host serves the disk, and that the records entitle this host to it.
     pub(super) fn check_roles(&self) -> Result<(), Violation> {
         let serve = |host: &usize| matches!(self.hosts[*host].role(), Some(Role::Here | Role::Frozen));
         let serving: Vec<usize> = (0..self.hosts.len()).filter(serve).collect();

@@ -12,7 +12,7 @@ use crate::rng::SimRng;
 
 pub(super) const MS: u64 = 1_000_000;
 
-/// Makes the random numbers of pauses independent of all others.
+/// Combined with the seed, so that the random numbers of pauses are independent of all others.
 const STOP_SALT: u64 = 0x7374_6f70;
 
 /// Parameters of a history of several hosts.
@@ -42,11 +42,13 @@ pub(super) struct Plan {
     pub(super) freeze_ns: u64,
     /// Time after which all faults end, nanoseconds.
     pub(super) span_ns: u64,
-    /// Shares of packets that are lost, repeated and very late, per mille.
+    /// Share of packets that are lost, per mille. `repeated` and `late` are the shares of repeated
+    /// and of very late packets.
     pub(super) lost: u32,
     pub(super) repeated: u32,
     pub(super) late: u32,
-    /// Shares of actions and of records that fail, per mille.
+    /// Share of actions that fail, per mille. `record_error` is the share of record writes that
+    /// fail.
     pub(super) act_error: u32,
     pub(super) record_error: u32,
     pub(super) backing_faults: BackingFaults,
@@ -60,7 +62,8 @@ pub(super) struct Plan {
     pub(super) migrations: u32,
     /// A rogue client uses a host on which the guest does not run.
     pub(super) rogue: bool,
-    /// Reads that another host does not answer finally fail. Otherwise they are retried for ever.
+    /// A read in standby fails after the owner has not answered it four times. Otherwise the host
+    /// retries it without limit.
     pub(super) gives_up: bool,
     /// A destination that already has the disk removes it and adds it again, instead of emptying
     /// its cache.

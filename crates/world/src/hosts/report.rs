@@ -25,7 +25,8 @@ pub struct Report {
     pub crashes_of_sources: u64,
     /// Number of crashes of destination hosts that waited for a disk.
     pub crashes_of_destinations: u64,
-    /// Number of crashes of hosts that served a disk before their ownership record was written.
+    /// Number of crashes of hosts that served a disk and had not written their ownership record
+    /// yet.
     pub crashes_while_taking: u64,
     /// Number of restarted hosts that continued to report the hand-over to the new owner.
     pub resumed_away: u64,

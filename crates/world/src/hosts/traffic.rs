@@ -21,7 +21,7 @@ use crate::{Violation, ensure};
 const SLOTS_MIN: u32 = 157;
 
 impl Simulation<'_> {
-    /// Performs everything that a host's engine and state machines request.
+    /// Performs what a host's engine and state machines request, until they request nothing more.
     pub(super) fn drain(&mut self, host: usize) -> Result<(), Violation> {
         while let Some(ram) = &mut self.hosts[host].ram {
             if let Some(io) = ram.engine.poll_io() {
@@ -55,7 +55,7 @@ impl Simulation<'_> {
         if self.strikes(Sabotage::LateThaw) { Ok(()) } else { self.check_roles() }
     }
 
-    /// Ends a migration attempt. The next attempt starts from the record.
+    /// Ends a migration attempt. The next attempt starts from the host's durable record.
     fn end_source(&mut self, host: usize) {
         let record = self.hosts[host].record;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -301,7 +301,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns false for a standby flush that makes no data durable. The guest flushed before it
+    /// Returns false for a flush in standby if another host has sent unflushed writes: the flush
+    /// does not make them durable. This breaks no promise, because the guest flushed before it
     /// moved. Writes of an earlier process of this host were flushed before this process accepted
     /// flushes.
     fn promises_in_standby(&self, host: usize, token: &Token) -> bool {

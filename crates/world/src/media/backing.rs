@@ -98,8 +98,8 @@ impl Backing {
         self.medium.now()
     }
 
-    /// Returns the number of changes of the backing by any writer. A power cut counts as one
-    /// change.
+    /// Returns a version of the backing's content, which grows with each change by any writer and
+    /// with each power cut.
     pub fn version(&self) -> u64 {
         u64::from(self.power_cuts) << 32 | u64::from(self.medium.stamp())
     }
@@ -140,7 +140,7 @@ impl Backing {
         if self.defect == Some(DeviceDefect::HalfWrite) && change.count > 1 {
             end -= change.count / 2;
         }
-        // A discard leaves units that the backing cannot deallocate.
+        // The backing cannot deallocate some units, so a discard does not change them.
         let spared = |unit: &usize| change.io.op == IoOp::Discard && change.mix >> 8 & 3 < (*unit as u64 & 3);
         for unit in change.moving(when).filter(|unit| *unit < end && !spared(unit)) {
             self.medium.put(unit, change.tags[unit - change.first], rng);
@@ -195,7 +195,7 @@ impl Backing {
         }
     }
 
-    /// Writes a unit as a foreign writer does, without any cache.
+    /// Writes a unit as a program other than hob does, so that no engine sees the write.
     pub fn write_behind(&mut self, unit: usize, tag: Tag, rng: &mut SimRng) {
         self.medium.put(unit, tag, rng);
     }
@@ -251,7 +251,7 @@ impl Backing {
         self.faults.flush_error > 0
     }
 
-    /// Ends all faults of the backing's I/Os.
+    /// Sets all fault rates of the backing to 0.
     pub fn soothe(&mut self) {
         self.set_faults(BackingFaults::default());
     }

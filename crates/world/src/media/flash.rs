@@ -166,8 +166,8 @@ impl Flash {
         }
     }
 
-    /// Records the content that a write intends. Returns for each sector whether its content is
-    /// new.
+    /// Records the content that a write intends. Returns for each sector whether the write changes
+    /// the intended content.
     fn intend(&mut self, write: &Transfer) -> Vec<bool> {
         let intended = &mut self.intended[write.units()];
         let sectors = intended.chunks(SECTOR_UNITS).zip(write.tags.chunks(SECTOR_UNITS));
@@ -291,18 +291,18 @@ impl Flash {
         self.doomed.push(id);
     }
 
-    /// Makes the next journal page writes fail.
+    /// Makes the next `count` writes of journal pages fail.
     pub fn refuse_pages(&mut self, count: u32) {
         self.refused_pages = count;
     }
 
-    /// Makes the next flushes fail. Part of the volatile data then stays volatile until the next
-    /// power cut.
+    /// Makes the next `count` flushes fail. Part of the volatile data then stays volatile until the
+    /// next power cut.
     pub fn refuse_flushes(&mut self, count: u32) {
         self.refused_flushes = count;
     }
 
-    /// Returns a failed device with its content at the time of its removal.
+    /// Makes a dead device work again, with the content that it had when it died.
     pub fn return_as_it_was(&mut self) {
         self.dead = false;
     }
@@ -358,7 +358,9 @@ impl Flash {
         self.dead
     }
 
-    /// Ends faults of single I/Os. The device keeps all data.
+    /// Sets all fault rates to 0, and cancels the failures that
+    /// [`refuse_pages`](Self::refuse_pages) and [`refuse_flushes`](Self::refuse_flushes) announced.
+    /// Failures of the whole device remain.
     pub fn soothe(&mut self) {
         self.faults = FlashFaults::default();
         (self.refused_pages, self.refused_flushes) = (0, 0);

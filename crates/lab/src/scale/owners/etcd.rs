@@ -13,8 +13,8 @@ use hob_world::cluster::store::{Request, Response, Store};
 
 use super::EtcdCosts;
 
-/// Time after which etcd ends an expired lease, because etcd checks leases only at intervals;
-/// nanoseconds.
+/// Time from the expiry of a lease until etcd ends it, nanoseconds. etcd checks leases only at
+/// intervals.
 const LEASE_LATE_NS: u64 = 500_000_000;
 
 /// Size of an HTTP request and its response without content, bytes.

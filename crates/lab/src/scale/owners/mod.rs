@@ -70,7 +70,8 @@ pub struct Owners {
     pub killed: usize,
     /// Length of a lease, nanoseconds.
     pub lease_ns: u64,
-    /// Settling time of a failed owner, nanoseconds.
+    /// Time after the end of a failed owner's lease in which no host acquires its disks,
+    /// nanoseconds.
     pub settle_ns: u64,
     /// Method by which hosts find released disks.
     pub pacing: Pacing,
@@ -108,7 +109,7 @@ impl Traffic {
     }
 }
 
-/// Loads of etcd and unavailable times of disks in one modelled cluster.
+/// Results of a model: the load of etcd, and how long disks were unavailable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Mean load while the cluster is idle.

@@ -62,7 +62,7 @@ impl Generation {
         Generation(epoch << COUNT_BITS | count)
     }
 
-    /// Returns the epoch of the writer that created this generation.
+    /// Returns the epoch of the writer that created this version of an object.
     pub(super) fn epoch(self) -> u64 {
         self.0 >> COUNT_BITS
     }

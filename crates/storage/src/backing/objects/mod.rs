@@ -119,7 +119,8 @@ pub fn show(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenErro
 }
 
 /// Releases a disk from an owner that did not close it, so that it can be opened again. If that
-/// owner still runs, it is fenced. Returns the disk's previous properties.
+/// owner still runs, it is fenced. Returns the properties that the disk had before it was unlocked;
+/// they include the old owner.
 ///
 /// # Errors
 /// [`OpenError`]; `Unfit` if no owner has the disk; `InUse` if the owner is a running process of
@@ -236,7 +237,7 @@ struct Objects {
     attached: Option<Attached>,
     /// Destinations of reads.
     reads: HashMap<IoId, BufferSlice>,
-    /// Number of unanswered I/Os and status queries.
+    /// Number of unanswered I/Os and queries of the allocation state of a range.
     in_flight: usize,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
