@@ -25,7 +25,8 @@ begin() {
     await has_paused
 }
 
-state_of_command() { sed 's/.*) \(.\).*/\1/' "/proc/$command/stat"; }
+# The shell may already have waited for a command that has ended.
+state_of_command() { sed 's/.*) \(.\).*/\1/' "/proc/$command/stat" 2>/dev/null || echo Z; }
 is_stopped() { [ "$(state_of_command)" = T ]; }
 has_paused() { is_stopped || [ "$(state_of_command)" = Z ]; }
 
