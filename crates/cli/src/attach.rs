@@ -1,6 +1,7 @@
 //! `hob attach` and `hob detach`: hob's cache for the disks of a running VM (docs/decisions/0054).
 
 mod definition;
+mod execution;
 #[cfg(test)]
 mod fake_qemu;
 mod graph;
@@ -20,7 +21,6 @@ mod survey;
 pub(super) mod targets;
 mod test_stop;
 mod virsh;
-mod work;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use execution::{Work, drain_if_present, tell};
 use hob_control::client::Client;
 use hob_control::{CacheEnable, Pool, Size};
 use interrupt::{Interrupt, OnSignal};
@@ -37,7 +38,6 @@ use plan::{Goal, Step, steps};
 use qmp::{Monitor, NotRunning};
 use record::{Method, Record, Records};
 use survey::{Persistent, Vm, Wanted};
-use work::{Work, drain_if_present, tell};
 
 use super::pool::absolute;
 use super::remote::{converse, explain};

@@ -1,10 +1,10 @@
 //! The persistent definition of a VM, in libvirt or Proxmox VE: which disk its next start uses.
 
+use super::execution::tell;
 use super::libvirt::{self, Defined};
 use super::plan::Definition;
 use super::proxmox::{self, Settings};
 use super::record::Record;
-use super::work::tell;
 
 /// Returns the disk's source in the VM's persistent definition.
 pub(super) async fn read(record: &Record) -> anyhow::Result<Definition> {

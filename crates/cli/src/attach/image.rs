@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use hob_storage::device_name::DeviceName;
 
-use super::work::tell;
+use super::execution::tell;
 
 /// Mask of the access mode in the flags of an open file, and the modes that allow writing.
 const ACCESS_MODE: u32 = 0o3;

@@ -13,12 +13,12 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::definition;
+use super::execution::{MARK, tell};
 use super::graph::Graph;
 use super::overlay::{NotDirect, path};
 use super::plan::{Definition, Goal, Path};
 use super::qmp::NotRunning;
 use super::record::{Method, Record, Records};
-use super::work::{MARK, tell};
 use super::{Target, connect};
 use crate::Global;
 use crate::output::{Format, print, table, word};

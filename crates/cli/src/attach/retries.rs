@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use hob_control::client::ClientError;
 
+use super::execution::tell;
 use super::plan::{Goal, State, next};
-use super::work::tell;
 use crate::remote::Explained;
 
 /// Maximum time for a daemon that does not answer to restart.
