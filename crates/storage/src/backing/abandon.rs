@@ -87,14 +87,9 @@ impl Backing {
             return;
         }
         self.revoke(ring, now);
-        // Their success depends on flushes that may never end.
-        let refused: VecDeque<IoId> = self.flush_order.take_held().collect();
-        for io in &refused {
-            let _ = self.finish(*io, Err(IoError::ShuttingDown));
-        }
         self.abandonment = Some(Box::new(Abandonment {
             gives_up_at: Some(now + WAIT_NS),
-            refused,
+            refused: VecDeque::new(),
             open: Vec::new(),
             untold: VecDeque::new(),
             returned: VecDeque::new(),

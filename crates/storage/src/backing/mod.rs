@@ -18,8 +18,8 @@
 //! # Failed flushes
 //! After a failed flush, any of the writes since the last successful flush may be lost. The failure
 //! may be reported only once: a later successful flush says nothing about those writes.
-//! [`Driver::take_loss`] reports other losses, for example after a restart of the server. The success
-//! of a flush is passed on after the ends of all flushes that were in flight with it (`flush_order`).
+//! [`Driver::take_loss`] reports other losses, for example after a restart of the server. The engine
+//! orders the results of flushes that overlap. A driver that flushes without an I/O orders them too.
 //! docs/decisions/0032 has the rules.
 
 mod abandon;
@@ -27,7 +27,6 @@ pub mod below;
 mod driver;
 mod evidence;
 mod file;
-mod flush_order;
 mod flush_state;
 mod format;
 mod handover;
@@ -54,7 +53,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_engine::command::Access;
-use hob_engine::io::{Durability, Io, IoError, IoOp};
+use hob_engine::io::{Io, IoError};
 use hob_engine::units::{Instant, IoId};
 
 use crate::ring::{Completion, Ring};
@@ -62,7 +61,6 @@ use crate::token::{Token, TokenSpace};
 use abandon::Abandonment;
 pub use driver::{Driver, Reader};
 pub use evidence::{ChangeDetector, ChangeTimes, ChangeToken};
-use flush_order::FlushOrder;
 use flush_state::FlushState;
 pub use format::{Format, ImageFile, Role};
 pub use identity::ChangeMark;
@@ -391,7 +389,6 @@ pub struct Backing {
     tokens: Option<TokenSpace>,
     monitor: Arc<Monitor>,
     in_flight: InFlight,
-    flush_order: FlushOrder<IoId>,
     flush_state: FlushState,
     /// True if requests ended for hob perhaps without an answer of the backing, and no flush has
     /// covered the changes among them.
@@ -456,7 +453,6 @@ impl Backing {
             tokens: None,
             monitor,
             in_flight: InFlight::default(),
-            flush_order: FlushOrder::default(),
             flush_state: FlushState::default(),
             left_requests: false,
             is_revoked: false,
@@ -537,9 +533,6 @@ impl Backing {
         }
         self.in_flight.begin(&self.monitor, io, now);
         self.flush_state.begin(io);
-        if matches!(io.op, IoOp::Flush | IoOp::Write(Durability::Durable)) {
-            self.flush_order.begin(io.id);
-        }
         self.driver.submit(ring, now, io);
     }
 
@@ -557,23 +550,10 @@ impl Backing {
         if let Some(refused) = self.abandonment.as_mut().and_then(|it| it.poll_refused()) {
             return Some(refused);
         }
-        if let Some(flush) = self.flush_order.poll_released() {
-            return Some(self.finish(flush, Ok(())));
-        }
         loop {
             let (io, result) = self.driver.poll_done()?;
-            let is_held = self.flush_order.end(io, result.is_ok());
-            match &mut self.abandonment {
-                None if is_held => {}
-                None => return Some(self.finish(io, result)),
-                Some(abandonment) => {
-                    self.flush_order.forget(io);
-                    if !abandonment.ended(io) {
-                        // Nobody waits for the other flushes any more.
-                        let result = if is_held { Err(IoError::ShuttingDown) } else { result };
-                        return Some(self.finish(io, result));
-                    }
-                }
+            if !self.abandonment.as_mut().is_some_and(|it| it.ended(io)) {
+                return Some(self.finish(io, result));
             }
         }
     }

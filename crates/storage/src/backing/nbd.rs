@@ -42,6 +42,7 @@
 pub(crate) mod connect;
 pub(crate) mod depth;
 mod exchange;
+mod flush_order;
 mod jobs;
 #[cfg(feature = "psk")]
 mod psk;
@@ -67,7 +68,6 @@ use hob_nbd::client::reply::ReplyDecoder;
 use hob_nbd::uri::NbdUri;
 use hob_nbd::{CommandFlags, TransmissionFlags};
 
-use super::flush_order::FlushOrder;
 use super::{BackingInfo, BackingOptions, Driver, OpenError, SizeProbe, Status, StatusExtent, WaitMax};
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
@@ -273,7 +273,7 @@ pub(crate) struct NbdBacking {
     repeat: Option<Repeat>,
     /// The order in which flushes and durable writes end. It contains the slots of requests, also of
     /// those that hob sends without an I/O.
-    flush_order: FlushOrder<u32>,
+    flush_order: FlushOrder,
     /// Whether a flush for [`Asker::Repeat`] is unanswered.
     is_flushing: bool,
     /// Whether changes of `unflushed` wait for a new connection.

@@ -9,12 +9,12 @@ use hob_nbd::TransmissionFlags;
 use hob_nbd::client::handshake::Negotiated;
 
 use super::connect::{self, Attempt};
+use super::flush_order::FlushOrder;
 use super::jobs::{Asker, What};
 use super::unflushed::Repeat;
 use super::{
     CONNECT, Connection, DISCONNECT_MAX_NS, Hold, NbdBacking, PROBE_NS, Shutdown, State, silence_max,
 };
-use crate::backing::flush_order::FlushOrder;
 use crate::ring::{Fd, FdClass, Ring, RxBuf};
 
 /// Largest payload of a repeated change, bytes.
