@@ -99,9 +99,9 @@ settings! {
     dirty_age_max: u32,
     /// `1`, `2-dirty` (two copies of dirty data) or `2` (two copies of all data).
     copies: String,
-    /// Whether the backing never has a write after a guest's FLUSH without all writes before it.
-    /// Writes between two FLUSHes reach the backing in any order, also writes with FUA. Destaging is
-    /// slower.
+    /// Whether destaging keeps a guest's FLUSHes in order: the backing gets no write that followed
+    /// a FLUSH before all writes that preceded it. Writes between two FLUSHes, also those with FUA,
+    /// arrive in any order. Destaging is slower.
     ordered: bool,
     /// Whether a persistent cache is compared with its backing after a restart, before it serves:
     /// `auto` (unless there is evidence that the backing is unchanged), `always` or `trust`

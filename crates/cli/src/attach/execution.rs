@@ -370,15 +370,25 @@ impl<'a> Work<'a> {
     }
 
     async fn pause(&mut self, from: Path) -> anyhow::Result<()> {
+        if let Err(error) = self.before_pause(from).await {
+            // The VM ran when the state was examined. If it is paused now, hob has not paused it, and
+            // must not continue it.
+            self.unmark().await?;
+            return Err(error);
+        }
+        self.paused_at = Some(Instant::now());
+        self.ask("stop", json!({})).await
+    }
+
+    /// Writes out the images' data, and checks the VM again.
+    async fn before_pause(&mut self, from: Path) -> anyhow::Result<()> {
         // QEMU flushes all disks when it stops the VM. Writes their data now, and not during the
         // pause.
         let mut files = Graph::read(self.monitor).await?.written_files();
         files.push(self.record.file.clone());
         self.write_out(files).await?;
         self.monitor.prepare().await;
-        self.check_unchanged(from).await?;
-        self.paused_at = Some(Instant::now());
-        self.ask("stop", json!({})).await
+        self.check_unchanged(from).await
     }
 
     /// Refuses to pause a VM that another program has changed since the state was examined. `from` is
@@ -393,8 +403,6 @@ impl<'a> Work<'a> {
         graph.check_jobs()?;
         let status = self.monitor.ask("query-status", json!({})).await?;
         if status["running"] == json!(false) {
-            // Otherwise hob would continue the VM.
-            self.unmark().await?;
             bail!("another program has paused the VM; repeat the command");
         }
         Ok(())

@@ -13,8 +13,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub(super) enum OnSignal {
     /// The command undoes what it has done.
     Undo,
-    /// The command ends, and a repeated command continues. If the VM is paused or about to be, the
-    /// command continues to its end.
+    /// The command ends, and a repeated command continues. While QEMU has the mark of a pause, the
+    /// command first completes or undoes its steps.
     End,
 }
 

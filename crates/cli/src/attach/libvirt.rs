@@ -32,7 +32,7 @@ pub(super) fn find(xml: &str, file: &Path, disk: &str) -> Option<Defined> {
     })
 }
 
-/// Returns true if both paths lead to the same file, also through different links.
+/// Returns true if both paths lead to the same file, also through symbolic links.
 pub(super) fn is_same_path(one: &Path, other: &Path) -> bool {
     one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
 }

@@ -90,9 +90,15 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
 /// Returns true if QEMU uses hob's disk, except by the record's device.
 fn is_used_otherwise(graph: &Graph, record: &Record) -> bool {
     let is_hobs = |(name, node): (&String, &Node)| {
-        name != record.node_name() && node.driver == "nbd" && node.file.contains(&record.disk)
+        name != record.node_name() && node.driver == "nbd" && is_export(&node.file, &record.disk)
     };
     graph.users(record.node_name()) > 0 || graph.nodes.iter().any(is_hobs)
+}
+
+/// Returns true if the file name of an NBD node, a URI or JSON, names this export.
+fn is_export(file: &str, export: &str) -> bool {
+    let end = format!("/{export}");
+    file.ends_with(&end) || file.contains(&format!("{end}?")) || file.contains(&format!("\"{export}\""))
 }
 
 /// Returns true if the nodes of the record are not those that the VM writes to. `chain` leads from
@@ -214,6 +220,19 @@ mod tests {
             let in_use = graph(&[("image", "file", "hob-1")]);
             let error = path(&in_use, &record(method), Goal::Detached).unwrap_err().to_string();
             assert!(error.contains("hob detach --stopped"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_disk_is_not_confused_with_one_of_a_longer_name() {
+        for file in [
+            "nbd+unix:///web-disk1?socket=/run/hob/nbd.sock",
+            "nbd://host:10809/web-disk1",
+            r#"json:{"driver": "nbd", "server": {"type": "unix"}, "export": "web-disk1"}"#,
+        ] {
+            assert!(is_export(file, "web-disk1"), "{file}");
+            assert!(!is_export(&file.replace("disk1", "disk10"), "web-disk1"), "{file}");
+            assert!(!is_export(&file.replace("web", "a-web"), "web-disk1"), "{file}");
         }
     }
 

@@ -175,14 +175,15 @@ pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
             _ => Step::ToImage,
         },
         // The VM continues before anything that it need not wait for, and before any request to the
-        // daemon, which may not answer.
+        // daemon, which may not answer. The definition names the image only after the image has all
+        // data: an unplugged disk may still have dirty data.
         (Goal::Detached, Path::Image) => match state {
             State { running: false, marked: true, .. } => Step::Continue,
             State { marked: true, .. } => Step::Unmark,
             State { node: true, .. } => Step::DeleteNode,
-            State { definition: Definition::Hob, .. } => Step::Undefine,
             State { disk: HobDisk::Unknown, .. } => return Err(NoDaemon),
             State { disk: HobDisk::Cached, .. } => Step::DisableCache,
+            State { definition: Definition::Hob, .. } => Step::Undefine,
             State { disk: HobDisk::Locked | HobDisk::Unlocked, .. } => Step::RemoveDisk,
             State { recorded: true, .. } => Step::Forget,
             _ => return Ok(None),
@@ -280,6 +281,8 @@ mod tests {
             }
             // An operator continues the VM by hand, or its daemon loses the disk.
             todo.push(State { running: true, ..state });
+            // The disk is unplugged from the VM.
+            todo.push(State { path: Path::Image, spare: Spare::None, ..state });
         }
         states
     }
@@ -336,6 +339,8 @@ mod tests {
                     Step::EnableCache => {
                         assert_eq!((state.disk, state.path), (HobDisk::Locked, Path::Hob), "{said}");
                     }
+                    // After its next start, the VM would not see the dirty data.
+                    Step::Undefine => assert_ne!(state.disk, HobDisk::Cached, "{said}"),
                     Step::DeleteNode | Step::RemoveDisk | Step::Forget => {
                         assert_eq!(state.path, Path::Image, "{said}");
                     }

@@ -62,7 +62,10 @@ pub(super) enum Monitor {
     },
     /// A domain of libvirt, which has the socket and forwards commands.
     Libvirt {
+        /// The domain as the user named it.
         domain: String,
+        /// Name of the domain, as in libvirt's files.
+        name: String,
         /// Forwards the commands. If it is absent, each command has its own process.
         shell: Option<Shell>,
     },
@@ -128,7 +131,8 @@ impl Monitor {
         };
         match info.state.as_str() {
             "running" | "paused" => {
-                Ok(Monitor::Libvirt { domain: domain.to_owned(), shell: Shell::open(domain).await })
+                let shell = Shell::open(domain).await;
+                Ok(Monitor::Libvirt { domain: domain.to_owned(), name: info.name, shell })
             }
             "shut off" => Err(NotRunning(format!(
                 "the domain {domain} is shut off; start it with 'virsh start {domain}'"
@@ -140,7 +144,7 @@ impl Monitor {
 
     /// Makes sure that commands need no new process, before the VM is paused.
     pub(super) async fn prepare(&mut self) {
-        if let Monitor::Libvirt { domain, shell } = self
+        if let Monitor::Libvirt { domain, shell, .. } = self
             && shell.is_none()
         {
             *shell = Shell::open(domain).await;
@@ -152,8 +156,8 @@ impl Monitor {
         match self {
             Monitor::None => None,
             Monitor::Socket { pid, .. } => *pid,
-            Monitor::Libvirt { domain, .. } => {
-                let pid = std::fs::read_to_string(format!("/run/libvirt/qemu/{domain}.pid")).ok()?;
+            Monitor::Libvirt { name, .. } => {
+                let pid = std::fs::read_to_string(format!("/run/libvirt/qemu/{name}.pid")).ok()?;
                 pid.trim().parse().ok()
             }
         }
@@ -197,7 +201,7 @@ impl Monitor {
                     }
                 }
             }
-            Monitor::Libvirt { domain, shell } => {
+            Monitor::Libvirt { domain, shell, .. } => {
                 if let Some(open) = shell {
                     match open.ask(&question.to_string()).await {
                         Ok(answer) => return Ok(answer),

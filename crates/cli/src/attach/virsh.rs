@@ -68,6 +68,8 @@ fn says(error: &anyhow::Error, parts: &[&str]) -> bool {
 /// The state of a domain.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Info {
+    /// Name of the domain, also if the user gave its UUID.
+    pub(super) name: String,
     /// The state in words of `virsh`.
     pub(super) state: String,
     /// True if libvirt has a persistent definition of the domain.
@@ -95,7 +97,8 @@ impl Info {
                  domain has the name '{domain}', name it by its UUID ('virsh list --all --uuid --name')"
             );
         }
-        Ok(Info { state: of("State").to_owned(), is_persistent: of("Persistent") == "yes" })
+        let is_persistent = of("Persistent") == "yes";
+        Ok(Info { name: name.to_owned(), state: of("State").to_owned(), is_persistent })
     }
 }
 
@@ -272,7 +275,8 @@ mod tests {
                     State:          running\nPersistent:     yes\nManaged save:   no\n";
         for domain in ["web", "0b1c"] {
             let info = Info::parse(domain, text).unwrap();
-            assert_eq!(info, Info { state: "running".to_owned(), is_persistent: true });
+            let [name, state] = ["web", "running"].map(str::to_owned);
+            assert_eq!(info, Info { name, state, is_persistent: true });
         }
         let error = Info::parse("100", text).unwrap_err().to_string();
         assert!(error.contains("libvirt:web"), "{error}");

@@ -104,21 +104,33 @@ fn an_unchanged_vm_is_paused() {
             work.pause(Path::Image).await.unwrap();
         },
     );
-    assert!(has(&asked, "stop"), "{asked:?}");
+    assert!(has(&asked, "stop") && !has(&asked, "object-del"), "{asked:?}");
 }
 
-/// hob would continue the VM at the end of its own pause.
+/// hob would take the pause for its own, and continue the VM during the other program's work.
 #[test]
 fn a_vm_that_another_program_has_paused_is_left_to_it() {
-    let paused = |command: &str| match command {
-        "query-status" => json!({ "running": false, "status": "paused" }),
-        _ => answer(command, &DIRECT),
-    };
-    let asked = with_work(&record("reopen"), paused, async |work| {
-        let error = work.pause(Path::Image).await.unwrap_err().to_string();
-        assert!(error.contains("another program has paused the VM"), "{error}");
-    });
-    assert!(!has(&asked, "stop") && has(&asked, "object-del"), "{asked:?}");
+    let direct: &'static [&'static str] = &DIRECT;
+    let overlay: &'static [&'static str] = &["overlay", "image", "image-file"];
+    let backup = json!([{ "device": "backup1", "type": "backup" }]);
+    let refused = json!({ "error": { "class": "GenericError", "desc": "busy" } });
+    for (jobs, chain, expected) in [
+        (json!([]), direct, "another program has paused the VM"),
+        (backup, direct, "backup 'backup1'"),
+        (json!([]), overlay, "vda now uses"),
+        (refused, direct, "QEMU refuses query-block-jobs: busy"),
+    ] {
+        let paused = move |command: &str| match command {
+            "query-status" => json!({ "running": false, "status": "paused" }),
+            "query-block-jobs" => jobs.clone(),
+            _ => answer(command, chain),
+        };
+        let asked = with_work(&record("reopen"), paused, async |work| {
+            let error = work.pause(Path::Image).await.unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        });
+        assert!(!has(&asked, "stop") && has(&asked, "object-del"), "{expected}: {asked:?}");
+    }
 }
 
 #[test]
