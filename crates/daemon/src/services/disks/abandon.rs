@@ -225,14 +225,9 @@ impl Inner {
         self.abandoned.values().any(|of| of == name)
     }
 
-    /// Returns true if the backing of a disk may still execute requests of this host, and nothing
-    /// waits for their replies.
-    pub(in crate::services) fn has_unanswered_requests(&self, name: &str) -> bool {
-        self.is_abandoned(name) || self.disk(name).is_ok_and(|disk| disk.unanswered_since.is_some())
-    }
-
     /// Returns when other hosts may acquire a closed disk that this host releases. They need not wait
-    /// for requests that are older than `settle`.
+    /// for requests that are older than `settle`. A later opening and closing of the disk says nothing
+    /// about such requests.
     pub(in crate::services) fn release_of(&self, name: &str, settle: Duration) -> Release {
         let since = self.disk(name).ok().and_then(|disk| disk.unanswered_since);
         match self.is_abandoned(name) || since.is_some_and(|since| since.elapsed() < settle) {

@@ -398,7 +398,6 @@ impl Disks {
             let disk = inner.disk_mut(name)?;
             disk.phase = DiskPhase::Online(shard.clone());
             disk.wanted.is_new = false;
-            disk.unanswered_since = None;
             disk.memory = None;
             disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
