@@ -337,11 +337,15 @@ impl Disks {
                 return Err(self.close_incomplete(name, id, left, error).await);
             }
         };
-        // From here on clients may write to the disk.
         if let Err(error) = self.exports.begin_recording(name).await {
             let left = self.exports.take_from_shard(name, &shard, id).await;
             return Err(self.close_incomplete(name, id, left, error).await);
         }
+        if let Err(error) = self.save_arriving(name).await {
+            let left = self.exports.take_from_shard(name, &shard, id).await;
+            return Err(self.close_incomplete(name, id, left, error).await);
+        }
+        // From here on clients may write to the disk: the socket accepts a guest at once.
         let gateway = match &wanted.vhost_user {
             None => None,
             Some(path) => {
@@ -356,11 +360,6 @@ impl Disks {
                 }
             }
         };
-        if let Err(error) = self.save_arriving(name).await {
-            drop(gateway);
-            let left = self.exports.take_from_shard(name, &shard, id).await;
-            return Err(self.close_incomplete(name, id, left, error).await);
-        }
         tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
             self.exports.table().listen_vhost_user(name, name, gateway);
