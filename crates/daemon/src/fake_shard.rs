@@ -40,6 +40,8 @@ struct State {
     refuses_devices: bool,
     keeps_disks: bool,
     refuses_qos: bool,
+    /// Removals of disks wait in `held` until the backing of a disk is abandoned.
+    holds_removals: bool,
     /// How long requests of each disk wait for its backing, as ordered last.
     waits: BTreeMap<DiskId, Duration>,
     /// Calls that enable a recovered cache wait in `held`.
@@ -91,6 +93,7 @@ impl State {
             refuses_devices: false,
             keeps_disks: false,
             refuses_qos: false,
+            holds_removals: false,
             waits: BTreeMap::new(),
             holds_recovered: false,
             held: Vec::new(),
@@ -152,6 +155,11 @@ impl FakeShard {
     /// Makes the shard keep disks that are to be removed, as if their journals could not be written.
     pub(crate) fn set_keeps_disks(&self, keeps: bool) {
         self.state.lock().unwrap().keeps_disks = keeps;
+    }
+
+    /// Makes removals of disks wait until a backing is abandoned, as if backings did not answer.
+    pub(crate) fn set_holds_removals(&self) {
+        self.state.lock().unwrap().holds_removals = true;
     }
 
     /// Makes the shard refuse entitlements of disks, or accept them again.
@@ -305,6 +313,7 @@ impl State {
             ShardCall::RemoveDisk { answer, .. } if self.keeps_disks => {
                 let _ = answer.send(Err(ShardError::Command(CommandError::JournalFailed)));
             }
+            ShardCall::RemoveDisk { .. } if self.holds_removals => self.held.push(call),
             ShardCall::RemoveDisk { id, answer } => {
                 self.recorders.remove(&id);
                 self.command(id, Command::RemoveDisk, Waiting::Remove(answer, id));
@@ -340,6 +349,9 @@ impl State {
             ShardCall::Abandon { id } => {
                 self.engine.revoke(self.now(), id);
                 self.settle();
+                if std::mem::take(&mut self.holds_removals) {
+                    std::mem::take(&mut self.held).into_iter().for_each(|call| self.call(call));
+                }
             }
             ShardCall::StopWaiting { id } => {
                 if self.engine.guests_at_risk(id).unwrap_or(0) <= self.engine.failures_owed(id) {

@@ -46,7 +46,29 @@ impl Disks {
         shard: &ShardHandle,
         id: DiskId,
     ) -> Result<Gone, ShardError> {
-        let removal = shard.remove_disk(id);
+        self.leave_in_time(name, shard, id, shard.remove_disk(id)).await
+    }
+
+    /// Like [`leave_shard`](Self::leave_shard), for a disk that may have recorded changes: also saves
+    /// its bitmaps.
+    pub(super) async fn leave_shard_with_bitmaps(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<Gone, ShardError> {
+        self.leave_in_time(name, shard, id, self.exports.take_from_shard(name, shard, id)).await
+    }
+
+    /// Waits for the removal of a disk from its shard. Abandons the disk's backing if it does not
+    /// answer.
+    async fn leave_in_time(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        removal: impl Future<Output = Result<Gone, ShardError>>,
+    ) -> Result<Gone, ShardError> {
         tokio::pin!(removal);
         let gone = match timeout(LEAVE_MAX, &mut removal).await {
             Ok(gone) => gone?,

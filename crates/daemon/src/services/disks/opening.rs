@@ -338,11 +338,11 @@ impl Disks {
             }
         };
         if let Err(error) = self.exports.begin_recording(name).await {
-            let left = self.exports.take_from_shard(name, &shard, id).await;
+            let left = self.leave_shard_with_bitmaps(name, &shard, id).await;
             return Err(self.close_incomplete(name, id, left, error).await);
         }
         if let Err(error) = self.save_arriving(name).await {
-            let left = self.exports.take_from_shard(name, &shard, id).await;
+            let left = self.leave_shard_with_bitmaps(name, &shard, id).await;
             return Err(self.close_incomplete(name, id, left, error).await);
         }
         // From here on clients may write to the disk: the socket accepts a guest at once.
@@ -353,7 +353,7 @@ impl Disks {
                 match open_gateway(name, place, id, &shard, &info, access, when).await {
                     Ok(gateway) => Some(gateway),
                     Err(error) => {
-                        let left = self.exports.take_from_shard(name, &shard, id).await;
+                        let left = self.leave_shard_with_bitmaps(name, &shard, id).await;
                         let error = failed!("cannot open the vhost-user socket {path}: {error}");
                         return Err(self.close_incomplete(name, id, left, error).await);
                     }

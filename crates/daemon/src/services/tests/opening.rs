@@ -1,5 +1,7 @@
 //! Disks that cannot be opened completely.
 
+use std::time::Duration;
+
 use super::recovery::reason;
 use super::*;
 use crate::shard_api::ShardError;
@@ -40,5 +42,21 @@ fn a_disk_that_its_shard_keeps_after_a_failed_opening_blocks_no_other_disk() {
         bench.services.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         bench.disk("other").await;
         assert_eq!(bench.services.observe.disk("other").unwrap().state, DiskLife::Online);
+    });
+}
+
+/// The command that adds a disk ends, although the removal of the incomplete disk waits for its backing.
+#[test]
+fn a_disk_without_its_socket_is_taken_from_its_shard_although_its_backing_does_not_answer() {
+    run(async |bench| {
+        let backing = bench.image("vm.img", 8);
+        let vhost_user = Some(bench.path("missing/vm.sock"));
+        let add = DiskAdd { name: "vm".into(), backing, vhost_user, ..DiskAdd::default() };
+        bench.shard.set_holds_removals();
+        let added = tokio::time::timeout(Duration::from_secs(600), bench.services.disks.add(add)).await;
+        let error = added.expect("the backing is abandoned").unwrap_err();
+        assert!(error.to_string().contains("cannot open the vhost-user socket"), "{error}");
+        assert!(bench.services.observe.disk("vm").is_err());
+        assert!(bench.services.registry.inner().abandoned.is_empty());
     });
 }
