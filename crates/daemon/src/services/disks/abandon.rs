@@ -16,19 +16,22 @@ use std::time::Duration;
 use hob_control::{OnClients, Size};
 use hob_engine::command::{CacheChange, CommandError, Discard, Mode, Segment};
 use hob_engine::units::{DiskId, SECTOR_BYTES};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Disks;
 use crate::api_error::{ApiError, Result};
 use crate::background::spawn;
 use crate::cluster::Release;
 use crate::services::flash;
-use crate::services::registry::{DiskEntry, DiskPhase, Inner};
+use crate::services::registry::{DiskEntry, DiskPhase, Inner, OPENING};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::JournalSpec;
 
 /// Maximum time that removing a disk waits for its backing, after which the backing is abandoned.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
+
+/// Pause between two attempts to remove a disk from a shard that has refused it.
+const REMOVE_EVERY: Duration = Duration::from_secs(5);
 
 /// Maximum time to wait for an unmount. A longer unmount continues in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
@@ -227,14 +230,52 @@ impl Disks {
         }
     }
 
+    /// Repeats the removal of a disk that its shard has refused, for example because its journal
+    /// cannot be closed, until it succeeds. The shard has the disk as `id`. The entry of the disk, if
+    /// it still exists, is offline and has the id `new_id`; the disk is then opened again.
+    pub(super) fn remove_kept_disk(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
+        let (service, name, shard) = (self.clone(), name.to_owned(), shard.clone());
+        spawn(async move { service.repeat_removal(&name, &shard, id, new_id).await });
+    }
+
+    async fn repeat_removal(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
+        let (guard, gone) = loop {
+            sleep(REMOVE_EVERY).await;
+            let guard = self.registry.guard_disk(name, OPENING).ok();
+            let is_removed = self.registry.inner().disk(name).is_err();
+            if guard.is_none() && !is_removed {
+                continue;
+            }
+            match self.leave_shard(name, shard, id).await {
+                Ok(gone) => break (guard, gone),
+                Err(ShardError::Gone | ShardError::Command(CommandError::NoSuchDisk)) => return,
+                Err(error) => tracing::debug!("disk {name}: its shard still refuses to remove it: {error}"),
+            }
+        };
+        let is_closing = gone.is_closing;
+        let is_same = {
+            let inner = self.registry.inner();
+            inner.is_offline(name) && inner.disk(name).is_ok_and(|disk| disk.id == new_id)
+        };
+        let released = match is_same {
+            true => self.release_closed(name, gone).await,
+            false => flash::blocking(move || drop(gone)).await,
+        };
+        if let Err(error) = released {
+            tracing::warn!("disk {name}: {error}");
+        }
+        drop(guard);
+        // If the backing is still open, the disk is opened when it is closed.
+        if is_same && !is_closing {
+            self.bring_online(name).await;
+        }
+    }
+
     /// Handles the end of the last request to an abandoned backing.
     pub(in crate::services) fn backing_closed(&self, id: DiskId) {
         let Some(name) = self.registry.inner().abandoned.remove(&id) else { return };
         tracing::info!("disk {name}: the last request to its abandoned backing has ended");
-        if matches!(
-            self.registry.inner().disk(&name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
-            Ok(true)
-        ) {
+        if self.registry.inner().is_offline(&name) {
             let service = self.clone();
             spawn(async move { service.bring_online(&name).await });
         }
@@ -245,6 +286,10 @@ impl Inner {
     /// Returns true if an abandoned backing of the disk still has requests in flight.
     pub(in crate::services) fn is_abandoned(&self, name: &str) -> bool {
         self.abandoned.values().any(|of| of == name)
+    }
+
+    fn is_offline(&self, name: &str) -> bool {
+        self.disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)))
     }
 
     /// Returns when other hosts may acquire a closed disk that this host releases. They need not wait

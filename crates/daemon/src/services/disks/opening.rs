@@ -334,16 +334,16 @@ impl Disks {
             Ok(recovering) => recovering,
             Err(error) => {
                 let left = self.leave_shard(name, &shard, id).await;
-                return Err(self.close_incomplete(name, id, left, error).await);
+                return Err(self.close_incomplete(name, &shard, id, left, error).await);
             }
         };
         if let Err(error) = self.exports.begin_recording(name).await {
             let left = self.leave_shard_with_bitmaps(name, &shard, id).await;
-            return Err(self.close_incomplete(name, id, left, error).await);
+            return Err(self.close_incomplete(name, &shard, id, left, error).await);
         }
         if let Err(error) = self.save_arriving(name).await {
             let left = self.leave_shard_with_bitmaps(name, &shard, id).await;
-            return Err(self.close_incomplete(name, id, left, error).await);
+            return Err(self.close_incomplete(name, &shard, id, left, error).await);
         }
         // From here on clients may write to the disk: the socket accepts a guest at once.
         let gateway = match &wanted.vhost_user {
@@ -355,7 +355,7 @@ impl Disks {
                     Err(error) => {
                         let left = self.leave_shard_with_bitmaps(name, &shard, id).await;
                         let error = failed!("cannot open the vhost-user socket {path}: {error}");
-                        return Err(self.close_incomplete(name, id, left, error).await);
+                        return Err(self.close_incomplete(name, &shard, id, left, error).await);
                     }
                 }
             }
@@ -428,6 +428,7 @@ impl Disks {
     async fn close_incomplete(
         &self,
         name: &str,
+        shard: &ShardHandle,
         id: DiskId,
         left: Result<Gone, ShardError>,
         error: ApiError,
@@ -442,6 +443,8 @@ impl Disks {
                 if let Ok(disk) = inner.disk_mut(name) {
                     disk.id = new_id;
                 }
+                drop(inner);
+                self.remove_kept_disk(name, shard, id, new_id);
                 Err(error.into())
             }
         };
