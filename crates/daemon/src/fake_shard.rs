@@ -66,6 +66,8 @@ struct State {
     bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
     failures_owed: BTreeMap<DiskId, u32>,
     commands: u64,
+    /// Parents whose files were reported to be unchanged, each with the number of the check.
+    checked_parents: Vec<(DiskId, u64)>,
     /// Names of the changes that were made to caches.
     changes: Vec<&'static str>,
     waiting: BTreeMap<CommandId, Waiting>,
@@ -111,6 +113,7 @@ impl State {
             bitmaps: BTreeMap::new(),
             failures_owed: BTreeMap::new(),
             commands: 0,
+            checked_parents: Vec::new(),
             changes: Vec::new(),
             waiting: BTreeMap::new(),
             requests: 0,
@@ -184,6 +187,12 @@ impl FakeShard {
     /// `discard`, `another`.
     pub(crate) fn take_changes(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().unwrap().changes)
+    }
+
+    /// Returns the parents whose files were reported to be unchanged since the last call, each with the
+    /// number of the check.
+    pub(crate) fn take_checked_parents(&self) -> Vec<(DiskId, u64)> {
+        std::mem::take(&mut self.state.lock().unwrap().checked_parents)
     }
 
     /// Makes caches write their crash logs from their next journal ring on.
@@ -431,7 +440,8 @@ impl State {
             ShardCall::Transfer { id, call } => self.transfer(id, call),
             ShardCall::VhostUser { .. } | ShardCall::Resume {} => {}
             ShardCall::SetLease { .. } | ShardCall::Lose { .. } => {}
-            ShardCall::LinkParent { .. } | ShardCall::ParentChecked { .. } => {}
+            ShardCall::LinkParent { .. } => {}
+            ShardCall::ParentChecked { id, check } => self.checked_parents.push((id, check)),
             ShardCall::Rest { answer } => {
                 let _ = answer.send(Ok(()));
             }
