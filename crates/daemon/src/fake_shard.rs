@@ -40,6 +40,8 @@ struct State {
     refuses_devices: bool,
     keeps_disks: bool,
     refuses_qos: bool,
+    /// Removals of disks wait in `held` until the backing of a disk is abandoned.
+    holds_removals: bool,
     /// How long requests of each disk wait for its backing, as ordered last.
     waits: BTreeMap<DiskId, Duration>,
     /// Calls that enable a recovered cache wait in `held`.
@@ -64,6 +66,8 @@ struct State {
     bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
     failures_owed: BTreeMap<DiskId, u32>,
     commands: u64,
+    /// Parents whose files were reported to be unchanged, each with the number of the check.
+    checked_parents: Vec<(DiskId, u64)>,
     /// Names of the changes that were made to caches.
     changes: Vec<&'static str>,
     waiting: BTreeMap<CommandId, Waiting>,
@@ -91,6 +95,7 @@ impl State {
             refuses_devices: false,
             keeps_disks: false,
             refuses_qos: false,
+            holds_removals: false,
             waits: BTreeMap::new(),
             holds_recovered: false,
             held: Vec::new(),
@@ -108,6 +113,7 @@ impl State {
             bitmaps: BTreeMap::new(),
             failures_owed: BTreeMap::new(),
             commands: 0,
+            checked_parents: Vec::new(),
             changes: Vec::new(),
             waiting: BTreeMap::new(),
             requests: 0,
@@ -154,6 +160,11 @@ impl FakeShard {
         self.state.lock().unwrap().keeps_disks = keeps;
     }
 
+    /// Makes removals of disks wait until a backing is abandoned, as if backings did not answer.
+    pub(crate) fn set_holds_removals(&self) {
+        self.state.lock().unwrap().holds_removals = true;
+    }
+
     /// Makes the shard refuse entitlements of disks, or accept them again.
     pub(crate) fn set_refuses_qos(&self, refuses: bool) {
         self.state.lock().unwrap().refuses_qos = refuses;
@@ -176,6 +187,12 @@ impl FakeShard {
     /// `discard`, `another`.
     pub(crate) fn take_changes(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().unwrap().changes)
+    }
+
+    /// Returns the parents whose files were reported to be unchanged since the last call, each with the
+    /// number of the check.
+    pub(crate) fn take_checked_parents(&self) -> Vec<(DiskId, u64)> {
+        std::mem::take(&mut self.state.lock().unwrap().checked_parents)
     }
 
     /// Makes caches write their crash logs from their next journal ring on.
@@ -305,6 +322,7 @@ impl State {
             ShardCall::RemoveDisk { answer, .. } if self.keeps_disks => {
                 let _ = answer.send(Err(ShardError::Command(CommandError::JournalFailed)));
             }
+            ShardCall::RemoveDisk { .. } if self.holds_removals => self.held.push(call),
             ShardCall::RemoveDisk { id, answer } => {
                 self.recorders.remove(&id);
                 self.command(id, Command::RemoveDisk, Waiting::Remove(answer, id));
@@ -340,6 +358,9 @@ impl State {
             ShardCall::Abandon { id } => {
                 self.engine.revoke(self.now(), id);
                 self.settle();
+                if std::mem::take(&mut self.holds_removals) {
+                    std::mem::take(&mut self.held).into_iter().for_each(|call| self.call(call));
+                }
             }
             ShardCall::StopWaiting { id } => {
                 if self.engine.guests_at_risk(id).unwrap_or(0) <= self.engine.failures_owed(id) {
@@ -419,7 +440,8 @@ impl State {
             ShardCall::Transfer { id, call } => self.transfer(id, call),
             ShardCall::VhostUser { .. } | ShardCall::Resume {} => {}
             ShardCall::SetLease { .. } | ShardCall::Lose { .. } => {}
-            ShardCall::LinkParent { .. } | ShardCall::ParentChecked { .. } => {}
+            ShardCall::LinkParent { .. } => {}
+            ShardCall::ParentChecked { id, check } => self.checked_parents.push((id, check)),
             ShardCall::Rest { answer } => {
                 let _ = answer.send(Ok(()));
             }

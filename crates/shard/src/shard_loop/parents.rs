@@ -174,6 +174,12 @@ impl Parents {
         self.unchecked.contains_key(&parent)
     }
 
+    /// Returns the result of a read that the parent's disk has answered. It is an error while the files
+    /// of the parent must be checked: the read may have been sent before, and returned changed data.
+    fn result_of(&self, asked: &Asked, result: Result<(), IoError>) -> Result<(), IoError> {
+        if self.is_unchecked(asked.parent) { Err(IoError::ShuttingDown) } else { result }
+    }
+
     /// Records the number of connection changes of the backing of a clone or of a parent. Returns true
     /// if it is not the recorded one.
     fn has_reconnected(&mut self, disk: DiskId, changes: u64) -> bool {
@@ -327,15 +333,16 @@ impl Shard {
     pub(super) fn parent_replied(&mut self, now: Instant, reply: &Reply) {
         // The buffer of a read that was given up may have another use now.
         let Some(asked) = self.parents.take_answered(reply.id.0 as u32) else { return };
+        let result = self.parents.result_of(&asked, reply.result);
         let Asked { clone, number, slice, buffer, .. } = asked;
-        if reply.result.is_ok() {
+        if result.is_ok() {
             let from = CopyEnd::Buffer { id: buffer, offset: 0 };
             let to = CopyEnd::Buffer { id: slice.id, offset: slice.offset };
             self.areas.copy(self.ring.arena_mut(), &BufferCopy { from, to, len: slice.len });
         }
         let backing =
             self.backings[clone.0 as usize].as_mut().expect("a clone's backing waits for its reads");
-        backing.handle_parent_read(&mut self.ring, now, number, reply.result);
+        backing.handle_parent_read(&mut self.ring, now, number, result);
         self.collect(now, clone);
         self.make_copies();
     }
@@ -403,11 +410,16 @@ mod tests {
         let mut parents = Parents::default();
         parents.links.insert(CLONE, PARENT);
         assert!(!parents.is_unchecked(PARENT));
+        let sent = asked(1, 100);
+        assert_eq!(parents.result_of(&sent, Ok(())), Ok(()));
         let (first, second) = (parents.require_check(PARENT), parents.require_check(PARENT));
         parents.end_check(PARENT, first);
         assert!(parents.is_unchecked(PARENT), "the files may have changed after the first comparison");
+        let result = parents.result_of(&sent, Ok(()));
+        assert_eq!(result, Err(IoError::ShuttingDown), "the clone reads the data itself");
         parents.end_check(PARENT, second);
         assert!(!parents.is_unchecked(PARENT));
+        assert_eq!(parents.result_of(&sent, Ok(())), Ok(()));
     }
 
     #[test]

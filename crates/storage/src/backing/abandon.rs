@@ -99,22 +99,23 @@ impl Backing {
     /// Ends the use of the backing; see [`Driver::revoke`](super::Driver::revoke).
     pub fn revoke(&mut self, ring: &mut Ring, now: Instant) {
         if !std::mem::replace(&mut self.is_revoked, true) {
-            self.left_requests |= !self.in_flight.is_empty() || self.monitor.is_disconnected();
+            self.left_requests |= self.in_flight.has_changes()
+                || self.monitor.is_disconnected() && self.flush_state.is_unflushed();
         }
         self.driver.revoke(ring, now);
     }
 
     /// Changes how long requests wait; see [`Driver::set_wait_max`](super::Driver::set_wait_max).
     pub fn set_wait_max(&mut self, now: Instant, change: WaitMax) {
-        self.left_requests |= matches!(change, WaitMax::Expired) && !self.in_flight.is_empty();
+        self.left_requests |= matches!(change, WaitMax::Expired) && self.in_flight.has_changes();
         self.driver.set_wait_max(now, change);
     }
 
     /// Returns true if the backing may still execute changes of this host, although hob does not wait
-    /// for them: it did not answer them, or its connection is lost, and no flush has covered them.
+    /// for them: it did not answer them, or its connection is lost and no flush has covered them.
     pub fn may_change_later(&self) -> bool {
         let is_cut_off = !self.is_revoked && self.monitor.is_disconnected();
-        self.flush_state.is_unflushed() && (self.left_requests || is_cut_off)
+        self.left_requests || is_cut_off && self.flush_state.is_unflushed()
     }
 
     /// Returns true if the backing was abandoned.

@@ -6,16 +6,18 @@ use hob_engine::units::IoId;
 /// The flushes of one backing.
 #[derive(Debug)]
 pub(super) struct FlushState {
-    /// False if a flush that began after the last change has succeeded.
+    /// False if a flush that began after the end of the last change has succeeded.
     is_unflushed: bool,
-    /// Flushes in flight that began after the last change.
+    /// Changes in flight. A flush that begins meanwhile does not cover them.
+    changes: Vec<IoId>,
+    /// Flushes in flight that began after the end of the last change.
     flushes: Vec<IoId>,
 }
 
 impl Default for FlushState {
     fn default() -> FlushState {
         // An earlier process may have changed the backing.
-        FlushState { is_unflushed: true, flushes: Vec::new() }
+        FlushState { is_unflushed: true, changes: Vec::new(), flushes: Vec::new() }
     }
 }
 
@@ -23,16 +25,20 @@ impl FlushState {
     pub(super) fn begin(&mut self, io: &Io) {
         match io.op {
             IoOp::Read => {}
-            IoOp::Flush => self.flushes.push(io.id),
+            IoOp::Flush if self.changes.is_empty() => self.flushes.push(io.id),
+            IoOp::Flush => {}
             _ => {
                 self.is_unflushed = true;
+                self.changes.push(io.id);
                 self.flushes.clear();
             }
         }
     }
 
     pub(super) fn end(&mut self, id: IoId, result: Result<(), IoError>) {
-        if let Some(at) = self.flushes.iter().position(|flush| *flush == id) {
+        if let Some(at) = self.changes.iter().position(|change| *change == id) {
+            self.changes.swap_remove(at);
+        } else if let Some(at) = self.flushes.iter().position(|flush| *flush == id) {
             self.flushes.swap_remove(at);
             self.is_unflushed = result.is_err();
         }
@@ -71,6 +77,13 @@ mod tests {
         state.end(IoId(3), Ok(()));
         state.end(IoId(4), Ok(()));
         assert!(state.is_unflushed());
+        // A change that is in flight when a flush begins, and ends before or after the flush.
+        for ends in [[6, 7], [7, 6]] {
+            state.begin(&io(6, write));
+            state.begin(&io(7, IoOp::Flush));
+            ends.into_iter().for_each(|id| state.end(IoId(id), Ok(())));
+            assert!(state.is_unflushed(), "{ends:?}");
+        }
         for (result, is_unflushed) in [(Err(IoError::Failed), true), (Ok(()), false)] {
             state.begin(&io(5, IoOp::Flush));
             state.end(IoId(5), result);

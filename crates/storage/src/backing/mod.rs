@@ -390,8 +390,8 @@ pub struct Backing {
     monitor: Arc<Monitor>,
     in_flight: InFlight,
     flush_state: FlushState,
-    /// True if requests ended for hob perhaps without an answer of the backing, and no flush has
-    /// covered the changes among them.
+    /// True if changes ended for hob perhaps without an answer of the backing. A later flush says
+    /// nothing about them: it covers only changes that the backing answered before it.
     left_requests: bool,
     is_revoked: bool,
     abandonment: Option<Box<Abandonment>>,
@@ -560,11 +560,10 @@ impl Backing {
 
     /// Records the end of an I/O, and returns it.
     fn finish(&mut self, io: IoId, result: Result<(), IoError>) -> (IoId, Result<(), IoError>) {
-        self.in_flight.end(&self.monitor, io, result);
+        let is_change = self.in_flight.end(&self.monitor, io, result);
         self.flush_state.end(io, result);
-        // A driver reports a request like this too that the backing did not answer in time.
-        self.left_requests |= result == Err(IoError::Failed);
-        self.left_requests &= self.flush_state.is_unflushed();
+        // A driver reports a change like this too that the backing did not answer in time.
+        self.left_requests |= is_change && result == Err(IoError::Failed);
         (io, result)
     }
 

@@ -283,6 +283,13 @@ struct Request {
     connection_changes: u64,
 }
 
+impl Request {
+    /// Returns true unless the request leaves the data of the backing as it is.
+    fn is_change(&self) -> bool {
+        !matches!(self.operation, IoOp::Read | IoOp::Flush)
+    }
+}
+
 impl InFlight {
     /// Records the start of a request.
     pub(super) fn begin(&mut self, monitor: &Monitor, io: &Io, now: Instant) {
@@ -296,11 +303,12 @@ impl InFlight {
         self.publish(monitor);
     }
 
-    /// Records the end of a request.
-    pub(super) fn end(&mut self, monitor: &Monitor, id: IoId, result: Result<(), IoError>) {
+    /// Records the end of a request. Returns true if it is a change.
+    pub(super) fn end(&mut self, monitor: &Monitor, id: IoId, result: Result<(), IoError>) -> bool {
         // Requests end roughly in the order in which they began, so this one is near the front.
-        if let Some(at) = self.requests.iter().position(|request| request.id == id)
-            && let Some(request) = self.requests.remove(at)
+        let at = self.requests.iter().position(|request| request.id == id);
+        let request = at.and_then(|at| self.requests.remove(at));
+        if let Some(request) = &request
             && let Err(error @ (IoError::Failed | IoError::NoSpace | IoError::ReadOnly)) = result
             // Otherwise the request may have failed because the connection was lost.
             && request.connection_changes == monitor.connection_changes()
@@ -309,10 +317,12 @@ impl InFlight {
             monitor.note_failure(request.operation, error);
         }
         self.publish(monitor);
+        request.is_some_and(|request| request.is_change())
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.requests.is_empty()
+    /// Returns true if changes of the backing are in flight.
+    pub(super) fn has_changes(&self) -> bool {
+        self.requests.iter().any(Request::is_change)
     }
 
     /// Removes all requests from the monitor, and returns them.

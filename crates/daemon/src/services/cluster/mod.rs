@@ -249,7 +249,7 @@ impl ClusterService {
         if !goes_on {
             let names: Vec<String> = self.registry.inner().disks.keys().cloned().collect();
             for name in names {
-                if self.registry.inner().has_unanswered_requests(&name) {
+                if self.registry.inner().release_of(&name, cluster.settle()) == Release::AfterSettling {
                     tracing::warn!(
                         "disk {name}: not released in the cluster, because its backing may still execute requests \
                          of this host; other hosts can acquire it settle_seconds after the end of this host's lease"

@@ -16,19 +16,22 @@ use std::time::Duration;
 use hob_control::{OnClients, Size};
 use hob_engine::command::{CacheChange, CommandError, Discard, Mode, Segment};
 use hob_engine::units::{DiskId, SECTOR_BYTES};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Disks;
 use crate::api_error::{ApiError, Result};
 use crate::background::spawn;
 use crate::cluster::Release;
 use crate::services::flash;
-use crate::services::registry::{DiskEntry, DiskPhase, Inner};
+use crate::services::registry::{DiskEntry, DiskPhase, Inner, OPENING};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::JournalSpec;
 
 /// Maximum time that removing a disk waits for its backing, after which the backing is abandoned.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
+
+/// Pause between two attempts to remove a disk from a shard that has refused it.
+const REMOVE_EVERY: Duration = Duration::from_secs(5);
 
 /// Maximum time to wait for an unmount. A longer unmount continues in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
@@ -46,7 +49,29 @@ impl Disks {
         shard: &ShardHandle,
         id: DiskId,
     ) -> Result<Gone, ShardError> {
-        let removal = shard.remove_disk(id);
+        self.leave_in_time(name, shard, id, shard.remove_disk(id)).await
+    }
+
+    /// Like [`leave_shard`](Self::leave_shard), for a disk that may have recorded changes: also saves
+    /// its bitmaps.
+    pub(super) async fn leave_shard_with_bitmaps(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<Gone, ShardError> {
+        self.leave_in_time(name, shard, id, self.exports.take_from_shard(name, shard, id)).await
+    }
+
+    /// Waits for the removal of a disk from its shard. Abandons the disk's backing if it does not
+    /// answer.
+    async fn leave_in_time(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        removal: impl Future<Output = Result<Gone, ShardError>>,
+    ) -> Result<Gone, ShardError> {
         tokio::pin!(removal);
         let gone = match timeout(LEAVE_MAX, &mut removal).await {
             Ok(gone) => gone?,
@@ -205,14 +230,52 @@ impl Disks {
         }
     }
 
+    /// Repeats the removal of a disk that its shard has refused, for example because its journal
+    /// cannot be closed, until it succeeds. The shard has the disk as `id`. The entry of the disk, if
+    /// it still exists, is offline and has the id `new_id`; the disk is then opened again.
+    pub(super) fn remove_kept_disk(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
+        let (service, name, shard) = (self.clone(), name.to_owned(), shard.clone());
+        spawn(async move { service.repeat_removal(&name, &shard, id, new_id).await });
+    }
+
+    async fn repeat_removal(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
+        let (guard, gone) = loop {
+            sleep(REMOVE_EVERY).await;
+            let guard = self.registry.guard_disk(name, OPENING).ok();
+            let is_removed = self.registry.inner().disk(name).is_err();
+            if guard.is_none() && !is_removed {
+                continue;
+            }
+            match self.leave_shard(name, shard, id).await {
+                Ok(gone) => break (guard, gone),
+                Err(ShardError::Gone | ShardError::Command(CommandError::NoSuchDisk)) => return,
+                Err(error) => tracing::debug!("disk {name}: its shard still refuses to remove it: {error}"),
+            }
+        };
+        let is_closing = gone.is_closing;
+        let is_same = {
+            let inner = self.registry.inner();
+            inner.is_offline(name) && inner.disk(name).is_ok_and(|disk| disk.id == new_id)
+        };
+        let released = match is_same {
+            true => self.release_closed(name, gone).await,
+            false => flash::blocking(move || drop(gone)).await,
+        };
+        if let Err(error) = released {
+            tracing::warn!("disk {name}: {error}");
+        }
+        drop(guard);
+        // If the backing is still open, the disk is opened when it is closed.
+        if is_same && !is_closing {
+            self.bring_online(name).await;
+        }
+    }
+
     /// Handles the end of the last request to an abandoned backing.
     pub(in crate::services) fn backing_closed(&self, id: DiskId) {
         let Some(name) = self.registry.inner().abandoned.remove(&id) else { return };
         tracing::info!("disk {name}: the last request to its abandoned backing has ended");
-        if matches!(
-            self.registry.inner().disk(&name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
-            Ok(true)
-        ) {
+        if self.registry.inner().is_offline(&name) {
             let service = self.clone();
             spawn(async move { service.bring_online(&name).await });
         }
@@ -225,14 +288,13 @@ impl Inner {
         self.abandoned.values().any(|of| of == name)
     }
 
-    /// Returns true if the backing of a disk may still execute requests of this host, and nothing
-    /// waits for their replies.
-    pub(in crate::services) fn has_unanswered_requests(&self, name: &str) -> bool {
-        self.is_abandoned(name) || self.disk(name).is_ok_and(|disk| disk.unanswered_since.is_some())
+    fn is_offline(&self, name: &str) -> bool {
+        self.disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)))
     }
 
     /// Returns when other hosts may acquire a closed disk that this host releases. They need not wait
-    /// for requests that are older than `settle`.
+    /// for requests that are older than `settle`. A later opening and closing of the disk says nothing
+    /// about such requests.
     pub(in crate::services) fn release_of(&self, name: &str, settle: Duration) -> Release {
         let since = self.disk(name).ok().and_then(|disk| disk.unanswered_since);
         match self.is_abandoned(name) || since.is_some_and(|since| since.elapsed() < settle) {

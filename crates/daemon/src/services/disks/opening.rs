@@ -334,14 +334,18 @@ impl Disks {
             Ok(recovering) => recovering,
             Err(error) => {
                 let left = self.leave_shard(name, &shard, id).await;
-                return Err(self.close_incomplete(name, id, left, error).await);
+                return Err(self.close_incomplete(name, &shard, id, left, error).await);
             }
         };
-        // From here on clients may write to the disk.
         if let Err(error) = self.exports.begin_recording(name).await {
-            let left = self.exports.take_from_shard(name, &shard, id).await;
-            return Err(self.close_incomplete(name, id, left, error).await);
+            let left = self.leave_shard_with_bitmaps(name, &shard, id).await;
+            return Err(self.close_incomplete(name, &shard, id, left, error).await);
         }
+        if let Err(error) = self.save_arriving(name).await {
+            let left = self.leave_shard_with_bitmaps(name, &shard, id).await;
+            return Err(self.close_incomplete(name, &shard, id, left, error).await);
+        }
+        // From here on clients may write to the disk: the socket accepts a guest at once.
         let gateway = match &wanted.vhost_user {
             None => None,
             Some(path) => {
@@ -349,18 +353,13 @@ impl Disks {
                 match open_gateway(name, place, id, &shard, &info, access, when).await {
                     Ok(gateway) => Some(gateway),
                     Err(error) => {
-                        let left = self.exports.take_from_shard(name, &shard, id).await;
+                        let left = self.leave_shard_with_bitmaps(name, &shard, id).await;
                         let error = failed!("cannot open the vhost-user socket {path}: {error}");
-                        return Err(self.close_incomplete(name, id, left, error).await);
+                        return Err(self.close_incomplete(name, &shard, id, left, error).await);
                     }
                 }
             }
         };
-        if let Err(error) = self.save_arriving(name).await {
-            drop(gateway);
-            let left = self.exports.take_from_shard(name, &shard, id).await;
-            return Err(self.close_incomplete(name, id, left, error).await);
-        }
         tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
             self.exports.table().listen_vhost_user(name, name, gateway);
@@ -398,7 +397,6 @@ impl Disks {
             let disk = inner.disk_mut(name)?;
             disk.phase = DiskPhase::Online(shard.clone());
             disk.wanted.is_new = false;
-            disk.unanswered_since = None;
             disk.memory = None;
             disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
@@ -430,6 +428,7 @@ impl Disks {
     async fn close_incomplete(
         &self,
         name: &str,
+        shard: &ShardHandle,
         id: DiskId,
         left: Result<Gone, ShardError>,
         error: ApiError,
@@ -444,6 +443,8 @@ impl Disks {
                 if let Ok(disk) = inner.disk_mut(name) {
                     disk.id = new_id;
                 }
+                drop(inner);
+                self.remove_kept_disk(name, shard, id, new_id);
                 Err(error.into())
             }
         };

@@ -8,12 +8,37 @@ use hob_storage::failing::{self, Failing};
 
 use super::recovery::{LAZY, end, prepare, reason, sectors, write};
 use super::*;
+use crate::cluster::Release;
 use crate::state::{BootId, JournalSpec};
 
 fn with_journal<T>(bench: &Bench, f: impl FnOnce(&mut JournalSpec) -> T) -> T {
     let mut inner = bench.services.registry.inner();
     let spec = inner.disk_mut("vm").unwrap().wanted.cache.as_mut().unwrap();
     f(spec.journal.as_mut().unwrap())
+}
+
+/// A `settle_seconds` that does not pass during a test unless the test waits.
+const SETTLE: Duration = Duration::from_secs(300);
+
+/// Returns when other hosts may acquire the disk, if it is released now.
+fn release(bench: &Bench) -> Release {
+    bench.services.registry.inner().release_of("vm", SETTLE)
+}
+
+/// Neither a new opening nor a clean closing shows that the backing will not execute the requests.
+#[test]
+fn a_disk_that_is_opened_again_still_has_the_unanswered_requests_of_its_last_use() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        assert_eq!(release(&bench), Release::AtOnce);
+        bench.services.registry.inner().disk_mut("vm").unwrap().note_unanswered();
+        // Closes the disk and opens it again.
+        let patch = DiskPatch { datastore: Some("array".to_owned()), ..DiskPatch::default() };
+        bench.services.disks.disk_patch("vm".into(), patch).await.unwrap();
+        assert_eq!(release(&bench), Release::AfterSettling);
+        tokio::time::sleep(SETTLE).await;
+        assert_eq!(release(&bench), Release::AtOnce, "the requests are older than settle_seconds");
+    });
 }
 
 /// The next daemon must not miss the crash log of a cache that was closed without a flush of its
@@ -31,7 +56,7 @@ fn a_closed_cache_has_no_crash_log_to_expect_even_if_its_backing_fails() {
             bench.services.shutdown.close(Ending::Plain).await;
             assert_eq!(with_journal(&bench, |journal| journal.used.is_none()), fails);
             // The backing has answered all requests, with errors or not.
-            assert!(!bench.services.registry.inner().has_unanswered_requests("vm"));
+            assert_eq!(release(&bench), Release::AtOnce);
         });
     }
 }
@@ -94,7 +119,7 @@ fn a_stop_waits_only_seconds_for_a_backing_that_does_not_answer() {
         assert!(reason(&bench).contains("shutting down"), "{}", reason(&bench));
         assert!(with_journal(&bench, |journal| journal.used.is_none()));
         // In a cluster, other hosts wait for the requests that the backing may still execute.
-        assert!(bench.services.registry.inner().has_unanswered_requests("vm"));
+        assert_eq!(release(&bench), Release::AfterSettling);
         // The second close of this daemon has nothing to do.
         bench.shard.set_backings_fail(false);
         let bench = end(bench, false, |_| {}).await;

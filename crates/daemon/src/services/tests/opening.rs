@@ -1,5 +1,7 @@
 //! Disks that cannot be opened completely.
 
+use std::time::Duration;
+
 use super::recovery::reason;
 use super::*;
 use crate::shard_api::ShardError;
@@ -40,5 +42,46 @@ fn a_disk_that_its_shard_keeps_after_a_failed_opening_blocks_no_other_disk() {
         bench.services.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         bench.disk("other").await;
         assert_eq!(bench.services.observe.disk("other").unwrap().state, DiskLife::Online);
+    });
+}
+
+#[test]
+fn a_disk_that_its_shard_keeps_after_a_failed_opening_is_opened_when_the_shard_has_removed_it() {
+    run(async |bench| {
+        let qos = Some(DiskQosSpec { policy: None, own: Qos::default() });
+        let state = DiskState { qos, ..DiskState::new("vm".into(), bench.image("vm.img", 8), false) };
+        drop(bench.services.disks.enter(state, None).unwrap());
+        bench.shard.set_refuses_qos(true);
+        bench.shard.set_keeps_disks(true);
+        bench.services.disks.bring_online("vm").await;
+        bench.shard.set_refuses_qos(false);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!bench.services.registry.inner().abandoned.is_empty(), "the shard still has the disk");
+        bench.shard.set_keeps_disks(false);
+        let state = || bench.services.observe.disk("vm").unwrap().state;
+        for _ in 0..600 {
+            if state() == DiskLife::Online {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(state(), DiskLife::Online);
+        assert!(bench.services.registry.inner().abandoned.is_empty());
+    });
+}
+
+/// The command that adds a disk ends, although the removal of the incomplete disk waits for its backing.
+#[test]
+fn a_disk_without_its_socket_is_taken_from_its_shard_although_its_backing_does_not_answer() {
+    run(async |bench| {
+        let backing = bench.image("vm.img", 8);
+        let vhost_user = Some(bench.path("missing/vm.sock"));
+        let add = DiskAdd { name: "vm".into(), backing, vhost_user, ..DiskAdd::default() };
+        bench.shard.set_holds_removals();
+        let added = tokio::time::timeout(Duration::from_secs(600), bench.services.disks.add(add)).await;
+        let error = added.expect("the backing is abandoned").unwrap_err();
+        assert!(error.to_string().contains("cannot open the vhost-user socket"), "{error}");
+        assert!(bench.services.observe.disk("vm").is_err());
+        assert!(bench.services.registry.inner().abandoned.is_empty());
     });
 }

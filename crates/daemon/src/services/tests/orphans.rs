@@ -2,6 +2,7 @@
 //! silently serves older data (docs/decisions/0064).
 
 use hob_control::ProblemKind;
+use hob_storage::failing::{self, Failing};
 
 use super::recovery::{BLOCK, LAZY, crash, prepare, read, reason, sectors, write};
 use super::*;
@@ -148,6 +149,47 @@ fn the_state_names_a_cache_before_clients_of_a_new_disk_may_write_to_it() {
         assert!(is_saved());
         bench.services.disks.drop_arriving("new").await;
         assert!(!is_saved(), "the cache belongs to no disk, and has not ended either");
+    });
+}
+
+/// A guest may connect to the socket at once, and write to a cache that the next daemon must know.
+/// Each change of the saved state fails once, together with all later ones.
+#[test]
+fn no_socket_of_a_new_disk_exists_before_the_state_names_its_cache() {
+    const CHANGES_MAX: u32 = 40;
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        let mut cache = bench.services.registry.inner().disks["vm"].wanted.cache.clone().unwrap();
+        for nth in 1..=CHANGES_MAX {
+            let name = format!("disk{nth}");
+            let journal = crate::state::JournalSpec::new();
+            cache.journal = Some(journal);
+            let sockets = bench.dir.path().join(format!("sockets{nth}"));
+            std::fs::create_dir(&sockets).unwrap();
+            // A new file in the directory changes this time, also if the file is removed later.
+            let untouched = std::time::SystemTime::UNIX_EPOCH;
+            std::fs::File::open(&sockets).unwrap().set_modified(untouched).unwrap();
+            let state = DiskState {
+                cache: Some(cache.clone()),
+                vhost_user: Some(sockets.join("vm.sock").to_string_lossy().into_owned()),
+                ..DiskState::new(name.clone(), bench.image(&format!("{name}.img"), 8), false)
+            };
+            let failure = failing::fail(&bench.dir.path().join("state"), nth, Failing::FromThenOn);
+            let added = bench.services.disks.add_state(state).await;
+            let has_struck = failure.has_struck();
+            let saved = std::fs::read_to_string(bench.dir.path().join("state/state.json")).unwrap();
+            let is_saved = saved.contains(&journal.owner.to_string());
+            let had_socket = std::fs::metadata(&sockets).unwrap().modified().unwrap() != untouched;
+            assert!(is_saved || !had_socket, "change {nth} of the state failed: {added:?}");
+            if !has_struck {
+                assert!(had_socket, "{added:?}");
+                return;
+            }
+            drop(failure);
+            // The disk may have been added before the failure.
+            let _ = bench.services.disks.disk_remove(name, OnDirty::Drain).await;
+        }
+        panic!("a new disk changes the saved state more than {CHANGES_MAX} times");
     });
 }
 

@@ -140,10 +140,13 @@ fn a_request_that_hangs_is_abandoned_and_its_memory_stays_until_it_ends() {
 /// Another host must not use the backing at once.
 #[test]
 fn changes_that_are_not_answered_may_be_made_later() {
-    let flush = |bench: &mut Bench, id: u32| {
+    let submit = |bench: &mut Bench, id: u32, op: IoOp| {
         let target = Target::Backing(DiskId(0));
-        let io = Io { id: IoId(id), target, op: IoOp::Flush, offset: 0, len: 0, slice: None };
+        let io = Io { id: IoId(id), target, op, offset: 0, len: 0, slice: None };
         bench.backing.submit(&mut bench.ring, Instant(0), &io);
+    };
+    let flush = |bench: &mut Bench, id: u32| {
+        submit(bench, id, IoOp::Flush);
         bench.end(id);
         assert_eq!(bench.backing.poll_done(), Some((IoId(id), Ok(()))));
     };
@@ -151,6 +154,10 @@ fn changes_that_are_not_answered_may_be_made_later() {
     bench.write(1);
     bench.end(1);
     assert_eq!(bench.backing.poll_done(), Some((IoId(1), Ok(()))));
+    submit(&mut bench, 2, IoOp::Read);
+    bench.desk.lock().unwrap().done.push_back((IoId(2), Err(IoError::Failed)));
+    assert!(bench.backing.poll_done().is_some());
+    submit(&mut bench, 3, IoOp::Read);
     bench.abandon();
     assert!(!bench.backing.may_change_later(), "all changes are answered");
 
@@ -162,12 +169,20 @@ fn changes_that_are_not_answered_may_be_made_later() {
 
     let mut bench = Bench::new();
     bench.write(1);
+    flush(&mut bench, 2);
+    assert!(bench.backing.is_unflushed(), "the flush does not cover the write");
+    bench.abandon();
+    bench.time(WAIT_NS);
+    assert!(bench.backing.may_change_later(), "a write hangs, although the server answers flushes");
+
+    let mut bench = Bench::new();
+    bench.write(1);
     bench.backing.set_wait_max(Instant(0), WaitMax::Expired);
     bench.end(1);
     assert!(bench.backing.poll_done().is_some());
     assert!(bench.backing.may_change_later(), "the write failed for hob only");
     flush(&mut bench, 2);
-    assert!(!bench.backing.may_change_later(), "a flush came after it");
+    assert!(bench.backing.may_change_later(), "the flush does not cover a write that is not answered");
 
     let mut bench = Bench::new();
     bench.write(1);
@@ -175,6 +190,8 @@ fn changes_that_are_not_answered_may_be_made_later() {
     assert!(bench.backing.poll_done().is_some());
     bench.backing.monitor().note_outage(std::time::Duration::ZERO, "Connection refused");
     assert!(bench.backing.may_change_later(), "the server may have an earlier copy of the write");
+    flush(&mut bench, 2);
+    assert!(!bench.backing.may_change_later(), "a flush covers the answered write");
 
     let mut bench = Bench::new();
     bench.write(1);

@@ -181,11 +181,12 @@ impl FileState {
     }
 
     /// Returns the state in which a child that has just ended left its image. `None` if it is unknown:
-    /// the child may have ended during a `pause` of this process, and then another program may have
-    /// changed the image before this process ran again.
-    fn left_by_child(image: &Path, pause: Option<Pause>) -> Option<FileState> {
+    /// the child may have ended during a pause of this process, and then another program may have
+    /// changed the image before this process ran again. `last_pause` returns the latest pause.
+    fn left_by_child(image: &Path, last_pause: impl FnOnce() -> Option<Pause>) -> Option<FileState> {
         let state = FileState::of(image).ok()?;
-        let Some(pause) = pause.filter(|pause| pause.ended.elapsed() < NOTICE_MAX) else {
+        // A pause may end right before the state is read, so the pause is determined afterwards.
+        let Some(pause) = last_pause().filter(|pause| pause.ended.elapsed() < NOTICE_MAX) else {
             return Some(state);
         };
         // The server of a network filesystem has another clock.
@@ -458,7 +459,7 @@ fn spawn(
             end_child(pid);
         }
         // The image's state is read now, before another process can open and change it.
-        let left = FileState::left_by_child(&image, pauses::last_pause());
+        let left = FileState::left_by_child(&image, pauses::last_pause);
         let _ = ended.recv();
         is_started(pid);
         let _ = child.wait();
@@ -553,9 +554,9 @@ mod tests {
         let now = SystemTime::now();
         let left = |began, ago| {
             let ended = Clock::now().checked_sub(ago).unwrap();
-            FileState::left_by_child(&image, Some(Pause { began, ended }))
+            FileState::left_by_child(&image, || Some(Pause { began, ended }))
         };
-        let state = FileState::left_by_child(&image, None);
+        let state = FileState::left_by_child(&image, || None);
         assert_eq!(state, Some(FileState::of(&image).unwrap()));
         let minute = Duration::from_secs(60);
         assert_eq!(left(now - minute, Duration::ZERO), None);
@@ -564,6 +565,20 @@ mod tests {
         if is_memory(&file) || !may_block(&file) {
             assert_eq!(left(now + minute, Duration::ZERO), state, "the last change was before the pause");
         }
+    }
+
+    /// Otherwise a pause between the two steps would remain unnoticed.
+    #[test]
+    fn the_state_of_an_image_is_read_before_the_latest_pause_is_determined() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        std::fs::write(&image, [0; 4096]).unwrap();
+        let before = FileState::of(&image).unwrap();
+        let left = FileState::left_by_child(&image, || {
+            std::fs::write(&image, [0; 8192]).unwrap();
+            None
+        });
+        assert_eq!(left, Some(before));
     }
 
     #[test]
