@@ -150,7 +150,7 @@ fn invalid_requests_are_refused_with_one_line() {
     let daemon = stage.start();
     daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("disk.img")]);
     for (args, line) in [
-        (&["disk", "resize", "vm", "--size", "8M"][..], "vm cannot get smaller: it has 16M"),
+        (&["disk", "resize", "vm", "--size", "8M"][..], "vm cannot get smaller: it has 16777216 bytes"),
         (&["disk", "resize", "none"], "there is no disk 'none'"),
         (
             &["disk", "resize", "vm", "--size", "17000001"],

@@ -73,6 +73,7 @@ use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
 use connect::{Attempt, Link, Wire};
+use flush_order::FlushOrder;
 use jobs::{Asker, Jobs, What};
 use unflushed::{Repeat, Unflushed};
 
