@@ -371,7 +371,8 @@ fn advice_moves_a_starved_disk_to_flash_that_is_to_spare() {
     wait_until("a move to be advised", Duration::from_secs(180), || {
         (0..SIZE / 2).step_by(65536).for_each(|at| drop(client.read(at, 65536).unwrap()));
         advice.replace(b.json(&["cluster", "advise"]));
-        !advice.borrow()["moves"].as_array().unwrap().is_empty()
+        // The first passes of the loop, which cannot hit, count less with each further one.
+        advice.borrow()["moves"][0]["hit_percent_then"].as_f64().is_some_and(|hits| hits > 50.0)
     });
     let advice = advice.into_inner();
     let one = &advice["moves"][0];
@@ -380,7 +381,7 @@ fn advice_moves_a_starved_disk_to_flash_that_is_to_spare() {
         (&"busy".into(), &"host-a".into(), &"host-b".into())
     );
     let expected = one["hit_percent_then"].as_f64().unwrap();
-    assert!(expected > 50.0 && one["hit_percent"].as_f64().unwrap() < 30.0, "{one}");
+    assert!(one["hit_percent"].as_f64().unwrap() < 30.0, "{one}");
     let spare = |name: &str| {
         let hosts = advice["hosts"].as_array().unwrap();
         hosts.iter().find(|host| host["name"] == name).unwrap()["to_spare"].as_u64().unwrap()
