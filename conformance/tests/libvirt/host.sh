@@ -1,34 +1,9 @@
 # shellcheck shell=sh
 # Starts a libvirt and a hob of the test's own. The scripts that source this file run as root in mount and
 # PID namespaces of their own. Their first argument is the directory of the test, with hob.toml.
-PATH=$PATH:/usr/sbin:/sbin
-export LC_ALL=C
-cd "$1"
+. "$(dirname "$0")/namespace.sh"
 
-mount --make-rprivate /
-for dir in /run/hob /run/libvirt /etc/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt; do
-    mkdir -p "$dir"
-    mount -t tmpfs tmpfs "$dir"
-done
-cat >/etc/libvirt/qemu.conf <<X
-user = "root"
-group = "root"
-security_driver = "none"
-cgroup_controllers = [ ]
-namespaces = [ ]
-remember_owner = 0
-stdio_handler = "file"
-X
-
-await() {
-    for _ in $(seq 2400); do
-        "$@" >/dev/null 2>&1 && return
-        sleep 0.1
-    done
-    echo "in vain: $*" >&2
-    tail -n 5 ./*.log >&2
-    exit 1
-}
+own_directories
 
 start_daemon() {
     hob daemon --config hob.toml >>hob.log 2>&1 &

@@ -3,41 +3,15 @@
 # arguments are the directory of the test, with domain.xml and the hosts' certificates, and the hook. libvirt.rs
 # runs this script, which calls itself for each host: DIRECTORY HOOK NAME NUMBER OTHER.
 set -eu
-PATH=$PATH:/usr/sbin:/sbin
-export LC_ALL=C
-cd "$1"
+. "$(dirname "$0")/namespace.sh"
 dir=$PWD hook=$2
-
-await() {
-    for _ in $(seq 2400); do
-        "$@" >/dev/null 2>&1 && return
-        sleep 0.1
-    done
-    echo "in vain: $*"
-    hob disk list || true
-    tail -n 5 ./*.log
-    exit 1
-}
 
 # Starts a host: its mounts, network, libvirt and hob.
 host() {
     name=$1 number=$2 other=$3
     hostname "host-$name"
-    mount --make-rprivate /
-    for path in /run/hob /run/libvirt /etc/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt; do
-        mkdir -p "$path"
-        mount -t tmpfs tmpfs "$path"
-    done
+    own_directories
     mkdir /etc/libvirt/hooks
-    cat >/etc/libvirt/qemu.conf <<X
-user = "root"
-group = "root"
-security_driver = "none"
-cgroup_controllers = [ ]
-namespaces = [ ]
-remember_owner = 0
-stdio_handler = "file"
-X
     cat >/etc/libvirt/libvirtd.conf <<X
 listen_tls = 0
 listen_tcp = 1

@@ -1,0 +1,34 @@
+# shellcheck shell=sh
+# What the scripts of these tests share. They run as root in mount and PID namespaces of their own. Their first
+# argument is the directory of the test.
+PATH=$PATH:/usr/sbin:/sbin
+export LC_ALL=C
+cd "$1"
+
+await() {
+    for _ in $(seq 2400); do
+        "$@" >/dev/null 2>&1 && return
+        sleep 0.1
+    done
+    echo "in vain: $*" >&2
+    tail -n 5 ./*.log >&2
+    exit 1
+}
+
+# Gives libvirt and hob directories of the namespace's own, and configures QEMU's driver.
+own_directories() {
+    mount --make-rprivate /
+    for path in /run/hob /run/libvirt /etc/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt; do
+        mkdir -p "$path"
+        mount -t tmpfs tmpfs "$path"
+    done
+    cat >/etc/libvirt/qemu.conf <<X
+user = "root"
+group = "root"
+security_driver = "none"
+cgroup_controllers = [ ]
+namespaces = [ ]
+remember_owner = 0
+stdio_handler = "file"
+X
+}
