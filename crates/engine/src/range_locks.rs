@@ -24,7 +24,7 @@ use crate::units::{DiskId, SECTOR_BYTES};
 const ZONE_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
 const NONE: u32 = u32::MAX;
 
-/// What the owner of a lock does with the range. The table above lists the conflicts.
+/// Use of a locked range by the owner of the lock. The table above lists the conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,

@@ -56,7 +56,7 @@ pub enum ShardEvent {
     BackingLost {
         /// The disk.
         disk: DiskId,
-        /// What happened to the backing; `None` if another program has opened it.
+        /// Reason why the backing is lost; `None` if another program has opened it.
         why: Option<String>,
     },
     /// The files of a parent may have changed: the shard was paused, or the server of the parent or of

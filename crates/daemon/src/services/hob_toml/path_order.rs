@@ -26,7 +26,8 @@ pub(super) enum Step {
 struct Move {
     number: usize,
     found: Found,
-    /// The change that restores the present paths, if they have been given up.
+    /// The change that gives the object its present paths again; `None` unless hob has removed them
+    /// from the object, so that another object can get them.
     back: Option<Change>,
 }
 
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(socket(Some(back.as_ref())).as_deref(), Some("1"));
         let with_disk = vec![export("a", "1", "2"), found_disk("2", "1")];
         assert_eq!(steps(with_disk), ["-a", "disk", "a"]);
-        // Nothing is given up for a change that is not made.
+        // No object loses a path for a change that hob does not make.
         let left = steps_of(swap(), |it| it.difference.running.as_deref() != Some("2"));
         assert_eq!(left, ["a", "b"]);
     }

@@ -84,7 +84,7 @@ impl Opening {
     }
 }
 
-/// What is at a path.
+/// Result of looking up a path in the filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     File(FileNumber),

@@ -24,7 +24,7 @@ use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::{ShardError, ShardHandle};
 use crate::state::JournalSpec;
 
-/// What hob does if a request needs more space than the pool has free.
+/// How hob handles an allocation of more space than the pool has free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::services) enum AllocationRule {
     /// Refuse the request, and change nothing.
