@@ -200,17 +200,21 @@ impl Engine {
             self.done(command, id, Err(CommandError::JournalFailed));
         }
         let disk = self.disk_mut(id);
-        if disk.removing.is_some() && disk.in_flight == 0 && disk.journal.is_some() && !disk.closed {
-            // The disk's cache is closed first, and stays on flash. If the cache cannot be closed,
-            // the disk stays too.
-            if disk.journal.as_ref().is_some_and(|journal| journal.dead) && disk.opening.is_none() {
-                let command = disk.removing.take().expect("checked above");
-                // The cache will not be closed, so waiting requests continue.
+        let is_dead = disk.journal.as_ref().is_some_and(|journal| journal.dead);
+        if is_dead && !disk.closed && disk.opening.is_none() {
+            // A cache without a journal cannot be closed, so its disk stays. Requests in flight may
+            // wait until the loss of the journal is recorded, which a removal would prevent.
+            if let Some(command) = disk.removing.take() {
                 disk.changes
                     .retain(|(command, change)| command.is_some() || !matches!(change, CacheChange::Close));
                 self.unhold(id);
                 return self.done(command, id, Err(CommandError::JournalFailed));
             }
+        }
+        let disk = self.disk_mut(id);
+        if disk.removing.is_some() && disk.in_flight == 0 && disk.journal.is_some() && !disk.closed {
+            // The disk's cache is closed first, and stays on flash. If the cache cannot be closed,
+            // the disk stays too.
             if disk.changes.is_empty() && disk.opening.is_none() {
                 disk.changes.push_back((None, CacheChange::Close));
             }

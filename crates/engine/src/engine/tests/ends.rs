@@ -2,7 +2,7 @@
 
 use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, ring};
 use super::*;
-use crate::command::{Destage, Discard, Enable, Mode, NewRing};
+use crate::command::{Copies, Destage, Discard, Enable, Mode, NewRing};
 
 /// The destager waits for a request that needs the only buffer.
 #[test]
@@ -151,6 +151,28 @@ fn nobody_waits_in_order_for_a_lost_backing() {
     fail_backing(&mut bench);
     assert_eq!(bench.reply(write).expect("answered").result, Err(IoError::ShuttingDown));
     assert_eq!(bench.result(remove), Some(Ok(vec![])));
+}
+
+/// A write waits in order for data that may be destaged only after the loss of the journal was
+/// recorded. A disk that is being removed accepts no such record, so the removal fails at once.
+#[test]
+fn a_removal_fails_if_a_write_waits_for_a_lost_journal() {
+    let mut bench = Bench::write_back();
+    bench.flush();
+    bench.write_alone(0, 4 * KIB);
+    let ordered = Destage { ordered: true, ..lazy() };
+    assert_eq!(bench.change(CacheChange::Tune(Mode::WriteBack, ordered, Copies::One)), Ok(vec![]));
+    let write = bench.write(0, 4 * KIB);
+    let remove = bench.start_command(Command::RemoveDisk);
+    while let Some(io) = bench.ios.pop_front() {
+        if io.target == flash(RING_DEVICE) { bench.fail(io) } else { bench.end(io) }
+    }
+    assert_eq!(bench.result(remove), Some(Err(CommandError::JournalFailed)));
+    bench.record_loss();
+    assert_eq!(bench.dirty(), 0, "the older data is on the backing");
+    bench.wait_ms(30_000);
+    bench.settle();
+    assert!(bench.answered(write), "no new journal was made, so the write fails");
 }
 
 /// A failing backing is flushed a few times, with pauses. Then the disk is removed, its dirty data
