@@ -100,8 +100,8 @@ settings! {
     /// `1`, `2-dirty` (two copies of dirty data) or `2` (two copies of all data).
     copies: String,
     /// Whether destaging keeps a guest's FLUSHes in order: the backing gets no write that followed
-    /// a FLUSH before all writes that preceded it. Writes between two FLUSHes, also those with FUA,
-    /// arrive in any order. Destaging is slower.
+    /// a FLUSH before all writes that preceded it, and no write that followed an acknowledged write
+    /// with FUA before that write. Destaging is slower.
     ordered: bool,
     /// Whether a persistent cache is compared with its backing after a restart, before it serves:
     /// `auto` (unless there is evidence that the backing is unchanged), `always` or `trust`

@@ -58,6 +58,16 @@ impl Op {
     pub fn modifies(self) -> bool {
         matches!(self, Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..))
     }
+
+    /// Returns true if the request is a change that must be durable when it is acknowledged.
+    pub fn is_durable_change(self) -> bool {
+        matches!(
+            self,
+            Op::Write(Durability::Durable)
+                | Op::Discard(Durability::Durable)
+                | Op::WriteZeroes(Durability::Durable, _)
+        )
+    }
 }
 
 /// Rule for promoting a read's data into the cache.

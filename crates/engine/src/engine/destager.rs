@@ -34,7 +34,7 @@ const STALE_MIN: usize = 64;
 /// The period that one epoch of dirty data covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epochs {
-    /// An epoch is the period between two flushes of the guest.
+    /// An epoch is the period between two flushes or durable writes of the guest.
     Flushes,
     /// An epoch is a period of this number of nanoseconds.
     Time(u64),
@@ -71,7 +71,7 @@ pub(super) struct Destager {
     is_looking: bool,
     /// Number of blocks to destage in each epoch.
     pub(super) epochs: BTreeMap<u32, u32>,
-    /// Number of guest flushes, if write order is kept.
+    /// Number of flushes and durable writes of the guest, if write order is kept.
     pub(super) flushes: u32,
     /// The newest epoch whose data may be destaged now, if write order is kept.
     pub(super) front: u32,
@@ -240,9 +240,24 @@ impl Destager {
         }
     }
 
-    /// Records a flush of the guest.
+    /// Ends the current epoch, if write order is kept: data that becomes dirty from now on is newer
+    /// than a flush or a durable write of the guest.
     pub(super) fn flush_point(&mut self) {
-        self.flushes += 1;
+        if self.flushes == u32::MAX {
+            self.restart_numbering();
+        }
+        self.flushes = self.flushes.saturating_add(1);
+    }
+
+    /// Makes the numbers of all epochs as small as possible.
+    fn restart_numbering(&mut self) {
+        let oldest = self.epochs.keys().next().copied().unwrap_or(self.front);
+        let base = oldest.min(self.front);
+        self.front -= base;
+        self.flushes -= base;
+        self.todo.values_mut().for_each(|todo| todo.epoch -= base);
+        self.writing_blocks.values_mut().flatten().for_each(|epoch| *epoch = epoch.saturating_sub(base));
+        self.epochs = self.epochs.iter().map(|(epoch, count)| (epoch - base, *count)).collect();
     }
 
     /// Returns true if a flush of the backing for destaged data is in progress.

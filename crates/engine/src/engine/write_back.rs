@@ -269,12 +269,10 @@ impl Engine {
         self.keep_recent_edges(slot);
         self.give_back_zeroes(slot);
         self.requests[slot].outcome = Outcome::WriteBack;
-        let is_durable =
-            matches!(request.op, Op::Write(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _));
         // If the process is killed, a guest that reconnects expects the acknowledged write to be
         // there.
         let is_dead = self.disk(request.disk).journal.as_ref().is_some_and(|journal| journal.dead);
-        if is_durable || is_dead || !self.disk_mut(request.disk).save_records() {
+        if request.op.is_durable_change() || is_dead || !self.disk_mut(request.disk).save_records() {
             self.requests[slot].phase = Phase::CommitThenReply;
             self.commit(slot);
         } else {
@@ -333,8 +331,12 @@ impl Engine {
 
     /// Answers a change whose data has reached its destination.
     pub(super) fn end_written(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        let request = self.requests[slot].request;
         if result.is_err() {
             self.requests[slot].outcome = Outcome::DirtyLost;
+        } else if request.op.is_durable_change() {
+            // The guest may rely on this write being older than all that follows.
+            self.disk_mut(request.disk).destager.flush_point();
         }
         self.reply(now, slot, result);
         self.finish(slot);
@@ -464,14 +466,8 @@ impl Engine {
         let op = active.request.op;
         active.outcome =
             if matches!(op, Op::Write(_)) { Outcome::WriteNotCopied } else { Outcome::BypassZeroing };
-        let durable = matches!(
-            op,
-            Op::Write(Durability::Durable)
-                | Op::Discard(Durability::Durable)
-                | Op::WriteZeroes(Durability::Durable, _)
-        );
         let disk = self.disk(self.requests[slot].request.disk);
-        if durable || !is_kept || disk.journal.as_ref().is_some_and(|journal| journal.dead) {
+        if op.is_durable_change() || !is_kept || disk.journal.as_ref().is_some_and(|journal| journal.dead) {
             self.requests[slot].phase = Phase::CommitThenReply;
             self.commit(slot);
         } else {

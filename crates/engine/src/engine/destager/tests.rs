@@ -193,3 +193,19 @@ proptest! {
         prop_assert_eq!(go_all(&mut destager).len(), left);
     }
 }
+
+#[test]
+fn four_billion_flushes_keep_the_order() {
+    let mut destager = Destager { flushes: u32::MAX - 1, front: u32::MAX - 3, ..Destager::default() };
+    destager.add(BlockNo(9), u32::MAX - 2);
+    destager.add(BlockNo(5), u32::MAX - 1);
+    for block in [3, 1] {
+        destager.flush_point();
+        destager.add(BlockNo(block), destager.flushes);
+    }
+    let blocks = [9, 5, 3, 1].map(BlockNo);
+    assert!(blocks.is_sorted_by_key(|block| destager.epoch(*block)));
+    assert!(destager.epoch(blocks[0]) > Some(destager.front));
+    let epochs: Vec<u32> = destager.epochs.keys().copied().collect();
+    assert_eq!(epochs, blocks.map(|block| destager.take(block).expect("it is queued")));
+}

@@ -483,6 +483,34 @@ fn write_order_is_kept_at_flushes() {
     assert!(bench.answered(again));
 }
 
+/// A file system may rely on a durable write, such as the end of a transaction in its journal, before
+/// it sends later writes.
+#[test]
+fn write_order_is_kept_at_durable_writes() {
+    let ordered = Destage { ordered: true, dirty_age_ms_max: 1, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, ordered);
+    let durable = bench.request(Op::Write(Durability::Durable), 40 * KIB, 4 * KIB);
+    while !bench.answered(durable) {
+        let io = bench.ios.pop_front().expect("the write ends before it is destaged");
+        bench.end(io);
+    }
+    let later = bench.write(0, 4 * KIB);
+    let mut destaged = Vec::new();
+    for _ in 0..20 {
+        while let Some(io) = bench.ios.pop_front() {
+            match (io.target, io.op) {
+                (Target::Backing(_), IoOp::Write(_)) => destaged.push(io.offset),
+                (Target::Backing(_), IoOp::Flush) => destaged.push(u64::MAX),
+                _ => {}
+            }
+            bench.end(io);
+        }
+        bench.wait_ms(100);
+    }
+    assert_eq!(bench.outcome(later), Outcome::WriteBack);
+    assert_eq!(destaged[..3], [40 * KIB, u64::MAX, 0], "the backing is flushed in between");
+}
+
 pub(super) fn mirrored(copies: Copies) -> Bench {
     let mut bench = Bench::bare(Limits::default());
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
