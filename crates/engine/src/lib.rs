@@ -27,6 +27,7 @@ mod device;
 mod directory;
 mod engine;
 pub mod flash_budget;
+pub mod flush_order;
 pub mod gather;
 pub mod granularity;
 pub mod granules;

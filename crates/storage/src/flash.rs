@@ -113,8 +113,6 @@ struct Slot {
 #[derive(Debug)]
 struct FlushInFlight {
     flushes: DeviceFlushes,
-    /// Serial number of the flush. After its success: that of the first flush that it need not wait
-    /// for.
     serial: u64,
     /// Number of failed flushes of the device that the engine knew when this flush began.
     failures: u64,
@@ -335,10 +333,10 @@ impl Flash {
             _ => Err(IoError::Failed),
         };
         let number = completion.token.index();
-        if let Some(FlushInFlight { flushes, serial, .. }) = &mut self.slots[number as usize].flush {
-            *serial = flushes.end(*serial, result == Err(IoError::Failed));
-            if result.is_ok() && flushes.is_preceded(*serial) {
-                flushes.wake_after_earlier(*serial, ring.waker());
+        if let Some(FlushInFlight { flushes, serial, .. }) = &self.slots[number as usize].flush {
+            if result.is_err() {
+                flushes.end(*serial, result == Err(IoError::Failed));
+            } else if flushes.end_or_hold(*serial, ring.waker()) {
                 self.flushed.push(number);
                 return None;
             }
@@ -350,7 +348,7 @@ impl Flash {
     pub fn poll_flushed(&mut self, ring: &mut Ring) -> Option<FlashDone<'_>> {
         let is_over = |number: &u32| {
             let flush = self.slots[*number as usize].flush.as_ref();
-            flush.is_some_and(|flush| !flush.flushes.is_preceded(flush.serial))
+            flush.is_some_and(|flush| !flush.flushes.is_held(flush.serial))
         };
         let at = self.flushed.iter().position(is_over)?;
         let number = self.flushed.swap_remove(at);

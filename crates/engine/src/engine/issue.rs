@@ -72,6 +72,7 @@ impl Engine {
         sector: u64,
     ) -> IoId {
         self.serial += 1;
+        let serial = self.serial;
         match owner {
             Owner::Request(slot) => {
                 self.requests[slot].pending += 1;
@@ -85,12 +86,12 @@ impl Engine {
         }
         let is_sync = sync_order::is_sync(target, op);
         if is_sync {
-            self.begin_sync(disk, self.serial);
+            self.disk_mut(disk).sync_order.begin(serial);
         }
         let id = IoId(self.ios.insert(Pending {
             owner,
             disk,
-            serial: self.serial,
+            serial,
             target,
             is_write: op != IoOp::Read,
             is_sync,

@@ -42,7 +42,6 @@
 pub(crate) mod connect;
 pub(crate) mod depth;
 mod exchange;
-mod flush_order;
 mod jobs;
 #[cfg(feature = "psk")]
 mod psk;
@@ -60,6 +59,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use hob_engine::command::Access;
+use hob_engine::flush_order::FlushOrder;
 use hob_engine::gather::Gather;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
@@ -73,7 +73,6 @@ use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
 use connect::{Attempt, Link, Wire};
-use flush_order::FlushOrder;
 use jobs::{Asker, Jobs, What};
 use unflushed::{Repeat, Unflushed};
 
@@ -272,9 +271,9 @@ pub(crate) struct NbdBacking {
     unflushed: Unflushed,
     /// The changes that are being repeated. Other requests wait meanwhile.
     repeat: Option<Repeat>,
-    /// The order in which flushes and durable writes end. It contains the slots of requests, also of
-    /// those that hob sends without an I/O.
-    flush_order: FlushOrder,
+    /// The flushes and durable writes (FUA) of the connection, by request slot. The engine orders
+    /// those that it sends, but does not know the flushes that hob sends without an I/O.
+    flush_order: FlushOrder<u32, ()>,
     /// Whether a flush for [`Asker::Repeat`] is unanswered.
     is_flushing: bool,
     /// Whether changes of `unflushed` wait for a new connection.

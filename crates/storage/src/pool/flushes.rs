@@ -8,6 +8,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hob_engine::flush_order::FlushOrder;
+
 use crate::ring::Waker;
 
 /// The flushes of one device. All clones share one state.
@@ -20,18 +22,18 @@ pub(crate) struct DeviceFlushes {
 struct State {
     /// Serial number of the next flush.
     next: u64,
-    /// Serial numbers of the flushes in flight.
-    in_flight: Vec<u64>,
     /// Number of failed flushes of the device, by all shards.
     failures: u64,
-    /// Successful flushes that wait for flushes with lower serial numbers: this limit, and the waker of the
-    /// shard's ring.
-    waiting: Vec<(u64, Waker)>,
+    /// The flushes, by serial number. While a success is held back, it has the waker of its shard's
+    /// ring.
+    order: FlushOrder<u64, Waker>,
 }
 
 impl State {
-    fn is_preceded(&self, serial: u64) -> bool {
-        self.in_flight.iter().any(|other| *other < serial)
+    fn wake_released(&mut self) {
+        while let Some((_, waker)) = self.order.poll_released() {
+            waker.wake();
+        }
     }
 }
 
@@ -45,20 +47,29 @@ impl DeviceFlushes {
         let mut state = self.state();
         let serial = state.next;
         state.next += 1;
-        state.in_flight.push(serial);
+        state.order.begin(serial);
         serial
     }
 
-    /// Records the end of a flush. Returns the serial number of the next flush: flushes in flight
-    /// with lower numbers overlapped with this one.
-    pub(crate) fn end(&self, serial: u64, has_failed: bool) -> u64 {
-        let mut guard = self.state();
-        let state = &mut *guard;
+    /// Records the end of a flush that is not held back.
+    pub(crate) fn end(&self, serial: u64, has_failed: bool) {
+        let mut state = self.state();
         state.failures += u64::from(has_failed);
-        state.in_flight.retain(|other| *other != serial);
-        let oldest = state.in_flight.iter().min().copied().unwrap_or(u64::MAX);
-        state.waiting.extract_if(.., |(serial, _)| *serial <= oldest).for_each(|(_, waker)| waker.wake());
-        state.next
+        state.order.end(serial);
+        state.wake_released();
+    }
+
+    /// Records the success of a flush. Returns true if other flushes are in flight. The success is
+    /// then held back, and `waker` wakes the shard's ring once [`is_held`](Self::is_held) returns
+    /// false.
+    pub(crate) fn end_or_hold(&self, serial: u64, waker: Waker) -> bool {
+        let mut state = self.state();
+        let is_held = state.order.end(serial);
+        if is_held {
+            state.order.hold(serial, waker);
+        }
+        state.wake_released();
+        is_held
     }
 
     /// Executes the function `flush`, which flushes the device, on this thread. An error of `flush`
@@ -74,18 +85,9 @@ impl DeviceFlushes {
         self.state().failures
     }
 
-    /// Returns true if a flush with a lower serial number is in flight.
-    pub(crate) fn is_preceded(&self, serial: u64) -> bool {
-        self.state().is_preceded(serial)
-    }
-
-    /// Wakes a ring once no flush with a serial number below `serial` is in flight.
-    pub(crate) fn wake_after_earlier(&self, serial: u64, waker: Waker) {
-        let mut state = self.state();
-        match state.is_preceded(serial) {
-            true => state.waiting.push((serial, waker)),
-            false => waker.wake(),
-        }
+    /// Returns true if the success of this flush is held back.
+    pub(crate) fn is_held(&self, serial: u64) -> bool {
+        self.state().order.is_held(serial)
     }
 }
 

@@ -161,12 +161,14 @@ impl NbdBacking {
                     None => self.keep_change(ring, request),
                     Some(_) => self.note_refused(request),
                 }
-                if self.flush_order.end(request, error.is_none()) {
+                let is_sync = self.jobs.request(request).is_durable();
+                if is_sync && self.flush_order.end(request) && error.is_none() {
+                    self.flush_order.hold(request, ());
                     self.jobs.hold(request);
                 } else {
                     self.end_request(request, error.map_or(Ok(()), |code| Err(io_error(code))));
                 }
-                while let Some(request) = self.flush_order.poll_released() {
+                while let Some((request, ())) = self.flush_order.poll_released() {
                     self.end_request(request, Ok(()));
                 }
             }

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use hob_engine::flush_order::FlushOrder;
 use hob_engine::io::IoError;
 use hob_engine::units::Instant;
 use hob_nbd::TransmissionFlags;
 use hob_nbd::client::handshake::Negotiated;
 
 use super::connect::{self, Attempt};
-use super::flush_order::FlushOrder;
 use super::jobs::{Asker, What};
 use super::unflushed::Repeat;
 use super::{
