@@ -1,6 +1,10 @@
-//! Extra fills: a job brings the uncached sectors next to a read miss into the cache
-//! (docs/decisions/0059-fill-granularity.md). It reads the backing at the same time as the miss
-//! (docs/decisions/0062-shared-extra-reads.md).
+//! Extra fills: a job brings uncached sectors that no request has asked for into the cache.
+//!
+//! - The sectors next to a read miss (docs/decisions/0059-fill-granularity.md). The job reads the
+//!   backing at the same time as the miss (docs/decisions/0062-shared-extra-reads.md).
+//! - Under write-back, the sectors after a sequential run of writes that do not end at a sector's
+//!   end. The next write covers its sectors partly, and finds the rest of them in the cache instead
+//!   of reading the backing (docs/decisions/0041-partial-writes.md).
 //!
 //! A job reads one range of sectors under a range lock like that of a read that fills:
 //!
@@ -26,10 +30,10 @@ use super::fill::sectors_of;
 use super::jobs::{Job, JobKind, Step};
 use super::read::may_take_extra;
 use super::{Active, Engine, Owner, Pending};
-use crate::admission::Run;
+use crate::admission::{AdmissionEffect, Run};
 use crate::cache::{FlashRun, push_run};
-use crate::command::{Mode, Role};
-use crate::directory::Placed;
+use crate::command::{Layout, Mode, Role};
+use crate::directory::{Placed, Refusal};
 use crate::granularity::Fill;
 use crate::io::{BufferCopy, BufferSlice, CopyEnd, Durability, IoError, IoOp, Target};
 use crate::outcome::Outcome;
@@ -46,10 +50,28 @@ const DISK_EXTRA_FILLS_MAX: u32 = 16;
 const WAIT_READS_MAX: u64 = 2;
 const WAIT_NS_MIN: u64 = 1_000_000;
 
+/// Number of sectors after a run of partial writes that are kept in the cache. They are read when
+/// less than half of them are cached.
+const AHEAD_OF_WRITES: u64 = 32;
+
 /// Mean latency of the backing's reads that is assumed before the first one has ended, ns.
 const READ_NS_DEFAULT: u64 = 20_000_000;
 /// Weight of a new read in the mean: one in this number.
 const READ_WEIGHT: u64 = 8;
+
+fn expected_use(kind: JobKind) -> ExpectedUse {
+    let JobKind::ExtraFill(expected) = kind else { panic!("{kind:?} is no extra fill") };
+    expected
+}
+
+/// The requests for which sectors are cached that no request has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExpectedUse {
+    /// Reads near a miss. The sectors have a limited share of the frames.
+    Reads,
+    /// Partial writes, which will make the sectors dirty.
+    Writes,
+}
 
 /// An extra fill while it reads the backing, or while waiting reads copy its data.
 #[derive(Debug)]
@@ -87,16 +109,24 @@ impl ReadTime {
 impl Disk {
     /// Returns true if extra data may enter the cache now. Operations that empty the cache or move
     /// its data get no competition.
-    fn may_fill_extra(&self) -> bool {
+    fn may_fill_extra(&self, expected: ExpectedUse) -> bool {
         let Ok(cache) = self.looked_up() else { return false };
-        let is_filled = !matches!(cache.config.mode, Mode::ReadOnlyCache | Mode::PassThrough);
+        let is_filled = match expected {
+            ExpectedUse::Reads => {
+                cache.config.fill != Fill::Sectors
+                    && !matches!(cache.config.mode, Mode::ReadOnlyCache | Mode::PassThrough)
+            }
+            ExpectedUse::Writes => {
+                self.mode_in_effect() == Some(Mode::WriteBack) && cache.config.layout == Layout::Unified
+            }
+        };
         let is_calm = !self.holds
             && self.removing.is_none()
             && self.draining.is_none()
             && self.vacating.is_none()
             && self.ownership.role == Role::Here
             && !self.journal.as_ref().is_some_and(|journal| journal.dead);
-        cache.config.fill != Fill::Sectors && is_filled && is_calm
+        is_filled && is_calm
     }
 }
 
@@ -104,30 +134,59 @@ impl Engine {
     /// Starts the extra fills of a miss whose read of the backing has begun.
     pub(super) fn fill_extra(&mut self, now: Instant, missed: Range, run: Run) {
         let disk = self.disk_mut(missed.disk);
-        let may_fill = disk.may_fill_extra() && !disk.is_reading_shared;
+        let may_fill = disk.may_fill_extra(ExpectedUse::Reads) && !disk.is_reading_shared;
         let limit = disk.flash_budget.limit();
         let Some(cache) = disk.cache.as_mut().filter(|_| may_fill) else { return };
         cache.set_limit(limit);
         // A sector that is only partly inside the disk is left out.
         let sectors = disk.config.size_bytes / SECTOR_BYTES;
         for (first, end) in cache.extra_ranges(missed.first, missed.end, run, sectors) {
-            let range = self.free_part(Range { disk: missed.disk, first, end }, &missed);
-            if range.first < range.end && self.may_start_extra_fill(range) {
-                self.count_extra_fill(range, 1);
-                if !self.transfer(now, JobKind::ExtraFill, range) {
-                    self.count_extra_fill(range, -1);
-                }
+            self.try_extra_fill(now, Range { disk: missed.disk, first, end }, &missed, ExpectedUse::Reads);
+        }
+    }
+
+    /// Starts an extra fill of the sectors after a write of `range` whose last sector is partial and
+    /// not in memory, if the write continues a run of writes: the sector before it is dirty.
+    pub(super) fn fill_ahead_of_writes(&mut self, now: Instant, range: Range) {
+        let disk = self.disk(range.disk);
+        if !disk.may_fill_extra(ExpectedUse::Writes) {
+            return;
+        }
+        let cache = disk.cache.as_ref().expect("`may_fill_extra` looked at it");
+        let find = |at: u64| cache.spans(at, at + 1).next().and_then(|span| cache.find(span));
+        let is_cached = |at: &u64| find(*at).is_some_and(|sector| cache.index.is_valid(sector));
+        let before = range.first.checked_sub(1).and_then(find);
+        if !before.is_some_and(|sector| cache.index.is_dirty(sector)) {
+            return;
+        }
+        let window_end = (range.end + AHEAD_OF_WRITES).min(disk.config.size_bytes / SECTOR_BYTES);
+        let Some(first) = (range.end..window_end).find(|at| !is_cached(at)) else { return };
+        if first - range.end >= AHEAD_OF_WRITES / 2 {
+            return;
+        }
+        let end = (first..window_end).find(is_cached).unwrap_or(window_end);
+        self.try_extra_fill(now, Range { first, end, ..range }, &range, ExpectedUse::Writes);
+    }
+
+    /// Starts an extra fill of the part of `wanted` next to `request` that nothing else uses, if the
+    /// fill can begin at once.
+    fn try_extra_fill(&mut self, now: Instant, wanted: Range, request: &Range, expected: ExpectedUse) {
+        let range = self.free_part(wanted, request);
+        if range.first < range.end && self.may_start_extra_fill(range) {
+            self.count_extra_fill(range, 1);
+            if !self.transfer(now, JobKind::ExtraFill(expected), range) {
+                self.count_extra_fill(range, -1);
             }
         }
     }
 
-    /// Returns the part of a range next to a miss that no other request or job has locked.
-    fn free_part(&self, mut range: Range, missed: &Range) -> Range {
+    /// Returns the part of a range next to a request that no other request or job has locked.
+    fn free_part(&self, mut range: Range, request: &Range) -> Range {
         if range.first >= range.end {
             return range;
         }
         for other in self.range_locks.conflicts(range, Kind::Fill) {
-            match range.end <= missed.first {
+            match range.end <= request.first {
                 true => range.first = range.first.max(other.end),
                 false => range.end = range.end.min(other.first),
             }
@@ -264,7 +323,7 @@ impl Engine {
         result: Result<(), IoError>,
         sums: &[u32],
     ) {
-        let Job { disk: id, whole, step, doubts, .. } = self.jobs[job];
+        let Job { disk: id, whole, step, doubts, kind, .. } = self.jobs[job];
         let disk = self.disk_mut(id);
         // The backing may have lost the data that it returned.
         let believed = disk.backed.doubts == doubts && disk.ownership.role == Role::Here;
@@ -276,7 +335,7 @@ impl Engine {
         if step == Step::ExtraRead {
             // A shorter read: another disk has cached the rest, and it is not cached again.
             let is_whole = result.is_ok() && io.bytes == (whole.end - whole.first) * SECTOR_BYTES;
-            let is_usable = is_whole && believed && self.disk(id).may_fill_extra();
+            let is_usable = is_whole && believed && self.disk(id).may_fill_extra(expected_use(kind));
             let at = self.extra_read_of(job);
             if is_usable {
                 return self.deliver_extra(job, at);
@@ -336,7 +395,8 @@ impl Engine {
         }
         self.jobs[job].range = range;
         let has_room = self.has_fill_bytes((range.end - range.first) * SECTOR_BYTES);
-        if range.first >= range.end || !has_room || !self.disk(range.disk).may_fill_extra() {
+        let expected = expected_use(self.jobs[job].kind);
+        if range.first >= range.end || !has_room || !self.disk(range.disk).may_fill_extra(expected) {
             return self.end_job(now, job, Ok(()));
         }
         self.jobs[job].step = Step::ExtraLocked;
@@ -353,6 +413,7 @@ impl Engine {
     fn write_extra(&mut self, now: Instant, job: u32, taken: &[(u64, u64, Run)]) {
         let Job { disk: id, range, whole, buffer, .. } = self.jobs[job];
         let buffer = buffer.expect("a transfer has a buffer");
+        let expected = expected_use(self.jobs[job].kind);
         let first_buffer_sector = buffer.first_sector() + range.first - whole.first;
         let Engine { disks, range_locks, runs, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
@@ -366,7 +427,14 @@ impl Engine {
             let found = cache.find(span);
             let has_share =
                 found.is_some() || cache.keep_to_read_share(is_busy).map(|gone| evicted += gone).is_ok();
-            if has_share && let Ok(placed) = cache.place_extra(span, found, is_busy) {
+            let placed = match expected {
+                _ if !has_share => Err(Refusal::NoBlock),
+                ExpectedUse::Reads => cache.place_extra(span, found, is_busy),
+                ExpectedUse::Writes => {
+                    cache.bring(span, found, (Run::Other, AdmissionEffect::Dirty), is_busy)
+                }
+            };
+            if let Ok(placed) = placed {
                 let Placed { sector, evicted: gone } = placed;
                 evicted += gone;
                 let may =

@@ -232,7 +232,7 @@ impl Engine {
                 | JobKind::Flush(_)
                 | JobKind::Maintenance(_)
                 | JobKind::Verify
-                | JobKind::ExtraFill
+                | JobKind::ExtraFill(_)
                 | JobKind::Rewrite => true,
                 JobKind::Edges(_) | JobKind::ReadEdge(..) | JobKind::ReadAhead | JobKind::Merged => false,
             },

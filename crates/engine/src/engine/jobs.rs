@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 
 use super::destage_buffers::{DestageBuffer, Least};
+use super::extra_fill::ExpectedUse;
 use super::partial::EdgeSource;
 use super::{Engine, Owner, Pending};
 use crate::cache::push_run;
@@ -57,8 +58,8 @@ pub(super) enum JobKind {
     Maintenance(FrameNo),
     /// Reads a sequential reader's next sectors into memory (`ahead.rs`).
     ReadAhead,
-    /// Brings the uncached sectors next to a read miss into the cache (`extra_fill.rs`).
-    ExtraFill,
+    /// Brings uncached sectors that no request has asked for into the cache (`extra_fill.rs`).
+    ExtraFill(ExpectedUse),
     /// Compares sectors of a recovered cache with the backing (`verify.rs`).
     Verify,
     /// Sends several writes of guests to the backing as one (`merge.rs`).
@@ -222,7 +223,7 @@ impl Engine {
         }
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let taken = match kind {
-            JobKind::ReadAhead | JobKind::Verify | JobKind::ExtraFill => {
+            JobKind::ReadAhead | JobKind::Verify | JobKind::ExtraFill(_) => {
                 self.destage_buffers.take_spare(disk_id, bytes)
             }
             _ => self.destage_buffers.take(disk_id, bytes, kind.least()),
@@ -235,7 +236,7 @@ impl Engine {
         let capacity = buffer.sectors();
         let is_shortened = matches!(
             kind,
-            JobKind::Maintenance(_) | JobKind::ReadAhead | JobKind::Verify | JobKind::ExtraFill
+            JobKind::Maintenance(_) | JobKind::ReadAhead | JobKind::Verify | JobKind::ExtraFill(_)
         );
         if is_shortened {
             self.jobs[job].range.end = range.end.min(range.first + capacity);
@@ -243,7 +244,7 @@ impl Engine {
         match kind {
             JobKind::Maintenance(frame) => return self.start_maintenance(now, job, frame),
             JobKind::ReadAhead => return self.start_ahead(now, job),
-            JobKind::ExtraFill => return self.start_extra_fill(now, job),
+            JobKind::ExtraFill(_) => return self.start_extra_fill(now, job),
             JobKind::Verify => return self.start_verify(now, job),
             JobKind::ReadEdge(..) => return self.start_edge(now, job),
             JobKind::Rewrite => return self.start_rewrite(now, job),
@@ -304,7 +305,7 @@ impl Engine {
             (Step::MaintenanceWrite, _) => return self.maintenance_write_done(now, job, io, result, sums),
             (_, JobKind::Verify) => return self.verify_read_done(now, job, result, sums),
             (_, JobKind::ReadAhead) => return self.ahead_io_done(now, job, io, result, sums),
-            (_, JobKind::ExtraFill) => return self.extra_io_done(now, job, io, result, sums),
+            (_, JobKind::ExtraFill(_)) => return self.extra_io_done(now, job, io, result, sums),
             (_, JobKind::Merged) => return self.merged_done(now, job, result),
             (_, JobKind::Rewrite) => return self.rewrite_io_done(now, job, io, result, sums),
             (_, JobKind::ReadEdge(..)) => return self.edge_io_done(now, job, io, result, sums),
@@ -361,7 +362,7 @@ impl Engine {
             JobKind::Maintenance(_) => self.maintenance_done(now, disk, job, result),
             JobKind::ReadAhead => self.ahead_done(job, whole, result),
             JobKind::Verify => self.verify_done(now, job, disk, result),
-            JobKind::ExtraFill => self.extra_fill_done(job, range, step),
+            JobKind::ExtraFill(_) => self.extra_fill_done(job, range, step),
             JobKind::Merged | JobKind::ReadEdge(..) | JobKind::Rewrite => {}
         }
         match kind {
@@ -379,7 +380,7 @@ impl Engine {
             | JobKind::Maintenance(_)
             | JobKind::ReadAhead
             | JobKind::Verify
-            | JobKind::ExtraFill
+            | JobKind::ExtraFill(_)
             | JobKind::Rewrite
             | JobKind::Merged => {}
         }

@@ -156,6 +156,9 @@ impl Engine {
         if active.payload().is_none() || !head && !tail {
             return false;
         }
+        if tail && edges.tail == Edge::Unread && source == EdgeSource::FlashOrBacking {
+            self.fill_ahead_of_writes(now, range);
+        }
         let first = (head && edges.head == Edge::Unread).then_some(range.first);
         let last = (tail && edges.tail == Edge::Unread).then_some(range.end - 1);
         let mut is_waiting = false;

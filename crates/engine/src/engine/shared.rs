@@ -24,7 +24,7 @@ impl Engine {
     pub fn promote_of(&self, id: IoId) -> Promote {
         match self.ios[id.0].owner {
             Owner::Request(slot) if self.requests[slot].request.passes_by() => Promote::Never,
-            Owner::Job(job) if self.jobs[job].kind == JobKind::ExtraFill => Promote::Never,
+            Owner::Job(job) if matches!(self.jobs[job].kind, JobKind::ExtraFill(_)) => Promote::Never,
             _ => Promote::Usual,
         }
     }
