@@ -40,6 +40,10 @@ pub(crate) enum Disk {
         /// 2m, 1h or forever [default: as in [limits] of hob.toml]
         #[arg(long, value_name = "DURATION")]
         backing_timeout: Option<BackingTimeout>,
+        /// Size of a full stripe of the backing's storage, for example 192K: chunk size times the
+        /// number of data disks of a RAID; a multiple of 4K, at most 16M [default: detected]
+        #[arg(long, value_name = "SIZE")]
+        stripe: Option<Size>,
         /// Datastore: name of the storage that the backing shares with other backings [default:
         /// detected]
         #[arg(long, value_name = "NAME")]
@@ -92,6 +96,10 @@ pub(crate) enum Disk {
         /// requests
         #[arg(long, value_name = "DURATION")]
         backing_timeout: Option<BackingTimeoutChange>,
+        /// Size of a full stripe of the backing's storage, for example 192K: chunk size times the
+        /// number of data disks of a RAID; a multiple of 4K, at most 16M, or 0 for the detected size
+        #[arg(long, value_name = "SIZE")]
+        stripe: Option<Size>,
         /// Create or remove the block device of the disk on this host, /dev/hob/NAME
         #[arg(long, value_name = "STATE", value_parser = switch_parser())]
         device: Option<bool>,
@@ -158,6 +166,7 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             format,
             read_only,
             backing_timeout,
+            stripe,
             datastore,
             fuse,
             device,
@@ -174,6 +183,7 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
                 format,
                 read_only,
                 backing_timeout,
+                stripe,
                 datastore,
                 fuse,
                 device,
@@ -185,11 +195,22 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             };
             ask(global, async |client| client.disk_add(&add).await)?
         }
-        Disk::Set { disk, backing_timeout, device, read_only, datastore, vhost_user, fuse, rehearsal } => {
+        Disk::Set {
+            disk,
+            backing_timeout,
+            stripe,
+            device,
+            read_only,
+            datastore,
+            vhost_user,
+            fuse,
+            rehearsal,
+        } => {
             let (vhost_user, fuse) = (vhost_user.map(absolute_or_none), fuse.map(absolute_or_none));
             let is_reopened = read_only.is_some() || datastore.is_some();
             let patch = DiskPatch {
                 backing_timeout,
+                stripe,
                 device,
                 read_only,
                 datastore,
@@ -313,6 +334,12 @@ fn show(disk: &DiskInfo) -> String {
         (None, None) => "the daemon's".to_owned(),
     };
     facts.push(("backing timeout", timeout));
+    let stripe = match (disk.stripe, disk.stripe_in_effect) {
+        (Some(own), _) => own.human(),
+        (None, Some(detected)) => format!("{} (detected)", detected.human()),
+        (None, None) => "unknown".to_owned(),
+    };
+    facts.push(("stripe", stripe));
     facts.extend(disk.vhost_user.clone().map(|path| ("vhost-user", path)));
     facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));
     facts.extend(disk.parent.clone().map(|parent| ("parent", parent)));

@@ -89,6 +89,10 @@ pub struct DiskAdd {
     /// `forever`. If absent, the setting of `[limits]` applies: `forever` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeout>,
+    /// Size of a full stripe of the backing's storage: the data of one stripe, without parity. A
+    /// multiple of 4 KiB, at most 16 MiB. If absent or 0, the detected size applies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe: Option<Size>,
     /// Datastore of the backing: the storage that it shares with other backings. Detected by
     /// default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -143,6 +147,10 @@ pub struct DiskPatch {
     /// `forever`. `default` selects the daemon's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeoutChange>,
+    /// Size of a full stripe of the backing's storage: the data of one stripe, without parity. A
+    /// multiple of 4 KiB, at most 16 MiB; 0 selects the detected size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe: Option<Size>,
     /// Lock the backing, or release its lock for another program. Only a disk without a cache can
     /// be unlocked. Every acknowledged write becomes durable in the backing first.
     #[serde(default, skip_serializing_if = "Option::is_none")]

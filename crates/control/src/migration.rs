@@ -214,6 +214,9 @@ pub struct Arrival {
     /// How long the disk's requests wait for its backing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeout>,
+    /// The disk's own stripe size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe: Option<Size>,
     /// Size of the disk, bytes.
     pub size_bytes: u64,
     /// Whether writes are refused.

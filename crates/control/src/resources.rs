@@ -212,6 +212,13 @@ pub struct Disk {
     /// of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout_in_effect: Option<BackingTimeout>,
+    /// The disk's own stripe size, bytes. Absent if the disk uses the detected one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe: Option<Size>,
+    /// The stripe size in effect: the disk's own, or the detected one, bytes. Absent if it is
+    /// unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stripe_in_effect: Option<Size>,
     /// Size of the disk, bytes; 0 until the backing was opened for the first time.
     pub size: Size,
     /// Whether writes are refused.
@@ -404,6 +411,8 @@ mod tests {
             backing_state: Some(BackingState::Slow { oldest_request_ms: 2500, waiting_requests: 7 }),
             backing_timeout: Some(BackingTimeout::Forever),
             backing_timeout_in_effect: Some(BackingTimeout::Forever),
+            stripe: Some(Size(192 << 10)),
+            stripe_in_effect: Some(Size(192 << 10)),
             size: Size(1 << 30),
             read_only: true,
             unlocked: true,

@@ -211,6 +211,10 @@ pub(crate) struct DiskEntry {
     /// `[limits]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
+    /// Size of a full stripe of the backing's storage: the data of one stripe, without parity, such
+    /// as `192K`. A multiple of 4K, at most 16M. Detected by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) stripe: Option<Size>,
     /// Name of the datastore: the storage that this backing shares with other backings. Detected by
     /// default.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -44,6 +44,7 @@ struct State {
     holds_removals: bool,
     /// How long requests of each disk wait for its backing, as ordered last.
     waits: BTreeMap<DiskId, Duration>,
+    stripes: BTreeMap<DiskId, u32>,
     /// Calls that enable a recovered cache wait in `held`.
     holds_recovered: bool,
     held: Vec<ShardCall>,
@@ -97,6 +98,7 @@ impl State {
             refuses_qos: false,
             holds_removals: false,
             waits: BTreeMap::new(),
+            stripes: BTreeMap::new(),
             holds_recovered: false,
             held: Vec::new(),
             writes_crash_logs: false,
@@ -173,6 +175,11 @@ impl FakeShard {
     /// Returns how long requests of a disk wait for its backing, as ordered last.
     pub(crate) fn wait_max(&self, disk: DiskId) -> Option<Duration> {
         self.state.lock().unwrap().waits.get(&disk).copied()
+    }
+
+    /// Returns the stripe size of a disk, as ordered last, bytes.
+    pub(crate) fn stripe(&self, disk: DiskId) -> Option<u32> {
+        self.state.lock().unwrap().stripes.get(&disk).copied()
     }
 
     /// Makes calls that enable a recovered cache wait, or handles the calls that have waited.
@@ -354,6 +361,10 @@ impl State {
                 self.command(id, Command::Memory(config), Waiting::Memory(answer, area));
             }
             ShardCall::SetWaitMax { id, wait_max } => _ = self.waits.insert(id, wait_max),
+            ShardCall::SetStripe { id, bytes } => {
+                self.stripes.insert(id, bytes);
+                self.engine.set_stripe(id, bytes);
+            }
             ShardCall::ExpireRequests { .. } => {}
             ShardCall::Abandon { id } => {
                 self.engine.revoke(self.now(), id);

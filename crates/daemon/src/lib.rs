@@ -31,6 +31,7 @@ mod relay;
 mod services;
 mod socket_access;
 mod state;
+mod stripe;
 mod swap;
 mod tls;
 mod upgrade;

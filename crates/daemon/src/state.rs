@@ -16,6 +16,8 @@ use hob_storage::backing::Format;
 use hob_storage::failing;
 use serde::{Deserialize, Serialize};
 
+use crate::stripe;
+
 mod bitmap;
 mod cache;
 mod image;
@@ -190,6 +192,9 @@ pub(crate) struct DiskState {
     /// How long requests wait for the disk's backing. If absent, the daemon's limit applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
+    /// Stripe size of the backing's storage, if an operator chose one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) stripe: Option<Size>,
     /// Number of guests that had not received a report, when the disk was closed, that acknowledged
     /// writes may be lost.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -317,7 +322,8 @@ impl State {
         for disk in &self.disks {
             let own = disk.qos.as_ref().map_or(Ok(()), |spec| check_qos(&spec.own));
             let cache = disk.cache.as_ref().map_or(Ok(()), CacheSpec::check);
-            own.and(cache).map_err(|what| format!("disk {}: {what}", disk.name))?;
+            let stripe = stripe::chosen(disk.stripe).map(drop);
+            own.and(cache).and(stripe).map_err(|what| format!("disk {}: {what}", disk.name))?;
         }
         for policy in &self.policies {
             check_qos(&policy.qos).map_err(|what| format!("storage policy {}: {what}", policy.name))?;

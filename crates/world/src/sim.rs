@@ -191,6 +191,9 @@ const BULK_SALT: u64 = 0x6275_6c6b;
 /// Seed of the separate random number that decides whether backings keep unflushed data in memory.
 const IN_MEMORY_SALT: u64 = 0x6d65_6d6f;
 
+/// Seed of the separate random numbers of the backings' stripe sizes.
+const STRIPE_SALT: u64 = 0x7374_7269_7065;
+
 impl Default for Options {
     fn default() -> Self {
         Options {
@@ -343,6 +346,8 @@ impl Disk {
 
 struct Simulation<'a> {
     options: &'a Options,
+    /// Seed of the backings' stripe sizes, which are unknown without it.
+    stripe_seed: Option<u64>,
     scenario: Scenario,
     ram: Option<Ram>,
     qos: Option<Qos>,
@@ -459,6 +464,7 @@ impl<'a> Simulation<'a> {
         world.backings_in_memory = SimRng::new(seed ^ IN_MEMORY_SALT).chance(options.in_memory_permille);
         world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
         world.draw_crash_logs(seed);
+        world.stripe_seed = Some(seed ^ STRIPE_SALT);
         world.flash.iter_mut().for_each(crate::media::Flash::lose_at_failed_flushes);
         world
     }
@@ -503,6 +509,7 @@ impl<'a> Simulation<'a> {
         };
         let disks = scenario.disks.iter().enumerate().map(disk).collect();
         let mut world = Simulation {
+            stripe_seed: None,
             engine: Engine::new(scenario.limits),
             ram: None,
             qos: None,

@@ -23,6 +23,7 @@ use crate::image::check_format;
 use crate::mount;
 use crate::socket_access::SocketAccess;
 use crate::state::State;
+use crate::stripe;
 use crate::vhost_user;
 
 /// Maximum time for examining all files that hob.toml names.
@@ -208,6 +209,9 @@ fn check_disk(number: usize, disk: &DiskEntry, found: &mut Findings<'_>) {
     }
     if disk.parent_cache.is_some() && !disk.share_parent {
         add("parent_cache", "parent_cache needs share_parent = true".to_owned());
+    }
+    if let Err(what) = stripe::chosen(disk.stripe) {
+        add("stripe", what);
     }
     if let Some(store) = &disk.datastore
         && let Err(error) = check_name(store)

@@ -27,6 +27,7 @@ fn example() -> State {
             in_memory: Some("0000000000000000000000000000002a".parse().unwrap()),
             is_new: true,
             backing_timeout: Some("90s".parse().expect("it is a duration")),
+            stripe: Some(Size(192 << 10)),
             generation: Some(7),
             share_parent: Some(ShareSpec { cache: Some(Size(1 << 30)), disk: Some("golden".into()) }),
             for_clones: false,

@@ -509,7 +509,7 @@ impl super::Disk {
         };
         // The disk is divided into windows of one I/O. The range includes adjacent blocks of the
         // same window, so that contiguous dirty data is written in whole stripes.
-        let blocks_max = u64::from((cache.config.destage.io_bytes_max / cache.config.block_bytes).max(1));
+        let blocks_max = window_blocks(&cache.config, self.stripe_bytes);
         let (mut first, mut end) = (u64::from(block), u64::from(block) + 1);
         let window = first / blocks_max * blocks_max;
         let may_go = |block: u64| {
@@ -544,5 +544,50 @@ impl super::Disk {
     /// there is no such time.
     pub(super) fn destage_deadline(&self) -> Option<Instant> {
         self.destager.wake_at
+    }
+}
+
+/// Returns the number of blocks of a window: the longest that fits into one I/O and consists of
+/// whole stripes. If there is none, or the stripe size is unknown (0), the I/O alone limits it.
+fn window_blocks(config: &CacheConfig, stripe_bytes: u32) -> u64 {
+    let (block, io) = (u64::from(config.block_bytes), u64::from(config.destage.io_bytes_max));
+    let stripe = u64::from(stripe_bytes);
+    // A block size is a power of two, so this is the least common multiple of block and stripe.
+    let whole = stripe << block.trailing_zeros().saturating_sub(stripe.trailing_zeros());
+    match io.checked_div(whole) {
+        Some(count) if count > 0 => count * whole / block,
+        _ => (io / block).max(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::Admission;
+    use crate::policy::PolicyKind;
+
+    #[test]
+    fn windows_consist_of_whole_stripes_if_these_fit_into_one_io() {
+        const KIB: u32 = 1 << 10;
+        // Block, stripe and I/O in KiB, and the window in KiB.
+        for (block, stripe, io, window) in [
+            (4_u32, 0, 1024, 1024_u32),
+            (4, 64, 1024, 1024),
+            (4, 192, 1024, 960),
+            (64, 192, 1024, 960),
+            // Every second stripe ends at the end of a block.
+            (128, 192, 1024, 768),
+            (4, 192, 192, 192),
+            (4, 192, 128, 128),
+            (4, 4096, 1024, 1024),
+            (1024, 192, 1024, 1024),
+            (64, 0, 4, 64),
+        ] {
+            let policy = PolicyKind::from_name("lru").expect("known");
+            let mut config = CacheConfig::write_through(block * KIB, 16 << 20, policy, Admission::default());
+            config.destage.io_bytes_max = io * KIB;
+            let blocks = window_blocks(&config, stripe * KIB);
+            assert_eq!(blocks * u64::from(block), u64::from(window), "{block} {stripe} {io}");
+        }
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct Disk {
     /// True if the backing was flushed, or failed to flush, before the disk is removed.
     pub(super) flushed_before_removal: bool,
     pub(super) merger: Merger,
+    /// Size of a full stripe of the backing, bytes; 0 if it is unknown.
+    pub(super) stripe_bytes: u32,
     /// True if the cache was lost with its last device.
     pub(super) fenced: bool,
     /// True if a device of the cache exceeded the time limit of an I/O.
@@ -132,6 +134,7 @@ impl Disk {
             bitmaps: None,
             flushed_before_removal: false,
             merger: Merger::default(),
+            stripe_bytes: 0,
             fenced: false,
             stalled: false,
             changes: VecDeque::new(),

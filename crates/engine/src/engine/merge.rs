@@ -3,8 +3,12 @@
 //! While a write to the backing is in flight, later writes that continue it wait, and are sent
 //! together when the first write ends. So a guest with one write in flight never waits, and more
 //! writes in flight make larger I/Os. No timer is needed (after J. Nagle, "Congestion Control in
-//! IP/TCP Internetworks", RFC 896, 1984). No merged I/O crosses a multiple of 1 MiB, so a RAID gets
-//! whole stripes.
+//! IP/TCP Internetworks", RFC 896, 1984).
+//!
+//! No merged I/O crosses a boundary between two stripes of the backing, so a RAID gets whole
+//! stripes. If the stripe size is known, writes behind a filled stripe that do not fill the next
+//! one wait until the I/O of the filled stripe ends. If it is unknown, stripes of 1 MiB are assumed,
+//! and no write waits for that.
 //!
 //! Each write of a merged I/O is acknowledged when that I/O has ended. If a merged I/O fails, its
 //! writes are sent one by one, so that no write gets the error of another. FUA writes are not
@@ -16,10 +20,10 @@ use super::destage_buffers::DestageBuffer;
 use super::{Active, Engine, Owner};
 use crate::io::{BufferCopy, BufferSlice, CopyEnd, Durability, IoError, IoOp, Op, Target};
 use crate::range_locks::Range;
-use crate::units::{DiskId, Instant, sector_floor};
+use crate::units::{DiskId, Instant, SECTOR_BYTES, sector_floor};
 
-/// No merged write crosses a multiple of this number of bytes.
-const STRIPE_BYTES: u64 = 1 << 20;
+/// Stripe size that is assumed if the backing's is unknown, bytes.
+const STRIPE_BYTES_ASSUMED: u64 = 1 << 20;
 
 /// The writes of one disk in flight to the backing, and the writes that wait behind each of them. A
 /// write is identified by the number of its range lock.
@@ -68,6 +72,16 @@ impl Merger {
 }
 
 impl Engine {
+    /// Sets the size of a full stripe of a disk's backing: the data of one stripe, without parity,
+    /// in bytes. It is a multiple of 4 KiB, and need not be a power of two. 0 means that it is
+    /// unknown. Applies to writes that are merged or destaged from now on.
+    pub fn set_stripe(&mut self, disk: DiskId, bytes: u32) {
+        assert!(u64::from(bytes).is_multiple_of(SECTOR_BYTES), "a stripe of {bytes} bytes");
+        if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
+            disk.stripe_bytes = bytes;
+        }
+    }
+
     /// Queues a write behind an adjacent write in flight. Returns false if there is none.
     pub(super) fn follows_another(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
@@ -103,9 +117,34 @@ impl Engine {
                 Some((count, buffer)) => {
                     let more = rest.split_off(count);
                     self.write_merged(now, disk, std::mem::replace(&mut rest, more), buffer);
+                    if self.waits_for_stripe(disk, &rest) {
+                        return self.wait_again(disk, &rest);
+                    }
                 }
                 None => self.write_alone(now, rest.remove(0)),
             }
+        }
+    }
+
+    /// Returns true if adjacent writes begin a stripe and do not fill it. Writes to the end of the
+    /// disk do not wait, because nothing can follow them.
+    fn waits_for_stripe(&self, disk: DiskId, slots: &[u32]) -> bool {
+        let (Some(first), Some(last)) = (slots.first(), slots.last()) else { return false };
+        let it = self.disk(disk);
+        let stripe = u64::from(it.stripe_bytes);
+        let start = self.requests[*first].request.offset;
+        let last = self.requests[*last].request;
+        let end = last.offset + last.len;
+        stripe > 0 && start.is_multiple_of(stripe) && end < (start + stripe).min(it.config.size_bytes)
+    }
+
+    /// Queues adjacent writes behind the write that was just sent.
+    fn wait_again(&mut self, disk: DiskId, slots: &[u32]) {
+        for slot in slots {
+            let request = self.requests[*slot].request;
+            let end = request.offset + request.len;
+            let follows = self.disk_mut(disk).merger.follow(*slot, request.offset, end);
+            assert!(follows, "the writes of a chain are adjacent");
         }
     }
 
@@ -113,12 +152,16 @@ impl Engine {
     /// that the first write is sent by itself.
     fn room_for(&mut self, slots: &[u32]) -> Option<(usize, DestageBuffer)> {
         let start = self.requests[slots[0]].request.offset;
-        let (base, boundary) = (sector_floor(start), (start / STRIPE_BYTES + 1) * STRIPE_BYTES);
+        let disk = self.requests[slots[0]].request.disk;
+        let stripe = match self.disk(disk).stripe_bytes {
+            0 => STRIPE_BYTES_ASSUMED,
+            known => u64::from(known),
+        };
+        let (base, boundary) = (sector_floor(start), (start / stripe + 1) * stripe);
         let requests = &self.requests;
         let end_of = |slot: &u32| requests[*slot].request.offset + requests[*slot].request.len;
         let count_to = |end_max: u64| slots.iter().take_while(|slot| end_of(slot) <= end_max).count();
         let count = count_to(boundary);
-        let disk = requests[slots[0]].request.disk;
         if count < 2 || !self.has_job_to_spare(disk) {
             return None;
         }

@@ -184,6 +184,9 @@ calls! {
     /// Changes how long requests wait for a disk's backing.
     order set_wait_max: SetWaitMax { id: DiskId, wait_max: Duration };
 
+    /// Sets the size of a full stripe of a disk's backing, bytes; 0 if it is unknown.
+    order set_stripe: SetStripe { id: DiskId, bytes: u32 };
+
     /// Sets the shares, the reservations and the limits of a disk's I/O.
     change set_qos: SetQos { id: DiskId, qos: DiskQos } -> ();
 

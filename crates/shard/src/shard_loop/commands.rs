@@ -167,6 +167,7 @@ impl Shard {
                     backing.set_wait_max(now, WaitMax::Set(wait_max));
                 }
             }
+            ShardCall::SetStripe { id, bytes } => self.engine.set_stripe(id, bytes),
             ShardCall::SetQos { id, qos, answer } => {
                 let command = self.commands.next(Waiting::Plain(answer));
                 self.engine.handle_command(now, command, id, Command::Qos(qos));

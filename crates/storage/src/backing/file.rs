@@ -60,7 +60,7 @@ use super::helper::{Ended, Helper, Job};
 use super::identity::{self, ChangeMark};
 use super::{
     BackingInfo, BackingOptions, Driver, Format, Lock, OpenError, Reader, SizeProbe, Status, StatusExtent,
-    WaitMax, image_state, io_result,
+    WaitMax, image_state, io_result, stripe,
 };
 use crate::direct::open_direct;
 use crate::filesystem::{is_memory, may_block};
@@ -266,9 +266,15 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         false if !is_block_device && may_block(&buffered) => FdClass::Foreign,
         false => FdClass::File,
     };
+    let sys = Path::new(identity::SYS_BLOCK);
+    let stripe_bytes = match is_block_device {
+        true => stripe::of_device(sys, metadata.rdev()),
+        false => stripe::of_file(sys, &metadata),
+    };
     let info = BackingInfo {
         size_bytes,
         block_bytes: direct.as_ref().map_or(1, |(_, bytes)| *bytes),
+        stripe_bytes,
         block_bytes_min: 1,
         can_flush: true,
         can_discard: can_punch,

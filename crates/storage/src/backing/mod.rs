@@ -46,6 +46,7 @@ pub mod qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 mod rbd;
 mod size_probe;
+mod stripe;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -72,6 +73,7 @@ pub use monitor::{Condition, FAILING_FOR, Monitor, SLOW_AFTER};
 pub use overlay::{BlockOrigin, OwnMap, Part};
 pub use parent::{NotShared, Parent, ParentRead};
 pub use size_probe::SizeProbe;
+pub use stripe::{STRIPE_BYTES_MAX, STRIPE_BYTES_STEP};
 
 /// A kind of backing.
 pub struct BackingKind {
@@ -295,6 +297,9 @@ pub struct BackingInfo {
     pub size_bytes: u64,
     /// Alignment at which I/O to the backing is fastest; a power of two up to 4096, bytes.
     pub block_bytes: u32,
+    /// Size of a full stripe of the storage below: the data of one stripe, without parity, bytes. A
+    /// multiple of 4 KiB, at most [`STRIPE_BYTES_MAX`]. `None` if it is unknown.
+    pub stripe_bytes: Option<u32>,
     /// Required alignment of I/O: other I/O fails as `Invalid`, so front ends should announce it. A
     /// power of two up to 4096, bytes.
     pub block_bytes_min: u32,

@@ -68,7 +68,9 @@ use hob_nbd::client::reply::ReplyDecoder;
 use hob_nbd::uri::NbdUri;
 use hob_nbd::{CommandFlags, TransmissionFlags};
 
-use super::{BackingInfo, BackingOptions, Driver, OpenError, SizeProbe, Status, StatusExtent, WaitMax};
+use super::{
+    BackingInfo, BackingOptions, Driver, OpenError, SizeProbe, Status, StatusExtent, WaitMax, stripe,
+};
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
@@ -138,7 +140,7 @@ pub(crate) fn open_uri(
     let link = connect::connect(uri, options.connect_max, silence_max(options))
         .map_err(|reason| OpenError::Connect { peer: description.clone(), reason })?;
     let unfit = |reason: String| OpenError::Unfit { what: description.clone(), reason };
-    let Negotiated { size_bytes, flags, block_size_min, .. } = link.negotiated;
+    let Negotiated { size_bytes, flags, block_size_min, block_size_preferred, .. } = link.negotiated;
     if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
         return Err(unfit(format!("{size_bytes} bytes are not a positive multiple of 512")));
     }
@@ -155,6 +157,7 @@ pub(crate) fn open_uri(
     let info = BackingInfo {
         size_bytes,
         block_bytes: block_size_min.max(1),
+        stripe_bytes: stripe::reported(block_size_preferred.into()),
         block_bytes_min: block_size_min.max(1),
         can_flush: flags.contains(TransmissionFlags::SEND_FLUSH),
         can_discard: flags.contains(TransmissionFlags::SEND_TRIM),

@@ -13,12 +13,19 @@ use super::pool::Asked;
 use super::{Simulation, trace};
 use crate::Violation;
 use crate::content::UNIT_BYTES;
+use crate::rng::SimRng;
 
 impl Simulation<'_> {
     pub(super) fn add_disk(&mut self, disk: usize) {
         let size_bytes = self.disks[disk].units() * UNIT_BYTES;
         let access = self.disks[disk].access;
         self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access, datastore: DatastoreId(0) }));
+        // Separate random numbers, so that other decisions of the history stay the same.
+        if let Some(seed) = self.stripe_seed {
+            let mut rng = SimRng::new(seed ^ self.now.0 ^ (disk as u64) << 48);
+            let stripe_bytes = rng.pick(&[0, 64 << 10, 192 << 10, 1 << 20]);
+            self.engine.set_stripe(DiskId(disk as u32), stripe_bytes);
+        }
         if !self.disks[disk].leaving {
             // The disk may have grown since its removal.
             self.disk_has_size(disk, self.disks[disk].units());

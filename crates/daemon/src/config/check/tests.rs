@@ -92,6 +92,14 @@ fn unknown_keys_and_wrong_types_do_not_hide_each_other() {
 }
 
 #[test]
+fn a_stripe_size_is_a_multiple_of_4_kib() {
+    let disk = |size| format!("[[disk]]\nname = \"a\"\nbacking = \"/a\"\nstripe = \"{size}\"\n");
+    let what = "disk a: stripe = 6K: the value must be a multiple of 4K up to 16M";
+    assert_found(&Config::parse(&disk("6K")).unwrap_err(), &[(4, what)]);
+    Config::parse(&disk("192K")).unwrap();
+}
+
+#[test]
 fn every_syntax_error_is_found() {
     let error = Config::parse("shards = \nlisten = [\n").unwrap_err();
     assert!(lines(&error).iter().all(|line| line.starts_with("line ")), "{error}");

@@ -29,6 +29,7 @@ use crate::services::registry::{
 };
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::{DiskState, ShareSpec};
+use crate::stripe;
 use crate::vhost_user::{ExportedDisk, Failing, Gateway, SocketPlace, check_path};
 
 /// When a disk is offered to clients.
@@ -112,6 +113,7 @@ impl Disks {
             share_parent,
             image,
             backing_timeout: add.backing_timeout,
+            stripe: stripe::chosen(add.stripe).map_err(ApiError::invalid)?,
             datastore: add.datastore,
             fuse: add.fuse,
             device: add.device,
@@ -322,6 +324,7 @@ impl Disks {
         }
         self.record_service(name).await;
         shard.add_disk(id, config, backing).await?;
+        shard.set_stripe(id, stripe::for_shard(wanted.stripe, &info));
         let added = AddedDisk {
             wanted: &wanted,
             id,

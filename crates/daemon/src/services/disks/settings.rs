@@ -3,11 +3,12 @@
 //! The access and the datastore are fixed while a disk is open. A change of them closes the disk and
 //! opens it again ([`reopening`](super::reopening)).
 
-use hob_control::{BackingTimeoutChange, DiskChanged, DiskPatch, OnClients, check_name};
+use hob_control::{BackingTimeoutChange, DiskChanged, DiskPatch, OnClients, Size, check_name};
 
 use super::Disks;
 use super::reopening::OpenSettings;
 use crate::api_error::ApiError;
+use crate::stripe;
 
 impl Disks {
     pub(crate) async fn disk_patch(&self, disk: String, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
@@ -37,7 +38,9 @@ impl Disks {
     /// Checks the whole request, and then makes the changes. The caller holds the disk's operation
     /// guard.
     async fn change_settings(&self, name: &str, patch: DiskPatch) -> Result<Vec<String>, ApiError> {
-        let DiskPatch { backing_timeout, locked, device, read_only, datastore, vhost_user, fuse } = patch;
+        let DiskPatch { backing_timeout, stripe, locked, device, read_only, datastore, vhost_user, fuse } =
+            patch;
+        let stripe = stripe.map(|size| stripe::chosen(Some(size)).map_err(ApiError::invalid)).transpose()?;
         if let Some(store) = datastore.as_deref().and_then(set_value) {
             check_name(store).map_err(|error| {
                 ApiError::invalid(format!("'{store}' cannot be a datastore's name: {error}"))
@@ -54,6 +57,9 @@ impl Disks {
             Some(BackingTimeoutChange::Default) => self.set_backing_timeout(name, None)?,
             Some(BackingTimeoutChange::Set(timeout)) => self.set_backing_timeout(name, Some(timeout))?,
             None => {}
+        }
+        if let Some(stripe) = stripe {
+            self.set_stripe(name, stripe)?;
         }
         if vhost_user.is_some() {
             self.exports.set_socket(name, socket).await?;
@@ -74,6 +80,16 @@ impl Disks {
             self.set_device(name, wanted).await?;
         }
         Ok(notes)
+    }
+
+    fn set_stripe(&self, name: &str, chosen: Option<Size>) -> Result<(), ApiError> {
+        let mut inner = self.registry.inner();
+        let disk = inner.disk_mut(name)?;
+        disk.wanted.stripe = chosen;
+        if let (Ok(shard), Some(measure)) = (disk.shard(), &disk.measure) {
+            shard.set_stripe(disk.id, stripe::for_shard(chosen, &measure.info));
+        }
+        Ok(())
     }
 
     async fn set_device(&self, name: &str, wanted: bool) -> Result<(), ApiError> {

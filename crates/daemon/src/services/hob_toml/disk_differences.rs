@@ -10,6 +10,7 @@ use super::differences::{Found, apply, by_command, json, one_side, whole_patch};
 use crate::cache_settings::{new_spec, whole_settings};
 use crate::config::DiskEntry;
 use crate::state::{CacheSpec, patched_qos};
+use crate::stripe;
 
 impl Inner {
     /// Adds the differences of a disk. `before` is the text of the disk's entry when hob.toml was
@@ -25,6 +26,7 @@ impl Inner {
         open_differences(disk, served, found);
         front_end_differences(disk, served, found);
         self.timeout_difference(disk, served, before, found);
+        stripe_difference(disk, served, before, found);
         export_differences(disk, served, found);
         qos_difference(disk, served, before, found);
         self.cache_differences(disk, served, found);
@@ -46,6 +48,7 @@ impl Inner {
             fuse: _,
             device: _,
             backing_timeout: _,
+            stripe: _,
             exports: _,
             qos: _,
             cache: _,
@@ -241,6 +244,22 @@ fn front_end_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Foun
         let sides = (Some(disk.device.to_string()), Some(wanted.device.to_string()));
         found.push(patched(disk, "device", sides, action, patch));
     }
+}
+
+fn stripe_difference(disk: &DiskEntry, served: &Served, before: Option<&String>, found: &mut Vec<Found>) {
+    // The file was checked already.
+    let (wanted, now) = (stripe::chosen(disk.stripe).unwrap_or_default(), served.wanted.stripe);
+    // If the file never had the setting, only commands change it.
+    if wanted == now || disk.stripe.is_none() && !had_key(before, "stripe") {
+        return;
+    }
+    let action = match wanted {
+        Some(_) => "the stripe size is set",
+        None => "the disk has the detected stripe size again",
+    };
+    let patch = DiskPatch { stripe: Some(wanted.unwrap_or_default()), ..DiskPatch::default() };
+    let sides = (wanted.map(|size| size.to_string()), now.map(|size| size.to_string()));
+    found.push(patched(disk, "stripe", sides, action, patch));
 }
 
 fn export_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {

@@ -18,6 +18,7 @@ use crate::cache_settings::new_spec;
 use crate::state::{
     CacheSpec, DiskQosSpec, DiskState, FormatName, ImageSpec, MigrationSpec, RecordSpec, check_qos,
 };
+use crate::stripe;
 use crate::vhost_user::check_path;
 
 /// Maximum length of another host's name, in characters.
@@ -129,6 +130,7 @@ impl Migrations {
             image: Some(ImageSpec { format, files: None }),
             cache,
             backing_timeout: arrival.backing_timeout,
+            stripe: stripe::chosen(arrival.stripe).map_err(ApiError::invalid)?,
             datastore: arrival.datastore.clone(),
             qos: arrival.qos.map(|own| DiskQosSpec { policy: None, own }),
             exports: arrival.exports.iter().map(hob_control::Export::elsewhere).collect(),

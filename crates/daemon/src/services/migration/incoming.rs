@@ -23,6 +23,7 @@ use crate::exports::export_info;
 use crate::hardware::{Backing, BackingOptions};
 use crate::shard_api::ShardHandle;
 use crate::state::JournalSpec;
+use crate::stripe;
 
 /// Maximum time for the source to open a data connection, before this host asks the source again.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -96,6 +97,7 @@ impl Migrations {
         let shard = self.qos.shard_for(datastore_id);
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         shard.add_disk(id, config, Backing::handover(own)).await?;
+        shard.set_stripe(id, stripe::for_shard(wanted.stripe, &info));
         shard.owe_failures(id, wanted.flush_failures_owed)?;
         {
             let mut inner = self.registry.inner();

@@ -155,6 +155,7 @@ impl Migrations {
             backing: plan.backing.clone().unwrap_or_else(|| disk.wanted.backing.clone()),
             format: disk.wanted.format_to_say(plan.backing.as_deref()),
             backing_timeout: disk.wanted.backing_timeout,
+            stripe: disk.wanted.stripe,
             size_bytes: disk.size_bytes,
             read_only: disk.wanted.read_only,
             mode: plan.cache,

@@ -12,6 +12,7 @@ use crate::cache_settings::preset_of;
 use crate::services::registry::{DRAINING, MIGRATING, REPARTITIONING, SHRINKING};
 use crate::services::registry::{DeviceEntry, DiskEntry, DiskPhase, Inner, PoolEntry};
 use crate::state::CacheSpec;
+use crate::stripe;
 
 impl Observe {
     pub(crate) fn disks(&self) -> Vec<Disk> {
@@ -162,6 +163,11 @@ impl DiskEntry {
             format: self.wanted.format_name(),
             backing_timeout: self.wanted.backing_timeout,
             backing_timeout_in_effect: Some(inner.backing_timeout_in_effect(self.wanted.backing_timeout)),
+            stripe: self.wanted.stripe,
+            stripe_in_effect: match &self.measure {
+                Some(measure) => stripe::in_effect(self.wanted.stripe, &measure.info),
+                None => self.wanted.stripe,
+            },
             size: Size(self.size_bytes),
             read_only: self.wanted.read_only,
             unlocked: self.wanted.unlocked,

@@ -8,6 +8,7 @@ use super::Startup;
 use crate::cache_settings::new_spec;
 use crate::config::DiskEntry;
 use crate::state::{DiskState, ImageSpec, ShareSpec};
+use crate::stripe;
 
 impl Startup {
     /// Returns the state of a new disk from hob.toml, with its cache.
@@ -19,6 +20,7 @@ impl Startup {
             read_only,
             cache,
             backing_timeout,
+            stripe,
             datastore,
             exports,
             qos,
@@ -61,6 +63,7 @@ impl Startup {
             image: Some(ImageSpec::of(format)),
             cache: spec,
             backing_timeout,
+            stripe: stripe::chosen(stripe).unwrap_or_default(),
             datastore,
             exports,
             qos,

@@ -87,6 +87,7 @@ const ROWS: &[Row] = &[
         r#"+backing_timeout = "30s""#,
         Difference("disk vm: backing_timeout", Apply),
     ),
+    ("[[disk]]", "stripe", DISK, r#"+stripe = "192K""#, Difference("disk vm: stripe", Apply)),
     ("[[disk]]", "datastore", DISK, r#"+datastore = "array""#, Difference("disk vm: datastore", Apply)),
     (
         "[[disk]]",

@@ -1,4 +1,4 @@
-//! Disks that cannot be opened completely.
+//! Opening disks: disks that cannot be opened completely, and settings that their shard gets.
 
 use std::time::Duration;
 
@@ -83,5 +83,36 @@ fn a_disk_without_its_socket_is_taken_from_its_shard_although_its_backing_does_n
         assert!(error.to_string().contains("cannot open the vhost-user socket"), "{error}");
         assert!(bench.services.observe.disk("vm").is_err());
         assert!(bench.services.registry.inner().abandoned.is_empty());
+    });
+}
+
+/// The shard merges writes to whole stripes of the backing.
+#[test]
+fn the_shard_knows_the_stripe_size_of_a_disk() {
+    run(async |bench| {
+        let (backing, stripe) = (bench.image("vm.img", 8), Some(Size(192 << 10)));
+        let add = DiskAdd { name: "vm".into(), backing, stripe, ..DiskAdd::default() };
+        let odd = DiskAdd { stripe: Some(Size(6 << 10)), ..add.clone() };
+        let refused = bench.services.disks.disk_add(odd).await.unwrap_err();
+        assert!(refused.to_string().contains("must be a multiple of 4K"), "{refused}");
+        bench.services.disks.disk_add(add).await.unwrap();
+        let id = bench.services.registry.inner().disk("vm").unwrap().id;
+        assert_eq!(bench.shard.stripe(id), Some(192 << 10));
+        let set = async |bytes| {
+            let patch = DiskPatch { stripe: Some(Size(bytes)), ..DiskPatch::default() };
+            bench.services.disks.disk_patch("vm".into(), patch).await
+        };
+        let refused = set(32 << 20).await.unwrap_err();
+        assert!(refused.to_string().contains("up to 16M"), "{refused}");
+        set(256 << 10).await.unwrap();
+        assert_eq!(bench.shard.stripe(id), Some(256 << 10));
+        let disk = bench.services.observe.disk("vm").unwrap();
+        let size = Some(Size(256 << 10));
+        assert_eq!((disk.stripe, disk.stripe_in_effect), (size, size));
+        set(0).await.unwrap();
+        let disk = bench.services.observe.disk("vm").unwrap();
+        assert_eq!(disk.stripe, None);
+        let detected = disk.stripe_in_effect.map_or(0, |size| size.bytes());
+        assert_eq!(bench.shard.stripe(id).map(u64::from), Some(detected));
     });
 }

@@ -193,3 +193,27 @@ fn the_backing_has_all_only_where_that_is_certain() {
     bench.start_change(CacheChange::Close);
     assert!(!bench.engine.backing_has_all(DISK), "the cache is being closed");
 }
+
+/// Adjacent dirty data is destaged in whole stripes of the backing, if its stripe size is known.
+#[test]
+fn destaged_data_is_written_in_whole_stripes() {
+    for (stripe, written) in [(0, [256 * KIB, 128 * KIB]), (192 << 10, [192 * KIB, 192 * KIB])] {
+        let destage = Destage { io_bytes_max: 256 << 10, ..lazy() };
+        let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, destage);
+        bench.engine.set_stripe(DISK, stripe);
+        (0..96).rev().for_each(|block| _ = bench.write_alone(block * 4 * KIB, 4 * KIB));
+        bench.flush();
+        assert_eq!((bench.dirty(), bench.ios.len()), (96, 0));
+        bench.start_change(CacheChange::Drain);
+        bench.wait_ms(1);
+        let mut writes = vec![];
+        while let Some(io) = bench.ios.pop_front() {
+            if (io.target, io.op) == (backing(), VOLATILE) {
+                writes.push((io.offset, io.len));
+            }
+            bench.end(io);
+        }
+        writes.sort_unstable();
+        assert_eq!(writes, [(0, written[0]), (written[0], written[1])]);
+    }
+}

@@ -89,6 +89,68 @@ fn merged_writes_end_at_a_boundary() {
     assert_eq!(bench.released.len(), 12);
 }
 
+/// Completes the write to the backing that begins at `offset`.
+fn end_at(bench: &mut Bench, offset: u64) {
+    let is_it = |io: &Io| matches!(io.target, Target::Backing(_)) && io.offset == offset;
+    let at = bench.ios.iter().position(is_it).expect("it is in flight");
+    let io = bench.ios.remove(at).expect("found");
+    bench.end(io);
+}
+
+/// RAID 5 of 3 + 1 disks with chunks of 64 KiB has stripes of 192 KiB.
+#[test]
+fn merged_writes_fill_whole_stripes_of_a_known_size() {
+    const STRIPE: u64 = 192 * KIB;
+    let mut bench = bench(4);
+    bench.engine.set_stripe(DISK, STRIPE as u32);
+    let start = 5 * STRIPE - 16 * KIB;
+    let mut writes: Vec<_> = (0..4).map(|i| bench.write(start + i * 4 * KIB, 4 * KIB)).collect();
+    writes.extend((0..13).map(|i| bench.write(5 * STRIPE + i * 32 * KIB, 32 * KIB)));
+    end_one(&mut bench);
+    let filled = [(start + 4 * KIB, 12 * KIB), (5 * STRIPE, STRIPE), (6 * STRIPE, STRIPE)];
+    assert_eq!(on_their_way(&bench), filled, "the rest waits, because it does not fill a stripe");
+    writes.push(bench.write(7 * STRIPE + 32 * KIB, 32 * KIB));
+    end_at(&mut bench, 5 * STRIPE);
+    assert_eq!(on_their_way(&bench).len(), 2, "the rest waits for the write before it");
+    end_at(&mut bench, 6 * STRIPE);
+    let rest = (7 * STRIPE, 64 * KIB);
+    assert_eq!(on_their_way(&bench), [(start + 4 * KIB, 12 * KIB), rest], "nothing else fills it");
+    bench.settle();
+    assert!(writes.iter().all(|write| bench.reply(*write).is_some_and(|reply| reply.result.is_ok())));
+}
+
+/// If a filled stripe cannot be written, the writes behind it are sent all the same.
+#[test]
+fn writes_behind_a_failed_stripe_do_not_wait_for_more() {
+    let mut bench = bench(4);
+    bench.engine.set_stripe(DISK, 64 << 10);
+    let writes: Vec<_> = (0..3).map(|i| bench.write(i * 4 * KIB + 52 * KIB, 4 * KIB)).collect();
+    let behind: Vec<_> = (0..2).map(|i| bench.write((64 + i * 4) * KIB, 4 * KIB)).collect();
+    end_one(&mut bench);
+    assert_eq!(on_their_way(&bench), [(56 * KIB, 8 * KIB)]);
+    let at = bench.ios.iter().position(|io| io.offset == 56 * KIB && !is_flash(io)).expect("in flight");
+    let merged = bench.ios.remove(at).expect("found");
+    bench.fail(merged);
+    assert_eq!(on_their_way(&bench).last(), Some(&(64 * KIB, 8 * KIB)));
+    bench.settle();
+    assert!(writes.iter().chain(&behind).all(|write| bench.outcome(*write) == Outcome::WriteCopied));
+}
+
+/// The last stripe of a disk may be incomplete.
+#[test]
+fn writes_to_the_end_of_the_disk_do_not_wait_for_more() {
+    let (mut bench, stripe) = (bench(4), 192 * KIB);
+    bench.engine.set_stripe(DISK, stripe as u32);
+    let last = 64 * MIB / stripe * stripe;
+    assert_eq!(64 * MIB - last, 64 * KIB);
+    (0..3).for_each(|i| _ = bench.write(last - (12 - i * 4) * KIB, 4 * KIB));
+    (0..2).for_each(|i| _ = bench.write(last + i * 32 * KIB, 32 * KIB));
+    end_one(&mut bench);
+    assert_eq!(on_their_way(&bench), [(last - 8 * KIB, 8 * KIB), (last, 64 * KIB)]);
+    bench.settle();
+    assert_eq!(bench.released.len(), 5);
+}
+
 #[test]
 fn parts_of_sectors_at_both_ends_keep_their_place() {
     let mut bench = bench(4);

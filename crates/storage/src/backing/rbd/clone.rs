@@ -108,6 +108,18 @@ impl Image {
         Ok(Some(named))
     }
 
+    /// Returns the size of an object, which takes the place of a stripe, bytes. `None` for striped
+    /// images, and if librbd does not report the size.
+    pub(super) fn stripe_bytes(&self) -> Option<u64> {
+        let (mut features, mut info) = (0, ImageInfo::default());
+        // SAFETY: the image is open, and the length is that of the structure.
+        let is_known = unsafe {
+            (self.library.rbd_get_features)(self.image, &mut features) == 0
+                && (self.library.rbd_stat)(self.image, &mut info, size_of::<ImageInfo>()) == 0
+        };
+        (is_known && features & FEATURE_STRIPING == 0).then_some(info.obj_size)
+    }
+
     /// Returns the size of an object, bytes. Fails for striped images.
     fn object_bytes(&self) -> Result<u64, NotShared> {
         let (mut features, mut info) = (0, ImageInfo::default());

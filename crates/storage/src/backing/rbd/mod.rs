@@ -47,7 +47,7 @@ use hob_engine::units::{Instant, IoId};
 
 use super::{
     BackingInfo, BackingOptions, Driver, Lock, NotShared, OpenError, Parent, Reader, SizeProbe, Status,
-    io_result,
+    io_result, stripe,
 };
 use crate::ring::{Completion, Fd, FdClass, Ring};
 use crate::token::TokenSpace;
@@ -153,6 +153,7 @@ pub(super) fn open(
     let info = BackingInfo {
         size_bytes,
         block_bytes: 512,
+        stripe_bytes: image.stripe_bytes().and_then(stripe::reported),
         block_bytes_min: 1,
         can_flush: true,
         can_discard: write,
