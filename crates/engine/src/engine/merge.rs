@@ -5,10 +5,9 @@
 //! writes in flight make larger I/Os. No timer is needed (after J. Nagle, "Congestion Control in
 //! IP/TCP Internetworks", RFC 896, 1984).
 //!
-//! No merged I/O crosses a boundary between two stripes of the backing, so a RAID gets whole
-//! stripes. If the stripe size is known, writes behind a filled stripe that do not fill the next
-//! one wait until the I/O of the filled stripe ends. If it is unknown, stripes of 1 MiB are assumed,
-//! and no write waits for that.
+//! If the size of a full stripe of the backing is known, a merged I/O that reaches the end of a
+//! stripe ends there, so a RAID gets whole stripes. Writes that begin the next stripe and do not
+//! fill it wait until that I/O ends.
 //!
 //! Each write of a merged I/O is acknowledged when that I/O has ended. If a merged I/O fails, its
 //! writes are sent one by one, so that no write gets the error of another. FUA writes are not
@@ -22,8 +21,9 @@ use crate::io::{BufferCopy, BufferSlice, CopyEnd, Durability, IoError, IoOp, Op,
 use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, SECTOR_BYTES, sector_floor};
 
-/// Stripe size that is assumed if the backing's is unknown, bytes.
-const STRIPE_BYTES_ASSUMED: u64 = 1 << 20;
+/// No merged I/O crosses a multiple of this number of bytes, or of the longest sequence of whole
+/// stripes that fits into this number.
+const WINDOW_BYTES: u64 = 1 << 20;
 
 /// The writes of one disk in flight to the backing, and the writes that wait behind each of them. A
 /// write is identified by the number of its range lock.
@@ -153,20 +153,27 @@ impl Engine {
     fn room_for(&mut self, slots: &[u32]) -> Option<(usize, DestageBuffer)> {
         let start = self.requests[slots[0]].request.offset;
         let disk = self.requests[slots[0]].request.disk;
-        let stripe = match self.disk(disk).stripe_bytes {
-            0 => STRIPE_BYTES_ASSUMED,
-            known => u64::from(known),
-        };
-        let (base, boundary) = (sector_floor(start), (start / stripe + 1) * stripe);
+        let stripe = u64::from(self.disk(disk).stripe_bytes);
+        let window = WINDOW_BYTES.checked_div(stripe).map_or(WINDOW_BYTES, |count| stripe * count.max(1));
+        let (base, window_end) = (sector_floor(start), (start / window + 1) * window);
         let requests = &self.requests;
         let end_of = |slot: &u32| requests[*slot].request.offset + requests[*slot].request.len;
-        let count_to = |end_max: u64| slots.iter().take_while(|slot| end_of(slot) <= end_max).count();
-        let count = count_to(boundary);
+        // Up to this number of bytes of the disk, and to the end of a stripe if there is one.
+        let count_to = |end_max: u64| {
+            let count_below = |limit: u64| slots.iter().take_while(|slot| end_of(slot) <= limit).count();
+            let count = count_below(end_max);
+            let end = slots[..count].last().map_or(start, end_of);
+            match end.checked_rem(stripe) {
+                Some(beyond) if end - beyond > start => count_below(end - beyond),
+                _ => count,
+            }
+        };
+        let count = count_to(window_end);
         if count < 2 || !self.has_job_to_spare(disk) {
             return None;
         }
         let mut buffer = self.destage_buffers.take_spare(disk, end_of(&slots[count - 1]) - base)?;
-        let count = count_to(boundary.min(base + u64::from(buffer.len)));
+        let count = count_to(window_end.min(base + u64::from(buffer.len)));
         if count < 2 {
             self.destage_buffers.give_back(&buffer);
             return None;
