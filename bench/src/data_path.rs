@@ -5,7 +5,7 @@
 //! fio on the bare file. In the *software-bound* setting, data and pool are in memory (tmpfs), so
 //! that only software is measured. hob is compared with `nbdkit`, with and without nbdkit's cache.
 //! The *vhost-user* settings are the same two through vhost-user-blk, compared with
-//! `qemu-storage-daemon`.
+//! `qemu-storage-daemon`. The requests come from the driver of the black-box tests or from libblkio.
 //! In the *write-back* setting, hob writes to a pool on a disk. hob is compared with `qemu-nbd` and
 //! fio on files on the same disk. The *file* setting is the device-bound setting through FUSE,
 //! compared with `qemu-storage-daemon`.
@@ -23,6 +23,7 @@ use tempfile::TempDir;
 use super::fio::{self, Workload};
 use super::report::{Bar, Limit, Measure, Report, Run, Setting};
 use super::server::{HOB, HOB_BEFORE, QEMU_FUSE, Server};
+use super::vhost::DriverKind;
 use crate::shell::{self, Interrupt};
 
 const MIB: u64 = 1 << 20;
@@ -153,6 +154,9 @@ pub(crate) struct Arguments {
     /// Earlier hob binary to measure as well
     #[arg(long, value_name = "HOB")]
     before: Option<PathBuf>,
+    /// Driver that sends the requests through vhost-user-blk
+    #[arg(long, value_enum, default_value_t = DriverKind::Own)]
+    driver: DriverKind,
     /// Fail if a required ratio is missed
     #[arg(long)]
     strict: bool,
@@ -184,6 +188,8 @@ pub(super) struct Bench {
     pub(super) workload: String,
     /// Earlier hob binary that is measured as well.
     pub(super) before: Option<PathBuf>,
+    /// Driver that sends the requests through vhost-user-blk.
+    driver: DriverKind,
     pub(super) interrupt: Interrupt,
 }
 
@@ -193,6 +199,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let bench = Bench {
         workload: arguments.workload.clone().unwrap_or_default(),
         before: arguments.before.clone(),
+        driver: arguments.driver,
         ..Bench::new(hob, arguments.quick, arguments.rounds, arguments.seconds)?
     };
     let wanted = |which| arguments.only.is_none_or(|only| only == which);
@@ -214,11 +221,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted(Which::VhostUser) {
         let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
-        report.settings.push(bench.vhost_user("vhost-user", &dir, 512 * MIB, &VHOST_USER_BARS)?);
+        let names = ["vhost-user", "vhost-user, libblkio"];
+        report.settings.push(bench.vhost_user(names, &dir, 512 * MIB, &VHOST_USER_BARS)?);
     }
     if wanted(Which::VhostUserMemory) {
-        let (name, dir) = ("vhost-user in memory", Path::new("/dev/shm"));
-        report.settings.push(bench.vhost_user(name, dir, 256 * MIB, &VHOST_USER_MEMORY_BARS)?);
+        let names = ["vhost-user in memory", "vhost-user in memory, libblkio"];
+        let dir = Path::new("/dev/shm");
+        report.settings.push(bench.vhost_user(names, dir, 256 * MIB, &VHOST_USER_MEMORY_BARS)?);
     }
     report.finish(arguments.json.as_deref(), arguments.strict)
 }
@@ -234,7 +243,8 @@ impl Bench {
     pub(super) fn new(hob: PathBuf, quick: bool, rounds: u32, seconds: u32) -> Result<Bench> {
         let (rounds, seconds) = if quick { (1, 1) } else { (rounds.max(1), seconds.max(1)) };
         let interrupt = Interrupt::listen()?;
-        Ok(Bench { hob, rounds, seconds, quick, workload: String::new(), before: None, interrupt })
+        let (workload, before, driver) = (String::new(), None, DriverKind::Own);
+        Ok(Bench { hob, rounds, seconds, quick, workload, before, driver, interrupt })
     }
 
     fn device(&self, dir: &Path) -> Result<Setting> {
@@ -297,8 +307,19 @@ impl Bench {
         Ok(Some(start(binary, &dir, &data)?.named(HOB_BEFORE)))
     }
 
-    /// Measures reads and writes through vhost-user-blk, with data and pool in `dir`.
-    fn vhost_user(&self, name: &'static str, dir: &Path, size: u64, bars: &'static [Bar]) -> Result<Setting> {
+    /// Measures reads and writes through vhost-user-blk, with data and pool in `dir`. `names`: the
+    /// setting's name with the driver of the black-box tests, and with libblkio.
+    fn vhost_user(
+        &self,
+        names: [&'static str; 2],
+        dir: &Path,
+        size: u64,
+        bars: &'static [Bar],
+    ) -> Result<Setting> {
+        let name = match self.driver {
+            DriverKind::Own => names[0],
+            DriverKind::Blkio => names[1],
+        };
         let scratch = scratch(dir)?;
         let size = if self.quick { 64 * MIB } else { size };
         println!("{name}: {} MiB in {}", size / MIB, scratch.path().display());
@@ -315,6 +336,7 @@ impl Bench {
         servers.extend(self.earlier(scratch.path(), size, |binary, dir, data| {
             Server::hob_vhost_user(binary, dir, data, cache_bytes(size), 0, &self.interrupt)
         })?);
+        let servers: Vec<Server> = servers.into_iter().map(|it| it.driven_by(self.driver)).collect();
         let runs = self.measure(&servers, &WORKLOADS, size)?;
         Ok(Setting { name, size, seconds: self.seconds, runs, bars })
     }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use conformance::process::Process;
 use serde_json::Value;
 
+use super::vhost::DriverKind;
 use crate::shell::Interrupt;
 
 /// An I/O pattern of fio.
@@ -42,8 +43,9 @@ pub(crate) enum Target {
         /// Path of the Ceph configuration file.
         conf: String,
     },
-    /// A vhost-user-blk socket. fio does not support it, so the module `vhost` sends the requests.
-    VhostUser(PathBuf),
+    /// A vhost-user-blk socket. fio does not support it, so the module `vhost` sends the requests with
+    /// this driver.
+    VhostUser(PathBuf, DriverKind),
 }
 
 /// Results of one fio run.
@@ -63,8 +65,8 @@ pub(crate) fn run(
     seconds: u32,
     interrupt: &Interrupt,
 ) -> Result<Figures> {
-    if let Target::VhostUser(socket) = target {
-        return super::vhost::run(socket, workload, size, Some(seconds), interrupt);
+    if let Target::VhostUser(socket, driver) = target {
+        return super::vhost::run(socket, *driver, workload, size, Some(seconds), interrupt);
     }
     let limits = ["--time_based".to_owned(), format!("--runtime={seconds}")];
     call(target, workload, size, &limits, Duration::from_secs(u64::from(seconds) * 5 + 60), interrupt)
@@ -73,8 +75,8 @@ pub(crate) fn run(
 /// Reads the first `size` bytes of `target` once, sequentially.
 pub(crate) fn read_once(target: &Target, size: u64, interrupt: &Interrupt) -> Result<Figures> {
     let workload = Workload { name: "once", rw: "read", block: "64k", depth: 8, flushes: false };
-    if let Target::VhostUser(socket) = target {
-        return super::vhost::run(socket, &workload, size, None, interrupt);
+    if let Target::VhostUser(socket, driver) = target {
+        return super::vhost::run(socket, *driver, &workload, size, None, interrupt);
     }
     call(target, &workload, size, &[], Duration::from_secs(600), interrupt)
 }
@@ -112,7 +114,7 @@ fn call(
                 &image,
             ])
         }
-        Target::VhostUser(_) => unreachable!("done without fio"),
+        Target::VhostUser(..) => unreachable!("done without fio"),
     };
     let mut fio = Process::start("fio", &mut command).context("start fio")?;
     let output = fio.finish(time_max);

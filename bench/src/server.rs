@@ -11,6 +11,7 @@ use conformance::process::{Process, descendants};
 use conformance::stats::Stats;
 
 use super::fio::Target;
+use super::vhost::DriverKind;
 use crate::shell::Interrupt;
 
 /// Maximum time until a server opens its socket.
@@ -75,7 +76,7 @@ impl Server {
         command.arg("--vhost-user").arg(&socket).args(["--ram", &ram_bytes.to_string()]);
         let mut server = Self::start(HOB, &mut command, &socket, "disk", interrupt)?;
         server.control = Some((binary.to_owned(), control));
-        server.target = Target::VhostUser(socket);
+        server.target = Target::VhostUser(socket, DriverKind::Own);
         Ok(server)
     }
 
@@ -92,7 +93,7 @@ impl Server {
         );
         command.args(["qemu-storage-daemon", "--blockdev", &file, "--export", &export]);
         let mut server = Self::start("storage-daemon", &mut command, &socket, "", interrupt)?;
-        server.target = Target::VhostUser(socket);
+        server.target = Target::VhostUser(socket, DriverKind::Own);
         Ok(server)
     }
 
@@ -227,6 +228,14 @@ impl Server {
     /// Returns the server with another name in the table.
     pub(crate) fn named(self, name: &'static str) -> Self {
         Self { name, ..self }
+    }
+
+    /// Returns the server with another driver for its vhost-user socket.
+    pub(crate) fn driven_by(mut self, kind: DriverKind) -> Self {
+        if let Target::VhostUser(_, driver) = &mut self.target {
+            *driver = kind;
+        }
+        self
     }
 
     /// Prepares a run: empties hob's cache if the server is [cold](Self::cold).

@@ -5,13 +5,80 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use conformance::blkio_client::{BlkioClient, Buffer};
 use conformance::data::Noise;
-use conformance::vhost_driver::{Driver, Kind, SLOTS};
+use conformance::vhost_driver::{DATA_BYTES, Driver, Kind, QUEUE, SLOTS};
 
 use super::fio::{Figures, Workload};
 use crate::shell::Interrupt;
 
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The virtio-blk driver that sends the requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum DriverKind {
+    /// The driver of the black-box tests
+    Own,
+    /// libblkio
+    Blkio,
+}
+
+/// A queue of the server, with memory for the data of each slot.
+enum Queue {
+    Own(Driver),
+    Blkio { client: BlkioClient, buffer: Buffer },
+}
+
+impl Queue {
+    fn connect(kind: DriverKind, socket: &Path) -> Result<Queue> {
+        match kind {
+            DriverKind::Own => Ok(Queue::Own(Driver::connect(socket)?)),
+            DriverKind::Blkio => {
+                let mut client = BlkioClient::connect(socket, 1, i32::from(QUEUE))?;
+                let buffer = Buffer::share(&mut client.disk, usize::from(SLOTS) * DATA_BYTES as usize)?;
+                Ok(Queue::Blkio { client, buffer })
+            }
+        }
+    }
+
+    /// Adds the request of a slot. `wait` sends it.
+    fn submit(&mut self, slot: u16, kind: Kind, offset: u64, len: u64) {
+        match self {
+            Queue::Own(driver) => driver.submit(slot, kind, offset, len as u32),
+            Queue::Blkio { client, buffer } => {
+                let (id, at) = (usize::from(slot), usize::from(slot) * DATA_BYTES as usize);
+                client.queues[0].submit(id, kind, offset, buffer, at..at + len as usize);
+            }
+        }
+    }
+
+    /// Sends the added requests, and waits until at least one request has ended. Calls `ended` with the slot
+    /// and the result of each that has; 0 is success.
+    fn wait(&mut self, mut ended: impl FnMut(u16, i32)) -> Result<()> {
+        match self {
+            Queue::Own(driver) => {
+                driver.kick();
+                loop {
+                    let mut is_reaped = false;
+                    while let Some((slot, status)) = driver.reap() {
+                        ended(slot, i32::from(status));
+                        is_reaped = true;
+                    }
+                    if is_reaped {
+                        return Ok(());
+                    }
+                    if !driver.wait(PATIENCE) {
+                        bail!("no answer in {PATIENCE:?}");
+                    }
+                }
+            }
+            Queue::Blkio { client, .. } => {
+                client.queues[0].wait(PATIENCE, |id, result| ended(id as u16, result))?;
+                Ok(())
+            }
+        }
+    }
+}
 
 /// Order of the request offsets.
 enum Walk {
@@ -39,12 +106,13 @@ impl Walk {
 /// pass.
 pub(super) fn run(
     socket: &Path,
+    driver: DriverKind,
     workload: &Workload,
     size: u64,
     seconds: Option<u32>,
     interrupt: &Interrupt,
 ) -> Result<Figures> {
-    let mut driver = Driver::connect(socket)?;
+    let mut queue = Queue::connect(driver, socket)?;
     let len: u64 = match workload.block {
         "4k" => 4 << 10,
         "64k" => 64 << 10,
@@ -63,11 +131,11 @@ pub(super) fn run(
     let mut begun = vec![start; workload.depth as usize];
     let mut free: Vec<u16> = (0..workload.depth as u16).collect();
     let mut latencies = Vec::with_capacity(1 << 20);
+    let mut failed = None;
     let mut done = false;
     loop {
         let now = Instant::now();
         done |= end.is_some_and(|end| now >= end);
-        let mut offered = false;
         while !done && let Some(slot) = free.pop() {
             let Some(offset) = walk.next(size, len, seconds.is_none()) else {
                 done = true;
@@ -75,27 +143,22 @@ pub(super) fn run(
                 break;
             };
             begun[usize::from(slot)] = now;
-            driver.submit(slot, kind, offset, len as u32);
-            offered = true;
-        }
-        if offered {
-            driver.kick();
+            queue.submit(slot, kind, offset, len);
         }
         if done && free.len() == begun.len() {
             break;
         }
-        let mut reaped = false;
-        while let Some((slot, status)) = driver.reap() {
-            if status != 0 {
-                bail!("{}: a request ended with status {status}", workload.name);
-            }
+        let waited = queue.wait(|slot, result| {
+            failed = failed.or((result != 0).then_some(result));
             latencies.push(begun[usize::from(slot)].elapsed().as_nanos() as f64 / 1e3);
             free.push(slot);
-            reaped = true;
-        }
-        if !reaped && !driver.wait(PATIENCE) {
+        });
+        if let Err(error) = waited {
             interrupt.check()?;
-            bail!("{}: no answer in {PATIENCE:?}", workload.name);
+            bail!("{}: {error:#}", workload.name);
+        }
+        if let Some(result) = failed {
+            bail!("{}: a request ended with the result {result}", workload.name);
         }
     }
     let elapsed = start.elapsed().as_secs_f64();

@@ -7,6 +7,7 @@
 //! nothing ran proves nothing.
 
 pub mod authority;
+pub mod blkio_client;
 pub mod ceph;
 pub mod data;
 pub mod etcd;

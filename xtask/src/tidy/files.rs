@@ -7,8 +7,9 @@ use super::{none, sources, texts};
 const LINES_WARN: usize = 500;
 /// Maximum number of lines of a file.
 const LINES_MAX: usize = 800;
-/// Directories where `unsafe` is permitted.
-const UNSAFE_ALLOWED: [&str; 2] = ["crates/storage/", "crates/frontends/"];
+/// Directories and files where `unsafe` is permitted. The crate `blkio` has no safe way to read the
+/// results of requests.
+const UNSAFE_ALLOWED: [&str; 3] = ["crates/storage/", "crates/frontends/", "conformance/src/blkio_client.rs"];
 
 #[test]
 fn no_file_is_too_long() {
@@ -49,7 +50,7 @@ fn unsafe_stands_only_where_it_must() {
             }
         }
     }
-    none("`unsafe` stands only in crates/storage and crates/frontends", &broken);
+    none(&format!("`unsafe` stands only in {}", UNSAFE_ALLOWED.join(", ")), &broken);
 }
 
 #[test]
