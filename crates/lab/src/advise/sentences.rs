@@ -168,7 +168,7 @@ fn push_size(advice: &mut Advice, cache: &Trial) {
     advice.why.push(format!("Size: {size}, {share} of the {touched} the trace touches, {reaches}."));
     advice.why.push(
         "Size, blocks, policy and admission were chosen together: of the combinations compared that reach the aim, \
-         it has the smallest product of flash in five years and mean latency."
+         it has about the smallest product of flash in five years and mean latency."
             .to_owned(),
     );
     if let Some(knee) = advice.knee
@@ -513,7 +513,6 @@ fn push_trace_caveats(advice: &mut Advice, held: &CollectedTrace) {
 mod tests {
     use hob_engine::policy::PolicyKind;
 
-    use super::super::Setting;
     use super::*;
 
     fn trial(read_hit_ratio: f64, flash_write_bytes: u64) -> Trial {

@@ -99,6 +99,15 @@ fn half(cases: &mut [Case], index: usize) {
 }
 
 #[test]
+fn every_figure_has_a_sabotage() {
+    let source = include_str!("sabotage.rs");
+    for figure in FIGURES.iter().filter(|figure| figure.waits_for().is_none()) {
+        let has = |function: &str| source.contains(&format!("{function}(\"{}\",", figure.name));
+        assert!(has("sabotaged") || has("all_fail"), "{}", figure.name);
+    }
+}
+
+#[test]
 fn latencies_fail_with_a_small_cache_and_a_slow_backing() {
     let small = ["scale=64", "requests=30000"];
     sabotaged("hm-latency", &small, &[(&["read hits"], |cases| half(cases, 1))]);
@@ -255,13 +264,16 @@ fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
         "mean latency, comfort limit",
         "comfort limit in the second of the peak",
     ];
-    let sabotages: [(&[&str], Change); 3] = [
+    let sabotages: [(&[&str], Change); 4] = [
         (&cached, |cases| {
             cases[1].cache = CaseCache::Off;
             // This array has no write cache, which would absorb the writes of a short run.
             cases[1].backing = Backing::Array(ArrayConfig::raid5_of_five_15k);
         }),
         (&["peak I/Os a second, no cache"], |cases| cases[0].backing = Backing::FixedNs(100_000)),
+        (&["mean utilisation of the disks"], |cases| {
+            cases.iter_mut().for_each(|case| case.backing = Backing::FixedNs(100_000));
+        }),
         (&["reads that DRAM serves, 200 desktops"], |cases| cases.swap(1, 2)),
     ];
     // At this scale a desktop has few pages. A steeper skew gives it the share of hits of a
