@@ -145,6 +145,9 @@ pub struct Advice {
     /// The recommended write-through cache with the fill granularity of its preset. All other
     /// results are those of caches that fill only the sectors of a miss.
     pub preset_fill: Option<Trial>,
+    /// A write-through cache of the recommended size and block size with the policy and admission of
+    /// the presets, which choose while the cache serves.
+    pub preset_choice: Option<Trial>,
     /// Write-back compared with write-through; `None` if hardly anything is written.
     pub mode: Option<ModeChoice>,
     /// Savings of a write-back cache.
@@ -329,6 +332,7 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     let for_write_back = with_write_back(&trials, &cache, &finalists)?;
     let fill = mode::preset().fill;
     advice.preset_fill = (fill != Fill::Sectors).then(|| trials.filling(setting, fill)).transpose()?;
+    advice.preset_choice = Some(trials.exactly(mode::preset_choice(setting))?);
     step(progress, "latencies", candidates::SHARES.1)?;
     advice.wear = wear(&held, options, &cache);
     let timing = uncached.as_ref().map(|uncached| uncached.timing);

@@ -9,10 +9,11 @@
 //! backups, snapshots and other hosts must not read the backing without hob.
 
 use anyhow::Result;
+use hob_engine::policy::PolicyKind;
 use hob_engine::preset::{PRESETS, Preset};
 use serde::Serialize;
 
-use super::candidates::Trial;
+use super::candidates::{Setting, Trial};
 use super::devices::WARRANTY_YEARS;
 use super::input::CollectedTrace;
 use super::joint_choice::Costs;
@@ -49,6 +50,13 @@ pub struct ModeChoice {
 /// Returns the preset whose write-back settings the advice recommends.
 pub(super) fn preset() -> &'static Preset {
     PRESETS.iter().find(|preset| preset.name == "auto").expect("hob has this preset")
+}
+
+/// Returns a cache of this size and block size with the policy and admission of the preset.
+pub(super) fn preset_choice(setting: Setting) -> Setting {
+    let preset = preset();
+    let policy = PolicyKind::from_name(preset.policy).expect("presets name policies");
+    Setting { policy, admission: preset.admission, ..setting }
 }
 
 /// A cache in mode write-back.
@@ -127,9 +135,7 @@ fn best<'a, 'b>(tried: &[&'a Back<'b>]) -> &'a Back<'b> {
 #[cfg(test)]
 mod tests {
     use hob_engine::admission::Admission;
-    use hob_engine::policy::PolicyKind;
 
-    use super::super::Setting;
     use super::*;
 
     #[test]

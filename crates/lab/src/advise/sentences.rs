@@ -142,6 +142,7 @@ pub(super) fn recommending(mut advice: Advice, held: &CollectedTrace, options: &
     push_policy(&mut advice, through);
     push_block(&mut advice, through);
     push_admission(&mut advice, cache);
+    push_preset_choice(&mut advice, through);
     push_fill(&mut advice);
     push_mode(&mut advice);
     push_latency(&mut advice, options);
@@ -295,6 +296,29 @@ fn push_admission(advice: &mut Advice, cache: &Trial) {
              backing."
         ));
     }
+}
+
+/// Compares the cache with the policy and admission that a cache has by default.
+fn push_preset_choice(advice: &mut Advice, cache: &Trial) {
+    let Some(default) = &advice.preset_choice else { return };
+    if default.setting == cache.setting {
+        return;
+    }
+    let sentence = format!(
+        "Default: policy {} and admission {}, which hob chooses while the cache serves, {}, {}.",
+        default.setting.policy.info().name,
+        default.setting.admission,
+        match looks_equal(default, cache) {
+            true => format!("serve as many reads ({})", percent(cache.read_hit_ratio)),
+            false => format!(
+                "serve {} of the reads instead of {}",
+                percent(default.read_hit_ratio),
+                percent(cache.read_hit_ratio)
+            ),
+        },
+        writes_compared(default, cache).replace("and writes", "and write"),
+    );
+    advice.why.push(sentence);
 }
 
 fn push_fill(advice: &mut Advice) {

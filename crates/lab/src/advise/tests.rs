@@ -446,7 +446,7 @@ fn the_page_and_the_text_have_the_results() {
         assert!(html.contains(marker), "{marker}");
     }
     let words = text(&found);
-    assert!(words.contains(&found.command) && words.lines().count() < 63, "{words}");
+    assert!(words.contains(&found.command) && words.lines().count() < 66, "{words}");
     let is_text = |line: &&str| line.trim() != found.command;
     assert!(words.lines().filter(is_text).all(|line| line.chars().count() <= 110), "{words}");
     assert!(found.command.contains(" --admission "), "{}", found.command);
@@ -468,6 +468,21 @@ fn the_fill_of_the_preset_is_compared_with_sectors() {
     for name in ["vfrc", "auto"] {
         assert_eq!(hob_engine::preset::preset(name).unwrap().fill, Fill::Auto, "the sentence says so");
     }
+}
+
+/// A cache without the advised policy and admission has those of its preset.
+#[test]
+fn the_policy_and_admission_of_the_preset_are_compared_with_the_advised_ones() {
+    let records = zipf(&["requests=30000", "footprint=32M"]);
+    let found = advice(&records);
+    let own = found.recommendation.as_ref().unwrap().write_through.setting;
+    let default = found.preset_choice.as_ref().unwrap();
+    let auto =
+        Setting { policy: PolicyKind::from_name("auto").unwrap(), admission: "auto".parse().unwrap(), ..own };
+    assert_eq!(default.setting, auto);
+    assert_eq!(default.read_hit_ratio, simulated(&records, auto));
+    let why = found.why.iter().find(|why| why.starts_with("Default: ")).unwrap();
+    assert!(why.contains("admission auto") && why.contains("to flash"), "{why}");
 }
 
 #[test]
