@@ -233,8 +233,14 @@ fn tiles_fail_without_a_cache_on_fast_disks_and_with_the_arrays_exchanged() {
     let fast: Change = |cases| {
         cases[2 * TILES..][..TILES].iter_mut().for_each(|case| case.backing = Backing::Luns(2, many_disks));
     };
-    let exchanged: Change = |cases| cases.rotate_left(2 * TILES);
-    let sabotages: [(&[&str], Change); 3] = [
+    let exchanged: Change = |cases| cases[..4 * TILES].rotate_left(2 * TILES);
+    let fast_at_other_rates: Change = |cases| {
+        cases[4 * TILES..].iter_mut().for_each(|case| case.backing = Backing::Luns(2, many_disks));
+    };
+    let other_rates =
+        ["tiles on 20 disks, no cache, rate 5 % lower", "tiles on 20 disks, no cache, rate 20 % higher"];
+    let sabotages: [(&[&str], Change); 4] = [
+        (&other_rates, fast_at_other_rates),
         (&["tiles on 20 disks, 92 GB", "tiles on 11 disks, 92 GB"], uncached),
         (&["tiles on 11 disks, no cache"], fast),
         (&["mean latency of 1 tile, no cache, 11 disks against 20"], exchanged),
@@ -244,7 +250,10 @@ fn tiles_fail_without_a_cache_on_fast_disks_and_with_the_arrays_exchanged() {
 
 #[test]
 fn shares_of_io_fail_with_other_caches_and_with_caches_or_arrays_exchanged() {
-    let sabotages: [(&[&str], Change); 5] = [
+    let sabotages: [(&[&str], Change); 6] = [
+        (&["lost from three to four tiles, a tenth more hot data"], |cases| {
+            cases[7] = cases[7].clone().set("cache=366GiB");
+        }),
         (&["served by DRAM and flash, 366 GB"], |cases| cases[2] = cases[0].clone()),
         (&["reads that DRAM serves, 92 GB"], |cases| cases[0].memory_bytes *= 2),
         (&["mean read latency, 366 GB against 92 GB"], |cases| cases.swap(0, 2)),
