@@ -316,7 +316,7 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     let uncached = latency::uncached(&held, options)?;
     let settings = joint_choice::choose(&trials, first, &costs, limits)?;
     let finalists =
-        finalists(&trials, &held, options, (&settings, target.read_hit_ratio), uncached.as_ref())?;
+        finalists(&trials, &held, options, (settings.as_slice(), target.read_hit_ratio), uncached.as_ref())?;
     let best = joint_choice::best_finalist(&finalists, &costs);
     let around = joint_choice::around(&trials, finalists[best].0.setting, block_bytes_max)?;
     let cache = candidates::settled(&trials, around.cache.setting, target.read_hit_ratio)?;

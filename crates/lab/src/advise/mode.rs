@@ -3,10 +3,10 @@
 //!
 //! Both modes play the same requests in virtual time. Write-back is tried with several caches,
 //! because the best cache with write-through is not always the best one with write-back: an
-//! admission that refuses new data sends writes to the backing. Write-back keeps two copies of dirty data, as
-//! the preset `auto` does, because the only copy on a lost device is lost data. Write-back is
-//! chosen only if the gain is large: dirty data is not on the backing until it is destaged, so
-//! backups, snapshots and other hosts must not read the backing without hob.
+//! admission that refuses new data sends writes to the backing. Write-back keeps two copies of
+//! dirty data, as the preset `auto` does, because the only copy on a lost device is lost data.
+//! Write-back is chosen only if the gain is large: dirty data is not on the backing until it is
+//! destaged, so backups, snapshots and other hosts must not read the backing without hob.
 
 use anyhow::Result;
 use hob_engine::policy::PolicyKind;
