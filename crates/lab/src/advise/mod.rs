@@ -329,7 +329,10 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     advice.write_back = curves::write_back(&sample, u64::from(setting.block_bytes), setting.cache_bytes)?;
     advice.runners_up = runners_up(&trials, &advice.sizes, &around, &cache)?;
     advice.second_choice = second_choice(&finalists, &setting, &costs);
-    let for_write_back = with_write_back(&trials, &cache, &finalists)?;
+    let for_write_back = match mode::has_writes(&held) {
+        true => with_write_back(&trials, &cache, &finalists)?,
+        false => vec![],
+    };
     let fill = mode::preset().fill;
     advice.preset_fill = (fill != Fill::Sectors).then(|| trials.filling(setting, fill)).transpose()?;
     advice.preset_choice = Some(trials.exactly(mode::preset_choice(setting))?);

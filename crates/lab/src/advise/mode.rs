@@ -59,6 +59,12 @@ pub(super) fn preset_choice(setting: Setting) -> Setting {
     Setting { policy, admission: preset.admission, ..setting }
 }
 
+/// Returns true if the trace has enough writes to consider write-back.
+pub(super) fn has_writes(held: &CollectedTrace) -> bool {
+    let profile = &held.profile;
+    profile.writes as f64 / (profile.reads + profile.writes) as f64 >= WRITES_MIN
+}
+
 /// A cache in mode write-back.
 struct Back<'a> {
     trial: &'a Trial,
@@ -83,9 +89,7 @@ pub(super) fn choose(
     (cache, through, timing): Through<'_>,
     wear: Option<&Wear>,
 ) -> Result<Option<ModeChoice>> {
-    let profile = &held.profile;
-    let writes = profile.writes as f64 / (profile.reads + profile.writes) as f64;
-    if writes < WRITES_MIN {
+    if !has_writes(held) {
         return Ok(None);
     }
     let mut tried = Vec::with_capacity(caches.len());
