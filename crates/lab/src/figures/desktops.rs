@@ -24,8 +24,8 @@ pub(super) const INFO: FigureInfo = FigureInfo {
              requests are to the desktops' own data, with the published mix in all phases. One day is played \
              before the one that is measured, for the source's cache was warm. The preset fast-cache, 100 GB usable on a \
              mirrored pair of SATA SSDs; all desktops lie on one disk, as the array sees them; the array has a write \
-             cache of 512 MB, as such arrays do. This write cache is not scaled down, so it is 8 % of the data. Above the flash, 12 GB of DRAM cache reads. 100 desktops have half the \
-             data.",
+             cache of 512 MB, as such arrays do. This write cache is not scaled down, so it is 8 % of the data. \
+             Above the flash, 12 GB of DRAM cache reads. 100 desktops have half the data.",
     fitted: &[fitted("boot-iops", "the peak of 3848 I/Os a second"), fitted("theta", "hits near 100 %")],
     work: Work::Play { cases, judge },
 };
