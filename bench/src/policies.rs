@@ -1,5 +1,5 @@
 //! `cargo xtask bench policies` compares hob's caches with every combination of policy,
-//! admission and block size on real traces.
+//! admission and block size on real traces, and the policies with each other.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -52,6 +52,9 @@ struct Row {
     best: Cell,
     /// Results of the compared configurations, in the order of [`COMPARED`].
     compared: [Cell; COMPARED.len()],
+    /// Read hits of each policy with its best admission and block size, percent, in the order of
+    /// [`ALL`].
+    policies: Vec<f64>,
 }
 
 impl Row {
@@ -84,9 +87,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let row = |row: &Row| {
             let named = COMPARED.iter().zip(&row.compared).map(|((name, ..), of)| (*name, cell(of)));
             let compared: BTreeMap<&str, serde_json::Value> = named.collect();
+            let policies: BTreeMap<&str, f64> =
+                ALL.policies.iter().copied().zip(row.policies.iter().copied()).collect();
             json!({
                 "trace": row.trace, "cache_bytes": row.best.cache_bytes, "best": cell(&row.best),
-                "compared": compared,
+                "compared": compared, "policies_read_hits_percent": policies,
             })
         };
         let all: Vec<_> = rows.iter().map(row).collect();
@@ -117,9 +122,15 @@ fn compare(hob: &std::path::Path, trace: &Trace, size: &str) -> Result<Vec<Row>>
         let fills_sectors = cells.iter().zip(COMPARED).filter(|(_, (.., fill))| *fill == "sectors");
         let comparable = all.iter().chain(fills_sectors.map(|(cell, _)| cell));
         let best = comparable.filter(is_size).max_by(|a, b| a.hits().total_cmp(&b.hits()));
+        // Names of policies may have hyphens or not.
+        let hits = |policy: &&str| {
+            let is_policy = |cell: &&Cell| cell.policy.replace('-', "") == policy.replace('-', "");
+            all.iter().filter(is_size).filter(is_policy).map(Cell::hits).fold(0.0, f64::max)
+        };
         rows.push(Row {
             trace: trace.name.clone(),
             best: best.context("no result has this size")?.clone(),
+            policies: ALL.policies.iter().map(hits).collect(),
             compared: cells,
         });
     }
@@ -139,6 +150,7 @@ fn show(rows: &[Row]) {
         let Cell { policy, admission, block_bytes, .. } = &row.best;
         println!("  {policy} {admission} {}K", block_bytes >> 10);
     }
+    show_policies(rows);
     println!("\n{:<20} {:>9} {:>10} {:>14}", "configuration", "mean gap", "worst gap", "flash writes");
     let written =
         |which: usize| rows.iter().map(|row| row.compared[which].flash_write_bytes).sum::<u64>() as f64;
@@ -147,4 +159,32 @@ fn show(rows: &[Row]) {
         let worst = rows.iter().map(|row| row.gap(which)).fold(0.0, f64::max);
         println!("{name:<20} {mean:>9.2} {worst:>10.1} {:>14.2}", written(which) / written(0));
     }
+}
+
+/// Shows the read hits of each policy with its best admission and block size, and the gap to the
+/// best policy.
+fn show_policies(rows: &[Row]) {
+    println!(
+        "\nread hits in percent of each policy with its best admission and block size, and gap to the best policy\n"
+    );
+    print!("{:<34} {:>9}", "trace", "cache MiB");
+    ALL.policies.iter().for_each(|name| print!("  {name:>12}"));
+    println!();
+    let gaps = |row: &Row| {
+        let best = row.policies.iter().copied().fold(0.0, f64::max);
+        row.policies.iter().map(|hits| best - hits).collect::<Vec<f64>>()
+    };
+    for row in rows {
+        print!("{:<34} {:>9.1}", row.trace, row.best.cache_bytes as f64 / f64::from(1 << 20));
+        for (hits, gap) in row.policies.iter().zip(gaps(row)) {
+            print!("  {:>12}", format!("{hits:.1} -{gap:.1}"));
+        }
+        println!();
+    }
+    print!("{:<34} {:>9}", "mean gap", "");
+    for policy in 0..ALL.policies.len() {
+        let mean = rows.iter().map(|row| gaps(row)[policy]).sum::<f64>() / rows.len() as f64;
+        print!("  {:>12}", format!("-{mean:.2}"));
+    }
+    println!();
 }

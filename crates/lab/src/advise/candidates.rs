@@ -2,9 +2,10 @@
 //!
 //! The order is the policy with the smallest size that reaches the target, the largest block size,
 //! and the admission with the fewest flash writes. Hit ratios within one percentage point count as
-//! equal, and two points fewer are accepted for a tenth of the flash writes. `joint.rs` continues
-//! from there and chooses all properties together.
+//! equal, and two points fewer are accepted for a tenth of the flash writes. The first choice gives
+//! the range of sizes in which `joint_choice.rs` chooses all properties together.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 
 use anyhow::{Result, ensure};
@@ -37,6 +38,16 @@ const WRITES_ALIKE: f64 = 1.02;
 const WHOLE_TOUCHES_MAX: u64 = 20_000_000;
 /// Maximum number of blocks of the cache that evicts nothing.
 const UNLIMITED_BLOCKS_MAX: u64 = 32 << 20;
+/// The coarse search uses this part of the trace's touched sectors, within these limits. The limits
+/// bound its time, because it simulates some hundred caches.
+const COARSE_PART: u64 = 10;
+const COARSE_TOUCHES: (u64, u64) = (10_000, 100_000);
+/// Minimum number of requests in a sample of the coarse search. With fewer, it uses the start of
+/// the trace: all requests are to a few regions, and the sample has none or one of them.
+const COARSE_REQUESTS_MIN: usize = 1000;
+/// Maximum number of caches that the coarse search simulates at the same time, which bounds its
+/// memory.
+const COARSE_CACHES_MAX: usize = 128;
 /// Start and end of the simulations as shares of all work, for progress reports.
 pub(super) const SHARES: (f64, f64) = (0.3, 0.8);
 /// Minimum size of a cache, bytes.
@@ -46,7 +57,7 @@ const CACHE_BYTES_MIN: u64 = 1 << 20;
 pub(super) const SPARING_LOSS: f64 = 2.0 * POINT;
 /// Maximum flash writes of a *sparing* admission, as a share of the flash writes of the admission
 /// that it replaces.
-const SPARING_PART: f64 = 0.1;
+pub(super) const SPARING_PART: f64 = 0.1;
 /// Admissions to try, which the daemon has.
 pub(super) const ADMISSIONS: [&str; 6] = [
     "always",
@@ -117,6 +128,23 @@ impl<'a, 'b> Trials<'a, 'b> {
     /// Simulates a cache with each of these settings on the sample.
     pub(super) fn run(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
         self.run_on(self.sample, settings)
+    }
+
+    /// Simulates a cache with each of these settings on a small part of the trace.
+    pub(super) fn run_coarsely(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
+        let (least, most) = COARSE_TOUCHES;
+        let touches_max = (self.held.profile.footprint.touches / COARSE_PART).clamp(least, most);
+        let mut coarse = self.held.sample(touches_max);
+        if coarse.rate < 1.0 && coarse.records.len() < COARSE_REQUESTS_MIN {
+            let records = &self.held.records;
+            let start = &records[..records.len().min(touches_max as usize)];
+            coarse = Sample { records: Cow::Borrowed(start), rate: 1.0, correction: 1.0 };
+        }
+        let mut results = Vec::with_capacity(settings.len());
+        for part in settings.chunks(COARSE_CACHES_MAX) {
+            results.extend(self.run_on(&coarse, part)?);
+        }
+        Ok(results)
     }
 
     /// Simulates a cache on the whole trace.

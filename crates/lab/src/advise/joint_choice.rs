@@ -1,12 +1,20 @@
-//! Chooses block size, policy, admission and size together, by the flash that they take.
+//! Chooses block size, policy, admission and size together, by the flash that they take and the
+//! latency that they give.
 //!
-//! The search starts from the cache that `candidates.rs` found property by property. All combinations
-//! of policy and admission are simulated there. The best few of them are simulated with several
-//! block sizes and cache sizes. For each combination, the smallest size that reaches the target
-//! counts, and the combination that takes the least flash for five years wins. Worn-out flash is
-//! replaced, so many flash writes take more flash than the cache's size. At the end, each property
-//! of the winner is compared with its alternatives while the other properties stay unchanged. This
-//! gives the runners-up.
+//! The search has three stages, each with fewer caches and more of the trace:
+//!
+//! 1. A coarse grid simulates all combinations of policy, admission, block size and a few sizes on a
+//!    small part of the trace.
+//! 2. The best few combinations are simulated on the sample with more sizes, together with the cache
+//!    that `candidates.rs` found property by property. For each combination, the smallest size that
+//!    reaches the target counts.
+//! 3. The finalists, which take the least flash for five years, are simulated over the whole trace
+//!    and replayed in virtual time. The finalist with the smallest product of flash and mean latency
+//!    wins (`mod.rs` has the replays). Write-back is tried with all finalists too (see `mode.rs`).
+//!
+//! Worn-out flash is replaced, so many flash writes take more flash than the cache's size. At the
+//! end, each property of the winner is compared with its alternatives while the other properties
+//! stay unchanged. This gives the runners-up.
 
 use anyhow::Result;
 use hob_engine::admission::Admission;
@@ -24,11 +32,19 @@ const SIZES: [f64; 4] = [0.6, 0.8, 1.0, 1.25];
 const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
 /// Number of times to narrow the smallest sufficient size.
 const NARROWED: u32 = 2;
-/// Number of combinations of policy and admission that are kept for their hits, and number that are
-/// kept for their few flash writes.
-const PAIRS_KEPT: usize = 2;
-/// Combinations with this many fewer hits than the best one are not tried with other sizes.
-const HITS_BEHIND_MAX: f64 = 5.0 * POINT;
+/// Sizes of the coarse grid, relative to the size of the first choice.
+const COARSE_SIZES: [f64; 2] = [0.6, 1.0];
+/// Block sizes of the coarse grid, bytes.
+const COARSE_BLOCKS: [u32; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
+/// A combination of the coarse grid may miss the target by this much: a small part of the trace has
+/// larger errors than the sample.
+const COARSE_LOSS: f64 = 2.0 * POINT;
+/// Number of combinations of the coarse grid that are kept because they take little flash, and
+/// number that are kept for their hits.
+const KEPT_FOR_FLASH: usize = 8;
+const KEPT_FOR_HITS: usize = 3;
+/// Number of combinations that are simulated over the whole trace.
+const FINALISTS: usize = 3;
 /// Amounts of flash that differ by at most this factor count as equal.
 const COST_ALIKE: f64 = 1.05;
 /// Maximum number of changes of one property after the joint choice.
@@ -52,9 +68,14 @@ impl Costs {
     /// Returns the flash that the cache takes for five years, bytes: its size, and as much again
     /// each time that its writes wear out flash of its size.
     pub(super) fn flash_bytes(&self, trial: &Trial) -> f64 {
+        self.flash_bytes_of(trial.setting.cache_bytes, trial.flash_write_bytes as f64)
+    }
+
+    /// Returns the flash that a cache of this size takes for five years, if this many bytes are
+    /// written to it during the trace, bytes.
+    pub(super) fn flash_bytes_of(&self, size: u64, flash_write_bytes: f64) -> f64 {
         let years = WARRANTY_YEARS * DAYS_A_YEAR;
-        let written = trial.flash_write_bytes as f64 / self.days * years;
-        let size = trial.setting.cache_bytes;
+        let written = flash_write_bytes / self.days * years;
         size as f64 * (1.0 + written / self.endurance.bytes(size))
     }
 }
@@ -71,7 +92,8 @@ pub(super) struct Around {
 /// The best alternative to a property of the chosen cache.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunnerUp {
-    /// Property that differs: size, block size, policy, admission or mode.
+    /// Property that differs: size, block size, policy or admission, or `combination` for the
+    /// second-best combination of all of them.
     pub property: &'static str,
     /// Value of the property.
     pub value: String,
@@ -82,31 +104,27 @@ pub struct RunnerUp {
     pub mean_ns: Option<u64>,
 }
 
-/// Returns the jointly chosen cache.
+/// Returns the finalists, best first. Each is the smallest sufficient cache of its combination of
+/// policy, admission and block size.
 pub(super) fn choose(
     trials: &Trials<'_, '_>,
     first: Setting,
     costs: &Costs,
     (target, size_max, block_bytes_max): (f64, u64, u32),
-) -> Result<Setting> {
-    let pairs = pairs(trials, first, costs)?;
-    let blocks = [first.block_bytes / 2, first.block_bytes, first.block_bytes * 2];
-    let blocks = blocks.into_iter().filter(|block| (4096..=block_bytes_max).contains(block));
+) -> Result<Vec<Setting>> {
+    let combinations = combinations(trials, first, costs, (target, block_bytes_max))?;
     let mut sizes: Vec<u64> =
         SIZES.map(|part| rounded(first.cache_bytes as f64 * part).min(rounded(size_max as f64))).to_vec();
     sizes.push(first.cache_bytes);
     sizes.sort_unstable();
     sizes.dedup();
-    let combinations: Vec<Setting> = blocks
-        .flat_map(|block_bytes| pairs.iter().map(move |pair| Setting { block_bytes, ..*pair }))
-        .collect();
     let settings = combinations
         .iter()
         .flat_map(|setting| sizes.iter().map(|size| Setting { cache_bytes: *size, ..*setting }));
     let results = trials.run(&settings.collect::<Vec<_>>())?;
     let most = results.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max);
     let enough = target.min(most) - POINT / 2.0;
-    let smallest: Vec<&Trial> = results
+    let mut smallest: Vec<&Trial> = results
         .chunks(sizes.len())
         .filter_map(|of| of.iter().find(|trial| trial.read_hit_ratio >= enough))
         .collect();
@@ -114,31 +132,90 @@ pub(super) fn choose(
     let almost: Vec<&Trial> =
         results.iter().filter(|trial| trial.setting.cache_bytes <= chosen.setting.cache_bytes).collect();
     let chosen = candidates::sparing_of(chosen, almost.into_iter(), enough - candidates::SPARING_LOSS);
-    narrowed(trials, chosen, chosen.read_hit_ratio.min(enough), &sizes)
+    smallest.retain(|trial| !is_same_combination(&trial.setting, &chosen.setting));
+    smallest.sort_by(|a, b| costs.flash_bytes(a).total_cmp(&costs.flash_bytes(b)));
+    std::iter::once(chosen)
+        .chain(smallest)
+        .take(FINALISTS)
+        .map(|trial| narrowed(trials, trial, trial.read_hit_ratio.min(enough), &sizes))
+        .collect()
 }
 
-/// Returns the combinations of policy and admission that are tried with other sizes.
-fn pairs(trials: &Trials<'_, '_>, first: Setting, costs: &Costs) -> Result<Vec<Setting>> {
-    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
-    let settings: Vec<Setting> = serving()
-        .flat_map(|policy| admissions.map(|admission| Setting { policy, admission, ..first }))
-        .collect();
-    let results = trials.run(&settings)?;
-    let most = results.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max);
-    let mut good: Vec<&Trial> =
-        results.iter().filter(|trial| trial.read_hit_ratio >= most - HITS_BEHIND_MAX).collect();
-    good.sort_by(|a, b| b.read_hit_ratio.total_cmp(&a.read_hit_ratio));
-    let mut kept: Vec<Setting> = good.iter().take(PAIRS_KEPT).map(|trial| trial.setting).collect();
-    good.sort_by(|a, b| costs.flash_bytes(a).total_cmp(&costs.flash_bytes(b)));
-    kept.extend(good.iter().take(PAIRS_KEPT).map(|trial| trial.setting));
-    kept.push(first);
-    let mut unique: Vec<Setting> = Vec::new();
-    kept.into_iter().for_each(|setting| {
-        if !unique.contains(&setting) {
-            unique.push(setting);
+/// Returns true if two caches differ at most in size.
+pub(super) fn is_same_combination(a: &Setting, b: &Setting) -> bool {
+    Setting { cache_bytes: b.cache_bytes, ..*a } == *b
+}
+
+/// Returns the combinations of policy, admission and block size that are tried with several sizes:
+/// the first choice, the first choice with blocks of half and twice the size, and the best of the
+/// coarse grid.
+fn combinations(
+    trials: &Trials<'_, '_>,
+    first: Setting,
+    costs: &Costs,
+    (target, block_bytes_max): (f64, u32),
+) -> Result<Vec<Setting>> {
+    let is_block = |block_bytes: &u32| (4096..=block_bytes_max).contains(block_bytes);
+    let blocks = [first.block_bytes, first.block_bytes / 2, first.block_bytes * 2];
+    let mut kept: Vec<Setting> =
+        blocks.into_iter().filter(is_block).map(|block_bytes| Setting { block_bytes, ..first }).collect();
+    for setting in best_of_grid(&trials.run_coarsely(&grid(first, block_bytes_max))?, costs, target) {
+        if !kept.iter().any(|other| is_same_combination(other, &setting)) {
+            kept.push(setting);
         }
-    });
-    Ok(unique)
+    }
+    Ok(kept)
+}
+
+/// Returns the coarse grid: all combinations of policy, admission and block size, each with all
+/// sizes, smallest first.
+fn grid(first: Setting, block_bytes_max: u32) -> Vec<Setting> {
+    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
+    let mut settings = Vec::new();
+    for policy in serving() {
+        for admission in admissions {
+            for block_bytes in COARSE_BLOCKS.into_iter().filter(|block| *block <= block_bytes_max) {
+                settings.extend(COARSE_SIZES.map(|part| {
+                    let cache_bytes = rounded(first.cache_bytes as f64 * part);
+                    Setting { cache_bytes, block_bytes, policy, admission }
+                }));
+            }
+        }
+    }
+    settings
+}
+
+/// Returns the best combinations of a coarse grid: those that take the least flash at the smallest
+/// size that reaches the target, and those with the most hits at the largest size.
+fn best_of_grid(results: &[Trial], costs: &Costs, target: f64) -> Vec<Setting> {
+    let most = results.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max);
+    let enough = target.min(most) - COARSE_LOSS;
+    let combinations = results.chunks(COARSE_SIZES.len());
+    let mut smallest: Vec<&Trial> = combinations
+        .clone()
+        .filter_map(|of| of.iter().find(|trial| trial.read_hit_ratio >= enough))
+        .collect();
+    smallest.sort_by(|a, b| costs.flash_bytes(a).total_cmp(&costs.flash_bytes(b)));
+    let mut largest: Vec<&Trial> = combinations.filter_map(<[Trial]>::last).collect();
+    largest.sort_by(|a, b| b.read_hit_ratio.total_cmp(&a.read_hit_ratio));
+    let kept = smallest.into_iter().take(KEPT_FOR_FLASH).chain(largest.into_iter().take(KEPT_FOR_HITS));
+    kept.map(|trial| trial.setting).collect()
+}
+
+/// Returns the index of the best finalist, from their results over the whole trace and their mean
+/// latencies. The first one stays the best unless another one has a clearly smaller product of
+/// flash and latency. A finalist that writes ten times as much as the first one is no alternative.
+pub(super) fn best_finalist(finalists: &[(Trial, u64)], costs: &Costs) -> usize {
+    let value = |(trial, mean_ns): &(Trial, u64)| costs.flash_bytes(trial) * (*mean_ns).max(1) as f64;
+    let (first, first_value) = (&finalists[0].0, value(&finalists[0]));
+    let is_better = |finalist: &(Trial, u64)| {
+        let writes = finalist.0.flash_write_bytes as f64 * candidates::SPARING_PART;
+        value(finalist) * COST_ALIKE < first_value
+            && writes < first.flash_write_bytes as f64
+            && finalist.0.read_hit_ratio >= first.read_hit_ratio - POINT
+    };
+    let better = (1..finalists.len()).filter(|index| is_better(&finalists[*index]));
+    better.min_by(|a, b| value(&finalists[*a]).total_cmp(&value(&finalists[*b]))).unwrap_or(0)
 }
 
 /// Returns the trial that takes the least flash. Among trials with equal amounts, the one with the
@@ -222,4 +299,55 @@ pub(super) fn runner_up<'a>(chosen: &Trial, trials: &'a [Trial]) -> Option<&'a T
     let others: Vec<Trial> = trials.iter().filter(|trial| trial.setting != chosen.setting).cloned().collect();
     let picked = (!others.is_empty()).then(|| candidates::pick(&others, 0.0).setting)?;
     trials.iter().find(|trial| trial.setting == picked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn first() -> Setting {
+        Setting {
+            cache_bytes: 100 * MIB,
+            block_bytes: 4096,
+            policy: PolicyKind::from_name("lru").unwrap(),
+            admission: Admission::default(),
+        }
+    }
+
+    #[test]
+    fn the_grid_has_all_combinations_of_all_properties() {
+        let settings = grid(first(), 256 << 10);
+        let combinations = serving().count() * ADMISSIONS.len() * COARSE_BLOCKS.len();
+        assert_eq!(settings.len(), combinations * COARSE_SIZES.len());
+        for (index, setting) in settings.iter().enumerate() {
+            assert!(!settings[..index].contains(setting), "{setting:?} is there twice");
+        }
+        assert!(grid(first(), 64 << 10).iter().all(|setting| setting.block_bytes <= 64 << 10));
+    }
+
+    /// Only one combination reaches the target, and no change of a single property of the first
+    /// choice has more hits than the first choice.
+    #[test]
+    fn a_combination_that_differs_in_all_properties_is_kept() {
+        let wanted = Setting {
+            cache_bytes: 60 * MIB,
+            block_bytes: 64 << 10,
+            policy: PolicyKind::from_name("lfu").unwrap(),
+            admission: "ghost".parse().unwrap(),
+        };
+        let trial = |setting: Setting| Trial {
+            setting,
+            read_hit_ratio: if is_same_combination(&setting, &wanted) { 0.8 } else { 0.5 },
+            read_hit_byte_ratio: 0.5,
+            flash_write_bytes: 0,
+            memory_bytes: 0,
+        };
+        let results: Vec<Trial> = grid(first(), 256 << 10).into_iter().map(trial).collect();
+        let costs = Costs { endurance: Endurance::default(), days: 1.0 };
+        let kept = best_of_grid(&results, &costs, 0.75);
+        assert_eq!(kept[0], wanted);
+        assert!(kept.len() <= KEPT_FOR_FLASH + KEPT_FOR_HITS);
+    }
 }

@@ -153,37 +153,51 @@ fn mean((count, sum): (u64, u64)) -> Option<f64> {
     (count > 0).then(|| sum as f64 / count as f64)
 }
 
-/// Returns the expected latencies, or `None` if the window has no suitable reads. The second value
-/// has the mean latencies with `cache` in write-through mode.
-pub(super) fn expected(
-    held: &CollectedTrace,
-    options: &Options,
-    cache: &Trial,
-) -> Result<Option<(Latency, Means)>> {
+/// Latencies without a cache, with the arrival times that suit trace and backing.
+pub(super) struct Uncached {
+    sums: Sums,
+    pub(super) timing: Timing,
+}
+
+/// Measures the latencies without a cache, or returns `None` if the window has no reads.
+pub(super) fn uncached(held: &CollectedTrace, options: &Options) -> Result<Option<Uncached>> {
     let (warm, window) = window(&held.records);
-    let play = |cache, timing| play(held, options, cache, (warm, window), timing);
-    let alone = play(None, Timing::OneAtATimeNoTimes)?;
+    let play = |timing| play(held, options, None, (warm, window), timing);
+    let alone = play(Timing::OneAtATimeNoTimes)?;
     let Some(alone_ns) = mean(alone.reads()) else { return Ok(None) };
-    let (mut without, mut timing) = (alone, Timing::OneAtATimeNoTimes);
+    let (mut sums, mut timing) = (alone, Timing::OneAtATimeNoTimes);
     if !has_arrivals(held) && seconds(held).is_some() {
         timing = Timing::OneAtATimeEven;
     }
     if has_arrivals(held) {
-        (without, timing) = (play(None, Timing::Original)?, Timing::Original);
+        (sums, timing) = (play(Timing::Original)?, Timing::Original);
         // Long queues can also come from bursts. A backing is not overloaded if it serves the
         // requests, sent one at a time, faster than they arrive in the trace.
         let asked_ns =
             window.last().map_or(0, |last| last.at_ns) - window.first().map_or(0, |first| first.at_ns);
-        let is_slow = mean(without.reads()).is_none_or(|ns| ns > alone_ns * OVERLOAD);
+        let is_slow = mean(sums.reads()).is_none_or(|ns| ns > alone_ns * OVERLOAD);
         if is_slow && alone.elapsed_ns > asked_ns {
-            (without, timing) = (alone, Timing::OneAtATimeOverload);
+            (sums, timing) = (alone, Timing::OneAtATimeOverload);
         }
     }
-    let with = play(Some((cache, false)), timing)?;
+    Ok(Some(Uncached { sums, timing }))
+}
+
+/// Returns the expected latencies, or `None` if no read of the window hits. The second value has
+/// the mean latencies with `cache` in write-through mode.
+pub(super) fn expected(
+    held: &CollectedTrace,
+    options: &Options,
+    cache: &Trial,
+    uncached: &Uncached,
+) -> Result<Option<(Latency, Means)>> {
+    let (warm, window) = window(&held.records);
+    let timing = uncached.timing;
+    let with = play(held, options, Some((cache, false)), (warm, window), timing)?;
     if with.hits.0 == 0 {
         return Ok(None);
     }
-    let (without, with) = (without.means(held, None), with.means(held, Some(cache.read_hit_ratio)));
+    let (without, with) = (uncached.sums.means(held, None), with.means(held, Some(cache.read_hit_ratio)));
     let latency = Latency {
         without_ns: without.read_ns,
         with_ns: with.read_ns,

@@ -6,11 +6,11 @@
 //! 2. LRU miss-ratio curves for each block size, which give attainable hits, the knee and the size
 //!    for the target;
 //! 3. simulations of the daemon's policies, of block sizes and of admissions around that size, one
-//!    property at a time and then together (see `trials.rs` and `joint.rs`);
-//! 4. an exact simulation of the chosen cache over the whole trace, which gives the numbers of the
-//!    recommendation;
-//! 5. a part of the trace in virtual time with models of backing and flash, which gives latencies,
-//!    the wear of the flash and the write mode (see `mode.rs`).
+//!    property at a time (see `candidates.rs`) and then all together (see `joint_choice.rs`);
+//! 4. exact simulations of the finalists over the whole trace, and a part of the trace in virtual
+//!    time with models of backing and flash. Hits, flash writes and mean latency select the cache,
+//!    and latency and wear select the write mode (see `mode.rs`);
+//! 5. simulations of alternatives to the chosen cache, for comparison.
 //!
 //! If a cache does not help, the advice says so. The same trace and options give the same advice.
 //! Sizes are in bytes, times in nanoseconds, and ratios from 0 to 1. Discards and flushes are
@@ -40,6 +40,7 @@ use curves::{BlockCurve, Start};
 use hob_trace::profile::Profile;
 use input::CollectedTrace;
 use joint_choice::{Around, Costs};
+use latency::Uncached;
 
 pub use candidates::{Setting, Trial};
 pub use devices::{Backing, Endurance, Flash};
@@ -139,9 +140,14 @@ pub struct Advice {
     pub admissions: Vec<Trial>,
     /// The best alternative for each property of the recommended cache.
     pub runners_up: Vec<RunnerUp>,
+    /// The second-best combination of policy, admission and block size, with write-through.
+    pub second_choice: Option<RunnerUp>,
     /// The recommended write-through cache with the fill granularity of its preset. All other
     /// results are those of caches that fill only the sectors of a miss.
     pub preset_fill: Option<Trial>,
+    /// A write-through cache of the recommended size and block size with the policy and admission of
+    /// the presets, which choose while the cache serves.
+    pub preset_choice: Option<Trial>,
     /// Write-back compared with write-through; `None` if hardly anything is written.
     pub mode: Option<ModeChoice>,
     /// Savings of a write-back cache.
@@ -262,12 +268,9 @@ impl Wear {
         }
     }
 
-    /// Scales the wear for a write mode that writes `factor` times as much.
-    fn multiply(&mut self, factor: f64) {
-        self.flash_write_bytes_per_day *= factor;
-        self.cache_writes_per_day *= factor;
-        self.life_years /= factor.max(1e-9);
-        self.device_bytes = self.device_bytes.map(|bytes| bytes * factor);
+    /// Returns the wear of another cache to which `factor` times as much is written per day.
+    fn with(&self, endurance: Endurance, cache_bytes: u64, factor: f64) -> Wear {
+        Wear::new(endurance, cache_bytes, self.flash_write_bytes_per_day * factor)
     }
 }
 
@@ -310,8 +313,12 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     let first = candidates::choose(&trials, &start, target.read_hit_ratio)?;
     let block_bytes_max = start.block_bytes_max as u32;
     let limits = (target.read_hit_ratio, start.cache_bytes.max(first.cache_bytes), block_bytes_max);
-    let together = joint_choice::choose(&trials, first, &costs, limits)?;
-    let around = joint_choice::around(&trials, together, block_bytes_max)?;
+    let uncached = latency::uncached(&held, options)?;
+    let settings = joint_choice::choose(&trials, first, &costs, limits)?;
+    let finalists =
+        finalists(&trials, &held, options, (settings.as_slice(), target.read_hit_ratio), uncached.as_ref())?;
+    let best = joint_choice::best_finalist(&finalists, &costs);
+    let around = joint_choice::around(&trials, finalists[best].0.setting, block_bytes_max)?;
     let cache = candidates::settled(&trials, around.cache.setting, target.read_hit_ratio)?;
     let setting = cache.setting;
     let curve = curves.iter().find(|curve| curve.block_bytes == u64::from(setting.block_bytes));
@@ -321,38 +328,98 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     advice.block_sizes = curves.iter().map(report).collect();
     advice.write_back = curves::write_back(&sample, u64::from(setting.block_bytes), setting.cache_bytes)?;
     advice.runners_up = runners_up(&trials, &advice.sizes, &around, &cache)?;
-    let always = trials.exactly(Setting { admission: Admission::default(), ..setting })?;
+    advice.second_choice = second_choice(&finalists, &setting, &costs);
+    let for_write_back = match mode::has_writes(&held) {
+        true => with_write_back(&trials, &cache, &finalists)?,
+        false => vec![],
+    };
     let fill = mode::preset().fill;
     advice.preset_fill = (fill != Fill::Sectors).then(|| trials.filling(setting, fill)).transpose()?;
+    advice.preset_choice = Some(trials.exactly(mode::preset_choice(setting))?);
     step(progress, "latencies", candidates::SHARES.1)?;
     advice.wear = wear(&held, options, &cache);
-    let mut timing = None;
-    if let Some((latency, through)) = latency::expected(&held, options, &cache)? {
-        timing = Some(latency.timing);
-        let compared = (&through, latency.timing);
-        advice.mode = mode::choose(&held, options, (&cache, &always), compared, advice.wear.as_ref())?;
+    let timing = uncached.as_ref().map(|uncached| uncached.timing);
+    let expected =
+        uncached.map(|uncached| latency::expected(&held, options, &cache, &uncached)).transpose()?;
+    if let Some((latency, means)) = expected.flatten() {
+        let through = (&cache, &means, latency.timing);
+        let wear = advice.wear.as_ref();
+        advice.mode = mode::choose(&held, options, &costs, &for_write_back, through, wear)?;
         advice.latency = Some(latency);
     }
+    let timing = timing.filter(|_| advice.latency.is_some());
     for other in &mut advice.runners_up {
         let measured = |timing| latency::measured(&held, options, &other.trial, false, timing);
         other.mean_ns = timing.map(measured).transpose()?.map(|means| means.all_ns);
     }
     (advice.policies, advice.admissions) = (around.policies, around.admissions);
-    let of_footprint = setting.cache_bytes as f64 / held.profile.footprint.bytes.max(1) as f64;
     let (mut preset, mut mode) = ("vfrc", "write-through");
     let (write_through, mut cache) = (cache.clone(), cache);
     if let Some(back) = advice.mode.as_ref().filter(|mode| mode.is_write_back) {
         (preset, mode) = ("auto", "write-back");
-        if back.admission == always.setting.admission.to_string() {
-            cache = always;
-        }
+        cache = back.cache.clone();
         advice.latency.iter_mut().for_each(|latency| latency.all_with_ns = back.back_ns);
-        advice.wear.iter_mut().for_each(|wear| wear.multiply(back.flash_writes));
+        let (size, factor) = (cache.setting.cache_bytes, back.flash_writes);
+        advice.wear = advice.wear.map(|wear| wear.with(options.endurance, size, factor));
     }
+    let of_footprint = cache.setting.cache_bytes as f64 / held.profile.footprint.bytes.max(1) as f64;
     advice.recommendation = Some(Recommendation { cache, write_through, preset, mode, of_footprint });
     advice.verdict = Verdict::Cache;
     step(progress, "done", 1.0)?;
     Ok(sentences::recommending(advice, &held, options))
+}
+
+/// Simulates the finalists over the whole trace. The second value of each result is the mean latency
+/// of all requests with write-through, nanoseconds; 0 if it cannot be estimated.
+fn finalists(
+    trials: &Trials<'_, '_>,
+    held: &CollectedTrace,
+    options: &Options,
+    (settings, target): (&[Setting], f64),
+    uncached: Option<&Uncached>,
+) -> Result<Vec<(Trial, u64)>> {
+    let mut finalists = Vec::with_capacity(settings.len());
+    for setting in settings {
+        let trial = candidates::settled(trials, *setting, target)?;
+        let mean_ns = match uncached {
+            Some(uncached) => latency::measured(held, options, &trial, false, uncached.timing)?.all_ns,
+            None => 0,
+        };
+        finalists.push((trial, mean_ns));
+    }
+    Ok(finalists)
+}
+
+/// Returns the finalist that takes the least flash, of those that differ from the chosen cache in
+/// more than their size.
+fn second_choice(finalists: &[(Trial, u64)], chosen: &Setting, costs: &Costs) -> Option<RunnerUp> {
+    let others =
+        finalists.iter().filter(|(trial, _)| !joint_choice::is_same_combination(&trial.setting, chosen));
+    let flash = |(trial, _): &&(Trial, u64)| costs.flash_bytes(trial);
+    let (trial, mean_ns) = others.min_by(|a, b| flash(a).total_cmp(&flash(b)))?;
+    Some(RunnerUp {
+        property: "combination",
+        value: sentences::described(&trial.setting),
+        trial: trial.clone(),
+        mean_ns: Some(*mean_ns).filter(|ns| *ns > 0),
+    })
+}
+
+/// Returns the caches to try with write-back: the chosen one, and all finalists with an admission
+/// that takes all writes.
+fn with_write_back(
+    trials: &Trials<'_, '_>,
+    chosen: &Trial,
+    finalists: &[(Trial, u64)],
+) -> Result<Vec<Trial>> {
+    let mut caches = vec![chosen.clone()];
+    for trial in std::iter::once(chosen).chain(finalists.iter().map(|(trial, _)| trial)) {
+        let setting = Setting { admission: Admission::default(), ..trial.setting };
+        if !caches.iter().any(|cache| cache.setting == setting) {
+            caches.push(trials.exactly(setting)?);
+        }
+    }
+    Ok(caches)
 }
 
 /// Returns the best alternative for each property of the recommended cache, without its latency.

@@ -1,24 +1,30 @@
 //! Chooses the write mode: write-back if it makes requests much faster and does not wear out the
 //! flash.
 //!
-//! Both modes play the same requests in virtual time. Write-back keeps two copies of dirty data, as
-//! the preset `auto` does, because the only copy on a lost device is lost data. Write-back is
-//! chosen only if the gain is large: dirty data is not on the backing until it is destaged, so
-//! backups, snapshots and other hosts must not read the backing without hob.
+//! Both modes play the same requests in virtual time. Write-back is tried with several caches,
+//! because the best cache with write-through is not always the best one with write-back: an
+//! admission that refuses new data sends writes to the backing. Write-back keeps two copies of
+//! dirty data, as the preset `auto` does, because the only copy on a lost device is lost data.
+//! Write-back is chosen only if the gain is large: dirty data is not on the backing until it is
+//! destaged, so backups, snapshots and other hosts must not read the backing without hob.
 
 use anyhow::Result;
-use hob_engine::admission::Admission;
+use hob_engine::policy::PolicyKind;
 use hob_engine::preset::{PRESETS, Preset};
 use serde::Serialize;
 
-use super::candidates::Trial;
+use super::candidates::{Setting, Trial};
 use super::devices::WARRANTY_YEARS;
 use super::input::CollectedTrace;
+use super::joint_choice::Costs;
 use super::latency::{self, Means, Timing};
 use super::{Options, Wear};
 
 /// Write-back is chosen if it reduces the mean latency of all requests at least to this part.
 const GAIN_MIN: f64 = 0.7;
+/// Write-back caches whose mean latency is at most this factor above the lowest count as equally
+/// fast. The one that takes the least flash wins.
+const ALIKE: f64 = 1.1;
 /// Write-back is considered only if at least this share of the requests are writes.
 const WRITES_MIN: f64 = 0.05;
 
@@ -29,6 +35,8 @@ pub struct ModeChoice {
     pub is_write_back: bool,
     /// Admission of the write-back cache.
     pub admission: String,
+    /// The write-back cache. Its hits and flash writes are those of a simulation with write-through.
+    pub cache: Trial,
     /// Mean latency of all requests with write-through, nanoseconds.
     pub through_ns: u64,
     /// Mean latency of all requests with write-back, nanoseconds.
@@ -44,42 +52,120 @@ pub(super) fn preset() -> &'static Preset {
     PRESETS.iter().find(|preset| preset.name == "auto").expect("hob has this preset")
 }
 
-/// Compares write-back with write-through, whose latencies are `through`. `always` is the cache
-/// that admits all data. Returns `None` if the trace has hardly any writes.
+/// Returns a cache of this size and block size with the policy and admission of the preset.
+pub(super) fn preset_choice(setting: Setting) -> Setting {
+    let preset = preset();
+    let policy = PolicyKind::from_name(preset.policy).expect("presets name policies");
+    Setting { policy, admission: preset.admission, ..setting }
+}
+
+/// Returns true if the trace has enough writes to consider write-back.
+pub(super) fn has_writes(held: &CollectedTrace) -> bool {
+    let profile = &held.profile;
+    profile.writes as f64 / (profile.reads + profile.writes) as f64 >= WRITES_MIN
+}
+
+/// A cache in mode write-back.
+struct Back<'a> {
+    trial: &'a Trial,
+    mean_ns: u64,
+    /// Flash writes relative to those of the write-through cache.
+    flash_writes: f64,
+    /// Flash that it takes for five years, bytes.
+    flash_bytes: f64,
+    wear: Option<Wear>,
+}
+
+/// The best cache with write-through, its means, and the timing of its replay.
+pub(super) type Through<'a> = (&'a Trial, &'a Means, Timing);
+
+/// Compares write-back with write-through. `caches` are the caches to try with write-back, at least
+/// one. Returns `None` if the trace has hardly any writes.
 pub(super) fn choose(
     held: &CollectedTrace,
     options: &Options,
-    (cache, always): (&Trial, &Trial),
-    (through, timing): (&Means, Timing),
+    costs: &Costs,
+    caches: &[Trial],
+    (cache, through, timing): Through<'_>,
     wear: Option<&Wear>,
 ) -> Result<Option<ModeChoice>> {
-    let profile = &held.profile;
-    let writes = profile.writes as f64 / (profile.reads + profile.writes) as f64;
-    if writes < WRITES_MIN {
+    if !has_writes(held) {
         return Ok(None);
     }
-    let mut best: Option<(Means, Admission)> = None;
-    for cache in [cache, always] {
-        let means = latency::measured(held, options, cache, true, timing)?;
-        if best.as_ref().is_none_or(|(best, _)| means.all_ns < best.all_ns) {
-            best = Some((means, cache.setting.admission));
-        }
+    let mut tried = Vec::with_capacity(caches.len());
+    for trial in caches {
+        let means = latency::measured(held, options, trial, true, timing)?;
+        let flash_writes = means.flash_write_bytes as f64 / through.flash_write_bytes.max(1) as f64;
+        let size = trial.setting.cache_bytes;
+        tried.push(Back {
+            trial,
+            mean_ns: means.all_ns,
+            flash_writes,
+            flash_bytes: costs.flash_bytes_of(size, cache.flash_write_bytes as f64 * flash_writes),
+            wear: wear.map(|wear| wear.with(options.endurance, size, flash_writes)),
+        });
     }
-    let (back, admission) = best.expect("there is an admission");
-    let flash_writes = back.flash_write_bytes as f64 / through.flash_write_bytes.max(1) as f64;
-    let life_years = wear.map(|wear| wear.life_years / flash_writes.max(1e-9));
-    let lasts = |years: f64| years >= WARRANTY_YEARS;
-    // Wear is a reason against write-back only if the flash would last long enough with
-    // write-through.
-    let is_worn =
-        life_years.is_some_and(|back| !lasts(back)) && wear.is_some_and(|wear| lasts(wear.life_years));
-    let is_faster = (back.all_ns as f64) < through.all_ns as f64 * GAIN_MIN;
+    let is_advised = |back: &&Back<'_>| {
+        (back.mean_ns as f64) < through.all_ns as f64 * GAIN_MIN && !is_worn(wear, back.wear.as_ref())
+    };
+    let advised: Vec<&Back<'_>> = tried.iter().filter(is_advised).collect();
+    let is_write_back = !advised.is_empty();
+    let back = if is_write_back { best(&advised) } else { best(&tried.iter().collect::<Vec<_>>()) };
     Ok(Some(ModeChoice {
-        is_write_back: is_faster && !is_worn,
-        admission: admission.to_string(),
+        is_write_back,
+        admission: back.trial.setting.admission.to_string(),
+        cache: back.trial.clone(),
         through_ns: through.all_ns,
-        back_ns: back.all_ns,
-        flash_writes,
-        life_years,
+        back_ns: back.mean_ns,
+        flash_writes: back.flash_writes,
+        life_years: back.wear.as_ref().map(|wear| wear.life_years),
     }))
+}
+
+/// Returns true if write-back wears out flash too early. Wear is a reason against write-back only
+/// if the flash would last long enough with write-through.
+fn is_worn(through: Option<&Wear>, back: Option<&Wear>) -> bool {
+    let lasts = |wear: &Wear| wear.life_years >= WARRANTY_YEARS;
+    back.is_some_and(|back| !lasts(back)) && through.is_some_and(lasts)
+}
+
+/// Returns the cache that takes the least flash of those that are about as fast as the fastest.
+fn best<'a, 'b>(tried: &[&'a Back<'b>]) -> &'a Back<'b> {
+    let fastest = tried.iter().map(|back| back.mean_ns).min().expect("at least one was tried");
+    let alike = tried.iter().copied().filter(|back| back.mean_ns as f64 <= fastest as f64 * ALIKE);
+    alike.min_by(|a, b| a.flash_bytes.total_cmp(&b.flash_bytes)).expect("the fastest is alike")
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_engine::admission::Admission;
+
+    use super::*;
+
+    #[test]
+    fn of_equally_fast_caches_the_one_with_the_least_flash_wins() {
+        let setting = Setting {
+            cache_bytes: 1 << 20,
+            block_bytes: 4096,
+            policy: PolicyKind::default(),
+            admission: Admission::default(),
+        };
+        let trial = Trial {
+            setting,
+            read_hit_ratio: 0.5,
+            read_hit_byte_ratio: 0.5,
+            flash_write_bytes: 0,
+            memory_bytes: 0,
+        };
+        let back = |mean_ns, flash_bytes| Back {
+            trial: &trial,
+            mean_ns,
+            flash_writes: 1.0,
+            flash_bytes,
+            wear: None,
+        };
+        let (fast, alike, sparing) = (back(1000, 9.0), back(1090, 5.0), back(1200, 1.0));
+        assert_eq!(best(&[&fast, &alike, &sparing]).mean_ns, 1090);
+        assert_eq!(best(&[&sparing, &fast]).mean_ns, 1000);
+    }
 }

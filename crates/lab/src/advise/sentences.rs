@@ -6,7 +6,7 @@ use super::candidates::Trial;
 use super::devices::WARRANTY_YEARS;
 use super::input::CollectedTrace;
 use super::latency::{self, Timing};
-use super::{Advice, HIT_RATIO_MIN, Options, POINT, Verdict};
+use super::{Advice, HIT_RATIO_MIN, Options, POINT, Setting, Verdict};
 use crate::picture::Unit;
 
 /// Minimum duration of a trace that shows daily repetition, seconds.
@@ -56,6 +56,17 @@ pub(super) fn typed(bytes: u64) -> String {
     let suffixes = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let exact = suffixes.into_iter().find(|(shift, _)| bytes.is_multiple_of(1 << shift));
     exact.map_or(bytes.to_string(), |(shift, suffix)| format!("{}{suffix}", bytes >> shift))
+}
+
+/// Describes a cache in one phrase.
+pub(super) fn described(setting: &Setting) -> String {
+    format!(
+        "{} with {} blocks, policy {}, admission {}",
+        bytes(setting.cache_bytes),
+        bytes(setting.block_bytes.into()),
+        setting.policy.info().name,
+        setting.admission,
+    )
 }
 
 /// Adds the sentences of the advice not to use a cache.
@@ -124,20 +135,25 @@ pub(super) fn recommending(mut advice: Advice, held: &CollectedTrace, options: &
         typed(setting.cache_bytes),
         typed(setting.block_bytes.into()),
     );
-    push_size(&mut advice, cache, recommendation.of_footprint);
-    push_policy(&mut advice, cache);
-    push_block(&mut advice, cache);
+    // The tables have alternatives to the best cache with write-through.
+    let through = &recommendation.write_through;
+    push_size(&mut advice, through);
+    push_second_choice(&mut advice, through);
+    push_policy(&mut advice, through);
+    push_block(&mut advice, through);
     push_admission(&mut advice, cache);
+    push_preset_choice(&mut advice, through);
     push_fill(&mut advice);
     push_mode(&mut advice);
     push_latency(&mut advice, options);
     push_wear(&mut advice);
-    push_target_caveats(&mut advice, cache, options);
+    push_target_caveats(&mut advice, through, options);
     push_trace_caveats(&mut advice, held);
     advice
 }
 
-fn push_size(advice: &mut Advice, cache: &Trial, of_footprint: f64) {
+fn push_size(advice: &mut Advice, cache: &Trial) {
+    let of_footprint = cache.setting.cache_bytes as f64 / advice.profile.footprint.bytes.max(1) as f64;
     let target = &advice.target;
     let aim = if target.is_given {
         format!("the {} you asked for", percent(target.read_hit_ratio))
@@ -152,8 +168,8 @@ fn push_size(advice: &mut Advice, cache: &Trial, of_footprint: f64) {
     };
     advice.why.push(format!("Size: {size}, {share} of the {touched} the trace touches, {reaches}."));
     advice.why.push(
-        "Size, blocks, policy and admission were chosen together: of the combinations tried that reach the aim, \
-         this one takes the least flash in five years, by its size and its writes."
+        "Size, blocks, policy and admission were chosen together: of the combinations compared that reach the aim, \
+         it has about the smallest product of flash in five years and mean latency."
             .to_owned(),
     );
     if let Some(knee) = advice.knee
@@ -165,6 +181,20 @@ fn push_size(advice: &mut Advice, cache: &Trial, of_footprint: f64) {
             percent(knee.read_hit_ratio),
         ));
     }
+}
+
+/// Compares the cache with the second-best combination.
+fn push_second_choice(advice: &mut Advice, cache: &Trial) {
+    let Some(second) = &advice.second_choice else { return };
+    let latency = second.mean_ns.map_or(String::new(), |ns| format!(", mean request {}", ms(ns)));
+    let sentence = format!(
+        "Runner-up: {} serves {} of the reads instead of {}{latency}, {}.",
+        second.value,
+        percent(second.trial.read_hit_ratio),
+        percent(cache.read_hit_ratio),
+        writes_compared(&second.trial, cache),
+    );
+    advice.why.push(sentence);
 }
 
 fn push_policy(advice: &mut Advice, cache: &Trial) {
@@ -268,6 +298,29 @@ fn push_admission(advice: &mut Advice, cache: &Trial) {
     }
 }
 
+/// Compares the cache with the policy and admission that a cache has by default.
+fn push_preset_choice(advice: &mut Advice, cache: &Trial) {
+    let Some(default) = &advice.preset_choice else { return };
+    if default.setting == cache.setting {
+        return;
+    }
+    let sentence = format!(
+        "Default: policy {} and admission {}, which hob chooses while the cache serves, {}, {}.",
+        default.setting.policy.info().name,
+        default.setting.admission,
+        match looks_equal(default, cache) {
+            true => format!("serve as many reads ({})", percent(cache.read_hit_ratio)),
+            false => format!(
+                "serve {} of the reads instead of {}",
+                percent(default.read_hit_ratio),
+                percent(cache.read_hit_ratio)
+            ),
+        },
+        writes_compared(default, cache).replace("and writes", "and write"),
+    );
+    advice.why.push(sentence);
+}
+
 fn push_fill(advice: &mut Advice) {
     let (Some(filled), Some(advised)) = (&advice.preset_fill, &advice.recommendation) else { return };
     let own = &advised.write_through;
@@ -313,6 +366,7 @@ fn push_mode(advice: &mut Advice) {
         advice
             .why
             .push(format!("Mode: write-back (preset auto) with admission {}: {compared}.", mode.admission));
+        push_other_cache(advice);
         advice.caveats.push(
             "Write-back: for up to 30 seconds, written data is only on flash, so nothing else may read or change \
              the backing. Give it a pool of two devices: on one device, its loss loses this data."
@@ -326,6 +380,23 @@ fn push_mode(advice: &mut Advice) {
         ));
         push_write_back(advice);
     }
+}
+
+/// Says that write-back has another cache than write-through, if it differs in more than the
+/// admission.
+fn push_other_cache(advice: &mut Advice) {
+    let Some(advised) = &advice.recommendation else { return };
+    let (back, through) = (advised.cache.setting, advised.write_through.setting);
+    if (Setting { admission: back.admission, ..through }) == back {
+        return;
+    }
+    let sentence = format!(
+        "With write-back, {} is better than {}, which is the best with write-through. The other reasons and the tables \
+         are about the latter.",
+        described(&back),
+        described(&through),
+    );
+    advice.why.push(sentence);
 }
 
 fn push_write_back(advice: &mut Advice) {
@@ -466,7 +537,6 @@ fn push_trace_caveats(advice: &mut Advice, held: &CollectedTrace) {
 mod tests {
     use hob_engine::policy::PolicyKind;
 
-    use super::super::Setting;
     use super::*;
 
     fn trial(read_hit_ratio: f64, flash_write_bytes: u64) -> Trial {

@@ -16,8 +16,8 @@ pub fn text(advice: &Advice) -> String {
     }
     section(&mut out, "Why", &advice.why);
     if let Some(advised) = &advice.recommendation {
-        let chosen = &advised.cache;
-        out += &runners_up(advice, &advised.write_through);
+        let chosen = &advised.write_through;
+        out += &runners_up(advice, chosen);
         let of_footprint = |trial: &Trial| trial.setting.cache_bytes as f64 / footprint(advice);
         out += "\nOther sizes, each with its best policy\n";
         out += &columns(

@@ -99,6 +99,15 @@ fn half(cases: &mut [Case], index: usize) {
 }
 
 #[test]
+fn every_figure_has_a_sabotage() {
+    let source = include_str!("sabotage.rs");
+    for figure in FIGURES.iter().filter(|figure| figure.waits_for().is_none()) {
+        let has = |function: &str| source.contains(&format!("{function}(\"{}\",", figure.name));
+        assert!(has("sabotaged") || has("all_fail"), "{}", figure.name);
+    }
+}
+
+#[test]
 fn latencies_fail_with_a_small_cache_and_a_slow_backing() {
     let small = ["scale=64", "requests=30000"];
     sabotaged("hm-latency", &small, &[(&["read hits"], |cases| half(cases, 1))]);
@@ -224,8 +233,14 @@ fn tiles_fail_without_a_cache_on_fast_disks_and_with_the_arrays_exchanged() {
     let fast: Change = |cases| {
         cases[2 * TILES..][..TILES].iter_mut().for_each(|case| case.backing = Backing::Luns(2, many_disks));
     };
-    let exchanged: Change = |cases| cases.rotate_left(2 * TILES);
-    let sabotages: [(&[&str], Change); 3] = [
+    let exchanged: Change = |cases| cases[..4 * TILES].rotate_left(2 * TILES);
+    let fast_at_other_rates: Change = |cases| {
+        cases[4 * TILES..].iter_mut().for_each(|case| case.backing = Backing::Luns(2, many_disks));
+    };
+    let other_rates =
+        ["tiles on 20 disks, no cache, rate 5 % lower", "tiles on 20 disks, no cache, rate 20 % higher"];
+    let sabotages: [(&[&str], Change); 4] = [
+        (&other_rates, fast_at_other_rates),
         (&["tiles on 20 disks, 92 GB", "tiles on 11 disks, 92 GB"], uncached),
         (&["tiles on 11 disks, no cache"], fast),
         (&["mean latency of 1 tile, no cache, 11 disks against 20"], exchanged),
@@ -235,7 +250,10 @@ fn tiles_fail_without_a_cache_on_fast_disks_and_with_the_arrays_exchanged() {
 
 #[test]
 fn shares_of_io_fail_with_other_caches_and_with_caches_or_arrays_exchanged() {
-    let sabotages: [(&[&str], Change); 5] = [
+    let sabotages: [(&[&str], Change); 6] = [
+        (&["lost from three to four tiles, a tenth more hot data"], |cases| {
+            cases[7] = cases[7].clone().set("cache=366GiB");
+        }),
         (&["served by DRAM and flash, 366 GB"], |cases| cases[2] = cases[0].clone()),
         (&["reads that DRAM serves, 92 GB"], |cases| cases[0].memory_bytes *= 2),
         (&["mean read latency, 366 GB against 92 GB"], |cases| cases.swap(0, 2)),
@@ -255,13 +273,16 @@ fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
         "mean latency, comfort limit",
         "comfort limit in the second of the peak",
     ];
-    let sabotages: [(&[&str], Change); 3] = [
+    let sabotages: [(&[&str], Change); 4] = [
         (&cached, |cases| {
             cases[1].cache = CaseCache::Off;
             // This array has no write cache, which would absorb the writes of a short run.
             cases[1].backing = Backing::Array(ArrayConfig::raid5_of_five_15k);
         }),
         (&["peak I/Os a second, no cache"], |cases| cases[0].backing = Backing::FixedNs(100_000)),
+        (&["mean utilisation of the disks"], |cases| {
+            cases.iter_mut().for_each(|case| case.backing = Backing::FixedNs(100_000));
+        }),
         (&["reads that DRAM serves, 200 desktops"], |cases| cases.swap(1, 2)),
     ];
     // At this scale a desktop has few pages. A steeper skew gives it the share of hits of a
