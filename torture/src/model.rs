@@ -144,10 +144,12 @@ pub struct Model {
     /// make a write durable that was in flight at the withdrawal.
     withdrawn: u64,
     /// True while a failed flush may still report a loss of data by the backing. The flag is
-    /// cleared by the first successful flush that was sent after the last fault, or by a second
-    /// failed one.
+    /// cleared by the first successful flush that was sent after the last fault, or by the second
+    /// failed flush that was.
     loss_unreported: bool,
-    /// True if a failed flush has reported the loss. The next flush may fail too.
+    /// True if one failed flush has reported a loss of data by the backing since that loss. The
+    /// next flush may then fail too, because a flush does not report the loss of changes that ended
+    /// while the flush was in flight.
     was_told: bool,
     /// Time by which the daemon has noticed the backing's last loss of data; `None` if there was no
     /// loss. Until then its cache may return the lost data.

@@ -337,8 +337,8 @@ impl Directory {
         self.unlimited = 0;
     }
 
-    /// Passes a new allowance to the chooser, which considers it when it chooses the admission. Has
-    /// no effect if the cache has no chooser.
+    /// Passes a new allowance of flash writes to the chooser, which considers it when it chooses
+    /// the admission. Has no effect if the cache has no chooser.
     pub(crate) fn note_allowance(&mut self, allowance: Option<&Allowance>) {
         if let Some(chooser) = &mut self.chooser {
             chooser.note_allowance(allowance);

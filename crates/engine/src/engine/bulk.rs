@@ -46,7 +46,7 @@ pub(super) struct BulkWrites {
 /// Relation of a write to a long sequential run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Bulk {
-    /// The write is not part of a long run.
+    /// The write is not part of a long sequential run.
     #[default]
     No,
     /// The write may bypass the cache.

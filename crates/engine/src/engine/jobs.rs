@@ -47,8 +47,8 @@ pub(super) struct Job {
 pub(super) enum JobKind {
     /// Writes dirty sectors to the backing.
     Destage,
-    /// Destages a dirty sector that the request in this slot covers only partly, under the
-    /// request's range lock.
+    /// Destages a dirty sector that a guest request covers only partly, under the request's range
+    /// lock. The number is the request's slot in the engine's request table.
     Edges(u32),
     /// Flushes the backing. The value is the number of completed writes that are durable after the
     /// flush.
@@ -182,9 +182,9 @@ impl Engine {
         self.job_slots.may_take(disk, u64::from(1 + RESERVED))
     }
 
-    /// Returns true if a job without a range lock may start. The first such job of a disk may
-    /// always start, because the disk's other jobs may wait for a range lock that is released only
-    /// after this job.
+    /// Returns true if a job without a range lock may start. A disk without such a job may start
+    /// one even if the disk has used up its job slots. Otherwise the jobs in these slots could wait
+    /// for ever for a range lock that is released only after the new job.
     fn has_job_at_once(&self, disk: DiskId) -> bool {
         let is_first = self.disk(disk).jobs_at_once == 0;
         self.jobs.len() < super::JOBS_MAX && (is_first || self.job_slots.may_take(disk, 1))

@@ -174,8 +174,9 @@ impl Parents {
         self.unchecked.contains_key(&parent)
     }
 
-    /// Returns the result of a read that the parent's disk has answered. It is an error while the files
-    /// of the parent must be checked: the read may have been sent before, and returned changed data.
+    /// Returns the result that a clone gets for a read that hob sent to the disk of the clone's
+    /// parent. While the parent's files must be checked for changes, the result is an error,
+    /// because the read may have returned changed data.
     fn result_of(&self, asked: &Asked, result: Result<(), IoError>) -> Result<(), IoError> {
         if self.is_unchecked(asked.parent) { Err(IoError::ShuttingDown) } else { result }
     }

@@ -45,7 +45,8 @@ pub(super) struct FdEntry {
     pub(super) class: FdClass,
     /// Cache of a file with class [`FdClass::Volatile`].
     pub(super) volatile: Option<Arc<VolatileFile>>,
-    /// Gate that is checked before each change of the file.
+    /// Gate that must be open when a change of the file's content starts. Changes fail while it is
+    /// closed.
     pub(super) gate: Option<Arc<dyn Gate>>,
     pub(super) generation: u16,
     pub(super) in_flight: u32,

@@ -342,8 +342,8 @@ impl Ring {
     }
 
     /// Submits started operations and polls, for at most `spin`, until one completes or `look`
-    /// returns true. Returns true in these cases. The thread pool does not poll, because it needs
-    /// the CPU.
+    /// returns true. Returns false if neither happened within `spin`. With the thread pool, this
+    /// function checks once and does not poll, because the pool's threads need the CPU.
     pub fn watch(&mut self, spin: Duration, mut look: impl FnMut() -> bool) -> bool {
         self.run_waiting();
         if self.waker.take() || !self.ready.is_empty() || look() {

@@ -1,4 +1,5 @@
-//! The scenario of a cluster history, generated from the seed, and event counts.
+//! The random parameters of one simulated history of a cluster, generated from its seed, and the
+//! counts of the history's events.
 
 use hob_engine::cluster::{DRIFT_ONE_IN, SCHEDULING_NS_MAX};
 use hob_engine::units::Instant;

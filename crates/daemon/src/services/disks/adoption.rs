@@ -238,8 +238,9 @@ impl Inner {
         None
     }
 
-    /// Returns the pool of a new disk's write-back cache, and the devices of the pool that have been
-    /// missing since the state is new.
+    /// Returns the pool of the write-back cache of a disk that was never served, and the pool's
+    /// missing devices, if hob opened the pool without a saved state and these devices have been
+    /// missing since then. They may have dirty data of the disk.
     fn unseen_devices(&self, wanted: &DiskState) -> Option<(String, String)> {
         let writes_back = |spec: &&CacheSpec| spec.mode == Mode::WriteBack && spec.journal.is_some();
         let spec = wanted.cache.as_ref().filter(|_| wanted.is_new).filter(writes_back)?;

@@ -262,8 +262,10 @@ impl Pools {
     }
 
     /// Gives a drained cache another journal ring, which can record the end of the cache. If the
-    /// journal id was replaced in the configuration, the ring belongs to the `former` journal. If the
-    /// removal of the cache fails, that journal is in service, and the saved state must name it.
+    /// configuration has a new journal id already, the new ring belongs to the `former` journal,
+    /// which the running cache still uses. If the removal of the cache then fails, the cache
+    /// continues with the former journal, so the caller must put this journal back into the saved
+    /// state.
     pub(in crate::services) async fn renew_ring_of(
         &self,
         name: &str,
