@@ -1,7 +1,8 @@
 //! Migration records in the state file: which host owns a disk.
 //!
-//! A record is in memory before it is saved, so a save of other settings may write it too. After a
-//! failed save, the state file may have the record or not. The state machines handle both cases.
+//! A record is in memory before it is saved. So a concurrent save of other settings may already
+//! write the record to the state file. After a failed save, the state file may have the record or
+//! not. The state machines handle both cases.
 
 use std::sync::Arc;
 

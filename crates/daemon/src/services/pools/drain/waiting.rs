@@ -1,9 +1,9 @@
-//! Drains that wait for the backing, and keep write-back in effect meanwhile.
+//! Drains that wait until the backing answers. While a drain waits, write-back stays in effect.
 //!
-//! During a drain, guests' writes go to the backing. They would wait for a backing that does not
-//! answer, and fail after the disk's `backing_timeout`. So a drain begins only while the backing
-//! answers. If the backing stops answering during the drain, hob stops the drain and restores the
-//! write mode. hob drains again when the backing answers.
+//! During a drain, writes of guests go to the backing. If the backing did not answer, these writes
+//! would wait, and fail after the disk's `backing_timeout`. So a drain begins only while the
+//! backing answers. If the backing stops answering during the drain, hob stops the drain and
+//! restores the write mode. hob drains again when the backing answers.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ impl Drop for PendingDrainGuard<'_> {
 }
 
 impl Watch {
-    /// Returns why a drain waits for the backing, if it does.
+    /// Returns the reason why a drain waits for the backing, or `None` if no drain waits.
     pub(in crate::services) fn waiting_reason(&self) -> Option<&str> {
         self.pending_drain.as_ref()?.waits.as_deref()
     }
@@ -99,7 +99,7 @@ impl Pools {
         }
     }
 
-    /// Stops the drain of a disk, also if it waits for the backing.
+    /// Stops the drain of a disk, even if the drain waits for the backing.
     pub(in crate::services) async fn stop_drain_of(
         &self,
         name: &str,
