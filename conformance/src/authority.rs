@@ -32,7 +32,7 @@ impl Authority {
     /// Creates a new authority, trusted by no one.
     ///
     /// # Panics
-    /// If there are no random numbers.
+    /// Panics if the system returns no random numbers.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
@@ -103,7 +103,7 @@ fn client(name: &str) -> CertificateParams {
 /// Writes a file that only its owner can read.
 ///
 /// # Panics
-/// If the file cannot be written.
+/// Panics if the file cannot be written.
 pub fn secret(path: &Path, text: &str) {
     std::fs::write(path, text).expect("write");
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("chmod");

@@ -44,7 +44,7 @@ impl Cluster {
     /// Starts a monitor and `osds` OSDs, and waits until the pool accepts writes.
     ///
     /// # Panics
-    /// If a program is missing, or the cluster does not start.
+    /// Panics if a program is missing, or the cluster does not start.
     #[must_use]
     #[track_caller]
     pub fn start(osds: usize) -> Self {
@@ -120,7 +120,7 @@ impl Cluster {
     /// Breaks the lock on an image, which fences its holder.
     ///
     /// # Panics
-    /// If the image is not locked.
+    /// Panics if the image is not locked.
     #[track_caller]
     pub fn break_lock(&self, image: &str) {
         let locks = self.rbd(&["lock", "list", "--format", "json", &format!("rbd/{image}")]);

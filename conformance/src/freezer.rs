@@ -31,7 +31,7 @@ impl Freezer {
     /// Moves a process into a new cgroup.
     ///
     /// # Panics
-    /// If cgroup v2 is not mounted, or this process is not root.
+    /// Panics if cgroup v2 is not mounted, or this process is not root.
     #[must_use]
     #[track_caller]
     pub fn of(pid: u32) -> Self {
@@ -46,7 +46,7 @@ impl Freezer {
     /// Stops all threads of the process. Returns when they are stopped.
     ///
     /// # Panics
-    /// If they run on.
+    /// Panics if the threads do not stop.
     #[track_caller]
     pub fn freeze(&self) {
         fs::write(self.group.join("cgroup.freeze"), "1").expect("freeze the process");
@@ -59,7 +59,7 @@ impl Freezer {
     /// Lets the process continue.
     ///
     /// # Panics
-    /// If the kernel refuses that.
+    /// Panics if the kernel refuses to continue the process.
     #[track_caller]
     pub fn thaw(&self) {
         fs::write(self.group.join("cgroup.freeze"), "0").expect("thaw the process");

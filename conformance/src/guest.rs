@@ -132,7 +132,7 @@ impl Disk {
 /// Boots a VM with the export at `uri` as its disk, and returns the console's output.
 ///
 /// # Panics
-/// If a required program or kernel is missing, or the VM does not power off in time.
+/// Panics if a required program or kernel is missing, or the VM does not power off in time.
 #[must_use]
 #[track_caller]
 pub fn boot(scratch: &Scratch, uri: &str) -> String {
@@ -142,7 +142,7 @@ pub fn boot(scratch: &Scratch, uri: &str) -> String {
 /// Boots a VM with the disk at a vhost-user socket.
 ///
 /// # Panics
-/// As for [`boot`].
+/// Panics in the same cases as [`boot`].
 #[must_use]
 #[track_caller]
 pub fn boot_vhost_user(scratch: &Scratch, socket: &str) -> String {
@@ -153,7 +153,7 @@ pub fn boot_vhost_user(scratch: &Scratch, socket: &str) -> String {
 /// QEMU.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32, more: &[&str]) -> Process {
@@ -165,7 +165,7 @@ pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32, more: &[&str])
 /// As [`start_rounds`], with the export at `uri`.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_rounds_nbd(scratch: &Scratch, uri: &str, rounds: u32) -> Process {
@@ -176,7 +176,7 @@ pub fn start_rounds_nbd(scratch: &Scratch, uri: &str, rounds: u32) -> Process {
 /// Starts a VM with the disk at a vhost-user socket, which waits for the disk to grow.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_growing(scratch: &Scratch, socket: &str) -> Process {
@@ -188,7 +188,7 @@ pub fn start_growing(scratch: &Scratch, socket: &str) -> Process {
 /// its libraries.
 ///
 /// # Panics
-/// If a required program is missing.
+/// Panics if a required program is missing.
 #[track_caller]
 pub fn root_image(scratch: &Scratch, image: &Path, size: u64, rounds: u32) {
     let tree = Tree::new(scratch.path("root")).program(&find("fio"), "bin/fio");
@@ -201,7 +201,7 @@ pub fn root_image(scratch: &Scratch, image: &Path, size: u64, rounds: u32) {
 /// Starts a VM that boots from the disk at a vhost-user socket, which [`root_image`] created.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_root(scratch: &Scratch, socket: &str) -> Process {
@@ -214,7 +214,7 @@ pub fn start_root(scratch: &Scratch, socket: &str) -> Process {
 /// directory. `program` is the test suite's `guest-load`. The VM's memory is the file `memory`.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn loaded(scratch: &Scratch, disk: &Disk, memory: &Path, program: &Path, hot_blocks: u64) -> Tool {
@@ -231,7 +231,7 @@ pub fn loaded(scratch: &Scratch, disk: &Disk, memory: &Path, program: &Path, hot
 /// `console` in the scratch directory.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn loaded_vm(scratch: &Scratch, program: &Path, hot_blocks: u64) -> Boot {
@@ -251,7 +251,7 @@ pub fn loaded_vm(scratch: &Scratch, program: &Path, hot_blocks: u64) -> Boot {
 /// guest's console would stop: QEMU sends each byte as one message, and a socket holds a few hundred.
 ///
 /// # Panics
-/// If the guest's QEMU does not listen.
+/// Panics if the guest's QEMU does not listen.
 #[must_use]
 #[track_caller]
 pub fn end_load(scratch: &Scratch) -> UnixStream {
@@ -266,7 +266,7 @@ pub fn end_load(scratch: &Scratch) -> UnixStream {
 /// `backing.img` and `pool.img` are in the scratch directory. Returns the console's output.
 ///
 /// # Panics
-/// If a required program or kernel is missing, or the VM does not power off in time.
+/// Panics if a required program or kernel is missing, or the VM does not power off in time.
 #[must_use]
 #[track_caller]
 pub fn run_host_device(scratch: &Scratch, hob: &Path) -> String {

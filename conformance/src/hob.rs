@@ -28,7 +28,7 @@ const COMMAND_MAX: Duration = Duration::from_secs(180);
 /// Returns the program under test.
 ///
 /// # Panics
-/// If there is none.
+/// Panics if there is no binary.
 #[must_use]
 #[track_caller]
 pub fn binary() -> PathBuf {
@@ -141,7 +141,7 @@ impl Serve {
     /// Starts the server with its sockets in `scratch` and waits until it answers.
     ///
     /// # Panics
-    /// If the server ends or does not answer.
+    /// Panics if the server ends or does not answer.
     #[must_use]
     #[track_caller]
     pub fn start(&self, scratch: &Scratch) -> Hob {
@@ -153,7 +153,7 @@ impl Serve {
     /// Starts a server that must refuse to serve. Returns the server's output.
     ///
     /// # Panics
-    /// If the server serves the disk, or exits with status 0.
+    /// Panics if the server serves the disk, or exits with status 0.
     #[track_caller]
     pub fn refused(&self, scratch: &Scratch) -> Output {
         let mut process = self.launch(scratch);
@@ -289,7 +289,7 @@ impl Daemon {
     /// Starts the daemon with the configuration file `config`, whose control socket is `control`.
     ///
     /// # Panics
-    /// If the control socket does not appear.
+    /// Panics if the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn start(config: &Path, control: &Path) -> Self {
@@ -299,7 +299,7 @@ impl Daemon {
     /// Like `start`, with the program at `program`.
     ///
     /// # Panics
-    /// If the control socket does not appear.
+    /// Panics if the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn start_program(program: &Path, config: &Path, control: &Path) -> Self {
@@ -312,7 +312,7 @@ impl Daemon {
     /// control socket.
     ///
     /// # Panics
-    /// If the control socket does not appear.
+    /// Panics if the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn start_inside(host: &Host, config: &Path, control: &Path) -> Self {
@@ -324,7 +324,7 @@ impl Daemon {
     /// Starts the daemon with `command`, for example through a program that sets limits first.
     ///
     /// # Panics
-    /// If the control socket does not appear.
+    /// Panics if the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn run(mut command: Command, control: &Path) -> Self {

@@ -31,7 +31,7 @@ impl Host {
     /// Creates two hosts that reach only each other.
     ///
     /// # Panics
-    /// If namespaces cannot be created.
+    /// Panics if namespaces cannot be created.
     #[must_use]
     #[track_caller]
     pub fn pair() -> [Self; 2] {
@@ -82,7 +82,7 @@ impl Host {
     /// Returns the bytes sent on the cable so far, with the headers of all layers.
     ///
     /// # Panics
-    /// If the kernel does not count them.
+    /// Panics if the kernel does not count these bytes.
     #[must_use]
     #[track_caller]
     pub fn sent_bytes(&self) -> u64 {

@@ -21,7 +21,7 @@ impl Monitor {
     /// Connects to the socket at `path` when it exists.
     ///
     /// # Panics
-    /// If there is no answer.
+    /// Panics if QEMU does not answer.
     #[must_use]
     #[track_caller]
     pub fn connect(path: &Path) -> Self {
@@ -37,7 +37,7 @@ impl Monitor {
     /// Runs a command and returns its result; events are skipped.
     ///
     /// # Panics
-    /// If QEMU refuses it, or does not answer.
+    /// Panics if QEMU refuses the command, or does not answer.
     #[track_caller]
     pub fn ask(&mut self, what: &str, arguments: Value) -> Value {
         let question = json!({ "execute": what, "arguments": arguments });
@@ -55,7 +55,7 @@ impl Monitor {
     /// after the migration.
     ///
     /// # Panics
-    /// If the migration fails, or lasts longer than `limit`.
+    /// Panics if the migration fails, or lasts longer than `limit`.
     #[track_caller]
     pub fn migrate(&mut self, uri: &str, arriving: &Process, limit: Duration) -> Value {
         // Guest memory is small and rarely changes; the limit is the sender's share of two slow cores.

@@ -27,7 +27,7 @@ impl Scratch {
     /// Creates an empty directory under the system's temporary directory.
     ///
     /// # Panics
-    /// If the directory cannot be created.
+    /// Panics if the directory cannot be created.
     #[must_use]
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("hobt").tempdir().expect("a scratch directory");
@@ -80,7 +80,7 @@ pub fn text(path: &Path) -> String {
 /// Reserves a TCP port of the loopback interface for this test process.
 ///
 /// # Panics
-/// If none is left.
+/// Panics if no port is free.
 #[must_use]
 pub fn free_port() -> u16 {
     let mut claimed = CLAIMED.lock().expect("a thread that panics here has found none");
@@ -101,7 +101,7 @@ pub fn free_port() -> u16 {
 /// Calls `done` every few milliseconds until it returns true; `what` names the condition in the failure.
 ///
 /// # Panics
-/// If `limit` passes first.
+/// Panics if `limit` passes before `done` returns true.
 #[track_caller]
 pub fn wait_until(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
     let start = Instant::now();

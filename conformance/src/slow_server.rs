@@ -55,7 +55,7 @@ impl SlowServer {
     /// Serves the file `image` at the Unix socket `socket` under the empty name.
     ///
     /// # Panics
-    /// When the file or the socket cannot be opened.
+    /// Panics if the file or the socket cannot be opened.
     #[must_use]
     #[track_caller]
     pub fn start(socket: &Path, image: &Path, delays: Delays) -> Self {

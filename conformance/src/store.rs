@@ -27,7 +27,7 @@ impl Store {
     /// Starts nbdkit at `socket` with these arguments.
     ///
     /// # Panics
-    /// If nbdkit does not serve in time.
+    /// Panics if nbdkit does not serve in time.
     #[must_use]
     #[track_caller]
     pub fn start(socket: &Path, args: &[&str]) -> Self {

@@ -115,7 +115,7 @@ impl Plan {
     /// Returns the address for other hosts, `address:port`.
     ///
     /// # Panics
-    /// If it has none.
+    /// Panics if the host has no address for other hosts.
     #[must_use]
     #[track_caller]
     pub fn address(&self) -> &str {
@@ -201,7 +201,7 @@ impl TestHost {
     /// Returns the address for other hosts, `address:port`.
     ///
     /// # Panics
-    /// If it has none.
+    /// Panics if the host has no address for other hosts.
     #[must_use]
     #[track_caller]
     pub fn address(&self) -> &str {
@@ -221,7 +221,7 @@ impl TestHost {
     /// failures.
     ///
     /// # Panics
-    /// If it is not running.
+    /// Panics if the daemon is not running.
     #[track_caller]
     pub fn kill(&mut self) -> String {
         let mut daemon = self.daemon.take().expect("it runs");
@@ -234,7 +234,7 @@ impl TestHost {
     /// Sends SIGTERM to the daemon, which must end with status 0.
     ///
     /// # Panics
-    /// If the daemon does not end with status 0.
+    /// Panics if the daemon does not end with status 0.
     #[track_caller]
     pub fn stop(&mut self) {
         self.daemon.take().expect("it runs").stop();
@@ -243,7 +243,7 @@ impl TestHost {
     /// Sends the daemon a signal.
     ///
     /// # Panics
-    /// If it is not running.
+    /// Panics if the daemon is not running.
     #[track_caller]
     pub fn signal(&mut self, signal: Signal) {
         self.daemon.as_mut().expect("it runs").process.signal(signal);
@@ -252,7 +252,7 @@ impl TestHost {
     /// Returns the running daemon.
     ///
     /// # Panics
-    /// If it is not running.
+    /// Panics if the daemon is not running.
     #[must_use]
     #[track_caller]
     pub fn daemon(&self) -> &Daemon {
@@ -281,7 +281,7 @@ impl TestHost {
     /// Runs a `hob` command against the daemon. The command must succeed and return JSON.
     ///
     /// # Panics
-    /// If the command fails, or does not return JSON.
+    /// Panics if the command fails, or does not return JSON.
     #[must_use]
     #[track_caller]
     pub fn json(&self, args: &[&str]) -> Value {
@@ -322,7 +322,7 @@ impl TestHost {
     /// Waits until this host serves the disk.
     ///
     /// # Panics
-    /// If this host does not serve the disk in time.
+    /// Panics if this host does not serve the disk in time.
     #[track_caller]
     pub fn wait_until_serving(&self, disk: &str, limit: Duration) {
         wait_until(&format!("{disk} to be served by {}", self.name), limit, || self.serves(disk));
@@ -337,7 +337,7 @@ impl TestHost {
     /// Opens a new NBD connection to a disk.
     ///
     /// # Panics
-    /// If this host does not serve the disk.
+    /// Panics if this host does not serve the disk.
     #[must_use]
     #[track_caller]
     pub fn connect(&self, disk: &str) -> Client {

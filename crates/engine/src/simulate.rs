@@ -189,7 +189,7 @@ impl CacheSim {
     /// and the order of use. Returns the number of dropped blocks.
     ///
     /// # Panics
-    /// If the cache is not made of whole segments, or `segments` is 0 or too large.
+    /// Panics if the cache does not consist of whole segments, or if `segments` is 0 or too large.
     pub fn resize(&mut self, segment_blocks: u32, segments: u32) -> u64 {
         assert!(self.config.blocks.is_multiple_of(segment_blocks) && segments > 0);
         let coldest = self.directory.coldest_groups(segment_blocks, |_| false);

@@ -73,7 +73,7 @@ impl From<LockError> for io::Error {
 /// Takes an exclusive lock against other hobs. Waits briefly for a process that is just ending.
 ///
 /// # Errors
-/// `WOULDBLOCK` if another process keeps the lock.
+/// Returns `WOULDBLOCK` if another process keeps the lock.
 pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {
@@ -211,7 +211,8 @@ impl PathLock {
     /// Locks a file or a block device against hob, QEMU, and mounting.
     ///
     /// # Errors
-    /// Another program has it open, or the system's error. The text names the file.
+    /// Returns an error that names the file if another program has the file open, or if the system
+    /// reports an error.
     pub fn take(path: &Path, access: Access) -> io::Result<PathLock> {
         let named = |path: &Path, error: io::Error| {
             io::Error::new(error.kind(), format!("{}: {error}", path.display()))

@@ -55,7 +55,7 @@ fn beats() -> MutexGuard<'static, Beats> {
 /// Starts to watch for pauses of this process, until its end.
 ///
 /// # Errors
-/// The thread cannot be started.
+/// Returns an error if the thread cannot be started.
 pub(crate) fn watch() -> io::Result<()> {
     let mut beats = beats();
     if beats.has_thread {

@@ -114,7 +114,7 @@ impl Placement {
 /// Computes the placement.
 ///
 /// # Panics
-/// If a disk's host does not exist.
+/// Panics if a disk's host does not exist.
 pub fn place(hosts: &[Host], disks: &[Disk], bounds: Bounds) -> Placement {
     assert!(disks.iter().all(|disk| disk.host < hosts.len()), "a disk is on one of the hosts");
     let mut search = Search::new(hosts, disks);

@@ -137,11 +137,11 @@ impl Device {
     /// and did not answer.
     ///
     /// # Errors
-    /// If the queue is invalid. An invalid queue is not served, and its start index stays
-    /// unchanged.
+    /// Returns an error if the queue is invalid. An invalid queue is not served, and its start
+    /// index stays unchanged.
     ///
     /// # Panics
-    /// If the queue is served already.
+    /// Panics if the queue is served already.
     pub fn start(&mut self, start: Start) -> Result<(), Broken> {
         let (number, base) = (start.queue, start.base);
         let started = self.try_start(start);
@@ -254,7 +254,7 @@ impl Device {
     /// answered immediately.
     ///
     /// # Errors
-    /// If the queue is broken and therefore no longer served.
+    /// Returns an error if the queue is broken and therefore no longer served.
     pub fn take(
         &mut self,
         queue: u16,

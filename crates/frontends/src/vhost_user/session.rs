@@ -54,7 +54,7 @@ pub trait Shard {
 /// call.
 ///
 /// # Errors
-/// Why the connection ended, unless the client ended it.
+/// Returns the reason why the connection ended, unless the client closed it.
 pub fn run(
     socket: UnixStream,
     info: Info,

@@ -88,7 +88,8 @@ impl BelowLocks {
     /// Locks the files below the device.
     ///
     /// # Errors
-    /// Another process has one of the files open. The error has its path. No lock is kept.
+    /// Returns the path of a file, and the reason, if the file cannot be locked because another
+    /// process has it open. Then no lock is kept.
     pub(crate) fn take(&self, access: Access) -> Result<(), (PathBuf, LockError)> {
         let mut taken = Vec::new();
         for (object, share) in below(self.number) {

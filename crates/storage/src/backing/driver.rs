@@ -179,7 +179,7 @@ pub trait Reader: Send {
     /// [`Backing::read_before_attach`](super::Backing::read_before_attach).
     ///
     /// # Errors
-    /// An [`IoError`] of the backing.
+    /// Returns an [`IoError`] of the backing.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError>;
 }
 

@@ -133,7 +133,7 @@ impl Format {
     /// The result must not decide how the file is opened.
     ///
     /// # Errors
-    /// [`OpenError`] if the path cannot be a backing.
+    /// Returns an [`OpenError`] if the path cannot be a backing.
     pub fn resembled(path: &Path) -> Result<Format, OpenError> {
         let system = |source| OpenError::System { path: path.into(), source };
         path::check(path)?;
@@ -161,7 +161,7 @@ impl Format {
     /// Returns true if the content starts with the header of a LUKS volume. Such a disk is raw.
     ///
     /// # Errors
-    /// [`OpenError`] if the path cannot be a backing.
+    /// Returns an [`OpenError`] if the path cannot be a backing.
     pub fn resembles_luks(path: &Path) -> Result<bool, OpenError> {
         let system = |source| OpenError::System { path: path.into(), source };
         path::check(path)?;

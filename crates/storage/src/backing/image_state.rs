@@ -28,8 +28,8 @@ const SETTLED: Duration = Duration::from_millis(100);
 /// `below` it. Waits up to 0.1 s after a recent change. Do not call it on the shard's thread.
 ///
 /// # Errors
-/// A file that is missing, is not a regular file, or whose filesystem does not answer within five
-/// seconds (`TimedOut`). The text names the file.
+/// Returns an error that names the file if a file is missing, is not a regular file, or is on a
+/// filesystem that does not answer within five seconds (`TimedOut`).
 pub fn image_state(image: &Path, format: Format, below: &[ImageFile]) -> io::Result<String> {
     let mut name = file_state(image, format.name())?;
     for file in below {

@@ -488,8 +488,9 @@ impl Backing {
     /// call it on the shard's thread.
     ///
     /// # Errors
-    /// An [`IoError`] of the backing; `Invalid` if the range is outside the disk or not aligned to
-    /// `block_bytes_min`; `Unsupported` if the backing cannot be read like this.
+    /// Returns an [`IoError`] of the backing, `Invalid` if the range is outside the disk or not
+    /// aligned to `block_bytes_min`, or `Unsupported` if a backing of this kind cannot be read
+    /// before it is attached.
     pub fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         assert!(self.tokens.is_none(), "an attached backing is read through its ring");
         let info = self.info();

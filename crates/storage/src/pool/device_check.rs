@@ -20,7 +20,7 @@ const READ_BYTES: usize = 4096;
 /// failure could undo what a recovery has read there and acted on.
 ///
 /// # Errors
-/// A sentence for users.
+/// Returns a sentence for users if the device does not answer in time.
 pub fn check_answers(path: &Path, limit: Duration) -> Result<(), String> {
     match within(path, limit, read_and_flush) {
         Some(_) => Ok(()),

@@ -127,7 +127,7 @@ enum Outcome {
 /// known.
 ///
 /// # Errors
-/// [`RecoverError`]. A cache without any data left is not an error.
+/// Returns a [`RecoverError`]. A cache without any data left is not an error.
 pub fn recover(pool: &Pool, owner: OwnerId, progress: impl FnMut(u64, u64)) -> Result<Found, RecoverError> {
     Recovery::of(pool, owner)?.run(progress, |_| ())
 }
@@ -158,7 +158,7 @@ impl Recovery {
     /// called several times.
     ///
     /// # Errors
-    /// [`RecoverError`]. A cache without data is not an error.
+    /// Returns a [`RecoverError`]. A cache without data is not an error.
     pub fn run(
         self,
         progress: impl FnMut(u64, u64),

@@ -70,8 +70,8 @@ impl Ring {
     /// ring.
     ///
     /// # Panics
-    /// With more than 65 535 descriptors, which exceeds the system's usual limit; or with a
-    /// [`FdClass::Volatile`] that the power-cut layer does not know.
+    /// Panics if the ring has more than 65 535 descriptors, which exceeds the system's usual limit.
+    /// Also panics for a [`FdClass::Volatile`] that the power-cut layer does not know.
     pub fn attach(&mut self, file: impl Into<Arc<OwnedFd>>, class: FdClass) -> Fd {
         let file = file.into();
         if class == FdClass::Socket {

@@ -90,7 +90,7 @@ impl Migrations {
     /// new settings with a random lineage if none are recorded.
     ///
     /// # Errors
-    /// This host has no disk of this name.
+    /// Returns an error if this host has no disk of this name.
     pub(super) fn spec_to_leave(&self, name: &str) -> Result<MigrationSpec> {
         let inner = self.registry.inner();
         let known = inner.disk(name)?.wanted.migration.clone();

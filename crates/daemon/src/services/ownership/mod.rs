@@ -93,7 +93,8 @@ impl Ownership {
         let (shard, id) = self.registry.shard_of(name)?;
         shard.set_lease(id, taken.clock)?;
         // The data that this host has pulled is valid, whichever host owned the disk before. So the
-        // cache's generation is set here, and is saved together with the migration record.
+        // generation is recorded here as for a disk that this host owned before. The caller saves
+        // it together with the migration record.
         self.registry.inner().disk_mut(name)?.wanted.generation = Some(taken.generation);
         Ok(())
     }

@@ -70,7 +70,7 @@ impl OwnMap {
     /// at least a sector. The first `common_bytes` are in common with the parent.
     ///
     /// # Panics
-    /// If `object_bytes` is invalid.
+    /// Panics if `object_bytes` is invalid.
     #[must_use]
     pub fn new(object_bytes: u64, common_bytes: u64) -> OwnMap {
         let map = OwnMap::unknown(object_bytes, common_bytes);

@@ -73,8 +73,8 @@ impl Pools {
     /// Drains a cache while its backing answers. The caller holds the disk's operation guard.
     ///
     /// # Errors
-    /// `Stopped` if the drain is stopped ([`Pools::stop_drain_of`]), and the errors of a drain. The
-    /// write mode is the configured one again.
+    /// Returns `Stopped` if the drain was stopped ([`Pools::stop_drain_of`]), or an error of the
+    /// drain. After an error, the configured write mode is in effect again.
     pub(super) async fn drain_while_answering(
         &self,
         name: &str,
@@ -129,7 +129,7 @@ impl Pools {
     /// Returns why the backing cannot be written to, or `None` if it answers.
     ///
     /// # Errors
-    /// The drain is to be stopped, or the disk is being closed.
+    /// Returns an error if the drain should stop, or if the disk is being closed.
     fn check_backing(&self, name: &str) -> Result<Option<String>, ShardError> {
         let mut inner = self.registry.inner();
         let disk = inner.disk_mut(name).map_err(|_| ShardError::Command(CommandError::NoSuchDisk))?;
