@@ -1,5 +1,5 @@
-//! Test data: reproducible noise, files of it, and comparisons that report the first difference instead of
-//! printing both sides.
+//! Test data: reproducible noise, files of noise, and comparisons. A failed comparison reports the
+//! first difference, and does not print the compared data.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -47,7 +47,7 @@ impl Noise {
     }
 }
 
-/// Creates `path` with `len` bytes of noise; no byte range of it is a hole.
+/// Creates the file `path` with `len` bytes of noise and without holes.
 ///
 /// # Panics
 /// Panics if the file cannot be written.
@@ -65,7 +65,7 @@ pub fn noise_file(path: &Path, len: u64, seed: u64) {
     }
 }
 
-/// Creates `path` with `len` bytes, all of them a hole.
+/// Creates the file `path`, which is one hole of `len` bytes.
 ///
 /// # Panics
 /// Panics if the file cannot be created.

@@ -34,7 +34,7 @@ struct Member {
 }
 
 impl Etcd {
-    /// Starts a cluster of `members` members and waits until they serve.
+    /// Starts a cluster of `members` members and waits until all members serve.
     ///
     /// # Panics
     /// Panics if the members do not serve in time.

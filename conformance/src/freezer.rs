@@ -12,7 +12,8 @@ use crate::scratch::wait_until;
 /// Maximum time until all threads of a process are frozen.
 const FREEZE_MAX: Duration = Duration::from_secs(60);
 
-/// A process in a cgroup of its own. Dropping the value thaws the process and moves it back.
+/// A process in its own cgroup. When the value is dropped, the process continues and returns to its
+/// former cgroup.
 #[derive(Debug)]
 pub struct Freezer {
     root: PathBuf,
@@ -43,7 +44,7 @@ impl Freezer {
         freezer
     }
 
-    /// Stops all threads of the process. Returns when they are stopped.
+    /// Stops all threads of the process. Returns when all threads have stopped.
     ///
     /// # Panics
     /// Panics if the threads do not stop.

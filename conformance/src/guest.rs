@@ -2,9 +2,10 @@
 //! busybox script as the first process. The script comes from an initramfs or from the disk itself.
 //! QEMU runs without hardware acceleration, so no test needs KVM.
 //!
-//! The scripts are in `guest/`. Each prints [`SENTINEL`] on the serial console if everything succeeded, and
-//! powers the VM off in any case. It waits first, because console output that was not sent by then is lost
-//! with the VM: `stty` changes a setting only after all output was sent.
+//! The scripts are in `guest/`. Each prints [`SENTINEL`] on the serial console if everything
+//! succeeded, and powers the VM off in any case. Before the power-off, a script waits until all
+//! console output was sent, because the VM loses the rest. For this wait the script calls `stty`,
+//! which changes a setting only after all output was sent.
 
 mod tree;
 
@@ -227,8 +228,8 @@ pub fn loaded(scratch: &Scratch, disk: &Disk, memory: &Path, program: &Path, hot
         .limit(RUN_MAX)
 }
 
-/// As [`loaded`], for a program that starts QEMU itself. Its VM has the console at `console.sock` and
-/// `console` in the scratch directory.
+/// Like [`loaded`], for a program that starts QEMU itself. The console of its VM must be the socket
+/// `console.sock` and the log `console` in the scratch directory.
 ///
 /// # Panics
 /// Panics if a required program or kernel is missing.
@@ -247,8 +248,9 @@ pub fn loaded_vm(scratch: &Scratch, program: &Path, hot_blocks: u64) -> Boot {
 
 /// Ends the load of a guest by a line on its console, and returns the console for further input.
 ///
-/// A thread reads the output and discards it, because the log file has it too. Without a reader, the
-/// guest's console would stop: QEMU sends each byte as one message, and a socket holds a few hundred.
+/// A thread reads the console output from the socket and discards it, because the log file has the
+/// same output. Without a reader, the guest's console would stop: QEMU sends each byte as one
+/// message, and a socket buffers only a few hundred messages.
 ///
 /// # Panics
 /// Panics if the guest's QEMU does not listen.
@@ -262,8 +264,8 @@ pub fn end_load(scratch: &Scratch) -> UnixStream {
     console
 }
 
-/// Boots a VM that runs the program `hob`, and uses a disk of it as a block device. Its files
-/// `backing.img` and `pool.img` are in the scratch directory. Returns the console's output.
+/// Boots a VM that runs the program `hob` and uses one of hob's disks as a block device. The VM's
+/// files `backing.img` and `pool.img` are in the scratch directory. Returns the console's output.
 ///
 /// # Panics
 /// Panics if a required program or kernel is missing, or the VM does not power off in time.
@@ -294,8 +296,8 @@ fn machine(scratch: &Scratch, script: &str) -> Tool {
 
 fn qemu(boot: &Boot) -> Tool {
     Tool::new("qemu-system-x86_64")
-        // One thread for all CPUs of the guest: with one each they stall for minutes if the host's CPUs are
-        // busy.
+        // QEMU uses one thread for all CPUs of the guest. With one thread for each CPU, the CPUs of
+        // the guest stall for minutes if the host's CPUs are busy.
         .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults", "-no-reboot"])
         .args(["-display", "none", "-monitor", "none"])
         .args(["-kernel", &text(&boot.kernel), "-initrd", &text(&boot.initramfs)])

@@ -65,8 +65,8 @@ pub fn command(args: &[&str]) -> Output {
 pub const CRASH_LOG_DIR: &str = "HOB_CRASH_LOG_DIR";
 
 /// Environment variable with the default of `flash_stall_ms_max` in milliseconds, and the value for
-/// tests. After a second, hob would bypass the cache, and after five it would not open a pool, but the
-/// host of the tests may stall for longer.
+/// tests. With the real default, hob would bypass the cache after one second and refuse to open a
+/// pool after five seconds. The host of the tests may stall for longer.
 const FLASH_STALL: (&str, &str) = ("HOB_TEST_FLASH_STALL_MS_MAX", "20000");
 
 /// A builder for a call of `hob serve`.
@@ -163,7 +163,7 @@ impl Serve {
         output
     }
 
-    /// Starts the server like [`start`](Self::start), but does not wait for it.
+    /// Starts the server like [`start`](Self::start), but does not wait until it answers.
     #[must_use]
     #[track_caller]
     pub fn launch(&self, scratch: &Scratch) -> Process {
@@ -273,7 +273,7 @@ pub struct Daemon {
     /// The process.
     pub process: Process,
     control: String,
-    /// Program of client commands, if it is not [`binary`].
+    /// The program for client commands; `None` for [`binary`].
     client: Option<PathBuf>,
 }
 
@@ -308,8 +308,8 @@ impl Daemon {
         Self::run(command, control)
     }
 
-    /// Like `start`, on a separate host. All hosts share files, so they can use the daemon's
-    /// control socket.
+    /// Like `start`, but on a separate host. All hosts have the same files, so commands on every
+    /// host can use the daemon's control socket.
     ///
     /// # Panics
     /// Panics if the control socket does not appear.
@@ -411,7 +411,8 @@ fn wait_for(process: &mut Process, address: &Address) {
     let start = Instant::now();
     loop {
         let listening = match address {
-            // An existing socket must answer: it is created only when the disk is ready.
+            // The server creates the socket only when the disk is ready, so a client can use the
+            // socket as soon as it exists.
             Address::Unix(path) => path.exists(),
             Address::Tcp(_) => address.open().is_ok(),
         };
@@ -422,8 +423,8 @@ fn wait_for(process: &mut Process, address: &Address) {
     }
 }
 
-/// Waits until a daemon has opened its disks, at most for [`OPENING_MAX`]. The daemon itself waits only
-/// some seconds for them, and then lists them as offline.
+/// Waits until a daemon has opened its disks, at most for [`OPENING_MAX`]. The daemon itself waits
+/// only some seconds for its disks, and then lists the slow disks as offline.
 fn wait_for_disks(control: &Path) {
     let start = Instant::now();
     while start.elapsed() < OPENING_MAX

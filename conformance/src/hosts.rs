@@ -1,8 +1,9 @@
 //! Two hosts on one machine: network namespaces connected by a virtual cable.
 //!
-//! A namespace exists as long as a process in it. That process is a child of the test and is killed with
-//! it, however the test ends; the kernel then removes the namespace and the cable. So there are no names
-//! that could conflict, and nothing is left over. Needs root.
+//! A namespace exists as long as one process is in it. This process is a child of the test, and the
+//! kernel kills it when the test ends for any reason. Then the kernel removes the namespace and the
+//! cable. So there are no names that could conflict, and no test leaves namespaces behind. The
+//! tests need root.
 
 use std::process::Command;
 use std::time::Duration;
@@ -79,7 +80,8 @@ impl Host {
         wrapped
     }
 
-    /// Returns the bytes sent on the cable so far, with the headers of all layers.
+    /// Returns the number of bytes that this host has sent on the cable so far, with the headers of
+    /// all layers.
     ///
     /// # Panics
     /// Panics if the kernel does not count these bytes.

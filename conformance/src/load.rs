@@ -1,5 +1,6 @@
-//! The blocks that the load of a migrating guest writes and verifies: each block (4 KiB) contains its
-//! number and the count of its writes, and the rest is computed from the two.
+//! The blocks that the load of a migrating guest writes and verifies. Each block of 4 KiB contains
+//! its number and the count of its writes. The rest of the block is computed from these two
+//! numbers.
 //!
 //! Optimized for an emulated guest and a debug build: a block is copied from a table, and comparing takes
 //! one call.

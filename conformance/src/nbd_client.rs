@@ -106,7 +106,7 @@ pub struct Client {
 /// The server's answer to one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reply {
-    /// The request it answers.
+    /// Cookie of the request that this reply answers.
     pub cookie: u64,
     /// 0, or the protocol's error number.
     pub error: u32,

@@ -172,7 +172,8 @@ impl Postgres {
 /// Returns a PostgreSQL program that runs as its user.
 #[track_caller]
 fn program(name: &str) -> Tool {
-    // The signal is set after the change of the user, which would clear it.
+    // The option for the death signal comes after the change of the user, because the change would
+    // clear the signal.
     let user = ["--reuid", USER, "--regid", USER, "--clear-groups", "--pdeathsig", "KILL", "--"];
     Tool::new("setpriv").args(user).arg(directory().join(name)).env("LC_ALL", "C")
 }

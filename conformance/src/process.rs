@@ -1,4 +1,5 @@
-//! Child processes that cannot outlive the test that started them, and their output.
+//! Child processes, which cannot outlive the test that started them, and the output of these
+//! processes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

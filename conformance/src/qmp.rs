@@ -51,8 +51,8 @@ impl Monitor {
         }
     }
 
-    /// Migrates the VM to `uri`, where `arriving` waits for it, and returns the result of `query-migrate`
-    /// after the migration.
+    /// Migrates the VM to `uri`, where the QEMU process `arriving` waits for the VM. Returns the
+    /// result of `query-migrate` after the migration.
     ///
     /// # Panics
     /// Panics if the migration fails, or lasts longer than `limit`.
@@ -73,7 +73,8 @@ impl Monitor {
         }
     }
 
-    /// Excludes memory in shared files from the migration. Call it on both sides, before anything else.
+    /// Excludes memory in shared files from the migration. Call this function on source and
+    /// destination, before any other command.
     ///
     /// QEMU without hardware acceleration sometimes loses pages that the guest changes during the transfer.
     #[track_caller]

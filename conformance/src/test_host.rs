@@ -1,5 +1,5 @@
-//! One of several hosts: a daemon with its own sockets, flash and configuration, in its own scratch
-//! directory.
+//! One of several hosts in a test: a daemon with its own sockets, flash and configuration, in its
+//! own scratch directory.
 //!
 //! A [`Plan`] defines the configuration; the [`TestHost`] created from it can be killed and started again.
 
@@ -27,7 +27,8 @@ pub struct Plan {
     name: String,
     scratch: Scratch,
     address: Option<String>,
-    /// Further keys of the control section, and the sections after it.
+    /// Additional keys of the control section, and the sections that follow it in the
+    /// configuration.
     control: String,
     sections: String,
 }
@@ -47,8 +48,8 @@ impl Plan {
         self.listening(&files, LOOPBACK, free_port())
     }
 
-    /// Like `reached`. The daemon also uses the certificate for calls to other hosts. They identify
-    /// the daemon by the certificate's common name.
+    /// Like `reached`. The daemon also uses the certificate for calls to other hosts. The other
+    /// hosts identify the daemon by the certificate's common name.
     #[must_use]
     pub fn reached_as(self, authority: &Authority, common_name: &str) -> Self {
         self.reached_at(authority, common_name, LOOPBACK, free_port())
