@@ -1,13 +1,13 @@
 //! Merges adjacent writes to the backing, on disks whose memory tier serves reads.
 //!
 //! While a write to the backing is in flight, later writes that continue it wait, and are sent
-//! together when the first write ends. So a guest with one write in flight never waits, and more
-//! writes in flight make larger I/Os. No timer is needed (after J. Nagle, "Congestion Control in
-//! IP/TCP Internetworks", RFC 896, 1984). No merged I/O crosses a multiple of 1 MiB, so a RAID gets
-//! whole stripes.
+//! together when the first write ends. So the only write in flight of a guest never waits, and the
+//! more writes are in flight, the larger are the merged I/Os. No timer is needed (after J. Nagle,
+//! "Congestion Control in IP/TCP Internetworks", RFC 896, 1984). No merged I/O crosses a multiple
+//! of 1 MiB, so a RAID gets whole stripes.
 //!
 //! Each write of a merged I/O is acknowledged when that I/O has ended. If a merged I/O fails, its
-//! writes are sent one by one, so that no write gets the error of another. FUA writes are not
+//! writes are sent one by one, so that no write fails because of another write. FUA writes are not
 //! merged.
 
 use std::collections::BTreeMap;
@@ -109,8 +109,8 @@ impl Engine {
         }
     }
 
-    /// Returns how many of the first `slots` fit into one I/O, and a buffer for them. `None` means
-    /// that the first write is sent by itself.
+    /// Returns the number of writes, from the front of `slots`, that fit into one I/O, and a buffer
+    /// for their data. `None` means that the first write is sent alone.
     fn room_for(&mut self, slots: &[u32]) -> Option<(usize, DestageBuffer)> {
         let start = self.requests[slots[0]].request.offset;
         let (base, boundary) = (sector_floor(start), (start / STRIPE_BYTES + 1) * STRIPE_BYTES);

@@ -2,10 +2,11 @@
 //! engine handles a failure that concerns the same data first.
 //!
 //! Flushes and durable writes of one backing may overlap. If the backing cannot write some data, it
-//! may report the failure to only one of them. Another one then finds no data left to write, and
-//! its success may arrive before the failure. So the engine handles a success only after all
-//! operations have ended that were in flight when the success arrived. If one of these operations
-//! fails, the engine handles that failure first (see [`backed`](super::backed)).
+//! may report the failure to only one of these operations. Another operation then finds no data
+//! left to write and succeeds, and this success may arrive before the failure. So the engine
+//! handles a success only after all operations have ended that were in flight when the success
+//! arrived. If one of these operations fails, the engine handles that failure first (see
+//! [`backed`](super::backed)).
 
 use std::collections::VecDeque;
 

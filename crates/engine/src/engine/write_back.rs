@@ -1,5 +1,5 @@
-//! Writes, discards and zeroing on a disk with a persistent cache. They go to flash, or to the
-//! backing with a record in the journal.
+//! Executes writes, discards and zeroing on a disk with a persistent cache. They go to flash, or to
+//! the backing with a record in the journal.
 //!
 //! | the range of the request | action |
 //! |---|---|
