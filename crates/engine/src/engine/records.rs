@@ -81,8 +81,8 @@ pub(super) struct Commit {
     pub(super) urgent: bool,
 }
 
-/// Number of writes between a guest's flushes. The engine expects the next flush after the same
-/// number of writes, and writes the journal pages just before it. If the guess is right, the guest
+/// Predicts the next flush of a guest: after as many writes as before the last flush. The engine
+/// writes the journal pages just before the predicted flush. If the prediction is right, the guest
 /// waits only for the flush of the device.
 #[derive(Default)]
 pub(super) struct CommitSchedule {

@@ -11,8 +11,9 @@
 //! | 128 to 768 | also writes to uncached blocks; and blocks with fewer than 2, 3, 4, 6, 8 accesses |
 //! | 768 to 1024 | also more and more of all other blocks of clean data, then all of them |
 //!
-//! At any pressure, a block is refused if the saved budget does not cover what is written for it,
-//! both copies included. Data for free blocks may be written on loan instead (see [`super`]).
+//! At any pressure, a block is refused if the saved budget does not cover all bytes that would be
+//! written for the block, both copies included. Data for free blocks may be written on loan instead
+//! (see [`super`]).
 
 use super::{Allowance, Counts};
 use crate::admission::AdmissionEffect;
@@ -148,7 +149,8 @@ impl Limit {
         }
     }
 
-    /// Charges extra data that is written. It is not judged, and never on loan.
+    /// Charges extra data that is written. The caller has decided to write it, and extra data is
+    /// never written on loan.
     pub(crate) fn charge_extra(&mut self, sectors: u64) {
         self.is_on_loan = false;
         self.charge(sectors);

@@ -58,8 +58,8 @@ pub type Shards = Sampler<0>;
 ///
 /// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked. An access hits
 /// if all sectors that it touches are valid, as in the engine's caches. A sector becomes valid when
-/// it is completely read or written. It is then valid in caches that are at least as large as the
-/// largest reuse distance of its block since then.
+/// it is completely read or written. From then on the sector is valid in caches that are at least
+/// as large as the largest reuse distance of its block since that access.
 #[derive(Clone, Debug)]
 pub struct Sampler<const SECTORS: usize> {
     /// A block is sampled if its position is not above this threshold.
@@ -270,8 +270,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
 
     /// Records another access to a sample. The sample's leverage is the square of its weight, so it
     /// grows by `weight` times the sum of the weights before and after. Each part goes to the
-    /// bucket of the accesses that contributed the weight. Accesses between the first and the last
-    /// are assumed to have had the last one's distance.
+    /// bucket of the accesses that contributed the weight. For the accesses between the first and
+    /// the last access, the distance of the last access is assumed.
     fn access_again(&mut self, number: u32, sectors: Range<usize>, weight: f64) {
         let Sample { slot, .. } = *self.samples.get(number);
         let distance = f64::from(self.timeline.younger(slot) + 1);
