@@ -5,8 +5,8 @@
 //! on single bytes (`block/file-posix.c`). A lock on byte 100 + N means that a process uses
 //! permission N. A lock on byte 200 + N means that a process does not permit others to use
 //! permission N. hob takes the same locks, so that QEMU refuses a file that hob serves, and vice
-//! versa. All of them are read locks. A process detects a conflict by looking for locks of others
-//! after taking its own.
+//! versa. All these locks are read locks. A process takes its own locks first, and then looks for
+//! conflicting locks of other processes.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};

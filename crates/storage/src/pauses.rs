@@ -72,7 +72,8 @@ pub(crate) fn watch() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the latest pause since [`watch`] was called, also if it ends just now.
+/// Returns the latest pause since [`watch`] was called, including a pause that has just ended and
+/// that the thread has not noted yet.
 pub(crate) fn last_pause() -> Option<Pause> {
     let mut beats = beats();
     beats.beat(Instant::now(), SystemTime::now());

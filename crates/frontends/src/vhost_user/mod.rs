@@ -158,8 +158,8 @@ impl Device {
         let mut again = VecDeque::new();
         if let Some(inflight) = &mut inflight {
             again.extend(inflight.recover(queue.next_used()));
-            // Requests are answered in any order. So the number of requests in flight is all that
-            // the client knows.
+            // Requests are answered in any order. So the client is told only the number of requests
+            // in flight.
             queue.skip_to(queue.next_used().wrapping_add(again.len() as u16));
         }
         let index = usize::from(number);
@@ -410,7 +410,7 @@ impl Device {
         self.commands.give_back(segments);
     }
 
-    /// Handles a declined read into guest memory: it gets a daemon buffer.
+    /// Handles a declined read into guest memory: the read is repeated with a buffer of the daemon.
     pub fn handle_declined(&mut self, id: RequestId, payload: &mut impl Payload) {
         let slot = id.0 as u32;
         let served = self.queues[usize::from(self.commands.get(slot).queue)].as_ref();

@@ -1,9 +1,9 @@
 //! Image formats: how hob decides how to read a file or block device.
 //!
-//! The operator decides, or the file's extension. The content never decides, because the guest
-//! writes it. A guest could write an image header to its raw disk that names host files as backing
-//! files. hob compares the content with known headers when a disk is added, only to ask the
-//! operator or to warn.
+//! The operator or the file's extension determines the format of an image. The content never
+//! determines it, because the guest writes the content. A guest could write an image header to its
+//! raw disk that names host files as backing files. hob compares the content with known headers
+//! when a disk is added, only to ask the operator or to warn.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -89,7 +89,7 @@ const FORMATS: &[Row] = &[
     },
 ];
 
-/// Header of VHD images. A VHD of fixed size has it only in its last sector.
+/// Header of VHD images. A VHD of fixed size has this header only in its last sector.
 const VPC_COOKIE: &[u8] = b"conectix";
 
 /// Header of LUKS1 and LUKS2 volumes.

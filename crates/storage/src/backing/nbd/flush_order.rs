@@ -1,12 +1,13 @@
 //! The order in which overlapping flushes of a server end.
 //!
-//! A server may report a loss to one flush only. If two flushes are in flight, one may fail, and the
-//! other may succeed although its data is lost. The success may arrive first, because servers answer
-//! in any order. The engine orders the flushes that it sends (`engine/sync_order.rs`), but does not
-//! know those that hob sends without an I/O. If one of these failed after the success, the guest
-//! would already rely on lost data. So the success of a flush is held back until all flushes that
-//! were in flight with it have ended. A failure is passed on at once, and so before the success. A
-//! durable write (FUA) counts as a flush: servers flush to make it durable.
+//! A server may report a loss to one flush only. If two flushes are in flight, one may fail, and
+//! the other may succeed although its data is lost. The success may arrive first, because servers
+//! answer in any order. The engine orders the flushes that it sends (`engine/sync_order.rs`), but
+//! does not know those that hob sends without an I/O. If one of these failed after the success, the
+//! guest would already rely on lost data. So the success of a flush is held back until all flushes
+//! that were in flight with it have ended. A failure is passed on immediately, so it arrives before
+//! the success that was held back. A durable write (FUA) counts as a flush: servers flush to make
+//! it durable.
 
 use std::collections::VecDeque;
 
