@@ -1,12 +1,13 @@
-//! Chooses block size, policy, admission and size together, by the flash that they take.
+//! Chooses block size, policy, admission and size of a cache together, so that the cache needs as
+//! little flash as possible.
 //!
-//! The search starts from the cache that `candidates.rs` found property by property. All combinations
-//! of policy and admission are simulated there. The best few of them are simulated with several
-//! block sizes and cache sizes. For each combination, the smallest size that reaches the target
-//! counts, and the combination that takes the least flash for five years wins. Worn-out flash is
-//! replaced, so many flash writes take more flash than the cache's size. At the end, each property
-//! of the winner is compared with its alternatives while the other properties stay unchanged. This
-//! gives the runners-up.
+//! The search starts from the cache that `candidates.rs` found property by property. All
+//! combinations of policy and admission are simulated with the block size and the size of that
+//! cache. The best few of them are simulated with several block sizes and cache sizes. For each
+//! combination, the smallest size that reaches the target counts. The combination that needs the
+//! least flash in five years wins. Worn-out flash must be replaced, so a cache with many flash
+//! writes needs more flash than its size. At the end, each property of the winner is compared with
+//! its alternatives while the other properties stay unchanged. This gives the runners-up.
 
 use anyhow::Result;
 use hob_engine::admission::Admission;

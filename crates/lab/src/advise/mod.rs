@@ -140,7 +140,7 @@ pub struct Advice {
     /// The best alternative for each property of the recommended cache.
     pub runners_up: Vec<RunnerUp>,
     /// The recommended write-through cache with the fill granularity of its preset. All other
-    /// results are those of caches that fill only the sectors of a miss.
+    /// results are results of caches that fill only the sectors of a miss.
     pub preset_fill: Option<Trial>,
     /// Write-back compared with write-through; `None` if hardly anything is written.
     pub mode: Option<ModeChoice>,
@@ -150,7 +150,8 @@ pub struct Advice {
     pub latency: Option<Latency>,
     /// Wear of the flash.
     pub wear: Option<Wear>,
-    /// Sampling rate of the tables. The recommendation's own numbers come from the whole trace.
+    /// Sampling rate of the simulations for the tables. The numbers of the recommendation itself
+    /// come from the whole trace.
     pub sample_rate: f64,
     /// Profile of the trace.
     pub profile: Profile,

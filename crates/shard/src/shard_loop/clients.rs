@@ -33,8 +33,8 @@ const RECEIVE_BYTES: usize = 64 << 10;
 /// buffers, in nanoseconds.
 const HOARDING_NS_MAX: u64 = 5_000_000_000;
 
-/// Time a client in the middle of a request gets to complete it while the shard quiesces, in
-/// nanoseconds.
+/// Time that a client in the middle of sending a request has to complete it while the shard
+/// quiesces, in nanoseconds.
 const RESTLESS_NS_MAX: u64 = 3_000_000_000;
 
 /// Maximum number of requests of one connection that one turn of the shard's loop starts if they
