@@ -294,9 +294,10 @@ impl Inner {
         self.disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)))
     }
 
-    /// Returns when other hosts may acquire a closed disk that this host releases. Other hosts need
-    /// not wait for requests that are older than `settle`, even if this host has opened and closed
-    /// the disk again since these requests.
+    /// Returns when other hosts may acquire a closed disk that this host releases. Other hosts must
+    /// wait if the backing may still execute requests of this host that are younger than `settle`.
+    /// If the disk was opened and closed again since such a request, this does not show that the
+    /// request has ended.
     pub(in crate::services) fn release_of(&self, name: &str, settle: Duration) -> Release {
         let since = self.disk(name).ok().and_then(|disk| disk.unanswered_since);
         match self.is_abandoned(name) || since.is_some_and(|since| since.elapsed() < settle) {

@@ -83,8 +83,8 @@ impl Migrations {
         let refuse = |why: String| {
             let refused = match call {
                 CallIn::Arrive(_) => Refused::Never,
-                // The source cannot give the disk to a third host after `Yours`, so this host must
-                // not refuse the call as misdirected.
+                // This host refuses other calls only for now. For example, a source that has sent
+                // `Yours` cannot give the disk to another host, so it must send the call again.
                 _ => Refused::Failed,
             };
             Some(calls::to_wire(Err(refused), Some(why)))
