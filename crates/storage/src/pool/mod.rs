@@ -286,7 +286,8 @@ impl Pool {
             features: self.features(),
             name: self.name.clone(),
         };
-        // The other devices record first which ordinal is taken: a crash here only wastes a number.
+        // The other devices first record that the ordinal is used. If hob crashes after that, only
+        // an ordinal is wasted.
         for device in &mut self.devices {
             device.superblock.next_ordinal = next_ordinal;
             if let Err(error) = device.store_superblock() {
@@ -337,8 +338,8 @@ impl Pool {
             Admission::In => SuperblockFlags(out.0 & !SuperblockFlags::OUT.0),
             Admission::Out => out,
         };
-        // A device that cannot record the change is probably failing, so allocation on it is
-        // forbidden in either case.
+        // A device that cannot record the change is probably failing. So allocation on it is
+        // forbidden, whichever setting was requested.
         device.store_superblock().inspect_err(|_| device.superblock.flags = out)
     }
 
