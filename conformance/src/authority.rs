@@ -20,7 +20,8 @@ pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 pub struct Files {
     /// The directory with both, and with the authority's certificate.
     pub dir: PathBuf,
-    /// The certificate of the authority, to verify the other side.
+    /// The certificate of the authority, with which each side verifies the certificate of the other
+    /// side.
     pub ca: PathBuf,
     /// The certificate.
     pub cert: PathBuf,
@@ -32,7 +33,7 @@ impl Authority {
     /// Creates a new authority, trusted by no one.
     ///
     /// # Panics
-    /// If there are no random numbers.
+    /// Panics if the system returns no random numbers.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
@@ -50,8 +51,8 @@ impl Authority {
         self.write(&dir.join("tls-server"), "server", params)
     }
 
-    /// Creates a certificate for the daemon of a host at `address`, for use as a server and, with that
-    /// common name, as a client. It is in a directory of its own below `dir`.
+    /// Creates a certificate for the daemon of a host at `address`, for use as a server and, with
+    /// that common name, as a client. The files are in the directory `tls-NAME` below `dir`.
     #[must_use]
     pub fn host(&self, dir: &Path, name: &str, address: &str) -> Files {
         let mut params = CertificateParams::new(vec![address.to_owned()]).expect("an address");
@@ -103,7 +104,7 @@ fn client(name: &str) -> CertificateParams {
 /// Writes a file that only its owner can read.
 ///
 /// # Panics
-/// If the file cannot be written.
+/// Panics if the file cannot be written.
 pub fn secret(path: &Path, text: &str) {
     std::fs::write(path, text).expect("write");
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("chmod");

@@ -2,8 +2,8 @@
 //! files in a scratch directory.
 //!
 //! The cluster has no Ceph manager, because a manager only gathers statistics and takes seconds to
-//! start. All processes end with the test that started them, however the test ends. Free ports are
-//! used, so that several clusters can run at once.
+//! start. All processes end with the test that started them, even if the test fails or is killed.
+//! The cluster uses free ports, so that several clusters can run at the same time.
 //!
 //! An OSD can be killed, paused, and started again with its data.
 
@@ -34,7 +34,7 @@ const OSD_BYTES: u64 = 2 << 30;
 /// their files.
 #[derive(Debug)]
 pub struct Cluster {
-    // In the order in which they must end.
+    // The OSDs, in the order in which they must end.
     osds: Vec<Process>,
     monitor: Process,
     scratch: Scratch,
@@ -44,7 +44,7 @@ impl Cluster {
     /// Starts a monitor and `osds` OSDs, and waits until the pool accepts writes.
     ///
     /// # Panics
-    /// If a program is missing, or the cluster does not start.
+    /// Panics if a program is missing, or the cluster does not start.
     #[must_use]
     #[track_caller]
     pub fn start(osds: usize) -> Self {
@@ -120,7 +120,7 @@ impl Cluster {
     /// Breaks the lock on an image, which fences its holder.
     ///
     /// # Panics
-    /// If the image is not locked.
+    /// Panics if the image is not locked.
     #[track_caller]
     pub fn break_lock(&self, image: &str) {
         let locks = self.rbd(&["lock", "list", "--format", "json", &format!("rbd/{image}")]);
@@ -141,7 +141,7 @@ impl Cluster {
         self.osds[osd].kill();
     }
 
-    /// Pauses an OSD: it does not answer, and its connections stay open.
+    /// Pauses an OSD. A paused OSD does not answer, and its connections stay open.
     pub fn pause(&mut self, osd: usize) {
         self.osds[osd].signal(Signal::STOP);
     }
@@ -197,8 +197,8 @@ fn keys(scratch: &Scratch, osds: usize) {
     }
 }
 
-/// Starts a monitor with a new map of the cluster, and waits until it answers; `None` if its port was
-/// taken.
+/// Starts a monitor with a new map of the cluster, and waits until the monitor answers. Returns
+/// `None` if another program uses the monitor's port.
 #[track_caller]
 fn start_monitor(scratch: &Scratch, id: &str, osds: usize) -> Option<Process> {
     let address = format!("[v2:127.0.0.1:{}]", free_port());
@@ -249,7 +249,7 @@ fn start_osd(scratch: &Scratch, osd: usize) -> Process {
     daemon(scratch, "ceph-osd", &osd.to_string())
 }
 
-/// Starts one of Ceph's daemons, in the foreground.
+/// Starts one of Ceph's daemons as a child process that does not detach itself.
 #[track_caller]
 fn daemon(scratch: &Scratch, program: &str, id: &str) -> Process {
     let mut command = Command::new(find(program));

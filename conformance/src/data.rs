@@ -1,5 +1,5 @@
-//! Test data: reproducible noise, files of it, and comparisons that report the first difference instead of
-//! printing both sides.
+//! Test data: reproducible noise, files of noise, and comparisons. A failed comparison reports the
+//! first difference, and does not print the compared data.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -47,10 +47,10 @@ impl Noise {
     }
 }
 
-/// Creates `path` with `len` bytes of noise; no byte range of it is a hole.
+/// Creates the file `path` with `len` bytes of noise and without holes.
 ///
 /// # Panics
-/// When the file cannot be written.
+/// Panics if the file cannot be written.
 #[track_caller]
 pub fn noise_file(path: &Path, len: u64, seed: u64) {
     let mut noise = Noise::new(seed);
@@ -65,10 +65,10 @@ pub fn noise_file(path: &Path, len: u64, seed: u64) {
     }
 }
 
-/// Creates `path` with `len` bytes, all of them a hole.
+/// Creates the file `path`, which is one hole of `len` bytes.
 ///
 /// # Panics
-/// When the file cannot be made.
+/// Panics if the file cannot be created.
 #[track_caller]
 pub fn empty_file(path: &Path, len: u64) {
     let file = File::create(path).unwrap_or_else(|e| panic!("create {}: {e}", path.display()));
@@ -78,7 +78,7 @@ pub fn empty_file(path: &Path, len: u64) {
 /// Checks that two files hold the same bytes.
 ///
 /// # Panics
-/// If they differ, with the first differing offset.
+/// Panics if the files differ. The message has the first offset at which they differ.
 #[track_caller]
 pub fn assert_same_file(left: &Path, right: &Path) {
     let mut a = File::open(left).unwrap_or_else(|e| panic!("open {}: {e}", left.display()));
@@ -98,7 +98,7 @@ pub fn assert_same_file(left: &Path, right: &Path) {
 /// Checks that two slices are equal; `offset` is their position on the disk.
 ///
 /// # Panics
-/// If they differ, with the first differing disk offset.
+/// Panics if the data differs. The message has the first disk offset at which it differs.
 #[track_caller]
 pub fn assert_same(left: &[u8], right: &[u8], offset: u64, what: &str) {
     if left == right {

@@ -34,10 +34,10 @@ struct Member {
 }
 
 impl Etcd {
-    /// Starts a cluster of `members` members and waits until they serve.
+    /// Starts a cluster of `members` members and waits until all members serve.
     ///
     /// # Panics
-    /// If the members do not serve in time.
+    /// Panics if the members do not serve in time.
     #[must_use]
     #[track_caller]
     pub fn start(members: usize) -> Self {
@@ -50,7 +50,7 @@ impl Etcd {
     /// Starts one member on a separate host. The member serves all hosts that reach that host.
     ///
     /// # Panics
-    /// If the member does not serve in time.
+    /// Panics if the member does not serve in time.
     #[must_use]
     #[track_caller]
     pub fn start_on(host: &Host) -> Self {
@@ -114,7 +114,7 @@ impl Etcd {
     /// Returns the number of key ranges that the first member has read so far, for all clients.
     ///
     /// # Panics
-    /// If the member does not report that number.
+    /// Panics if the first member does not report the number.
     #[must_use]
     #[track_caller]
     pub fn reads(&self) -> u64 {
@@ -145,7 +145,7 @@ impl Etcd {
     /// Starts a killed member again.
     ///
     /// # Panics
-    /// If the member does not serve in time.
+    /// Panics if the member does not serve in time.
     #[track_caller]
     pub fn restart(&mut self, member: usize) {
         self.launch(member, None);

@@ -12,7 +12,8 @@ use crate::scratch::wait_until;
 /// Maximum time until all threads of a process are frozen.
 const FREEZE_MAX: Duration = Duration::from_secs(60);
 
-/// A process in a cgroup of its own. Dropping the value thaws the process and moves it back.
+/// A process in its own cgroup. When the value is dropped, the process continues and returns to its
+/// former cgroup.
 #[derive(Debug)]
 pub struct Freezer {
     root: PathBuf,
@@ -31,7 +32,7 @@ impl Freezer {
     /// Moves a process into a new cgroup.
     ///
     /// # Panics
-    /// If cgroup v2 is not mounted, or this process is not root.
+    /// Panics if cgroup v2 is not mounted, or this process is not root.
     #[must_use]
     #[track_caller]
     pub fn of(pid: u32) -> Self {
@@ -43,10 +44,10 @@ impl Freezer {
         freezer
     }
 
-    /// Stops all threads of the process. Returns when they are stopped.
+    /// Stops all threads of the process. Returns when all threads have stopped.
     ///
     /// # Panics
-    /// If they run on.
+    /// Panics if the threads do not stop.
     #[track_caller]
     pub fn freeze(&self) {
         fs::write(self.group.join("cgroup.freeze"), "1").expect("freeze the process");
@@ -59,7 +60,7 @@ impl Freezer {
     /// Lets the process continue.
     ///
     /// # Panics
-    /// If the kernel refuses that.
+    /// Panics if the kernel refuses to continue the process.
     #[track_caller]
     pub fn thaw(&self) {
         fs::write(self.group.join("cgroup.freeze"), "0").expect("thaw the process");

@@ -2,9 +2,10 @@
 //! busybox script as the first process. The script comes from an initramfs or from the disk itself.
 //! QEMU runs without hardware acceleration, so no test needs KVM.
 //!
-//! The scripts are in `guest/`. Each prints [`SENTINEL`] on the serial console if everything succeeded, and
-//! powers the VM off in any case. It waits first, because console output that was not sent by then is lost
-//! with the VM: `stty` changes a setting only after all output was sent.
+//! The scripts are in `guest/`. Each prints [`SENTINEL`] on the serial console if everything
+//! succeeded, and powers the VM off in any case. Before the power-off, a script waits until all
+//! console output was sent, because the VM loses the rest. For this wait the script calls `stty`,
+//! which changes a setting only after all output was sent.
 
 mod tree;
 
@@ -132,7 +133,7 @@ impl Disk {
 /// Boots a VM with the export at `uri` as its disk, and returns the console's output.
 ///
 /// # Panics
-/// If a required program or kernel is missing, or the VM does not power off in time.
+/// Panics if a required program or kernel is missing, or the VM does not power off in time.
 #[must_use]
 #[track_caller]
 pub fn boot(scratch: &Scratch, uri: &str) -> String {
@@ -142,7 +143,7 @@ pub fn boot(scratch: &Scratch, uri: &str) -> String {
 /// Boots a VM with the disk at a vhost-user socket.
 ///
 /// # Panics
-/// As for [`boot`].
+/// Panics in the same cases as [`boot`].
 #[must_use]
 #[track_caller]
 pub fn boot_vhost_user(scratch: &Scratch, socket: &str) -> String {
@@ -153,7 +154,7 @@ pub fn boot_vhost_user(scratch: &Scratch, socket: &str) -> String {
 /// QEMU.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32, more: &[&str]) -> Process {
@@ -165,7 +166,7 @@ pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32, more: &[&str])
 /// As [`start_rounds`], with the export at `uri`.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_rounds_nbd(scratch: &Scratch, uri: &str, rounds: u32) -> Process {
@@ -176,7 +177,7 @@ pub fn start_rounds_nbd(scratch: &Scratch, uri: &str, rounds: u32) -> Process {
 /// Starts a VM with the disk at a vhost-user socket, which waits for the disk to grow.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_growing(scratch: &Scratch, socket: &str) -> Process {
@@ -188,7 +189,7 @@ pub fn start_growing(scratch: &Scratch, socket: &str) -> Process {
 /// its libraries.
 ///
 /// # Panics
-/// If a required program is missing.
+/// Panics if a required program is missing.
 #[track_caller]
 pub fn root_image(scratch: &Scratch, image: &Path, size: u64, rounds: u32) {
     let tree = Tree::new(scratch.path("root")).program(&find("fio"), "bin/fio");
@@ -201,7 +202,7 @@ pub fn root_image(scratch: &Scratch, image: &Path, size: u64, rounds: u32) {
 /// Starts a VM that boots from the disk at a vhost-user socket, which [`root_image`] created.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_root(scratch: &Scratch, socket: &str) -> Process {
@@ -214,7 +215,7 @@ pub fn start_root(scratch: &Scratch, socket: &str) -> Process {
 /// directory. `program` is the test suite's `guest-load`. The VM's memory is the file `memory`.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn loaded(scratch: &Scratch, disk: &Disk, memory: &Path, program: &Path, hot_blocks: u64) -> Tool {
@@ -227,11 +228,11 @@ pub fn loaded(scratch: &Scratch, disk: &Disk, memory: &Path, program: &Path, hot
         .limit(RUN_MAX)
 }
 
-/// As [`loaded`], for a program that starts QEMU itself. Its VM has the console at `console.sock` and
-/// `console` in the scratch directory.
+/// Like [`loaded`], for a program that starts QEMU itself. The console of its VM must be the socket
+/// `console.sock` and the log `console` in the scratch directory.
 ///
 /// # Panics
-/// If a required program or kernel is missing.
+/// Panics if a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn loaded_vm(scratch: &Scratch, program: &Path, hot_blocks: u64) -> Boot {
@@ -247,11 +248,12 @@ pub fn loaded_vm(scratch: &Scratch, program: &Path, hot_blocks: u64) -> Boot {
 
 /// Ends the load of a guest by a line on its console, and returns the console for further input.
 ///
-/// A thread reads the output and discards it, because the log file has it too. Without a reader, the
-/// guest's console would stop: QEMU sends each byte as one message, and a socket holds a few hundred.
+/// A thread reads the console output from the socket and discards it, because the log file has the
+/// same output. Without a reader, the guest's console would stop: QEMU sends each byte as one
+/// message, and a socket buffers only a few hundred messages.
 ///
 /// # Panics
-/// If the guest's QEMU does not listen.
+/// Panics if the guest's QEMU does not listen.
 #[must_use]
 #[track_caller]
 pub fn end_load(scratch: &Scratch) -> UnixStream {
@@ -262,11 +264,11 @@ pub fn end_load(scratch: &Scratch) -> UnixStream {
     console
 }
 
-/// Boots a VM that runs the program `hob`, and uses a disk of it as a block device. Its files
-/// `backing.img` and `pool.img` are in the scratch directory. Returns the console's output.
+/// Boots a VM that runs the program `hob` and uses one of hob's disks as a block device. The VM's
+/// files `backing.img` and `pool.img` are in the scratch directory. Returns the console's output.
 ///
 /// # Panics
-/// If a required program or kernel is missing, or the VM does not power off in time.
+/// Panics if a required program or kernel is missing, or the VM does not power off in time.
 #[must_use]
 #[track_caller]
 pub fn run_host_device(scratch: &Scratch, hob: &Path) -> String {
@@ -294,8 +296,8 @@ fn machine(scratch: &Scratch, script: &str) -> Tool {
 
 fn qemu(boot: &Boot) -> Tool {
     Tool::new("qemu-system-x86_64")
-        // One thread for all CPUs of the guest: with one each they stall for minutes if the host's CPUs are
-        // busy.
+        // QEMU uses one thread for all CPUs of the guest. With one thread for each CPU, the CPUs of
+        // the guest stall for minutes if the host's CPUs are busy.
         .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults", "-no-reboot"])
         .args(["-display", "none", "-monitor", "none"])
         .args(["-kernel", &text(&boot.kernel), "-initrd", &text(&boot.initramfs)])

@@ -28,7 +28,7 @@ const COMMAND_MAX: Duration = Duration::from_secs(180);
 /// Returns the program under test.
 ///
 /// # Panics
-/// If there is none.
+/// Panics if there is no binary.
 #[must_use]
 #[track_caller]
 pub fn binary() -> PathBuf {
@@ -65,8 +65,8 @@ pub fn command(args: &[&str]) -> Output {
 pub const CRASH_LOG_DIR: &str = "HOB_CRASH_LOG_DIR";
 
 /// Environment variable with the default of `flash_stall_ms_max` in milliseconds, and the value for
-/// tests. After a second, hob would bypass the cache, and after five it would not open a pool, but the
-/// host of the tests may stall for longer.
+/// tests. With the real default, hob would bypass the cache after one second and refuse to open a
+/// pool after five seconds. The host of the tests may stall for longer.
 const FLASH_STALL: (&str, &str) = ("HOB_TEST_FLASH_STALL_MS_MAX", "20000");
 
 /// A builder for a call of `hob serve`.
@@ -141,7 +141,7 @@ impl Serve {
     /// Starts the server with its sockets in `scratch` and waits until it answers.
     ///
     /// # Panics
-    /// If the server ends or does not answer.
+    /// Panics if the server ends or does not answer.
     #[must_use]
     #[track_caller]
     pub fn start(&self, scratch: &Scratch) -> Hob {
@@ -153,7 +153,7 @@ impl Serve {
     /// Starts a server that must refuse to serve. Returns the server's output.
     ///
     /// # Panics
-    /// If the server serves the disk, or exits with status 0.
+    /// Panics if the server serves the disk, or exits with status 0.
     #[track_caller]
     pub fn refused(&self, scratch: &Scratch) -> Output {
         let mut process = self.launch(scratch);
@@ -163,7 +163,7 @@ impl Serve {
         output
     }
 
-    /// Starts the server like [`start`](Self::start), but does not wait for it.
+    /// Starts the server like [`start`](Self::start), but does not wait until it answers.
     #[must_use]
     #[track_caller]
     pub fn launch(&self, scratch: &Scratch) -> Process {
@@ -273,7 +273,7 @@ pub struct Daemon {
     /// The process.
     pub process: Process,
     control: String,
-    /// Program of client commands, if it is not [`binary`].
+    /// The program for client commands; `None` for [`binary`].
     client: Option<PathBuf>,
 }
 
@@ -289,7 +289,7 @@ impl Daemon {
     /// Starts the daemon with the configuration file `config`, whose control socket is `control`.
     ///
     /// # Panics
-    /// If the control socket does not appear.
+    /// Panics if the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn start(config: &Path, control: &Path) -> Self {
@@ -299,7 +299,7 @@ impl Daemon {
     /// Like `start`, with the program at `program`.
     ///
     /// # Panics
-    /// If the control socket does not appear.
+    /// Panics if the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn start_program(program: &Path, config: &Path, control: &Path) -> Self {
@@ -308,11 +308,11 @@ impl Daemon {
         Self::run(command, control)
     }
 
-    /// Like `start`, on a separate host. All hosts share files, so they can use the daemon's
-    /// control socket.
+    /// Like `start`, but on a separate host. All hosts have the same files, so commands on every
+    /// host can use the daemon's control socket.
     ///
     /// # Panics
-    /// If the control socket does not appear.
+    /// Panics if the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn start_inside(host: &Host, config: &Path, control: &Path) -> Self {
@@ -324,7 +324,7 @@ impl Daemon {
     /// Starts the daemon with `command`, for example through a program that sets limits first.
     ///
     /// # Panics
-    /// If the control socket does not appear.
+    /// Panics if the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn run(mut command: Command, control: &Path) -> Self {
@@ -411,7 +411,8 @@ fn wait_for(process: &mut Process, address: &Address) {
     let start = Instant::now();
     loop {
         let listening = match address {
-            // An existing socket must answer: it is created only when the disk is ready.
+            // The server creates the socket only when the disk is ready, so a client can use the
+            // socket as soon as it exists.
             Address::Unix(path) => path.exists(),
             Address::Tcp(_) => address.open().is_ok(),
         };
@@ -422,8 +423,8 @@ fn wait_for(process: &mut Process, address: &Address) {
     }
 }
 
-/// Waits until a daemon has opened its disks, at most for [`OPENING_MAX`]. The daemon itself waits only
-/// some seconds for them, and then lists them as offline.
+/// Waits until a daemon has opened its disks, at most for [`OPENING_MAX`]. The daemon itself waits
+/// only some seconds for its disks, and then lists the slow disks as offline.
 fn wait_for_disks(control: &Path) {
     let start = Instant::now();
     while start.elapsed() < OPENING_MAX

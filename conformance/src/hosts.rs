@@ -1,8 +1,9 @@
 //! Two hosts on one machine: network namespaces connected by a virtual cable.
 //!
-//! A namespace exists as long as a process in it. That process is a child of the test and is killed with
-//! it, however the test ends; the kernel then removes the namespace and the cable. So there are no names
-//! that could conflict, and nothing is left over. Needs root.
+//! A namespace exists as long as one process is in it. This process is a child of the test, and the
+//! kernel kills it when the test ends for any reason. Then the kernel removes the namespace and the
+//! cable. So there are no names that could conflict, and no test leaves namespaces behind. The
+//! tests need root.
 
 use std::process::Command;
 use std::time::Duration;
@@ -31,7 +32,7 @@ impl Host {
     /// Creates two hosts that reach only each other.
     ///
     /// # Panics
-    /// If namespaces cannot be created.
+    /// Panics if namespaces cannot be created.
     #[must_use]
     #[track_caller]
     pub fn pair() -> [Self; 2] {
@@ -79,10 +80,11 @@ impl Host {
         wrapped
     }
 
-    /// Returns the bytes sent on the cable so far, with the headers of all layers.
+    /// Returns the number of bytes that this host has sent on the cable so far, with the headers of
+    /// all layers.
     ///
     /// # Panics
-    /// If the kernel does not count them.
+    /// Panics if the kernel does not count these bytes.
     #[must_use]
     #[track_caller]
     pub fn sent_bytes(&self) -> u64 {

@@ -1,5 +1,6 @@
-//! The blocks that the load of a migrating guest writes and verifies: each block (4 KiB) contains its
-//! number and the count of its writes, and the rest is computed from the two.
+//! The blocks that the load of a migrating guest writes and verifies. Each block of 4 KiB contains
+//! its number and the count of its writes. The rest of the block is computed from these two
+//! numbers.
 //!
 //! Optimized for an emulated guest and a debug build: a block is copied from a table, and comparing takes
 //! one call.
@@ -53,7 +54,7 @@ impl Pattern {
     /// Returns which version of the block `bytes` are.
     ///
     /// # Errors
-    /// A description if they are no version of it.
+    /// Returns a description of the bytes if they are no version of the block.
     pub fn version(&self, block: u64, bytes: &[u8; BLOCK_BYTES]) -> Result<u64, String> {
         let (number, version) = (word(&bytes[..8]), word(&bytes[8..HEADER_BYTES]));
         if number != block {
@@ -73,7 +74,7 @@ fn word(bytes: &[u8]) -> u64 {
 /// Creates `path` with `blocks` blocks that were never written.
 ///
 /// # Panics
-/// If the file cannot be written.
+/// Panics if the file cannot be written.
 #[track_caller]
 pub fn image(path: &Path, blocks: u64) {
     let pattern = Pattern::new();
@@ -90,7 +91,7 @@ pub fn image(path: &Path, blocks: u64) {
 /// as the guest's `console` reports.
 ///
 /// # Panics
-/// If a block is damaged, or a write is missing.
+/// Panics if a block is damaged, or a write is missing.
 #[track_caller]
 pub fn check_image(path: &Path, console: &str) {
     let bytes = std::fs::read(path).expect("the image is there");

@@ -1,5 +1,5 @@
-//! Mounts and loop devices that are removed with the test, also if it fails: a remaining mount would block
-//! every process that accesses it.
+//! Mounts and loop devices that are removed when the test ends, even if the test fails. A mount
+//! that remained would block every process that accesses it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +15,7 @@ const MOUNT_MAX: Duration = Duration::from_secs(120);
 pub struct Unmount(PathBuf);
 
 impl Unmount {
-    /// Unmounts the mounts that exist on `path` when it is dropped.
+    /// Returns a value that, when it is dropped, unmounts all mounts on `path`.
     #[must_use]
     pub fn at(path: &Path) -> Self {
         Self(path.to_owned())
@@ -65,7 +65,7 @@ impl Loop {
         &self.device
     }
 
-    /// Returns a column of `losetup`'s output for it.
+    /// Returns a column of `losetup`'s output for the device.
     #[must_use]
     #[track_caller]
     pub fn column(&self, name: &str) -> String {
@@ -97,7 +97,7 @@ pub struct Mounted<'a> {
 }
 
 impl Mounted<'_> {
-    /// Unmounts it, which writes all data.
+    /// Unmounts the filesystem, which writes all data to the device.
     #[track_caller]
     pub fn unmount(self) {
         Tool::new("umount").arg(&self.at).limit(MOUNT_MAX).run();

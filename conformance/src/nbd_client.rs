@@ -74,7 +74,7 @@ impl Address {
     /// Opens a connection without sending anything.
     ///
     /// # Errors
-    /// Those of connecting.
+    /// Returns the error of the system if the connection fails.
     pub fn open(&self) -> Result<Box<dyn Stream>> {
         match self {
             Self::Unix(path) => {
@@ -106,7 +106,7 @@ pub struct Client {
 /// The server's answer to one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reply {
-    /// The request it answers.
+    /// Cookie of the request that this reply answers.
     pub cookie: u64,
     /// 0, or the protocol's error number.
     pub error: u32,
@@ -116,7 +116,7 @@ impl Client {
     /// Connects, negotiates, and enters transmission on `export`.
     ///
     /// # Errors
-    /// Those of the socket, and `InvalidData` for an answer outside the protocol.
+    /// Returns an error of the socket, or `InvalidData` for an answer that violates the protocol.
     pub fn connect(address: &Address, export: &str) -> Result<Self> {
         let mut stream = address.open()?;
         let mut hello = [0; 18];
@@ -171,7 +171,7 @@ impl Client {
     /// Sends a request and returns its cookie; `payload` follows the header (writes only).
     ///
     /// # Errors
-    /// Those of the socket.
+    /// Returns an error of the socket.
     pub fn send(
         &mut self,
         flags: u16,
@@ -189,7 +189,7 @@ impl Client {
     /// Receives the head of the next reply. After a successful read, [`Client::take`] its data.
     ///
     /// # Errors
-    /// Those of the socket, and `InvalidData` for a wrong magic number.
+    /// Returns an error of the socket, or `InvalidData` for a wrong magic number.
     pub fn receive(&mut self) -> Result<Reply> {
         let mut head = [0; 16];
         self.stream.read_exact(&mut head)?;
@@ -203,7 +203,7 @@ impl Client {
     /// Receives the data that follow a successful read's reply.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// Returns an error of the socket.
     pub fn take(&mut self, data: &mut [u8]) -> Result<()> {
         self.stream.read_exact(data)
     }
@@ -211,7 +211,7 @@ impl Client {
     /// Sends one request and waits for its reply; returns the protocol's error number, 0 for success.
     ///
     /// # Errors
-    /// Those of the socket, and `InvalidData` if the reply answers another request.
+    /// Returns an error of the socket, or `InvalidData` if the reply answers another request.
     pub fn call(
         &mut self,
         flags: u16,
@@ -231,7 +231,7 @@ impl Client {
     /// Reads `length` bytes at `offset`.
     ///
     /// # Errors
-    /// Those of the socket; `Other` when the server answers with an error.
+    /// Returns an error of the socket, or `Other` when the server answers with an error.
     pub fn read(&mut self, offset: u64, length: u32) -> Result<Vec<u8>> {
         good(self.call(0, CMD_READ, offset, length, &[])?)?;
         let mut data = vec![0; length as usize];
@@ -242,7 +242,7 @@ impl Client {
     /// Writes `data` at `offset`.
     ///
     /// # Errors
-    /// As [`Client::read`].
+    /// Returns the same errors as [`Client::read`].
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         good(self.call(0, CMD_WRITE, offset, data.len() as u32, data)?)
     }
@@ -250,7 +250,7 @@ impl Client {
     /// Flushes.
     ///
     /// # Errors
-    /// As [`Client::read`].
+    /// Returns the same errors as [`Client::read`].
     pub fn flush(&mut self) -> Result<()> {
         good(self.call(0, CMD_FLUSH, 0, 0, &[])?)
     }
@@ -258,7 +258,7 @@ impl Client {
     /// Discards a range.
     ///
     /// # Errors
-    /// As [`Client::read`].
+    /// Returns the same errors as [`Client::read`].
     pub fn trim(&mut self, offset: u64, length: u32) -> Result<()> {
         good(self.call(0, CMD_TRIM, offset, length, &[])?)
     }
@@ -266,7 +266,7 @@ impl Client {
     /// Zeroes a range.
     ///
     /// # Errors
-    /// As [`Client::read`].
+    /// Returns the same errors as [`Client::read`].
     pub fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<()> {
         good(self.call(0, CMD_WRITE_ZEROES, offset, length, &[])?)
     }
@@ -298,7 +298,8 @@ pub fn option(option: u32, data: &[u8]) -> Vec<u8> {
 /// Receives one reply to an option: its type and its data.
 ///
 /// # Errors
-/// Those of the socket, and `InvalidData` for a wrong magic number or an excessive length.
+/// Returns an error of the socket, or `InvalidData` for a wrong magic number or an excessive
+/// length.
 pub fn option_reply(stream: &mut dyn Stream) -> Result<(u32, Vec<u8>)> {
     let mut head = [0; 20];
     stream.read_exact(&mut head)?;

@@ -50,7 +50,7 @@ impl Postgres {
     /// Creates a cluster in the new directory `data` and starts its server.
     ///
     /// # Panics
-    /// If that fails.
+    /// Panics if a program of PostgreSQL reports an error.
     #[must_use]
     #[track_caller]
     pub fn create(data: &Path) -> Self {
@@ -77,7 +77,7 @@ impl Postgres {
     /// Starts the server and waits until recovery is done.
     ///
     /// # Panics
-    /// If the server ends, or takes too long to start.
+    /// Panics if the server ends, or takes too long to start.
     #[track_caller]
     pub fn start(&mut self) {
         let mut server = program("postgres").arg("-D").arg(&self.data).start();
@@ -91,7 +91,7 @@ impl Postgres {
     /// Stops the server after a checkpoint.
     ///
     /// # Panics
-    /// If that fails.
+    /// Panics if a program of PostgreSQL reports an error.
     #[track_caller]
     pub fn stop(&mut self) {
         let status = self.end(Signal::INT);
@@ -116,7 +116,7 @@ impl Postgres {
     /// Returns the process id of the server.
     ///
     /// # Panics
-    /// If the server is not running.
+    /// Panics if the server is not running.
     #[must_use]
     #[track_caller]
     pub fn pid(&self) -> u32 {
@@ -132,7 +132,7 @@ impl Postgres {
     /// Opens a new session.
     ///
     /// # Errors
-    /// If the server does not accept one.
+    /// Returns an error if the server does not accept the connection.
     pub fn connect(&self) -> std::io::Result<Session> {
         Session::open(&self.data.join(".s.PGSQL.5432"))
     }
@@ -140,7 +140,7 @@ impl Postgres {
     /// Runs one statement in a new session.
     ///
     /// # Panics
-    /// If the statement fails.
+    /// Panics if the statement fails.
     #[track_caller]
     pub fn query(&self, sql: &str) -> Vec<Vec<String>> {
         let rows = self.connect().and_then(|mut session| session.query(sql));
@@ -172,7 +172,8 @@ impl Postgres {
 /// Returns a PostgreSQL program that runs as its user.
 #[track_caller]
 fn program(name: &str) -> Tool {
-    // The signal is set after the change of the user, which would clear it.
+    // The option for the death signal comes after the change of the user, because the change would
+    // clear the signal.
     let user = ["--reuid", USER, "--regid", USER, "--clear-groups", "--pdeathsig", "KILL", "--"];
     Tool::new("setpriv").args(user).arg(directory().join(name)).env("LC_ALL", "C")
 }
@@ -212,7 +213,7 @@ impl Session {
     /// acknowledged the commit.
     ///
     /// # Errors
-    /// What the server reports, or that the connection ended.
+    /// Returns the error that the server reports, or an error if the connection has ended.
     pub fn query(&mut self, sql: &str) -> std::io::Result<Vec<Vec<String>>> {
         let mut message = vec![b'Q'];
         message.extend((4 + sql.len() as u32 + 1).to_be_bytes());

@@ -1,4 +1,5 @@
-//! Child processes that cannot outlive the test that started them, and their output.
+//! Child processes, which cannot outlive the test that started them, and the output of these
+//! processes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -51,7 +52,7 @@ impl Process {
     /// so call this from the test's own thread.
     ///
     /// # Errors
-    /// When the program cannot be started.
+    /// Returns an error if the program cannot be started.
     pub fn start(name: &str, command: &mut Command) -> std::io::Result<Self> {
         let (stdout, stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
         // setpriv (util-linux) asks the kernel for the signal and then becomes the program: same pid.
@@ -182,7 +183,7 @@ pub fn alive(pid: u32) -> bool {
 /// Returns the resident memory of a process, in KiB.
 ///
 /// # Panics
-/// If the process does not exist.
+/// Panics if the process does not exist.
 #[must_use]
 #[track_caller]
 pub fn resident_kib(pid: u32) -> u64 {

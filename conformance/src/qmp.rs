@@ -21,7 +21,7 @@ impl Monitor {
     /// Connects to the socket at `path` when it exists.
     ///
     /// # Panics
-    /// If there is no answer.
+    /// Panics if QEMU does not answer.
     #[must_use]
     #[track_caller]
     pub fn connect(path: &Path) -> Self {
@@ -37,7 +37,7 @@ impl Monitor {
     /// Runs a command and returns its result; events are skipped.
     ///
     /// # Panics
-    /// If QEMU refuses it, or does not answer.
+    /// Panics if QEMU refuses the command, or does not answer.
     #[track_caller]
     pub fn ask(&mut self, what: &str, arguments: Value) -> Value {
         let question = json!({ "execute": what, "arguments": arguments });
@@ -51,11 +51,11 @@ impl Monitor {
         }
     }
 
-    /// Migrates the VM to `uri`, where `arriving` waits for it, and returns the result of `query-migrate`
-    /// after the migration.
+    /// Migrates the VM to `uri`, where the QEMU process `arriving` waits for the VM. Returns the
+    /// result of `query-migrate` after the migration.
     ///
     /// # Panics
-    /// If the migration fails, or lasts longer than `limit`.
+    /// Panics if the migration fails, or lasts longer than `limit`.
     #[track_caller]
     pub fn migrate(&mut self, uri: &str, arriving: &Process, limit: Duration) -> Value {
         // Guest memory is small and rarely changes; the limit is the sender's share of two slow cores.
@@ -73,7 +73,8 @@ impl Monitor {
         }
     }
 
-    /// Excludes memory in shared files from the migration. Call it on both sides, before anything else.
+    /// Excludes memory in shared files from the migration. Call this function on source and
+    /// destination, before any other command.
     ///
     /// QEMU without hardware acceleration sometimes loses pages that the guest changes during the transfer.
     #[track_caller]

@@ -1,5 +1,5 @@
-//! Scratch directories and unused addresses. Everything in a scratch directory is deleted when its owner
-//! goes out of scope, also in a panic.
+//! Scratch directories and unused addresses. When the owner of a scratch directory goes out of
+//! scope, the directory is deleted with its contents, even after a panic.
 
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
@@ -17,7 +17,8 @@ static CLAIMED: Mutex<(u16, Vec<UnixListener>)> = Mutex::new((PORTS.start, Vec::
 
 /// A directory that is deleted when dropped.
 ///
-/// Paths in it are short, because a Unix socket address holds about a hundred bytes.
+/// The directory's path is short, because the path of a Unix socket has at most about a hundred
+/// bytes.
 #[derive(Debug)]
 pub struct Scratch {
     dir: tempfile::TempDir,
@@ -27,7 +28,7 @@ impl Scratch {
     /// Creates an empty directory under the system's temporary directory.
     ///
     /// # Panics
-    /// If the directory cannot be created.
+    /// Panics if the directory cannot be created.
     #[must_use]
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("hobt").tempdir().expect("a scratch directory");
@@ -80,7 +81,7 @@ pub fn text(path: &Path) -> String {
 /// Reserves a TCP port of the loopback interface for this test process.
 ///
 /// # Panics
-/// If none is left.
+/// Panics if no port is free.
 #[must_use]
 pub fn free_port() -> u16 {
     let mut claimed = CLAIMED.lock().expect("a thread that panics here has found none");
@@ -98,10 +99,11 @@ pub fn free_port() -> u16 {
     panic!("the ports {PORTS:?} are all taken")
 }
 
-/// Calls `done` every few milliseconds until it returns true; `what` names the condition in the failure.
+/// Calls `done` every few milliseconds until `done` returns true. `what` names the awaited
+/// condition in the message of a failure.
 ///
 /// # Panics
-/// If `limit` passes first.
+/// Panics if `limit` passes before `done` returns true.
 #[track_caller]
 pub fn wait_until(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
     let start = Instant::now();

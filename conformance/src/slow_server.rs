@@ -1,7 +1,8 @@
 //! An NBD server in this process that answers each request after a fixed time, like distant storage.
 //!
-//! Delays do not add up: requests in flight wait at the same time. Its flush only waits and syncs nothing,
-//! so it models the speed of a storage system, not its durability. Fixed newstyle, simple replies.
+//! Delays do not add up, because requests in flight wait at the same time. A flush only waits and
+//! syncs nothing, so the server models the speed of a storage system and not its durability. Fixed
+//! newstyle, simple replies.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -55,7 +56,7 @@ impl SlowServer {
     /// Serves the file `image` at the Unix socket `socket` under the empty name.
     ///
     /// # Panics
-    /// When the file or the socket cannot be opened.
+    /// Panics if the file or the socket cannot be opened.
     #[must_use]
     #[track_caller]
     pub fn start(socket: &Path, image: &Path, delays: Delays) -> Self {
@@ -262,7 +263,7 @@ mod tests {
         for _ in 0..64 {
             assert_eq!(client.receive().unwrap().error, 0);
         }
-        // One after the other they would take 64 s.
+        // If the server handled these requests one after the other, they would take 64 s.
         assert!(start.elapsed() < ms(60_000), "{:?}: requests wait for each other", start.elapsed());
         assert!(client.read(2 << 20, 512).is_err());
     }

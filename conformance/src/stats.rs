@@ -15,7 +15,7 @@ impl Stats {
     /// Parses the output of `hob stats DISK -o json`; uses the first disk.
     ///
     /// # Errors
-    /// If the text is not JSON or has no disk; the error contains the text.
+    /// Returns an error if the text is not JSON or has no disk; the error contains the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(text).map_err(|e| format!("not JSON ({e}): {text}"))?;
         let disk = first_disk(&value).ok_or_else(|| format!("no disk in: {text}"))?;

@@ -12,8 +12,9 @@ use crate::tool::Tool;
 /// Maximum time until nbdkit serves.
 const READY_MAX: Duration = Duration::from_secs(60);
 
-/// Makes nbdkit handle each client's requests one by one. Otherwise version 1.32 may abort
-/// (`raw_send_socket: Assertion`) if a client is killed while several of its requests are answered.
+/// Option that makes nbdkit handle the requests of each client one after the other. Otherwise
+/// version 1.32 may abort (`raw_send_socket: Assertion`) if a client is killed while several of its
+/// requests are answered.
 pub const ONE_BY_ONE: [&str; 2] = ["--threads", "1"];
 
 /// A running nbdkit on a Unix socket. Dropping the value ends the process.
@@ -27,7 +28,7 @@ impl Store {
     /// Starts nbdkit at `socket` with these arguments.
     ///
     /// # Panics
-    /// If nbdkit does not serve in time.
+    /// Panics if nbdkit does not serve in time.
     #[must_use]
     #[track_caller]
     pub fn start(socket: &Path, args: &[&str]) -> Self {

@@ -1,5 +1,5 @@
-//! One of several hosts: a daemon with its own sockets, flash and configuration, in its own scratch
-//! directory.
+//! One of several hosts in a test: a daemon with its own sockets, flash and configuration, in its
+//! own scratch directory.
 //!
 //! A [`Plan`] defines the configuration; the [`TestHost`] created from it can be killed and started again.
 
@@ -27,7 +27,8 @@ pub struct Plan {
     name: String,
     scratch: Scratch,
     address: Option<String>,
-    /// Further keys of the control section, and the sections after it.
+    /// Additional keys of the control section, and the sections that follow it in the
+    /// configuration.
     control: String,
     sections: String,
 }
@@ -47,8 +48,8 @@ impl Plan {
         self.listening(&files, LOOPBACK, free_port())
     }
 
-    /// Like `reached`. The daemon also uses the certificate for calls to other hosts. They identify
-    /// the daemon by the certificate's common name.
+    /// Like `reached`. The daemon also uses the certificate for calls to other hosts. The other
+    /// hosts identify the daemon by the certificate's common name.
     #[must_use]
     pub fn reached_as(self, authority: &Authority, common_name: &str) -> Self {
         self.reached_at(authority, common_name, LOOPBACK, free_port())
@@ -115,7 +116,7 @@ impl Plan {
     /// Returns the address for other hosts, `address:port`.
     ///
     /// # Panics
-    /// If it has none.
+    /// Panics if the host has no address for other hosts.
     #[must_use]
     #[track_caller]
     pub fn address(&self) -> &str {
@@ -201,7 +202,7 @@ impl TestHost {
     /// Returns the address for other hosts, `address:port`.
     ///
     /// # Panics
-    /// If it has none.
+    /// Panics if the host has no address for other hosts.
     #[must_use]
     #[track_caller]
     pub fn address(&self) -> &str {
@@ -221,7 +222,7 @@ impl TestHost {
     /// failures.
     ///
     /// # Panics
-    /// If it is not running.
+    /// Panics if the daemon is not running.
     #[track_caller]
     pub fn kill(&mut self) -> String {
         let mut daemon = self.daemon.take().expect("it runs");
@@ -234,7 +235,7 @@ impl TestHost {
     /// Sends SIGTERM to the daemon, which must end with status 0.
     ///
     /// # Panics
-    /// If the daemon does not end with status 0.
+    /// Panics if the daemon does not end with status 0.
     #[track_caller]
     pub fn stop(&mut self) {
         self.daemon.take().expect("it runs").stop();
@@ -243,7 +244,7 @@ impl TestHost {
     /// Sends the daemon a signal.
     ///
     /// # Panics
-    /// If it is not running.
+    /// Panics if the daemon is not running.
     #[track_caller]
     pub fn signal(&mut self, signal: Signal) {
         self.daemon.as_mut().expect("it runs").process.signal(signal);
@@ -252,7 +253,7 @@ impl TestHost {
     /// Returns the running daemon.
     ///
     /// # Panics
-    /// If it is not running.
+    /// Panics if the daemon is not running.
     #[must_use]
     #[track_caller]
     pub fn daemon(&self) -> &Daemon {
@@ -281,7 +282,7 @@ impl TestHost {
     /// Runs a `hob` command against the daemon. The command must succeed and return JSON.
     ///
     /// # Panics
-    /// If the command fails, or does not return JSON.
+    /// Panics if the command fails, or does not return JSON.
     #[must_use]
     #[track_caller]
     pub fn json(&self, args: &[&str]) -> Value {
@@ -322,7 +323,7 @@ impl TestHost {
     /// Waits until this host serves the disk.
     ///
     /// # Panics
-    /// If this host does not serve the disk in time.
+    /// Panics if this host does not serve the disk in time.
     #[track_caller]
     pub fn wait_until_serving(&self, disk: &str, limit: Duration) {
         wait_until(&format!("{disk} to be served by {}", self.name), limit, || self.serves(disk));
@@ -337,7 +338,7 @@ impl TestHost {
     /// Opens a new NBD connection to a disk.
     ///
     /// # Panics
-    /// If this host does not serve the disk.
+    /// Panics if this host does not serve the disk.
     #[must_use]
     #[track_caller]
     pub fn connect(&self, disk: &str) -> Client {

@@ -13,7 +13,7 @@ const TIME_MAX: Duration = Duration::from_secs(240);
 /// Returns the path of a program, searched in `PATH` and in the system administration directories.
 ///
 /// # Panics
-/// If the program is not found: the test suite fails instead of skipping tests.
+/// Panics if the program is not found: the test suite fails instead of skipping tests.
 #[must_use]
 #[track_caller]
 pub fn find(program: &str) -> PathBuf {
@@ -99,7 +99,7 @@ impl Tool {
     /// Runs the program, which must succeed. Returns the program's standard output.
     ///
     /// # Panics
-    /// If the program fails or times out. The message contains all output of the program.
+    /// Panics if the program fails or times out. The message contains all output of the program.
     #[track_caller]
     pub fn run(self) -> String {
         let line = format!("{:?}", self.command);
@@ -112,7 +112,7 @@ impl Tool {
     /// Runs the program, which must fail by itself. Returns standard output and standard error.
     ///
     /// # Panics
-    /// If the program succeeds or times out.
+    /// Panics if the program succeeds or times out.
     #[track_caller]
     pub fn run_failing(self) -> Output {
         let line = format!("{:?}", self.command);

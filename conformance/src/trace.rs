@@ -33,7 +33,7 @@ impl Trace {
     /// Reads a trace of one disk.
     ///
     /// # Panics
-    /// If the file cannot be read or breaks the specification.
+    /// Panics if the file cannot be read or breaks the specification.
     #[must_use]
     #[track_caller]
     pub fn read(path: &Path) -> Self {

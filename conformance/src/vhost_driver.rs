@@ -130,7 +130,7 @@ impl Driver {
     /// Connects to the server at `socket` and starts the queue.
     ///
     /// # Errors
-    /// The server's or the system's.
+    /// Returns an error of the server or of the system.
     pub fn connect(socket: &Path) -> io::Result<Driver> {
         Driver::prepared(socket, Sealing::Possible)?.start()
     }
@@ -138,7 +138,7 @@ impl Driver {
     /// As `connect`, without starting the queue, so that the caller can prepare its content.
     ///
     /// # Errors
-    /// As for `connect`.
+    /// Returns the same errors as `connect`.
     pub fn prepared(socket: &Path, sealing: Sealing) -> io::Result<Driver> {
         let (mut frontend, protocol) = agree(socket)?;
         let memory = shared_memory(DATA + u64::from(SLOTS) * DATA_BYTES, sealing)?;
@@ -157,7 +157,7 @@ impl Driver {
     /// Starts the queue.
     ///
     /// # Errors
-    /// The server's.
+    /// Returns the error of the server.
     pub fn start(mut self) -> io::Result<Driver> {
         self.set_up()?;
         Ok(self)
@@ -167,7 +167,7 @@ impl Driver {
     /// the same memory.
     ///
     /// # Errors
-    /// The server's or the system's.
+    /// Returns an error of the server or of the system.
     pub fn reconnect(&mut self, socket: &Path) -> io::Result<()> {
         (self.frontend, _) = agree(socket)?;
         self.set_up()
@@ -177,7 +177,7 @@ impl Driver {
     /// address, a size and a file.
     ///
     /// # Errors
-    /// The server's.
+    /// Returns the error of the server.
     pub fn start_in_slots(mut self, more: &[(u64, u64, File)]) -> io::Result<Driver> {
         let regions = std::iter::once(self.region()?).chain(more.iter().map(slot));
         for region in regions {
@@ -190,7 +190,7 @@ impl Driver {
     /// Removes a region that was added.
     ///
     /// # Errors
-    /// The server's.
+    /// Returns the error of the server.
     pub fn remove_slot(&mut self, region: &(u64, u64, File)) -> io::Result<()> {
         self.frontend.remove_mem_region(&slot(region)).map_err(failed)
     }
@@ -262,7 +262,7 @@ impl Driver {
     /// Returns the disk's size in bytes.
     ///
     /// # Errors
-    /// The server's.
+    /// Returns the error of the server.
     pub fn size_bytes(&mut self) -> io::Result<u64> {
         let (_, config) =
             self.frontend.get_config(0, 8, VhostUserConfigFlags::empty(), &[0; 8]).map_err(failed)?;
@@ -329,7 +329,7 @@ impl Driver {
     /// Makes the server signal another eventfd for answers, or the driver's own eventfd again.
     ///
     /// # Errors
-    /// The server's.
+    /// Returns the error of the server.
     pub fn be_told_by(&mut self, other: Option<&EventFd>) -> io::Result<()> {
         self.frontend.set_vring_call(0, other.unwrap_or(&self.call)).map_err(failed)
     }

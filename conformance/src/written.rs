@@ -46,7 +46,7 @@ impl Written {
     /// Returns true if a file has exactly this content.
     ///
     /// # Panics
-    /// If the file cannot be read.
+    /// Panics if the file cannot be read.
     #[must_use]
     #[track_caller]
     pub fn is_in(&self, file: &Path) -> bool {
@@ -56,7 +56,7 @@ impl Written {
     /// Writes one piece of noise.
     ///
     /// # Panics
-    /// If that fails.
+    /// Panics if a write fails.
     #[track_caller]
     pub fn write(&mut self, client: &mut Client, at: usize) {
         let bytes = self.noise.bytes(Self::PIECE);
@@ -68,7 +68,7 @@ impl Written {
     /// Writes `count` pieces at random in the first `span` bytes of the disk.
     ///
     /// # Panics
-    /// If that fails.
+    /// Panics if a write fails.
     #[track_caller]
     pub fn write_some(&mut self, client: &mut Client, count: usize, span: u64) {
         for _ in 0..count {
@@ -80,7 +80,7 @@ impl Written {
     /// Reads and checks one piece.
     ///
     /// # Panics
-    /// If that fails, or returns other bytes.
+    /// Panics if a read fails or returns other bytes.
     #[track_caller]
     pub fn read(&self, client: &mut Client, at: usize) {
         let bytes = client.read(at as u64, Self::PIECE as u32).expect("a read");
@@ -90,7 +90,7 @@ impl Written {
     /// Reads and checks the first bytes of the disk.
     ///
     /// # Panics
-    /// If that fails, or returns other bytes.
+    /// Panics if a read fails or returns other bytes.
     #[track_caller]
     pub fn read_all(&self, client: &mut Client, span: u64) {
         (0..span as usize).step_by(Self::PIECE).for_each(|at| self.read(client, at));

@@ -19,7 +19,7 @@ const TESTS_MAX: Duration = Duration::from_secs(600);
 /// Returns a directory with os-brick and the packages that it needs.
 ///
 /// # Panics
-/// PyPI is unreachable, and no earlier run has installed os-brick.
+/// Panics if PyPI is unreachable, and no earlier run has installed os-brick.
 #[track_caller]
 fn os_brick() -> PathBuf {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(OS_BRICK.replace("==", "-"));

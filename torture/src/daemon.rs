@@ -61,8 +61,8 @@ impl Daemon {
         self.dir.join("control.sock")
     }
 
-    /// Returns the directory of hob's crash logs. In the test it is on disk. Otherwise hob has its
-    /// crash logs in memory.
+    /// Returns the directory of hob's crash logs. In the test this directory is on disk. A normal
+    /// daemon has its crash logs on a filesystem in memory.
     fn crash_logs(&self) -> PathBuf {
         self.dir.join("memory")
     }
@@ -93,8 +93,8 @@ impl Daemon {
         all[all.len().saturating_sub(lines)..].iter().map(|line| format!("log: {line}")).collect()
     }
 
-    /// Starts the daemon and waits until it is ready. Disks that the daemon cannot serve are
-    /// offline by then.
+    /// Starts the daemon and waits until it is ready. By that time, disks that the daemon cannot
+    /// serve are offline.
     ///
     /// # Errors
     /// Returns an error if the daemon ends or is not ready in time.
@@ -182,8 +182,8 @@ impl Daemon {
     /// Sends SIGTERM to the daemon and checks that it ends cleanly.
     ///
     /// # Errors
-    /// Returns an error, and kills the daemon, if it does not end in time or ends with an error
-    /// status.
+    /// Kills the daemon if it does not end in time. Returns an error in this case, and if the
+    /// daemon ends with an error status.
     pub fn stop(&mut self) -> Result<()> {
         self.signal(Signal::TERM);
         let start = Instant::now();
@@ -232,7 +232,7 @@ impl Daemon {
         }
     }
 
-    /// Runs a `hob` command. Returns true and the output if it succeeded, or false and the output.
+    /// Runs a `hob` command. Returns true if the command succeeded, and the command's output.
     ///
     /// # Errors
     /// Returns an error if the command cannot be started or does not end.

@@ -1,5 +1,5 @@
-//! A FUSE file system for tests. The test files are in memory, and they lose unflushed data, fail,
-//! hang or fill up on request.
+//! A FUSE file system for tests. The test files are in memory. A test can make them lose unflushed
+//! data, fail, hang or fill up.
 //!
 //! The file system has one directory. Files bypass the page cache, so that readers get exactly the
 //! content of the medium.
@@ -27,7 +27,8 @@ const TTL: Duration = Duration::ZERO;
 const THREADS: usize = 16;
 /// Size of the file system in `statfs`, blocks of 4 KiB.
 const BLOCKS: u64 = 1 << 20;
-/// Flag of a write that must be durable before the reply. RWF_DSYNC, O_DSYNC and O_SYNC include it.
+/// Flag of a write that must be durable before the reply. The flags RWF_DSYNC, O_DSYNC and O_SYNC
+/// include this flag.
 const O_DSYNC: i32 = 0o10_000;
 /// Flag of fallocate(2): keep the file size.
 const KEEP_SIZE: i32 = 1;
@@ -114,7 +115,8 @@ impl File {
     }
 
     /// Makes all open handles of the file stale, as after a failover of an NFS server: requests
-    /// with them fail with ESTALE for ever. The file cannot be opened again before [`Self::admit`].
+    /// with these handles fail with ESTALE for ever. The file cannot be opened again before
+    /// [`Self::admit`].
     pub fn expire_handles(&self) {
         self.refuses_opens.store(true, Ordering::SeqCst);
         self.handle.fetch_add(1, Ordering::SeqCst);
@@ -237,8 +239,8 @@ impl Served {
         files.iter().position(|file| *file.name == *name).map(|at| at as u64 + 2)
     }
 
-    /// Waits as long as the file's faults delay the request. Then calls `work`, unless a fault
-    /// makes the request fail. A stale handle fails immediately.
+    /// Performs a request on a file: waits as long as the file's faults delay the request, and then
+    /// calls `work`, unless a fault makes the request fail. A stale handle fails immediately.
     fn act<T>(
         &self,
         (ino, handle): (INodeNo, FileHandle),

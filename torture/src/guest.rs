@@ -1,5 +1,5 @@
-//! A test guest: a client with its own region of a disk. A test guest sends requests, checks every
-//! byte that it reads, and reconnects when the connection ends.
+//! A test guest: a client that uses its own region of a disk. A test guest sends requests, checks
+//! every byte that it reads, and reconnects when its connection ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
@@ -26,7 +26,7 @@ const HISTORY: usize = 4000;
 const EVIDENCE: [usize; 3] = [24, 4, 10];
 /// Maximum time without a connection, unless a fault explains a longer time.
 pub const CONNECT_MAX: Duration = Duration::from_secs(60);
-/// Time after the end of a fault during which the guest still accepts errors as caused by it.
+/// Time after the end of a fault for which the guest still attributes errors to the fault.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Counters of a test guest.
@@ -112,8 +112,8 @@ impl Shared {
         *until = (*until).max(Instant::now() + time + GRACE);
     }
 
-    /// Returns true if the daemon may still report a loss to this connection that belongs to an
-    /// earlier one. Each call that returns true uses up one such report.
+    /// Returns true if the daemon may still send this connection a report of a loss that an earlier
+    /// connection did not receive. Each call that returns true uses up one such report.
     fn take_owed(&self) -> bool {
         self.owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |owed| owed.checked_sub(1)).is_ok()
     }
@@ -142,7 +142,7 @@ enum Stop {
 /// Request mix of a guest, generated from the seed.
 #[derive(Debug, Clone, Copy)]
 pub struct Habits {
-    /// One of this many requests is a flush.
+    /// Mean number of requests per flush: on average, one of this many requests is a flush.
     pub flush_once_in: u64,
     /// Number of FUA writes per ten data writes.
     pub fua_of_ten: u64,
@@ -152,8 +152,9 @@ pub struct Habits {
     pub pause_us_max: u64,
     /// True if the guest sometimes writes an image header to the start of its region.
     pub headers: bool,
-    /// True if another guest uses the same disk. After a restart the daemon cannot distinguish
-    /// guests. If it did not report a loss to one of them, one flush fails on each connection.
+    /// True if another guest uses the same disk. After a restart the daemon cannot distinguish the
+    /// two guests. If the daemon did not report a loss to one of them, one flush fails on each
+    /// connection.
     pub shares_disk: bool,
 }
 
@@ -486,8 +487,9 @@ impl Guest {
                 model.flush_failed(*flush);
                 drop(model);
                 let explained = explained || self.shared.excused(since);
-                // A flush that the fault itself fails is no report of what the other guest of the
-                // disk loses a moment later.
+                // If the fault itself makes this flush fail, the failure does not report a loss
+                // that follows a moment later. The other guest of the disk may receive the report
+                // of that loss.
                 let told = !(explained && self.habits.shares_disk);
                 let is_first = !std::mem::replace(&mut self.was_told, told);
                 let is_the_others = self.habits.shares_disk && is_first;

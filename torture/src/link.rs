@@ -162,9 +162,9 @@ impl Link for Nbd {
     }
 }
 
-/// vhost-user-blk driver whose requests survive a restart of the server, because the in-flight
-/// memory of the vhost-user protocol records them. The driver has no FUA. For zeroes and discards,
-/// it sends ordinary writes of zero bytes.
+/// vhost-user-blk driver. Requests survive a restart of the server, because the in-flight memory of
+/// the vhost-user protocol records the requests. The driver has no FUA. For zeroes and discards, it
+/// sends ordinary writes of zero bytes.
 struct VhostUser {
     driver: Driver,
     socket: PathBuf,

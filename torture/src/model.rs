@@ -17,8 +17,8 @@
 //!   may return the durable version or any later version of the unit. The next successful FLUSH
 //!   must still make the acknowledged versions durable, because the guest got no error.
 //! * After [`Model::withdraw`] (a *withdrawal*), the next FLUSH guarantees nothing about earlier
-//!   versions. This happens after a failed FLUSH reported the fault to the guest, or when two
-//!   faults coincided and hob cannot report the combination.
+//!   versions. The model is withdrawn after a failed FLUSH reported the fault to the guest, and
+//!   when two faults coincided and hob cannot report the combination.
 //! * A read makes the content of a unit certain again, except between a loss of the backing and the
 //!   time at which hob has noticed the loss: until then hob's cache returns the lost data. Later reads must return the same version,
 //!   and the next successful FLUSH makes this version durable. A version that a read has shown as
@@ -137,17 +137,19 @@ pub struct Model {
     unflushed: VecDeque<(u64, u64, Vec<u32>)>,
     acknowledged: u64,
     /// Number of faults so far: losses of data by the backing, kills of the daemon, and
-    /// withdrawals. A request that was in flight during a fault does not make the content of a unit
-    /// certain.
+    /// withdrawals. The reply to a request that was in flight during a fault does not decide which
+    /// version a unit has.
     faults: u64,
     /// Value of `faults` after the last withdrawal ([`Model::withdraw`]). A later flush need not
     /// make a write durable that was in flight at the withdrawal.
     withdrawn: u64,
     /// True while a failed flush may still report a loss of data by the backing. The flag is
-    /// cleared by the first successful flush that was sent after the last fault, or by a second
-    /// failed one.
+    /// cleared by the first successful flush that was sent after the last fault, or by the second
+    /// failed flush that was.
     loss_unreported: bool,
-    /// True if a failed flush has reported the loss. The next flush may fail too.
+    /// True if one failed flush has reported a loss of data by the backing since that loss. The
+    /// next flush may then fail too, because a flush does not report the loss of changes that ended
+    /// while the flush was in flight.
     was_told: bool,
     /// Time by which the daemon has noticed the backing's last loss of data; `None` if there was no
     /// loss. Until then its cache may return the lost data.
@@ -255,8 +257,8 @@ impl Model {
         Read { first, units, faults: self.faults, is_stable }
     }
 
-    /// Checks the result of a read. The content of a wrong unit is allowed from then on, so that it
-    /// is reported only once.
+    /// Checks the result of a read. If a unit has wrong content, the model allows this content from
+    /// then on, so that the error is reported only once.
     pub fn check(&mut self, read: Read, bytes: &[u8]) -> Checked {
         let certain = read.is_stable && read.faults == self.faults;
         let (mut wrong, mut settled) = (Vec::new(), 0);
@@ -306,8 +308,9 @@ impl Model {
     }
 
     /// Records that a flush failed: writes acknowledged since the last successful flush need not
-    /// become durable any more. The first flush that is sent after this failure may fail too,
-    /// because a flush does not report the loss of changes that ended while it was in flight.
+    /// become durable any more. The next flush that is sent after this failure may also fail,
+    /// because a flush does not report the loss of changes that ended while the flush was in
+    /// flight.
     pub fn flush_failed(&mut self, flush: Flush) {
         if self.was_told && flush.faults == self.faults {
             (self.loss_unreported, self.was_told) = (false, false);

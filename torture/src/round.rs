@@ -59,7 +59,7 @@ pub struct Run {
     pub interrupted: Arc<AtomicBool>,
     /// Defect of the media, to show that the checks notice a violation.
     pub sabotage: Option<Sabotage>,
-    /// Time at which the run ends: after it, no fault is injected.
+    /// Time at which the run ends. No fault is injected after this time.
     pub end: Instant,
 }
 
@@ -129,10 +129,11 @@ struct Round<'a> {
     daemon: Daemon,
     disks: Vec<Disk>,
     threads: Vec<JoinHandle<()>>,
-    /// Number of the daemon's starts. Guests record the start to which they are connected.
+    /// Number of times that the daemon was started. Guests use this number to record to which of
+    /// the daemon's processes they are connected.
     life: Arc<AtomicU64>,
     noise: Noise,
-    /// File system of the pool devices, if it is the test file system.
+    /// The test file system with the pool's device files; `None` if the pool uses other files.
     flash: Option<Files>,
     /// Mount of the daemon's state directory.
     _state: Unmount,
@@ -255,8 +256,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Reports a violation that the daemon itself, not a guest, shows. Returns false, because the
-    /// round is over.
+    /// Reports a violation that was noticed at the daemon and not by a guest. Returns false,
+    /// because the round must end.
     fn broken(&self, kind: &'static str, what: &str) -> bool {
         self.run.journal.violation(kind, "hob", what, self.daemon.log_tail(12));
         false
@@ -390,8 +391,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Sends many requests from many clients to a disk whose backing hangs. Guests of other disks
-    /// must be served meanwhile.
+    /// Sends many requests from many clients to a disk whose backing hangs. During this time the
+    /// daemon must serve the guests of other disks.
     fn flood(&self, disk: usize) {
         self.with_behaviour(disk, FLOOD, |it| it.hang(FLOOD));
         let address = Address::Unix(self.daemon.nbd_socket());
@@ -456,8 +457,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Fills the file system of the state directory for a while. A daemon that starts meanwhile
-    /// serves no disk whose cache needs a new journal.
+    /// Fills the file system of the state directory for a while. A daemon that starts while the
+    /// file system is full serves no disk whose cache needs a new journal.
     fn fill_state(&mut self, time: Duration, kill: bool) -> bool {
         self.guests().for_each(|guest| guest.excuse(time));
         let filler = self.dir.join("state/filler");
@@ -603,7 +604,7 @@ impl<'a> Round<'a> {
     }
 
     /// Kills the daemon with SIGKILL. A killed daemon cannot report earlier losses of data that it
-    /// has not reported yet.
+    /// has not reported before the kill.
     fn kill_daemon(&mut self) {
         self.guests().for_each(|guest| guest.model().interrupt());
         self.daemon.kill();
@@ -628,8 +629,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Waits until all guests have noticed the end of their connections, at most 10 seconds. They
-    /// have then received every reply that the daemon sent.
+    /// Waits until all guests have noticed the end of their connections, at most 10 seconds. After
+    /// that, the guests have received every reply that the daemon sent.
     fn wait_for_disconnects(&self) {
         let start = Instant::now();
         let connected = |guest: &Arc<Shared>| guest.connected_to.load(Ordering::Relaxed) != 0;
@@ -662,7 +663,7 @@ impl<'a> Round<'a> {
         if let Backing::Server(server) = &disk.backing {
             server.cut(Duration::ZERO);
         }
-        // The changes are small, so that a sample of clean sectors misses them.
+        // The changes are so small that a sample of clean sectors does not include them.
         for _ in 0..[1, 1, 2, 4][self.noise.below(4) as usize] {
             let guest = &disk.guests[self.noise.below(disk.guests.len() as u64) as usize];
             let mut model = guest.model();
@@ -720,7 +721,8 @@ impl<'a> Round<'a> {
             }
             match self.daemon.command(&["drain", &disk.name]) {
                 Ok((true, _)) => {}
-                // The pool had no space to enable the cache again after the fault that disabled it.
+                // An earlier fault disabled the cache, and the pool had no space to enable the
+                // cache again.
                 Ok((false, said)) if said.contains("has no cache") => {}
                 Ok((false, said)) => {
                     return self.broken("drain", &format!("{}: drain failed: {}", disk.name, said.trim()));

@@ -130,14 +130,14 @@ pub enum Fault {
         /// Duration of the pause.
         down: Duration,
     },
-    /// Kills the daemon with SIGKILL, and again while it starts.
+    /// Kills the daemon with SIGKILL, starts it, and kills it again while it starts.
     KillTwice {
         /// Time between the start and the second SIGKILL.
         after: Duration,
     },
     /// Stops the daemon with SIGTERM and starts it again.
     Restart,
-    /// Pauses the daemon with SIGSTOP, and continues it with SIGCONT.
+    /// Pauses the daemon with SIGSTOP, and later continues it with SIGCONT.
     Stop {
         /// Duration of the pause.
         time: Duration,
@@ -257,11 +257,11 @@ pub enum Fault {
     StateFull {
         /// Duration of the fault.
         time: Duration,
-        /// True if the daemon is killed and started meanwhile.
+        /// True if the daemon is killed and started during this fault.
         kill: bool,
     },
-    /// The loop device of a backing is detached. It disappears when the daemon is killed, and is
-    /// attached again later.
+    /// The loop device of a backing is detached. The device disappears when the daemon is killed,
+    /// and the test attaches the file again later.
     LoopDetached {
         /// Number of the disk.
         disk: usize,
@@ -362,7 +362,8 @@ impl Filter {
 /// Seed of the separate random numbers of [`Fault::draw_later`].
 const LATER_SALT: u64 = 0x6c61_7465;
 
-/// One of this many changes of a cache is another fault instead ([`Fault::draw_later`]).
+/// Mean number of cache changes per later fault: one of this many changes is replaced by another
+/// fault ([`Fault::draw_later`]).
 const LATER_ONE_IN: u64 = 3;
 
 /// Maximum number of random draws until a selected fault is found.
@@ -375,7 +376,8 @@ impl Plan {
         let seed = seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut noise = Noise::new(seed);
         let mut disks: Vec<DiskPlan> = (0..DISKS).map(|at| DiskPlan::draw(&mut noise, at)).collect();
-        // Separate random numbers, so that this choice does not change the other choices of a seed.
+        // These random numbers are separate, so that the other choices of a seed do not depend on
+        // this choice.
         let mut sharing = Noise::new(!seed);
         for disk in &mut disks {
             disk.shared = sharing.below(2) == 0 && disk.cache.can_share();
@@ -393,7 +395,8 @@ impl Plan {
             let mut drawn = (0..DRAWS).map(|_| Fault::draw(&mut noise, &disks, volatile_pool));
             faults.extend(drawn.find(|fault| filter.takes(fault.name())).map(|fault| (pause, fault)));
         }
-        // Separate random numbers, so that these faults do not change the other choices of a seed.
+        // These random numbers are separate, so that the other choices of a seed do not depend on
+        // these faults.
         let mut later = Noise::new(seed ^ LATER_SALT);
         for (_, fault) in &mut faults {
             if matches!(fault, Fault::Change { .. }) && later.below(LATER_ONE_IN) == 0 {
@@ -417,8 +420,8 @@ impl Plan {
         }
     }
 
-    /// Returns the size of each device of the pool, as in hob.toml. The size is small if caches
-    /// share the pool, so that they compete.
+    /// Returns the size of each device of the pool, as in hob.toml. If caches share the pool, the
+    /// size is small, so that the caches compete for space.
     #[must_use]
     pub fn pool_device(&self) -> &'static str {
         if self.disks.iter().any(|disk| disk.shared) { "32M" } else { "96M" }
@@ -521,8 +524,8 @@ impl Fault {
         }
     }
 
-    /// Draws one of the faults that take the place of some changes of caches. `None` if the round
-    /// cannot have the fault.
+    /// Draws one of the faults that replace some changes of caches. Returns `None` if the drawn
+    /// fault is impossible in this round.
     fn draw_later(noise: &mut Noise, disks: &[DiskPlan], volatile_pool: bool) -> Option<Self> {
         let time = ms(noise, 300, 3000);
         match noise.below(3) {

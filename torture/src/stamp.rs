@@ -52,7 +52,7 @@ pub fn stamp(origin: Origin, unit: u64, version: u32) -> [u8; UNIT] {
     bytes
 }
 
-/// Returns which guest write of run `run` left these 512 bytes, or what else they are.
+/// Identifies these 512 bytes: the guest write of run `run` that wrote them, or other content.
 #[must_use]
 pub fn identify(run: u64, bytes: &[u8]) -> Found {
     if bytes.iter().all(|byte| *byte == 0) {

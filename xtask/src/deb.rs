@@ -142,7 +142,8 @@ fn check(package: &Path) -> Result<()> {
 /// Checks that the program has the optional features: without one, it names the missing feature.
 fn check_features(hob: &Path) -> Result<()> {
     for backing in ["rbd:none/none", "s3://none/none", "nbds://user@127.0.0.1:1/x?tls-psk-file=/none"] {
-        // With the feature, it may wait for a server that does not exist.
+        // A program with the feature may wait for a server that does not exist, so the check ends
+        // it.
         let output = Command::new("timeout")
             .arg("10")
             .arg(hob)

@@ -57,7 +57,7 @@ struct Ended {
     name: String,
     status: ExitStatus,
     took: Duration,
-    /// Processor time of the executable and of the processes that it waited for.
+    /// Processor time of the executable and of those of its child processes that it has waited for.
     computed: Duration,
     output: String,
 }
@@ -97,8 +97,9 @@ fn processor_time(child: &Child) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Runs all executables, `at_once` at the same time, in this order. Prints the output of each as
-/// one block when it ends, and a total. The error has the failed tests and their messages.
+/// Runs all executables, `at_once` at the same time, in this order. Prints the output of each
+/// executable as one block when the executable ends, and a total at the end. The error has the
+/// failed tests and their messages.
 ///
 /// Tests that failed only because a limit of time passed run once more afterwards, without the other
 /// executables: a busy machine can delay everything, and such a failure says nothing about hob. Any
@@ -268,8 +269,8 @@ mod tests {
         run(&all[2..], 2, &[], &[]).unwrap();
     }
 
-    /// A test that is too slow in the first run only, and one that fails for another reason in the first run
-    /// only.
+    /// The first test is too slow in the first run only. The second test fails for another reason
+    /// in the first run only.
     #[test]
     fn only_a_test_that_was_too_slow_runs_again() {
         let dir = tempfile::tempdir().unwrap();
@@ -280,8 +281,8 @@ mod tests {
                  printf '\\n---- a::b stdout ----\\nthread panicked at x.rs:1:2:\\n{message}\\n'\nexit 101\n"
             );
             fs::write(&text_path, text).unwrap();
-            // While a process has a file open for writing, which may be a child of another test, nobody
-            // can run it.
+            // An executable file cannot be run while a process, such as a child of another test,
+            // has the file open for writing.
             let status =
                 Command::new("install").args(["-m", "755"]).args([&text_path, &path]).status().unwrap();
             assert!(status.success());

@@ -54,7 +54,8 @@ pub(crate) fn too_late(output: &str) -> Vec<String> {
     let mut names = Vec::new();
     for section in output.split("\n---- ").skip(1) {
         let Some((name, said)) = section.split_once(" stdout ----\n") else { continue };
-        // The first panic is the cause. Others follow when the test cleans up.
+        // The first panic is the cause of the failure. Other panics may follow when the test cleans
+        // up.
         let message =
             said.split_once("panicked at ").map(|(_, place)| place.split('\n').nth(1).unwrap_or_default());
         if !message.is_some_and(|it| it.contains(TOO_LATE)) {

@@ -83,7 +83,8 @@ fn main() -> ExitCode {
         Command::Readers(arguments) => readers::run(&arguments),
         Command::Tidy(arguments) => tidy::run(&arguments),
         Command::Bench { arguments } => {
-            // Optimized, because a slow load generator makes the servers wait for it.
+            // The benchmarks are compiled with optimization, because servers would wait for a slow
+            // load generator.
             let mut bench = shell::cargo(&["run", "--quiet", "--release", "--package", "bench", "--"]);
             Err(bench.args(arguments).exec().into())
         }

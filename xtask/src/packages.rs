@@ -63,7 +63,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "libvirt-daemon-system", shown_by: &["libvirtd", "/etc/libvirt/qemu.conf"] },
     Package { name: "libvirt-clients", shown_by: &["virsh"] },
     Package { name: "git", shown_by: &["git"] },
-    // The test of OpenStack's os-brick installs it with pip.
+    // The test of OpenStack's os-brick uses this package to install os-brick with pip.
     Package { name: "python3-pip", shown_by: &["python3", "pip3"] },
 ];
 

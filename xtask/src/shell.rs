@@ -18,7 +18,8 @@ pub fn root() -> PathBuf {
 
 /// Returns a cargo command in the root directory of the workspace, with the cargo that runs xtask.
 /// The command does not inherit the variables about xtask that `cargo run` sets: some build scripts
-/// depend on them, so a build by this command and one by hand would replace each other.
+/// depend on these variables, so a build by this command and a build by hand would replace each
+/// other.
 pub fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());

@@ -19,8 +19,8 @@ const AT_ONCE: usize = 2;
 /// Number of test files of crates that run at the same time, beside one that waits.
 const CRATES_AT_ONCE: usize = 2;
 
-/// Black-box test files that take about a minute or longer. They start first, because otherwise the
-/// last one would run beside no other.
+/// Black-box test files that take about a minute or longer. These files start first. Otherwise the
+/// last of them would run alone at the end.
 const LONG: [&str; 8] =
     ["host_device", "attach", "upgrade", "postgres", "reconnect", "discard", "live_migration", "libvirt"];
 

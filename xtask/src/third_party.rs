@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::shell;
 
-/// The platform of the package. Other platforms have other crates.
+/// The platform of the package. On other platforms, hob depends on other crates.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
 /// Beginnings of the names of licence files.
@@ -40,7 +40,7 @@ struct Package {
     licence: String,
     repository: Option<String>,
     directory: PathBuf,
-    /// Ids of the crates that it uses.
+    /// Ids of the crates that this crate uses.
     uses: BTreeSet<String>,
 }
 

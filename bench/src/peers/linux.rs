@@ -32,7 +32,7 @@ const PROGRAMS: [&str; 6] = ["qemu-system-x86_64", "busybox", "dmsetup", "gcc", 
 /// Programs of busybox that [`INIT`] uses.
 const APPLETS: [&str; 11] =
     ["sh", "awk", "basename", "cat", "dmesg", "grep", "insmod", "mount", "readlink", "sleep", "tail"];
-/// Modules of the kernel, without those that they depend on.
+/// Modules of the kernel that the caches need, without the modules on which they depend.
 const MODULES: [&str; 7] =
     ["brd", "dm-zero", "dm-flakey", "dm-cache", "dm-cache-smq", "dm-writecache", "bcache"];
 /// The package with make-bcache is unpacked and not installed, because it would let the host use
@@ -43,7 +43,8 @@ const BCACHE_TOOLS: &str = "bcache-tools";
 pub(super) const DM_CACHE_BLOCK_BYTES: u64 = 32 << 10;
 /// Smallest and largest bucket of bcache, bytes. The largest one is bcache's usual size.
 const BUCKET_BYTES: (u64, u64) = (8 << 10, 512 << 10);
-/// Minimum number of buckets, if they are not smaller than the smallest one.
+/// Minimum number of buckets of a cache, unless the buckets would be smaller than the minimum
+/// bucket size.
 const BUCKETS_MIN: u64 = 1024;
 const RAM_DISKS_PER_CACHE: usize = 2;
 /// Memory of the guest without the contents of its caches, bytes.
@@ -116,7 +117,7 @@ pub(super) struct Guest {
     pub(super) played: BTreeMap<(Kind, usize), Played>,
     /// Failures, for the user.
     pub(super) troubles: Vec<String>,
-    /// Virtual duration of the trace, and by which factor it was sped up.
+    /// Virtual duration of the trace, and the factor by which the trace was sped up.
     pub(super) seconds: f64,
     pub(super) speed_up: f64,
     /// Maximum delay of a request, milliseconds of virtual time.
@@ -271,9 +272,9 @@ impl LinuxCaches {
             .arg(&self.kernel)
             .arg("-initrd")
             .arg(initramfs)
-            // The kernel takes random numbers from rdrand; otherwise it waits for interrupts. Without
-            // ACPI, the clock is simple. Bit 112 is REP_GOOD: string instructions are slow
-            // without KVM.
+            // The guest's kernel takes random numbers from rdrand. Without rdrand it would wait for
+            // interrupts. Without ACPI, the clock is simple. Bit 112 is REP_GOOD: string
+            // instructions are slow without KVM.
             .args([
                 "-append",
                 "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog acpi=off tsc=reliable \

@@ -75,7 +75,7 @@ impl Row {
         self.played.iter().find(|played| played.cache == cache)
     }
 
-    /// Returns what hob misses, or an empty text.
+    /// Returns a text with the requirements that hob does not meet; empty if hob meets all.
     fn verdict(&self) -> String {
         let Some(hob) = self.of(HOB) else { return String::new() };
         let best = |caches: [&str; 2]| {
@@ -188,7 +188,7 @@ impl Results {
         out
     }
 
-    /// Returns what the table does not show: summary, versions, failures and caveats.
+    /// Returns the text below the table: summary, versions, failures and caveats.
     fn notes(&self) -> Vec<String> {
         let mut notes = vec![
             "B: bytes of memory for each 4 KiB of the cache, with fixed structures, which dominate in small \

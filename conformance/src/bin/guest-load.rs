@@ -1,12 +1,13 @@
 //! `guest-load DEVICE HOT_BLOCKS`: the load of a migrating guest. Runs inside the guest, as a separate
 //! program.
 //!
-//! Four threads, each the owner of every fourth block of the device, read and write its blocks (4 KiB) past
-//! the page cache. Each owner counts the writes of each of its blocks, and checks everything that it reads.
-//! Nine of ten requests are reads, and nine of ten of these go to the hot set, the first HOT_BLOCKS blocks;
-//! half of the writes do. Some requests are flushes. Once a second a line reports the requests done, the
-//! longest latency, in µs, and the age of the oldest request that has not ended, in ms. A line on standard input ends the load; then the whole device is read and
-//! checked.
+//! Four threads read and write blocks of 4 KiB with direct I/O. Each thread owns every fourth block
+//! of the device, and uses only its own blocks. It counts the writes of each block, and checks all
+//! data that it reads. Nine of ten requests are reads. Nine of ten reads and half of the writes go
+//! to the hot set, which is the first HOT_BLOCKS blocks. Some requests are flushes. Once a second
+//! the program prints a line with the number of completed requests, the longest latency in µs, and
+//! the age in ms of the oldest request that has not ended. A line on standard input ends the load.
+//! Then the program reads and checks the whole device.
 //!
 //! Exits with 1 if any block is wrong or any request fails.
 

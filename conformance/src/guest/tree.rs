@@ -111,7 +111,7 @@ impl Tree {
         self
     }
 
-    /// Packs it as an initramfs.
+    /// Packs the directory tree as an initramfs.
     #[track_caller]
     pub(super) fn pack(self, image: &Path) {
         let pack = r#"cd "$1" && find . | cpio --quiet -o -H newc > "$2""#;

@@ -84,7 +84,7 @@ impl BitmapAdd {
     /// Checks that `name` is a valid name of a dirty bitmap.
     ///
     /// # Errors
-    /// A message for users if the name is not valid.
+    /// Returns a message for users if the name is not valid.
     pub fn check_name(name: &str) -> Result<(), String> {
         check_name(name).map_err(|error| format!("'{name}' cannot be a bitmap's name: {error}"))
     }

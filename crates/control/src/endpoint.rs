@@ -34,7 +34,7 @@ impl Endpoint {
     /// `tcp:host:port`.
     ///
     /// # Errors
-    /// If the text is neither an address nor a URL.
+    /// Returns an error if the text is neither an address nor a URL.
     pub fn parse_control(text: &str) -> Result<Endpoint, EndpointParseError> {
         let Some(authority) = text.strip_prefix("https://") else { return text.parse() };
         let wrong = || EndpointParseError(text.to_owned());

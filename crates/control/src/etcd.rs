@@ -166,7 +166,7 @@ impl Etcd {
     /// the next one after a failure.
     ///
     /// # Panics
-    /// If there is no endpoint.
+    /// Panics if there is no endpoint.
     pub fn new(endpoints: Vec<EtcdEndpoint>, tls: Option<ClientTls>) -> Etcd {
         assert!(!endpoints.is_empty(), "an etcd client needs an endpoint");
         Etcd { endpoints, tls, at: AtomicUsize::new(0), id: AtomicU64::new(0) }
@@ -197,7 +197,8 @@ impl Etcd {
     /// The read must be from the same term and must find the key attached to that lease.
     ///
     /// # Errors
-    /// [`EtcdError::NoLease`] if the lease has expired; other errors if its state is unknown.
+    /// Returns [`EtcdError::NoLease`] if the lease has expired, and other errors if the state of
+    /// the lease is unknown.
     pub async fn renew(&self, lease: u64, key: &str, wait_max: Duration) -> Result<u64, EtcdError> {
         let renewing = async {
             let told = self.ask("/v3/lease/keepalive", json!({ "ID": lease.to_string() }), wait_max).await?;
@@ -260,7 +261,8 @@ impl Etcd {
     /// Makes the changes if all conditions hold, and returns the revision.
     ///
     /// # Errors
-    /// [`EtcdError`]. The changes may have been made, unless the error is [`EtcdError::Refused`] or
+    /// Returns an [`EtcdError`] if the result is unknown or etcd refused the transaction. The
+    /// changes may have been made, unless the error is [`EtcdError::Refused`] or
     /// [`EtcdError::NoLease`].
     pub async fn txn(
         &self,

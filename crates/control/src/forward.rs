@@ -23,7 +23,7 @@ impl Client {
     /// status. The response's body is not read yet.
     ///
     /// # Errors
-    /// If there is no response.
+    /// Returns an error if the other daemon does not respond.
     pub async fn forward(
         &self,
         method: Method,

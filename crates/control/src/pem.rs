@@ -34,7 +34,7 @@ pub enum PemError {
 /// Reads a file of at most 4 MiB.
 ///
 /// # Errors
-/// If the file cannot be read.
+/// Returns an error if the file cannot be read.
 pub fn read(path: &Path) -> Result<Vec<u8>, PemError> {
     let mut bytes = Vec::new();
     File::open(path)
@@ -46,7 +46,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, PemError> {
 /// Reads the certificates in a file.
 ///
 /// # Errors
-/// If the file cannot be read, or contains no certificate.
+/// Returns an error if the file cannot be read, or contains no certificate.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
     match all {
@@ -58,7 +58,7 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemErro
 /// Parses the private key in the contents of a file.
 ///
 /// # Errors
-/// If the file contains no private key.
+/// Returns an error if the file contains no private key.
 pub fn private_key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
     PrivateKeyDer::from_pem_slice(bytes)
         .map_err(|_| PemError::Empty { path: path.to_owned(), what: "private key" })

@@ -130,7 +130,7 @@ const SHARES: [(&str, u32); 3] = [("low", 500), ("normal", 1000), ("high", 2000)
 /// Returns the number of shares that a text names: `low`, `normal`, `high` or a number.
 ///
 /// # Errors
-/// If the text is anything else, as a sentence with the accepted forms.
+/// Returns a sentence with the accepted forms if the text has none of them.
 pub fn parse_shares(text: &str) -> Result<u32, String> {
     let word = SHARES.iter().find(|(word, _)| *word == text).map(|(_, shares)| *shares);
     word.or_else(|| text.parse().ok())

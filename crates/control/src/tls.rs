@@ -40,7 +40,7 @@ impl ClientTls {
     /// `own`, if any.
     ///
     /// # Errors
-    /// If a file cannot be used; the error names the file.
+    /// Returns an error that names the file if a file cannot be used.
     pub fn load(authorities: &Path, own: Option<(&Path, &Path)>) -> Result<ClientTls, ClientTlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in pem::certificates(authorities)? {

@@ -127,7 +127,7 @@ impl TraceDecoder {
     /// Returns the next complete frame.
     ///
     /// # Errors
-    /// If the received bytes are not a trace stream.
+    /// Returns an error if the received bytes are not a trace stream.
     pub fn poll_frame(&mut self) -> Result<Option<TraceFrame>, TraceStreamError> {
         let Some((head, rest)) = self.held[self.used..].split_first_chunk::<UNIT_BYTES>() else {
             return Ok(None);

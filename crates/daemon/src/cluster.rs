@@ -212,7 +212,7 @@ impl Cluster {
     async fn look_again(&self, place: &mut DiskMembership, disk: &str) -> Result<(), StoreError> {
         let look = self.look(disk).await?;
         let is_held = look.hold.is_some_and(|hold| hold.lease == place.lease && hold.value.id == self.me.id);
-        // This includes a disk in failover, whose record still names another host.
+        // This also applies to a disk in failover, whose record still names the failed owner.
         place.title = look.title.filter(|_| is_held);
         Ok(())
     }

@@ -72,8 +72,8 @@ impl HalfOpenConnections {
 }
 
 impl Eviction {
-    /// Waits until the connection is evicted or has been half-open for too long. Never returns for
-    /// an established connection.
+    /// Returns when the connection is evicted or has been half-open for too long. For an
+    /// established connection, this function never returns.
     pub(crate) async fn wait(self) {
         match tokio::time::timeout(HALF_OPEN_TIME_MAX, self.0).await {
             Ok(Ok(())) | Err(_) => {}

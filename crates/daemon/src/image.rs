@@ -58,7 +58,7 @@ struct Extent {
 /// Checks a format name for a backing that can have one.
 ///
 /// # Errors
-/// The reason as text.
+/// Returns the reason as text if the format is unknown, or if the backing cannot have a format.
 pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option<Format>, String> {
     let Some(name) = format else { return Ok(None) };
     let known = || Format::all().map(Format::name).collect::<Vec<_>>().join(", ");
@@ -74,7 +74,7 @@ pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option
 /// any.
 ///
 /// # Errors
-/// The file that cannot be examined or differs from the record, as text.
+/// Returns a text that names the file that cannot be examined or differs from the record.
 pub(crate) fn files_of(
     image: &Path,
     format: Format,

@@ -181,7 +181,7 @@ impl Plan {
     /// its state. Changes nothing, so it may run beside a daemon.
     ///
     /// # Errors
-    /// All errors, one line each.
+    /// Returns all errors of the configuration, one on each line.
     pub fn check_config(config: &Config) -> Result<(), ConfigError> {
         let mut outside: Vec<String> = Vec::new();
         outside.extend(Guard::of_config(&config.control).err().map(|error| format!("{error:#}")));

@@ -142,7 +142,7 @@ impl ListeningSockets {
 
     /// Waits until connections are accepted.
     pub(crate) async fn until_resumed(&self) {
-        // An error would mean that the sender was dropped, but `self` holds it.
+        // An error would mean that the sender was dropped, but `self` owns the sender.
         let _ = self.paused.subscribe().wait_for(|paused| !paused).await;
     }
 

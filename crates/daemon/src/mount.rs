@@ -104,7 +104,8 @@ impl Mount {
             return Err(unfit("a file that is not a regular file exists there"));
         }
         let is_below = |of: Metadata| (of.dev(), of.ino()) == (below.dev(), below.ino());
-        // A new file is none of them, and a hung filesystem need not be asked.
+        // A file that was just created is not in `used`, so this case needs no question to a
+        // filesystem that may hang.
         let mut candidates = used.iter().filter(|_| !made);
         if let Some(file) = candidates.find(|file| fs::metadata(&file.path).is_ok_and(is_below)) {
             return Err(unfit(&format!("it is {}", file.what)));
@@ -146,8 +147,8 @@ impl Mount {
         }
     }
 
-    /// Detaches the file immediately. Programs that have it open can use it as long as it is
-    /// served.
+    /// Detaches the file immediately. Programs that have the file open can use it as long as hob
+    /// serves it.
     pub(crate) fn detach(&mut self) {
         if std::mem::take(&mut self.mounted)
             && let Err(errno) = detach(&self.path)

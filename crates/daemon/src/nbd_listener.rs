@@ -142,7 +142,8 @@ impl Listener {
             self.listening.until_resumed().await;
             let accepted = tokio::select! {
                 biased;
-                // This branch is first, so that no connection is accepted after a pause.
+                // This branch is checked first, so that the listener accepts no connection after it
+                // was paused.
                 () = self.listening.until_paused() => continue,
                 accepted = self.accept(&context, permit) => accepted,
             };
@@ -168,7 +169,8 @@ impl Listener {
                     }
                 }
                 Err(error) => {
-                    // Usually, too few descriptors are left: wait until connections are closed.
+                    // The usual reason for this error is a lack of descriptors. So the listener
+                    // waits until connections are closed.
                     tracing::warn!(%error, "cannot accept an NBD client");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }

@@ -167,7 +167,7 @@ mod tests {
         let relays = Relays::start(2).unwrap();
         let mut spawner = relays.spawner();
         let mut text = String::new();
-        // The client closes first, and still gets its reply.
+        // The client closes its sending side first, and must still receive the reply.
         let (mut client, mut shard) = relayed(&mut spawner);
         client.write_all(b"a request").await.unwrap();
         client.shutdown().await.unwrap();

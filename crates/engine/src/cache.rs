@@ -191,9 +191,9 @@ impl Cache {
         self.directory.index.set_leaving(leaving);
     }
 
-    /// Returns the segments to release if the cache releases `count`. If exactly `count` segments
-    /// are being vacated, the result is these segments. Otherwise, the result is the emptiest
-    /// segments.
+    /// Returns the segments that the cache releases if it must release `count` segments. If exactly
+    /// `count` segments are being vacated, the result is these segments. Otherwise, the result is
+    /// the emptiest segments.
     pub(crate) fn segments_to_give(&self, count: usize) -> Vec<DataSegment> {
         if self.leaving.len() == count { self.leaving.clone() } else { self.emptiest_segments(count) }
     }
@@ -333,9 +333,9 @@ impl Cache {
         order[..count].iter().map(|&i| self.segments[i]).collect()
     }
 
-    /// Returns the same cache on other segments. A block with a copy on a segment that stays keeps
-    /// its contents and its position in the replacement order. Other blocks are dropped. Takes time
-    /// proportional to the number of blocks.
+    /// Returns this cache with other segments. A block with a copy on a segment that the cache
+    /// keeps retains its contents and its position in the replacement order. Other blocks are
+    /// dropped. Takes time proportional to the number of blocks.
     pub(crate) fn relocated(
         &self,
         segments: Vec<DataSegment>,

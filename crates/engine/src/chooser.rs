@@ -53,8 +53,8 @@ const COMPARISONS: u64 = 8;
 const WINDOW_SHIFT: u32 = 7;
 /// Minimum lead of a candidate (a policy and an admission) that replaces the choice, in hits, as a
 /// percentage of the number of reads whose data would fill the cache. With 50, the choice follows
-/// each phase of a loop, which cost 10 points of hits on a real trace. With 150 it reacts too late
-/// to a change of the workload.
+/// each phase of a loop, which cost 10 points of hits on a real trace. With 150, the choice changes
+/// too late after a change of the workload.
 const PRICE_PERCENT: i64 = 100;
 /// Minimum lead of a candidate that differs from the choice only in the treatment of writes, in
 /// hits, as a percentage of the reads among as many accesses as fill the cache.
@@ -86,9 +86,9 @@ const COMPARISONS_TO_SPARE: u64 = 4 * COMPARISONS;
 /// shard for too long.
 const FRAMES_MAX_TO_REORDER: u32 = 1 << 20;
 
-/// The candidates: ghost admission or none, and with or without writes. The first one is used until
-/// the miniatures have results. All have the same policy, so that a change keeps the eviction
-/// order.
+/// The candidates: each with or without ghost admission, and with or without admission of writes.
+/// The first candidate is the choice until the miniatures have results. All candidates have the
+/// same policy, so that a change of the choice keeps the eviction order.
 const CANDIDATES: &[(&str, &str)] = &[
     ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%+reads-only"),
     ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%"),
@@ -271,8 +271,8 @@ impl Miniature {
         }
     }
 
-    /// Adds to the windows what was counted since the previous call of this function. Returns the
-    /// hits since then.
+    /// Adds the counts since the previous call of this function to the windows. Returns the number
+    /// of hits since that call.
     fn compare(&mut self) -> i64 {
         let now = self.counts();
         let since = Window {
@@ -353,7 +353,8 @@ impl Chooser {
         })
     }
 
-    /// Starts with this combination instead of the first candidate, if it is a candidate.
+    /// If this combination is a candidate, makes it the choice at the start instead of the first
+    /// candidate.
     pub(crate) fn start_with(&mut self, combination: Combination) {
         if let Some(at) = self.miniatures.iter().position(|mini| mini.combination == combination) {
             self.current = at;

@@ -1,8 +1,8 @@
 //! Commands of the daemon to an engine, and events that the engine reports.
 //!
 //! Commands take effect while requests are in flight. A change to a cache waits until none of that
-//! cache's flash I/O is in flight; meanwhile the disk's requests go to the backing. The change is
-//! complete when [`Event::Done`] returns its id.
+//! cache's flash I/O is in flight. During this wait the disk's requests go to the backing. The
+//! change is complete when [`Event::Done`] returns its id.
 
 use crate::admission::Admission;
 use crate::granularity::Fill;
@@ -347,7 +347,7 @@ pub enum CacheChange {
     Replace(PolicyKind, Admission),
     /// Changes the fill granularity, immediately. Contents and eviction order are kept.
     Fill(Fill),
-    /// Destages until no data is dirty; meanwhile writes go to the backing.
+    /// Destages until no data is dirty. Until then, writes go to the backing.
     Drain,
     /// Destages the dirty data in these segments, and lets no new data become dirty there.
     /// Write-back continues in the other segments. The command completes when the segments have no
@@ -373,15 +373,15 @@ pub enum CacheChange {
 pub enum Discard {
     /// The next flush of each session fails once.
     Told,
-    /// Guests are not told, because no guest relies on the dirty data: the disk was reset to a
-    /// snapshot.
+    /// The discard is not reported to guests, because no guest relies on the dirty data: the disk
+    /// was reset to a snapshot.
     Silent,
 }
 
 /// Segments that a cache will release soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vacate {
-    /// This number of segments: those with the fewest blocks.
+    /// This number of segments, namely the segments with the fewest blocks.
     Emptiest(u32),
     /// All segments on a device.
     Device(DeviceId),
@@ -392,8 +392,8 @@ pub enum Vacate {
 /// `is_void` is true. Later the cache invalidates the changed ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
-    /// Regions for which flash may have data that the backing lacks. All changes and flushes wait
-    /// while this is not empty.
+    /// Regions for which flash may have data that the backing lacks. While there are such regions,
+    /// all changes and flushes wait.
     pub doubtful: Regions,
     /// True if the cache's journal rings were durably invalidated, so that no later crash can
     /// recover the cache from them. Requires that `doubtful` is empty: recovery must not use any
@@ -421,8 +421,8 @@ impl CacheChange {
         CacheChange::Enable(Box::new(Enable { config, segments, journal: None, recovered: None }))
     }
 
-    /// Returns true if the change empties the cache or alters what reads of the disk return. Then
-    /// the memory tier is emptied too.
+    /// Returns true if the change empties the cache or alters the data that reads of the disk
+    /// return. Such a change also empties the memory tier.
     pub(crate) fn empties_memory(&self) -> bool {
         use CacheChange::*;
         matches!(self, Enable(_) | Disable | Configure(..) | Clear(_) | DiscardDirty(_))
@@ -516,7 +516,7 @@ pub enum Event {
         /// Number of guests.
         count: u32,
     },
-    /// A device had too many errors. Caches stop using its segments by themselves
+    /// A device had too many errors. The engine makes caches stop using segments on the device
     /// ([`Event::Lost`]).
     Fenced {
         /// The device.
@@ -548,7 +548,8 @@ pub enum Event {
     /// daemon provides a new journal, or drains the cache, records that it is gone and disables it.
     /// Changes and flushes that have waited for half a minute fail.
     JournalLost(DiskId),
-    /// A copy of a cache's journal ring is not written any more, and becomes older than the others.
+    /// The engine does not write one copy of a cache's journal ring any more, so this copy becomes
+    /// older than the other copies.
     JournalCopyLost(DiskId),
     /// A flush of the backing failed, or the backing reported a restart, so acknowledged changes of
     /// guests may be lost. The next flush of each session fails.

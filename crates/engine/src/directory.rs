@@ -259,8 +259,8 @@ impl Directory {
         Room { has_free: has_free || replaceable > 0, used: used - replaceable }
     }
 
-    /// Ensures that the block of `span` has a frame for new data. An existing frame is reported to
-    /// the policy as accessed. Otherwise a new frame is allocated.
+    /// Ensures that the block of `span` has a frame for new data. If the block has a frame, reports
+    /// an access to the policy. Otherwise allocates a frame.
     #[inline]
     pub(crate) fn bring(
         &mut self,
@@ -300,7 +300,8 @@ impl Directory {
             return Err(Refusal::NoBlock);
         }
         let accesses_min = self.limit_new(span, effect)?;
-        // These functions learn from each call.
+        // The admission counts each call as an access, so it must be called exactly once for each
+        // access.
         let popular = self.gate.admit_after(span.block, effect, room, accesses_min);
         let is_admitted = popular && self.policy.admit(span.block) || must_admit;
         if !is_admitted {
@@ -337,8 +338,8 @@ impl Directory {
         self.unlimited = 0;
     }
 
-    /// Passes a new allowance to the chooser, which considers it when it chooses the admission. Has
-    /// no effect if the cache has no chooser.
+    /// Passes a new allowance of flash writes to the chooser, which considers it when it chooses
+    /// the admission. Has no effect if the cache has no chooser.
     pub(crate) fn note_allowance(&mut self, allowance: Option<&Allowance>) {
         if let Some(chooser) = &mut self.chooser {
             chooser.note_allowance(allowance);
@@ -364,7 +365,7 @@ impl Directory {
         }
     }
 
-    /// Returns what was charged and refused since `set_limit`.
+    /// Returns the counts of charged and refused bytes since `set_limit`.
     #[inline]
     pub(crate) fn charged(&self) -> Counts {
         let unlimited = Counts { clean: self.unlimited, ..Counts::default() };
@@ -576,9 +577,9 @@ impl Directory {
         }
     }
 
-    /// Returns an iterator over the frames of the disk's sectors `first..end`. It needs as many
-    /// steps as there are blocks in the range or frames in the cache, whichever is less. So a small
-    /// cache of a huge disk is walked quickly.
+    /// Returns an iterator over the frames of the disk's sectors `first..end`. The number of steps
+    /// is the number of blocks in the range or of frames in the cache, whichever is less. So the
+    /// iteration is fast for a small cache of a huge disk.
     pub(crate) fn cached_runs(&self, first: u64, end: u64) -> CachedRuns {
         let blocks = end.saturating_sub(first) >> self.block_shift;
         let by_frame = blocks > u64::from(self.index.frames());
@@ -607,9 +608,10 @@ impl Directory {
     }
 
     /// Returns the groups of `frames_per_group` frames in the order in which the cache releases
-    /// them. Groups with few blocks are first, then full groups, the coldest first, and the last
-    /// one among equals. A group that is 7/8 full counts as full. Groups for which `stays` is true
-    /// are last. Takes time proportional to the number of blocks.
+    /// them. Groups with few blocks come first, then full groups, coldest first. Of equally cold
+    /// groups, the one with the highest number comes first. A group that is 7/8 full counts as
+    /// full. Groups for which `stays` returns true come last. Takes time proportional to the number
+    /// of blocks.
     pub(crate) fn coldest_groups(&self, frames_per_group: u32, stays: impl Fn(usize) -> bool) -> Vec<usize> {
         let count = self.index.frames().div_ceil(frames_per_group) as usize;
         // Each entry has the number of blocks, and the sum of their positions in the order of use.

@@ -15,8 +15,9 @@ pub enum Fill {
     Sectors,
     /// Also the uncached sectors next to the request.
     Block,
-    /// The same as `Block` while enough of the extra blocks are used. In caches with blocks of 64 KiB
-    /// or more, the same as `Sectors`.
+    /// The same as `Block` while guests use enough of the blocks that were filled only as extra
+    /// data, and otherwise the same as `Sectors`. In caches with blocks of 64 KiB or more, always
+    /// the same as `Sectors`.
     Auto,
 }
 

@@ -153,7 +153,7 @@ impl Granules {
         let granules = self.granules();
         let mut granule = offset >> self.shift;
         while granule < granules && (granule << self.shift) < end && self.has(granule) == is_in {
-            // If all bits of a word are equal, it is skipped as a whole.
+            // If all bits of a word are equal, the whole word is skipped in one step.
             let word = self.words[(granule / 64) as usize];
             let alike = granule.is_multiple_of(64) && word == if is_in { u64::MAX } else { 0 };
             granule += if alike { 64 } else { 1 };

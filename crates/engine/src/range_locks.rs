@@ -97,7 +97,8 @@ impl RangeLock {
     }
 
     fn conflicts(&self, other: &RangeLock) -> bool {
-        // A transfer was a fill when other locks counted their conflicts with it.
+        // A transfer was still a fill when other locks counted their conflicts with it, so it
+        // counts as a fill here.
         let fills = |lock: &RangeLock| matches!(lock.kind, Kind::Fill | Kind::Transfer);
         self.kind.conflicts(other.kind)
             && self.range.overlaps(&other.range)

@@ -1,8 +1,8 @@
 //! Simulates a cache without time and without I/O, and counts hits, fills and their cost.
 //!
 //! The simulation uses the same directory as the daemon's caches. It answers each request as the
-//! engine does when requests arrive one at a time and nothing fails. A test compares the two
-//! request by request. Writes are written through.
+//! engine does when requests arrive one at a time and nothing fails. A test compares the simulation
+//! with the engine request by request. The simulated cache is in write-through mode.
 
 use crate::admission::{Admission, AdmissionEffect, Run};
 use crate::chooser::{CacheAccess, Choice};
@@ -185,11 +185,11 @@ impl CacheSim {
     }
 
     /// Changes the number of segments of `segment_blocks` blocks each. The segments with the fewest
-    /// blocks are removed first, and the coldest among full ones. Other segments keep their blocks
-    /// and the order of use. Returns the number of dropped blocks.
+    /// blocks are removed first. Of full segments, the coldest are removed first. Other segments
+    /// keep their blocks and the order of use. Returns the number of dropped blocks.
     ///
     /// # Panics
-    /// If the cache is not made of whole segments, or `segments` is 0 or too large.
+    /// Panics if the cache does not consist of whole segments, or if `segments` is 0 or too large.
     pub fn resize(&mut self, segment_blocks: u32, segments: u32) -> u64 {
         assert!(self.config.blocks.is_multiple_of(segment_blocks) && segments > 0);
         let coldest = self.directory.coldest_groups(segment_blocks, |_| false);
@@ -262,7 +262,7 @@ impl CacheSim {
         let locked = [(first, end), extra[0], extra[1]];
         let before = self.stats.flash_write_bytes;
         let filled = self.fill((first, end), &locked, (run, AdmissionEffect::Clean));
-        // A miss that writes nothing to flash releases its range at once.
+        // A miss that writes nothing to flash releases its range immediately.
         let is_filling = self.stats.flash_write_bytes > before;
         self.fill_extra(extra, if is_filling { &locked } else { &locked[1..] });
         if self.allowance.is_some() {

@@ -148,7 +148,8 @@ pub struct DiskStats {
     pub shared_read_bytes: u64,
     /// Bytes written from flash to the backing.
     pub destaged_bytes: u64,
-    /// Number of failed destage writes and failed flushes of the backing. Both are retried.
+    /// Number of failed destage writes and failed flushes of the backing. The engine retries failed
+    /// destage writes and failed flushes.
     pub destage_errors: u64,
     /// True if dirty data waits to be destaged and the last attempt failed.
     pub destage_failing: bool,
@@ -193,7 +194,7 @@ const MISS_COST_MIN_PART: u64 = 4;
 
 impl DiskStats {
     /// Returns the time that a hit saves: the mean latency of the backing minus that of flash,
-    /// nanoseconds. Returns 0 if there were too few backing I/Os to tell.
+    /// nanoseconds. Returns 0 if there were too few backing I/Os for an estimate.
     pub fn miss_cost_ns(&self) -> u64 {
         if self.backing.ios < BACKING_IOS_MIN {
             return 0;

@@ -102,10 +102,10 @@ impl NextUses {
 
     /// Returns the minimum number of counted misses with a cache of `blocks` blocks.
     pub fn misses(&self, blocks: u64) -> u64 {
-        // The cache is a set of times: the next uses of its blocks. A time belongs to one block, so
-        // a request is a hit exactly if its own time is in the set. Blocks without a next use, and
-        // blocks whose next use does not count, are never in the set, because they cannot become a
-        // counted hit.
+        // The cache is a set of times: the next uses of its blocks. Each time belongs to one block,
+        // so a request is a hit exactly if the time of this request is in the set. Blocks without a
+        // next use, and blocks whose next use does not count, are never in the set, because they
+        // cannot become a counted hit.
         let mut cached = Moments::new(self.next.len());
         let (mut held, mut misses) = (0u64, 0);
         for (now, next) in (0..).zip(&self.next) {

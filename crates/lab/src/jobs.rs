@@ -10,9 +10,9 @@ use std::time::Duration;
 /// Interval of progress reports.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
-/// Runs `work` on each job, in up to `threads` threads. `progress` gets the number of completed jobs
-/// at intervals, on the caller's thread. Returns the results in the order of the jobs, or `None` if
-/// `stop` was set.
+/// Runs `work` on each job, in up to `threads` threads. At intervals, `progress` is called on the
+/// caller's thread with the number of completed jobs. Returns the results in the order of the jobs,
+/// or `None` if `stop` was set.
 ///
 /// # Panics
 /// Panics if `work` panics.

@@ -3,8 +3,9 @@
 //!
 //! Requests arrive at the trace's times divided by the pace, whether or not earlier requests have
 //! completed. Requests are sent one at a time if the trace has no times or the user asks for this.
-//! Both runs get the same requests, and each interval of the series is the same part of the trace
-//! in both runs. With a warm-up, the whole trace is run once before the measurement.
+//! The run with the cache and the run without it get the same requests, and each interval of the
+//! series is the same part of the trace in both runs. With a warm-up, the whole trace is run once
+//! before the measurement.
 //!
 //! Requests with times do not wait for slow devices. If the backing is too slow, requests queue for
 //! longer and longer, and latencies then say more about the trace's length than about the devices.
@@ -357,7 +358,8 @@ impl Stage<'_> {
     }
 }
 
-/// The trace and the settings, which both runs share.
+/// The trace and the settings of a measurement: the same for the run with the cache and for the run
+/// without it.
 struct Player<'a> {
     asks: Vec<(u64, Ask)>,
     span_bytes: u64,

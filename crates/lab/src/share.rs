@@ -311,8 +311,8 @@ fn counts(caches: &[CacheSim]) -> (Vec<SimStats>, Vec<Reads>) {
 fn optimum(host: &Host, pool: &Pool, watch: &Watch<'_>) -> Result<Vec<u32>> {
     let count = pool.segments as usize;
     let blocks = pool.segment_bytes / u64::from(pool.block_bytes);
-    // `best` has the most hits of the disks so far, by number of segments. `chosen` has the
-    // segments of each disk in that solution.
+    // For each number of segments, `best` has the maximum number of hits of the disks that were
+    // considered so far. `chosen` has the number of segments of each disk in this solution.
     let mut best = vec![0.0; count + 1];
     let mut chosen: Vec<Vec<u32>> = Vec::new();
     for disk in 0..host.disks {

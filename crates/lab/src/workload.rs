@@ -231,7 +231,8 @@ mod tests {
         }
     }
 
-    /// Frequencies against the law itself, rank by rank, by the chi-squared statistic.
+    /// Compares the frequency of each rank with the frequency that the law predicts, by the
+    /// chi-squared statistic.
     #[test]
     fn zipf_frequencies_follow_the_law() {
         for (theta, n) in [(0.0, 50), (0.5, 100), (0.9, 1000), (1.0, 1000), (1.2, 300), (2.5, 20), (1.0, 1)] {

@@ -74,7 +74,8 @@ impl ExportInfo {
     /// Checks the block sizes and the size against the protocol ("Block size constraints").
     ///
     /// # Errors
-    /// The broken rule. Negotiation refuses an invalid export with ERR_PLATFORM.
+    /// Returns the rule that the export breaks. Negotiation refuses an invalid export with
+    /// ERR_PLATFORM.
     pub fn check(&self) -> Result<(), ExportInfoError> {
         if self.size_bytes > i64::MAX as u64 {
             return Err(ExportInfoError::Size(self.size_bytes));

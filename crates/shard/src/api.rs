@@ -43,7 +43,7 @@ pub type ConnectionPermit = Arc<OwnedSemaphorePermit>;
 /// The peer of a shard's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// The client itself, without a relay.
+    /// The socket of the client itself, without a relay.
     Direct,
     /// A thread of this process that relays the connection of a TLS client.
     Relayed,
@@ -104,12 +104,15 @@ pub struct Gone {
     pub memory: Option<Area>,
     /// The disk's dirty bitmaps, which include all acknowledged writes.
     pub bitmaps: Vec<Bitmap>,
-    /// Number of guests that must still get an error, because acknowledged writes may be lost.
+    /// Number of guests to which an error must still be reported, because acknowledged writes may
+    /// be lost.
     pub failures_owed: u32,
-    /// True if the backing was not flushed after its last change, because it failed or did not
-    /// answer. The journal of a persistent cache is complete then, but it is not marked as closed.
+    /// True if the backing was not flushed after its last change, because the backing failed or did
+    /// not answer. In this case the journal of a persistent cache is complete, but not marked as
+    /// closed.
     pub is_unflushed: bool,
-    /// True if the backing may still execute changes of this host, because it did not answer them.
+    /// True if the backing may still execute changes of this host, because it has not replied to
+    /// them.
     pub is_unanswered: bool,
     /// True if the abandoned backing is still open. The disk's id can be reused after
     /// [`ShardEvent::BackingClosed`].
@@ -190,6 +193,6 @@ pub struct FileRights {
     pub export: String,
     /// True if writes are refused.
     pub read_only: bool,
-    /// What reads of this file promote into the cache.
+    /// Which data reads of this file promote into the cache.
     pub promote: Promote,
 }

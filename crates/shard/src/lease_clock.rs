@@ -6,7 +6,7 @@ use hob_engine::units::Instant;
 use hob_storage::ring::Gate;
 
 /// Returns the time of the lease clock. The lease clock also advances while the host is suspended,
-/// and nobody can set it.
+/// and no program can set it.
 pub fn now() -> Instant {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Instant(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
@@ -23,12 +23,12 @@ pub struct LeaseClock {
 }
 
 impl LeaseClock {
-    /// Creates a lease that is valid until `until`. Other hosts wait `settle_ns` after its end
-    /// before they acquire its disks.
+    /// Creates a lease that is valid until `until`. After the end of the lease, other hosts wait
+    /// `settle_ns` before they acquire the disks of this host.
     ///
     /// During the first half of `settle_ns`, this host still waits for the replies to writes that
-    /// it sent to a backing. Then it cancels the writes. The second half is for writes that the
-    /// backing executes in spite of that.
+    /// it sent to a backing. Then it cancels the writes. The second half is left for writes that
+    /// the backing executes in spite of the cancellation.
     pub fn new(until: Instant, settle_ns: u64) -> LeaseClock {
         LeaseClock { until: AtomicU64::new(until.0), patience_ns: settle_ns / 2 }
     }

@@ -2,9 +2,10 @@
 //! tmpfs, which outlives a killed daemon but not a restart of the host.
 //!
 //! The files are in `/dev/shm`, or in the directory that the environment variable
-//! `HOB_CRASH_LOG_DIR` names. Each cache has one of 272 KiB, named after the cache. A closed cache
-//! needs none. The engine only marks the file then, and [`SurvivingFile::remove_if_ended`] removes
-//! it, because a daemon that is killed before it has saved the close is expected to leave the file.
+//! `HOB_CRASH_LOG_DIR` names. Each cache has one file of 272 KiB, named after the cache. A closed
+//! cache needs no crash log. When a cache is closed, the engine only marks the file, and
+//! [`SurvivingFile::remove_if_ended`] removes it, because a daemon that is killed before it has
+//! saved the close is expected to leave the file.
 //!
 //! Why `unsafe`: a shared mapping is the only memory that keeps each byte written to it when the
 //! process is killed, without a system call for each write.
@@ -85,8 +86,8 @@ impl SurvivingFile {
         has_ended
     }
 
-    /// Returns why another process will not find what this one writes to the file; `None` if it
-    /// will.
+    /// Returns the reason why another process would not find the records that this process writes
+    /// to the file. Returns `None` if another process would find them.
     pub fn problem(&self) -> Option<String> {
         let path = self.path.display();
         if self.is_failing.load(Relaxed) {
@@ -139,7 +140,7 @@ fn is_own_file(found: &Metadata) -> bool {
     found.is_file() && found.uid() == rustix::process::geteuid().as_raw()
 }
 
-/// Removes what another user has created at this path, because any user can create files in
+/// Removes a file that another user has created at this path, because any user can create files in
 /// `/dev/shm`. Returns true if the path is free afterwards.
 fn remove_foreign(path: &Path) -> bool {
     match std::fs::symlink_metadata(path) {

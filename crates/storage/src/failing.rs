@@ -17,7 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Whether only one change fails, or all later ones too.
+/// Whether only the chosen change fails, or also all later changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
     /// Only the `nth` change fails.
@@ -47,7 +47,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// Fails the `nth` change, counted from 1, of files in a directory.
 ///
 /// # Panics
-/// If `nth` is 0.
+/// Panics if `nth` is 0.
 pub fn fail(directory: &Path, nth: u32, how: Failing) -> Failure {
     assert!(nth > 0, "changes are counted from 1");
     let plan = Arc::new(Plan { directory: directory.to_owned(), how, left: Mutex::new(nth) });
@@ -71,7 +71,7 @@ impl Drop for Failure {
 /// Must be called before each change of a file.
 ///
 /// # Errors
-/// If a test planned that this change fails.
+/// Returns an error if a test planned that this change fails.
 pub fn before_change(file: &Path) -> io::Result<()> {
     let plans = lock(&PLANS);
     for plan in plans.iter().filter(|plan| file.starts_with(&plan.directory)) {

@@ -10,8 +10,8 @@
 //!
 //! # Remote flash
 //! I/O to another host's flash uses a connection (`backing/nbd`), which is opened again after a
-//! failure. I/O that the other host cannot complete waits: it neither completes nor fails. If an
-//! I/O fails on the other host, or waits longer than [`Flash::set_remote_wait`],
+//! failure. An I/O that the other host cannot complete waits, and neither completes nor fails. If
+//! an I/O fails on the other host, or waits longer than [`Flash::set_remote_wait`],
 //! [`Flash::poll_silent`] reports the device once. Only [`Flash::give_up`] fails the I/O, after its
 //! caller has ensured that the device's data is no longer used (docs/decisions/0022).
 

@@ -5,8 +5,8 @@
 //! on single bytes (`block/file-posix.c`). A lock on byte 100 + N means that a process uses
 //! permission N. A lock on byte 200 + N means that a process does not permit others to use
 //! permission N. hob takes the same locks, so that QEMU refuses a file that hob serves, and vice
-//! versa. All of them are read locks. A process detects a conflict by looking for locks of others
-//! after taking its own.
+//! versa. All these locks are read locks. A process takes its own locks first, and then looks for
+//! conflicting locks of other processes.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -73,7 +73,7 @@ impl From<LockError> for io::Error {
 /// Takes an exclusive lock against other hobs. Waits briefly for a process that is just ending.
 ///
 /// # Errors
-/// `WOULDBLOCK` if another process keeps the lock.
+/// Returns `WOULDBLOCK` if another process keeps the lock.
 pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {
@@ -211,7 +211,8 @@ impl PathLock {
     /// Locks a file or a block device against hob, QEMU, and mounting.
     ///
     /// # Errors
-    /// Another program has it open, or the system's error. The text names the file.
+    /// Returns an error that names the file if another program has the file open, or if the system
+    /// reports an error.
     pub fn take(path: &Path, access: Access) -> io::Result<PathLock> {
         let named = |path: &Path, error: io::Error| {
             io::Error::new(error.kind(), format!("{}: {error}", path.display()))

@@ -55,7 +55,7 @@ fn beats() -> MutexGuard<'static, Beats> {
 /// Starts to watch for pauses of this process, until its end.
 ///
 /// # Errors
-/// The thread cannot be started.
+/// Returns an error if the thread cannot be started.
 pub(crate) fn watch() -> io::Result<()> {
     let mut beats = beats();
     if beats.has_thread {
@@ -72,7 +72,8 @@ pub(crate) fn watch() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the latest pause since [`watch`] was called, also if it ends just now.
+/// Returns the latest pause since [`watch`] was called, including a pause that has just ended and
+/// that the thread has not noted yet.
 pub(crate) fn last_pause() -> Option<Pause> {
     let mut beats = beats();
     beats.beat(Instant::now(), SystemTime::now());

@@ -148,7 +148,7 @@ pub enum SwapError {
 /// Checks that the kernel can safely swap to the device stack below `file`.
 ///
 /// # Errors
-/// [`SwapError::Unsafe`], or a system error.
+/// Returns [`SwapError::Unsafe`], or a system error.
 pub fn check_ground(file: impl AsFd) -> Result<(), SwapError> {
     device_stack::check(file.as_fd())
 }
@@ -162,7 +162,7 @@ pub fn loops_over(file: FileId) -> io::Result<Vec<PathBuf>> {
 /// Returns the active swap device of an area, if there is one.
 ///
 /// # Errors
-/// `Occupied` if another loop device uses the area, or a system error.
+/// Returns `Occupied` if another loop device uses the area, or a system error.
 pub fn look(file: FileId, range: Range) -> Result<Option<Active>, SwapError> {
     let look = |source| SwapError::System { action: "query the loop devices of this host", source };
     let mut over = loops::in_use().map_err(look)?;
@@ -202,7 +202,7 @@ fn in_table(table: &[u8], path: &Path) -> Option<Active> {
 /// Returns true if the swap area was prepared completely.
 ///
 /// # Errors
-/// A system error.
+/// Returns a system error if a system call fails.
 pub fn is_prepared(file: impl AsFd, range: Range, uuid: Uuid) -> Result<bool, SwapError> {
     let mut buffer = AlignedBuffer::new(rustix::param::page_size());
     let file = reopened(file.as_fd(), libc::O_DIRECT)?;
@@ -215,7 +215,7 @@ pub fn is_prepared(file: impl AsFd, range: Range, uuid: Uuid) -> Result<bool, Sw
 /// file has no holes. `goes_on` gets the number of bytes done, and returns whether to continue.
 ///
 /// # Errors
-/// `Stopped`, or a system error.
+/// Returns `Stopped`, or a system error.
 pub fn prepare(
     file: impl AsFd,
     range: Range,
@@ -248,7 +248,7 @@ pub fn prepare(
 /// Activates swap on a prepared area that is not active. Returns the path of the new loop device.
 ///
 /// # Errors
-/// [`SwapError`]; in that case nothing has changed.
+/// Returns a [`SwapError`]. Then nothing has changed.
 pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<PathBuf, SwapError> {
     let file = reopened(file.as_fd(), libc::O_DIRECT)?;
     let metadata =
@@ -287,7 +287,8 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
 /// it in a daemon**: if memory runs out, the kernel kills this process first.
 ///
 /// # Errors
-/// A system error, which [`SwapError::of_kernel`] interprets. The device is then still active.
+/// Returns a system error, which [`SwapError::of_kernel`] interprets. The device is then still
+/// active.
 pub fn turn_off(path: &Path) -> io::Result<()> {
     let path = c_path(path).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     // SAFETY: `path` ends with a zero byte and lives until the call returns.
@@ -313,7 +314,7 @@ impl SwapError {
 /// swap.
 ///
 /// # Errors
-/// `NotAllowed`, `NoLoopDevices`, or a system error.
+/// Returns `NotAllowed`, `NoLoopDevices`, or a system error.
 pub fn check_able() -> Result<(), SwapError> {
     loops::control()?;
     let status = std::fs::read_to_string("/proc/self/status")

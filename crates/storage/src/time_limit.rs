@@ -47,7 +47,7 @@ pub(crate) fn within<T: Send + 'static>(
     let started = std::thread::Builder::new().name("hob-path".into()).spawn(move || {
         let _ = begin.send(std::fs::read_link("/proc/thread-self").unwrap_or_default());
         let found = ask(&of);
-        // Both under the lock, so that the caller does not give up in between.
+        // Both steps happen under one lock, so that the caller does not give up between them.
         let mut threads = asking();
         threads.remove(&entered);
         let _ = report.send(found);

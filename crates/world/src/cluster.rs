@@ -20,8 +20,8 @@
 //! - no host takes over a disk of a failed owner before the settling time is over;
 //! - after the faults have ended, every disk is served.
 //!
-//! Engines, flash and journals are not included (`sim` and `hosts` have them). A simulated cache is
-//! a table that survives the daemon process.
+//! This simulation has no engines, flash devices or journals; the modules `sim` and `hosts`
+//! simulate them. A simulated cache is a table that survives the daemon process.
 
 mod adopt;
 mod checker;
@@ -66,11 +66,11 @@ pub struct Options {
     /// Deliberate defect of the simulated hosts, to test the checkers, which must then report a
     /// violation in some histories. `None` simulates correct hosts.
     pub sabotage: Option<Sabotage>,
-    /// Called with one line for every event.
+    /// Function that receives one line of text for every event. `None` prints nothing.
     pub trace: Option<Trace>,
 }
 
-/// Function that prints one line of the event trace.
+/// Function that prints one line of text about an event.
 pub type Trace = fn(std::fmt::Arguments<'_>);
 
 impl Default for Options {
@@ -82,8 +82,8 @@ impl Default for Options {
 /// Deliberate defects of the hosts. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// The host counts the length of its etcd lease from the reply to the renewal, and not from the
-    /// request.
+    /// The host counts the length of its etcd lease from the arrival of etcd's reply to the
+    /// renewal, not from the sending of the request.
     CountsFromAnswer,
     /// The host uses the full length of its etcd lease, without a safety margin.
     NoMargin,
@@ -115,25 +115,28 @@ pub enum Sabotage {
     FailsEarly,
     /// The ownership record names a replica before the replica is complete.
     SaysCopyEarly,
-    /// When a host acquires its disk again, it leaves an incomplete replica in the ownership
-    /// record.
-    KeepsWord,
-    /// When a host confirms its lock on a disk again, it leaves an incomplete replica in the
+    /// When a host acquires a disk that it owned last, the host leaves an incomplete replica in the
     /// ownership record.
+    KeepsWord,
+    /// When a host confirms that it still has the ownership lock of a disk, the host leaves an
+    /// incomplete replica in the ownership record.
     KeepsWordOfHeld,
-    /// A failover counts as complete when all writes were sent to the backing, before they arrive.
+    /// The host records a failover as complete when it has sent the replica's dirty data to the
+    /// backing, and does not wait until the data has arrived.
     EndsEarly,
-    /// The host trusts its flash content although another host has failed over from its replica.
+    /// The host trusts its flash content although another host has since taken the disk over from a
+    /// replica of this content.
     BelievesAdopted,
-    /// The host does not check its clock when a write that waited in the process starts.
+    /// When a write that has waited in the daemon process starts, the host does not check its clock
+    /// again.
     UncheckedQueue,
-    /// The host renews its etcd lease although a shard hangs.
+    /// The host renews its etcd lease although a shard of its daemon hangs.
     RenewsWhileHung,
-    /// A daemon process whose shard hangs keeps running.
+    /// No watchdog ends a daemon process whose shard hangs.
     NoWatchdog,
 }
 
-/// Calls the trace function if one is set.
+/// Formats one line about an event and passes it to the trace function, if the options have one.
 macro_rules! trace {
     ($world:expr, $($what:tt)+) => {
         if let Some(trace) = $world.options.trace {
@@ -149,7 +152,8 @@ struct Forced {
     host: usize,
     /// Generation of the disk after the forced takeover.
     generation: u64,
-    /// The forced takeover has happened. The host may not know this yet.
+    /// True if etcd has executed the forced takeover. The host may not have received etcd's reply
+    /// yet.
     happened: bool,
 }
 
@@ -177,7 +181,7 @@ enum Event {
         life: u32,
         at: Instant,
     },
-    /// A host gets a watch event of a disk.
+    /// A watch event of etcd about a disk arrives at a host.
     Watched {
         host: usize,
         life: u32,
@@ -199,7 +203,7 @@ enum Event {
     Think {
         host: usize,
     },
-    /// A write that waited for its system call starts.
+    /// The system call of a delayed write to the backing starts.
     Begin {
         host: usize,
         life: u32,
@@ -239,7 +243,7 @@ enum Event {
         op: u64,
         what: PeerOp,
     },
-    /// Timeout of a replica request.
+    /// The lending host has not answered a replica request in time.
     LenderSilent {
         host: usize,
         life: u32,
@@ -283,11 +287,13 @@ struct Simulation<'a> {
     backings: Vec<Backing>,
     hosts: Vec<Host>,
     checkers: Vec<Checker>,
-    /// The last requested forced takeover of each disk, until the model has recorded its data loss.
+    /// The last forced takeover that was requested for each disk, until the model has recorded the
+    /// dirty data that this takeover loses.
     forced: Vec<Option<Forced>>,
     /// Time at which the ownership lock of each disk was last deleted.
     gone_at: Vec<Option<Instant>>,
-    /// Last unique number given to a request or value.
+    /// The highest number that a request or a value of a block has so far. Each number is used
+    /// once.
     last: u64,
     healed: bool,
     report: Report,
@@ -366,7 +372,8 @@ impl<'a> Simulation<'a> {
         Err(Violation("it does not end".to_owned()))
     }
 
-    /// Returns the time at which the paused process of the event continues, if it is paused.
+    /// Returns the time at which the process that handles the event continues, if this process is
+    /// paused.
     fn stopped(&self, event: &Event) -> Option<Instant> {
         let host = match event {
             Event::FromStore { host, .. }
@@ -537,7 +544,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Ends all faults. Returns the time at which every disk must be served.
+    /// Ends all faults. Returns the time by which every disk must be served.
     fn heal(&mut self) -> Instant {
         trace!(self, "faults cease");
         self.healed = true;

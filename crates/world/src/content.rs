@@ -40,8 +40,8 @@ pub fn is_garbage(tag: Tag) -> bool {
     tag >> 63 == 1
 }
 
-/// Content of journal pages. Unlike other content, it is kept as bytes; each unit of a page gets a
-/// tag, which the simulated device stores.
+/// Content of journal pages. Unlike other content, journal pages are kept as bytes here. The
+/// simulated device stores a tag for each unit of a page, which refers to the unit's bytes.
 #[derive(Debug, Default)]
 pub struct Written {
     units: Vec<Box<[u8]>>,

@@ -11,15 +11,15 @@
 //!   (`model`, `media`);
 //! - an acknowledged write is on the backing, and a FUA or flushed write survives a power cut
 //!   (`model`);
-//! - only the owner according to the durable records writes to the backing, and no other host then
-//!   has a write in flight;
+//! - only the host that owns the disk according to the durable records writes to the backing, and
+//!   no other host has a write in flight while it does so;
 //! - only one host at a time serves the disk, only one record names an owner, and generations grow;
 //! - each request is answered once, and each error of a guest request has a valid reason;
 //! - after the faults have ended, one host serves the disk, the other hosts have released it, and
 //!   no work is left.
 //!
-//! Recovery of caches after a crash is not included (`sim` has it): a restarted host begins with an
-//! empty cache.
+//! This simulation does not recover caches after a crash; the module `sim` does. A restarted host
+//! begins with an empty cache.
 
 mod actions;
 mod data;
@@ -68,15 +68,15 @@ pub struct Options {
     /// True if the simulation injects faults: crashes of hosts, lost messages, errors of devices
     /// and backings, and failures of actions and record writes.
     pub faults: bool,
-    /// One crash at this step replaces the random crashes of the seed.
+    /// The only crash of the history, instead of the random crashes that the seed would select.
     pub crash: Option<Crash>,
-    /// A step after which this host's process pauses, and the pause in nanoseconds; replaces the
-    /// pause that the seed would select.
+    /// The only pause of a process: the step after which a host's process pauses, and the length of
+    /// the pause in nanoseconds. It replaces the pause that the seed would select.
     pub stop: Option<(Crash, u64)>,
     /// Deliberate defect of the simulated hosts, to test the checkers, which must then report a
     /// violation. `None` simulates correct hosts.
     pub sabotage: Option<Sabotage>,
-    /// Called with one line for every event.
+    /// Function that receives one line of text for every event. `None` prints nothing.
     pub trace: Option<Trace>,
 }
 
@@ -90,10 +90,10 @@ pub struct Crash {
     pub step: u64,
 }
 
-/// Function that prints one line of the event trace.
+/// Function that prints one line of text about an event.
 pub type Trace = fn(std::fmt::Arguments<'_>);
 
-/// Calls the trace function if one is set.
+/// Formats one line about an event and passes it to the trace function, if the options have one.
 macro_rules! trace {
     ($world:expr, $($what:tt)+) => {
         if let Some(trace) = $world.options.trace {
@@ -112,11 +112,13 @@ impl Default for Options {
 /// Deliberate defects of the hosts. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// The destination reports that ranges of its cache are invalidated before they are.
+    /// The destination reports that it has invalidated ranges of its cache, before it invalidates
+    /// them.
     EarlyForgotten,
-    /// The destination reports that ranges of its cache are invalidated and invalidates nothing.
+    /// The destination reports that it has invalidated ranges of its cache, and never invalidates
+    /// them.
     NothingForgotten,
-    /// The source reports a record as durable before it is.
+    /// The source reports a record as durable before the record is durable.
     EarlyRecord,
     /// The source serves the disk again after recording the hand-over.
     LateThaw,
@@ -134,7 +136,7 @@ pub enum Sabotage {
     LatePages,
     /// The source freezes the disk without waiting for requests in flight.
     HastyFreeze,
-    /// The source does not record writes that guests make while the cache is copied.
+    /// The source does not record which ranges guests write while the destination copies the cache.
     Unwatched,
     /// A restarted destination acknowledges flushes without flushing the backing.
     UnflushedStandby,
@@ -166,7 +168,7 @@ enum Event {
     Recorded(usize, u32),
     /// A read that was sent to another host timed out.
     ReadAgain(usize, u32, u64),
-    /// A host may pull more data.
+    /// A host may start the next pull of cached data.
     Pull(usize, u32),
     /// A host requests this page of the list of cached data again, unless the page has arrived.
     ListAgain(usize, u32, usize),
@@ -174,9 +176,9 @@ enum Event {
     Guest,
     /// The guest resumes on this host.
     Resume(usize),
-    /// A guest that has made no change since its move decides whether to stay or to move back.
+    /// A guest that has written nothing since its move decides whether to stay or to move back.
     Decide,
-    /// A client uses a host on which the guest does not run.
+    /// A rogue client sends a request to a host on which the guest does not run.
     Rogue,
     /// The operator performs a random action.
     Operator,
@@ -217,7 +219,7 @@ struct Simulation<'a> {
     guest: Guest,
     /// Number of migrations that the operator may still start.
     migrations: u32,
-    /// All faults have ended.
+    /// True if all faults of the history have ended.
     ending: bool,
     report: Report,
 }
@@ -378,7 +380,7 @@ impl<'a> Simulation<'a> {
         self.hosts[host].life == life && self.hosts[host].ram.is_some()
     }
 
-    /// Returns true if this sabotage is active.
+    /// Returns true if the options of the history select this sabotage.
     fn strikes(&self, sabotage: Sabotage) -> bool {
         self.options.sabotage == Some(sabotage)
     }

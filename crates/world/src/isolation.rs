@@ -23,7 +23,8 @@ const STEPS: u64 = 200;
 const WATCHED: DiskId = DiskId(0);
 const DISK_BYTES: u64 = 1 << 20;
 
-/// Deliberate defects. The simulation must report an error for each of them.
+/// Deliberate defects of the engine, to test the checks. The simulation must report an error for
+/// each defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
     /// Requests to hung disks are sent as requests of the watched disk, as if the engine did not
@@ -57,7 +58,7 @@ struct Isolation {
     /// I/Os of datastores that do not hang, by completion time.
     due: BTreeMap<(Instant, u32), Io>,
     stuck: Vec<Io>,
-    /// Requests of the watched disk in flight, with their arrival times.
+    /// Requests of the watched disk that are in flight, with their arrival times.
     watched: BTreeMap<RequestId, Instant>,
     made: u64,
     report: Report,

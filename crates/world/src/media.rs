@@ -87,8 +87,8 @@ struct Transfer {
     count: usize,
     /// Data of a write, or the data that a read has seen so far.
     tags: Vec<Tag>,
-    /// Random bits. They decide which 512-byte units of the I/O take effect at its submission. The
-    /// others take effect at its completion.
+    /// Random bits, which decide which 512-byte units of the I/O take effect when it is submitted.
+    /// The other units take effect when the I/O completes.
     mix: u64,
 }
 

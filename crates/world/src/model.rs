@@ -10,7 +10,7 @@
 //! progress and lowers the floors to the durable state. After a read returned a unit's value, later
 //! reads must return the same value until the next change or crash. If a flush followed the read, a
 //! crash does not change the value either. After a discard, a unit may have its old content or
-//! zeroes. The first read of the unit decides which.
+//! zeroes. The first read of the unit decides which of the two.
 //!
 //! The model allows overlapping changes to take effect in any order.
 
@@ -44,7 +44,8 @@ struct Change {
     ok: bool,
     /// A FUA write or a flush made the change durable.
     durable: bool,
-    /// The change is a discard on a disk that lags, so older data may return.
+    /// True if the change is a discard on a disk whose backing lags, so older data of the backing
+    /// may return.
     reverts: bool,
 }
 
@@ -60,7 +61,8 @@ struct Unit {
     reverted: u32,
     active: u32,
     zeroing: u32,
-    /// Value read while no change of the unit was in progress: later reads must return it.
+    /// Value that was read while no change of the unit was in progress. Later reads must return
+    /// this value until the next change or crash.
     pinned: Option<Tag>,
     /// Time of the first read of the pinned value.
     pinned_at: u32,
@@ -116,20 +118,20 @@ pub struct Model {
     /// Changes that the backing may have lost, each with the number of the loss. The changes were
     /// acknowledged and are not durable.
     doubtful: Vec<(u32, u32)>,
-    /// Number of losses so far.
+    /// Number of times that the backing has lost data so far.
     losses: u32,
     /// Failed flushes of each session: the number of losses when the flush failed, and the time at
     /// which the flush began.
     told: BTreeMap<u32, Vec<(u32, u32)>>,
     /// Time of the last loss of the backing.
     lost: u32,
-    /// Losses that have not been reported to the engine yet.
+    /// Number of losses of the backing that the engine does not know yet.
     unreported: u32,
     lags: bool,
     /// Time of the last crash.
     crashed: u32,
     /// True if the content after the last crash is durable: the crash was a power cut, or a flush
-    /// was acknowledged after it, and hob discarded no data since.
+    /// was acknowledged after the crash. Hob has not discarded data since then.
     settled: bool,
     /// Time at which hob last discarded data.
     forgot: u32,
@@ -194,7 +196,7 @@ impl Model {
     }
 
     /// Sets whether the backing lags. A lagging backing is not compared. A discard in progress may
-    /// affect dirty data from now on, even if there was none when it began.
+    /// affect dirty data from now on, even if the disk had no dirty data when the discard began.
     pub fn set_lags(&mut self, lags: bool) {
         if lags && !self.lags {
             for change in &mut self.changes[self.ended_before..] {
@@ -359,13 +361,15 @@ impl Model {
         self.unreported += 1;
     }
 
-    /// Records that the engine now knows of a loss that it did not know before.
+    /// Records that the engine has learned of one loss that [`hide_loss`](Self::hide_loss)
+    /// recorded.
     pub fn report_loss(&mut self) {
         self.unreported -= 1;
         self.lost = self.tick();
     }
 
-    /// Ends all sessions: a later session gets no report of changes that may be lost.
+    /// Ends all sessions of guests. Sessions that start later receive no report of changes that may
+    /// have been lost before.
     pub fn end_sessions(&mut self) {
         self.doubtful.clear();
     }
@@ -610,7 +614,8 @@ impl Model {
             if change.ended == PENDING {
                 change.ended = moment;
                 if change.reverts {
-                    // A write that ended during the discard may be undone too.
+                    // The discard may also undo a write that ended while the discard was in
+                    // progress.
                     let units = &mut self.units[change.first as usize..change.end as usize];
                     units.iter_mut().for_each(|unit| unit.floor = 0);
                 }
@@ -667,7 +672,8 @@ impl Model {
         self.settled = false;
     }
 
-    /// Drops all durability: every unit may read as any value that it ever had.
+    /// Makes no content durable any more: from now on a read of a unit may return any value that
+    /// the unit ever had.
     pub fn forget_all(&mut self) {
         for unit in &mut self.units {
             (unit.floor, unit.pinned, unit.kept) = (0, None, false);

@@ -11,7 +11,7 @@ use crate::disk_model::{Access, ArrayModel};
 use crate::flash_model::FlashModel;
 use crate::remote_model::RemoteModel;
 
-/// A device with fixed latencies, for published measurements that have only a mean.
+/// A device with fixed latencies, for published measurements that state only mean latencies.
 #[derive(Clone, Debug)]
 pub struct FixedModel {
     read_ns: u64,
@@ -121,8 +121,8 @@ impl ServiceModel {
         }
     }
 
-    /// Returns the total time that disks were busy so far, nanoseconds, and the number of disks. A
-    /// device that is not an array of disks has none.
+    /// Returns the total time that disks were busy so far, nanoseconds, and the number of disks.
+    /// Returns zeroes for a device that is not an array of disks.
     pub fn busy_ns(&self) -> (u64, usize) {
         let array = |array: &ArrayModel| (array.busy_ns(), array.config().disks);
         match self {

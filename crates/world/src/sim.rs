@@ -88,8 +88,8 @@ use traffic::{Buffer, InFlight};
 /// Maximum duration of a simulated history, nanoseconds of virtual time.
 const TIME_MAX: Instant = Instant(3_600_000_000_000);
 
-/// Time after the last action of a guest or the daemon at which an engine without requests and
-/// commands counts as idle, nanoseconds.
+/// Time after the last action of a guest or the daemon, nanoseconds. From then on, an engine
+/// without requests and commands counts as idle.
 const CALM_NS: u64 = 15_000_000_000;
 
 /// Maximum number of daemon commands per guest request of a history.
@@ -99,10 +99,10 @@ const COMMANDS_MAX: u64 = 20;
 const STEPS_MAX: u64 = 2000;
 
 /// Maximum number of consecutive timeouts after each of which the engine's next timeout is already
-/// due. A search of the engine may take many such steps.
+/// due. A long search of the engine may use many of these timeouts.
 const DUE_AGAIN_MAX: u32 = 64;
 
-/// Seed of the separate random numbers that choose reads without promotion.
+/// Seed of the separate random numbers that choose which guest reads do not promote data to flash.
 const PASSING_SALT: u64 = 0x7061_7373;
 
 /// Options of a simulated history.
@@ -159,22 +159,23 @@ pub struct Options {
     /// In some histories guests use disks while their caches are being recovered.
     pub early: bool,
     /// Guests may use a disk before its recovered cache is in service, even if devices or backings
-    /// may fail. The engine supports this as long as the recovery succeeds. A daemon does not allow
-    /// it.
+    /// may fail. The engine supports such early use as long as the recovery succeeds. A daemon does
+    /// not allow it.
     pub hasty: bool,
     /// The last of several flash devices holds only replicas, like flash of a remote host.
     pub peer: bool,
     /// Deliberate defect of the engine or of its simulated environment, to test the checkers, which
     /// must then report a violation. `None` simulates without a defect.
     pub sabotage: Option<Sabotage>,
-    /// Called with one line for each event that enters or leaves the engine.
+    /// Function that receives one line of text for each event that enters or leaves the engine.
+    /// `None` prints nothing.
     pub trace: Option<Trace>,
 }
 
-/// Function that prints one line of the event trace.
+/// Function that prints one line of text about an event.
 pub type Trace = fn(std::fmt::Arguments<'_>);
 
-/// Calls the trace function if one is set.
+/// Formats one line about an event and passes it to the trace function, if the options have one.
 macro_rules! trace {
     ($world:expr, $($what:tt)+) => {
         if let Some(trace) = $world.options.trace {
@@ -252,7 +253,7 @@ enum Event {
     Command,
     DeviceFailure(usize),
     PowerCut,
-    /// Restart of the backing of this disk.
+    /// The backing of this disk restarts.
     Restart(usize),
     End(End),
     /// A step of a cache recovery: disk, serial number of the recovering cache, step.
@@ -293,9 +294,11 @@ struct Disk {
     config: Option<CacheConfig>,
     /// The pool's record of the disk's cache, if the cache is persistent.
     owner: Option<Owner>,
-    /// Number of foreign changes of the backing that the backing's identity shows.
+    /// Number of changes of the backing by other programs, each of which changed the backing's
+    /// identity.
     generation: u64,
-    /// Highest journal ring of the disk's cache at the last foreign change of the backing.
+    /// Highest number of a journal ring of the disk's cache when another program last changed the
+    /// backing.
     changed_behind: Option<u32>,
     /// Guest requests of the disk wait until its cache is recovered.
     gated: bool,
@@ -311,7 +314,7 @@ struct Disk {
     gives_up: bool,
     /// The disk is being removed, and requests that waited for its cache are refused.
     refuses_waiting: bool,
-    /// Number of successive failures to put the disk's recovered cache into service.
+    /// Number of consecutive failures to put the disk's recovered cache into service.
     attempts: u32,
     /// The disk's cache reported the loss of dirty data.
     dirty_lost: bool,
@@ -355,19 +358,21 @@ struct Simulation<'a> {
     growth: Option<Growth>,
     fills: Option<Fills>,
     budgets: Option<Budgets>,
-    /// One in four guest requests promotes nothing.
+    /// True if every fourth guest request promotes no data to flash.
     passing: bool,
     direct: Option<Direct>,
     clones: Option<Clones>,
     losses: Option<Losses>,
-    /// Backings keep unflushed data in the memory of the daemon, which a kill loses.
+    /// True if backings keep unflushed data in the daemon's memory, so that a kill of the daemon
+    /// loses this data.
     backings_in_memory: bool,
     /// True if all flash was flushed when this life began.
     is_flash_flushed: bool,
     /// Session to which the next guest requests belong.
     session: u32,
     silent: Option<Silent>,
-    /// Caches that return segments, if this history has them.
+    /// State of the caches that return segments; `None` if no cache of this history returns
+    /// segments.
     shrinks: Option<Shrinks>,
     rng: SimRng,
     now: Instant,
@@ -410,11 +415,11 @@ struct Simulation<'a> {
     /// The daemon is shutting down.
     stopping: bool,
     ios: BTreeSet<IoId>,
-    /// Failed flushes of backings that the backing has performed and whose replies have not
-    /// arrived.
+    /// Backing flushes that have failed at the backing, and whose replies have not reached the
+    /// engine yet.
     late_failures: BTreeMap<IoId, Done>,
     has_power: bool,
-    /// The planned failure.
+    /// The failure that the simulation will inject.
     injection: Option<Injection>,
     report: Report,
 }
@@ -661,8 +666,8 @@ impl<'a> Simulation<'a> {
             }
             let steps_max = STEPS_MAX * (20 + u64::from(self.options.requests));
             if self.clock >= steps_max && self.requests.is_empty() && self.any_bad() {
-                // The daemon retries for ever if no device accepts a new journal; the disk stays
-                // offline.
+                // If no device accepts a new journal, the daemon retries for ever and the disk
+                // stays offline.
                 self.has_power = false;
                 return Ok(());
             }
@@ -762,12 +767,12 @@ impl<'a> Simulation<'a> {
         model.end_change(serial, true, false, backing.now(), backing.durable())
     }
 
-    /// Returns true if this sabotage keeps old journal rings.
+    /// Returns true if the sabotage of this history makes the pool keep old journal rings.
     fn keeps_old_rings(&self) -> bool {
         self.options.sabotage == Some(Sabotage::IgnoredNewestRing)
     }
 
-    /// Returns true if this sabotage takes effect now.
+    /// Returns true if the history has this sabotage and a random choice makes it take effect now.
     fn strikes(&mut self, sabotage: Sabotage, permille: u32) -> bool {
         self.options.sabotage == Some(sabotage) && self.rng.chance(permille)
     }

@@ -77,7 +77,8 @@ impl<'a> Items<'a> {
     }
 }
 
-/// Returns the item that a text before an opening brace begins, if it begins one.
+/// Returns the item whose head is the text before an opening brace; `None` if the text is not the
+/// head of an item.
 fn signature(head: &str) -> Option<String> {
     let (_, keyword) = identifiers(head).find(|(_, word)| KEYWORDS.contains(word))?;
     let is_start = |at: &usize| {

@@ -61,7 +61,7 @@ struct Sentence {
     line: usize,
     /// The item or the heading that the sentence belongs to.
     place: String,
-    /// The sentence before it; empty if it is the first.
+    /// The sentence before this sentence; empty for the first sentence of a text.
     before: String,
 }
 

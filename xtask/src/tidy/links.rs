@@ -62,7 +62,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         let kept = title.trim().chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
         let anchor: String =
             kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect();
-        // Repeated headings get a number.
+        // A repeated heading has a number at the end of its anchor.
         let repeated = (1..).map(|n| format!("{anchor}-{n}"));
         let free = std::iter::once(anchor.clone()).chain(repeated).find(|a| !anchors.contains(a));
         anchors.extend(free);

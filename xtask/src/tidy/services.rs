@@ -48,8 +48,8 @@ const RULES: &[Rule] = &[
     Rule { name: "events", may_use: "disks exports migration observe peer_access pools qos registry remote_flash" },
 ];
 
-/// Modules whose types are fields of entries in the registry. A field says by its type which
-/// service changes it.
+/// Modules whose types are fields of entries in the registry. The type of such a field shows which
+/// service changes the field.
 const FIELDS_OF_ENTRIES: [&str; 4] = ["disks", "exports", "observe", "pools"];
 
 /// Maximum number of `impl Services` blocks. New methods belong into a service.

@@ -167,7 +167,8 @@ impl<'a> Work<'a> {
     /// Continues the VM if hob paused it, and removes the mark. Returns true if the VM was paused.
     ///
     /// # Errors
-    /// The VM uses hob, and another program could open the image, because hob cannot lock it.
+    /// Returns an error if the VM uses hob, and another program could open the image, because hob
+    /// cannot lock it.
     async fn continue_vm(&mut self) -> anyhow::Result<bool> {
         if !self.monitor.objects().await?.iter().any(|name| name == MARK) {
             return Ok(false);
@@ -269,7 +270,8 @@ impl<'a> Work<'a> {
     /// Examines the VM, hob and the record.
     ///
     /// # Errors
-    /// The VM uses other nodes than the record says, for example because of a snapshot.
+    /// Returns an error if the VM uses other nodes than the record says, for example because of a
+    /// snapshot.
     pub(super) async fn look(&mut self, goal: Goal) -> anyhow::Result<State> {
         let record = self.record;
         let graph = Graph::read(self.monitor).await?;
@@ -534,8 +536,8 @@ impl<'a> Work<'a> {
     /// Returns the root node of the device.
     ///
     /// # Errors
-    /// Another program has replaced the root node, for example by a snapshot. The methods `mirror` and
-    /// `device` would then replace the data of the overlay.
+    /// Returns an error if another program has replaced the root node, for example by a snapshot.
+    /// The methods `mirror` and `device` would then replace the data of the overlay.
     async fn root_node(&mut self) -> anyhow::Result<String> {
         let root = Graph::read_edges(self.monitor).await?.child(&self.record.backend, "root");
         match root {

@@ -86,7 +86,7 @@ impl Graph {
     /// Returns the names of the nodes below a device, from its root node to the image file.
     ///
     /// # Errors
-    /// The device has no medium, or nodes that hob does not know.
+    /// Returns an error if the device has no medium, or nodes that hob does not know.
     pub(super) fn chain(&self, backend: &str) -> anyhow::Result<Vec<String>> {
         let mut chain = Vec::new();
         let mut next = self.child(backend, "root");

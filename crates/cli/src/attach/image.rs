@@ -64,7 +64,7 @@ impl Image {
     /// Refuses an image that a process does not have open for writing.
     ///
     /// # Errors
-    /// Says why hob does not trust the name of the image.
+    /// Returns the reason why hob does not trust the name of the image.
     pub(super) fn check_opened_by(&self, pid: i32) -> anyhow::Result<()> {
         let at = self.given.display();
         let image = fs::metadata(&self.given).with_context(|| format!("cannot find {at}"))?;

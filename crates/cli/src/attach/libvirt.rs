@@ -40,7 +40,7 @@ pub(super) fn is_same_path(one: &Path, other: &Path) -> bool {
 /// Returns the element of a disk with hob as its source, on the NBD socket `socket`.
 ///
 /// # Errors
-/// The element has an option that a network disk cannot have.
+/// Returns an error if the element has an option that a network disk cannot have.
 pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Result<String> {
     let tag = element.split('>').next().unwrap_or_default();
     if attribute(tag, "device").is_some_and(|device| device == "lun") {

@@ -10,7 +10,9 @@ use super::libvirt::is_same_path;
 use super::plan::{Goal, Path};
 use super::record::{Record, name_of};
 
-/// The reason why hob does not change a disk: the VM uses neither hob's disk nor its image directly.
+/// The reason why hob cannot attach or detach a VM's disk now. Either the VM does not have the disk
+/// any more, or the disk's requests go directly neither to hob nor to the image, for example
+/// because a snapshot's overlay is above hob.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(super) struct NotDirect {
@@ -19,11 +21,12 @@ pub(super) struct NotDirect {
     message: String,
 }
 
-/// Returns the target of a VM's requests.
+/// Returns where the requests of a VM's disk go: to hob or to the image.
 ///
 /// # Errors
-/// The VM does not use hob's disk or its image directly. An incomplete attachment of an image below
-/// an overlay can be detached, but not continued.
+/// Returns [`NotDirect`] if the VM does not have the disk any more, or if the disk's requests go
+/// directly neither to hob nor to the image. An incomplete attachment of an image below an overlay
+/// can be detached, but not continued.
 pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result<Path> {
     let refuse = |short, message| -> anyhow::Result<Path> { Err(NotDirect { short, message }.into()) };
     if !graph.has_device(&record.backend) {

@@ -136,7 +136,8 @@ impl fmt::Display for Step {
 /// Returns the next step towards `goal`, or `None` if it is reached.
 ///
 /// # Errors
-/// The daemon must answer first.
+/// Returns [`NoDaemon`] if the next step depends on the state of hob's disk, and the daemon does
+/// not answer.
 pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
     if state.job {
         return Ok(Some(Step::CancelJob));

@@ -95,7 +95,7 @@ impl Settings {
     /// Reads the configuration of a VM of this node.
     ///
     /// # Errors
-    /// The VM is not on this node.
+    /// Returns an error if the VM is not on this node.
     pub(super) fn read(vmid: u32) -> anyhow::Result<Settings> {
         let read = |path: String| {
             let path = file(&path);
@@ -112,7 +112,7 @@ impl Settings {
     /// Returns the volumes of a disk.
     ///
     /// # Errors
-    /// The reason why the VM's next start cannot use hob.
+    /// Returns the reason why the VM's next start cannot use hob.
     pub(super) fn volumes(&self, key: &str) -> Result<Volumes, String> {
         let image = self.volume(key).ok_or_else(|| format!("the VM's configuration has no disk {key}"))?;
         let (storage, name) =
@@ -208,7 +208,7 @@ fn is_raw(name: &str) -> bool {
 /// Changes the volume of a disk in a VM's configuration.
 ///
 /// # Errors
-/// Proxmox VE refuses the change, for example during a backup.
+/// Returns an error if Proxmox VE refuses the change, for example during a backup.
 pub(super) async fn replace(vmid: u32, key: &str, from: &str, to: &str) -> anyhow::Result<()> {
     let mut command = Command::new("perl");
     // Ctrl-C is for hob, which then undoes its steps.

@@ -77,8 +77,9 @@ impl Monitor {
     /// Connects to a QMP socket.
     ///
     /// # Errors
-    /// [`NotRunning`] if there is no such socket, or no process listens on it; another error if QEMU
-    /// does not answer, for example because another client is connected.
+    /// Returns [`NotRunning`] if there is no such socket, or if no process listens on the socket.
+    /// Returns another error if QEMU does not answer, for example because another client is
+    /// connected.
     pub(super) async fn connect(path: &Path) -> anyhow::Result<Monitor> {
         let at = path.display();
         let stream = match UnixStream::connect(path).await {
@@ -105,8 +106,8 @@ impl Monitor {
     /// time.
     ///
     /// # Errors
-    /// [`NotRunning`] if the VM does not run on this node; another error if another program stays
-    /// connected.
+    /// Returns [`NotRunning`] if the VM does not run on this node, or another error if another
+    /// program stays connected.
     pub(super) async fn of_proxmox(vmid: u32) -> anyhow::Result<Monitor> {
         let path = proxmox::qmp(vmid);
         let mut monitor = Monitor::connect(&path).await?;
@@ -119,8 +120,8 @@ impl Monitor {
     /// Connects to a domain of libvirt.
     ///
     /// # Errors
-    /// [`NotRunning`] if the domain does not run or does not exist; another error if libvirt does not
-    /// answer.
+    /// Returns [`NotRunning`] if the domain does not run or does not exist, or another error if
+    /// libvirt does not answer.
     pub(super) async fn of_domain(domain: &str) -> anyhow::Result<Monitor> {
         let info = match Info::read(domain).await {
             Err(error) if is_unknown_domain(&error) => {
@@ -166,7 +167,7 @@ impl Monitor {
     /// Runs a command and returns its result. Events are skipped.
     ///
     /// # Errors
-    /// [`Refused`] if QEMU refuses the command; another error if QEMU does not answer.
+    /// Returns [`Refused`] if QEMU refuses the command, or another error if QEMU does not answer.
     pub(super) async fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
         let question = json!({ "execute": command, "arguments": arguments });
         let answer = timeout(ANSWER_MAX, self.exchange(&question))

@@ -114,7 +114,7 @@ impl Records {
     /// Opens the directory, and creates it if necessary.
     ///
     /// # Errors
-    /// Another `hob attach` or `hob detach` runs.
+    /// Returns an error if another `hob attach` or `hob detach` runs.
     pub(super) fn open(directory: &Path) -> anyhow::Result<Records> {
         let at = || directory.display().to_string();
         fs::create_dir_all(directory).with_context(|| format!("cannot create {}", at()))?;

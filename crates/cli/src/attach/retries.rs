@@ -65,7 +65,7 @@ impl Passes {
     /// Begins the plan at `state`.
     ///
     /// # Errors
-    /// All steps of the plan were carried out, and did not change the state.
+    /// Returns an error if all steps of the plan were carried out, and did not change the state.
     pub(super) fn begin(&mut self, goal: Goal, state: State) -> anyhow::Result<()> {
         if let Ok(Some(step)) = next(goal, state)
             && (self.0.contains(&state) || self.0.len() == PASSES_MAX)

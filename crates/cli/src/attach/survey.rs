@@ -124,7 +124,7 @@ impl Vm {
     /// Returns the record that `hob attach` saves about a device before it changes anything.
     ///
     /// # Errors
-    /// The reason why the device cannot be attached.
+    /// Returns the reason why the device cannot be attached.
     pub(super) fn record(&self, device: &Device, wanted: &Wanted) -> anyhow::Result<Record> {
         let (xml, volumes) = match &*wanted.persistent {
             Persistent::None => (None, None),

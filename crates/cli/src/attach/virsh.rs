@@ -28,7 +28,7 @@ pub(super) fn command() -> Command {
 /// Runs `virsh` and returns its output.
 ///
 /// # Errors
-/// The error text of `virsh`.
+/// Returns the error text of `virsh`.
 pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
     let mut command = command();
     command.args(args);
@@ -80,7 +80,7 @@ impl Info {
     /// Reads the state of a domain.
     ///
     /// # Errors
-    /// The error text of `virsh`, or `virsh` found a domain of another name.
+    /// Returns the error text of `virsh`, or an error if `virsh` found a domain of another name.
     pub(super) async fn read(domain: &str) -> anyhow::Result<Info> {
         Info::parse(domain, &virsh(&["dominfo", domain]).await?)
     }
@@ -144,7 +144,7 @@ impl Shell {
     /// Sends a command to QEMU, and returns QEMU's reply.
     ///
     /// # Errors
-    /// The error text of `virsh`.
+    /// Returns the error text of `virsh`.
     pub(super) async fn ask(&mut self, question: &str) -> anyhow::Result<Value> {
         self.sent += 1;
         let (domain, number) = (&self.domain, self.sent);

@@ -58,7 +58,7 @@ impl<'a> Feed<'a> {
     /// bar, which ends at `length` requests if that is known.
     ///
     /// # Errors
-    /// The trace cannot be opened.
+    /// Returns an error if the trace cannot be opened.
     pub(super) fn open(
         source: &Source,
         limit: u64,
@@ -73,7 +73,8 @@ impl<'a> Feed<'a> {
     /// Returns what was read, after the last record.
     ///
     /// # Errors
-    /// The trace could not be read to its end, Ctrl-C was pressed, or the trace is empty.
+    /// Returns an error if the trace could not be read to its end, Ctrl-C was pressed, or the trace
+    /// is empty.
     pub(super) fn finish(self) -> anyhow::Result<Fed> {
         self.bar.finish_and_clear();
         let is_cut = match self.end {

@@ -47,8 +47,8 @@ impl Out {
     /// Creates the output; `-` is standard output.
     ///
     /// # Errors
-    /// The file exists and `force` is not given, is not a regular file, or cannot be
-    /// created.
+    /// Returns an error if the file exists and `force` is not given, if it is not a regular file,
+    /// or if it cannot be created.
     pub(super) fn create(out: &Path, to: To, force: bool, columns: Columns) -> anyhow::Result<Out> {
         let cannot = || format!("cannot write {}", out.display());
         if out.as_os_str() == "-" {
@@ -74,7 +74,7 @@ impl Out {
     /// Adds a record.
     ///
     /// # Errors
-    /// [`SeveralDisks`], or the file cannot be written.
+    /// Returns [`SeveralDisks`], or an error if the file cannot be written.
     pub(super) fn push(&mut self, record: &Record) -> anyhow::Result<()> {
         if let Out::CsvFile(_, Columns::OneDisk, _) = self
             && record.disk != 0

@@ -44,7 +44,7 @@ impl Etcd {
     /// begin with one of `deletes`.
     ///
     /// # Errors
-    /// [`EtcdError`] if this member does not answer in time.
+    /// Returns an [`EtcdError`] if this member does not answer in time.
     pub async fn watch(
         &self,
         puts_and_deletes: &[&str],
@@ -99,7 +99,7 @@ impl EtcdWatch<'_> {
     /// Returns the next events, for each prefix in the order of etcd's revisions.
     ///
     /// # Errors
-    /// [`EtcdError`] if the watch has ended.
+    /// Returns an [`EtcdError`] if the watch has ended.
     pub async fn next(&mut self) -> Result<Vec<EtcdEvent>, EtcdError> {
         let result = self.line().await;
         if result.is_err() {

@@ -59,7 +59,7 @@ pub(crate) enum TakeError {
         why: String,
         /// Suggested action.
         hint: String,
-        /// How the other owner prevents this host from taking the disk.
+        /// The reason why the other host prevents this host from taking the disk.
         how: OtherOwner,
     },
     /// It is unknown whether this host owns the disk. Try again later.
@@ -161,8 +161,8 @@ struct Attempt<'a> {
     place: &'a mut DiskMembership,
     disk: &'a str,
     wish: OwnershipRequest,
-    /// True if this host serves the disk already, so that no other host can have owned the disk
-    /// meanwhile.
+    /// True if this host already serves the disk, so that no other host can have owned the disk in
+    /// the meantime.
     goes_on: bool,
     /// Reason why the latest try failed.
     trouble: String,

@@ -127,8 +127,8 @@ impl Cluster {
         }
     }
 
-    /// Records that from now on only the replica on this host is valid. Must precede the first
-    /// write to the backing. This host has the ownership lock.
+    /// Records that from now on only the replica on this host is valid. Call this function before
+    /// the first write to the backing, while this host has the ownership lock.
     pub(crate) async fn begin_adopting(&self, disk: &str) -> Result<(), Unsaid> {
         let place = self.place(disk);
         let mut place = place.lock().await;

@@ -105,8 +105,8 @@ impl Cluster {
         release: Release,
     ) -> Result<(), String> {
         let place = self.place(disk);
-        // This host keeps the lock until the end, so that no other task of this host acquires the
-        // disk meanwhile.
+        // This host keeps its own task lock of the disk until the end, so that no other task of
+        // this host acquires the disk during the release.
         let mut place = place.lock().await;
         self.give_back_at(&mut place, disk, false, release).await?;
         let look = self.look(disk).await.map_err(|error| error.to_string())?;

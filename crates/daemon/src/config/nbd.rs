@@ -63,7 +63,7 @@ impl NbdTlsFiles {
     /// Returns the configured files: those of a certificate, or the file of pre-shared keys.
     ///
     /// # Errors
-    /// Neither or both kinds are configured.
+    /// Returns an error if neither kind of secrets is configured, or if both are.
     pub(crate) fn secrets(&self) -> Result<NbdSecrets, String> {
         match (&self.cert, &self.key, &self.client_ca, &self.psk) {
             (Some(cert), Some(key), client_ca, None) => {

@@ -49,7 +49,7 @@ pub(crate) enum DeviceError {
     /// hob lacks a capability.
     #[error("hob needs the capability CAP_SYS_ADMIN for block devices: run it as root")]
     NotPermitted,
-    /// Programs use the device, or another daemon has it.
+    /// Programs use the device, or another daemon serves it.
     #[error("{} is in use: {what}", path.display())]
     InUse {
         /// The device or link.
@@ -67,7 +67,7 @@ pub(crate) enum DeviceError {
     },
 }
 
-/// A disk's device, as it should be.
+/// The required properties of a disk's device.
 #[derive(Clone, Debug)]
 pub(crate) struct HostDevice {
     pub(crate) name: String,
@@ -91,7 +91,7 @@ pub(crate) fn identifier_of(state: &Path, name: &str) -> String {
 }
 
 /// Creates the device, or connects an existing one of the same identifier again. Returns the socket
-/// to serve; `None` if the kernel still has the connection of before.
+/// to serve; `None` if the kernel still has its earlier connection to hob.
 pub(crate) fn connect(device: &HostDevice) -> Result<Option<OwnedFd>, DeviceError> {
     let mut driver = open_driver()?;
     let (near, far) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -148,7 +148,7 @@ pub(crate) fn resize(device: &HostDevice) -> Result<(), DeviceError> {
 pub(crate) fn remove_unused(name: &str, identifier: &str) -> Result<(), DeviceError> {
     let Some(index) = find(Path::new(BLOCK_DEVICES), identifier) else { return Ok(()) };
     let path = PathBuf::from(format!("/dev/nbd{index}"));
-    // Keeps others from mounting it meanwhile.
+    // While this file is open, no program can mount the device.
     let exclusive = users::claim(Path::new(BLOCK_DEVICES), index).map_err(|what| DeviceError::InUse {
         path: path_of(name),
         what: format!("{what} ({})", path.display()),
@@ -158,7 +158,7 @@ pub(crate) fn remove_unused(name: &str, identifier: &str) -> Result<(), DeviceEr
     removed
 }
 
-/// Removes the device of a disk, if it exists. Programs that use it get errors.
+/// Removes the device of a disk, if it exists. Programs that use the device receive errors.
 pub(crate) fn remove_used(name: &str, identifier: &str) -> Result<(), DeviceError> {
     match find(Path::new(BLOCK_DEVICES), identifier) {
         Some(index) => remove(name, index),
@@ -171,7 +171,7 @@ fn remove(name: &str, index: u32) -> Result<(), DeviceError> {
     let link = path_of(name);
     if fs::read_link(&link).is_ok_and(|target| index_of(&target) == Some(index)) {
         let _ = fs::remove_file(&link);
-        // The last link's directory goes too.
+        // If this was the last link, its directory is also removed.
         let _ = fs::remove_dir(LINKS);
     }
     Ok(())
@@ -203,7 +203,8 @@ fn is_closed(socket: &OwnedFd) -> bool {
 /// Shortens the kernel's pause before it sends requests of a lost connection again.
 fn retry_soon(index: u32) {
     let path = format!("{BLOCK_DEVICES}/nbd{index}/queue/io_timeout");
-    // A write may wait for requests in flight, so it must not happen at a reconnection.
+    // The write may wait for requests in flight. So it is skipped if the device has this value
+    // already, as after a reconnection.
     if fs::read_to_string(&path).is_ok_and(|now| now.trim() == RETRY_MS.to_string()) {
         return;
     }

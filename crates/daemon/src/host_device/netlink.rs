@@ -86,7 +86,7 @@ impl Driver {
     /// Finds the driver. The kernel loads the module `nbd` for this request if it can.
     ///
     /// # Errors
-    /// `NotFound` if the kernel has no NBD driver; another error of the system.
+    /// Returns `NotFound` if the kernel has no NBD driver, or another error of the system.
     pub(super) fn open() -> io::Result<Driver> {
         let socket = socket_with(
             AddressFamily::NETLINK,

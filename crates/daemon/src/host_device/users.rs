@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Opens the device exclusively. While the result is open, nobody can mount the device.
 ///
 /// # Errors
-/// The users of the device.
+/// Returns the users of the device as text if programs use it.
 pub(super) fn claim(devices: &Path, index: u32) -> Result<File, String> {
     let mut result = claim_now(devices, index);
     for _ in 1..TRIES {

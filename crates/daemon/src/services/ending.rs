@@ -1,4 +1,5 @@
-//! How a daemon process ends: what happens to dirty data, and whether another process takes over.
+//! The ways in which a daemon process ends. They differ in what happens to dirty data, and whether
+//! another process takes over the disks.
 
 /// How a daemon process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,6 +8,6 @@ pub(crate) enum Ending {
     Plain,
     /// The daemon writes dirty data to the backings, as far as they accept it, and then stops.
     Drain,
-    /// Another daemon process takes over the disks at once (upgrade).
+    /// Another daemon process takes over the disks immediately (upgrade).
     HandOver,
 }

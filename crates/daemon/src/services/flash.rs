@@ -43,7 +43,8 @@ pub(super) struct Wanted {
     pub(super) spare: u64,
 }
 
-/// A pool; clones share it. The device ids are unique within the pool only.
+/// A handle to a pool; clones of the handle refer to the same pool. Device ids are unique only
+/// within the pool.
 #[derive(Clone, Debug)]
 pub(super) struct Flash {
     name: String,
@@ -60,7 +61,7 @@ type AllocateRing =
 /// Number and locations of the copies of a journal ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RingCopies {
-    /// This many copies on local devices.
+    /// This many copies of the journal, all on local devices.
     Here(usize),
     /// Two copies: one on a local device, and the second on another host.
     OneFar,
@@ -146,7 +147,8 @@ impl Flash {
     /// Opens a device of this pool that could not be opened before.
     pub(super) async fn open_late(&self, path: PathBuf, uuid: Option<String>) -> Result<Vec<DeviceInfo>> {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
-        // A hung device must not hold up the pool's other devices, so this comes before the lock.
+        // This check comes before the pool is locked, so that a hung device does not delay the
+        // pool's other devices.
         let device = path.clone();
         blocking(move || check_answers(&device, answer_max())).await?.map_err(ApiError::failed)?;
         self.with(move |pool| {
@@ -276,9 +278,10 @@ impl Flash {
     }
 
     /// Allocates a journal ring. Each copy of the journal ring is on its own device. If there is no
-    /// space for two copies, allocates one copy. The ring gets `number`, or a higher one if the
-    /// owner has used that number. `opening`: the cache has data on flash and cannot be opened
-    /// without a ring, so devices with allocation off are used if no other device has space.
+    /// space for two copies, allocates one copy. The number of the ring is `number`, or a higher
+    /// one if the owner has used `number` already. `opening` means that the cache has data on flash
+    /// and cannot be opened without a ring. Then the ring may be on devices with allocation off, if
+    /// no other device has space.
     pub(super) async fn allocate_ring(
         &self,
         owner: OwnerId,
@@ -465,9 +468,9 @@ impl Flash {
         .map(|((), devices)| devices)
     }
 
-    /// Releases the segments of a persistent cache on a device, without those `in_use`, and returns
-    /// their number. Releases nothing and returns `None` if one of them is not older than `ring`, the
-    /// number of the ring that the cache uses.
+    /// Releases the segments of a persistent cache on a device, except the segments `in_use`, and
+    /// returns the number of released segments. Releases nothing and returns `None` if one of these
+    /// segments is not older than `ring`, the number of the ring that the cache uses.
     pub(super) async fn release_outdated(
         &self,
         device: DeviceId,
@@ -496,7 +499,8 @@ impl Flash {
         .map(|(file, _)| file)
     }
 
-    /// Runs `operation` on a blocking thread, and returns the device states after it.
+    /// Runs `operation` on a thread that may block. Returns its result and the states of the
+    /// devices after the operation.
     pub(super) async fn with<T: Send + 'static>(
         &self,
         operation: impl FnOnce(&mut Option<Pool>) -> Result<T> + Send + 'static,

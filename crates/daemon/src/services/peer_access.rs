@@ -1,5 +1,5 @@
 //! Data with which this host connects to other hosts: its certificate, its name, and its cluster.
-//! All are set before the start.
+//! All of this data is set before the services start.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};

@@ -217,8 +217,9 @@ pub(crate) struct JournalSpec {
     /// The highest ring number that was never in use, because the ring could not be made; or 0.
     #[serde(default, skip_serializing_if = "is_no_ring")]
     pub(crate) unused: u32,
-    /// True if hob has begun to remove the cache from flash, or if an operator has removed a missing
-    /// device, which may have the journal, from the pool. Its journal is then not lost if it is absent, and an older ring is outdated.
+    /// True if hob has begun to remove the cache from flash, or if an operator has removed a
+    /// missing device, which may have the journal, from the pool. Then the journal does not count
+    /// as lost if it is absent, and an older ring counts as outdated.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) ended: bool,
     /// True if the last write mode is unknown, because `hob serve` saves no state.

@@ -31,9 +31,9 @@ pub struct Admission {
     pub sequential_bytes_max: Option<u64>,
     /// Every request is admitted until this percentage of the blocks (1 to 100) holds data.
     pub filling_percent: Option<u8>,
-    /// A write to a block that is not in the cache is not admitted, even while the cache fills (no
-    /// write allocation). A write to a cached block updates it. Dirty data is admitted as without
-    /// this setting.
+    /// True if a write to a block that is not in the cache is not admitted, even while the cache
+    /// fills (no write allocation). A write to a cached block updates the cached data. The setting
+    /// does not affect dirty data.
     pub reads_only: bool,
 }
 
@@ -50,8 +50,7 @@ pub enum Popularity {
     /// the current access. Only recent accesses count: an access is forgotten after as many other
     /// blocks were refused as the cache has blocks.
     NthAccess(u8),
-    /// Miniature simulations choose the admission; see [`chooser`](crate::chooser). This value has
-    /// no other parts.
+    /// Miniature simulations choose the admission; see [`chooser`](crate::chooser).
     Auto,
     /// The block must have been evicted or refused recently. While there are free frames, every
     /// block is admitted.
@@ -252,8 +251,8 @@ impl Gate {
         }
     }
 
-    /// Changes the admission of a cache of `frames` frames. Refused blocks stay remembered if both
-    /// admissions remember them.
+    /// Changes the admission of a cache of `frames` frames. If both the old and the new admission
+    /// remember refused blocks, these blocks stay remembered.
     pub(crate) fn set(&mut self, admission: Admission, frames: u32) {
         let before = std::mem::replace(self, Gate::new(admission, frames));
         if self.recent.is_some() && before.recent.is_some() {
@@ -277,8 +276,8 @@ impl Gate {
         accesses_min: u8,
     ) -> bool {
         let has_free = room.has_free;
-        // Such a write is no access to the block: a stream of writes displaces nothing that is
-        // remembered about reads.
+        // Such a write does not count as an access to the block. So a stream of writes does not
+        // displace what the admission remembers about reads.
         if self.reads_only && effect == AdmissionEffect::CleanWrite {
             return false;
         }

@@ -1,4 +1,4 @@
-//! Detects sequential runs: a request that starts at the end of a recent run continues it.
+//! Detects sequential runs: a request that starts at the end of a recent run continues this run.
 
 /// Number of sequential runs that are tracked.
 const RUNS: usize = 16;

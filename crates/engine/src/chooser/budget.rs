@@ -26,7 +26,7 @@ pub(super) struct ChoiceBudget {
     sectors: i64,
     /// Weighted number of comparisons.
     comparisons: i64,
-    /// True if less than half of what the cache can save is saved.
+    /// True if the cache has saved less than half of the budget that it can save.
     pub(super) is_binding: bool,
 }
 
@@ -72,9 +72,9 @@ impl Chooser {
         }
     }
 
-    /// Returns for each candidate whether it may be chosen: all, unless a budget is running out.
-    /// Then only those that write no more than the budget paid for, and if there is none, the one
-    /// that writes least.
+    /// Returns for each candidate whether it may be chosen. Unless a budget is running out, all
+    /// candidates may. Otherwise only candidates that write no more than the budget allows may be
+    /// chosen, or, if there are none, the candidate that writes least.
     pub(super) fn affordable(&mut self) -> Affordable {
         let all = [true; CANDIDATES_MAX];
         let threshold = self.threshold;

@@ -1,12 +1,13 @@
-//! The lease of a host in etcd. The lease manager gets a lease, registers the host's name under it,
-//! renews it, and gets a new one after a loss.
+//! Manages the lease of a host in etcd. The lease manager acquires a lease, registers the host's
+//! name under this lease, and renews the lease. After the loss of a lease it acquires a new one.
 //!
 //! Call [`LeaseManager::poll_call`] until it returns `None`, and again at
 //! [`LeaseManager::poll_timeout`]. Call [`LeaseManager::handle_answer`] when a call to etcd has
 //! ended in any way. One call is in flight at a time. The caller limits a call's duration to
 //! [`LeaseManager::call_ns_max`], and then answers [`Answer::Lost`].
 //!
-//! Lease times are counted from the time at which a call was *sent*, because etcd handled it later.
+//! The time of a lease is counted from the moment at which the host *sent* the call. etcd handled
+//! the call later, so the host never believes in a lease for longer than etcd keeps it.
 
 use super::{Change, Is, Key, LeaseId, LeaseTerm, Member, Txn, Value, usable_ns};
 use crate::units::Instant;
@@ -179,8 +180,8 @@ impl LeaseManager {
         self.next_at = now;
         match (call.ask, answer) {
             (Ask::Grant(_), Answer::Granted { lease, lease_ns }) if lease != LeaseId(0) => {
-                // A store may grant longer leases than requested. The host renews a longer lease as
-                // if it had the requested length.
+                // etcd may grant a longer lease than requested. The host treats such a lease as if
+                // it had the requested length.
                 self.granted_ns = lease_ns.min(self.lease_ns);
                 self.state = State::Granted(self.tenure_of(lease, sent_at, self.granted_ns));
             }
@@ -192,7 +193,8 @@ impl LeaseManager {
                 self.events.push(Event::Joined(term));
             }
             (Ask::Register(_), _) => {
-                // The key may have been written nevertheless; then the next lookup finds it.
+                // etcd may have written the key although the host received no answer. Then the next
+                // lookup finds the key.
                 let State::Found(term, _) = self.state else { return };
                 self.state = State::Granted(term);
                 self.next_at = now + AGAIN_NS;
@@ -227,14 +229,15 @@ impl LeaseManager {
                 self.next_at = now + TAKEN_NS;
                 self.give_up_late(now);
             }
-            // The key is from an earlier process, or from this process, which did not get the
-            // answer.
+            // An earlier process of this host has written the key, or this process has written it
+            // and did not receive the answer.
             Some((_, revision, lease)) => self.state = State::Found(term, Some((revision, lease))),
             None => self.state = State::Found(term, None),
         }
     }
 
-    /// Abandons a lease that has nearly expired before the host became a member under it.
+    /// Abandons a lease that is about to expire before the host has become a member under this
+    /// lease.
     fn give_up_late(&mut self, now: Instant) {
         if let State::Granted(term) = self.state
             && !term.is_valid(now)

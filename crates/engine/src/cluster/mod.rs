@@ -3,9 +3,9 @@
 //! and has leases: it is etcd, or a model of etcd in a simulation. These comments call both *etcd*.
 //! [`LeaseManager`] renews this host's lease, and determines until when the host may acknowledge
 //! requests. [`OwnershipState`] decides about one disk. [`Waiting`] schedules attempts to take
-//! disks of other hosts. The first two return requests to etcd as values ([`Ask`], [`Txn`]) and
-//! handle etcd's answers. The caller sends the requests to etcd. All times are of the host's own
-//! clock.
+//! disks of other hosts. [`LeaseManager`] and [`OwnershipState`] return requests to etcd as values
+//! ([`Ask`], [`Txn`]) and handle etcd's answers. The caller sends the requests to etcd. All times
+//! are times of the host's own clock.
 //!
 //! | key | lifetime | content |
 //! |---|---|---|

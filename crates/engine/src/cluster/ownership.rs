@@ -1,5 +1,5 @@
-//! Ownership of one disk at one host: whether the host can take the disk, holds it, or has lost it,
-//! and the transactions for each change.
+//! The ownership of one disk, as one host sees it. Decides whether the host may take the disk, owns
+//! the disk, or has lost the disk, and creates the transactions for each change.
 //!
 //! | ownership record | ownership lock | another member | the recorded member |
 //! |---|---|---|---|
@@ -65,8 +65,8 @@ pub enum Verdict {
     Mine(Found<OwnershipRecord>),
     /// This host may take the disk with this transaction.
     Take(Box<Taking>),
-    /// This host may lock the disk with this transaction. Then it must write its replica to the
-    /// backing.
+    /// This host may lock the disk with this transaction. After that, the host must write its
+    /// replica of the dirty data to the backing.
     Adopt(Box<Adopting>),
     /// The owner failed, and the disk cannot be taken before this time.
     Wait(Instant),
@@ -121,8 +121,9 @@ pub struct OwnershipState {
 }
 
 impl OwnershipState {
-    /// Creates the state of a disk whose keys in etcd were not read yet. After an owner's failure,
-    /// its writes in flight get `settle_ns` to reach the backing or be lost.
+    /// Creates the state of a disk whose keys in etcd were not read yet. After a failure of the
+    /// disk's owner, other hosts wait `settle_ns`, until the owner's writes in flight have reached
+    /// the backing or are lost.
     pub fn new(disk: String, settle_ns: u64) -> Self {
         OwnershipState { disk, settle_ns, absent: None }
     }
@@ -267,18 +268,19 @@ impl OwnershipState {
         self.put(lease, title, title.value.clone().with_dirty(dirty))
     }
 
-    /// Returns the transaction that records the replica of all dirty data, or that there is none,
-    /// while this host has the disk. Record a replica only after it is complete. Before the replica
-    /// becomes incomplete, its absence must have been recorded successfully. Like the transaction
-    /// of [`OwnershipState::mark`], this transaction may still take effect after an error.
+    /// Returns the transaction with which this host, as the owner, records that a replica has all
+    /// dirty data, or that the disk has no replica. Record a replica only after it is complete.
+    /// Before the replica becomes incomplete, its absence must have been recorded successfully.
+    /// Like the transaction of [`OwnershipState::mark`], this transaction may still take effect
+    /// after an error.
     pub fn say_copy(&self, lease: LeaseId, title: &Found<OwnershipRecord>, copy: Option<SecondCopy>) -> Txn {
         self.put(lease, title, OwnershipRecord { copy, ..title.value.clone() })
     }
 
     /// Returns the transaction that makes the replica valid instead of the former owner's flash,
-    /// and the record after the transaction. This host has the ownership lock of the disk during
-    /// the failover. The transaction must succeed before any change of the backing. Returns `None`
-    /// if the record already shows a failover in progress.
+    /// and the record after the transaction. This host keeps the ownership lock of the disk during
+    /// the failover. The transaction must succeed before this host writes to the backing. Returns
+    /// `None` if the record already shows a failover in progress.
     pub fn begin_adopting(
         &self,
         me: &Member,

@@ -4,8 +4,8 @@
 //! keys each second, etcd would be overloaded. So a host *watches* changes
 //! ([`Waiting::handle_news`]) and tries to take a disk when the disk's lock is released. Watch
 //! events are only hints: an attempt first reads the keys, and takes the disk in a transaction.
-//! Events may be late, repeated, reordered or missing. Attempts are spread over time, differently
-//! on each host. So most hosts learn that a disk was taken before their own attempt is due.
+//! Events may be late, repeated, reordered or missing. Each host delays its attempts by a different
+//! time. So most hosts learn that another host has taken the disk before their own attempt is due.
 //!
 //! Call [`Waiting::handle_waits`] with all disks that the host waits for, at intervals. Call
 //! [`Waiting::poll`] until it returns `None`, and again at [`Waiting::poll_timeout`]. Report the
@@ -98,7 +98,8 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Creates an empty schedule. A failed owner's writes get `settle_ns` to reach the backing.
+    /// Creates an empty schedule. `settle_ns` is the time for which other hosts wait until the
+    /// writes of a failed owner have reached the backing or are lost.
     pub fn new(me: &Member, settle_ns: u64) -> Self {
         Waiting {
             seed: scatter(0, &me.id),
@@ -186,7 +187,7 @@ impl Waiting {
     pub fn handle_tried(&mut self, now: Instant, disk: &str, tried: Tried) {
         let Some(wait) = self.disks.get(disk) else { return };
         match tried {
-            // An event that arrived meanwhile has already scheduled the next attempt.
+            // An event that arrived during this attempt has already scheduled the next attempt.
             Tried::OtherOwner if wait.heard() > wait.looked => {}
             Tried::OtherOwner => self.check_later(now, disk),
             Tried::Taken => self.forget(disk),
@@ -251,8 +252,8 @@ impl Waiting {
         self.due.insert((at, disk.to_owned()));
     }
 
-    /// Returns this host's offset within `of_ns`, for this disk and this occasion. Other hosts have
-    /// other offsets.
+    /// Returns a delay of at most `of_ns` for this disk and this occasion. The delay differs from
+    /// host to host.
     fn part(&self, disk: &str, once: u64, of_ns: u64) -> u64 {
         ((u128::from(scatter(self.seed ^ once, disk)) * u128::from(of_ns)) >> 64) as u64
     }

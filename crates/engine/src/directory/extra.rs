@@ -1,11 +1,13 @@
 //! Blocks that a read miss brings into the cache beside the blocks that the guest read.
 //!
-//! These blocks have a limited share of the frames, and one that enters a full share replaces another
-//! one. The policy does not know them, so that it decides as in a cache that is a little smaller. When
-//! a guest uses such a block, admission decides whether it becomes an ordinary one.
+//! Extra blocks have a limited share of the frames. When the share is full, a new extra block
+//! replaces another extra block. The policy does not know the extra blocks, so that it decides as
+//! in a cache that is a little smaller. When a guest uses an extra block, admission decides whether
+//! the block becomes an ordinary one.
 //!
-//! With the setting `auto`, the uses of extra blocks are counted. While there are few, only one in
-//! [`SAMPLE`] regions of the disk gets extra blocks, to detect a change of the workload.
+//! With the setting `auto`, the uses of extra blocks are counted. While there are few uses, extra
+//! blocks are filled only in one of [`SAMPLE`] regions of the disk, to detect a change of the
+//! workload.
 
 use super::{Directory, FirstToEvict, Placed, Refusal, Span};
 use crate::admission::{AdmissionEffect, Run};
@@ -95,7 +97,8 @@ impl Extra {
             return;
         }
         self.has_few_uses = self.added >= ADDED_MIN && self.uses * 100 < self.added * USES_PERCENT_MIN;
-        // Guests use a block some time after it was added, so that older counts are needed too.
+        // Guests use a block some time after it was added. So older counts are halved and not
+        // dropped.
         (self.added, self.uses) = (self.added / 2, self.uses / 2);
         self.added_until_decision = u64::from(self.frames_max(frames) / 2).max(ADDED_MIN);
     }
@@ -134,7 +137,8 @@ impl Directory {
         std::mem::take(&mut self.extra.new_uses)
     }
 
-    /// Counts blocks of an extra read that took too long. No guest can use them.
+    /// Counts blocks of an extra read that took too long. These blocks do not enter the cache, so
+    /// no guest can use them.
     pub(crate) fn note_late_extra(&mut self, first: u64, end: u64) {
         let frames = self.index.frames();
         self.spans(first, end).for_each(|_| self.extra.note_added(frames));
@@ -211,7 +215,8 @@ impl Directory {
     }
 }
 
-/// Returns true if the region of a sector gets extra blocks while few are used.
+/// Returns true if extra blocks are filled in the region of a sector even while few extra blocks
+/// are used.
 fn is_sampled(sector: u64) -> bool {
     (hash(BlockNo((sector >> REGION_SHIFT) as u32)) >> 32).is_multiple_of(SAMPLE)
 }

@@ -1,8 +1,8 @@
 //! Blocks of sequential runs that were admitted only because the cache had free frames.
 //!
-//! A block of a long run is often used only once. So these blocks are evicted before all others. The
-//! policy does not know them: its decisions are those of a cache without them. If a request outside
-//! of a sequential run uses such a block, the block becomes an ordinary one.
+//! A block of a long run is often used only once. So the blocks of long runs are evicted before all
+//! others. The policy does not know these blocks, and decides as in a cache without them. If a
+//! request outside of a sequential run uses such a block, the block becomes an ordinary one.
 
 use crate::index::bitmap::Bitmap;
 use crate::units::FrameNo;

@@ -18,8 +18,8 @@ use crate::units::{DiskId, Instant, SECTOR_BYTES};
 const TRANSFERS_MAX: u32 = 4;
 
 impl super::Disk {
-    /// Returns false while a cache is being recovered or changed. Then only a guest's request may
-    /// determine the source of its data.
+    /// Returns false while a cache is being recovered or changed, because only the guest's own
+    /// request may then decide from where its data is read.
     fn may_read_ahead(&self) -> bool {
         let is_stable = !self.holds && self.recovering.is_none() && self.removing.is_none();
         is_stable && self.memory_uses().keeps_reads
@@ -144,8 +144,8 @@ impl Engine {
         }
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
-        // The backing may have lost the data that it returned, and the data of which flash has a
-        // copy.
+        // If the backing lost data during this read, the data that the backing returned and the
+        // copy on flash may both be wrong.
         if let (true, Some(memory)) = (disk.may_read_ahead() && believed, &mut disk.memory) {
             disk.stats.read_ahead_bytes += (range.end - range.first) * SECTOR_BYTES;
             let copy = |mut piece: PageRange| {

@@ -2,19 +2,19 @@
 //!
 //! After a journal cannot be written any more, its ring stays on flash, and recovery after a crash
 //! would use it. So the following rules hold until the daemon provides a new journal ring, or
-//! removes the cache and records that:
+//! removes the cache and records the removal:
 //!
 //! - No change is sent to the backing, because a crash would replace it by dirty data of the
 //!   journal ring, or hide it by clean data.
 //! - No change is reported as durable, and no flush is answered.
 //!
-//! Reads and destaging continue. If the journal ring does not durably record data as dirty, the
-//! journal ring may describe older, clean data there. Such data is destaged only after the daemon
-//! has recorded that recovery must not use clean data of the journal ring (`LossRecorded`). Waiting
-//! requests release their range locks, so that the destager can work. Only a write that was partly
-//! written to flash is sent to the backing, because the flash content must not be read; its reply
-//! waits too. Waiting requests fail after [`WAIT_NS_MAX`] without a new journal, and later requests
-//! fail immediately.
+//! Reads and destaging continue. For data that the journal ring does not durably record as dirty,
+//! the journal ring may describe older, clean data at the same place. Such data is destaged only
+//! after the daemon has recorded that recovery must not use clean data of the journal ring
+//! (`LossRecorded`). Waiting requests release their range locks, so that the destager can work.
+//! Only a write that was partly written to flash is sent to the backing, because the flash content
+//! must not be read. The reply to this write waits like the other requests. Waiting requests fail
+//! after [`WAIT_NS_MAX`] without a new journal, and later requests fail immediately.
 
 use super::backed::RESENDS_MAX;
 use super::partial::Edges;

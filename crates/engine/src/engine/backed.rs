@@ -17,19 +17,19 @@
 //! - A guest's flush succeeds only if each earlier acknowledged change is durable on flash, was
 //!   covered by a flush of the backing, or was already reported as lost to the guest's session.
 //!
-//! A change *bypasses flash* if it goes to the backing and is never dirty data on flash. Flash has
-//! at most a clean copy of it. In write-through, all changes bypass flash.
+//! A change *bypasses flash* if it goes to the backing and is never dirty data on flash. Flash may
+//! have a clean copy of the changed data. In write-through, all changes bypass flash.
 //!
 //! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
 //! cannot be repeated, so every session gets one failed flush. Linux reports writeback errors in
 //! the same way (`errseq_t`). hob remembers for each session the last failure that was reported to
-//! the session. A flush that began before the end of the last possibly lost change fails too. Its
-//! failure does not count as a report, because its error says nothing about that change. If a guest
-//! disconnects before it receives the report, a later session receives it. This applies only to
-//! sessions that changed data: if a client only read or flushed, no later session receives a
-//! report. If a possible loss occurs while a change is in flight, hob sends that change again
-//! before it acknowledges it. The cache invalidates its clean copies of possibly lost changes, so
-//! reads return the backing's data.
+//! the session. A flush that began before the end of the last possibly lost change fails too. The
+//! failure of such a flush does not count as a report, because its error says nothing about that
+//! change. If a guest disconnects before it receives the report, a later session receives it. hob
+//! does this only for sessions that changed data: if a client only read or flushed, no later
+//! session receives a report. If a possible loss occurs while a change is in flight, hob sends that
+//! change again before it acknowledges it. The cache invalidates its clean copies of possibly lost
+//! changes, so reads return the backing's data.
 
 use std::collections::BTreeMap;
 
@@ -51,8 +51,8 @@ const INHERITED_MAX: u32 = 64;
 /// that, the change fails.
 pub(super) const RESENDS_MAX: u8 = 3;
 
-/// Initial value of `writes`. This one write stands for all changes from before the disk was added,
-/// which may not be durable either.
+/// Initial value of `writes`. This one write represents all changes that were made before the disk
+/// was added, which may not be durable either.
 const WRITES_BEFORE: u64 = 1;
 
 /// Durability of one disk's backing, and which failures were reported to guests.
@@ -65,10 +65,11 @@ pub(super) struct Backed {
     pub(super) flushed: u64,
     /// Value of `writes` at the end of the latest change by any guest that bypassed flash.
     pub(super) bypassed: u64,
-    /// Number of failed flushes of the backing and losses that it reported.
+    /// Number of failed flushes of the backing, plus the number of losses that the backing
+    /// reported.
     pub(super) doubts: u64,
-    /// Number of events that guests must be told about: failed flushes and losses that affected
-    /// their changes, and discards of dirty data.
+    /// Number of events that must be reported to guests: failed flushes and losses that affected
+    /// changes of guests, and discards of dirty data.
     failures: u64,
     /// Number of failures that do not concern the daemon: discards of dirty data, and failures from
     /// before the disk was added.
@@ -92,8 +93,8 @@ pub(super) struct Backed {
     /// For each session, the failures that were reported to it. A session without an entry has
     /// received no report.
     sessions: BTreeMap<SessionId, Told>,
-    /// Ranges that guests changed on the backing, bypassing flash: since the flush in progress
-    /// began, and before it began.
+    /// Ranges that guests changed on the backing, bypassing flash. `newer` has the changes since
+    /// the flush in progress began, and the next field has the earlier changes.
     newer: Ranges,
     older: Ranges,
     older_upto: Option<u64>,
@@ -214,8 +215,8 @@ impl Backed {
         self.writes
     }
 
-    /// Records the success of a backing flush that covers `upto` writes. No flush failed and no
-    /// loss was reported since it began.
+    /// Records the success of a backing flush that covers `upto` writes. The caller has checked
+    /// that since this flush began, no other flush has failed and no loss was reported.
     pub(super) fn end_flush(&mut self, upto: u64) {
         assert!(upto <= self.writes, "a flush covers writes that ended before it");
         self.flushed = self.flushed.max(upto);
@@ -225,8 +226,9 @@ impl Backed {
         }
     }
 
-    /// Marks the writes since the last successful flush as possibly lost. Returns true if guests
-    /// must be told, because their writes may be lost and no earlier report covered them.
+    /// Marks the writes since the last successful flush as possibly lost. Returns true if a loss
+    /// must be reported to guests, because their writes may be lost and no earlier report covered
+    /// these writes.
     fn doubt(&mut self) -> bool {
         self.doubts += 1;
         // The writes stay in doubt until a later flush succeeds: the next loss may affect writes
@@ -308,7 +310,8 @@ impl Backed {
     }
 
     /// Returns true if the session began while a failed flush was still to be reported to guests
-    /// without a session. Any of the sessions may belong to such a guest, so each gets one report.
+    /// without a session. Each of the present sessions may belong to such a guest, so each session
+    /// receives one report.
     fn may_inherit(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|told| told.may_inherit)
     }

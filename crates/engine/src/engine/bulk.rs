@@ -8,14 +8,14 @@
 //! | condition | reason |
 //! |---|---|
 //! | its run since the guest's last flush is long | the next flush has to wait for the backing |
-//! | it is not short, covers whole sectors, and has no FUA | small writes are faster on flash |
-//! | the destager is running because too much is dirty | otherwise flash is faster for the guest |
+//! | the write is not short, covers whole sectors, and has no FUA | small writes are faster on flash |
+//! | the destager is running because too much data is dirty | otherwise flash is faster for the guest |
 //! | none of its sectors is dirty | a newer version on the backing would have to be flushed first |
 //! | write order is not kept | the write would reach the backing before older data |
 //! | the backing responds | an outage must not reach the guest while flash has room |
 //!
 //! A run is long if it has at least `Limits::bulk_run_bytes_min` bytes. A write is short if it has
-//! less than a 64th of that number.
+//! less than a 64th of that number of bytes.
 //!
 //! A bulk write follows the rules for writes that bypass flash (`write_back.rs`, `backed.rs`),
 //! including zones and flushes. If the backing fails, the write goes to flash instead. A bulk write
@@ -46,7 +46,7 @@ pub(super) struct BulkWrites {
 /// Relation of a write to a long sequential run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Bulk {
-    /// The write is not part of a long run.
+    /// The write is not part of a long sequential run.
     #[default]
     No,
     /// The write may bypass the cache.

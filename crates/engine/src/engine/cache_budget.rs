@@ -1,5 +1,5 @@
-//! Counts the flash writes of each disk's cache, and applies the pool's flash write budget to it
-//! ([`crate::flash_budget`]).
+//! Counts the flash writes of each disk's cache, and limits them according to the pool's flash
+//! write budget ([`crate::flash_budget`]).
 //!
 //! All writes to flash count: copies of clean data, dirty data, second copies, and the journal.
 //! Only copies of clean data can be refused. The limit is checked when data is about to be filled,
@@ -31,8 +31,8 @@ impl CacheBudget {
         self.counts.written += bytes;
     }
 
-    /// Counts the copies of clean data of one request. `dropped` sectors of them are not written
-    /// after all.
+    /// Counts the copies of clean data of one request. `dropped` is the number of sectors that were
+    /// charged but are not written.
     pub(super) fn add(&mut self, charged: Counts, dropped: u64) {
         let clean = charged.clean.saturating_sub(dropped * SECTOR_BYTES);
         self.counts.clean += clean;

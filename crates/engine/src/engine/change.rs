@@ -2,7 +2,7 @@
 //!
 //! A cache changes only while none of its flash I/O is in flight. Until then requests of the disk
 //! bypass a volatile cache, which is safe because the backing has all data. Requests wait for the
-//! change of a persistent cache (`structure.rs`). Sectors that become invalid meanwhile are
+//! change of a persistent cache (`structure.rs`). Sectors that become invalid during this wait are
 //! invalidated in the old index, from which the new index is made.
 
 use super::disk::Disk;
@@ -173,7 +173,7 @@ impl Engine {
     fn flushes_before_removal(&mut self, now: Instant, id: DiskId) -> bool {
         let disk = self.disk_mut(id);
         let has_bitmaps = disk.bitmaps.is_some() && disk.backed.needs_flush();
-        // A persistent cache was flushed when it was closed.
+        // If a persistent cache was closed, closing it has flushed the backing already.
         let is_written = disk.ownership.role == Role::Here && !disk.closed;
         let is_at_risk = is_written && disk.backed.guests_at_risk() > 0;
         if !has_bitmaps && !is_at_risk {
@@ -274,8 +274,8 @@ impl Engine {
         }
     }
 
-    /// Fences a flash device that the daemon cannot use any more. I/O in flight on the device ends
-    /// by itself.
+    /// Fences a flash device that the daemon cannot use any more. I/O in flight on the device still
+    /// ends with an ordinary completion.
     pub fn give_up_device(&mut self, device: DeviceId) {
         let change = self.devices.get(device).give_up();
         self.device_changed(device, change);

@@ -1,10 +1,10 @@
 //! Commits of one cache's journal: packs records into pages and makes the pages durable.
 //!
-//! A request that needs durability waits for the next commit. A commit packs all records so far
-//! into pages and writes the pages to every copy of the journal ring. Then it flushes each device
-//! that was written since the last commit. A commit covers all requests that arrived before it
-//! began. Full pages are written without waiting for a commit, and so are pages that a guest's
-//! flush will soon need. The rules are in docs/decisions/0006-write-back.md.
+//! A request that needs durability waits for the next commit. A commit packs all records that exist
+//! when it begins into pages, and writes the pages to every copy of the journal ring. Then the
+//! commit flushes each device that was written since the last commit. A commit covers all requests
+//! that arrived before it began. Full pages are written without waiting for a commit, and so are
+//! pages that a guest's flush will soon need. The rules are in docs/decisions/0006-write-back.md.
 
 use super::awaiting_journal::WAIT_NS_MAX;
 use super::disk::Disk;
@@ -92,8 +92,8 @@ impl Engine {
             match &journal.round {
                 None if journal.is_due(now) => {
                     journal.record_rewritten(now, index, copies);
-                    // First pack all records. A full ring takes as many as fit, and another commit
-                    // takes the others.
+                    // First pack all records. If the ring is full, pack as many records as fit;
+                    // another commit packs the rest.
                     let mut marks = journal.unsealed_marks;
                     let more = |writer: &Writer| std::mem::take(&mut marks) || writer.pending() > 0;
                     if let Some((first, bytes)) = journal.seal_run(index, more) {
@@ -236,7 +236,7 @@ impl Engine {
         journal.durable = upto;
         let shift = index.block_shift();
         for sector in releases {
-            // A later record of the sector, which is not durable yet, releases it.
+            // A later record, which is not durable yet, will release this sector.
             if index.is_dirty(sector) || journal.releases.contains(&sector) {
                 continue;
             }
@@ -256,8 +256,8 @@ impl Engine {
         self.unsettled.push(disk);
     }
 
-    /// Handles a successful flush of a device. After a failed flush, the device is trusted again
-    /// once no dirty data depends on it, nor a write in progress.
+    /// Handles a successful flush of a device. If an earlier flush failed, the device is trusted
+    /// again when neither dirty data nor a write in progress depends on it.
     fn flushed_device(&mut self, disk: DiskId, device: DeviceId) {
         let disk = self.disk_mut(disk);
         let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
@@ -285,8 +285,8 @@ impl Engine {
             let flushes = journal.round.as_ref().is_some_and(|round| round.flushes.is_some());
             let depends = id == asked || flushes || journal.written.contains(&device);
             let is_dead = journal.dead;
-            // The device may have received a part of a write in flight, and may have lost this part
-            // too.
+            // The device may already have received a part of a write that is in flight, and may
+            // have lost this part with the failed flush.
             if is_dead || !depends && !self.is_writing_to(id, device) {
                 continue;
             }
@@ -333,8 +333,9 @@ impl Engine {
     }
 
     /// Handles a journal that cannot be written any more. The cache accepts no new dirty data, and
-    /// existing dirty data is destaged. If a new journal ring fails while it is being created, its
-    /// command reports that, because the cache still has the previous journal ring.
+    /// existing dirty data is destaged. If the ring that failed is new and not complete yet, there
+    /// is no event, because the cache keeps the previous journal ring. The command that creates the
+    /// ring reports the failure.
     pub(super) fn lose_journal(&mut self, now: Instant, disk: DiskId) {
         let is_new = self.disk(disk).opening.as_ref().is_some_and(|opening| opening.makes_ring());
         let journal = self.journal_mut(disk).expect("a lost journal still exists");

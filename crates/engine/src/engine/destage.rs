@@ -1,7 +1,7 @@
 //! Destaging: decides which dirty data is written to the backing, and when, and makes it clean.
 //!
 //! Jobs transfer sectors (`jobs.rs`), then the backing is flushed, then the journal records the
-//! sectors as clean. Sectors that are written again meanwhile stay dirty. An *epoch* is an age
+//! sectors as clean. Sectors that a guest writes again before that stay dirty. An *epoch* is an age
 //! group of dirty data: all blocks that became dirty in one period. Older epochs are destaged
 //! first. The period is half the dirty-age limit or, if write order is kept, the time between two
 //! flushes of the guest.
@@ -25,9 +25,9 @@ const UNFLUSHED_MAX: u64 = 8192;
 /// each transfer would cost the backing more than the transfer itself.
 const FLUSH_NS_MAX: u64 = 1_000_000_000;
 
-/// Maximum number of transfers of one disk: while the guest uses the backing too, while the guest
-/// uses only flash, while the guest is idle, and when destaging is urgent. A hard disk that has
-/// many queued writes in ascending order passes over the gaps between them instead of seeking.
+/// Maximum number of concurrent transfers of one disk, in four situations: the guest also uses the
+/// backing, the guest uses only flash, the guest is idle, and destaging is urgent. A hard disk that
+/// has many queued writes in ascending order passes over the gaps between them instead of seeking.
 const TRANSFERS: [u32; 4] = [1, 2, 8, 64];
 
 /// Number of sectors in transfer after which no further transfer starts, for the same four states.
@@ -50,8 +50,8 @@ impl Cache {
         }
     }
 
-    /// Returns the dirty sectors in per mille of the cache's capacity. Both exclude segments that
-    /// are being vacated.
+    /// Returns the dirty sectors in per mille of the cache's capacity. Neither number includes
+    /// segments that are being vacated.
     pub(super) fn dirty_permille(&self) -> u64 {
         self.permille(self.index.staying_dirty())
     }
@@ -141,7 +141,7 @@ impl Engine {
             disk.destager.wake_at = disk.destager.rest_until;
             let newest = disk.due_epoch(now);
             if newest.is_none() && !disk.destages_leaving() {
-                // Destaged data may be waiting for the end of the pause before it is flushed.
+                // The flush of destaged data may be waiting for the end of the pause.
                 disk.destager.wake_at = disk.next_age().into_iter().chain(disk.destager.rest_until).min();
                 break;
             }
@@ -251,8 +251,8 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Handles the end of a flush of the backing that covers `upto` writes. The flush is `believed`
-    /// if no other flush failed and no loss was reported since it began.
+    /// Handles the end of a flush of the backing that covers `upto` writes. `believed` is true if
+    /// no other flush has failed and no loss was reported since this flush began.
     pub(super) fn backing_flushed(
         &mut self,
         now: Instant,
@@ -299,7 +299,7 @@ impl Engine {
     }
 
     /// Makes sectors clean that are now durable on the backing. `sectors` are sectors of the disk
-    /// in ascending order. Those that are not dirty any more are skipped.
+    /// in ascending order. Sectors that are not dirty any more are skipped.
     fn make_clean(&mut self, now: Instant, id: DiskId, sectors: impl Iterator<Item = u64>) {
         let disk = self.disk_mut(id);
         let Some(CacheConfig { layout, copies, .. }) = disk.cache.as_ref().map(|cache| cache.config) else {
@@ -323,7 +323,8 @@ impl Engine {
                 true => journal.drop_sector(now, &mut cache.index, sector),
                 false => journal.clean_sector(now, &mut cache.index, sector),
             }
-            // The state of the first copy applies to the second copy too, but not the reverse.
+            // A change of the first copy's state also changes the second copy's state, but a change
+            // of the second copy does not change the first.
             match (second, copies) {
                 (None, _) => {}
                 (Some(second), Copies::TwoOfAll) if !split => {
@@ -345,8 +346,8 @@ impl Engine {
         if is_busy || dirty > lost || !disk.destager.is_idle() {
             return;
         }
-        // From now on writes may bypass the cache. A crash must not bring back the older dirty data
-        // that they replace.
+        // From now on writes may bypass the cache and replace older dirty data. A crash must not
+        // bring this older data back.
         if let Some(journal) = disk.journal.as_mut().filter(|journal| !journal.dead && journal.has_releases())
         {
             return journal.ask();
@@ -495,9 +496,9 @@ impl super::Disk {
         }
     }
 
-    /// Takes the next blocks out of the destage queue: adjacent blocks that fit into one I/O. With
-    /// `newest`, blocks up to this epoch are eligible; without it, only blocks in segments that are
-    /// being vacated.
+    /// Takes the next blocks out of the destage queue: adjacent blocks that fit into one I/O. If
+    /// `newest` is `Some`, blocks up to this epoch are eligible. If it is `None`, only blocks in
+    /// segments that are being vacated are eligible.
     fn next_range(&mut self, id: DiskId, newest: Option<u32>) -> Option<Range> {
         let leaves = self.destages_leaving();
         let (cache, destager) = (self.cache.as_mut()?, &mut self.destager);

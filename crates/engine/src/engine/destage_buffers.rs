@@ -25,7 +25,7 @@ pub(super) struct DestageBuffers {
 /// The minimum buffer size that a transfer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Least {
-    /// All bytes that the transfer asks for.
+    /// The whole number of bytes that the transfer requests.
     All,
     /// At least this number of bytes. A disk without any buffer may get less, so that its destaging
     /// continues.
@@ -47,7 +47,8 @@ struct Buffer {
     free: u64,
 }
 
-/// Memory of an abandoned I/O. Storage may still use it, so it is not handed out.
+/// Memory of an abandoned I/O. Storage may still use this memory, so it is not given to other
+/// transfers.
 #[derive(Debug)]
 struct Withheld {
     disk: DiskId,
@@ -96,8 +97,8 @@ impl DestageBuffers {
         !self.buffers.is_empty()
     }
 
-    /// Returns true if a disk can get a buffer of `bytes` bytes, or of at least `least` bytes. The
-    /// longest buffer limits `least`.
+    /// Returns true if a buffer of `bytes` bytes, or of at least `least` bytes, is available to a
+    /// disk now. The longest buffer limits `least`.
     pub(super) fn has(&self, disk: DiskId, bytes: u64, least: Least) -> bool {
         let Some((_, least)) = self.granted(disk, bytes, least) else { return false };
         self.longest_free().is_some_and(|(_, free)| free >= self.at_most(least).max(1))
@@ -152,8 +153,8 @@ impl DestageBuffers {
     }
 
     /// Hands out a buffer of at most `bytes` bytes for an optional transfer, such as read-ahead or
-    /// a merged write. The buffer is shorter if optional transfers, the disk's share or the longest
-    /// free range have less. Returns `None` if no byte is available.
+    /// a merged write. The buffer is shorter than `bytes` if the limit for optional transfers, the
+    /// disk's share or the longest free range is smaller. Returns `None` if no byte is available.
     pub(super) fn take_spare(&mut self, disk: DiskId, bytes: u64) -> Option<DestageBuffer> {
         let bytes = self.shares.allowance(disk, bytes.min(self.spare()));
         if bytes == 0 { None } else { self.cut(disk, bytes, 0) }

@@ -4,8 +4,8 @@
 //! The *elevator* order passes over the disk again and again. The *coldest* order keeps a queue of
 //! blocks in the order in which they became dirty. A block that was used since then returns to the
 //! end of the queue, which approximates LRU (the second chance of Corbató, "A paging experiment
-//! with the Multics system", 1968). A few cold blocks are picked at a time, and the elevator passes
-//! over the picked ones.
+//! with the Multics system", 1968). The destager picks a few cold blocks at a time, and the
+//! elevator passes over the picked blocks.
 //!
 //! This module uses only block numbers, sectors of the disk and counts; `destage.rs` does the I/O.
 
@@ -24,8 +24,8 @@ const PICKED_PART: usize = 16;
 /// Maximum number of queue entries that one search for cold blocks examines.
 const LOOKS_MAX: usize = 256;
 
-/// If no block is cold (each was used since it was queued or last examined), about one in
-/// `HOT_PART` of the blocks is destaged before blocks are examined again.
+/// A block is cold if it was not used since it was queued or last examined. If no block is cold,
+/// the destager destages about one in `HOT_PART` of the blocks before it examines blocks again.
 const HOT_PART: usize = 4;
 
 /// Minimum number of outdated queue entries before they are removed.
@@ -94,8 +94,8 @@ pub(super) struct Destager {
     writing_blocks: BTreeMap<BlockNo, Option<u32>>,
     /// Sectors in `writing` that were overwritten on flash since their transfer read them.
     overwritten: BTreeSet<u64>,
-    /// Request slots of changes that must go to the backing, and wait until a transfer of
-    /// some of the same sectors has ended. Each change keeps its range lock meanwhile.
+    /// Request slots of changes that must go to the backing, and wait until a transfer of some of
+    /// the same sectors has ended. During this wait each change keeps its range lock.
     pub(super) write_waiters: Vec<u32>,
     /// Number of sectors in the ranges of the transfers in progress.
     pub(super) moving: u64,
@@ -159,7 +159,8 @@ impl Destager {
 
     fn enqueue(&mut self, block: BlockNo, epoch: u32) -> bool {
         if let Some(again) = self.writing_blocks.get_mut(&block) {
-            // Otherwise a transfer of it would wait, and later writes of guests behind that transfer.
+            // Without this, a transfer of the block would wait for the present transfer, and later
+            // writes of guests would wait behind it.
             *again = Some(again.map_or(epoch, |other| other.min(epoch)));
             return false;
         }
@@ -208,8 +209,8 @@ impl Destager {
         self.writing_blocks.extend(blocks.map(|block| (BlockNo(block), None)));
     }
 
-    /// Records the end of a write that [`begin_write`](Self::begin_write) recorded. Blocks that were
-    /// overwritten meanwhile return to the destage queue.
+    /// Records the end of a write that [`begin_write`](Self::begin_write) recorded. Blocks that
+    /// were overwritten during the write return to the destage queue.
     pub(super) fn end_write(&mut self, first: u64, end: u64, blocks: RangeInclusive<u32>) {
         if self.writing.remove(&first).is_none() {
             // A request's edges: the request's lock excludes everything else.
@@ -400,8 +401,8 @@ impl Destager {
         {
             return Some(block);
         }
-        // Age takes precedence over coldness: a block that is old enough is destaged even if it was
-        // not picked.
+        // Age takes precedence over coldness: a block up to epoch `newest` is destaged even if it
+        // was not picked as cold.
         if self.is_looking { None } else { self.elevator(newest) }
     }
 
@@ -425,7 +426,8 @@ impl Destager {
         self.next_picked(newest, |_| false)
     }
 
-    /// Returns the next picked block. A block that was used meanwhile returns to the queue.
+    /// Returns the next picked block. A block that was used since it was picked returns to the
+    /// queue.
     fn next_picked(&mut self, newest: u32, mut was_used: impl FnMut(BlockNo) -> bool) -> Option<BlockNo> {
         loop {
             let may = |block: &&BlockNo| self.may_go(**block, newest);

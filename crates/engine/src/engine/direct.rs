@@ -2,10 +2,11 @@
 //!
 //! The guest or its VMM may write to guest memory during the read, and may unmap it. So the result
 //! of a direct read is no evidence about flash. A wrong checksum or an error makes no sector
-//! invalid, does not count against a device, and does not make dirty data lost. Missing checksums
-//! are not taken from a direct read. The engine declines the read instead. The front end then
-//! retries it with a buffer of the daemon, which reveals real errors. The engine never copies data
-//! out of guest memory, so a direct read fills neither flash nor the memory tier.
+//! invalid, does not count against a device, and does not make dirty data lost. The engine does not
+//! record missing checksums from a direct read. If the result of a direct read is wrong or
+//! incomplete in this way, the engine declines the read instead. The front end then retries it with
+//! a buffer of the daemon, which reveals real errors. The engine never copies data out of guest
+//! memory, so a direct read fills neither flash nor the memory tier.
 
 use super::{Engine, Owner, Pending};
 use crate::command::{Mode, Role};
@@ -77,7 +78,7 @@ impl Engine {
     }
 
     /// Declines a read into guest memory that is not a hit, or whose flash read failed. The request
-    /// ends without a reply and without effects, except that it was counted.
+    /// ends without a reply and without effects, except that the statistics have counted it.
     pub(super) fn decline(&mut self, slot: u32) {
         let request = self.requests[slot].request;
         self.disk_mut(request.disk).histograms.go_back(request.op);

@@ -109,7 +109,7 @@ pub(super) struct Disk {
     pub(super) zones_due: Option<Instant>,
     /// Memory of the crash log, if the daemon has given any.
     pub(super) surviving: Option<Box<dyn SurvivingMemory>>,
-    /// Requests that wait for a buffer to destage dirty data that they cover partly.
+    /// Requests that cover a dirty sector partly, and wait for a buffer to destage this sector.
     pub(super) edge_waiters: Vec<u32>,
     /// True if the cache was closed and accepts no more requests.
     pub(super) closed: bool,
@@ -255,8 +255,7 @@ impl Disk {
         evictions.last_operation_ns = now - self.stats_since;
     }
 
-    /// Returns true if all dirty data has a second copy at a peer, and a journal there describes
-    /// it.
+    /// Returns true if a peer has a second copy of all dirty data, and a journal that describes it.
     fn is_doubled(&self, cache: &Cache) -> bool {
         let whole =
             |journal: &Journal| !journal.dead && journal.spared.is_empty() && !journal.lost.contains(&true);

@@ -5,10 +5,11 @@
 //! discard, and no later write is discarded.
 //!
 //! A discard is a hint, so hob may skip it. hob abandons an acknowledged discard after a crash, or
-//! after a failure of the backing or the journal. hob never starts an acknowledged discard a second
-//! time, but abandons it. The range then has its old content or that of the backing. Reads waited
-//! for the end of the discard, so this content does not change. A drain waits for acknowledged
-//! discards, because another host may write the disk afterwards.
+//! after a failure of the backing or the journal. If hob would have to send an acknowledged discard
+//! a second time, it abandons the discard instead. The range then has its old content or the
+//! content of the backing. Reads of the range have waited for the end of the discard, so guests do
+//! not see a change of this content. A drain waits for acknowledged discards, because another host
+//! may write the disk afterwards.
 
 use super::{Active, Engine};
 use crate::command::Mode;
@@ -24,8 +25,8 @@ pub(super) const DISCARDS_MAX: u32 = 64;
 /// engine, which all its disks share.
 const SLOTS_PART: u32 = 8;
 
-/// Maximum length of a discard that is acknowledged early, bytes. Longer ones keep the backing busy
-/// for long, so guests should not queue more of them.
+/// Maximum length of a discard that is acknowledged early, bytes. Longer discards keep the backing
+/// busy for a long time, so guests should wait for their completion and not queue many of them.
 const BYTES_MAX: u64 = 1 << 20;
 
 impl Engine {

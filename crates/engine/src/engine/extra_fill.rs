@@ -17,13 +17,13 @@
 //! While the job reads the backing, a read inside its range waits for it. For every other read, the
 //! job drops the sectors that the read needs (`make_way`). Changes wait until the backing has
 //! answered, because the backing gets no change of sectors that it reads. Then the job releases its
-//! lock. The waiting reads take the data from its buffer, and changes proceed. The job locks those
-//! sectors again that no change waited for and that nothing else uses, in the same call of the
-//! engine. It writes flash like an ordinary fill. A sector that is valid, or that the durable
-//! journal may record as dirty, is never overwritten.
+//! lock. The waiting reads take the data from the job's buffer, and changes proceed. In the same
+//! call of the engine, the job locks its sectors again, except sectors for which a change waited or
+//! which another request uses. The job then writes flash like an ordinary fill. A sector that is
+//! valid, or that the durable journal may record as dirty, is never overwritten.
 //!
-//! A job that cannot start at once is dropped, and so is one whose data may not enter the cache
-//! when it has been read. Errors are not reported.
+//! A job that cannot start immediately is dropped. A job is also dropped if its data may not enter
+//! the cache when the data has been read. Errors of a job are not reported to guests.
 
 use super::disk::Disk;
 use super::fill::sectors_of;
@@ -40,8 +40,8 @@ use crate::outcome::Outcome;
 use crate::range_locks::{Kind, Range};
 use crate::units::{Instant, SECTOR_BYTES};
 
-/// Maximum number of extra fills in progress, and of those of one disk. The job slots beyond it stay
-/// available to other jobs even if backings hang.
+/// Maximum number of extra fills in progress in the engine, and maximum number for one disk. The
+/// remaining job slots stay available to other jobs, even if backings hang.
 const EXTRA_FILLS_MAX: u32 = super::JOBS_MAX / 4;
 const DISK_EXTRA_FILLS_MAX: u32 = 16;
 
@@ -248,8 +248,9 @@ impl Engine {
         !self.extra_reads.is_empty() && self.range_locks.conflicts(range, kind).next().is_some()
     }
 
-    /// Prepares for a read that will lock a range. If the read `takes` its data from an extra read,
-    /// it may wait for that extra read. Otherwise extra reads drop the sectors of the range.
+    /// Prepares for a read that will lock a range. If `takes` is true, the read can take its data
+    /// from an extra read, and may wait for it. Otherwise extra reads drop the sectors of the
+    /// range, so that the read need not wait.
     pub(super) fn make_way(&mut self, now: Instant, range: Range, takes: bool) {
         for at in (0..self.extra_reads.len()).rev() {
             let ExtraRead { job, wait_until, kept, .. } = self.extra_reads[at];
@@ -333,7 +334,8 @@ impl Engine {
             disk.stats.extra_read_bytes += io.bytes;
         }
         if step == Step::ExtraRead {
-            // A shorter read: another disk has cached the rest, and it is not cached again.
+            // The read is shorter if another disk has cached the rest of the range, which is then
+            // not cached again.
             let is_whole = result.is_ok() && io.bytes == (whole.end - whole.first) * SECTOR_BYTES;
             let is_usable = is_whole && believed && self.disk(id).may_fill_extra(expected_use(kind));
             let at = self.extra_read_of(job);
@@ -350,7 +352,7 @@ impl Engine {
     /// Resumes the requests that wait for the data of an extra read, and then the job that read it.
     fn deliver_extra(&mut self, job: u32, at: usize) {
         let mut kept = self.jobs[job].range;
-        // Changes wait for the job. They may begin and end before the job locks its range again.
+        // The changes that wait for the job may begin and end before the job locks its range again.
         for change in self.range_locks.conflicts(kept, Kind::Read) {
             kept = kept.larger_part_beside(&change);
         }

@@ -1,7 +1,7 @@
 //! Fills: data that a read got from the backing, or that a write sent to the backing, is also
 //! written to flash.
 //!
-//! A fill writes only invalid sectors, and reads use only valid ones, so no flash sector is read
+//! A fill writes only invalid sectors, and reads use only valid sectors. So no flash sector is read
 //! while it is written. A sector becomes valid when its flash write has completed.
 
 use super::shared::is_shared;
@@ -17,8 +17,8 @@ use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
-    /// Starts the flash writes of a request after its buffer has the disk's current data. The error
-    /// is the reason why not all of the data goes to flash.
+    /// Starts the flash writes of a request after its buffer has the disk's current data. If some
+    /// of the data does not go to flash, the error is the reason.
     pub(super) fn fill(&mut self, now: Instant, slot: u32) -> Result<(), Outcome> {
         let Active { request, range, run, not_admitted, .. } = self.requests[slot];
         let (first, end) = match request.op {
@@ -72,8 +72,8 @@ impl Engine {
             let found = cache.find(span);
             let has_share =
                 found.is_some() || cache.keep_to_read_share(is_busy).map(|gone| evicted += gone).is_ok();
-            // After the cache found no block to evict, it does not search again for the same
-            // request.
+            // Once the cache has found no block to evict for this request, it does not search again
+            // for the rest of the request.
             let brought = if found.is_none() && not_admitted {
                 Err(Refusal::Unproven)
             } else if !has_share || found.is_none() && refused == Some(Outcome::MissNoBlock) {
@@ -99,7 +99,8 @@ impl Engine {
                             filled += 1;
                         }
                     }
-                    // Both copies are charged before the next block is judged.
+                    // Both copies of this block are charged to the budget before the next block is
+                    // judged.
                     if effect != AdmissionEffect::Pulled {
                         cache.charge(filled);
                     }

@@ -1,12 +1,13 @@
 //! Sends I/O to storage, immediately or through the scheduler of its datastore or flash device.
 //!
-//! Each datastore and each flash device has a gate. The gate is open for a disk while the
-//! throttling of the datastore or device is off and the disk has no limit there. An open gate costs
-//! one check. At a closed gate, an I/O waits for its turn among the I/Os of all disks (`qos/`). A
-//! guest's I/O belongs to its disk's flow. Fills after the reply, extra fills, destaging, cache
-//! maintenance and their flushes are one flow for all disks, with [`BACKGROUND_SHARES`]. Journal
-//! I/O bypasses the gates, because guests' flushes wait for journal I/O, and because it is small.
-//! The engine treats a waiting I/O as in flight, except in the time limit for stalled devices.
+//! Each datastore and each flash device has a gate. The gate is open for a disk while the datastore
+//! or device is not throttled and the disk has no rate limit. An open gate costs one check. At a
+//! closed gate, an I/O waits for its turn among the I/Os of all disks (`qos/`). A guest's I/O
+//! belongs to its disk's flow. Background I/O of all disks is one flow with [`BACKGROUND_SHARES`]:
+//! fills after the reply, extra fills, destaging, cache maintenance, and the flushes that belong to
+//! this work. Journal I/O bypasses the gates, because guests' flushes wait for journal I/O, and
+//! because it is small. The engine treats a waiting I/O as in flight, except in the time limit for
+//! stalled devices.
 
 use super::disk::Disk;
 use super::jobs::JobKind;
@@ -118,7 +119,8 @@ impl Engine {
         }
     }
 
-    /// Sends an I/O to storage now, or queues it in the scheduler of its resource.
+    /// Sends an I/O to storage immediately, or queues it in the scheduler of its datastore or flash
+    /// device.
     pub(super) fn send_io(&mut self, now: Instant, io: Io) {
         let owner = self.ios[io.id.0].owner;
         if matches!(owner, Owner::Journal(_)) {

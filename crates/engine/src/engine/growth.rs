@@ -8,9 +8,10 @@
 //!
 //! Until then requests wait. If the new journal ring cannot be written, nothing changes.
 //!
-//! The backing was resized before the disk grows. Data beyond the old end was never read. Cached
-//! copies of the sector that contains the old end are invalidated, because they lack the part
-//! beyond that end. This sector is never dirty, because a guest could not write the whole sector.
+//! The daemon has resized the backing before the disk grows. No data beyond the old end of the disk
+//! was read before. Cached copies of the sector that contains the old end are invalidated, because
+//! they lack the part beyond that end. This sector is never dirty, because a guest could not write
+//! the whole sector.
 //!
 //! # Refused requests
 //! Shrinking is refused. A disk whose cache is being recovered cannot grow, because it must have
@@ -78,7 +79,8 @@ impl Disk {
         if let (Some(memory), Some(sector)) = (&mut self.memory, partial_sector(before)) {
             memory.invalidate(sector, sector + 1);
         }
-        // Frozen bitmaps grow too, so that a backup made from one includes the new part.
+        // Frozen bitmaps also grow, so that a backup that uses a frozen bitmap includes the new
+        // part of the disk.
         for bitmap in self.bitmaps.iter_mut().flat_map(|bitmaps| bitmaps.iter_mut()) {
             bitmap.granules.grow(size_bytes);
         }

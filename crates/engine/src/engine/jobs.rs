@@ -19,8 +19,8 @@ use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
 use crate::range_locks::Range;
 use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 
-/// Minimum buffer size of a long transfer, bytes. Shorter transfers would cost the backing more
-/// than they save.
+/// Minimum buffer size of a long transfer, bytes. With a smaller buffer, the many short transfers
+/// would cost the backing more time than waiting for a larger buffer.
 const BUFFER_BYTES_MIN: u64 = 256 << 10;
 
 /// Number of a disk's job slots that are reserved for jobs without a range lock.
@@ -48,8 +48,8 @@ pub(super) struct Job {
 pub(super) enum JobKind {
     /// Writes dirty sectors to the backing.
     Destage,
-    /// Destages a dirty sector that the request in this slot covers only partly, under the
-    /// request's range lock.
+    /// Destages a dirty sector that a guest request covers only partly, under the request's range
+    /// lock. The number is the request's slot in the engine's request table.
     Edges(u32),
     /// Flushes the backing. The value is the number of completed writes that are durable after the
     /// flush.
@@ -78,8 +78,8 @@ impl JobKind {
 
     /// Returns true if a job of this kind transfers this dirty sector. `lost` are the sectors that
     /// flash failed to deliver before. The destager skips them, so that their neighbours do not
-    /// wait forever. A job for a request tries them again, and the request gets an error if flash
-    /// fails again.
+    /// wait forever. A job for a request tries to transfer these sectors again, and the request
+    /// fails if flash cannot deliver them again.
     pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
         self != JobKind::Destage || !lost.contains(&sector)
     }
@@ -126,7 +126,8 @@ impl Engine {
     ///
     /// A job takes a buffer only after it has its range lock, so that it can always complete and
     /// give the buffer back. For the same reason, some job slots are reserved for jobs without a
-    /// range lock. Requests whose range locks block others may need a reserved slot.
+    /// range lock. A request whose range lock blocks other requests may depend on a job in a
+    /// reserved slot.
     pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, range: Range) -> bool {
         let needs_lock = !kind.is_at_once();
         let has_slot = match needs_lock {
@@ -183,9 +184,9 @@ impl Engine {
         self.job_slots.may_take(disk, u64::from(1 + RESERVED))
     }
 
-    /// Returns true if a job without a range lock may start. The first such job of a disk may
-    /// always start, because the disk's other jobs may wait for a range lock that is released only
-    /// after this job.
+    /// Returns true if a job without a range lock may start. A disk without such a job may start
+    /// one even if the disk has used up its job slots. Otherwise the jobs in these slots could wait
+    /// for ever for a range lock that is released only after the new job.
     fn has_job_at_once(&self, disk: DiskId) -> bool {
         let is_first = self.disk(disk).jobs_at_once == 0;
         self.jobs.len() < super::JOBS_MAX && (is_first || self.job_slots.may_take(disk, 1))
@@ -229,7 +230,8 @@ impl Engine {
             _ => self.destage_buffers.take(disk_id, bytes, kind.least()),
         };
         let Some(mut buffer) = taken else {
-            // Other jobs use the buffers. The transfer is tried again when such a job ends.
+            // Other jobs use all buffers. The destager tries this transfer again when one of these
+            // jobs ends.
             return self.end_job(now, job, Ok(()));
         };
         self.jobs[job].buffer = Some(buffer);
@@ -413,7 +415,7 @@ impl Engine {
                 Some(second) => again.push((cache.extent(second, 1), i as u64)),
                 None => {
                     good = false;
-                    // The sector may have become clean meanwhile.
+                    // The sector may have become clean since the job began.
                     if cache.index.is_dirty(first) {
                         disk.lost.insert(first);
                         lost = true;

@@ -254,7 +254,8 @@ impl Engine {
         disk.stats.second_copy_bytes += io.bytes;
         for (i, sector) in (io.sector..io.sector + io.sectors).enumerate().filter(|_| result.is_ok()) {
             let first = cache.index.of_second(sector).expect("the sector is a second copy");
-            // A copy of a sector that was wrong, or was dropped meanwhile, is not usable.
+            // The copy of this sector is not usable if its checksum was wrong, or if it was dropped
+            // during the read.
             if !cache.index.is_valid(first) || cache.index.sum(first) != sums[i] {
                 continue;
             }

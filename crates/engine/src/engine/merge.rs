@@ -1,8 +1,8 @@
 //! Merges adjacent writes to the backing, on disks whose memory tier serves reads.
 //!
 //! While a write to the backing is in flight, later writes that continue it wait, and are sent
-//! together when the first write ends. So a guest with one write in flight never waits, and more
-//! writes in flight make larger I/Os. No timer is needed (after J. Nagle, "Congestion Control in
+//! together when the first write ends. So the only write in flight of a guest never waits, and
+//! the more writes are in flight, the larger are the merged I/Os. No timer is needed (after J. Nagle, "Congestion Control in
 //! IP/TCP Internetworks", RFC 896, 1984).
 //!
 //! If the size of a full stripe of the backing is known, a merged I/O that reaches the end of a
@@ -10,7 +10,7 @@
 //! fill it wait until that I/O ends.
 //!
 //! Each write of a merged I/O is acknowledged when that I/O has ended. If a merged I/O fails, its
-//! writes are sent one by one, so that no write gets the error of another. FUA writes are not
+//! writes are sent one by one, so that no write fails because of another write. FUA writes are not
 //! merged.
 
 use std::collections::BTreeMap;

@@ -1,9 +1,10 @@
 //! The engine of one shard: its disks, their caches, and everything in flight.
 //!
 //! The caller calls `handle_request`, `handle_completion`, `handle_command` or `handle_timeout`
-//! with the current time. Then it drains `poll_copy`, and whenever `poll_copy` is empty, `poll_io`,
-//! `poll_reply`, `poll_release` and `poll_event`. Then it sleeps until a completion or until the
-//! time of `poll_timeout`. No call blocks, and there are no callbacks.
+//! with the current time. Then the caller drains `poll_copy`, `poll_io`, `poll_reply`,
+//! `poll_release` and `poll_event`. It calls the last four only when `poll_copy` has returned
+//! `None`. Then the caller sleeps until a completion or until the time of `poll_timeout`. No call
+//! blocks, and there are no callbacks.
 //!
 //! Each request locks its sectors and is answered after I/O to flash or to the backing. After the
 //! answer, a request may fill flash before it releases its range lock and its buffer:
@@ -121,9 +122,9 @@ pub struct Limits {
     /// Maximum number of requests in flight. The engine hands further requests back. Some slots are
     /// [reserved](Limits::guests_max) for the daemon's own requests.
     pub requests_max: u32,
-    /// Maximum number of buffer bytes that answered requests may hold while they fill flash. Beyond
-    /// this limit, misses are not filled, so slow flash never delays guests. The same holds when
-    /// half of `requests_max` are answered requests that fill.
+    /// Maximum number of buffer bytes that answered requests may hold while they fill flash. At
+    /// this limit, misses are not filled, so that slow flash never delays guests. Misses are also
+    /// not filled while half of all `requests_max` slots have answered requests that fill flash.
     pub fill_bytes_max: u64,
     /// Number of failed flash I/Os after which the engine stops using a flash device.
     pub flash_errors_max: u32,
@@ -191,8 +192,8 @@ pub struct Engine {
     owner_waits: u32,
     /// Number of requests in flight, by disk.
     slots: Shares,
-    /// Requests and jobs that can continue: their range lock was granted, or the event that they
-    /// waited for has occurred. A job is identified by its number plus `requests_max`.
+    /// Requests and jobs that can continue, because their range lock was granted or the event for
+    /// which they waited has occurred. A job is identified by its number plus `requests_max`.
     runnable: VecDeque<u32>,
     jobs: Slab<Job>,
     /// Number of background jobs, by disk.
@@ -395,8 +396,9 @@ impl Engine {
 
     /// Returns true if the request has to wait for a free slot. The daemon's own requests have
     /// reserved slots, because guests' requests may depend on them. Requests that wait for a change
-    /// of ownership leave half of all slots to other disks. The first waiting request of each disk
-    /// is always accepted, so that the disk is reported.
+    /// of ownership may use only half of all slots, so that other disks have the rest. The first
+    /// waiting request of each disk is always accepted, so that the engine reports that the disk is
+    /// wanted.
     #[inline]
     fn is_full_for(&self, request: &Request) -> bool {
         let Limits { requests_max, .. } = self.limits;
@@ -443,8 +445,8 @@ impl Engine {
 
     /// Handles an I/O that storage abandoned. The I/O counts as failed, but storage may still use
     /// its memory until [`handle_returned`](Self::handle_returned). Until then, that memory must
-    /// not be reused. The caller ensures this for the buffers of requests. The engine ensures it
-    /// for its own buffers.
+    /// not be reused. The caller must not reuse buffers of requests, and the engine does not reuse
+    /// its own buffers.
     pub fn handle_abandoned(&mut self, now: Instant, id: IoId) {
         assert!(self.ios.contains(id.0), "I/O {id} completed twice");
         let Pending { disk, slice, .. } = self.ios[id.0];
@@ -566,8 +568,8 @@ impl Engine {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.snapshot(now))
     }
 
-    /// Returns true if a disk's backing has all acknowledged data. Otherwise, holes of the backing
-    /// are not necessarily holes of the disk.
+    /// Returns true if a disk's backing has all acknowledged data. If the backing lacks some data,
+    /// its holes are not necessarily holes of the disk.
     pub fn backing_has_all(&self, disk: DiskId) -> bool {
         self.disks.get(disk.0 as usize).and_then(Option::as_ref).is_some_and(|disk| disk.backing_has_all())
     }

@@ -3,18 +3,18 @@
 //! While the durable journal has the checksum of a dirty sector, that sector must not be
 //! overwritten. So a commit first records the sector as *unproven* (checksum unknown). The rest of
 //! that commit's last journal page records dirty sectors near it as unproven too, because they are
-//! likely to be overwritten next. Those overwrites then need no commit. A commit makes all pending
-//! records durable.
+//! likely to be overwritten next. Overwrites of these sectors then need no commit. A commit makes
+//! all pending records durable.
 //!
 //! | the sector on flash | its overwrite |
 //! |---|---|
-//! | no journal record, durable or pending, says that it is dirty | starts immediately |
+//! | no journal record, durable or pending, says that the sector is dirty | starts immediately |
 //! | a durable record says that its checksum is unknown | starts immediately |
 //! | a pending record says that its checksum is unknown | waits until that record is durable |
 //! | a durable record has its checksum | waits until an *unproven* record is durable |
 //! | a pending record has its checksum | waits until that record is durable, then as in the previous row |
 //!
-//! A sector that was not overwritten for [`QUIET_NS`] gets a recorded checksum again.
+//! When a sector was not overwritten for [`QUIET_NS`], its checksum is recorded again.
 
 use std::collections::BTreeSet;
 
@@ -29,13 +29,13 @@ use crate::units::{DiskId, Instant, SECTOR_BYTES};
 /// is twice this time.
 const QUIET_NS: u64 = 10_000_000_000;
 
-/// Maximum number of checksums that are recorded at once for sectors that are not overwritten any
-/// more, and the pause until the next ones, nanoseconds.
+/// Maximum number of checksums that are recorded in one step for sectors that are not overwritten
+/// any more. The next constant is the pause between two such steps, nanoseconds.
 const PROVED_MAX: usize = 216;
 const PAUSE_NS: u64 = 10_000_000;
 
-/// Maximum number of unproven sectors of a cache whose age is known. Further sectors stay unproven
-/// until they are destaged or scrubbed.
+/// Maximum number of unproven sectors of a cache for which the time of the last overwrite is kept.
+/// Additional sectors stay unproven until they are destaged or scrubbed.
 const KNOWN_MAX: usize = 1 << 16;
 
 /// Range of the disk around an overwrite in which dirty sectors are recorded as *unproven*
@@ -135,8 +135,8 @@ impl Journal {
         self.record(now, Change::Unproven { frame, block, first, count, after_set: false }, None);
     }
 
-    /// Records the newest checksums of the sectors in `rewritten`. Call it before each commit,
-    /// because a guest's flush may have nothing left to wait for. If two copies differ after a
+    /// Records the newest checksums of the sectors in `rewritten`. Call this function before each
+    /// commit, because a flush of a guest may need no other record. If two copies differ after a
     /// crash, only the copy with this checksum is correct. The sectors stay unproven, so the next
     /// overwrite needs no commit.
     ///

@@ -1,5 +1,5 @@
-//! Ownership of a disk by one of several hosts. The table says how requests are handled in each
-//! role (docs/decisions/0013-migration.md).
+//! Handles requests according to this host's role for the disk, which several hosts share
+//! (docs/decisions/0013-migration.md). The table has the handling in each role.
 //!
 //! | | here | standby | frozen | migrated away |
 //! |---|---|---|---|---|
@@ -12,9 +12,9 @@
 //! | `Settle` | refused | refused | served | refused |
 //! | `ReadForPeer` | served | refused | served | served from flash only |
 //!
-//! In standby, the host that owns the disk takes the place of the backing: it serves reads that
-//! bypass the cache, and pulls. The caller of the engine, which performs the I/O, sends these reads
-//! to that host. Waiting requests have no range lock, so no other request waits for them.
+//! In standby, the owner of the disk replaces the backing: the owner serves reads that bypass the
+//! cache, and pulls. The caller of the engine, which performs the I/O, sends these reads to the
+//! owner. Waiting requests have no range lock, so no other request waits for them.
 
 use super::{Active, Engine};
 use crate::command::{CommandError, Event, Mode, Role};
@@ -138,7 +138,8 @@ impl Engine {
             (Role::Here, Role::Frozen) | (Role::Standby, Role::Here) => Ok(()),
             (Role::Frozen, Role::Here) => Ok(()),
             (Role::Frozen, Role::Away) if disk.ownership.freezing.is_none() => Ok(()),
-            // The host that owned the disk meanwhile may have changed data that the cache holds.
+            // Another host has owned the disk in the meantime, and may have changed data that is in
+            // the cache.
             (Role::Away, Role::Here) if disk.cache.is_none() => Ok(()),
             _ => Err(CommandError::WrongRole),
         };
@@ -146,7 +147,7 @@ impl Engine {
             return Some(result);
         }
         if matches!((disk.ownership.role, role), (Role::Standby | Role::Away, Role::Here)) {
-            // The host that owned the disk meanwhile may have changed any data.
+            // Another host has owned the disk in the meantime, and may have changed any data.
             disk.note_everything();
         }
         let ownership = &mut disk.ownership;
@@ -252,8 +253,8 @@ impl Engine {
         let disk = self.disk_mut(id);
         let Some(cache) = disk.cache.as_mut() else { return };
         let Some(journal) = &mut disk.journal else { return cache.invalidate(first, end) };
-        // A crash would bring back the clean data unless these records are durable, so the next
-        // flush must commit them.
+        // The next flush must commit these records. Otherwise a crash would bring back the outdated
+        // clean data.
         journal.urgent = true;
         let mut runs = cache.cached_runs(first, end);
         while let Some((sector, count)) = runs.next(cache) {

@@ -113,15 +113,15 @@ impl Active {
     }
 
     /// Returns true if a change sends the other bytes of its edges to the backing with the guest's
-    /// bytes. This is necessary if flash may have lost these bytes, or if the dirty sectors are
-    /// dropped because the write replaces them.
+    /// bytes. This is necessary if flash may have lost the other bytes, or if the dirty sectors are
+    /// dropped from flash because the write replaces them.
     pub(super) fn sends_edges(&self) -> bool {
         let is_merged = self.edges.head == Edge::Merged || self.edges.tail == Edge::Merged;
         is_merged && (self.failed || self.over_dirty)
     }
 
     /// Forgets the merged edges, because the range lock is released and the sectors may change.
-    /// Bytes that flash may have lost are kept in the buffer, because only the buffer has them.
+    /// Bytes that flash may have lost stay in the buffer, because no other place has them.
     fn forget_edges(&mut self) {
         if !self.failed {
             self.edges = Edges::default();
@@ -256,7 +256,8 @@ impl Engine {
                     return self.end_job(now, job, Err(IoError::Failed));
                 }
                 if failed {
-                    // The sector became clean meanwhile, and its second copy was removed.
+                    // While the job was waiting, the sector became clean and its second copy was
+                    // removed.
                     return self.start_edge(now, job);
                 }
             }
@@ -291,7 +292,8 @@ impl Engine {
         spans.any(|span| cache.find(span).is_some_and(|sector| cache.index.is_dirty(sector)))
     }
 
-    /// Copies the bytes of a sector that the guest did not write next to those that it wrote.
+    /// Copies the bytes of a sector that the guest did not write next to the bytes that the guest
+    /// wrote.
     fn merge_edge(&mut self, job: u32) {
         let Job { range, buffer, kind, .. } = self.jobs[job];
         let JobKind::ReadEdge(slot, _) = kind else { panic!("{kind:?} does not read an edge") };

@@ -1,5 +1,5 @@
 //! Reads and prefetches. Memory or flash serves a read if every sector of the read is valid there.
-//! Otherwise the backing serves the whole read.
+//! If not, the backing serves the whole read.
 
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
@@ -24,10 +24,10 @@ enum Source {
 impl Engine {
     /// Locks a new read's sectors, and starts the read if no other request conflicts. The lock of a
     /// read that may fill flash, or that bypasses a persistent cache, has the kind `Fill`. Two
-    /// overlapping locks of this kind conflict, so such a read waits for earlier ones. The lock of
-    /// any other read has the kind `Read`, and waits only for changes. So a read that bypasses a
-    /// volatile cache does not wait for a fill on slow flash. A read from memory or flash that has
-    /// to wait may find its sectors invalid later, so it waits with the kind `Fill`.
+    /// overlapping locks of this kind conflict, so such a read waits for earlier reads of this
+    /// kind. The lock of any other read has the kind `Read`, and waits only for changes. So a read
+    /// that bypasses a volatile cache does not wait for a fill on slow flash. A read from memory or
+    /// flash that has to wait may find its sectors invalid later, so it waits with the kind `Fill`.
     pub(super) fn enter_read(&mut self, now: Instant, slot: u32) {
         let source = self.source(slot);
         let is_persistent = self.disk(self.requests[slot].request.disk).journal.is_some();
@@ -124,8 +124,8 @@ impl Engine {
                     self.verify_soon(request.disk, range.first);
                 }
                 if matches!(request.op, Op::Prefetch | Op::Pull) && !outcome.would_fill() {
-                    // A prefetch that cannot fill is answered with success, because it delivers no
-                    // data.
+                    // A prefetch that cannot fill the cache is answered with success, because a
+                    // prefetch delivers no data.
                     self.reply(now, slot, Ok(()));
                     self.finish(slot);
                 } else {
@@ -137,8 +137,9 @@ impl Engine {
 
     /// Reads the backing under a range lock that excludes the destager and other reads. Data that
     /// becomes clean during the read would be missing from both sources, so the destager has to
-    /// wait. Another read of the backing would fetch the same data again. If this read has to wait
-    /// for its lock, the cache may be usable afterwards although it was not before.
+    /// wait. The lock also excludes other reads of the backing, because they would fetch the same
+    /// data again. If this read has to wait for its lock, the cache may be usable afterwards
+    /// although it was not before.
     fn enter_backing(&mut self, now: Instant, slot: u32) {
         let Active { request, range, outcome, .. } = self.requests[slot];
         if self.is_cached_only(slot) {
@@ -217,8 +218,8 @@ impl Engine {
             Some(journal) => journal.drop_sector(now, index, sector),
             None => _ = index.clear_valid(sector, 1),
         };
-        // Dirty sectors stay valid, because the backing has older data. They are read again from
-        // flash, over the data from the backing.
+        // Dirty sectors stay valid, because the backing has older data. After the read of the
+        // backing, they are read again from flash into their places in the buffer.
         if result.is_err() {
             (io.sector..io.sector + io.sectors).for_each(|sector| give_up(index, sector));
             self.requests[slot].outcome = Outcome::FlashFailed;
@@ -365,7 +366,7 @@ impl Engine {
 }
 
 /// Returns true if this miss may fill more than the guest read. A retry of a read into guest memory
-/// may not, because it is unknown whether it is part of a sequential run.
+/// may not fill more, because it is unknown whether the read is part of a sequential run.
 fn may_fill_more(request: &Request, outcome: Outcome) -> bool {
     let is_miss = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
     is_miss && may_take_extra(request) && request.memory == PayloadMemory::Daemon

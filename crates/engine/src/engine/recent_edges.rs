@@ -1,10 +1,10 @@
 //! Recently merged and written sectors, kept in memory. The next write into the same sector needs
 //! no read of flash.
 //!
-//! A guest's log with writes below 4 KiB writes each sector several times in a row. The newest
-//! [`SECTORS_MAX`] such sectors of all disks of an engine are kept in one buffer. A kept sector is
-//! used only while flash holds it with the same checksum. So a change or invalidation of the sector
-//! on flash also makes the kept copy unusable.
+//! A guest that appends to a log with writes below 4 KiB writes each sector several times in a row.
+//! The newest [`SECTORS_MAX`] such sectors of all disks of an engine are kept in one buffer. A kept
+//! sector is used only while flash holds it with the same checksum. So a change or invalidation of
+//! the sector on flash also makes the kept copy unusable.
 
 use std::collections::BTreeMap;
 
@@ -83,7 +83,8 @@ impl Engine {
             RecentEdges { buffer: Some(buffer), kept: vec![None; places as usize], ..RecentEdges::default() };
     }
 
-    /// Merges those edges of a write that are in memory, so that they are not read from flash.
+    /// Merges the edges of a write that are in memory, so that these edges need not be read from
+    /// flash.
     pub(super) fn merge_recent_edges(&mut self, slot: u32) {
         let range = self.requests[slot].range;
         for (sector, edge) in self.requests[slot].edges_by_sector() {

@@ -36,7 +36,7 @@ pub(super) struct Journal {
     /// True if a zone's bypass mark was set after the last journal page was sealed: no page
     /// contains the mark yet.
     pub(super) unsealed_marks: bool,
-    /// Number of the newest journal page that has a bypass mark which the page before it lacks.
+    /// Number of the newest journal page with a bypass mark that the preceding page does not have.
     pub(super) marks_in: u64,
     /// Number of the last durable page.
     pub(super) durable: u64,
@@ -44,7 +44,8 @@ pub(super) struct Journal {
     pub(super) overwrites: Overwrites,
     /// Dirty cache sectors that must be written again before the journal ring is complete.
     pub(super) rewrite: Vec<u64>,
-    /// True if the next commit must begin at once although no request in `waiting` needs it.
+    /// True if the next commit must begin immediately, although no request in `waiting` needs the
+    /// commit.
     pub(super) asked: bool,
     /// Sectors that are no longer dirty, although the durable journal may record them as dirty.
     pub(super) releases: BTreeSet<u64>,
@@ -58,8 +59,9 @@ pub(super) struct Journal {
     pub(super) loss_recorded: bool,
     /// True if an excluded device flushes again. The device is used again when no data is dirty.
     pub(super) mends: bool,
-    /// True if a flush failed on a device that holds the only copy of data. Dirty data there may
-    /// not be durable, so it is destaged before a new journal ring records it as dirty.
+    /// True if a flush failed on a device that holds the only copy of data. Dirty data on this
+    /// device may not be durable, so this data is destaged before a new journal ring records it as
+    /// dirty.
     pub(super) distrusted: bool,
     /// Time at which the journal was lost, if it had been in service.
     pub(super) lost_at: Option<Instant>,
@@ -79,8 +81,9 @@ pub(super) struct Commit {
     pub(super) urgent: bool,
 }
 
-/// Number of writes between a guest's flushes. If a guest flushes again after the same number of
-/// writes, its pages are already written. Then the guest waits only for the device's flush.
+/// Predicts the next flush of a guest: after as many writes as before the last flush. The engine
+/// writes the journal pages just before the predicted flush. If the prediction is right, the guest
+/// waits only for the flush of the device.
 #[derive(Default)]
 pub(super) struct CommitSchedule {
     /// Number of writes before the last flush; 0 if other requests waited for that flush, because
@@ -88,8 +91,8 @@ pub(super) struct CommitSchedule {
     before: u32,
     /// Number of writes to flash since the last commit began.
     since: u32,
-    /// True if pages were already written ahead of the next flush. This is done once per flush, so
-    /// a wrong guess costs one page.
+    /// True if pages were written in advance of the next flush. Pages are written in advance only
+    /// once per flush, so a wrong guess costs one page.
     is_ahead: bool,
 }
 
@@ -141,8 +144,9 @@ impl Journal {
         }
     }
 
-    /// Keeps the devices excluded whose flush failed. A new journal ring does not make their data
-    /// durable, so until the cache's dirty data is destaged, only the other copies count.
+    /// Keeps devices excluded after a failed flush. A new journal ring does not make the data on
+    /// these devices durable. So until the cache's dirty data is destaged, only the copies on other
+    /// devices count.
     pub(super) fn take_over_spared(&mut self, old: &Journal, cache: &Cache) {
         if cache.index.dirty_sectors() == 0 {
             return;
@@ -153,13 +157,13 @@ impl Journal {
         self.mends = old.mends && !self.spared.is_empty();
     }
 
-    /// Returns the time at which the journal was lost, if it was.
+    /// Returns the time at which the journal was lost; `None` if it was not lost.
     pub(super) fn lost_at(&self) -> Option<Instant> {
         self.lost_at
     }
 
-    /// Adds a record. Once the record is durable, the sector `release` may be reused, unless it is
-    /// dirty then.
+    /// Adds a record. Once the record is durable, the sector `release` may be reused, unless the
+    /// sector is dirty at that time.
     pub(super) fn record(&mut self, now: Instant, change: Change, release: Option<u64>) {
         if self.dead {
             if matches!(change, Change::Set { dirty: true, .. }) {
@@ -235,8 +239,8 @@ impl Journal {
         index.clear_dirty(sector, 1);
     }
 
-    /// Records which blocks evictions removed from frames. Otherwise a crash would bring back their
-    /// data after the backing has changed.
+    /// Records which blocks evictions have removed from frames. Without these records, a crash
+    /// would bring back the data of evicted blocks although the backing has changed since.
     pub(super) fn record_gone(&mut self, now: Instant, cache: &mut Cache) {
         for (frame, block) in cache.take_gone() {
             // Only the part of the last block that is inside the disk is recorded, because recovery

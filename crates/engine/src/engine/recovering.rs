@@ -1,5 +1,5 @@
-//! Requests during the recovery of a cache: which of them may go to the backing, and which changes
-//! must be recorded.
+//! Decides which requests may go to the backing while a cache is being recovered, and which of
+//! their changes must be recorded.
 //!
 //! | request | some data may be dirty | no data is dirty | no data is dirty, and no ring is valid |
 //! |---|---|---|---|
@@ -8,13 +8,13 @@
 //! | change | waits | waits, and is reported | passes, and is recorded |
 //! | flush | waits | passes | passes |
 //!
-//! While the new journal ring of a recovered cache is being written, its index has all dirty data.
-//! Then reads of clean data continue, and all other requests wait.
+//! While the new journal ring of a recovered cache is being written, the cache's index knows all
+//! dirty data. During this time reads of clean data continue, and all other requests wait.
 //!
-//! A change that passes makes flash's copy of its range stale. Normally the recovered index drops
-//! this copy before the cache serves requests. If the host crashes before that, the journal rings
-//! must not be used any more. So the daemon invalidates the journal rings first
-//! (docs/decisions/0008-requests-during-recovery.md).
+//! A change that goes to the backing makes the copy of its range on flash stale. Normally the
+//! recovered index drops this copy before the cache serves requests. If the host crashes before
+//! that, the journal rings must not be used any more. So the daemon invalidates the journal rings
+//! first (docs/decisions/0008-requests-during-recovery.md).
 
 use super::Engine;
 use crate::cache::Cache;

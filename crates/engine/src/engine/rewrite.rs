@@ -1,10 +1,11 @@
 //! Writes the journal tail of a recovered cache again.
 //!
 //! After a failed flush, reads of a flash device may return data that no later flush makes durable
-//! and that a power failure loses. A process that starts then cannot detect this. The records up to
-//! the last known commit are durable, with their data. The later records are the tail; their data
-//! is known to be readable, but perhaps not durable. So the tail's data is written again, in place,
-//! before a new journal ring records it as durable. The commit of the new journal ring flushes it.
+//! and that a power failure loses. A process that starts after the failed flush cannot detect this
+//! state. The journal records up to the last known commit are durable, and so is their data. The
+//! later records are the tail. The data of the tail is readable, but perhaps not durable. So this
+//! data is written again, in place, before a new journal ring records it as durable. The commit of
+//! the new journal ring flushes the data.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending};
@@ -17,7 +18,8 @@ use crate::units::{DiskId, Instant, SECTOR_BYTES};
 const SECTORS_MAX: u64 = 64;
 
 impl Engine {
-    /// Continues to write the tail. Returns true when all of it has been written.
+    /// Continues to write the tail's data again. Returns true when all of this data has been
+    /// written.
     pub(super) fn rewrite_tail(&mut self, now: Instant, id: DiskId) -> bool {
         loop {
             let disk = self.disk_mut(id);

@@ -2,9 +2,9 @@
 //! (docs/decisions/0020-shared-parents.md).
 //!
 //! The storage layer determines which parts of a backing belong to its parent. It sends reads of
-//! these parts to the parent's disk, as separate requests. The clone promotes none of that data, so
-//! flash has data that clones share only once. If the parent's disk served only a part of a read,
-//! the clone promotes the rest.
+//! these parts to the parent's disk, as separate requests. The clone does not promote the data of
+//! the parent's disk. So data that several clones share is on flash only once. If the parent's disk
+//! served only a part of a read, the clone promotes the rest.
 
 use super::jobs::JobKind;
 use super::{Active, Engine, Owner};
@@ -30,14 +30,14 @@ impl Engine {
     }
 
     /// Handles the completion of a successful read. Another disk served the sectors `shared` of the
-    /// read. These are ranges `first..end` of the disk, inside the read and without overlaps. The
-    /// effect is otherwise that of [`handle_completion`](Self::handle_completion).
+    /// read. `shared` has ranges `first..end` of the disk, which are inside the read and do not
+    /// overlap. The effect is otherwise that of [`handle_completion`](Self::handle_completion).
     pub fn handle_shared(&mut self, now: Instant, id: IoId, shared: &[(u64, u64)], sums: &[u32]) {
         let io = &mut self.ios[id.0];
         assert!(!io.is_write, "another disk serves only reads");
         let sectors: u64 = shared.iter().map(|(first, end)| end - first).sum();
         let bytes = (sectors * crate::units::SECTOR_BYTES).min(io.bytes);
-        // Only the other bytes count as I/O of the backing.
+        // Only the bytes that the other disk did not serve count as I/O of the backing.
         io.bytes -= bytes;
         let (disk, owner) = (io.disk, io.owner);
         self.disk_mut(disk).stats.shared_read_bytes += bytes;

@@ -12,10 +12,10 @@
 //! - A *clean close* records the current state and ends with a closing page. If the disk is being
 //!   removed and its backing cannot be flushed, the closing page is left out. The next recovery
 //!   then works as after a crash.
-//! - A *discard* records that dirty data is dropped. It does not use the backing, which may have
-//!   failed, so zones keep their bypass marks.
+//! - A *discard* records that dirty data is dropped. A discard does not use the backing, which may
+//!   have failed. So zones keep their bypass marks.
 //! - A *final end* sets the bypass marks of all zones: recovery will use no clean data although the
-//!   journal ring still exists. It succeeds even if the backing cannot be flushed.
+//!   journal ring still exists. A final end succeeds even if the backing cannot be flushed.
 
 use super::Engine;
 use super::destager::Epochs;
@@ -75,10 +75,11 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns true if the backing must be flushed first, after `tries` attempts. A new journal
-    /// ring and a clean close record which data is clean, so they need the flush. A cache that is
-    /// removed has no dirty data, so it is removed even if the flush fails. The backing of another
-    /// host's disk is not flushed. A discard does not need the backing.
+    /// Returns true if the backing must be flushed before this change. `tries` is the number of
+    /// attempts to flush it so far. A new journal ring and a clean close record which data is
+    /// clean, so they need the flush. The removal of a cache succeeds even if the flush fails,
+    /// because such a cache has no dirty data. The backing of another host's disk is not flushed. A
+    /// discard does not need the backing.
     fn flushes(self, tries: u8, role: Role) -> bool {
         match self {
             Kind::Ring | Kind::Close => true,
@@ -99,8 +100,9 @@ enum Stage {
     Dump,
     /// The dump is being made durable.
     DumpCommit,
-    /// All records before a clean close are being made durable. Recovery trusts a closing page
-    /// without checking the pages before it.
+    /// All records before a clean close are being made durable. Recovery trusts a closing page and
+    /// does not check the pages before this page. So these pages must be durable before the closing
+    /// page is written.
     CloseCommit,
     /// The last page is being made durable.
     LastCommit,
@@ -505,7 +507,8 @@ impl Engine {
                 cache.index.hold_dirty();
                 let size_bytes = disk.journal.as_ref().expect("the new journal exists").writer.disk_bytes();
                 disk.grow(size_bytes);
-                // Recovery finds the new ring from now on, and expects the crash log to know it.
+                // From now on recovery finds the new ring, and expects that the crash log belongs
+                // to this ring.
                 disk.save_records();
                 let cache = disk.cache.as_mut().expect("the new cache exists");
                 disk.recovering = None;
@@ -631,9 +634,9 @@ impl Disk {
         }
     }
 
-    /// Discards the cache's dirty data. The backing may have received a part of it and may still
-    /// lose it, after a read has put it into the cache as clean data. Bypass marks make a recovery
-    /// drop such data.
+    /// Discards the cache's dirty data. The backing may have received a part of the discarded data.
+    /// A later read may put this part into the cache as clean data, and then the backing may still
+    /// lose it. Bypass marks make recovery drop such clean data.
     fn discard(&mut self, now: Instant, discard: Discard) {
         self.note_everything();
         let (journal, index) = self.journal_and_index().expect("only a persistent cache has dirty data");

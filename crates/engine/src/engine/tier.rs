@@ -103,8 +103,8 @@ impl Engine {
         }
     }
 
-    /// Updates the memory tier when a request is answered. It keeps the data of a read, and
-    /// existing pages take the data of a write.
+    /// Updates the memory tier when a request is answered. The memory tier stores the data of a
+    /// read. The data of a write only updates pages that the memory tier already has.
     #[inline]
     pub(super) fn keep_in_memory(&mut self, slot: u32, result: Result<(), IoError>) {
         let held = self.requests[slot].held_sectors();

@@ -2,10 +2,11 @@
 //! unchanged (docs/decisions/0033-unverified-blocks.md).
 //!
 //! Guests' reads of unverified sectors use the backing, and the result is compared. In the
-//! background a job reads the rest, one range at a time for each disk: first near guests' requests,
-//! then in the order of the frames. The job locks its range like a read that fills, so it is
-//! ordered with changes and the destager. If most of the compared sectors differ, the rest is
-//! dropped without a comparison, because filling it again on reads is cheaper.
+//! background, a job reads the other unverified sectors, one range at a time for each disk: first
+//! near requests of guests, then in the order of the frames. The job locks its range like a read
+//! that fills, so changes and the destager wait for it and it waits for them. If most of the
+//! compared sectors differ, the remaining sectors are dropped without a comparison, because it is
+//! cheaper to fill them again on reads.
 
 use std::collections::VecDeque;
 
@@ -86,7 +87,8 @@ impl Verify {
         self.has_dropped && !journal.is_all_durable()
     }
 
-    /// Returns true if most of the compared sectors differ, so that the rest should be dropped.
+    /// Returns true if most of the compared sectors differ, so that the remaining unverified
+    /// sectors should be dropped.
     fn is_in_vain(&self) -> bool {
         let is_enough = self.compared >= COMPARED_MIN && self.compared >= self.total / COMPARED_PART;
         is_enough && 2 * self.differing > self.compared
@@ -147,7 +149,7 @@ impl Engine {
         }
     }
 
-    /// Reads the next unverified range, if it is time.
+    /// Starts the comparison of the next unverified range, if it is due.
     pub(super) fn pump_verify(&mut self, now: Instant, id: DiskId) {
         let rate = self.limits.verify_bytes_per_s;
         let has_buffer = self.has_buffer_to_spare();

@@ -11,12 +11,13 @@ use crate::units::Instant;
 impl Engine {
     /// Starts a write, discard or zeroing after its range lock was granted. Without a persistent
     /// cache, flash's data of the range becomes invalid before the change is sent to the backing.
-    /// The lock is exclusive, so no request reads that data meanwhile.
+    /// The lock is exclusive, so no request reads that data between the two steps.
     pub(super) fn start_change(&mut self, now: Instant, slot: u32) {
         if self.end_answered(slot) {
             return;
         }
-        // This may be a second start, after the cache with the dirty data was removed.
+        // The change may be started for the second time here, after the cache with the dirty data
+        // was removed.
         self.requests[slot].over_dirty = false;
         self.end_bulk(now, slot, Ok(()));
         let disk = self.disk(self.requests[slot].request.disk);
@@ -81,8 +82,9 @@ impl Engine {
         self.flush_committed(now, slot, Ok(()));
     }
 
-    /// Handles the end of a flush's commit: flash's data is durable. The backing is flushed too if
-    /// a guest's change bypassed flash (see `backed.rs`) since the backing's last successful flush.
+    /// Handles the end of the commit for a flush request: the data on flash is durable now. The
+    /// backing is flushed too if a guest's change bypassed flash (see `backed.rs`) since the
+    /// backing's last successful flush.
     pub(super) fn flush_committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let disk = self.disk(self.requests[slot].request.disk);
         if result.is_err() {
@@ -94,7 +96,7 @@ impl Engine {
         self.end_flush(now, slot, Outcome::FlushCommitted, Ok(()));
     }
 
-    /// Answers a flush. The flush fails if its session has not yet been told about lost data.
+    /// Answers a flush. The flush fails if a loss of data was not yet reported to its session.
     fn end_flush(&mut self, now: Instant, slot: u32, outcome: Outcome, result: Result<(), IoError>) {
         let Active { request, bypassed, .. } = self.requests[slot];
         let is_owed = self.disk_mut(request.disk).backed.tell(request.id.session(), bypassed);

@@ -1,5 +1,5 @@
-//! Writes, discards and zeroing on a disk with a persistent cache. They go to flash, or to the
-//! backing with a record in the journal.
+//! Executes writes, discards and zeroing on a disk with a persistent cache. They go to flash, or to
+//! the backing with a record in the journal.
 //!
 //! | the range of the request | action |
 //! |---|---|
@@ -39,7 +39,8 @@ impl Disk {
     pub(super) fn mode_in_effect(&self) -> Option<Mode> {
         let cache = self.cache.as_ref()?;
         let journal = self.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
-        // A second copy on a peer requires a journal on that peer that describes it.
+        // A second copy on a peer is useful only if the peer also has a copy of the journal, which
+        // describes the second copy.
         let is_mirrored = journal.is_some_and(|journal| journal.ring.copies.len() > 1);
         let has_seconds = cache.config.copies != Copies::Peer || is_mirrored && cache.second_sectors() > 0;
         Some(match cache.config.mode {
@@ -297,8 +298,8 @@ impl Engine {
             (block, inside, is_second(frame))
         });
         if failed {
-            // This copy was overwritten in place and differs from the intended data, so its
-            // checksum is needed to identify it.
+            // This copy was overwritten in place and differs from the intended data. So its own
+            // checksum is recorded, to identify its content.
             let is_written = |sector: u64| written.iter().any(|(other, _)| *other == sector);
             for (sector, sum) in &written {
                 let twin = index.second_sector(*sector).or(index.of_second(*sector));
@@ -356,8 +357,8 @@ impl Engine {
         if self.await_journal(now, slot) {
             return;
         }
-        // The backing zeroes only the bytes of a zero write. Only if flash may have lost the other
-        // bytes of the write's edges, the backing gets the whole sectors as data.
+        // The backing zeroes only the bytes of a zero write. If flash may have lost the other bytes
+        // of the write's edges, the whole sectors are written to the backing as data instead.
         if !request.op.has_buffer() && !self.requests[slot].sends_edges() {
             self.forget_edges(slot);
             self.give_back_zeroes(slot);

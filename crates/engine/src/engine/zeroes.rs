@@ -7,7 +7,7 @@
 //! | longer, up to [`ZEROES_BYTES_MAX`] bytes of whole sectors | [`BUFFER_SECTORS`] sectors; several I/Os write the same sectors |
 //! | parts of sectors, up to [`SHORT_BYTES_MAX`] bytes | all of its sectors, merged as those of a write (`partial.rs`) |
 //!
-//! Other zero writes go to the backing, and so do all zero writes when no buffer is free.
+//! Other zero writes go to the backing. When no buffer is free, all zero writes go to the backing.
 
 use super::destage_buffers::Least;
 use super::{Active, Engine};
@@ -15,21 +15,22 @@ use crate::cache::FlashRun;
 use crate::io::{BufferCopy, CopyEnd, Op, Request};
 use crate::units::{BufferId, SECTOR_BYTES};
 
-/// Maximum length of a zero write that goes to flash, bytes. A longer one is worth a request to the
+/// Maximum length of a zero write that goes to flash, bytes. A longer zero write is sent to the
 /// backing, which can deallocate the range.
 const ZEROES_BYTES_MAX: u64 = 8 << 20;
 
 /// A zero write of more than [`SHORT_BYTES_MAX`] bytes may take at most 1/`CACHE_PART` of a cache.
 const CACHE_PART: u64 = 4;
 
-/// Maximum length of a zero write that goes to flash in any cache, and of one that covers sectors
-/// partly, bytes.
+/// Maximum length of a zero write that goes to flash in every cache, and maximum length of a zero
+/// write to flash that covers sectors partly, bytes.
 const SHORT_BYTES_MAX: u64 = 64 << 10;
 
 /// Maximum number of zero sectors in the buffer of a zero write.
 const BUFFER_SECTORS: u64 = 16;
 
-/// Maximum length of all zero writes to flash in progress, bytes. It limits their I/Os.
+/// Maximum total length of all zero writes to flash in progress, bytes. This limits the number of
+/// their I/Os.
 const IN_PROGRESS_BYTES_MAX: u64 = 32 << 20;
 
 impl Active {
@@ -71,8 +72,8 @@ impl Engine {
             return false;
         }
         let Some(mut piece) = self.destage_buffers.take_spare(request.disk, bytes) else { return false };
-        // Reading a partly covered sector needs another buffer. The newest of several zero writes
-        // can get it, so none waits forever.
+        // Reading a partly covered sector needs another buffer. This check ensures that the newest
+        // zero write in progress can have such a buffer, so that no zero write waits for ever.
         let can_merge = is_whole || self.destage_buffers.has(request.disk, SECTOR_BYTES, Least::All);
         if u64::from(piece.len) < bytes || !can_merge {
             self.destage_buffers.give_back(&piece);

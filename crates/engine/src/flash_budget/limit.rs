@@ -1,5 +1,5 @@
-//! The limit of one cache's flash writes: refuses copies of clean data in steps, as less of the
-//! cache's budget is saved.
+//! The limit of one cache's flash writes: refuses to copy clean data into flash in steps, as less
+//! of the cache's budget is saved.
 //!
 //! The *pressure* is 0 while at least half of what the cache can save is saved, and
 //! [`PRESSURE_MAX`] when nothing is. Between two steps, the hash of a block decides which step
@@ -9,17 +9,18 @@
 //! |---|---|
 //! | 0 to 128 | more and more extra data (fill granularity) |
 //! | 128 to 768 | also writes to uncached blocks; and blocks with fewer than 2, 3, 4, 6, 8 accesses |
-//! | 768 to 1024 | more and more of all copies of clean data, then all of them |
+//! | 768 to 1024 | also more and more of all other blocks of clean data, then all of them |
 //!
-//! At any pressure, a block is refused if the saved budget does not cover what is written for it,
-//! both copies included. Data for free blocks may be written on loan instead (see [`super`]).
+//! At any pressure, a block is refused if the saved budget does not cover all bytes that would be
+//! written for the block, both copies included. Data for free blocks may be written on loan instead
+//! (see [`super`]).
 
 use super::{Allowance, Counts};
 use crate::admission::AdmissionEffect;
 use crate::index::hash;
 use crate::units::{BlockNo, SECTOR_BYTES};
 
-/// Pressure at which all copies of clean data are refused.
+/// Pressure at which no clean data is copied into flash.
 pub const PRESSURE_MAX: u32 = 1024;
 
 /// Pressure from which all extra data is refused, and popularity counts.
@@ -148,7 +149,8 @@ impl Limit {
         }
     }
 
-    /// Charges extra data that is written. It is not judged, and never on loan.
+    /// Charges extra data that is written. The caller has decided to write it, and extra data is
+    /// never written on loan.
     pub(crate) fn charge_extra(&mut self, sectors: u64) {
         self.is_on_loan = false;
         self.charge(sectors);

@@ -1,9 +1,9 @@
 //! Flash write budget: keeps the average of a pool's flash writes within a number of bytes a day.
 //!
 //! Two parts share the work:
-//! - [`FlashBudget`] is the account of one pool. Every [`ROUND_NS`], in a *budget round*, it earns
-//!   its part of the daily budget, is charged with the bytes that caches wrote, and divides the
-//!   rest among the caches.
+//! - [`FlashBudget`] is the account of one pool. Every [`ROUND_NS`], in a *budget round*, the
+//!   account earns its part of the daily budget, is charged with the bytes that caches wrote, and
+//!   divides the rest among the caches.
 //! - [`Allowance`] is the part of one cache. Between two budget rounds the engine charges the
 //!   cache's own flash writes to it, and admission becomes stricter as the allowance gets smaller
 //!   ([`pressure`], [`limit`]).
@@ -12,7 +12,7 @@
 //! half a day. A block of clean data is refused unless the saved budget covers all of its copies.
 //! Other flash writes are never refused, but are charged as well: dirty data, journals, second
 //! copies of dirty data, missing second copies that maintenance restores, and data from the cache
-//! of another host. They can put an account into debt, at most one day's budget.
+//! of another host. These other writes can put an account into debt, by at most one day's budget.
 //!
 //! **Loan.** An empty cache may fill at once: data for free blocks may be written on loan, in total
 //! as many bytes as the pool has. Budget that cannot be saved because a day's budget is saved
@@ -22,9 +22,10 @@
 //! `budget × (t + 1) + size of the pool`.
 //!
 //! **Division.** The weight of a cache is its size times its shares. Each cache saves its part by
-//! weight. What a cache cannot save goes to the others. Debts are paid first, but one part in
-//! [`GUARANTEED_PART`] of the earned budget always goes to all caches, so that the dirty data of one
-//! cache does not stop the fills of another (docs/decisions/0050-flash-write-budget.md).
+//! weight. Budget that a cache cannot save goes to the other caches. Debts are paid first, but one
+//! part in [`GUARANTEED_PART`] of the earned budget always goes to all caches, so that the dirty
+//! data of one cache does not stop the fills of another
+//! (docs/decisions/0050-flash-write-budget.md).
 
 mod history;
 pub mod limit;
@@ -80,7 +81,7 @@ impl Counts {
     }
 }
 
-/// One cache's part of a flash write budget, when its counts were `as_of`.
+/// One cache's part of a flash write budget, computed when the cache's counts were `as_of`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allowance {
     /// Saved budget of the cache, bytes; negative for a debt.
@@ -195,7 +196,8 @@ impl FlashBudget {
         self.loan = self.loan.saturating_sub(over as u64);
     }
 
-    /// Changes the budget. Of a larger budget, half of the difference is saved at once.
+    /// Changes the budget. If the new budget is larger, half of the difference counts as saved
+    /// immediately.
     pub fn set(&mut self, settings: Settings) {
         self.settings.pool_bytes = settings.pool_bytes;
         self.loan = self.loan.min(settings.pool_bytes);
@@ -263,7 +265,8 @@ impl FlashBudget {
         i64::try_from(product / u128::from(DAY_NS)).unwrap_or(i64::MAX).min(i64::MAX / 4)
     }
 
-    /// Divides `earned`, and what no cache or a too rich one has, among the members.
+    /// Divides the budget among the members: `earned`, the part that belongs to no cache, and the
+    /// part that a cache has in excess of what it can save.
     fn divide(&mut self, earned: i64, members: &[Member]) {
         let day = day(&self.settings);
         let total: i128 = members.iter().map(|member| i128::from(member.weight.max(1))).sum();

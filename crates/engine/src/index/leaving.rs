@@ -1,5 +1,5 @@
-//! Segments that are being vacated because the cache will release them. No blocks are admitted to
-//! these segments.
+//! The segments of a cache that are being vacated, because the cache will release them. No blocks
+//! are admitted to these segments.
 
 use super::Index;
 use crate::units::FrameNo;

@@ -84,8 +84,8 @@ impl Restoring {
         Some((other, self.index.first_sector(other) + (sector - self.index.first_sector(frame))))
     }
 
-    /// Assigns a frame to a copy of a block. Another frame that held the copy becomes empty. The
-    /// new frame is emptied too, unless it already held the same copy.
+    /// Assigns a frame to a copy of a block. If another frame held this copy, that frame becomes
+    /// empty. The new frame is also emptied, unless it already held the same copy.
     #[inline]
     pub(crate) fn place(&mut self, frame: FrameNo, block: BlockNo, copy: Copy) {
         if self.block(frame) == Some(block) && self.copy(frame) == copy {

@@ -61,10 +61,10 @@ impl Replay {
         missing
     }
 
-    /// Drops sectors of the second copy that differ from the first. If only one copy of a dirty
-    /// sector has a known checksum, both get it: scrubbing records the checksums one by one, and
-    /// neither copy is overwritten before both are unproven. If neither copy has a checksum, the
-    /// content of flash decides.
+    /// Drops sectors of the second copy that differ from the first. If the checksum of only one
+    /// copy of a dirty sector is known, it is used for both copies. This is correct, because
+    /// scrubbing records the checksums one by one, and neither copy is overwritten before both are
+    /// unproven. If neither copy has a checksum, the content of flash decides.
     fn agree(&mut self, block: BlockNo, first: FrameNo, second: FrameNo, proof: &Proof<'_>) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();
@@ -95,8 +95,8 @@ impl Replay {
         }
     }
 
-    /// Drops the sectors of the copy in frame `gone`, on a missing device, that frame `other` has
-    /// too.
+    /// Drops the sectors of the copy in frame `gone`, which is on a missing device, if frame
+    /// `other` also has these sectors.
     fn forget_common(&mut self, gone: FrameNo, other: FrameNo) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();

@@ -1,14 +1,15 @@
 //! The *crash log* of a journal: the newest records, in memory that outlives the process.
 //!
 //! A write is acknowledged when flash has its data and the journal has its record, but the record
-//! may not be in a written page yet. If the process is killed then, the guest reconnects and
-//! continues. The guest expects that reads return the write, and that a flush on the new connection
-//! makes the write durable. So the engine also copies each record to a [`SurvivingMemory`] before
-//! it acknowledges the write. Recovery appends these records to the journal tail. If the data
-//! on flash has a different checksum than the *set* record of a dirty sector, the sector is
-//! damaged, because its data was written before the record was made.
+//! may not be in a written page yet. If the process is killed between the two, the guest reconnects
+//! and continues. The guest expects that reads return the write, and that a flush on the new
+//! connection makes the write durable. So the engine also copies each record to a
+//! [`SurvivingMemory`] before it acknowledges the write. Recovery appends these records to the
+//! journal tail. If the data on flash has a different checksum than the *set* record of a dirty
+//! sector, the sector is damaged, because its data was written before the record was made.
 //!
-//! The memory is gone after a power failure, when unflushed writes may be lost.
+//! A power failure empties the memory. That is permitted, because a power failure may lose
+//! unflushed writes.
 //!
 //! # Layout
 //! 256 KiB for records, and 16 KiB for pages; 32 bytes for each. Entry *n* is at position *n*
@@ -117,7 +118,7 @@ impl CrashLog {
         self.handled = pushed;
     }
 
-    /// Adds a sealed page. All its changes were added before.
+    /// Adds a sealed page. All changes in the page were added to the log before.
     pub(super) fn page(&mut self, sequence: u64, recorded: u64) {
         self.unwritten.push_back((sequence, recorded));
         let mut rest = [0; RECORD_BYTES];

@@ -5,20 +5,20 @@
 //! sector has two copies, they may differ after a crash, and the journal does not show which one is
 //! correct. Recovery then reads both copies:
 //!
-//! | the copies | chosen content |
+//! | what recovery finds | chosen content |
 //! |---|---|
-//! | are equal | that of both |
-//! | one cannot be read | that of the other copy |
-//! | differ, and one copy matches the last commit | that of this copy |
-//! | differ, and one copy's device has more wrong dirty sectors | that of the other copy |
-//! | differ, and one copy has an earlier committed checksum | that of the other copy |
-//! | differ, and one copy's device has more wrong clean sectors | that of the other copy |
-//! | differ otherwise | that of the first copy |
+//! | the copies are equal | the content of both |
+//! | one copy cannot be read | the content of the other copy |
+//! | the copies differ, and one matches the last commit | the content of this copy |
+//! | the copies differ, and one copy's device has more wrong dirty sectors | the content of the other copy |
+//! | the copies differ, and one copy has an earlier committed checksum | the content of the other copy |
+//! | the copies differ, and one copy's device has more wrong clean sectors | the content of the other copy |
+//! | the copies differ, and none of these conditions holds | the content of the first copy |
 //!
 //! If one copy matches the last commit, the later write was never acknowledged as durable, or is
-//! lost with the other device. If none does, neither content was ever acknowledged as durable, but
-//! one of them may be damaged. Clean sectors count less, because a power cut can leave wrong
-//! checksums of them on a device without defects.
+//! lost with the other device. If neither copy matches the last commit, neither content was ever
+//! acknowledged as durable, but one of the two may be damaged. Clean sectors count less, because a
+//! power cut can leave wrong checksums of them on a device without defects.
 
 use std::collections::BTreeMap;
 

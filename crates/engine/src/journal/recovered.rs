@@ -35,8 +35,8 @@ pub struct Summary {
     /// Number of sectors whose last write before the crash did not completely reach flash, and was
     /// not flushed.
     pub sectors_undone: u64,
-    /// Number of sectors whose two copies differed, when no commit shows which copy is correct. For
-    /// these sectors, recovery chose one of the copies.
+    /// Number of sectors whose two copies differed and for which no commit shows which copy is
+    /// correct. For each of these sectors, recovery has chosen one of the copies.
     pub sectors_parted: u64,
     /// Number of clean sectors that were dropped, because writes to the backing near them may have
     /// been in progress.
@@ -117,9 +117,9 @@ impl Recovered {
         })
     }
 
-    /// Returns the dirty sectors of the disk whose two copies differed, when no commit shows which
-    /// copy is correct. Recovery chose one of the copies, which is the wrong one if its device
-    /// damaged the data.
+    /// Returns the dirty sectors of the disk whose two copies differed and for which no commit
+    /// shows which copy is correct. Recovery chose one of the copies, which is the wrong one if its
+    /// device damaged the data.
     pub fn parted(&self) -> &[u64] {
         &self.parted
     }

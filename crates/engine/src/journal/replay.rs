@@ -370,7 +370,8 @@ impl Replay {
         let frame = FrameNo(record.frame);
         let is_rewritten = self.restoring.block(frame) == Some(BlockNo(record.block))
             && self.restoring.index().is_unproven(self.sector(record));
-        // Data is written before its record is made, so a killed process leaves no record without it.
+        // The data is written before its record is made. So a killed process leaves no record whose
+        // data is not on flash.
         !is_rewritten && (found.is_none() || self.plan.was_killed)
     }
 
@@ -444,8 +445,8 @@ fn apply(restoring: &mut Restoring, record: &Record) {
     if restoring.block(frame) != Some(block) {
         return;
     }
-    // The state of the first copy applies to the second too, whose record may have been lost. The
-    // reverse does not hold.
+    // A state that is recorded for the first copy also applies to the second copy, whose record may
+    // have been lost. A state that is recorded for the second copy does not apply to the first.
     let second = Some(block).filter(|_| restoring.copy(frame) == Copy::First);
     let second = second.and_then(|block| restoring.find(block, Copy::Second));
     let too = second.map(|second| restoring.index().first_sector(second) + u64::from(record.first));

@@ -10,9 +10,9 @@
 //! Pages may arrive in any order and from both copies, and invalid pages are ignored. The survey
 //! needs 40 bytes for each page of each copy.
 //!
-//! The survey also collects the regions of the disk that may be dirty, which are all that any page
-//! records as dirty. The second reading reads the same pages, so it finds no dirty data outside
-//! these regions.
+//! The survey also collects the regions of the disk that may be dirty: all regions in which any
+//! page records dirty data. The second reading reads the same pages, so it finds no dirty data
+//! outside these regions.
 
 use std::collections::BTreeSet;
 
@@ -314,7 +314,7 @@ impl Plan {
                 self.doubtful.insert(first, end);
             }
         }
-        // The cache was used after it was closed.
+        // If the log has records, the cache was used after its journal was closed.
         self.clean &= self.logged.is_empty();
     }
 

@@ -12,7 +12,8 @@
 //!   it clean, or drops it, is committed.
 //! - The *sets* of a dirty sector's two copies are pushed one after the other, first copy first.
 //! - Dirty data stays in its frame, because dumps include pushed changes that no page has yet. If a
-//!   block moved between frames, the pages that survive a crash could show it in neither.
+//!   block moved between frames, the pages that survive a crash might show the block in neither
+//!   frame.
 //! - Dirty data is destaged, and an *unproven* record (checksum unknown) is pushed, only when the
 //!   *set* record of the data is committed ([`Writer::is_committed`]). Otherwise a crash could
 //!   leave pages with a checksum that does not match flash any more. Or the backing could be newer
@@ -71,7 +72,7 @@ pub(crate) enum Change {
         first: u8,
         count: u16,
         /// True if the sector was unproven before, and the *set* record just before this record has
-        /// its newest checksum. Both are in one page.
+        /// its newest checksum. The two records are in one page.
         after_set: bool,
     },
 }
@@ -336,7 +337,8 @@ impl Writer {
     /// Returns the number of changes in the next page. The *sets* of a dirty sector's two copies
     /// stay in one page, because a crash that leaves one of two pages must not leave one of two
     /// copies. An *unproven* record stays in the page of the *set* records that it follows. Without
-    /// it, recovery would expect the checksum of a sector that may have been overwritten.
+    /// the *unproven* record, recovery would expect the checksum of a sector that may have been
+    /// overwritten.
     fn changes_in_page(&self) -> usize {
         let most = self.pending.len().min(self.limits.changes);
         let begins = |at: &usize| match self.pending.get(*at) {

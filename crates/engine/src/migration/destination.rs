@@ -11,7 +11,8 @@
 //! the same attempt. A source that has sent `yours` never serves the disk again.
 //!
 //! After any `handle_*`, call `poll_act` and `poll_answer` until they return nothing. At most one
-//! action is in progress, besides any number of `Forget` actions, which end in any order.
+//! action other than `Forget` is in progress. Any number of `Forget` actions can be in progress,
+//! and they end in any order.
 
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket, View};
 use crate::units::Instant;
@@ -171,8 +172,8 @@ impl Destination {
         matches!(self.state, State::Owner(_))
     }
 
-    /// Handles the first write or other change of the guest at this host. It waits until this host
-    /// owns the disk.
+    /// Handles the first write or other change that the guest makes at this host. The guest's
+    /// request waits until this host owns the disk.
     pub fn handle_wanted(&mut self) {
         self.view.wants = self.awaits().is_some();
         self.answer_held();
@@ -395,7 +396,7 @@ impl Destination {
                 self.view = View::default();
             }
             (DestinationAct::Settle, _) => {}
-            // The caller gets an error, and repeats the call.
+            // The host that sent the call receives an error and repeats the call.
             (_, Err(())) => self.refuse_all(),
             (DestinationAct::Forget(_), Ok(())) => {}
         }

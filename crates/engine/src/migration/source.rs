@@ -18,7 +18,7 @@
 //!
 //! After any `handle_*`, call `poll_act` and `poll_call` until they return nothing. Then wait for
 //! an answer, the end of an action, or `poll_timeout`. At most one action and one call are in
-//! progress, and results of abandoned ones are ignored.
+//! progress. Results of abandoned actions and calls are ignored.
 
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket};
 use crate::regions::Regions;
@@ -391,8 +391,8 @@ impl Source {
                 let had_some = self.told.take().is_some();
                 self.step(now, had_some);
             }
-            // This host's state is outdated: the disk was handed over, and the record of that was
-            // lost. This host must not serve the disk.
+            // The state of this host is outdated: the disk was handed over, and this host has lost
+            // the record of the hand-over. So this host must not serve the disk.
             (Kind::Arrive | Kind::Changed, Some(Err(Refusal::Owner(generation))))
                 if generation > self.session.generation =>
             {

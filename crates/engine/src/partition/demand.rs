@@ -2,9 +2,9 @@
 //! serve (the *curve*).
 //!
 //! The rate follows the load within seconds. A part of the mean rate of the last minutes remains as
-//! a minimum, so that a disk that pauses does not lose its data at once. The shape of the curve has
-//! a longer memory too, because few accesses contain little information about it. While the disk is
-//! idle, the curve does not change.
+//! a minimum, so that a disk that pauses does not lose its data at once. The shape of the curve
+//! also changes more slowly than the rate, because few accesses contain little information about
+//! the shape. While the disk is idle, the curve does not change.
 
 use super::allocate::{Bidder, GRID, interpolate};
 use super::{CHANGE_MIN_PART, Member, Status};

@@ -196,9 +196,9 @@ impl Partitioner {
         Repartition { changes, members: statuses }
     }
 
-    /// Assigns the segments that raise the value of no cache to caches that have misses, in
-    /// proportion to misses times shares. They may help a new working set, which no curve shows
-    /// before it is read again.
+    /// Assigns segments that raise the value of no cache to caches that have misses, in proportion
+    /// to misses times shares. These segments may help a new working set, which no curve shows
+    /// before the working set is read for the second time.
     fn share_spare(&self, capacity: u64, members: &[Member<'_>], bidders: &[Bidder], targets: &mut [u64]) {
         let mut spare = capacity.saturating_sub(targets.iter().sum());
         let weight = |i: usize, target: u64| {
@@ -226,8 +226,8 @@ impl Partitioner {
     }
 }
 
-/// Returns the mean cost of a miss, over the caches whose cost is known. Caches with few backing
-/// I/Os get this cost.
+/// Returns the mean cost of a miss, over the caches whose cost is known. For caches with few
+/// backing I/Os, the partitioner uses this cost.
 fn typical_cost(members: &[Member<'_>]) -> f64 {
     let known: Vec<u64> = members.iter().map(|member| member.miss_cost_ns).filter(|cost| *cost > 0).collect();
     match known.len() {
@@ -236,7 +236,7 @@ fn typical_cost(members: &[Member<'_>]) -> f64 {
     }
 }
 
-/// Lets caches keep segments that they have and that no target needs.
+/// Lets caches keep their segments as far as no cache needs them for its target size.
 fn keep_what_nobody_values(capacity: u64, have: &[u64], bidders: &[Bidder], targets: &mut [u64]) {
     let mut spare = capacity.saturating_sub(targets.iter().sum());
     for (i, target) in targets.iter_mut().enumerate() {

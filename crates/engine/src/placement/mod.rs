@@ -2,11 +2,11 @@
 //! All hosts must be able to reach the backings.
 //!
 //! The value of a host's flash is the rate of reads that it serves, if it is divided optimally
-//! among the host's disks. A disk that moves takes its reads along. The gain of a move is the sum
-//! of the changes in value at both hosts. The search is greedy: it repeats the move with the
-//! largest gain, and exchanges two disks if no single move has a gain. The price of flash (the gain
-//! of one more byte at a host) gives an estimate for each move. The estimate selects the few moves
-//! that are computed exactly.
+//! among the host's disks. When a disk moves, its reads move to the new host. The gain of a move is
+//! the sum of the changes in value at both hosts. The search is greedy: it repeats the move with
+//! the largest gain, and exchanges two disks if no single move has a gain. The price of flash (the
+//! gain of one more byte at a host) gives an estimate for each move. The estimate selects the few
+//! moves that are computed exactly.
 //!
 //! Sizes are in bytes. Read rates are per second, and each read is of one block. Networks,
 //! processors and the clients of disks are not considered. A host's load decides only between hosts
@@ -114,7 +114,7 @@ impl Placement {
 /// Computes the placement.
 ///
 /// # Panics
-/// If a disk's host does not exist.
+/// Panics if a disk's host does not exist.
 pub fn place(hosts: &[Host], disks: &[Disk], bounds: Bounds) -> Placement {
     assert!(disks.iter().all(|disk| disk.host < hosts.len()), "a disk is on one of the hosts");
     let mut search = Search::new(hosts, disks);
@@ -219,7 +219,7 @@ impl<'a> Search<'a> {
 
     /// Returns the value of a disk minus the cost of its flash, in reads per second. The value is
     /// the rate of reads that flash serves. `price` is the gain of one more byte at a host, in
-    /// reads per second. The disk gets the flash that is worth this price.
+    /// reads per second. The disk receives as much flash as is worth this price.
     fn surplus(&self, disk: usize, price: f64) -> f64 {
         let steps = self.hulls[disk].iter().take_while(|step| step.slope() > price);
         self.disks[disk].hits(0) + steps.map(|step| step.hits - price * step.bytes as f64).sum::<f64>()

@@ -6,8 +6,8 @@
 //! are often part of the same operation and do not show popularity. So a hit does not set the
 //! reference bit while the block is among the newest half of the small queue. At the end of the
 //! small queue, a block with its bit set moves to the main clock. Any other block is evicted and
-//! its number is remembered; half as many numbers as frames are remembered. A remembered block that
-//! is missed enters the main clock at once. The main clock spares a used block once.
+//! its number is remembered; half as many numbers as frames are remembered. When a remembered block
+//! is missed, it enters the main clock directly. The main clock spares a used block once.
 //!
 //! Where the paper gives no details, this policy follows S3-FIFO. Victims come from the small queue
 //! while it has its full tenth, otherwise from the main clock. A block enters the main clock behind

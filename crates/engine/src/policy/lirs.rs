@@ -5,8 +5,9 @@
 //! Most frames hold blocks that were reused soon (LIR). The other frames, a hundredth of the cache
 //! but at least two, hold new blocks and blocks that were reused late (HIR). HIR blocks are evicted
 //! in the order of a queue (Q). A stack by recency (S) ends at the least recent LIR block. An HIR
-//! block that is used while it is still in S was reused sooner than that LIR block, and takes its
-//! place. HIR blocks stay in S after their eviction, until they reach its end.
+//! block that is used while it is still in S was reused sooner than the least recent LIR block. So
+//! the HIR block becomes LIR, and that LIR block becomes HIR. HIR blocks stay in S after their
+//! eviction, until they reach its end.
 //!
 //! The paper does not limit S. Here S remembers as many evicted blocks as the cache has frames, and
 //! forgets the earliest first. This takes 45 bytes per frame: too many for the daemon.

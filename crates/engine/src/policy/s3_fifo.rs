@@ -4,8 +4,8 @@
 //!
 //! A new block enters the small queue (a tenth of the cache). At the end of the small queue, a
 //! block that was used more than once moves to the main queue. Any other block is evicted and
-//! remembered. A remembered block that is missed enters the main queue at once. At the end of the
-//! main queue, a block is requeued as often as it was used (at most three times) before it is
+//! remembered. When a remembered block is missed, it enters the main queue directly. At the end of
+//! the main queue, a block is requeued as often as it was used (at most three times) before it is
 //! evicted. The memory makes the policy adaptive: after a change of the workload, returning blocks
 //! reach the main queue directly.
 

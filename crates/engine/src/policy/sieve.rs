@@ -3,9 +3,9 @@
 //! "SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web caches", NSDI 2024.
 //!
 //! New blocks join the young end, ahead of the clock hand. The blocks that the clock hand has
-//! spared are behind it, so they stay separate from new blocks. In clock, spared and new blocks are
-//! mixed, because both become the youngest. When the clock hand has passed the youngest block, the
-//! next eviction starts at the oldest.
+//! spared are behind it, so they stay separate from new blocks. In the policy `clock`, spared and
+//! new blocks are mixed, because both become the youngest blocks of the queue. When the clock hand
+//! has passed the youngest block, the next eviction starts at the oldest.
 //!
 //! The queue is linked in one direction only, because frames are removed only at the clock hand,
 //! which remembers the frame that it passed last. Memory use is 4⅛ bytes per frame.

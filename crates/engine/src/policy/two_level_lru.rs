@@ -90,7 +90,7 @@ impl TwoLevelLru {
         heat
     }
 
-    /// Returns the Active lists that have frames, least used first.
+    /// Returns the numbers of the Active lists that have frames, lowest use count first.
     fn active_lists(&self) -> impl Iterator<Item = usize> + use<> {
         let mut left = self.occupied;
         std::iter::from_fn(move || {

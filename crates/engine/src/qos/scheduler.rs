@@ -5,7 +5,7 @@
 //! Each flow has three tags (times) for its first waiting I/O. The *reservation* tag is the time at
 //! which its reservation entitles it to service. The *limit* tag is the earliest time of service.
 //! Both are in real time. The *share* tag is in a virtual time that runs slower for flows with more
-//! shares. A flow whose reservation tag has passed is served first, the oldest tag before others.
+//! shares. Flows whose reservation tag has passed are served first, in the order of these tags.
 //! Otherwise the flow with the smallest share tag is served, among those whose limit permits
 //! service. I/O that is served by its share tag does not use up the reservation. I/O that is served
 //! by its reservation tag also moves the flow's share tag, but at most two steps ahead of the

@@ -20,8 +20,8 @@ use crate::units::Instant;
 /// Time between two adjustments, nanoseconds, if there are enough samples.
 const EPOCH_NS: u64 = 250_000_000;
 
-/// Minimum number of I/Os for an adjustment. `EPOCH_NS_MAX` is the maximum time to wait for them,
-/// nanoseconds.
+/// Minimum number of completed I/Os for an adjustment of the window. `EPOCH_NS_MAX` is the maximum
+/// time to wait for this number, nanoseconds.
 const SEEN_MIN: u64 = 16;
 const EPOCH_NS_MAX: u64 = 1_000_000_000;
 
@@ -202,8 +202,9 @@ impl Window {
         }
     }
 
-    /// Returns the report about the use since the last one. `wanted_shares` gets the length of that
-    /// time in seconds and returns the demand. Returns `None` if too little time has passed.
+    /// Returns the report about the use since the last report. The function `wanted_shares`
+    /// receives the length of that time in seconds and returns the demand. Returns `None` if too
+    /// little time has passed.
     pub fn take_report(&mut self, now: Instant, wanted_shares: impl FnOnce(f64) -> f64) -> Option<Report> {
         let seconds = (now - self.since.began) as f64 / 1e9;
         if seconds < REPORT_SECONDS_MIN {

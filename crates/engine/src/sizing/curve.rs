@@ -33,8 +33,8 @@ impl Curve {
     /// Creates the curve through these points. The first is the miss ratio without a cache.
     ///
     /// # Panics
-    /// If there is no point at 0 blocks, sizes do not rise, ratios rise, or a ratio is not between
-    /// 0 and 1.
+    /// Panics if there is no point at 0 blocks, if sizes do not rise, if ratios rise, or if a ratio
+    /// is not between 0 and 1.
     pub fn new(points: Vec<CurvePoint>) -> Self {
         Curve::checked(points).unwrap_or_else(|CurveError(why)| panic!("{why}"))
     }
@@ -42,7 +42,7 @@ impl Curve {
     /// Creates a curve as [`new`](Self::new) does, from points that may be invalid.
     ///
     /// # Errors
-    /// If [`new`](Self::new) would panic.
+    /// Returns an error if [`new`](Self::new) would panic.
     pub fn checked(points: Vec<CurvePoint>) -> Result<Self, CurveError> {
         if points.first().is_none_or(|first| first.blocks > 0) {
             return Err(CurveError("a curve starts without a cache"));

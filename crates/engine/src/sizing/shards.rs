@@ -58,8 +58,8 @@ pub type Shards = Sampler<0>;
 ///
 /// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked. An access hits
 /// if all sectors that it touches are valid, as in the engine's caches. A sector becomes valid when
-/// it is completely read or written. It is then valid in caches that are at least as large as the
-/// largest reuse distance of its block since then.
+/// it is completely read or written. From then on the sector is valid in caches that are at least
+/// as large as the largest reuse distance of its block since that access.
 #[derive(Clone, Debug)]
 pub struct Sampler<const SECTORS: usize> {
     /// A block is sampled if its position is not above this threshold.
@@ -92,7 +92,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     /// bytes for each of `rate × blocks_max`.
     ///
     /// # Panics
-    /// If `rate` is out of range.
+    /// Panics if `rate` is out of range.
     pub fn fixed_rate(rate: f64, blocks_max: u64) -> Self {
         assert!(rate > 0.0 && rate <= 1.0, "a rate is a share of the blocks");
         let samples_max = (rate * blocks_max as f64).ceil().clamp(1.0, f64::from(1u32 << 29)) as u32;
@@ -105,7 +105,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     /// allocated here.
     ///
     /// # Panics
-    /// If `samples_max` is out of range.
+    /// Panics if `samples_max` is out of range.
     pub fn fixed_size(samples_max: u32) -> Self {
         assert!((1..=SAMPLES_MAX).contains(&samples_max), "the number of samples is out of range");
         Self::new(u64::MAX, 0, samples_max, samples_max)
@@ -116,7 +116,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     /// of samples, and a low sampling rate gives few samples if a trace has few blocks.
     ///
     /// # Panics
-    /// If `samples_min` is out of range, or an access was recorded already.
+    /// Panics if `samples_min` is out of range, or an access was recorded already.
     pub fn with_samples_min(self, samples_min: u32) -> Self {
         assert!((1..=SAMPLES_MAX).contains(&samples_min), "the number of samples is out of range");
         assert!(self.samples.len() == 0, "the sampler has no access yet");
@@ -146,7 +146,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     /// Selects other samples. The variation of curves under several seeds shows their error.
     ///
     /// # Panics
-    /// If an access was recorded already.
+    /// Panics if an access was recorded already.
     pub fn with_seed(mut self, seed: u64) -> Self {
         assert!(self.samples.len() == 0, "the sampler has no access yet");
         self.seed = scatter(seed);
@@ -165,7 +165,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     /// block.
     ///
     /// # Panics
-    /// If the block has fewer sectors.
+    /// Panics if the range extends beyond the sectors of a block.
     #[inline]
     pub fn access_sectors(&mut self, block: u64, sectors: Range<usize>, weight: u32) {
         self.weight += u64::from(weight);
@@ -178,7 +178,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     /// Invalidates these sectors of a block. The invalidation does not count as a use.
     ///
     /// # Panics
-    /// If the block has fewer sectors.
+    /// Panics if the range extends beyond the sectors of a block.
     #[inline]
     pub fn invalidate(&mut self, block: u64, sectors: Range<usize>) {
         if self.place(block) <= self.threshold
@@ -270,8 +270,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
 
     /// Records another access to a sample. The sample's leverage is the square of its weight, so it
     /// grows by `weight` times the sum of the weights before and after. Each part goes to the
-    /// bucket of the accesses that contributed the weight. Accesses between the first and the last
-    /// are assumed to have had the last one's distance.
+    /// bucket of the accesses that contributed the weight. For the accesses between the first and
+    /// the last access, the distance of the last access is assumed.
     fn access_again(&mut self, number: u32, sectors: Range<usize>, weight: f64) {
         let Sample { slot, .. } = *self.samples.get(number);
         let distance = f64::from(self.timeline.younger(slot) + 1);

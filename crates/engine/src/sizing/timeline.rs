@@ -82,7 +82,7 @@ impl Timeline {
     /// `moved` is called with each member and its new slot.
     ///
     /// # Panics
-    /// If more members hold slots than the timeline has room for.
+    /// Panics if more members hold slots than the timeline has room for.
     #[inline]
     pub fn push(&mut self, member: u32, moved: impl FnMut(u32, u32)) -> u32 {
         if self.now as usize == self.member.len() {

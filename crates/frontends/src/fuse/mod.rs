@@ -11,9 +11,9 @@
 //! The file has the disk's size. Operations that would change the file's size fail with EPERM.
 //! Writes beyond the end of the file fail with ENOSPC. When the disk grows ([`Session::grow`]), the
 //! kernel is notified to drop its cached size. The file is opened with direct I/O, so that the page
-//! cache contains no data of the file. So changes through other front ends are visible. The session
-//! answers a write when the engine has acknowledged the write. Owner and permission bits can be
-//! changed, but are lost when the file is unmounted.
+//! cache contains no data of the file. So programs that read the file see changes that are made
+//! through other front ends. The session answers a write when the engine has acknowledged the
+//! write. Owner and permission bits can be changed, but are lost when the file is unmounted.
 //!
 //! # Limits
 //! At most [`COMMANDS_MAX`] requests wait for the engine's reply. When [`Session::is_full`] returns
@@ -176,8 +176,8 @@ impl Session {
         self.dead || self.in_flight() >= COMMANDS_MAX || !self.requests.is_empty()
     }
 
-    /// Handles one message from the kernel. Without a free buffer, the caller passes it again
-    /// later.
+    /// Handles one message from the kernel. If no buffer is free, the caller must pass the message
+    /// again later.
     pub fn handle_message(&mut self, message: &[u8], payload: &mut impl Payload) -> Taken {
         let Some(header) = wire::decode_header(message) else {
             tracing::warn!(

@@ -225,7 +225,7 @@ pub(super) fn decode_header(message: &[u8]) -> Option<Header> {
 /// Decodes the arguments of a FUSE message, after its header.
 ///
 /// # Errors
-/// The errno for the answer.
+/// Returns the errno with which the file system answers the request.
 #[inline]
 pub(super) fn decode(header: Header, message: &[u8]) -> Result<Call, Errno> {
     let node = Arguments(message).u64(16)?;

@@ -15,7 +15,8 @@ const PREFETCH_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) header: hob_nbd::Request,
-    /// Offset of the command's piece that the engine has, or gets next.
+    /// Offset on the disk of the piece of the command that the engine is executing or receives
+    /// next, bytes.
     offset: u64,
     len: u64,
     /// Size of the command's buffer in bytes.

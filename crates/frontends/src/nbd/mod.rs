@@ -9,10 +9,10 @@
 //! next follows after [`Connection::handle_sent`].
 //!
 //! # Limits
-//! A connection has at most [`COMMANDS_MAX`] commands in flight. The connection receives nothing
-//! while it has that many, while no buffer is free for the next command, and while its client does
-//! not read replies. A malformed command gets an error reply. If the stream can no longer be
-//! parsed, only this connection ends.
+//! A connection has at most [`COMMANDS_MAX`] commands in flight. The connection receives nothing in
+//! three cases: it has this many commands in flight, no buffer is free for the next command, or its
+//! client does not read replies. A malformed command gets an error reply. If the stream can no
+//! longer be parsed, only this connection ends.
 //!
 //! # Buffers
 //! The engine has one reference to a payload buffer. The shard loop drops that reference when the
@@ -137,8 +137,9 @@ enum Input {
         command: u32,
         missing: BufferSlice,
     },
-    /// Payload of a refused write, with the number of bytes to discard. The refusal is sent after
-    /// the last of them, because clients such as libnbd accept no reply while they send.
+    /// Payload of a refused write, with the number of bytes to discard. The connection sends the
+    /// refusal after the last of these bytes, because clients such as libnbd accept no reply while
+    /// they send.
     Skip {
         left: u32,
         refused: hob_nbd::Request,
@@ -310,7 +311,7 @@ impl Connection {
     }
 
     /// Returns the client's command that a polled request begins; `None` if the request is a later
-    /// piece. Call it before the request is answered.
+    /// piece. Call this function before the request is answered.
     pub fn command_begun_by(&self, request: &Request) -> Option<&hob_nbd::Request> {
         let command = self.commands.get(request.id.0 as u32);
         (command.header.offset == request.offset).then_some(&command.header)
@@ -425,7 +426,7 @@ impl Connection {
         self.outbox.clear();
         self.outbox_buffers.drain(..).for_each(|id| payload.release(id));
         self.held_bytes -= std::mem::take(&mut self.outbox_bytes);
-        // These requests have not reached the engine.
+        // The engine has not received these requests, so their buffers are released here.
         for request in std::mem::take(&mut self.requests) {
             let command = self.commands.remove(request.id.0 as u32);
             self.held_bytes -= command.buffer_bytes;

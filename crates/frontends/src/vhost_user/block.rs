@@ -1,7 +1,8 @@
 //! The virtio block device (virtio 1.2, section 5.2): features, configuration space, requests.
 //!
 //! # Units
-//! virtio counts 512-byte sectors, whatever block size it announces. Everything else in hob counts bytes.
+//! virtio counts in sectors of 512 bytes, whatever block size the device announces. All other code
+//! of hob counts in bytes.
 
 use std::ops::BitOr;
 
@@ -18,7 +19,8 @@ pub const QUEUES_MAX: u16 = 64;
 /// status.
 const SEGMENTS_MAX: u32 = 126;
 
-/// Maximum length of a discard or write-zeroes request, bytes. The engine gets it in pieces.
+/// Maximum length of a discard or write-zeroes request, bytes. The device passes such a request to
+/// the engine in pieces.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
 
 /// Size of a request's header in bytes.

@@ -61,7 +61,7 @@ pub(super) struct Chain {
     /// Segments that the device reads, in order.
     pub(super) readable: Vec<Segment>,
     pub(super) writable: Vec<Segment>,
-    /// Why the device answers the chain with an error instead of executing it.
+    /// The reason why the device answers the chain with an error and does not execute it.
     pub(super) fault: Option<Fault>,
     /// Number of descriptors in the chain that were read.
     pub(super) steps: u32,
@@ -184,7 +184,7 @@ impl Chain {
     }
 
     /// Removes the first readable bytes of the chain and copies them to `header`. Returns false if
-    /// the chain has fewer.
+    /// the chain has too few bytes.
     pub(super) fn take_header(&mut self, map: &GuestMap, header: &mut [u8]) -> bool {
         let mut at = 0;
         let mut used = 0;
@@ -228,7 +228,7 @@ pub(super) fn gather(map: &GuestMap, segments: &[Segment], mut bytes: &mut [u8])
     bytes.is_empty()
 }
 
-/// Copies `bytes` to the start of the segments. Returns false if they are too short or outside
+/// Copies `bytes` to the start of the segments. Returns false if the segments are too short or outside
 /// guest memory.
 pub(super) fn scatter(map: &GuestMap, segments: &[Segment], mut bytes: &[u8]) -> bool {
     for segment in segments {

@@ -155,8 +155,8 @@ impl QueueInflight {
     pub(super) fn recover(&mut self, used: u16) -> Vec<u16> {
         let region = self.inflight.region(self.queue);
         if get::<u16>(&region, 14) != used {
-            // The daemon ended after it wrote the answer to the used ring, and before it recorded
-            // that.
+            // The daemon ended after it had written the answer to the used ring, and before it
+            // recorded this step.
             let last = get::<u16>(&region, 12);
             if last < self.size {
                 put(&region, Self::entry(last), 0u8);

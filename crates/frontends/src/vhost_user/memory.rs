@@ -100,7 +100,7 @@ impl GuestMap {
     /// Maps the regions that the vhost-user client shares, one file each.
     ///
     /// # Errors
-    /// [`MapError`]; in that case no region stays mapped.
+    /// Returns a [`MapError`] if a region cannot be mapped. Then no region stays mapped.
     pub fn map(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Result<GuestMap, MapError> {
         if regions.len() != files.len() {
             return Err(MapError::Layout);
@@ -273,8 +273,8 @@ impl Part {
     /// Loads the value at byte offset `at` of this part.
     ///
     /// # Panics
-    /// If the value is unaligned or outside the range. The daemon computes the layout, so this
-    /// would be a bug.
+    /// Panics if the value is unaligned or outside the range. The daemon computes the layout, so
+    /// this would be a bug.
     #[inline]
     pub(super) fn load<T: AtomicAccess>(&self, at: usize, order: Ordering) -> T {
         self.slice.load(at, order).expect("inside its part and aligned")
@@ -283,7 +283,7 @@ impl Part {
     /// Stores a value at byte offset `at` of this part.
     ///
     /// # Panics
-    /// As for `load`.
+    /// Panics in the same cases as `load`.
     #[inline]
     pub(super) fn store<T: AtomicAccess>(&self, at: usize, value: T, order: Ordering) {
         self.slice.store(value, at, order).expect("inside its part and aligned");
@@ -292,7 +292,7 @@ impl Part {
     /// Copies bytes of the range to `bytes`.
     ///
     /// # Panics
-    /// If they are outside the range.
+    /// Panics if the bytes are outside the range.
     #[inline]
     pub(super) fn read(&self, at: usize, bytes: &mut [u8]) {
         self.slice.read_slice(bytes, at).expect("inside its part");

@@ -137,11 +137,11 @@ impl Device {
     /// and did not answer.
     ///
     /// # Errors
-    /// If the queue is invalid. An invalid queue is not served, and its start index stays
-    /// unchanged.
+    /// Returns an error if the queue is invalid. An invalid queue is not served, and its start
+    /// index stays unchanged.
     ///
     /// # Panics
-    /// If the queue is served already.
+    /// Panics if the queue is served already.
     pub fn start(&mut self, start: Start) -> Result<(), Broken> {
         let (number, base) = (start.queue, start.base);
         let started = self.try_start(start);
@@ -158,8 +158,8 @@ impl Device {
         let mut again = VecDeque::new();
         if let Some(inflight) = &mut inflight {
             again.extend(inflight.recover(queue.next_used()));
-            // Requests are answered in any order. So the number of requests in flight is all that
-            // the client knows.
+            // Requests are answered in any order. So the client is told only the number of requests
+            // in flight.
             queue.skip_to(queue.next_used().wrapping_add(again.len() as u16));
         }
         let index = usize::from(number);
@@ -254,7 +254,7 @@ impl Device {
     /// answered immediately.
     ///
     /// # Errors
-    /// If the queue is broken and therefore no longer served.
+    /// Returns an error if the queue is broken and therefore no longer served.
     pub fn take(
         &mut self,
         queue: u16,
@@ -410,7 +410,7 @@ impl Device {
         self.commands.give_back(segments);
     }
 
-    /// Handles a declined read into guest memory: it gets a daemon buffer.
+    /// Handles a declined read into guest memory: the read is repeated with a buffer of the daemon.
     pub fn handle_declined(&mut self, id: RequestId, payload: &mut impl Payload) {
         let slot = id.0 as u32;
         let served = self.queues[usize::from(self.commands.get(slot).queue)].as_ref();

@@ -137,7 +137,7 @@ impl Queue {
         self.next_available = next_available;
     }
 
-    /// Returns the used index that the next answer gets.
+    /// Returns the used index at which the next answer will be written.
     pub(super) fn next_used(&self) -> u16 {
         self.next_used
     }

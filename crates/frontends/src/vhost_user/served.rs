@@ -61,7 +61,7 @@ pub(super) struct Served {
     pub(super) taken: u32,
     /// Size of the buffer for which the next chain waits, bytes.
     pub(super) needs_room: Option<usize>,
-    /// Whether `told` contains the queue, because its driver must be notified of answers.
+    /// True if `told` contains the queue, because the queue's driver must be notified of answers.
     pub(super) listed: bool,
 }
 

@@ -54,7 +54,7 @@ pub trait Shard {
 /// call.
 ///
 /// # Errors
-/// Why the connection ended, unless the client ended it.
+/// Returns the reason why the connection ended, unless the client closed it.
 pub fn run(
     socket: UnixStream,
     info: Info,
@@ -169,7 +169,8 @@ impl<S: Shard> Session<S> {
         if ring.running || !ring.has_place || ring.layout.size == 0 || !(ring.enabled || always) {
             return Ok(());
         }
-        // The client removed the region with the ring, and will add it again.
+        // The client has removed the memory region that contains the ring, and will add this region
+        // again.
         let Layout { descriptors, used, available, .. } = ring.layout;
         let is_there = |address| map.guest_address(address).is_some();
         if !self.slots.is_empty() && ![descriptors, used, available].into_iter().all(is_there) {

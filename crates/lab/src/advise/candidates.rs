@@ -28,7 +28,8 @@ const ENLARGED: f64 = 1.1;
 const ENLARGED_MAX: u32 = 7;
 /// Maximum number of smaller sizes to try. The smallest is a twelfth of the size that LRU needs.
 const STEPS_MAX: u32 = 7;
-/// Sizes to try between a size that is too small and a sufficient size, as positions between both.
+/// Sizes to try between a size that is too small and a sufficient size, as positions between the
+/// two.
 const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
 /// Sizes to show, relative to the chosen size.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
@@ -52,8 +53,8 @@ const COARSE_CACHES_MAX: usize = 128;
 pub(super) const SHARES: (f64, f64) = (0.3, 0.8);
 /// Minimum size of a cache, bytes.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
-/// An admission may have this much fewer hits if it writes at most [`SPARING_PART`] as much to
-/// flash.
+/// Maximum loss of hits by a *sparing* admission, which must write at most [`SPARING_PART`] as much
+/// to flash as the admission that it replaces.
 pub(super) const SPARING_LOSS: f64 = 2.0 * POINT;
 /// Maximum flash writes of a *sparing* admission, as a share of the flash writes of the admission
 /// that it replaces.

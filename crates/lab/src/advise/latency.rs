@@ -5,9 +5,9 @@
 //! warm-up requests rarely fill a large cache, so hits and misses are measured separately. The
 //! expected latency is the mean of both, weighted with the hit ratio over the whole trace.
 //!
-//! Requests arrive at their times in the trace. If the trace has no times or evenly spaced ones, or
-//! the backing is too slow for the trace, requests are sent one at a time. The result then has
-//! service times but no queueing times.
+//! Requests arrive at their times in the trace. Requests are sent one at a time if the trace has no
+//! times, if its times are evenly spaced, or if the backing is too slow for the trace. The result
+//! then has service times but no queueing times.
 
 use anyhow::{Result, anyhow};
 use hob_engine::REQUEST_BYTES_MAX;
@@ -86,8 +86,8 @@ pub(crate) fn seconds(held: &CollectedTrace) -> Option<f64> {
     (profile.duration_ns > 0 && !are_numbers).then_some(profile.duration_ns as f64 / 1e9)
 }
 
-/// Returns true if requests can arrive at their times in the trace: it has times, and they are not
-/// evenly spaced.
+/// Returns true if requests can arrive at their times in the trace: the trace has times, and the
+/// times are not evenly spaced.
 pub(crate) fn has_arrivals(held: &CollectedTrace) -> bool {
     held.profile.duration_ns > 0 && held.profile.gaps.variation > VARIATION_MIN
 }

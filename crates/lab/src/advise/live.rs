@@ -94,7 +94,7 @@ pub struct LiveRecent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
-    /// The disk has had too few reads.
+    /// The confidence is low, because the disk has had too few reads.
     Low,
     /// Many recent reads are first reads of their data. The cache is warming up and may need more
     /// space.
@@ -249,7 +249,8 @@ impl Live {
         }
     }
 
-    /// Returns the highest measured hit ratio, and the reads that it covers; `None` without a cache.
+    /// Returns the highest measured hit ratio, and the reads from which it was measured. Returns
+    /// `None` if the disk has no cache.
     fn served_most(&self) -> Option<(f64, String)> {
         self.cache.as_ref()?;
         let LiveRecent { reads, read_hit_ratio, latest_reads, latest_hit_ratio, .. } = self.recent;
@@ -415,11 +416,12 @@ fn wear(disk: &Live, options: &LiveOptions, advice: &LiveAdvice, curve: &LiveCur
     let advised = advice.recommendation.as_ref()?;
     let (cache_bytes, misses) = match disk.cache.as_ref().filter(|_| advice.command.is_empty()) {
         Some(own) => (own.cache_bytes, 1.0 - read_hit_ratio),
-        // First reads miss at any size. The other misses are those of the curve.
+        // The first read of a block misses at any cache size. The number of other misses comes from
+        // the curve.
         None => (advised.cache_bytes, (first_share + curve.best() - advised.read_hit_ratio).clamp(0.0, 1.0)),
     };
-    // Flash gets the data of misses and all writes. The totals have those of the warm-up, so the
-    // bytes of each read come from the recent reads.
+    // Flash gets the data of misses and all writes. The totals include the warm-up of the cache. So
+    // the mean number of bytes of a read is taken from the recent reads.
     let per_read = (misses * read_bytes as f64 + write_bytes as f64) / reads as f64;
     let per_day = per_read * disk.reads as f64 / seconds * DAY_S;
     Some(Wear::new(options.endurance, cache_bytes, per_day))

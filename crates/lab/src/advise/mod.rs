@@ -143,7 +143,7 @@ pub struct Advice {
     /// The second-best combination of policy, admission and block size, with write-through.
     pub second_choice: Option<RunnerUp>,
     /// The recommended write-through cache with the fill granularity of its preset. All other
-    /// results are those of caches that fill only the sectors of a miss.
+    /// results are results of caches that fill only the sectors of a miss.
     pub preset_fill: Option<Trial>,
     /// A write-through cache of the recommended size and block size with the policy and admission of
     /// the presets, which choose while the cache serves.
@@ -156,7 +156,8 @@ pub struct Advice {
     pub latency: Option<Latency>,
     /// Wear of the flash.
     pub wear: Option<Wear>,
-    /// Sampling rate of the tables. The recommendation's own numbers come from the whole trace.
+    /// Sampling rate of the simulations for the tables. The numbers of the recommendation itself
+    /// come from the whole trace.
     pub sample_rate: f64,
     /// Profile of the trace.
     pub profile: Profile,

@@ -62,8 +62,8 @@ fn cards(advice: &Advice) -> Vec<Card> {
 }
 
 /// Returns the block sizes whose curves are drawn: the advised block size, a quarter and four times
-/// of that size, and 4 KiB. Other curves lie between these and only hide them; the table has all
-/// block sizes.
+/// of that size, and 4 KiB. The curves of other block sizes would lie between these curves and hide
+/// them. The table has all block sizes.
 pub(super) fn curves_shown(advice: &Advice) -> impl Iterator<Item = &BlockSize> {
     let advised = advice.recommendation.as_ref().map(|advised| advised.cache.setting.block_bytes);
     let middle = advised.map_or(64 << 10, u64::from);

@@ -16,7 +16,7 @@ const HOUR_S: f64 = 3600.0;
 /// Maximum life of flash that the advice reports, years.
 const LIFE_YEARS_MAX: f64 = 50.0;
 /// Write-back saves writes to the backing. The advice mentions the saved part of the written bytes,
-/// or of the writes, only if it is larger than this: 0.5 %.
+/// or of the writes, only if this part is larger than 0.5 %.
 const NOTICEABLE: f64 = 0.005;
 /// The advice says that no cache reaches the target hit ratio if the target exceeds the best
 /// possible one by more than this.

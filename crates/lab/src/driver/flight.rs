@@ -74,7 +74,7 @@ pub(super) fn fly(
 
 /// A slot for a request in flight. The slot's index is the NBD cookie. The sender fills a slot
 /// before it sends the request, and the receiver returns the slot through a channel after the
-/// reply. Neither thread thus sees partial data of the other.
+/// reply. So no thread sees incomplete data that the other thread is still writing.
 #[derive(Default)]
 struct Slot {
     /// Number of the request plus one; zero while the slot is free.
@@ -190,7 +190,8 @@ impl Flight {
                     && requests.peek().is_some_and(|timed| timed.due_ns <= now_ns);
                 slot = if more { freed.try_recv().ok() } else { None };
             }
-            // The count grows first, so that the receiving thread does not stop too early.
+            // The count is increased before the request is sent, so that the receiving thread does
+            // not stop too early.
             self.sent.fetch_add(batch.len() as u64, Ordering::Release);
             // The sending time is taken after the whole batch is encoded, because the last slot of
             // the batch may have become free after the first request was encoded.

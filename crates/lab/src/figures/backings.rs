@@ -67,7 +67,8 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
     for (index, (name, config)) in VOLUMES.iter().enumerate() {
         let (before, after) = (&without[index], &with[index]);
         let [before_s, after_s] = [before, after].map(|run| run.by_op[0].mean_s());
-        // The queue in front of the limited volume is far longer than the latencies of the others.
+        // The chart leaves out the limited volume, because requests wait in its queue for far
+        // longer than the latencies of the other volumes.
         if index != LIMITED {
             chart = chart.group(BarGroup::new(*name, [Bar::Value(before_s), Bar::Value(after_s)]));
         }

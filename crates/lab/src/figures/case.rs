@@ -115,7 +115,7 @@ impl Case {
 /// The cache of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CaseCache {
-    /// No cache: every request goes to the backing.
+    /// The run has no cache: every request goes to the backing.
     Off,
     /// The cache of the published set-up
     /// ([`Experiment::cache`](crate::generate::Experiment::cache)).
@@ -136,8 +136,9 @@ pub(super) enum Backing {
     /// A disk array. The function returns the array's configuration for the total size of the
     /// disks.
     Array(fn(u64) -> ArrayConfig),
-    /// This many LUNs of an array. The function returns the configuration for the size of a LUN.
-    /// The experiment's disks are distributed over the LUNs in turn.
+    /// The backing consists of this many LUNs of an array. The function returns the array's
+    /// configuration for the size of a LUN. The experiment's disks are distributed over the LUNs in
+    /// turn.
     Luns(usize, fn(u64) -> ArrayConfig),
     /// A volume that is accessed through a network.
     Remote(RemoteConfig),

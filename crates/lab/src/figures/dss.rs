@@ -83,8 +83,8 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
         // are faster than without a cache.
         Line::new("mean disk read, cache against none", Unit::Percent, disk(with) / disk(without))
             .check("below 90 %", disk(with) < 0.9 * disk(without)),
-        // Not fitted: the response time consists of think time, flash reads and disk reads. The
-        // cache itself adds no time.
+        // This value is not fitted: the response time consists of think time, flash reads and disk
+        // reads, and the cache itself adds no time.
         Line::new(
             "response time against think time, flash and disks",
             Unit::Percent,

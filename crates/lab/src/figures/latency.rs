@@ -93,8 +93,8 @@ fn judge(source: &Source, runs: &[Measured]) -> Result<Findings> {
     let none = Line::new("mean latency, no cache", Unit::Seconds, without).published(baseline_s);
     let latency = Line::new("mean latency, cache", Unit::Seconds, with).published(source.with_s);
     let hits = Line::new("read hits", Unit::Percent, runs[1].stats.read_hit_ratio()).published(source.hits);
-    // Each source has two results. One was used to fit the parameters, so only the other one is a
-    // check.
+    // Each source has two results. One result was used to fit the parameters, so only the other
+    // result is a check.
     let (latency, hits) = match source.is_fitted_to_hits {
         true => (latency.near(LATENCY_APART_MAX), hits.by_construction("spots and theta")),
         false => {

@@ -111,7 +111,7 @@ impl Line {
     }
 
     /// Returns the line with a check that the measured number differs from the published number by
-    /// at most this share of it.
+    /// at most this share of the published number.
     ///
     /// # Panics
     /// Panics if the published value is not a number.

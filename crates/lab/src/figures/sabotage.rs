@@ -285,8 +285,8 @@ fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
         }),
         (&["reads that DRAM serves, 200 desktops"], |cases| cases.swap(1, 2)),
     ];
-    // At this scale a desktop has few pages. A steeper skew gives it the share of hits of a
-    // full-size desktop.
+    // At this scale a desktop has few pages. With a steeper skew, the small desktop has the same
+    // share of hits as a full-size desktop.
     let small = ["scale=1024", "theta=2.5", "boot-s=5", "login-s=5", "work-s=30"];
     sabotaged("fast-cache-desktops", &small, &sabotages);
 }

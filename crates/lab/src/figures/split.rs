@@ -10,7 +10,7 @@ use super::{FigureInfo, Findings, Size, Work};
 use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
 
 const GIB: f64 = 1_073_741_824.0;
-/// Flash of the source's disk group. 5 GB of it are neither read cache nor write buffer.
+/// Flash of the source's disk group. 5 GB of this flash are neither read cache nor write buffer.
 const FLASH: f64 = 894.0 * GIB;
 const READ: f64 = 620.6 * GIB;
 const WRITE: f64 = 268.3 * GIB;

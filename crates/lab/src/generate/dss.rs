@@ -2,10 +2,11 @@
 //! up rows through indexes. Each of about twenty users runs one query at a time.
 //!
 //! Published: a database of 15 GB with 8 KB I/O. A cache of 8 GB with 8 KB blocks has 89 % hits.
-//! Without the cache, there are 61.7 transactions per minute of 20.389 s each, and with it 112.9 of
-//! 10.859 s. Rate times response time is the number of users: 21. The response time fell by half
-//! and the disks' part of it by much more, so half of a query is not I/O. The generator uses this
-//! half as think time. Layout, skew, I/Os per query and think time are fitted.
+//! Without the cache, there are 61.7 transactions per minute, which take 20.389 s each. With the
+//! cache, there are 112.9 transactions per minute, which take 10.859 s each. Rate times response
+//! time is the number of users: 21. The response time fell by half and the disks' part of it by
+//! much more, so half of a query is not I/O. The generator uses this half as think time. Layout,
+//! skew, I/Os per query and think time are fitted.
 
 use super::common::{
     check_clients, check_footprint, check_percent, check_request, check_scale, check_theta, scaled,

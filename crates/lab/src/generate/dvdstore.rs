@@ -6,8 +6,8 @@
 //! request size is not published; 8 KB is common for such databases. The numbers of shoppers and of
 //! requests per order are fitted to the baseline. The cache block size is not published either.
 //! With blocks of 8 KB, a cache of two thirds of the database would have two thirds hits. The
-//! published gain at 10 GB is almost zero, as with blocks much larger than the requests. The
-//! generator therefore uses blocks of 512 KB.
+//! published gain at 10 GB is almost zero, which is the result if blocks are much larger than the
+//! requests. The generator therefore uses blocks of 512 KB.
 
 use super::common::{
     check_clients, check_footprint, check_percent, check_request, check_scale, draw_op, scaled,

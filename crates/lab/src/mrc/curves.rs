@@ -22,8 +22,8 @@ pub struct Totals {
     pub write_bytes: u64,
     /// Number of sectors that writes cover completely.
     pub write_sectors: u64,
-    /// Number of sectors that writes cover in part. In write-back, each of them is a separate write
-    /// to the backing.
+    /// Number of sectors that writes cover in part. In write-back, each of these sectors is a
+    /// separate write to the backing.
     pub write_parts: u64,
     /// Number of bytes in partly covered sectors.
     pub write_part_bytes: u64,
@@ -60,7 +60,7 @@ pub struct At {
     /// in write-around.
     pub write_hits: u64,
     /// Number of written bytes that never reach the backing, because they are overwritten or
-    /// discarded while dirty. Only in write-back.
+    /// discarded while dirty. This happens only in write-back.
     pub absorbed_bytes: u64,
     /// Number of reads of the backing: all misses.
     pub backing_reads: u64,

@@ -34,7 +34,7 @@ use hob_trace::{Op, Record};
 pub enum Mode {
     /// The write goes to the backing and the cache.
     WriteThrough,
-    /// The write goes to the cache, and to the backing when its block is evicted.
+    /// The write goes to the cache. The data goes to the backing when its block is evicted.
     WriteBack,
     /// The write goes to the backing, and cached data of its range becomes invalid.
     WriteAround,

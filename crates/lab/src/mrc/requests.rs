@@ -169,8 +169,8 @@ impl Requests {
         Ok(())
     }
 
-    /// Handles the partly covered sectors of a write: they become invalid, and dirty ones are
-    /// destaged first.
+    /// Handles the sectors that a write covers partly: dirty sectors are destaged first, and then
+    /// all these sectors become invalid.
     fn write_parts(&mut self, disk: u16, sectors: (u64, u64)) {
         self.totals.write_parts += sectors.1 - sectors.0;
         self.invalidate(disk, sectors);

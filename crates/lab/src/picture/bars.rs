@@ -227,8 +227,8 @@ struct Upright {
 impl Upright {
     /// Returns dimensions with room for every name and value, or `None` if there are none.
     fn fitting(chart: &BarChart) -> Option<Upright> {
-        // The left border depends on labels that depend on the legend's height. This value is a
-        // safe upper limit.
+        // The exact left border is unknown here: it depends on labels, which depend on the legend's
+        // height. This value is a safe upper limit.
         let legend = chart.legend(200.0);
         let (top, bottom) = (112.0 + legend.height(), f64::from(HEIGHT) - 50.0 + legend.height());
         let below = chart.ends().any(|end| end < 0.0);

@@ -3,7 +3,7 @@
 //!
 //! Each series has its name at the right end of its line. If the names do not fit there, they are
 //! in rows below the chart. If a series has more points than pixels, each pixel column keeps its
-//! first, lowest, highest and last point. No peak is thus lost.
+//! first, lowest, highest and last point. So no peak is lost.
 
 use super::axis::{Axis, AxisScale, Ends, Place, Tick};
 use super::canvas::{Anchor, Canvas, Style};

@@ -35,7 +35,8 @@ impl<'a> ChartText<'a> {
     }
 }
 
-/// One phase of the chart. Phases are drawn in order, each at the end of the previous one.
+/// One phase of the measured run, such as the first pass over the data. The chart shows the phases
+/// in order, each to the right of the previous one.
 #[derive(Clone, Copy, Debug)]
 pub struct Phase<'a> {
     /// Short name of the phase, for example "cold pass".

@@ -145,7 +145,7 @@ fn stepped(value: f64, step: f64) -> String {
     if value >= 1e15 || (value < 1e-12 && value > 0.0) {
         return format!("{value:.1e}");
     }
-    // A step such as 2.5 has one decimal more than its power of ten.
+    // A step such as 2.5 needs one decimal more than the power of ten from which it is made.
     let places = places + usize::from((step * 10f64.powi(places as i32)).fract().abs() > 0.01);
     let text = trimmed(format!("{value:.places$}"));
     match text.split_once('.') {

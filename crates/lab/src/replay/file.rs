@@ -3,10 +3,10 @@
 //!
 //! The threads share the list of requests behind a lock. The thread with the lock takes the next
 //! request and sleeps until just before its time. The thread then releases the lock, waits for the
-//! exact time and performs the request. Meanwhile the next thread can wake up and take the next
-//! request. A request cannot be cancelled: the run ends only when the kernel has completed all
-//! requests. Discards are not sent, because the standard library has no function for them.
-//! Writes write noise.
+//! exact time and performs the request. While this thread waits, the next thread can wake up and
+//! take the next request. A request cannot be cancelled: the run ends only when the kernel has
+//! completed all requests. Discards are not sent, because the standard library has no function for
+//! them. Write requests write noise.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -4,9 +4,9 @@
 //! that its writes are permitted ([`Changes`]), reads the trace a second time, and sends the
 //! requests. Memory does not grow with the trace. A request is due at its time since the first
 //! request, divided by the factor of the [`Pace`]. If `depth` requests are in flight, the next
-//! request waits for a reply and is late. The [`Report`] has the lateness of requests. On an idle
-//! host, requests are late by a few microseconds. On a busy host, they are later, because the
-//! replay's threads wait for a processor.
+//! request waits for a reply and is then sent late. The [`Report`] has the lateness of requests. On
+//! an idle host, requests are late by a few microseconds. On a busy host, they are later, because
+//! the replay's threads wait for a processor.
 
 mod file;
 mod pace;

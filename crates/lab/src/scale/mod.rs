@@ -32,7 +32,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 pub enum Knowledge {
     /// Hosts do not throttle. A host with more requests in flight gets a larger part of the rate.
     Unthrottled,
-    /// Hosts exchange nothing. Each host throttles by the latency that it measures itself.
+    /// Hosts exchange no reports. Each host throttles by the latency that it measures itself.
     Latency,
     /// The hosts send reports to each other.
     Reports {

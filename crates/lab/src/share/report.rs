@@ -102,7 +102,8 @@ fn size(row: &Row) -> String {
     format!("{} ({} of the data)", bytes(row.cache_bytes), Unit::Percent.text(row.cache_share))
 }
 
-/// Returns a bar chart of read hits with one series for each division.
+/// Returns a bar chart of read hits with one series for each way to divide the pool between the
+/// disks.
 fn chart(title: String, rows: &[Row]) -> BarChart {
     let chart = BarChart::new(title, "read hits", Unit::Percent);
     rows.iter().fold(chart, |chart, row| chart.series(row.division))

@@ -199,7 +199,7 @@ impl Handshake {
     /// first option as output.
     ///
     /// # Panics
-    /// If this negotiation did not end with `StartTls`.
+    /// Panics if this negotiation did not end with `StartTls`.
     #[must_use]
     pub fn inside_tls(self) -> Self {
         assert!(self.option == opt::STARTTLS && self.state == State::Ended, "TLS was not started");

@@ -203,7 +203,7 @@ impl ReplyDecoder {
     /// Handles bytes from the server and returns how many were consumed.
     ///
     /// # Errors
-    /// If the server breaks the protocol. Every later call returns the same error.
+    /// Returns an error if the server breaks the protocol. Every later call returns the same error.
     pub fn handle_input(&mut self, bytes: &[u8], in_flight: &dyn InFlight) -> Result<usize, ReplyError> {
         let mut rest = bytes;
         while self.is_idle() {
@@ -243,7 +243,8 @@ impl ReplyDecoder {
     /// Reports that the caller took `bytes` of payload from the stream.
     ///
     /// # Panics
-    /// If `bytes` exceeds the pending payload, because the caller would have consumed a header.
+    /// Panics if `bytes` exceeds the pending payload, because the caller would have consumed a
+    /// header.
     #[inline]
     pub const fn payload_received(&mut self, bytes: u32) {
         assert!(bytes <= self.payload_pending, "more payload was taken than the reply has");

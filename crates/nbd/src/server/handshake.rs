@@ -215,7 +215,7 @@ impl Handshake {
     /// messages.
     ///
     /// # Panics
-    /// If this negotiation did not end with `StartTls`.
+    /// Panics if this negotiation did not end with `StartTls`.
     #[must_use]
     pub fn inside_tls(self) -> Self {
         assert!(self.tls == Tls::Started, "TLS was not started");

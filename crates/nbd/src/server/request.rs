@@ -12,7 +12,8 @@ use crate::wire::{ErrorCode, REQUEST_BYTES};
 /// Decodes a request header.
 ///
 /// # Errors
-/// [`RequestError::BadMagic`]: close the connection.
+/// Returns [`RequestError::BadMagic`] if the header has a wrong magic number. The caller must then
+/// close the connection.
 #[inline]
 pub fn decode_request(bytes: &[u8; REQUEST_BYTES]) -> Result<Request, RequestError> {
     Request::decode(bytes).ok_or(RequestError::BadMagic)
@@ -50,9 +51,10 @@ pub enum Refusal {
 /// `block_size_max` bytes. TRIM, WRITE_ZEROES, CACHE and BLOCK_STATUS may be as long as the export.
 ///
 /// # Errors
-/// How to refuse the request. The error codes follow "Error values" and existing servers: EPERM
-/// first on a read-only export, ENOSPC for writes past the end, EOVERFLOW for an unfragmented READ
-/// that is too long, EINVAL otherwise.
+/// Returns the error code with which the server refuses the request. The error codes follow the
+/// section "Error values" of the specification and existing servers: EPERM first on a read-only
+/// export, ENOSPC for writes past the end, EOVERFLOW for an unfragmented READ that is too long,
+/// EINVAL otherwise.
 #[inline]
 pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), Refusal> {
     let info = &negotiated.info;

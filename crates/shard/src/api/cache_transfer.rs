@@ -28,7 +28,8 @@ pub enum TransferCall {
     Extents(Vec<u64>, Answer<Vec<(u64, u64)>>),
     /// Flush the disk: either [`Op::Flush`] or [`Op::Settle`].
     Flush(Op, Answer<()>),
-    /// Invalidate these sector ranges in the cache, and pull again what was pulled of them already.
+    /// Invalidate these sector ranges in the cache, and pull the parts of them again that were
+    /// pulled already.
     Forget(Vec<(u64, u64)>, Answer<()>),
     /// Add sector ranges that the other host has in its cache to the list of data to pull.
     Listed(Vec<(u64, u64)>, Answer<()>),
@@ -66,8 +67,8 @@ pub struct PeerAttachment {
 pub struct Progress {
     /// Number of bytes pulled.
     pub pulled_bytes: u64,
-    /// Bytes among `pulled_bytes` that were pulled more than once because they were written
-    /// meanwhile.
+    /// Bytes among `pulled_bytes` that were pulled more than once, because guests wrote to them
+    /// after the first pull.
     pub again_bytes: u64,
     /// Number of bytes that wait to be pulled.
     pub left_bytes: u64,

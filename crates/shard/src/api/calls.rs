@@ -144,8 +144,9 @@ calls! {
         parent: Option<DiskId>,
     };
 
-    /// Ends a [check](super::ShardEvent::ParentUnchecked) of the files of a parent's disk, because they
-    /// are unchanged. Its clones read shared data from it again, unless a later check is required.
+    /// Ends a [check](super::ShardEvent::ParentUnchecked) of the files of a parent's disk, because
+    /// they are unchanged. The clones of the parent read shared data from its disk again, unless a
+    /// later check is required.
     order parent_checked: ParentChecked {
         id: DiskId,
         /// Number of the check.
@@ -241,7 +242,7 @@ calls! {
     order allow_flash_writes: AllowFlashWrites { allowances: Vec<(DiskId, Option<Allowance>)> };
 
     /// Returns the number of NBD and vhost-user clients of a disk. A mounted file counts as one
-    /// while it is served, because its users are unknown.
+    /// client while it is served, because hob does not know the file's users.
     query users: Users { id: DiskId } -> u64;
 
     /// Resets a statistic of a disk.

@@ -45,7 +45,8 @@ pub enum ShardEvent {
     /// A flush of a disk's backing failed, or the backing restarted: acknowledged writes may be
     /// lost.
     WritesInDoubt(DiskId),
-    /// Guests of a disk must still get an error, because acknowledged writes may be lost.
+    /// An error must still be reported to guests of a disk, because acknowledged writes may be
+    /// lost.
     FailuresOwed {
         /// The disk.
         disk: DiskId,

@@ -24,7 +24,7 @@ const TURNS: u32 = 40;
 
 /// Returns the result of `work`, or `None` if `work` is not complete after `limit`. The limit is
 /// divided into time slices. A pause of this process (SIGSTOP, a suspended VM, a host without a
-/// free processor) uses up only one of them, so that an answer can still arrive after the pause.
+/// free processor) uses up only one time slice, so that an answer can still arrive after the pause.
 pub async fn in_time<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     let mut work = std::pin::pin!(work);
     for _ in 0..TURNS {
@@ -82,9 +82,10 @@ impl ShardHandle {
         changed
     }
 
-    /// Removes the crash log of a disk whose cache was closed or removed. The crash log of a cache
-    /// that was closed without its mark of a clean close must stay until it is saved that the next
-    /// start needs none. If the process is killed earlier, the next start expects to find it.
+    /// Removes the crash log of a disk whose cache was closed or removed. If a cache was closed
+    /// without the mark of a clean close, its crash log must stay until the saved state says that
+    /// the next start needs no crash log. If the process is killed before that, the next start
+    /// expects to find the crash log.
     pub fn remove_ended_crash_log(&self, id: DiskId) {
         self.surviving.remove_ended_crash_log(id);
     }

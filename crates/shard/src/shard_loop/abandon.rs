@@ -35,10 +35,10 @@ impl Shard {
         self.commands.leave_behind(id);
     }
 
-    /// Abandons the backing of a disk that is being removed, if nothing is lost by that. Dirty data
-    /// stays in the cache. Acknowledged changes that only the backing has are lost if it never
-    /// flushes them, so the removal waits for their flush. After that flush has failed, guests get
-    /// an error, and the removal no longer waits.
+    /// Abandons the backing of a disk that is being removed, if this loses no data. Dirty data
+    /// stays in the cache. Acknowledged changes that only the backing has are lost if the backing
+    /// never flushes them. So the removal waits for a flush of these changes. If this flush fails,
+    /// the failure is reported to guests, and the removal does not wait any more.
     pub(super) fn stop_waiting(&mut self, now: Instant, id: DiskId) {
         let at_risk = self.engine.guests_at_risk(id).unwrap_or(0);
         if self.is_abandoned(id) || at_risk > self.engine.failures_owed(id) {

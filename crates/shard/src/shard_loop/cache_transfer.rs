@@ -49,8 +49,8 @@ struct CacheTransfer {
     in_flight: u32,
     /// No pull starts before this time.
     pause: Option<Instant>,
-    /// Bytes that arrived but were not kept: they were overwritten meanwhile, or the cache had no
-    /// room.
+    /// Bytes that arrived but were not kept, because a guest had overwritten them before, or
+    /// because the cache had no room.
     again_bytes: u64,
 }
 
@@ -109,7 +109,8 @@ impl CacheTransfers {
         let (how, pause_ns) = match (reply.result, reply.outcome) {
             (Ok(()), Outcome::MissFlashBusy) => (Pulled::Again, BUSY_NS),
             (Ok(()), _) => (Pulled::Done, 0),
-            // The disk's own backing fails. A guest that reads there gets the error.
+            // The pull failed because the disk's own backing fails. A guest that reads this data
+            // receives the error.
             (Err(_), _) if !is_standby => (Pulled::Done, 0),
             (Err(_), _) => (Pulled::Again, FAILED_NS),
         };
@@ -299,8 +300,8 @@ impl Shard {
         match call {
             TransferCall::Own(role, answer) => {
                 if role == Role::Away {
-                    // This host stops being the owner, so another host must not read stale data
-                    // from it.
+                    // This host stops being the owner, so another host must not read data from it
+                    // any more, which could be stale.
                     self.clients.close_peers(id, &mut self.ring);
                 }
                 let command = self.commands.next(Waiting::Plain(answer));

@@ -33,8 +33,8 @@ const RECEIVE_BYTES: usize = 64 << 10;
 /// buffers, in nanoseconds.
 const HOARDING_NS_MAX: u64 = 5_000_000_000;
 
-/// Time a client in the middle of a request gets to complete it while the shard quiesces, in
-/// nanoseconds.
+/// Time that a client in the middle of sending a request has to complete it while the shard
+/// quiesces, in nanoseconds.
 const RESTLESS_NS_MAX: u64 = 3_000_000_000;
 
 /// Maximum number of requests of one connection that one turn of the shard's loop starts if they
@@ -206,8 +206,8 @@ impl Clients {
         }
     }
 
-    /// Changes the size of a disk for the kernel, which learns it by other means. Other clients keep
-    /// the size that they negotiated.
+    /// Changes the size of a disk for the kernel's NBD client, which learns the new size by other
+    /// means. Other clients keep the size that they negotiated.
     pub(super) fn grow(&mut self, disk: DiskId, size_bytes: u64) {
         let is_kernel =
             |client: &&mut Client| client.transport == Transport::Kernel && client.connection.disk() == disk;
@@ -313,8 +313,8 @@ impl Clients {
         self.room = true;
     }
 
-    /// Answers a block status query. `allocation` holds the allocated extents, if the client asked
-    /// for them; dirty bitmaps come from the engine.
+    /// Answers a block status query. `allocation` has the allocated extents, if the client
+    /// requested them. The content of dirty bitmaps comes from the engine.
     pub(super) fn handle_status(&mut self, id: u64, allocation: Result<&[Extent], IoError>, engine: &Engine) {
         let id = RequestId(id);
         let number = Connection::number_of(id) as u16;
@@ -490,7 +490,8 @@ impl Clients {
         }
         match client.connection.poll_receive() {
             // Requests arrived while there was no room for their replies. The client may send
-            // nothing more before it gets these replies.
+            // nothing more before it receives these replies, so no further event would come, and
+            // the connection is listed now.
             Receive::Bytes if client.rx.as_ref().is_some_and(|rx| rx.filled().len() >= REQUEST_BYTES) => {
                 self.list(number);
             }

@@ -24,8 +24,8 @@ pub(super) struct Commands {
     waiting: BTreeMap<CommandId, Waiting>,
     /// Bitmaps that the engine returned when disks were removed.
     bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
-    /// Number of guests per disk that must still get an error because acknowledged writes may be
-    /// lost.
+    /// Number of guests of each disk to which an error must still be reported, because acknowledged
+    /// writes may be lost.
     failures_owed: BTreeMap<DiskId, u32>,
     /// Disks that the engine has removed and whose backing is being closed.
     closing: BTreeMap<DiskId, Option<Farewell>>,
@@ -240,7 +240,7 @@ impl Shard {
                 self.clients.close("the export was removed", &mut self.ring, is_of);
             }
             ShardCall::Attach { id, socket, negotiated, leftover, promote, transport, permit } => {
-                // If the disk was removed meanwhile, the connection is dropped.
+                // If the disk was removed in the meantime, the connection is dropped.
                 if self.serves(id) {
                     let attachment =
                         ClientAttachment { socket, promote, transport, permit, kind: ClientKind::Guest };
@@ -250,7 +250,7 @@ impl Shard {
                 }
             }
             ShardCall::AttachFile { id, device, file, rights } => {
-                // If the disk was removed meanwhile, the file is dropped.
+                // If the disk was removed in the meantime, the file is dropped.
                 if self.serves(id) {
                     let before = file.size;
                     let session = self.files.attach(&mut self.ring, id, device, file, rights);
@@ -380,7 +380,8 @@ impl Shard {
     }
 
     /// Reports guests whose changes are only in this process's memory as guests with a loss. A kill
-    /// of the process makes that true, and nothing could report it then.
+    /// of the process would really lose these changes, and nothing could report the loss after the
+    /// kill.
     pub(super) fn report_exposure(&mut self, disk: DiskId) {
         let backing = self.backings.get_mut(disk.0 as usize).and_then(Option::as_mut);
         let Some(is_exposed) = backing.and_then(|backing| backing.poll_exposure()) else { return };

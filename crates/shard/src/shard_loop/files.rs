@@ -108,8 +108,8 @@ impl Files {
         SessionId(u32::from(number) | NUMBER_BIT)
     }
 
-    /// Closes the FUSE connections of a disk. Programs that have the file open get errors from now
-    /// on.
+    /// Closes the FUSE connections of a disk. Programs that have the file open receive errors from
+    /// now on.
     pub(super) fn close(&mut self, ring: &mut Ring, disk: DiskId) {
         for number in 0..self.files.len() {
             if self.files[number].as_ref().is_some_and(|file| file.session.disk() == disk) {
@@ -400,7 +400,7 @@ impl File {
                 }
             };
             match result {
-                // The requesting program or the file may be gone.
+                // This happens if the requesting program has ended or the file was unmounted.
                 Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
                 Err(errno) => tracing::error!(?answer, "cannot write a reply to /dev/fuse: {errno}"),
             }

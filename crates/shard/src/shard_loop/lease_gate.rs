@@ -111,8 +111,7 @@ impl Leases {
         None
     }
 
-    /// Does the same as `pass` for the reply to a block status query. These replies need not keep
-    /// their order.
+    /// Like `pass`, for the reply to a block status query. Such replies need not keep their order.
     pub(super) fn pass_status(
         &mut self,
         look: Option<Instant>,
@@ -195,8 +194,8 @@ impl Shard {
         }
     }
 
-    /// Prepares the removal of a disk from this shard. Waiting replies are sent now, because they
-    /// would be lost later.
+    /// Prepares the removal of a disk from this shard. Waiting replies are sent now, because the
+    /// removal would lose them.
     pub(super) fn leave_lease(&mut self, now: Instant, id: DiskId) {
         if let Some(lease) = self.leases.get_mut(id) {
             lease.is_leaving = true;

@@ -16,7 +16,7 @@ const EXTENTS_MAX: usize = 1 << 15;
 /// Returns the extents of a range in each of these NBD metadata contexts.
 ///
 /// # Errors
-/// A bitmap was removed after the client selected it.
+/// Returns an error if a bitmap was removed after the client selected it.
 pub(super) fn extents_of(
     engine: &Engine,
     disk: DiskId,

@@ -199,7 +199,8 @@ impl Shard {
         while !self.commands.is_over() {
             let now = self.now();
             let is_busy = (0..TURNS_MAX).all(|turn| self.turn(now, turn == 0));
-            // All other work has a turn before the next query.
+            // Only one query is handled in each turn, so that all other work has a turn before the
+            // next query.
             match self.answer_query(now) | is_busy {
                 true => self.look_up(),
                 false => self.sleep(),
@@ -311,7 +312,7 @@ impl Shard {
     fn collect(&mut self, now: Instant, disk: DiskId) {
         self.report_exposure(disk);
         self.collect_done(now, disk);
-        // A read that the parent's disk cannot serve may complete at once.
+        // A read that the parent's disk cannot serve may complete immediately.
         while self.ask_parent(now, disk) {
             self.collect_done(now, disk);
         }
@@ -380,7 +381,7 @@ impl Shard {
             let Some(io) = self.engine.poll_io() else { break };
             progress = true;
             self.submit(now, &io);
-            // An I/O that completes at once may need copies.
+            // An I/O that completes immediately may need copies between buffers.
             self.make_copies();
         }
         let mut look = None;
@@ -565,9 +566,9 @@ impl Shard {
         }
         let overlap = self.clients.requests_overlap() || self.files.requests_overlap();
         let waited = match (self.quick[kind], overlap) {
-            // Many events arrive one by one. Handling several of them together saves wake-ups.
-            // Without device I/O the shard gathers all events, otherwise an eighth of the I/Os in
-            // flight.
+            // Many events arrive one by one. Handling several of them together saves wake-ups. If
+            // there is no device I/O, the shard gathers all events. Otherwise it gathers an eighth
+            // of the I/Os in flight.
             (true, true) => {
                 let events = if working == 0 { usize::MAX } else { 1 + working / 8 };
                 self.ring.submit_and_nap(events, timeout.unwrap_or(NAP_MAX).min(NAP_MAX))
@@ -587,7 +588,8 @@ impl Shard {
     fn poll_vhost_user(&mut self, working: usize) -> bool {
         let vhost_user = &self.vhost_user;
         if working == 0 && self.quick[0] {
-            // A driver that got a reply queues its next request faster than it could notify.
+            // After a reply, a driver queues its next request sooner than a notification could
+            // arrive.
             if self.ring.watch(self.spin_max, || vhost_user.has_work()) {
                 return true;
             }

@@ -6,8 +6,9 @@
 //! is then copied into the clone's buffer. If no buffer is free or the parent's disk fails, the
 //! clone's own backing reads the data.
 //!
-//! It also reads the data if the parent's disk does not answer in time. Its own requests obey the
-//! `backing_timeout` of the clone. A late answer of the parent's disk is ignored.
+//! The clone's own backing also serves the read if the parent's disk does not answer in time.
+//! Requests to this backing obey the `backing_timeout` of the clone. A late answer of the parent's
+//! disk is ignored.
 //!
 //! # Checks of the parents' files
 //! The files of a parent may have changed while this thread was paused, or while the server of the
@@ -136,7 +137,8 @@ impl Parents {
         assert!(before.is_none(), "as many requests cannot be in flight");
     }
 
-    /// Returns how long a read may wait for a parent's disk; `None` if it is not sent there.
+    /// Returns how long a read may wait for a parent's disk; `None` if the read must not be sent to
+    /// this disk.
     fn answer_max(&self, engine: &Engine, parent: DiskId, read: &ParentRead) -> Option<Duration> {
         let Some(count) = self.unanswered.get(&parent) else { return Some(ANSWER_MAX) };
         let is_sent = *count < UNANSWERED_MAX || engine.would_read_flash(parent, read.offset, read.len);
@@ -174,14 +176,15 @@ impl Parents {
         self.unchecked.contains_key(&parent)
     }
 
-    /// Returns the result of a read that the parent's disk has answered. It is an error while the files
-    /// of the parent must be checked: the read may have been sent before, and returned changed data.
+    /// Returns the result that a clone gets for a read that hob sent to the disk of the clone's
+    /// parent. While the parent's files must be checked for changes, the result is an error,
+    /// because the read may have returned changed data.
     fn result_of(&self, asked: &Asked, result: Result<(), IoError>) -> Result<(), IoError> {
         if self.is_unchecked(asked.parent) { Err(IoError::ShuttingDown) } else { result }
     }
 
-    /// Records the number of connection changes of the backing of a clone or of a parent. Returns true
-    /// if it is not the recorded one.
+    /// Records the number of connection changes of the backing of a clone or of a parent. Returns
+    /// true if the number differs from the recorded one.
     fn has_reconnected(&mut self, disk: DiskId, changes: u64) -> bool {
         self.connections.insert(disk, changes).is_some_and(|before| before != changes)
     }
@@ -275,8 +278,9 @@ impl Shard {
         }
     }
 
-    /// Requires a check of a clone's parent if a connection of the clone's or the parent's backing was
-    /// lost since the last check was required: programs could write the files meanwhile.
+    /// Requires a check of a clone's parent if a connection of the clone's or the parent's backing
+    /// was lost since the last check was required: while the connection was lost, programs could
+    /// write the files.
     fn check_connections(&mut self, clone: DiskId) {
         let Some(parent) = self.parents.links.get(&clone).copied() else { return };
         let mut is_changed = false;

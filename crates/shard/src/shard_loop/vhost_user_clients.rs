@@ -226,7 +226,8 @@ impl VhostUserClients {
         }
         if token.kind() == KICK {
             if completion.result < 0 {
-                // Unexpected for an eventfd. The queue is still polled while it is busy.
+                // This failure is unexpected for an eventfd. The queue is still polled while it is
+                // busy.
                 tracing::warn!(
                     disk = client.device.disk().0,
                     queue,
@@ -305,7 +306,8 @@ impl VhostUserClients {
                     }
                 }
                 if !client.listed {
-                    // Some requests are answered at once.
+                    // The engine answers some requests immediately. So this client is listed now,
+                    // for its replies to be sent.
                     client.listed = true;
                     self.answered.push(number);
                 }

@@ -21,7 +21,7 @@ const WAIT_NS: u64 = 1_000_000_000;
 
 /// State of an abandoned backing.
 pub(super) struct Abandonment {
-    /// Time at which requests in flight are abandoned; `None` once they were abandoned.
+    /// Time at which the requests in flight will be abandoned; `None` after that.
     gives_up_at: Option<Instant>,
     refused: VecDeque<IoId>,
     /// Abandoned requests that have not ended, with their memory.
@@ -111,8 +111,9 @@ impl Backing {
         self.driver.set_wait_max(now, change);
     }
 
-    /// Returns true if the backing may still execute changes of this host, although hob does not wait
-    /// for them: it did not answer them, or its connection is lost and no flush has covered them.
+    /// Returns true if the backing may still execute changes of this host, although hob does not
+    /// wait for these changes any more: the backing has not answered them, or its connection is
+    /// lost and no flush has covered them.
     pub fn may_change_later(&self) -> bool {
         let is_cut_off = !self.is_revoked && self.monitor.is_disconnected();
         self.left_requests || is_cut_off && self.flush_state.is_unflushed()

@@ -1,8 +1,8 @@
 //! Objects below a block device: the file of a loop device, and the disk of a partition.
 //!
-//! The kernel's locks of a loop device and of its file are independent, so both could become disks.
-//! hob therefore also locks the file. Partitions need no such lock, because a block device that is
-//! open exclusively excludes its partitions and its disk.
+//! The kernel's locks of a loop device and of its file are independent. So the loop device could
+//! become one disk and its file another. hob therefore also locks the file. Partitions need no such
+//! lock, because a block device that is open exclusively excludes its partitions and its disk.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -55,7 +55,8 @@ fn below_in(sys: &Path, mut number: u64) -> Vec<(Object, Share)> {
             share = Share::Part;
         }
         found.push((Object::Path(file.clone()), share));
-        // Other files may be on a filesystem that hangs.
+        // Only files below `/dev` are examined, because other files may be on a filesystem that
+        // hangs.
         let device =
             Some(&file).filter(|file| file.starts_with("/dev")).and_then(|file| fs::metadata(file).ok());
         match device {
@@ -88,13 +89,13 @@ impl BelowLocks {
     /// Locks the files below the device.
     ///
     /// # Errors
-    /// Another process has one of the files open. The error has its path. No lock is kept.
+    /// Returns the path of a file, and the reason, if the file cannot be locked because another
+    /// process has it open. Then no lock is kept.
     pub(crate) fn take(&self, access: Access) -> Result<(), (PathBuf, LockError)> {
         let mut taken = Vec::new();
         for (object, share) in below(self.number) {
             let Object::Path(path) = object else { continue };
-            // The file may have been deleted or renamed, and then no other disk can be on it by
-            // this name.
+            // If the file was deleted or renamed, no other disk can use it under this name.
             if super::path::check(&path).is_err() {
                 continue;
             }

@@ -36,8 +36,8 @@ pub trait Driver: Send {
         false
     }
     /// Returns whether this process's memory alone has acknowledged changes that no flush covers,
-    /// so that a kill of the process loses them. Returns `None` if this is the same as at the last
-    /// call.
+    /// so that a kill of the process loses them. Returns `None` if the result is the same as at the
+    /// last call.
     fn poll_exposure(&mut self) -> Option<bool> {
         None
     }
@@ -63,7 +63,7 @@ pub trait Driver: Send {
     }
     /// Returns a reader for the attached backing, if it supports one. The reader is used to compare
     /// cached data with the backing while the disk is served. Backings with only one connection
-    /// have none.
+    /// have no such reader.
     fn reader(&self) -> Option<Box<dyn Reader>> {
         None
     }
@@ -115,8 +115,9 @@ pub trait Driver: Send {
     fn parent(&self) -> Result<Option<Parent>, NotShared> {
         Ok(None)
     }
-    /// Returns the name of the content of a backing that does not change. Clones use it to name
-    /// their [parent](Parent). A changed backing has a different name when it is opened again.
+    /// Returns the name of the content of a backing that does not change. Clones use this name for
+    /// their [parent](Parent). If the backing has changed, it has a different name when it is
+    /// opened again.
     fn constant(&self) -> Option<&str> {
         None
     }
@@ -144,9 +145,9 @@ pub trait Driver: Send {
     /// gate.
     fn set_gate(&mut self, _ring: &mut Ring, _gate: Arc<dyn Gate>) {}
     /// Suspends changes, because another host may be about to write the disk. Cancels changes that
-    /// the server has not answered, and keeps them. They are sent again after
-    /// [`resume`](Self::resume). Submit no changes meanwhile. Backings that fence other writers, or
-    /// cannot cancel changes, ignore the call.
+    /// the server has not answered, and sends them again after [`resume`](Self::resume). Submit no
+    /// changes before `resume`. Backings that fence other writers, or cannot cancel changes, ignore
+    /// the call.
     fn suspend(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// Ends [`suspend`](Self::suspend) if no other host has written the disk: sends the kept
     /// changes again.
@@ -155,7 +156,7 @@ pub trait Driver: Send {
     /// they fail and are not sent again.
     fn revoke(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// Changes how long requests wait for a disconnected backing, including requests that already
-    /// wait. Backings that do not reconnect by themselves ignore it.
+    /// wait. Backings that do not reconnect by themselves ignore this setting.
     fn set_wait_max(&mut self, _now: Instant, _wait_max: WaitMax) {}
     /// Returns how long requests wait for a disconnected backing; `None` if the driver does not know.
     fn wait_max(&self) -> Option<Duration> {
@@ -166,8 +167,8 @@ pub trait Driver: Send {
     fn is_lost(&self) -> bool {
         false
     }
-    /// Returns why the disk [is lost](Self::is_lost), if not another program has opened it. The text
-    /// is a sentence without a period.
+    /// Returns the reason why the disk [is lost](Self::is_lost), or `None` if the reason is that
+    /// another program has opened it. The text is a sentence without a period.
     fn loss_reason(&self) -> Option<String> {
         None
     }
@@ -179,7 +180,7 @@ pub trait Reader: Send {
     /// [`Backing::read_before_attach`](super::Backing::read_before_attach).
     ///
     /// # Errors
-    /// An [`IoError`] of the backing.
+    /// Returns an [`IoError`] of the backing.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError>;
 }
 

@@ -36,9 +36,9 @@ impl ChangeToken {
 /// Times of a file's last changes by the clock of this host, nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangeTimes {
-    /// Last change of the content (mtime). Programs can set it.
+    /// Time of the last change of the content (mtime). Programs can set this time.
     pub modified_ns: u64,
-    /// Last change of the content, or of attributes such as owner and name (ctime).
+    /// Time of the last change of the content, or of attributes such as owner and name (ctime).
     pub changed_ns: u64,
 }
 
@@ -170,7 +170,7 @@ fn of_status(status: &Stat) -> Option<ChangeToken> {
     )))
 }
 
-/// Returns the id of the host's present boot; `None` if the kernel does not tell it. Evidence is
+/// Returns the id of the host's present boot; `None` if the kernel does not provide it. Evidence is
 /// valid until the next boot, because a power failure can lose timestamps of data that it kept.
 fn boot_id() -> Option<&'static str> {
     static ID: OnceLock<Option<String>> = OnceLock::new();

@@ -22,8 +22,8 @@
 //! write a dirty page later.
 //!
 //! # Locks
-//! Exclusive for a writable disk, shared for a read-only one; see [`crate::lock`]. The file below a
-//! loop device is locked too; see [`super::below`].
+//! The lock of the file is exclusive for a writable disk, and shared for a read-only disk; see
+//! [`crate::lock`]. The file below a loop device is also locked; see [`super::below`].
 //!
 //! # Files that shrink
 //! A write past the end of a file would enlarge it again, with a hole of zeroes. So the file's size
@@ -72,8 +72,8 @@ use probe::{direct_block_bytes, mark_of, status};
 use stale::Stale;
 use steps::{PUNCH, Several, Step, first_step};
 
-/// Flag in the token index of an I/O with several operations. The other bits are its slot. Without
-/// the flag, the index is the I/O's id.
+/// Flag in the token index of an I/O with several operations. The other bits of such an index are
+/// the slot of the I/O. Without the flag, the index is the id of an I/O with one operation.
 const SEVERAL: u32 = 1 << 31;
 
 /// Token index of the helper's eventfd. Slots never reach this number.
@@ -128,8 +128,8 @@ struct FileBacking {
     working: BTreeSet<IoId>,
     /// Durable writes in flight.
     durable: BTreeSet<IoId>,
-    /// Whether a durable write failed and this was not reported yet. Other unflushed writes may be
-    /// lost too.
+    /// True if a durable write failed and no flush has reported the failure yet. Other unflushed
+    /// writes may be lost with it.
     has_lost: bool,
     /// I/Os that wait until fewer I/Os occupy kernel workers.
     to_work: VecDeque<Io>,
@@ -190,7 +190,8 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     // For a block device, exclusive means that it is not mounted.
     let exclusive = if is_block_device && write && options.locked { libc::O_EXCL } else { 0 };
     let open = |flags| OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
-    // A file that is replaced while it is opened has a different state afterwards.
+    // If the file is replaced while it is being opened, its state before and after the opening
+    // differs.
     let is_constant = !write && options.locked && !is_block_device;
     let state = || if is_constant { image_state(path, Format::Raw, &[]).ok() } else { None };
     let before = state();
@@ -222,7 +223,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         )));
     }
     let metadata = buffered.metadata().map_err(system)?;
-    // This comes before any attempt that changes timestamps.
+    // The state is read here, before any of hob's own attempts that change timestamps.
     let evidence = if is_block_device { None } else { evidence::at_opening(&buffered) };
     let times = if is_block_device { None } else { evidence::times_at_opening(&buffered) };
     let has_timestamps = !is_block_device && evidence::has_timestamps(&buffered);
@@ -366,8 +367,8 @@ impl FileBacking {
         }
     }
 
-    /// Makes the helper thread close the files once the kernel has no I/O of them, because closing
-    /// may block too.
+    /// When the kernel has no I/O of the files any more, makes the helper thread close them,
+    /// because closing may block.
     fn end_if_idle(&mut self, ring: &mut Ring) {
         if self.life != Life::Ending || self.in_flight > 0 {
             return;

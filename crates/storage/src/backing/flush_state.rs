@@ -8,7 +8,7 @@ use hob_engine::units::IoId;
 pub(super) struct FlushState {
     /// False if a flush that began after the end of the last change has succeeded.
     is_unflushed: bool,
-    /// Changes in flight. A flush that begins meanwhile does not cover them.
+    /// Changes in flight. A flush that begins while they are in flight does not cover them.
     changes: Vec<IoId>,
     /// Flushes in flight that began after the end of the last change.
     flushes: Vec<IoId>,

@@ -1,9 +1,9 @@
 //! Image formats: how hob decides how to read a file or block device.
 //!
-//! The operator decides, or the file's extension. The content never decides, because the guest
-//! writes it. A guest could write an image header to its raw disk that names host files as backing
-//! files. hob compares the content with known headers when a disk is added, only to ask the
-//! operator or to warn.
+//! The operator or the file's extension determines the format of an image. The content never
+//! determines it, because the guest writes the content. A guest could write an image header to its
+//! raw disk that names host files as backing files. hob compares the content with known headers
+//! when a disk is added, only to ask the operator or to warn.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -89,7 +89,7 @@ const FORMATS: &[Row] = &[
     },
 ];
 
-/// Header of VHD images. A VHD of fixed size has it only in its last sector.
+/// Header of VHD images. A VHD of fixed size has this header only in its last sector.
 const VPC_COOKIE: &[u8] = b"conectix";
 
 /// Header of LUKS1 and LUKS2 volumes.
@@ -133,7 +133,7 @@ impl Format {
     /// The result must not decide how the file is opened.
     ///
     /// # Errors
-    /// [`OpenError`] if the path cannot be a backing.
+    /// Returns an [`OpenError`] if the path cannot be a backing.
     pub fn resembled(path: &Path) -> Result<Format, OpenError> {
         let system = |source| OpenError::System { path: path.into(), source };
         path::check(path)?;
@@ -161,7 +161,7 @@ impl Format {
     /// Returns true if the content starts with the header of a LUKS volume. Such a disk is raw.
     ///
     /// # Errors
-    /// [`OpenError`] if the path cannot be a backing.
+    /// Returns an [`OpenError`] if the path cannot be a backing.
     pub fn resembles_luks(path: &Path) -> Result<bool, OpenError> {
         let system = |source| OpenError::System { path: path.into(), source };
         path::check(path)?;

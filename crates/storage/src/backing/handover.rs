@@ -3,7 +3,7 @@
 //!
 //! | | reads | changes | flushes |
 //! |---|---|---|---|
-//! | in standby | from the peer, which owns the disk; they wait if there is no peer or it fails |
+//! | in standby | from the peer, which owns the disk; reads wait if there is no peer or the peer fails |
 //! refused | of the own backing |
 //! | taken over, with the former owner as peer | from the peer for sectors that it has and that
 //! were not written since; otherwise from the own backing | to the own backing | likewise |
@@ -11,10 +11,10 @@
 //!
 //! At the hand-over the peer is disconnected, because its later replies are not the owner's. The
 //! former owner is connected again as another peer. The former owner wrote all changes through and
-//! flushed them before the hand-over. So its flash is as current as the backing for sectors that
-//! were not written since. A write on this host is recorded before it is issued. The written
-//! sectors are not read from a peer again, even if the peer lists them later ([`RemainingRanges`]).
-//! The engine never has a read and a write of one sector in flight at once.
+//! flushed them before the hand-over. So for sectors that were not written since the hand-over, the
+//! former owner's flash is as current as the backing. A write on this host is recorded before it is
+//! issued. The written sectors are not read from a peer again, even if the peer lists them later
+//! ([`RemainingRanges`]). The engine never has a read and a write of one sector in flight at once.
 //!
 //! After the hand-over a peer is disconnected at its first failure. The own backing is opened
 //! without its [lock](super::Lock).
@@ -34,7 +34,7 @@ use super::{
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
 
-/// Longest wait for a peer if the own backing has the data too.
+/// Longest wait for a peer if this host's own backing also has the data.
 const PEER_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// Longest wait of a read for the owner in standby, nanoseconds.
@@ -193,8 +193,8 @@ impl Driver for Handover {
             self.ask(ring, now, Read { io: *io, deadline: now + STANDBY_NS_MAX });
             return self.collect(ring, now);
         }
-        // An earlier process of this host may have written, and crashed before it could record that
-        // it owns the disk.
+        // An earlier process of this host may have written to the disk, and may have crashed before
+        // it could record that this host owns the disk.
         if self.phase == Phase::Standby && io.op != IoOp::Flush {
             return self.done.push_back((io.id, Err(IoError::ShuttingDown)));
         }

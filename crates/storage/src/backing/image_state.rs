@@ -1,11 +1,11 @@
 //! Names the content of a read-only image, so that its clones and the disk that serves it find each
 //! other (docs/decisions/0071).
 //!
-//! The name consists of the identity, the size and the times of the last changes of each file of the
-//! image. A changed or replaced file gives another name. The rules are those of the evidence that a
-//! backing is unchanged (docs/decisions/0033), with one exception: files of all filesystems have a
-//! name. On a network filesystem a change by another host can become visible late, so there only the
-//! locks of the files exclude other writers at once.
+//! The name consists of the identity, the size and the times of the last changes of each file of
+//! the image. A changed or replaced file gives another name. The rules are those of the evidence
+//! that a backing is unchanged (docs/decisions/0033), with one exception: files of all filesystems
+//! have a name. On a network filesystem a change by another host can become visible late, so on
+//! such a filesystem only the locks of the files exclude other writers immediately.
 
 use std::fs::Metadata;
 use std::io;
@@ -28,8 +28,8 @@ const SETTLED: Duration = Duration::from_millis(100);
 /// `below` it. Waits up to 0.1 s after a recent change. Do not call it on the shard's thread.
 ///
 /// # Errors
-/// A file that is missing, is not a regular file, or whose filesystem does not answer within five
-/// seconds (`TimedOut`). The text names the file.
+/// Returns an error that names the file if a file is missing, is not a regular file, or is on a
+/// filesystem that does not answer within five seconds (`TimedOut`).
 pub fn image_state(image: &Path, format: Format, below: &[ImageFile]) -> io::Result<String> {
     let mut name = file_state(image, format.name())?;
     for file in below {
@@ -104,7 +104,7 @@ mod tests {
         for path in [&image, &data, &base] {
             let before = std::fs::metadata(path).unwrap().modified().unwrap();
             std::fs::write(path, [2; 4096]).unwrap();
-            // The time of the modification is set back, and that is a change too.
+            // The test sets the time of the modification back, which must also count as a change.
             let times = std::fs::FileTimes::new().set_modified(before);
             std::fs::OpenOptions::new().write(true).open(path).unwrap().set_times(times).unwrap();
             assert!(!seen.contains(&name()), "{}", path.display());

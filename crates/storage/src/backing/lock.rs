@@ -48,8 +48,8 @@ impl Lock {
     /// the shard's thread.
     ///
     /// # Errors
-    /// `WOULDBLOCK` if another process has the lock; `BADF` if the backing was closed; other system
-    /// errors.
+    /// Returns `WOULDBLOCK` if another process has the lock, `BADF` if the backing was closed, or
+    /// another error of the system.
     pub fn take(&self) -> io::Result<()> {
         match &self.0 {
             Locked::File { file, access, below } => {

@@ -241,7 +241,7 @@ pub enum OpenError {
         /// Path of the locked file or device.
         path: PathBuf,
     },
-    /// QEMU or one of its tools has the backing open.
+    /// QEMU or one of QEMU's tools has the backing open.
     #[error(
         "{path} is in use: QEMU or one of its tools has it open (image lock \"{permission}\"). One disk has one writer; stop the other one first",
         path = path.display()
@@ -265,7 +265,7 @@ pub enum OpenError {
     Unfit {
         /// Path or address of the object that was opened.
         what: String,
-        /// Why the backing cannot be a disk, and what to do.
+        /// The reason why the backing cannot be a disk, and what the operator can do.
         reason: String,
     },
     /// The server does not answer, or its answer is invalid.
@@ -395,8 +395,9 @@ pub struct Backing {
     monitor: Arc<Monitor>,
     in_flight: InFlight,
     flush_state: FlushState,
-    /// True if changes ended for hob perhaps without an answer of the backing. A later flush says
-    /// nothing about them: it covers only changes that the backing answered before it.
+    /// True if hob may have ended changes to which the backing has not replied. A later flush says
+    /// nothing about such changes, because it covers only changes to which the backing replied
+    /// before the flush.
     left_requests: bool,
     is_revoked: bool,
     abandonment: Option<Box<Abandonment>>,
@@ -493,8 +494,9 @@ impl Backing {
     /// call it on the shard's thread.
     ///
     /// # Errors
-    /// An [`IoError`] of the backing; `Invalid` if the range is outside the disk or not aligned to
-    /// `block_bytes_min`; `Unsupported` if the backing cannot be read like this.
+    /// Returns an [`IoError`] of the backing, `Invalid` if the range is outside the disk or not
+    /// aligned to `block_bytes_min`, or `Unsupported` if a backing of this kind cannot be read
+    /// before it is attached.
     pub fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         assert!(self.tokens.is_none(), "an attached backing is read through its ring");
         let info = self.info();
@@ -567,7 +569,8 @@ impl Backing {
     fn finish(&mut self, io: IoId, result: Result<(), IoError>) -> (IoId, Result<(), IoError>) {
         let is_change = self.in_flight.end(&self.monitor, io, result);
         self.flush_state.end(io, result);
-        // A driver reports a change like this too that the backing did not answer in time.
+        // A driver also reports a change in this way if the backing did not answer the change in
+        // time.
         self.left_requests |= is_change && result == Err(IoError::Failed);
         (io, result)
     }

@@ -1,7 +1,7 @@
 //! A backing with modelled latency: a slow disk for demonstrations and experiments.
 //!
-//! The data is real. Only the completion times are the model's. An I/O completes when both the real
-//! backing and the model have completed it.
+//! The data of a modelled backing is real. Only the completion times come from the model. An I/O
+//! completes when both the real backing and the model have completed it.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

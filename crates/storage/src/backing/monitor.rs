@@ -305,12 +305,14 @@ impl InFlight {
 
     /// Records the end of a request. Returns true if it is a change.
     pub(super) fn end(&mut self, monitor: &Monitor, id: IoId, result: Result<(), IoError>) -> bool {
-        // Requests end roughly in the order in which they began, so this one is near the front.
+        // Requests end roughly in the order in which they began. So the request that has ended is
+        // near the front of the list.
         let at = self.requests.iter().position(|request| request.id == id);
         let request = at.and_then(|at| self.requests.remove(at));
         if let Some(request) = &request
             && let Err(error @ (IoError::Failed | IoError::NoSpace | IoError::ReadOnly)) = result
-            // Otherwise the request may have failed because the connection was lost.
+            // If the connection has changed since the request or is lost, the request may have
+            // failed for this reason, and does not count as a failure of the backing.
             && request.connection_changes == monitor.connection_changes()
             && !monitor.is_disconnected()
         {

@@ -5,27 +5,27 @@
 //! The connection is closed first, and all of its I/O in the I/O ring ends. A helper thread then
 //! connects again. The pauses between its attempts double from `reconnect_min` to `reconnect_max`.
 //! Unanswered requests are sent again. Repeating them is safe, because the engine has no two of
-//! them in flight for one sector. A job older than `wait_max` fails. Once an outage has lasted that
-//! long, new jobs fail after a second. If the job was already sent, its connection is closed first,
-//! because later replies of such a server are not trusted.
+//! them in flight for one sector. A job older than `wait_max` fails. Once an outage has lasted for
+//! `wait_max`, new jobs fail after a second. If the job was already sent, its connection is closed
+//! first, because later replies of such a server are not trusted.
 //!
 //! # A server that shuts down
 //! The server replies NBD_ESHUTDOWN. hob keeps that request and sends nothing more on this
 //! connection. hob waits for the replies to changes, and up to [`DISCONNECT_MAX_NS`] for other
-//! replies. Then it sends NBD_CMD_DISC and treats the connection as lost. The server can then exit.
-//! A change that is sent again while the old server still works on it could be carried out after
-//! newer ones.
+//! replies. Then hob sends NBD_CMD_DISC and treats the connection as lost, so that the server can
+//! exit. A change that is sent again while the old server still works on it could be carried out
+//! after newer ones.
 //!
 //! # Flushes
 //! A server that restarts may lose acknowledged writes that were not flushed. hob keeps these
-//! changes in memory ([`unflushed`]) and repeats them on the next connection, before other requests.
-//! Changes that are not kept may be lost: those of an earlier daemon until the first flush succeeds,
-//! and those beyond the memory limit. If a connection breaks while there are such changes, or the
-//! server refuses a repeated change, the waiting flushes fail, and
-//! [`Driver::take_loss`](super::Driver::take_loss) reports a loss. hob flushes the server without a
-//! guest's request when it is attached, and when the kept changes take much memory. With
-//! [`BackingOptions::keeps_writes`], other code ensures that the server is the same as before, so a
-//! lost connection loses nothing.
+//! changes in memory ([`unflushed`]) and repeats them on the next connection, before other
+//! requests. Changes that hob does not keep may be lost. These are the changes of an earlier
+//! daemon, until the first flush succeeds, and changes beyond the memory limit. If a connection
+//! breaks while there are such changes, or the server refuses a repeated change, the waiting
+//! flushes fail, and [`Driver::take_loss`](super::Driver::take_loss) reports a loss. hob flushes
+//! the server without a guest's request when it is attached, and when the kept changes take much
+//! memory. With [`BackingOptions::keeps_writes`], other code ensures that the server is the same as
+//! before, so a lost connection loses nothing.
 //!
 //! # TLS
 //! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix socket
@@ -195,7 +195,8 @@ pub(crate) fn open_uri(
     })
 }
 
-/// Whether this host may write the disk, or another host may own it.
+/// State of the disk's ownership: whether this host may write the disk, or another host may own the
+/// disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
     /// The disk may be written.
@@ -272,7 +273,8 @@ pub(crate) struct NbdBacking {
     flushed: u64,
     /// The changes that no flush covers, to repeat them on a new connection.
     unflushed: Unflushed,
-    /// The changes that are being repeated. Other requests wait meanwhile.
+    /// The changes that are being repeated on a new connection. Until that has ended, other
+    /// requests wait.
     repeat: Option<Repeat>,
     /// The flushes and durable writes (FUA) of the connection, by request slot. The engine orders
     /// those that it sends, but does not know the flushes that hob sends without an I/O.

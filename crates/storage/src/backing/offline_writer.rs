@@ -41,7 +41,7 @@ impl<'a> OfflineWriter<'a> {
     /// only.
     ///
     /// # Errors
-    /// [`RingError::Resources`] if memory, file descriptors or threads are lacking.
+    /// Returns [`RingError::Resources`] if memory, file descriptors or threads are lacking.
     pub fn new(backing: Backing, may_go_on: &'a dyn Fn() -> bool) -> Result<Self, RingError> {
         let arena_bytes = 2 * WRITES_MAX * WRITE_BYTES_MAX;
         let config = RingConfig { entries: 64, arena_bytes, threads_max: 4, ..RingConfig::default() };
@@ -57,7 +57,7 @@ impl<'a> OfflineWriter<'a> {
     /// buffer.
     ///
     /// # Errors
-    /// The error of this or an earlier write.
+    /// Returns the error of this or an earlier write.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
         assert!(!bytes.is_empty() && bytes.len() <= WRITE_BYTES_MAX, "a write of {} bytes", bytes.len());
         self.wait_until(|alone| alone.in_flight.len() < WRITES_MAX)?;
@@ -71,7 +71,7 @@ impl<'a> OfflineWriter<'a> {
     /// Waits until all writes are durable.
     ///
     /// # Errors
-    /// The error of this or an earlier write.
+    /// Returns the error of this or an earlier write.
     pub fn flush(&mut self) -> Result<(), IoError> {
         self.wait_until(|alone| alone.in_flight.is_empty())?;
         self.submit(IoOp::Flush, 0, None);

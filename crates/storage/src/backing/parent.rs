@@ -51,9 +51,10 @@ pub struct ParentRead {
 
 impl Backing {
     /// Finds out which data is the clone's own and which is its parent's. Afterwards parent data is
-    /// read from the parent's disk once it is [linked](super::Driver::link_parent). Returns the parent, or
-    /// why nothing is shared; then the backing is unchanged. The disk must be open for its only
-    /// writer, or have no writer. May take seconds, so do not call it on the shard's thread.
+    /// read from the parent's disk once it is [linked](super::Driver::link_parent). Returns the
+    /// parent, or the reason why nothing is shared. In the second case the backing is unchanged.
+    /// The disk must be open for its only writer, or have no writer. May take seconds, so do not
+    /// call it on the shard's thread.
     pub fn share_parent(self) -> (Backing, Result<Parent, NotShared>) {
         assert!(self.tokens.is_none(), "it is not attached yet");
         match self.driver.parent() {

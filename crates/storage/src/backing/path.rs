@@ -19,8 +19,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// Returns whether a path leads to a regular file or a block device.
 ///
 /// # Errors
-/// [`OpenError`] for anything else, such as a FIFO or a directory, and for a path whose filesystem
-/// does not answer within a second.
+/// Returns an [`OpenError`] for a file of another type, such as a FIFO or a directory, and for a
+/// path whose filesystem does not answer within a second.
 pub(super) fn check(path: &Path) -> Result<FileType, OpenError> {
     let found = within(path, ANSWER_MAX, look);
     let file_type = found

@@ -50,7 +50,7 @@ impl SizeProbe {
     /// Returns the present size of the backing, bytes.
     ///
     /// # Errors
-    /// A system error; `BADF` if the backing was closed.
+    /// Returns a system error, or `BADF` if the backing was closed.
     pub fn size_bytes(&self) -> io::Result<u64> {
         match &self.0 {
             Kind::File(file) => {
@@ -74,7 +74,7 @@ impl SizeProbe {
     /// not allocated.
     ///
     /// # Errors
-    /// A system error; `OPNOTSUPP` if the backing is not a raw file.
+    /// Returns a system error, or `OPNOTSUPP` if the backing is not a raw file.
     pub fn grow(&self, size_bytes: u64) -> io::Result<()> {
         let (true, Kind::File(file)) = (self.is_file(), &self.0) else { return Err(Errno::OPNOTSUPP.into()) };
         let file = file.upgrade().ok_or(Errno::BADF)?;

@@ -52,11 +52,10 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// State of a buffer that is outside the arena.
+/// The guest memory of a buffer that is outside the arena. Buffers in the arena have an empty one.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    /// Parts of guest memory that form the buffer; empty for a buffer in the arena. The vector is
-    /// reused.
+    /// Parts of guest memory that form the buffer. The vector is reused.
     parts: Vec<Part>,
     /// Owner of the guest memory. The parts stay mapped while this field holds the owner.
     owner: Option<Owner>,

@@ -17,10 +17,10 @@ const READ_BYTES: usize = 4096;
 /// an answer, because opening the device reports it.
 ///
 /// A killed process leaves data that the device has not made durable. Without the flush, a power
-/// failure could undo what a recovery has read there and acted on.
+/// failure could undo data after a recovery has read and used it.
 ///
 /// # Errors
-/// A sentence for users.
+/// Returns a sentence for users if the device does not answer in time.
 pub fn check_answers(path: &Path, limit: Duration) -> Result<(), String> {
     match within(path, limit, read_and_flush) {
         Some(_) => Ok(()),

@@ -4,7 +4,8 @@
 //! wrote. The device and Linux report the failure only once, and a later flush then succeeds
 //! although the data is lost. So each shard compares the number of failures of the device with the
 //! number at its previous flush. A successful flush also waits for the flushes that were in flight
-//! when it ended: one of them may have failed first, and its shard may not have handled that yet.
+//! when it ended: one of these flushes may have failed before, and its shard may not have handled
+//! the failure yet.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -131,7 +132,8 @@ mod tests {
             self.flash.submit(&mut self.ring, &io, &[]);
         }
 
-        /// Handles the completion of a flush. Returns `None` if it waits for another one.
+        /// Handles the completion of a flush. Returns `None` if the flush must wait for another
+        /// flush.
         fn complete(&mut self) -> Option<Result<(), IoError>> {
             let completion = loop {
                 if let Some(completion) = self.ring.next_completion() {

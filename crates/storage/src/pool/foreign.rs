@@ -78,7 +78,8 @@ fn add(device: Device, pools: &mut Vec<Pool>) {
 }
 
 fn dirty_bytes(pool: &Pool, owner: OwnerId) -> Option<u64> {
-    // A device of the pool may have been removed earlier, so this can be too careful.
+    // The pool counts as incomplete here even if its missing device was removed from the pool
+    // earlier. So this check can refuse a harmless change.
     let is_whole = pool.devices.len() == usize::from(pool.next_ordinal);
     match Recovery::of(pool, owner).ok()?.run(|_, _| (), |_| ()) {
         Ok(Found::Recovered(recovered, _)) => Some(recovered.summary.sectors_dirty * SECTOR_BYTES),

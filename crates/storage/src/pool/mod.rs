@@ -141,7 +141,7 @@ impl Pool {
     /// Creates a pool of `devices`. Files that do not exist are created.
     ///
     /// # Errors
-    /// [`PoolError`]; files that the call created are removed again.
+    /// Returns a [`PoolError`]. Files that the call created are then removed again.
     pub fn create(
         name: &str,
         devices: &[DeviceSpec],
@@ -186,7 +186,7 @@ impl Pool {
     /// caches become free.
     ///
     /// # Errors
-    /// [`PoolError`] if a device does not belong to the pool, or is not usable.
+    /// Returns a [`PoolError`] if a device does not belong to the pool, or is not usable.
     pub fn open(paths: &[PathBuf]) -> Result<Pool, PoolError> {
         let mut pool: Option<Pool> = None;
         for path in paths {
@@ -218,8 +218,8 @@ impl Pool {
     /// Adds devices of the same pool that were opened later.
     ///
     /// # Errors
-    /// `OtherPool`, or `Unworkable` for a copy of a device that is present already. Then `late` is
-    /// closed.
+    /// Returns `OtherPool` if `late` belongs to another pool, or `Unworkable` for a copy of a
+    /// device that is present already. Then `late` is closed.
     pub fn join(&mut self, late: Pool) -> Result<(), PoolError> {
         for device in &late.devices {
             self.check_sibling(&device.superblock, &device.open.path)?;
@@ -249,7 +249,7 @@ impl Pool {
     /// Adds a device to the pool. The file is created if it does not exist.
     ///
     /// # Errors
-    /// [`PoolError`]. A file that the call created is removed again.
+    /// Returns a [`PoolError`]. A file that the call created is then removed again.
     pub fn add_device(&mut self, spec: &DeviceSpec, overwrite: Overwrite) -> Result<DeviceId, PoolError> {
         let open = OpenDevice::create(spec, overwrite)?;
         let path = open.made();
@@ -286,7 +286,8 @@ impl Pool {
             features: self.features(),
             name: self.name.clone(),
         };
-        // The other devices record first which ordinal is taken: a crash here only wastes a number.
+        // The other devices first record that the ordinal is used. If hob crashes after that, only
+        // an ordinal is wasted.
         for device in &mut self.devices {
             device.superblock.next_ordinal = next_ordinal;
             if let Err(error) = device.store_superblock() {
@@ -301,7 +302,8 @@ impl Pool {
     /// Removes a device without segments in use from the pool, and wipes its superblock.
     ///
     /// # Errors
-    /// `DeviceBusy`, `NoSuchDevice`. A device that cannot be wiped is removed nevertheless.
+    /// Returns `DeviceBusy` if the device has segments, or `NoSuchDevice`. A device that cannot be
+    /// wiped is removed without an error.
     pub fn remove_device(&mut self, id: DeviceId) -> Result<(), PoolError> {
         let at = self.position(id)?;
         let table = &self.devices[at].table;
@@ -326,8 +328,8 @@ impl Pool {
     /// Allows or forbids the allocation of new segments on a device.
     ///
     /// # Errors
-    /// `NoSuchDevice`, or an error of the device. After an error, allocation is forbidden until the
-    /// pool is opened again.
+    /// Returns `NoSuchDevice`, or an error of the device. After an error, allocation is forbidden
+    /// until the pool is opened again.
     pub fn set_admission(&mut self, id: DeviceId, admission: Admission) -> Result<(), PoolError> {
         let at = self.position(id)?;
         let device = &mut self.devices[at];
@@ -336,8 +338,8 @@ impl Pool {
             Admission::In => SuperblockFlags(out.0 & !SuperblockFlags::OUT.0),
             Admission::Out => out,
         };
-        // A device that cannot record the change is probably failing, so allocation on it is
-        // forbidden in either case.
+        // A device that cannot record the change is probably failing. So allocation on it is
+        // forbidden, whichever setting was requested.
         device.store_superblock().inspect_err(|_| device.superblock.flags = out)
     }
 
@@ -345,7 +347,7 @@ impl Pool {
     /// segments on it.
     ///
     /// # Errors
-    /// `NoSuchDevice`.
+    /// Returns `NoSuchDevice` if the pool has no such device.
     pub fn give_up(&mut self, id: DeviceId) -> Result<(), PoolError> {
         let at = self.position(id)?;
         let device = &mut self.devices[at];
@@ -426,7 +428,7 @@ impl Pool {
     /// Returns a descriptor of a device, for a shard.
     ///
     /// # Errors
-    /// `NoSuchDevice`, or the system's error if descriptors are lacking.
+    /// Returns `NoSuchDevice`, or the system's error if descriptors are lacking.
     pub fn file(&self, id: DeviceId) -> Result<FlashFile, PoolError> {
         let device = &self.devices[self.position(id)?];
         device.clone_data()

@@ -159,7 +159,7 @@ impl SectorReader {
     /// Reads a dirty sector of a cache with these data segments.
     ///
     /// # Errors
-    /// As [`SectorReader::read`].
+    /// Returns the same errors as [`SectorReader::read`].
     pub fn read_dirty(&mut self, data: &[DataSegment], sector: &DirtySector) -> Result<&[u8], SectorLost> {
         let copy = |at: FlashSector| SectorCopy {
             place: data[at.segment as usize].place,
@@ -175,7 +175,7 @@ impl SectorReader {
     /// Reads the first of a sector's copies that is readable and has the right checksum.
     ///
     /// # Errors
-    /// [`SectorLost`] if no copy is usable.
+    /// Returns [`SectorLost`] if no copy is usable.
     pub fn read(&mut self, copies: &[SectorCopy]) -> Result<&[u8], SectorLost> {
         let mut lost = SectorLost::Unreadable;
         for copy in copies {

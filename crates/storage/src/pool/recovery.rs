@@ -1,19 +1,19 @@
 //! Recovery: reads a persistent cache's journal from flash and rebuilds its index.
 //!
-//! `hob_engine::journal` interprets the pages. This module reads them. A ring is read twice, in
-//! runs of up to 1 MiB, by a thread of its own, while the calling thread interprets the pages.
-//! After that, the daemon reads and checksums the sectors of the journal tail that the journal
-//! alone cannot confirm, several at a time. The recovery writes nothing to flash. The engine that
-//! opens the recovered cache writes a new journal ring, and a crash before the new ring is complete
-//! changes nothing.
+//! `hob_engine::journal` interprets the pages. This module reads them. Another thread reads a ring
+//! twice, in runs of up to 1 MiB, while the calling thread interprets the pages. After that, the
+//! daemon reads and checksums the sectors of the journal tail that the journal alone cannot
+//! confirm, several at a time. The recovery writes nothing to flash. The engine that opens the
+//! recovered cache writes a new journal ring, and a crash before the new ring is complete changes
+//! nothing.
 //!
 //! # Failures
 //! If a run cannot be read, its pages are read one by one. An unreadable page counts as missing. A
-//! page that differs in the second reading is left out, and everything is read again. After 16 such
-//! pages, the next one is an error. If segments are missing because their device is missing, the
-//! journal shows what is lost. But if a journal's only copy is on a missing device, the cache seems
-//! to have no journal. So call `recover` only if all devices of the pool are present, or the
-//! operator decided to continue without the missing ones.
+//! page that differs in the second reading is left out, and everything is read again. The recovery
+//! tolerates 16 such pages, and fails at the next one. If segments are missing because their device
+//! is missing, the journal shows what is lost. But if a journal's only copy is on a missing device,
+//! the cache seems to have no journal. So call `recover` only if all devices of the pool are
+//! present, or the operator decided to continue without the missing ones.
 
 mod pages;
 mod tail;
@@ -123,17 +123,17 @@ enum Outcome {
     Changed(usize, u64),
 }
 
-/// Recovers a persistent cache. `progress` gets the bytes read and the bytes to read, as far as
-/// known.
+/// Recovers a persistent cache. `progress` is called with the number of bytes read and the number
+/// of bytes to read, as far as known.
 ///
 /// # Errors
-/// [`RecoverError`]. A cache without any data left is not an error.
+/// Returns a [`RecoverError`]. A cache without any data left is not an error.
 pub fn recover(pool: &Pool, owner: OwnerId, progress: impl FnMut(u64, u64)) -> Result<Found, RecoverError> {
     Recovery::of(pool, owner)?.run(progress, |_| ())
 }
 
-/// A prepared recovery. The pool can be used meanwhile, but the owner's segments must not be
-/// released.
+/// A prepared recovery. The pool can be used until and during the recovery, but the owner's
+/// segments must not be released.
 #[derive(Debug)]
 pub struct Recovery {
     owner: OwnerId,
@@ -153,12 +153,12 @@ impl Recovery {
         Ok(Recovery { owner, devices: Devices::of(pool)?, remains, segment_bytes: pool.segment_bytes() })
     }
 
-    /// Runs the recovery. `progress` gets the bytes read and the bytes to read, as far as known.
-    /// `surveyed` gets the result of the first reading of a whole journal ring. `surveyed` may be
-    /// called several times.
+    /// Runs the recovery. `progress` is called with the number of bytes read and the number of
+    /// bytes to read, as far as known. `surveyed` is called with the result of the first reading of
+    /// a whole journal ring, perhaps several times.
     ///
     /// # Errors
-    /// [`RecoverError`]. A cache without data is not an error.
+    /// Returns a [`RecoverError`]. A cache without data is not an error.
     pub fn run(
         self,
         progress: impl FnMut(u64, u64),
@@ -248,8 +248,8 @@ impl Cache<'_> {
             .collect();
         progress.expect(bytes_of(&runs));
         let new = || Survey::new(self.owner.0.to_le_bytes(), ring.number, ring.copies.len(), pages);
-        // Interpreting the pages takes longer than reading them: two threads share it, each with
-        // both copies of its pages.
+        // Interpreting the pages takes longer than reading them. So two threads share this work,
+        // each with both copies of its pages.
         let (mine, others): (Vec<Run>, Vec<Run>) =
             runs.into_iter().partition(|run| run.first_page < pages / 2);
         let (read_by_other, mut noted) = (AtomicU64::new(0), 0);

@@ -28,7 +28,7 @@ impl Pool {
     /// turn.
     ///
     /// # Errors
-    /// `Full`, or an error of a device.
+    /// Returns `Full` if the pool has too few free segments, or an error of a device.
     pub fn allocate(&mut self, owner: OwnerId, count: u64) -> Result<Vec<Segment>, PoolError> {
         self.allocate_beyond(owner, count, 0)
     }
@@ -37,7 +37,7 @@ impl Pool {
     /// `spare` segments free on each device.
     ///
     /// # Errors
-    /// As [`Pool::allocate`].
+    /// Returns the same errors as [`Pool::allocate`].
     pub fn allocate_beyond(
         &mut self,
         owner: OwnerId,
@@ -54,7 +54,7 @@ impl Pool {
     /// on, in turn. The segments get the lowest numbers that the owner does not use.
     ///
     /// # Errors
-    /// `Full`, or an error of a device.
+    /// Returns `Full` if the pool has too few free segments, or an error of a device.
     pub fn allocate_data(&mut self, owner: OwnerId, count: u64) -> Result<Vec<DataSegment>, PoolError> {
         self.allocate_data_beyond(owner, count, 0)
     }
@@ -63,7 +63,7 @@ impl Pool {
     /// Leaves `spare` segments free on each device.
     ///
     /// # Errors
-    /// As [`Pool::allocate_data`].
+    /// Returns the same errors as [`Pool::allocate_data`].
     pub fn allocate_data_beyond(
         &mut self,
         owner: OwnerId,
@@ -79,7 +79,7 @@ impl Pool {
     /// first.
     ///
     /// # Errors
-    /// An error of a device.
+    /// Returns an error of a device if its segment table cannot be written.
     pub fn allocate_data_besides(
         &mut self,
         owner: OwnerId,
@@ -107,7 +107,7 @@ impl Pool {
     /// not use.
     ///
     /// # Errors
-    /// An error of a device.
+    /// Returns an error of a device if its segment table cannot be written.
     pub fn allocate_seconds(
         &mut self,
         owner: OwnerId,
@@ -133,8 +133,8 @@ impl Pool {
     /// chooses a number above [`Pool::ring_number_max`].
     ///
     /// # Errors
-    /// `TooFewDevices`, or an error of a device; `Unworkable` for a number in use, or not one or
-    /// two copies.
+    /// Returns `TooFewDevices`, or an error of a device. Returns `Unworkable` if the ring number is
+    /// in use, or if the number of copies is neither one nor two.
     pub fn allocate_ring(
         &mut self,
         owner: OwnerId,
@@ -151,7 +151,7 @@ impl Pool {
     /// off, those last. For a cache that has data on flash and cannot be used without a journal.
     ///
     /// # Errors
-    /// As [`Pool::allocate_ring`].
+    /// Returns the same errors as [`Pool::allocate_ring`].
     pub fn allocate_ring_anywhere(
         &mut self,
         owner: OwnerId,
@@ -169,7 +169,7 @@ impl Pool {
     /// second of two copies, or the only one.
     ///
     /// # Errors
-    /// As [`Pool::allocate_ring`].
+    /// Returns the same errors as [`Pool::allocate_ring`].
     pub fn allocate_ring_far(
         &mut self,
         owner: OwnerId,
@@ -284,11 +284,11 @@ impl Pool {
     /// Frees segments of any kind. Segments on missing devices are ignored.
     ///
     /// # Errors
-    /// The error of a device with some of the segments. The segments count as free nevertheless,
-    /// and the next write to the device records that.
+    /// Returns the error of a device that has some of the segments. The segments count as free even
+    /// after an error, and the next write to the device records that they are free.
     ///
     /// # Panics
-    /// If a segment is free already or does not exist.
+    /// Panics if a segment is free already or does not exist.
     pub fn release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
         for segment in segments {
             let Ok(at) = self.position(segment.device) else { continue };
@@ -378,7 +378,7 @@ impl Pool {
     /// while all devices of the pool are present, because missing devices are not changed.
     ///
     /// # Errors
-    /// An error of a device. After an error, the journal rings may be valid or invalid.
+    /// Returns an error of a device. After an error, the journal rings may be valid or invalid.
     pub fn make_void(&mut self, owner: OwnerId, upto: u32) -> Result<(), PoolError> {
         // The rings get a number that no page on flash has, so the pages on flash belong to no
         // journal ring any more.

@@ -35,8 +35,8 @@ impl Pool {
     /// that is not in `but`.
     ///
     /// # Errors
-    /// `NoSuchDevice`, `InPieces`, or an error of a device; `Unworkable` for a device with
-    /// allocation off, or if `segments` is 0.
+    /// Returns `NoSuchDevice`, `InPieces`, or an error of a device. Returns `Unworkable` for a
+    /// device with allocation off, and if `segments` is 0.
     pub fn allocate_swap(
         &mut self,
         owner: OwnerId,

@@ -48,7 +48,7 @@ impl Table {
     /// Reads a segment table.
     ///
     /// # Errors
-    /// A system error; `InvalidData` if both copies of a page are damaged.
+    /// Returns a system error, or `InvalidData` if both copies of a page are damaged.
     pub(super) fn load(file: &ControlFile, device_uuid: Uuid, layout: Layout) -> io::Result<Table> {
         let mut table = Table::new(device_uuid, layout);
         table.entries.clear();
@@ -82,7 +82,8 @@ impl Table {
     /// Writes changed pages and makes them durable.
     ///
     /// # Errors
-    /// A system error. The pages stay marked as changed, and the next call writes them again.
+    /// Returns a system error. The pages stay marked as changed, and the next call writes them
+    /// again.
     pub(super) fn store(&mut self, file: &ControlFile) -> io::Result<()> {
         if !self.pages.iter().any(|page| page.dirty) {
             return Ok(());

@@ -45,7 +45,8 @@ pub(super) struct FdEntry {
     pub(super) class: FdClass,
     /// Cache of a file with class [`FdClass::Volatile`].
     pub(super) volatile: Option<Arc<VolatileFile>>,
-    /// Gate that is checked before each change of the file.
+    /// Gate that must be open when a change of the file's content starts. Changes fail while it is
+    /// closed.
     pub(super) gate: Option<Arc<dyn Gate>>,
     pub(super) generation: u16,
     pub(super) in_flight: u32,
@@ -69,8 +70,8 @@ impl Ring {
     /// ring.
     ///
     /// # Panics
-    /// With more than 65 535 descriptors, which exceeds the system's usual limit; or with a
-    /// [`FdClass::Volatile`] that the power-cut layer does not know.
+    /// Panics if the ring has more than 65 535 descriptors, which exceeds the system's usual limit.
+    /// Also panics for a [`FdClass::Volatile`] that the power-cut layer does not know.
     pub fn attach(&mut self, file: impl Into<Arc<OwnedFd>>, class: FdClass) -> Fd {
         let file = file.into();
         if class == FdClass::Socket {

@@ -121,7 +121,8 @@ impl Ring {
     /// Creates an I/O ring for the calling thread.
     ///
     /// # Errors
-    /// [`RingError`]. `RingKind::Auto` falls back to threads with a warning instead of `NoUring`.
+    /// Returns a [`RingError`]. `RingKind::Auto` does not return `NoUring`, but uses threads and
+    /// logs a warning.
     pub fn new(config: &RingConfig) -> Result<Ring, RingError> {
         let resources = |source| RingError::Resources { arena_bytes: config.arena_bytes, source };
         let own_bytes = (ZEROES_BYTES + JOURNAL_ROOM_BYTES) as usize;
@@ -308,7 +309,8 @@ impl Ring {
     /// wake-up's latency at the cost of CPU time. The function may return early.
     ///
     /// # Errors
-    /// An error of the kernel; none is expected. The ring remains usable.
+    /// Returns an error of the kernel. No such error is known, and the ring remains usable after
+    /// one.
     pub fn submit_and_wait(&mut self, spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
         self.run_waiting();
         let awake = self.waker.take() || !self.ready.is_empty();
@@ -330,7 +332,7 @@ impl Ring {
     /// device. Then the device works while the caller prepares more operations.
     ///
     /// # Errors
-    /// As for [`Ring::submit_and_wait`].
+    /// Returns the same errors as [`Ring::submit_and_wait`].
     pub fn submit_early(&mut self, count: usize) -> io::Result<()> {
         match &mut self.driver {
             Driver::Uring(uring) if self.unsubmitted >= count => {
@@ -342,8 +344,8 @@ impl Ring {
     }
 
     /// Submits started operations and polls, for at most `spin`, until one completes or `look`
-    /// returns true. Returns true in these cases. The thread pool does not poll, because it needs
-    /// the CPU.
+    /// returns true. Returns false if neither happened within `spin`. With the thread pool, this
+    /// function checks once and does not poll, because the pool's threads need the CPU.
     pub fn watch(&mut self, spin: Duration, mut look: impl FnMut() -> bool) -> bool {
         self.run_waiting();
         if self.waker.take() || !self.ready.is_empty() || look() {
@@ -360,7 +362,7 @@ impl Ring {
     /// of latency. The thread pool waits as usual.
     ///
     /// # Errors
-    /// As for [`Ring::submit_and_wait`].
+    /// Returns the same errors as [`Ring::submit_and_wait`].
     pub fn submit_and_nap(&mut self, events: usize, nap: Duration) -> io::Result<()> {
         self.run_waiting();
         match &mut self.driver {

@@ -95,8 +95,8 @@ pub(super) struct Op {
 /// Whether an attempt may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// The attempt does not block: it ends while it is submitted. The attempt's end needs no
-    /// wake-up unless the attempt was incomplete.
+    /// The attempt does not block, because it ends while it is submitted. Its end needs no wake-up
+    /// unless the attempt was incomplete.
     AtOnce,
     /// The attempt may block, because an earlier attempt was incomplete.
     Patient,
@@ -105,7 +105,7 @@ pub(super) enum Pace {
 #[derive(Debug)]
 pub(super) enum Work {
     Vacant,
-    /// A read; it has a list of parts if the buffer is outside the arena.
+    /// A read. The list has the parts of the buffer if the buffer is outside the arena.
     Read {
         slice: BufferSlice,
         offset: u64,

@@ -345,7 +345,8 @@ impl Uring {
             if dont_wait || (!spin.is_zero() && self.spin(spin, || false)) {
                 return Ok(());
             }
-            // Nothing would wake the thread to handle it.
+            // The kernel does not report the end of an inline attempt, so nothing would wake the
+            // thread to handle it.
             if self.hasty.have_ended() {
                 return Ok(());
             }
@@ -441,8 +442,8 @@ impl Uring {
         }
         self.hasty.is_sure = true;
         let is_late = self.ring.submission().cq_overflow() || self.ring.submission().taskrun();
-        // This is done only once: the kernel may set the flag for work that it has just completed,
-        // and leave it set.
+        // `is_sure` limits this to one attempt, because the kernel may set the flag for work that
+        // it has just completed, and may leave the flag set.
         if is_late && self.submit().is_ok() && !self.ring.completion().is_empty() {
             // There may be more completions than one call handles.
             self.hasty.is_sure = false;

@@ -47,7 +47,8 @@ impl Ring {
                 (slice.len, result)
             }
             &Work::Read { slice, offset, parts: None } => {
-                // No other code fills these bytes; meanwhile they are a normal buffer.
+                // No other operation fills these bytes, so until the delayed read is performed they
+                // are a normal buffer.
                 arena.retain(slice.id);
                 arena.unpin(slice, Traffic::KernelWrites);
                 let result = file.read(offset, arena.slice_mut(slice));

@@ -101,7 +101,8 @@ impl Workers {
             match spawned {
                 Ok(_) => queue.threads += 1,
                 Err(error) if queue.threads == 0 => {
-                    // This is slow but correct: the calling thread performs the I/O.
+                    // If no thread can be started, the calling thread performs the I/O, which is
+                    // slow but correct.
                     tracing::warn!(%error, "cannot start a thread for disk I/O; the shard's thread performs the I/O and blocks meanwhile");
                     let jobs = std::mem::take(&mut queue.jobs);
                     drop(queue);

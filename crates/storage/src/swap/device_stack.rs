@@ -70,7 +70,7 @@ const BAD_DEVICES: &[(&str, &str)] = &[
 /// Checks that the kernel can safely swap to this file.
 ///
 /// # Errors
-/// [`SwapError::Unsafe`] with the reason, or a system error.
+/// Returns [`SwapError::Unsafe`] with the reason, or a system error.
 pub(super) fn check(file: BorrowedFd<'_>) -> Result<(), SwapError> {
     check_file(file, 0)
 }

@@ -111,8 +111,8 @@ pub(super) fn in_use() -> io::Result<Vec<LoopDevice>> {
                     bytes: if info.sizelimit == 0 { u64::MAX - info.offset } else { info.sizelimit },
                 },
             }),
-            // The loop device was removed, or its file system is gone: then it is over another file
-            // than the one that the caller has just opened.
+            // The loop device was removed, or its file's filesystem was unmounted. In both cases it
+            // is not over the file that the caller has just opened.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENOTCONN | libc::ESTALE)) => {}
             Err(error) => return Err(error),

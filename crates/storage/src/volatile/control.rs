@@ -37,7 +37,7 @@ impl ControlFile {
     /// Wraps the file at `path`, which is open for reading and writing.
     ///
     /// # Errors
-    /// If the power-cut layer is on and cannot open the file again.
+    /// Returns an error if the power-cut layer is on and cannot open the file again.
     pub(crate) fn new(file: File, path: &Path) -> io::Result<ControlFile> {
         let volatile = super::volatile(&file)?;
         Ok(ControlFile::Here(LocalFile { file, path: path.to_owned(), volatile }))
@@ -59,7 +59,7 @@ impl ControlFile {
     /// As [`FileExt::read_exact_at`].
     ///
     /// # Errors
-    /// The file's.
+    /// Returns the error of the file.
     pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         match self {
             ControlFile::Here(LocalFile { volatile: Some(volatile), .. }) => volatile.read(offset, bytes),
@@ -71,7 +71,7 @@ impl ControlFile {
     /// As [`FileExt::write_all_at`].
     ///
     /// # Errors
-    /// The file's.
+    /// Returns the error of the file.
     pub(crate) fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let local = match self {
             ControlFile::Here(local) => local,
@@ -91,7 +91,7 @@ impl ControlFile {
     /// As [`File::sync_data`].
     ///
     /// # Errors
-    /// The file's.
+    /// Returns the error of the file.
     pub(crate) fn sync_data(&self) -> io::Result<()> {
         let local = match self {
             ControlFile::Here(local) => local,

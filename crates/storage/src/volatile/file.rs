@@ -72,7 +72,8 @@ impl VolatileFile {
     /// Reads the data that was written last.
     ///
     /// # Errors
-    /// The file's error; `UnexpectedEof` beyond its end.
+    /// Returns the file's error, or `UnexpectedEof` if the range extends beyond the end of the
+    /// file.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         step();
         let cache = lock(&self.cache);
@@ -86,7 +87,7 @@ impl VolatileFile {
     /// other units. If flushes are ignored, every write is volatile.
     ///
     /// # Errors
-    /// The file's error.
+    /// Returns the file's error.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8], durability: Durability) -> io::Result<()> {
         step();
         let mut guard = lock(&self.cache);
@@ -108,7 +109,7 @@ impl VolatileFile {
     /// Writes all unflushed units to the file.
     ///
     /// # Errors
-    /// The file's.
+    /// Returns the error of the file.
     pub(crate) fn flush(&self) -> io::Result<()> {
         step();
         match self.flushes {
@@ -120,7 +121,7 @@ impl VolatileFile {
     /// Writes all unflushed data to the file, even if [`VolatileFile::flush`] ignores flushes.
     ///
     /// # Errors
-    /// The file's error.
+    /// Returns the file's error.
     pub(crate) fn settle(&self) -> io::Result<()> {
         let mut cache = lock(&self.cache);
         let all = cache.all();
@@ -130,7 +131,7 @@ impl VolatileFile {
     /// Calls fallocate(2). The effect of fallocate is in the file immediately, as on some devices.
     ///
     /// # Errors
-    /// The file's error. The units then stay unflushed.
+    /// Returns the file's error. The units then stay unflushed.
     pub(crate) fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         step();
         let mut cache = lock(&self.cache);

@@ -79,7 +79,7 @@ static STEPS_LEFT: AtomicU64 = AtomicU64::new(0);
 /// Makes all files that are opened from now on lose unflushed data at a kill.
 ///
 /// # Errors
-/// If the power-cut layer is on already.
+/// Returns an error if the power-cut layer is on already.
 pub fn switch_on(options: VolatileOptions) -> Result<(), AlreadyOn> {
     LAYER.set(options).map_err(|_| AlreadyOn)?;
     STEPS_LEFT.store(options.cut_after.unwrap_or(0), Ordering::Relaxed);
@@ -99,7 +99,7 @@ pub struct AlreadyOn;
 /// effect without the power-cut layer.
 ///
 /// # Errors
-/// The first error of a file.
+/// Returns the first error of a file.
 pub fn settle() -> io::Result<()> {
     let files: Vec<_> = lock(&FILES).values().cloned().collect();
     // All files are tried; the first error is returned.
@@ -110,7 +110,7 @@ pub fn settle() -> io::Result<()> {
 /// is off.
 ///
 /// # Errors
-/// If the file cannot be opened again.
+/// Returns an error if the file cannot be opened again.
 pub(crate) fn volatile(file: &File) -> io::Result<Option<Arc<VolatileFile>>> {
     LAYER.get().map(|options| adopt(file, *options)).transpose()
 }

@@ -1,4 +1,5 @@
-//! Simulates failover of a disk from the replica at this host (docs/decisions/0023).
+//! Simulates failovers: the host that stores a disk's replica takes the disk over from a failed
+//! owner and writes the replica's dirty data to the backing (docs/decisions/0023).
 
 use hob_engine::cluster::{Found, LeaseId, OwnershipRecord};
 
@@ -14,7 +15,7 @@ pub(super) enum Stage {
     /// The host is about to write itself into the ownership record as the owner.
     Begins,
     /// The host writes the dirty data of its replica to the backing. The list has the blocks that
-    /// it has not sent yet, with their values.
+    /// the host has not sent yet, with their values.
     Brings(Vec<(u32, u64)>),
     /// The backing has all dirty data of the replica. The host is about to update the ownership
     /// record.
@@ -54,10 +55,11 @@ impl Simulation<'_> {
         let local = &self.hosts[host].local[disk];
         let Some(title) = local.title.clone() else { return Ok(()) };
         match local.stage.clone() {
-            // Writes of an earlier attempt must arrive first.
+            // Writes of an earlier failover attempt must reach the backing first.
             Stage::Begins if !local.landing.is_empty() => {}
-            // The failover stops: the host replaced a destroyed one, or the replica cannot be read.
-            // The owner may acquire the disk again.
+            // The failover stops, because this host replaced a destroyed host and has no replica,
+            // or because it cannot read the replica. Then the former owner may acquire the disk
+            // again.
             Stage::Begins
                 if title.value.adopts.is_none() && (!self.has_loan(host, &title) || self.rng.chance(50)) =>
             {
@@ -85,7 +87,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Records that the failover has begun: from now on only the replica is valid.
+    /// Records that the failover has begun: from now on only the replica's dirty data is valid, and
+    /// the dirty data in the former owner's flash is not.
     pub(super) fn adopting_begun(&mut self, host: usize, disk: usize, title: Found<OwnershipRecord>) {
         let loan = title.value.copy.as_ref().map(|copy| copy.loan.clone()).unwrap_or_default();
         let lent = self.hosts[host].lent.values().find(|lent| lent.loan.to_string() == loan);
@@ -118,14 +121,14 @@ impl Simulation<'_> {
         let local = &mut self.hosts[host].local[disk];
         let is_one = local.landing.remove(&op);
         if is_one && result.is_none() && local.phase == Phase::Adopting {
-            // Another host has opened the backing.
+            // The backing refused the write, because another host has opened the backing since.
             self.stop_adopting(host, disk);
         }
         is_one
     }
 
-    /// Stops the failover at this host. The next read of the ownership record shows how far the
-    /// failover came.
+    /// Stops the failover at this host. The next read of the ownership record shows which phases of
+    /// the failover etcd has recorded.
     pub(super) fn stop_adopting(&mut self, host: usize, disk: usize) {
         let local = &mut self.hosts[host].local[disk];
         (local.phase, local.title, local.term) = (Phase::Closed, None, None);

@@ -7,14 +7,15 @@ use crate::{Violation, ensure};
 /// Expected state of one disk. Values of blocks are unique numbers.
 #[derive(Default)]
 pub(super) struct Checker {
-    /// Latest generation with an acknowledgement, and the acknowledging host.
+    /// The latest generation of the disk in which a host acknowledged a request, and the number of
+    /// this host.
     acknowledged: Option<(u64, usize)>,
     blocks: BTreeMap<u32, Block>,
 }
 
 #[derive(Default)]
 struct Block {
-    /// Value of the block that was last acknowledged or read.
+    /// The value in the last acknowledged write or answered read of the block.
     settled: u64,
     /// Later values that were written and not acknowledged. A read may return any of them.
     in_doubt: Vec<u64>,
@@ -36,7 +37,8 @@ impl Checker {
     ) -> Result<(), Violation> {
         self.acknowledge(host, generation)?;
         let block = self.blocks.entry(block).or_default();
-        // Earlier unacknowledged writes must not reappear; later ones may.
+        // Later reads must not return unacknowledged values that were written before this one. They
+        // may return unacknowledged values that were written later.
         let at = block.in_doubt.iter().position(|other| *other == value);
         block.in_doubt.drain(..at.map_or(0, |at| at + 1));
         block.settled = value;
@@ -67,8 +69,8 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks the ownership generation of a write that reaches the backing: no host has
-    /// acknowledged a request in a later generation.
+    /// Checks the ownership generation of a write that reaches the backing: no host may have
+    /// acknowledged a request in a later generation before.
     pub(super) fn change(&self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(
@@ -79,13 +81,14 @@ impl Checker {
         Ok(())
     }
 
-    /// Returns true if a block may have this value while no newer value exists.
+    /// Returns true if a read of the block may return this value now.
     pub(super) fn may_have(&self, number: u32, value: u64) -> bool {
         let block = self.blocks.get(&number);
         block.map_or(value == 0, |block| value == block.settled || block.in_doubt.contains(&value))
     }
 
-    /// Records that an operator decided to lose the data that is not on the backing.
+    /// Records a forced takeover, which loses all data that is not on the backing: from now on
+    /// reads must return the backing's values.
     pub(super) fn give_up(&mut self, backing: &BTreeMap<u32, u64>) {
         for (number, block) in &mut self.blocks {
             let there = backing.get(number).copied().unwrap_or(0);
@@ -94,8 +97,8 @@ impl Checker {
         }
     }
 
-    /// Checks that a host may reply to the guest: no other host has replied in this ownership
-    /// generation, and no host in a later one.
+    /// Checks that a host may reply to the guest: no other host may have replied in this ownership
+    /// generation, and no host at all in a later generation.
     pub(super) fn acknowledge(&mut self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(

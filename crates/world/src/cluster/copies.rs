@@ -21,7 +21,8 @@ const DOUBLED_AT_ONCE: usize = 3;
 /// process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lent {
-    /// Unique number of the flash lease, by which a host lends flash to another.
+    /// Unique number of the flash lease with which the lending host provides flash for this
+    /// replica.
     pub(super) loan: u64,
     /// True if the owner does not write to the replica any more.
     pub(super) is_ended: bool,
@@ -39,10 +40,11 @@ pub(super) enum Copying {
     Asking,
     /// The owner sends new writes to both hosts and copies earlier dirty data.
     Doubling,
-    /// The replica has all dirty data, or gets it before the owner acknowledges a write.
+    /// The replica has all acknowledged dirty data: the owner acknowledges a write only after the
+    /// lending host has stored its data.
     Current,
-    /// The lending host does not answer. Requests wait until the ownership record does not name the
-    /// replica any more.
+    /// The lending host does not answer. Guest requests wait until the ownership record does not
+    /// name the replica any more.
     Broken,
 }
 
@@ -59,7 +61,7 @@ pub(super) struct Copy {
     /// Requests that are complete at the owner, and wait only for the lending host's answer, with
     /// their values.
     pub(super) half_done: BTreeMap<u64, u64>,
-    /// Writes in progress that went only to the owner's flash.
+    /// Writes in progress whose data was sent only to the owner's flash and not to the replica.
     pub(super) alone: BTreeSet<u64>,
     /// True if etcd has not answered a request to change the ownership record, so that the change
     /// may have been made.
@@ -220,8 +222,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Advances the replica of a disk that is served or given back. Returns true if a request to
-    /// etcd was sent.
+    /// Performs the next step for the replica of a disk that the host serves or gives back. Returns
+    /// true if a request to etcd was sent.
     pub(super) fn tend_copy(&mut self, host: usize, disk: usize) -> Result<bool, Violation> {
         let Some(term) = self.hosts[host].term else { return Ok(false) };
         let writes_back = self.hosts[host].kept[disk].writes_back;
@@ -273,7 +275,8 @@ impl Simulation<'_> {
         Ok(false)
     }
 
-    /// Returns true if the replica has all dirty data and gets later changes.
+    /// Returns true if the replica has all dirty data, and later changes of dirty data are sent to
+    /// the replica.
     fn is_doubled(&self, host: usize, disk: usize) -> bool {
         let copy = &self.hosts[host].local[disk].copy;
         let mut cache = self.hosts[host].kept[disk].cache.iter();

@@ -50,9 +50,9 @@ impl Simulation<'_> {
         self.hosts[host].up && is_served && local.term.is_some_and(|it| it.is_valid(self.clock(host)))
     }
 
-    /// Returns true if a host serves a disk. The host's etcd lease may have expired for at most the
-    /// length of a lease: on a slow network, renewals may be a little late, and replies wait for
-    /// them.
+    /// Returns true if a host serves a disk. A host still counts as serving until the length of one
+    /// lease after its etcd lease expired: on a slow network a renewal may be late, and the host's
+    /// replies wait for the renewal.
     pub(super) fn serves(&self, host: usize, disk: usize) -> bool {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
@@ -158,7 +158,7 @@ impl Simulation<'_> {
                 local.term = None;
                 local.phase = match local.phase {
                     Phase::Serving | Phase::Leaving => Phase::Doubted,
-                    // The disk is opened again after it was acquired again.
+                    // The host opens the disk again when it has acquired the disk again.
                     Phase::Opening | Phase::Adopting => Phase::Closed,
                     other => other,
                 };
@@ -230,7 +230,7 @@ impl Simulation<'_> {
     }
 
     /// Delivers watch events to the hosts. Each event reaches each host after a random delay, so
-    /// events may arrive in a different order, or the host misses the event. `before` has the
+    /// events may arrive in a different order. A host may also miss an event. `before` has the
     /// ownership records before etcd handled the request.
     fn tell(&mut self, before: &[Option<Found<OwnershipRecord>>]) -> Result<(), Violation> {
         for (name, revision, news) in self.store.take_news() {
@@ -384,7 +384,8 @@ impl Simulation<'_> {
             _ => return,
         };
         if !dirty {
-            // The mode is saved before the ownership record says that nothing is dirty.
+            // The host must save the new cache mode before the ownership record says that the disk
+            // has no dirty data.
             local.draining = false;
             self.hosts[host].kept[disk].writes_back = false;
         }
@@ -462,8 +463,9 @@ impl Simulation<'_> {
                 (local.phase, local.term, local.title) = (Phase::Closed, None, None);
             }
             (Purpose::GiveBack, Some(Response::Txn(None))) if phase == Phase::Leaving => {
-                // Either an earlier request to give the disk back succeeded and its reply was lost,
-                // or the lease has ended. The next snapshot shows which.
+                // Either an earlier request to give the disk back succeeded and the reply was lost,
+                // or the lease has ended. The next snapshot of the disk's keys shows which of the
+                // two happened.
                 let local = &mut self.hosts[host].local[disk];
                 (local.phase, local.term, local.title) = (Phase::Closed, None, None);
             }
@@ -529,7 +531,8 @@ impl Simulation<'_> {
                 self.ask_about(host, disk, purpose, Request::Txn(txn));
             }
             Verdict::Mine(title) => {
-                // The host locked the disk before, but the reply was lost or the backing failed.
+                // The host has locked the disk already, but the reply was lost or the backing
+                // failed.
                 let continued = wish.known == Some(title.value.generation);
                 self.took(host, disk, title, continued, From::Itself)?;
             }
@@ -634,7 +637,7 @@ impl Simulation<'_> {
         let adopted = self.hosts[host].local[disk].title.iter().flat_map(|title| &title.value.adopted);
         let was_adopted = adopted.into_iter().find(|it| it.by.id == me.id).map(|it| it.generation);
         let kept = &mut self.hosts[host].kept[disk];
-        // The first host that ever opens the disk has no flash content of it.
+        // The first host that ever opens the disk has no flash content of the disk.
         let continued = kept.known.is_none_or(|known| known == generation);
         let is_outdated = !continued && was_adopted.is_some() && was_adopted == kept.known;
         self.report.outdated += u64::from(is_outdated && kept.is_dirty());
@@ -659,7 +662,7 @@ impl Simulation<'_> {
             if local.phase != Phase::Serving {
                 continue;
             }
-            // Earlier requests may still take effect.
+            // Requests to etcd that this host sent before may still take effect.
             let in_doubt = local.copy.in_doubt || local.asked.take().is_some();
             trace!(self, "host {host} lost the backing of disk {disk}");
             self.close(host, disk);

@@ -10,8 +10,8 @@ use crate::{Violation, ensure};
 #[derive(Debug, Default)]
 pub(super) struct Backing {
     blocks: Blocks,
-    /// Number of times that the backing was opened. A fencing backing refuses writes that were sent
-    /// under an earlier open.
+    /// Number of times that the backing was opened. A fencing backing refuses writes that a host
+    /// sent before the last time that any host opened the backing.
     epoch: u64,
 }
 
@@ -20,7 +20,8 @@ pub(super) struct Backing {
 pub(super) struct Change {
     /// Generation of the disk when the host sent the write.
     pub(super) generation: u64,
-    /// Open number of the backing under which the write was sent.
+    /// Value of the backing's `epoch` when the host opened the backing through which it sent the
+    /// write.
     pub(super) epoch: u64,
     pub(super) block: u32,
     pub(super) value: u64,
@@ -31,7 +32,7 @@ impl Backing {
         &self.blocks
     }
 
-    /// Opens the backing and returns the number of the open.
+    /// Opens the backing and returns the backing's new `epoch`.
     pub(super) fn open(&mut self) -> u64 {
         self.epoch += 1;
         self.epoch
@@ -120,7 +121,7 @@ impl Simulation<'_> {
         }
         let change = Change { generation, epoch, block, value };
         if self.plan.queued > 0 && self.rng.chance(self.plan.queued) {
-            // A system call that would block is made later by a thread.
+            // A thread makes a system call that would block, so this write starts later.
             let at = self.now + self.rng.below(self.plan.lease_ns);
             let life = self.hosts[host].life;
             self.queue.push(at, Event::Begin { host, life, disk, change, op: number });
@@ -159,7 +160,7 @@ impl Simulation<'_> {
         self.queue.push(self.now + after + way, Event::Land { host, life, disk, change, op });
     }
 
-    /// Returns the time that a write needs to reach the backing, nanoseconds.
+    /// Returns a random time that the next write needs to reach the backing, nanoseconds.
     pub(super) fn way_to_backing(&mut self) -> u64 {
         let mut way = self.rng.latency(self.plan.backing_ns);
         if self.rng.chance(self.plan.very_late) {
@@ -176,7 +177,8 @@ impl Simulation<'_> {
         way
     }
 
-    /// Returns the delay between the check of the clock and the checked action, nanoseconds.
+    /// Returns a random delay, nanoseconds, between the host's check of its lease and the reply or
+    /// write for which the host made the check.
     pub(super) fn hesitate(&mut self) -> u64 {
         let is_slow = self.rng.chance(self.plan.hesitates);
         if is_slow { self.rng.below(self.plan.hesitation_ns_max) } else { 0 }
@@ -310,7 +312,7 @@ impl Simulation<'_> {
     ) -> Result<(), Violation> {
         trace!(self, "host {host} disk {disk} generation {generation} answers {op:?}: {value}");
         if !self.hosts[host].local[disk].ops.contains_key(&number) {
-            // The disk was closed meanwhile, and the guest got an error.
+            // The host has closed the disk since, and the guest has received an error.
             return self.checkers[disk].acknowledge(host, generation);
         }
         self.report.acknowledged += 1;

@@ -44,7 +44,8 @@ pub(super) enum Phase {
     Doubted,
     /// The host gives the disk back when no request is in flight.
     Leaving,
-    /// The host has locked the disk for a failover: the replica's dirty data goes to the backing.
+    /// The host has locked the disk for a failover, and writes the replica's dirty data to the
+    /// backing.
     Adopting,
 }
 
@@ -62,8 +63,9 @@ pub(super) enum Purpose {
     LeaveAlone,
 }
 
-/// Previous owner from whom a host acquires a disk: nobody (at the first time, or after another
-/// host gave the disk back), the host itself, a failed host, or (by force) a host with dirty data.
+/// Previous owner of a disk that a host acquires. There is no previous owner at the first time and
+/// after another host gave the disk back. Otherwise it is the host itself, a failed host, or, in a
+/// forced takeover, a host with dirty data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum From {
     Nobody,
@@ -81,7 +83,7 @@ pub(super) enum Kind {
     /// Writes this value to flash as dirty data.
     WriteBack(u64),
     Destage(u64),
-    /// Writes this value to the replica, which lacks it.
+    /// Writes this value of a dirty block to the replica, which does not have it yet.
     Double(u64),
 }
 
@@ -110,13 +112,14 @@ pub(super) struct Local {
     pub(super) held_answers: Vec<(u64, u64)>,
     pub(super) force: bool,
     pub(super) not_before: Instant,
-    /// True if the cache mode is to change as soon as the ownership record permits it.
+    /// True if the host changes the cache's mode as soon as the ownership record permits the new
+    /// mode.
     pub(super) mode_due: bool,
     /// True if the cache is draining: no data becomes dirty any more.
     pub(super) draining: bool,
     /// True if the host must read the current ownership record again.
     pub(super) look_again: bool,
-    /// Open number of the disk's backing.
+    /// Value of the backing's `epoch` when this host opened the backing.
     pub(super) epoch: u64,
     pub(super) copy: Copy,
     /// Phase of the failover, if one is in progress.
@@ -168,7 +171,7 @@ pub(super) struct Host {
     pub(super) is_hung: bool,
     pub(super) no_store_until: Instant,
     pub(super) no_backing_until: Instant,
-    /// Time until which the host does not reach the lending host.
+    /// Time until which the host cannot reach the host that lends it flash.
     pub(super) no_peer_until: Instant,
     /// Difference between wall clock and lease clock, nanoseconds.
     pub(super) wall_ahead: i64,
@@ -177,7 +180,7 @@ pub(super) struct Host {
     /// Replicas that the host stores for other hosts, by owner and disk.
     pub(super) lent: BTreeMap<(usize, usize), Lent>,
     pub(super) keeper: LeaseManager,
-    /// Newest lease term of the host; `None` before the first.
+    /// Newest lease term of the host; `None` before the host has its first lease.
     pub(super) term: Option<LeaseTerm>,
     /// Time at which the lease manager must be called next.
     pub(super) keep_at: Instant,

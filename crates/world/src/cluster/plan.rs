@@ -1,4 +1,5 @@
-//! The scenario of a cluster history, generated from the seed, and event counts.
+//! The random parameters of one simulated history of a cluster, generated from its seed, and the
+//! counts of the history's events.
 
 use hob_engine::cluster::{DRIFT_ONE_IN, SCHEDULING_NS_MAX};
 use hob_engine::units::Instant;
@@ -17,7 +18,8 @@ pub(super) struct Plan {
     pub(super) blocks: u32,
     pub(super) lease_ns: u64,
     pub(super) settle_ns: u64,
-    /// True if the backing refuses writes that were sent under an earlier open of the backing.
+    /// True if the backing refuses writes that were sent before the last time that a host opened
+    /// the backing.
     pub(super) fences: bool,
     /// Rates by which the hosts' clocks are slow, parts per million. `fast_ppm` is the rate by
     /// which etcd's clock is fast.
@@ -31,12 +33,13 @@ pub(super) struct Plan {
     pub(super) flash_ns: u64,
     pub(super) think_ns: u64,
     pub(super) poll_ns: u64,
-    /// Share of clock checks that are followed by a pause, per mille.
+    /// Share of lease checks after which the host pauses before it acts, per mille.
     pub(super) hesitates: u32,
     pub(super) hesitation_ns_max: u64,
     /// Share of writes, per mille, that the simulated hob process delays before their system call.
     pub(super) queued: u32,
-    /// Watchdog timeout, after which a process whose shard hangs ends, nanoseconds.
+    /// Timeout of the watchdog, which ends a process after one of its shards has hung for this
+    /// long, nanoseconds.
     pub(super) silence_ns: u64,
     pub(super) span_ns: u64,
     pub(super) write_back: bool,
@@ -108,7 +111,7 @@ impl Plan {
             think_ns,
             poll_ns: rng.pick(&[300, 1_000]) * MS,
             hesitates: if options.faults { rng.pick(&[0, 5, 50]) } else { 0 },
-            // The remaining time is for later delays.
+            // The rest of the permitted delay is left for delays that happen after this one.
             hesitation_ns_max: SCHEDULING_NS_MAX - 10 * MS,
             queued: if options.faults { rng.pick(&[0, 0, 100]) } else { 0 },
             silence_ns: if options.faults { rng.pick(&[lease_ns / 2, 3 * lease_ns]) } else { lease_ns },
@@ -128,7 +131,8 @@ impl Plan {
     /// Changes the scenario so that a sabotage has an effect in many histories.
     fn suit(&mut self, sabotage: Option<Sabotage>) {
         if sabotage == Some(Sabotage::NoMargin) {
-            // The settling time of other hosts would hide the missing margin.
+            // If other hosts waited for the settling time, the missing safety margin would have no
+            // effect.
             self.settle_ns = 0;
         }
     }
@@ -138,7 +142,7 @@ impl Plan {
         for _ in 0..rng.between(1, 10) {
             let host = rng.below(self.hosts as u64) as usize;
             let disk = rng.below(self.disks as u64) as usize;
-            // Pauses about as long as a lease are the most revealing.
+            // Pauses that are about as long as a lease reveal the most errors.
             let time = match rng.below(4) {
                 0 => rng.below(lease / 2),
                 1 | 2 => lease / 2 + rng.below(lease),
@@ -170,7 +174,7 @@ impl Plan {
 pub struct Report {
     /// Number of guest requests that were acknowledged.
     pub acknowledged: u64,
-    /// Number of guest requests that were refused or lost with their host.
+    /// Number of guest requests that a host refused, or that were lost because their host failed.
     pub refused: u64,
     /// Number of times that a disk was acquired for the first time, or after another host gave it
     /// back.
@@ -185,9 +189,11 @@ pub struct Report {
     pub kept_dirty: u64,
     /// Number of times that a disk was given back.
     pub given_back: u64,
-    /// Number of disks that had another owner when their host checked again.
+    /// Number of times that a host checked a disk that it had owned, and found that another host
+    /// owns the disk.
     pub lost: u64,
-    /// Number of times that a locked disk was closed without its backing, to be opened again.
+    /// Number of times that a host closed and reopened a locked disk because the backing did not
+    /// answer.
     pub reopened: u64,
     /// Number of leases that expired in etcd.
     pub leases_ended: u64,
@@ -198,7 +204,7 @@ pub struct Report {
     pub answers_held: u64,
     /// Number of writes that were delayed because the lease had expired.
     pub changes_held: u64,
-    /// Number of delayed replies and writes that were sent later.
+    /// Number of delayed replies and writes that were sent after the host had renewed its lease.
     pub released: u64,
     /// Number of caches that were dropped because another host had served the disk.
     pub not_believed: u64,
@@ -217,12 +223,13 @@ pub struct Report {
     pub destroyed: u64,
     /// Number of times that an ownership record was changed to name a new replica.
     pub copies_said: u64,
-    /// Number of replicas that were lost, as far as their owner knew.
+    /// Number of times that an owner gave up a replica as lost.
     pub copies_broken: u64,
     /// Number of completed failovers in which the new owner wrote the dirty data of its replica to
     /// the backing.
     pub adopted: u64,
-    /// Number of caches with dirty data that were outdated by a failover from the replica.
+    /// Number of caches whose dirty data became outdated because another host took the disk over
+    /// from the replica.
     pub outdated: u64,
     /// Duration of the histories, nanoseconds of virtual time.
     pub took_ns: u64,

@@ -2,7 +2,8 @@
 //! use etcd's own clock.
 //!
 //! A deposed leader that does not know of its successor answers lease renewals for a while. The new
-//! leader answers the read after each renewal, in another term.
+//! leader answers the read that follows each renewal. This reply has another leader term than the
+//! reply to the renewal, so the host can notice the change.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +65,7 @@ pub struct Store {
     leases: BTreeMap<LeaseId, Lease>,
     revision: u64,
     last_lease: u64,
-    /// Rate by which etcd's clock is fast, parts per million.
+    /// Rate by which etcd's clock is faster than the simulation's clock, parts per million.
     fast_ppm: u64,
     /// Time from a lease's expiry until etcd deletes the lease and its keys, nanoseconds.
     late_ns: u64,
@@ -102,8 +103,8 @@ impl Store {
         now + lease_ns * 1_000_000 / (1_000_000 + self.fast_ppm)
     }
 
-    /// Elects another leader. The former leader answers until `until`. All leases get their full
-    /// length again.
+    /// Elects another leader. The former leader answers until `until`. The new leader restarts the
+    /// full length of every lease.
     pub(super) fn depose(&mut self, now: Instant, until: Instant) {
         self.deposed_until = until;
         let ids: Vec<LeaseId> = self.leases.keys().copied().collect();
@@ -115,8 +116,8 @@ impl Store {
         }
     }
 
-    /// Handles a request. With `by_deposed`, a lease renewal reaches the deposed leader, if there
-    /// is one. With `believed`, the leader's term is not checked.
+    /// Handles a request. If `by_deposed` is set, the deposed leader, if there is one, answers a
+    /// lease renewal. If `believed` is set, the leader's term in the reply is not checked.
     pub fn handle(&mut self, now: Instant, request: Request, by_deposed: bool, believed: bool) -> Response {
         self.end_leases(now);
         match request {

@@ -160,8 +160,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// Adds the disk to the destination in standby, with an empty cache. If the disk is already
-    /// there in standby, its cache is emptied, or the disk is removed and added again.
+    /// Adds the disk to the destination in standby, with an empty cache. If the destination already
+    /// has the disk in standby, this function empties the disk's cache, or removes the disk and
+    /// adds it again.
     fn prepare(&mut self, host: usize, ticket: Ticket) -> Result<(), Violation> {
         if !self.flush_for_standby(host)? {
             return self.acted(host, Actor::Destination, ticket, false);
@@ -215,7 +216,8 @@ impl Simulation<'_> {
         ram.add_cache(now, plan, it.rings, After::Act(Actor::Destination, ticket));
     }
 
-    /// Invalidates these ranges in the destination's cache. The ranges are then pulled again.
+    /// Invalidates these ranges in the destination's cache. The destination then pulls the ranges
+    /// again.
     fn forget(&mut self, host: usize, ticket: Ticket, ranges: &[(u64, u64)]) -> Result<(), Violation> {
         let sectors = (u64::from(self.plan.units) * UNIT_BYTES).div_ceil(SECTOR_BYTES);
         // The list of ranges may extend past the disk's end.
@@ -236,13 +238,14 @@ impl Simulation<'_> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = false;
         let Some(pulling) = &mut ram.pulling else {
-            // Nothing is pulled, so the former owner may be told that the cache is complete.
+            // This migration pulls no data, so the host may tell the former owner at once that the
+            // cache is complete.
             return ram.destination.handle_progress(0, 0, true);
         };
         pulling.after = true;
         if !ram.destination.knows_changes() {
-            // An earlier process of this host may have served and changed the disk, and crashed
-            // before recording that.
+            // An earlier process of this host may have served the disk and written to it, and may
+            // have crashed before it recorded that.
             return;
         }
         let session = pulling.session;
@@ -278,7 +281,7 @@ impl Simulation<'_> {
     }
 
     /// Handles the end of one request of an action that consists of several requests. `ok` is false
-    /// if the request failed. The end of the last request is the end of the action.
+    /// if the request failed. When the last of these requests ends, the action ends.
     pub(super) fn part_done(
         &mut self,
         host: usize,

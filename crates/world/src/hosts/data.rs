@@ -1,10 +1,11 @@
 //! Simulates reads between hosts. A host in standby reads all data from the owner. After the
 //! hand-over, the new owner reads from the former owner's flash.
 //!
-//! Only the owner answers standby reads. A host that has handed the disk over refuses them, because
-//! its data may be stale: an earlier process of the standby host may have served the disk, written
-//! to it, and crashed before recording this. A former owner answers only the process that took the
-//! disk over. That process requests only ranges that have not changed since the hand-over.
+//! Only the owner answers standby reads. A host that has handed the disk over refuses these reads,
+//! because its data may be stale: an earlier process of the standby host may have served the disk,
+//! written to it, and crashed before it recorded the hand-over. A former owner answers reads only
+//! of the process that took the disk over. This process reads only ranges that have not changed
+//! since the hand-over.
 
 use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, Op};
@@ -35,8 +36,9 @@ const PAGE_TRIES_MAX: u32 = 5;
 const AGAIN_NS: u64 = 300 * MS;
 
 impl Simulation<'_> {
-    /// Sends a read of the engine to another host: any read in standby, and reads of data that the
-    /// former owner may have. Returns false if the caller must read from the backing.
+    /// Sends a read of the engine to another host, if another host should answer it. This applies
+    /// to every read in standby, and to reads of data that the former owner may have. Returns false
+    /// if the caller must read from the backing.
     pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
         let ram = self.hosts[host].ram.as_ref().expect("it is up");
         if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {
@@ -110,7 +112,8 @@ impl Simulation<'_> {
         units.map(|unit| self.hosts[host].shadow.get(&unit).copied()).collect()
     }
 
-    /// Ends the connection to the other host. Reads in flight fail, and no more data is pulled.
+    /// Ends the connection to the other host. Reads in flight fail, and this host pulls no more
+    /// data.
     pub(super) fn hang_up(&mut self, host: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = true;

@@ -1,5 +1,5 @@
-//! The end of a history of several hosts. No more faults occur. Within a time limit, one host must
-//! own the disk, and no host may have work in progress.
+//! Simulates the end of a history of several hosts. No more faults occur. Within a time limit, one
+//! host must own the disk, and all work of all hosts must have ended.
 
 use hob_engine::command::Role;
 use hob_engine::io::Op;
@@ -27,8 +27,8 @@ impl Simulation<'_> {
         let mut calm = self.now;
         for host in &mut self.hosts {
             host.flash.soothe();
-            // The pause ends, but events that were delayed until its end stay at that time in the
-            // queue.
+            // The pause of the host's process ends now. But events that were delayed until the
+            // planned end of the pause stay in the queue until that time.
             calm = calm.max(host.stopped_until);
             host.stopped_until = self.now;
         }

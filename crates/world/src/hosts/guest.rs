@@ -36,7 +36,7 @@ pub(super) struct Guest {
     pub(super) is_due: bool,
     /// Host from which the guest moved, if the guest has not written since.
     came_from: Option<usize>,
-    /// Number of successive guest turns in which the guest could not use the disk on its host.
+    /// Number of consecutive turns of the guest in which it could not use the disk on its host.
     stuck: u32,
     /// First 512-byte units of the ranges to which most guest requests go.
     hot: Vec<u64>,
@@ -144,7 +144,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Handles the reply to a guest request, or its loss.
+    /// Handles the reply to a guest request, or the loss of the request in a crash.
     pub(super) fn guest_answered(&mut self, op: Op) -> Result<(), Violation> {
         self.guest.in_flight -= 1;
         match self.guest.doing {

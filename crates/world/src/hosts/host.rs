@@ -25,7 +25,8 @@ const SEGMENTS_START: u64 = 8192;
 /// How a migration transfers the cache to the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carry {
-    /// The destination pulls the cache before the hand-over, and the rest after it.
+    /// The destination pulls cached data before the hand-over, and pulls the rest after the
+    /// hand-over.
     Copy,
     /// The destination reads the cache from the former owner after the hand-over.
     Remote,
@@ -50,7 +51,7 @@ pub(super) struct Host {
     pub(super) life: u32,
     pub(super) record: Option<Record>,
     pub(super) order: Option<MoveOrder>,
-    /// Data that the host pulled in standby. Some sabotages answer reads with it.
+    /// Data that the host pulled in standby. Some sabotages use this data to answer reads.
     pub(super) shadow: BTreeMap<u64, Tag>,
     pub(super) flash: Flash,
     pub(super) written: Written,
@@ -147,7 +148,7 @@ pub(super) struct Buffer {
 pub(super) struct PeerRead {
     pub(super) io: Io,
     pub(super) tries: u32,
-    /// The read's data goes to the cache.
+    /// True if the destination writes the data of the read to its cache.
     pub(super) is_pull: bool,
 }
 
@@ -169,7 +170,7 @@ pub(super) struct Pulling {
     pub(super) page: usize,
     /// Number of requests for the next page of the list.
     pub(super) page_tries: u32,
-    /// The list of cached data is complete or unavailable.
+    /// True if the destination has the complete list of cached data, or cannot get any more of it.
     pub(super) has_list: bool,
     pub(super) in_flight: u32,
     /// The next pull is scheduled.
@@ -198,7 +199,7 @@ pub(super) enum After {
     Nothing,
     /// Ends this action.
     Act(Actor, Ticket),
-    /// Adds the disk again for this action after its removal.
+    /// Adds the disk again for this action, now that the command has removed the disk.
     Again(Ticket),
 }
 
@@ -232,9 +233,9 @@ pub(super) struct Ram {
     /// call number.
     pub(super) heard: BTreeMap<Ticket, (usize, u32, u64)>,
     pub(super) numbers: u64,
-    /// An earlier process of the host may have acknowledged writes that are not durable.
+    /// True if an earlier process of the host may have acknowledged writes that are not durable.
     pub(super) must_flush: bool,
-    /// The action that prepares the disk.
+    /// The action in progress that prepares the disk at the destination.
     pub(super) preparing: Option<Ticket>,
     pub(super) peer_reads: BTreeMap<u64, PeerRead>,
     pub(super) pulling: Option<Pulling>,
@@ -242,7 +243,7 @@ pub(super) struct Ram {
     /// The disk is being removed from the host, so reads that another host does not answer are not
     /// retried.
     pub(super) hangs_up: bool,
-    /// A guest write waits for the hand-over.
+    /// True if a guest write waits for the hand-over.
     pub(super) wanted: bool,
 }
 
@@ -373,7 +374,7 @@ impl super::Simulation<'_> {
         ram.source = Some(Source::start(session, options));
     }
 
-    /// Kills a host. Any part of its requests in flight takes effect.
+    /// Kills a host. A random part of each of its writes in flight takes effect.
     pub(super) fn crash(&mut self, host: usize) -> Result<(), crate::Violation> {
         let Some(ram) = self.hosts[host].ram.take() else { return Ok(()) };
         super::trace!(self, "host {host} crashes");

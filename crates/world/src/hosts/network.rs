@@ -21,8 +21,8 @@ pub(super) enum Packet {
     Data { life: u32, number: u64, data: Option<Vec<Tag>> },
     /// A request for one page of the list of cached data.
     AskList { from: Sender, session: Session, page: usize },
-    /// One page of the list of cached data, with the hottest data first. The page after the last
-    /// one is empty. `None` means refused.
+    /// One page of the list of cached data, with the hottest data first. An empty page marks the
+    /// end of the list. `None` means that the source refused to send the page.
     List { life: u32, session: Session, page: usize, ranges: Option<Vec<u8>> },
 }
 
@@ -37,12 +37,14 @@ pub(super) struct Sender {
 /// Kind of read that another host answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Reads from the owner, in any attempt. The data does not go to the cache.
+    /// A guest read in standby. The owner answers it in any migration attempt, and the reader does
+    /// not cache the data.
     Owner,
-    /// Reads from the owner, in the attempt in which it reports changes to the reader. The data
-    /// goes to the cache.
+    /// A pull of cached data. The owner answers it only in the migration attempt in which it
+    /// reports changes of the disk to the reader. The reader caches the data.
     Teller,
-    /// Reads from the former owner, for data that has not changed since the hand-over.
+    /// A read or pull after the hand-over, of data that has not changed since. The former owner
+    /// answers it.
     Former,
 }
 
@@ -116,7 +118,7 @@ impl Simulation<'_> {
         let from = self.sender(host);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.calls.insert(from.number, ticket);
-        // Sometimes the connection breaks early and the call still arrives.
+        // Sometimes the connection breaks before the answer, and the call still arrives.
         let breaks = !self.ending && self.rng.chance(self.plan.lost / 4);
         let waits = if breaks { self.rng.below(self.plan.call_ns) } else { self.plan.call_ns };
         self.queue.push(self.now + waits, Event::Unanswered(host, from.life, from.number));

@@ -84,14 +84,14 @@ impl Simulation<'_> {
             && ram.destination.awaits().is_some()
         {
             ram.destination.handle_give_up();
-            // The current action may wait for a read that no host answers.
+            // The action in progress may wait for a read that no host answers.
             self.hang_up(host)?;
         }
         self.drain(host)
     }
 
-    /// Starts hosts that are down, orders the end of attempts that do not end by themselves, and
-    /// makes destinations give up disks that do not arrive.
+    /// Starts hosts that are down, orders hosts to end migration attempts that do not end by
+    /// themselves, and makes destinations give up disks that do not arrive.
     pub(super) fn tidy(&mut self) -> Result<(), Violation> {
         let now = self.now;
         for host in 0..self.hosts.len() {

@@ -12,7 +12,8 @@ use crate::rng::SimRng;
 
 pub(super) const MS: u64 = 1_000_000;
 
-/// Combined with the seed, so that the random numbers of pauses are independent of all others.
+/// Number that is combined with the seed, so that the random numbers of pauses are independent of
+/// all others.
 const STOP_SALT: u64 = 0x7374_6f70;
 
 /// Parameters of a history of several hosts.
@@ -30,7 +31,7 @@ pub(super) struct Plan {
     pub(super) network_ns: u64,
     pub(super) record_ns: u64,
     pub(super) act_ns: u64,
-    /// Mean time between pages of a list, nanoseconds.
+    /// Mean time between two pages of the list of cached data that the source sends, nanoseconds.
     pub(super) page_ns: u64,
     /// Mean time between guest requests, nanoseconds.
     pub(super) think_ns: u64,
@@ -60,13 +61,13 @@ pub(super) struct Plan {
     pub(super) partitions: Vec<(Instant, u64)>,
     pub(super) power_cut: Option<Instant>,
     pub(super) migrations: u32,
-    /// A rogue client uses a host on which the guest does not run.
+    /// True if a rogue client sends requests to a host on which the guest does not run.
     pub(super) rogue: bool,
-    /// A read in standby fails after the owner has not answered it four times. Otherwise the host
-    /// retries it without limit.
+    /// True if a read in standby fails after the owner has not answered four attempts. If false,
+    /// the host retries such a read without limit.
     pub(super) gives_up: bool,
-    /// A destination that already has the disk removes it and adds it again, instead of emptying
-    /// its cache.
+    /// True if a destination that already has the disk removes the disk and adds it again. If
+    /// false, the destination empties the disk's cache instead.
     pub(super) removes: bool,
 }
 
@@ -145,7 +146,7 @@ impl Plan {
         let frames = self.segments * segment_bytes / u64::from(block_bytes);
         let pages = journal::ring_pages_min(frames, block_bytes, segment_bytes);
         self.ring = Some(pages.div_ceil(segment_bytes / journal::PAGE_BYTES as u64));
-        // Histories of one host test journals that flash loses.
+        // Only histories of one host (`sim`) test journals that flash loses.
         self.flash_faults = FlashFaults::default();
     }
 

@@ -9,11 +9,13 @@
 pub struct Report {
     /// Number of migration attempts that the operator started.
     pub attempts: u64,
-    /// Number of migration attempts that a restarted host started.
+    /// Number of migration attempts that a host began after a restart, because its durable record
+    /// says that the disk is leaving.
     pub attempts_anew: u64,
     /// Number of durable hand-overs of a disk to another host.
     pub handed_over: u64,
-    /// Number of attempts after which the source kept the disk.
+    /// Number of migration attempts that ended without a hand-over, so that the source kept the
+    /// disk.
     pub kept: u64,
     /// Number of freezes after which the source served the disk again.
     pub thaws: u64,
@@ -38,7 +40,7 @@ pub struct Report {
     pub repeated: u64,
     /// Number of packets with a very long delay.
     pub late: u64,
-    /// Number of calls without an answer.
+    /// Number of calls of one host's state machine to another host that were not answered in time.
     pub unanswered: u64,
     /// Number of failed writes of a host's durable record of the disk. A failed write may have
     /// taken effect.
@@ -51,7 +53,8 @@ pub struct Report {
     pub standby_reads: u64,
     /// Number of guest writes that waited for the hand-over.
     pub changes_waited: u64,
-    /// Number of requests refused because the disk is leaving or another host has it.
+    /// Number of requests that a host refused because it was handing the disk over, or because
+    /// another host had the disk.
     pub refused: u64,
     /// Number of requests of rogue clients.
     pub rogues: u64,

@@ -60,7 +60,8 @@ impl Simulation<'_> {
         let record = self.hosts[host].record;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let source = ram.source.take().expect("it is over");
-        // Late answers on the old connection must not reach calls of the next attempt.
+        // The host must not take late answers on the old connection for answers to calls of the
+        // next attempt.
         ram.calls.clear();
         trace!(self, "host {host}: {:?} is over: {:?}", source.session(), source.phase());
         self.report.kept += u64::from(source.phase() == Phase::Kept);
@@ -102,8 +103,8 @@ impl Simulation<'_> {
         let Some(ram) = &mut self.hosts[host].ram else { return Ok(false) };
         let is_guest = matches!(who, Who::Guest | Who::Rogue);
         if is_guest && !ram.engine.has_room(DISK) {
-            // Reads of other hosts use slots too. When a paused process continues, many of these
-            // reads arrive at once.
+            // Reads that other hosts send use the engine's slots for guests too. When a paused
+            // process continues, many of these reads arrive at once.
             let in_flight = ram.engine.in_flight();
             ensure!(in_flight >= SLOTS_MIN, "no free slot with {in_flight} in flight");
             return Ok(false);

@@ -31,7 +31,7 @@ pub struct Backing {
     faults: BackingFaults,
     defect: Option<DeviceDefect>,
     late: Vec<(usize, Tag)>,
-    /// Several hosts use the backing.
+    /// True if several hosts use the backing.
     shared: bool,
     /// True if a failed flush loses a random part (none, some or all) of the data that is not
     /// durable.

@@ -6,7 +6,8 @@
 use crate::content::Tag;
 use crate::rng::SimRng;
 
-/// Value of a unit at the start of a flush, as unit number, tag and change stamp.
+/// Value of a unit at the start of a flush: the unit's number, the tag of its content, and the
+/// stamp of its last change.
 pub(super) type Flushing = (u32, Tag, u32);
 
 /// All 512-byte units of one simulated device.

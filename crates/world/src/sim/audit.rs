@@ -21,7 +21,7 @@ pub(super) struct Tally {
     flash_errors: u64,
     backing_ios: u64,
     backing_errors: u64,
-    /// Numbers of requests since the disk's histograms were reset.
+    /// Numbers of requests that the disk's histograms should have counted since they were reset.
     moved: Moved,
 }
 
@@ -84,7 +84,7 @@ impl Tally {
     }
 }
 
-/// One read of the backing by the engine. The times of a fetch are values of `Simulation::clock`.
+/// One read of the backing by the engine. Its times are values of `Simulation::clock`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fetch {
     pub(super) request: RequestId,
@@ -190,15 +190,17 @@ impl Simulation<'_> {
             let expected = (tally.flash_ios, tally.flash_errors, tally.backing_ios, tally.backing_errors);
             let (ios, expected) = match self.scenario.lives {
                 None => (ios, expected),
-                // With journals, flash I/O is not compared: disks share flushes of flash, so the
-                // simulation does not know the disk of a flush.
+                // In histories with journals, flash I/O is not compared: one flush of flash may
+                // serve several disks, so the simulation does not know for which disk the engine
+                // counts the flush.
                 Some(_) => ((0, 0, ios.2, ios.3), (0, 0, expected.2, expected.3)),
             };
             ensure!(ios == expected, "disk {index} counts {ios:?} I/Os, not {expected:?}");
             let failed = stats.outcomes[Outcome::BackingError as usize].count;
             let by_flash = self.scenario.lives.is_some() && (self.any_bad() || self.any_refuses());
             // Each session gets at most one error for each event in which writes were lost or
-            // discarded. Flushes that began too early to report an event are additional errors.
+            // discarded. Failed flushes that began before such an event do not count as a report of
+            // the event, and are added to the limit.
             let told = (self.report.doubts + self.report.discards) * (self.scenario.guests.len() as u64 + 1);
             let told = told + self.report.flushes_failed_early + self.report.changes_given_up;
             ensure!(
@@ -240,7 +242,8 @@ impl Simulation<'_> {
                     let expected = match row.metric {
                         Metric::Length | Metric::Outstanding => came,
                         Metric::Latency => answered,
-                        // The first request has no predecessor.
+                        // The first request has no preceding request, so these histograms have one
+                        // value less.
                         Metric::Seek | Metric::SeekNearest | Metric::Interarrival => came.saturating_sub(1),
                     };
                     let found = histograms.get(class, row.metric);

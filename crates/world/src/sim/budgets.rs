@@ -1,9 +1,10 @@
 //! Simulates a flash write budget that all disks share (docs/decisions/0050). The budget is set,
-//! changed and removed under load. Its account survives crashes, as the daemon's file does.
+//! changed and removed under load. The budget's account survives crashes, because the daemon keeps
+//! it in a file.
 //!
-//! The checker counts the bytes that flash receives. Without the writes that a budget may not
-//! refuse, they stay within the bound that `hob_engine::flash_budget` promises, and the engine
-//! counts each of them.
+//! The checker counts the bytes that flash receives. These bytes, without the writes that a budget
+//! may not refuse, must stay within the bound that `hob_engine::flash_budget` promises. The engine
+//! must count every byte.
 //!
 //! Separate random numbers choose the histories with a budget, so other histories do not change.
 
@@ -17,8 +18,8 @@ use crate::{Violation, ensure};
 /// Seed of the separate random numbers of histories with a budget.
 const SALT: u64 = 0x6275_6467;
 
-/// Bytes of each disk by which background work in progress may exceed the bound: it was admitted
-/// before the budget was set, and its I/O is requested afterwards.
+/// Bytes by which background work of each disk may exceed the bound: work that was admitted before
+/// the budget was set, but requests its I/O afterwards.
 const OVERSHOOT_BYTES: u64 = 256 << 10;
 
 /// The budget of a history.
@@ -38,12 +39,12 @@ pub(super) struct Budgets {
     total: Counts,
     /// Bytes sent to flash since the budget was set.
     sent: u64,
-    /// Flash write bytes that the present engine process has requested, and those of them that were
-    /// sent to flash.
+    /// Number of bytes that the present engine process has requested to write to flash. `submitted`
+    /// is the number of these bytes that the simulation has sent to flash.
     requested: u64,
     submitted: u64,
-    /// Flash write bytes that the engine had requested before the budget was set, and had not sent
-    /// then.
+    /// Bytes of flash writes that the engine had requested when the budget was set, and that were
+    /// not sent to flash yet.
     waiting: u64,
     /// Bytes of two copies of the data of requests that were in progress when the budget was set.
     /// Admission had no limit for these requests.
@@ -91,7 +92,8 @@ impl Budgets {
 }
 
 impl Simulation<'_> {
-    /// Sometimes sets, changes or removes the budget; otherwise divides it.
+    /// Sometimes sets, changes or removes the budget. Otherwise runs a budget round, which divides
+    /// the budget between the disks.
     pub(super) fn maybe_change_budget(&mut self) {
         self.count_flash_writes();
         let now = self.now;
@@ -163,7 +165,7 @@ impl Simulation<'_> {
                 budgets.requested += new.written;
                 budgets.total.clean += new.clean;
                 if known.is_none() {
-                    // A new cache has no limit until its first part of the budget.
+                    // A new cache has no limit until it receives its first part of the budget.
                     budgets.bound += new.clean;
                 }
                 budgets.uncharged[disk] += new.clean;
@@ -191,7 +193,7 @@ impl Simulation<'_> {
         if let Some(budgets) = &mut self.budgets {
             budgets.known.fill(None);
             (budgets.requested, budgets.submitted) = (0, 0);
-            // The next process reads the account from a file.
+            // Like a real daemon, the next process reads the account from a file.
             budgets.account = budgets
                 .account
                 .take()

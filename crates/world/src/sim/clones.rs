@@ -22,7 +22,7 @@ const SALT: u64 = 0x636c_6f6e;
 pub(super) struct Clones {
     rng: SimRng,
     sectors: u64,
-    /// Which sectors of each disk are shared with its parent.
+    /// For each disk, the sectors that the disk's backing shares with the parent.
     common: Vec<u64>,
     /// Objects that a clone has changed, as disk and object number.
     own: BTreeSet<(usize, u64)>,
@@ -57,7 +57,7 @@ impl Clones {
         sector < self.common[disk] && !self.own.contains(&(disk, sector / self.sectors))
     }
 
-    /// Records that flash may have the sectors of a guest write.
+    /// Records that flash may have these sectors of a disk, because a guest has written them.
     pub(super) fn may_cache(&mut self, disk: usize, offset: u64, len: u64) {
         let end = offset.saturating_add(len).div_ceil(SECTOR_BYTES);
         self.may_be_cached.extend((offset / SECTOR_BYTES..end).map(|sector| (disk, sector)));

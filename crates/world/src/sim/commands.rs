@@ -38,7 +38,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Gives a random command for a random disk.
+    /// Sends a random command for a random disk to the engine.
     pub(super) fn random_command(&mut self) -> Result<(), Violation> {
         let disk = self.rng.below(self.disks.len() as u64) as usize;
         if self.scenario.lives.is_some() {
@@ -58,7 +58,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Gives a random command to a disk whose cache is volatile or was just removed.
+    /// Sends a random command for a disk whose cache is volatile or was just removed.
     fn change_volatile(&mut self, disk: usize) {
         let change = match self.rng.below(18) {
             0 if self.rng.chance(400) => {
@@ -152,7 +152,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Gives a random command to a disk whose cache is persistent or will be.
+    /// Sends a random command for a disk that has a persistent cache or will have one.
     fn change_persistent(&mut self, disk: usize) {
         let config = self.disks[disk].owner.as_ref().expect("persistent").config;
         let change = match self.rng.below(32) {
@@ -213,8 +213,8 @@ impl Simulation<'_> {
         self.command(disk, Command::Cache(change));
     }
 
-    /// Returns a new journal ring. `Some(None)` simulates a missing ring, and `None` means that the
-    /// pool is full.
+    /// Returns a journal ring for a command. Returns `Some(None)` to simulate a daemon that forgets
+    /// to pass a ring, and `None` if the pool has no room for a ring.
     #[expect(clippy::option_option, reason = "the outer one is whether the command can be given at all")]
     fn ring_or_none(&mut self, disk: usize, config: &CacheConfig) -> Option<Option<NewRing>> {
         if self.rng.chance(20) {
@@ -246,7 +246,7 @@ impl Simulation<'_> {
         CacheChange::Tune(config.mode, config.destage, config.copies)
     }
 
-    /// Resets the disk's statistics, and every second time its histograms too.
+    /// Resets the disk's statistics. Every second call also resets the disk's histograms.
     fn reset(&mut self, disk: usize) {
         if self.commands.is_multiple_of(2) {
             self.command(disk, Command::ResetHistograms);
@@ -316,7 +316,7 @@ impl Simulation<'_> {
     }
 
     /// Tells the model that hob discarded the disk's dirty data. The backing keeps its data, but
-    /// may still lose what is not durable.
+    /// may still lose data that no flush has made durable.
     pub(super) fn forget(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         for held in [state.backing.now(), state.backing.durable()] {

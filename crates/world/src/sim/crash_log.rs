@@ -25,7 +25,8 @@ pub(super) struct CrashLog {
     bytes: Arc<Mutex<Vec<u8>>>,
     /// True if the present engine process writes the log.
     is_used: bool,
-    /// Number of the first journal ring that the log was given for since the last power failure.
+    /// Number of the first journal ring for which the engine got the log since the last power
+    /// failure.
     first_ring: Option<u32>,
 }
 
@@ -39,13 +40,14 @@ impl SurvivingMemory for Memory {
 }
 
 impl CrashLog {
-    /// Returns the log of a disk in the history of this seed, if it has one.
+    /// Returns an empty crash log for a disk, if disks in the history of this seed have crash logs.
     fn of(seed: u64) -> Option<CrashLog> {
         let bytes = Arc::new(Mutex::new(vec![0; CRASH_LOG_BYTES]));
         SimRng::new(seed ^ SALT).chance(750).then_some(CrashLog { bytes, is_used: false, first_ring: None })
     }
 
-    /// Returns true if the crash loses no acknowledged write. Empties the log if power fails.
+    /// Models the end of an engine process. Returns true if the log saves all acknowledged writes.
+    /// A power failure empties the log.
     pub(super) fn crash(&mut self, end: End) -> bool {
         if end == End::PowerCut {
             self.bytes.lock().expect("no thread panics").fill(0);
@@ -83,7 +85,8 @@ impl Simulation<'_> {
     }
 
     /// Checks that the crash log belongs to the recovered journal ring, if the engine used the log
-    /// for this ring. Otherwise the daemon would report a loss that did not happen.
+    /// for this ring. If the log did not belong to this ring, the daemon would report a loss that
+    /// did not happen.
     pub(super) fn check_crash_log(&self, disk: usize, plan: &Plan) -> Result<(), Violation> {
         let first = self.disks[disk].crash_log.as_ref().and_then(|log| log.first_ring);
         let is_expected = first.is_some_and(|first| first <= plan.ring) && !plan.clean;

@@ -5,7 +5,7 @@
 //! then neither use the data nor drop the cached data as damaged. Guest writes after that have no
 //! effect on the engine. The engine must not read the guest memory after the reply, so the
 //! simulation overwrites it with noise. A read that the engine declines is sent again with a daemon
-//! buffer. The model sees one read.
+//! buffer. For the model both together are one read.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::{Violation, ensure};
 /// Seed of the separate random numbers of histories with reads into guest memory.
 const SALT: u64 = 0x6469_7265;
 
-/// Reads into guest memory, in a history that has them.
+/// State of the reads into guest memory, in a history with such reads.
 pub(super) struct Direct {
     rng: SimRng,
     /// Declined reads, which are sent again when the engine has room.
@@ -37,7 +37,8 @@ pub(super) enum Scribbles {
     #[default]
     NotIts,
     Nothing,
-    /// The guest wrote to the memory, but no checksum includes the data that it wrote.
+    /// The guest wrote to the memory after the checksums were computed, so no checksum includes the
+    /// guest's data.
     Unseen,
     /// The engine must not report success: the guest wrote to the memory before the checksums of
     /// the read were computed, or the read failed.

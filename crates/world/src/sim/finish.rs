@@ -13,8 +13,8 @@ use crate::{Violation, ensure};
 /// Size of a read at the end of a history, bytes.
 const READ_BYTES: u64 = 64 << 10;
 
-/// Number of attempts to open a disk before it counts as lost. Within twice as many attempts, the
-/// operator discards a clean cache for which the pool has no room.
+/// Number of attempts to open a disk after which the disk counts as lost. In twice as many
+/// attempts, the simulated operator also discards a clean cache for which the pool has no room.
 const OPENINGS_MAX: u32 = super::recovery::ATTEMPTS_MAX / 2 + 1;
 
 impl Simulation<'_> {
@@ -63,8 +63,8 @@ impl Simulation<'_> {
     fn bring_back(&mut self, disk: usize) -> Result<(), Violation> {
         self.open_again(disk)?;
         if !self.is_back(disk) {
-            // Old journal rings of another disk may occupy the room for the new journal ring until
-            // that disk is open.
+            // Old journal rings of another disk may occupy the segments that the new journal ring
+            // needs. They become free when that other disk is opened.
             for other in (0..self.disks.len()).filter(|other| *other != disk) {
                 self.open_again(other)?;
             }

@@ -8,7 +8,7 @@
 //! addition to the checks of every history, the simulation verifies:
 //!
 //! - the operation ends, and fails only if flash refuses writes permanently, if a flush of flash
-//!   has failed, or if the engine would refuse the operation anyway;
+//!   has failed, or if the engine refuses the operation without a failure too;
 //! - the disk continues to serve requests with or without its cache, and no data is lost;
 //! - after a crash, recovery finds all durable data, and the cache can be drained and removed.
 //!
@@ -183,7 +183,7 @@ pub(super) struct Injection {
 }
 
 impl Injection {
-    /// Returns an injection that injects nothing.
+    /// Returns an injection without a failure, for histories in which no failure is planned.
     pub(super) fn none() -> Injection {
         let failure = Failure::Backing;
         Injection { failure, armed: false, left: 0, struck: false, flush_failed: false, lost_journals: 0 }
@@ -374,7 +374,7 @@ impl Simulation<'_> {
         self.command(0, Command::Cache(CacheChange::Enable(Box::new(enable))))
     }
 
-    /// Takes free segments of a device.
+    /// Takes this number of free segments of a device from the pool.
     fn free_on(&mut self, device: u16, count: usize) -> Vec<Segment> {
         let free = self.free.iter().filter(|segment| segment.device == DeviceId(device)).take(count);
         let taken: Vec<Segment> = free.copied().collect();
@@ -390,7 +390,7 @@ impl Simulation<'_> {
         }
         self.ask(Op::Read, 100 * KIB, 16 * KIB)?;
         self.ask(Op::Flush, 0, 0)?;
-        // Dirty data is overwritten, and some writes bypass the cache.
+        // Some of these writes overwrite dirty data, and some bypass the cache.
         self.write(0, 4 * KIB)?;
         self.write(200 * KIB, 512)?;
         self.ask(Op::Read, 300 * KIB, 64 * KIB)?;
@@ -618,7 +618,7 @@ impl Simulation<'_> {
             // The disk has no cache any more, a removal of the disk is in progress, or the power
             // has failed.
             None | Some(Err(CommandError::NoCache | CommandError::Removing)) => return Ok(()),
-            // Another drain is already in progress.
+            // The engine stopped this drain because another drain is in progress.
             Some(Err(CommandError::Stopped)) => self.run_until(|world| !world.drains())?,
             Some(result) => ensure!(result == Ok(()), "what is dirty cannot be drained: {result:?}"),
         }
@@ -644,8 +644,8 @@ impl Simulation<'_> {
         Ok(ended)
     }
 
-    /// Cuts the power, or kills the process if the failure is one of the backing. Then repairs all
-    /// devices and opens the disk again.
+    /// Cuts the power. If the injected failure is one of the backing, kills the process instead.
+    /// Then repairs all devices and opens the disk again.
     pub(super) fn crash_and_open(&mut self) -> Result<(), Violation> {
         let is_of_backing =
             self.injection.as_ref().is_some_and(|injection| injection.failure.is_of_backing());

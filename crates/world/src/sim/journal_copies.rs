@@ -1,11 +1,13 @@
-//! Journals that lose one of two copies, and the daemon's answer: a new journal.
+//! Simulates journals that lose one of their two copies. The daemon then gives the cache a new
+//! journal.
 //!
 //! Without a new journal, the lost copy stays on flash and becomes older than the other one. If the
 //! other copy is missing at a later start, recovery uses the old copy as if it were up to date. So
 //! some histories have one device that refuses journal pages or flushes for a short time, and
-//! another device that fails later. Until the new journal is complete, the failure of the second
-//! device may lose data. After a failed flush, it also may until a new journal records that no data
-//! is dirty. After that, it must not.
+//! another device that fails later. Until the new journal is complete, a failure of the second
+//! device may lose data. After a failed flush of the first device, a failure of the second may lose
+//! data until a new journal records that no data is dirty. Later failures of the second device must
+//! not lose data.
 
 use hob_engine::command::{CacheChange, Command, Copies};
 use hob_engine::units::{DiskId, Instant};
@@ -29,12 +31,12 @@ pub(super) struct Refusal {
     /// Number of page writes that the device will refuse. The engine abandons a copy of a journal
     /// after three refused writes.
     pages: u32,
-    /// Number of flushes that the device will fail.
+    /// Number of the device's next flushes that fail.
     flushes: u32,
 }
 
-/// Makes one device refuse journal pages from time to time, and lets another device fail, if this
-/// history has that. All other faults of flash are removed.
+/// If journals lose copies in this history, makes one device refuse journal pages from time to
+/// time, makes another device fail later, and removes all other faults of flash.
 pub(super) fn draw(scenario: &mut Scenario, seed: u64, options: &Options) {
     let mut rng = SimRng::new(seed ^ SALT);
     let may = options.faults || options.copy_loss_permille == 1000;
@@ -51,7 +53,7 @@ pub(super) fn draw(scenario: &mut Scenario, seed: u64, options: &Options) {
     }
     let failure = rng.pick(&[DeviceFailure::Dead, DeviceFailure::Dead, DeviceFailure::Scrambled]);
     scenario.devices[failing].failure = Some((Instant(rng.between(span / 8, span)), failure));
-    // The refused pages must not fence the device.
+    // The engine must not fence the device because of the refused pages.
     scenario.limits.flash_errors_max = scenario.limits.flash_errors_max.max(1000);
     scenario.refusals = (0..rng.between(1, 6))
         .map(|_| Refusal {
@@ -109,8 +111,9 @@ impl Simulation<'_> {
         owners.filter(|_| is_refusal).for_each(|owner| owner.has_volatile_copies = true);
     }
 
-    /// Returns true if the disk has no dirty data. If a new journal ring was just completed, a crash
-    /// brings none back either, so later dirty data has copies that flushes make durable.
+    /// Returns true if the disk has no dirty data. If a new journal ring was just completed, a
+    /// crash does not bring old dirty data back either. Then later dirty data has copies that
+    /// flushes make durable.
     pub(super) fn is_destaged(&self, disk: usize) -> bool {
         let stats = self.engine.stats(self.now, DiskId(disk as u32));
         stats.is_some_and(|stats| stats.sectors_dirty == 0)
@@ -131,8 +134,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Gives the cache a new journal instead of one that lost a copy. Tries again until that
-    /// succeeds, or until the guests of this life have made their last request.
+    /// Replaces a cache's journal that lost a copy by a new journal. Tries again until a
+    /// replacement succeeds, or until the guests of this life have made their last request.
     pub(super) fn replace_journal_copy(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         let lacks_copy = state.owner.as_ref().is_some_and(|owner| owner.lacks_copy());

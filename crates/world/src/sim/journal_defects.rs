@@ -36,7 +36,8 @@ pub(super) fn misplace_overwrites(page: &mut [u8]) {
     page[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Returns the end of the change records of a journal page. A page that is not valid has none.
+/// Returns the end of the change records of a journal page. An invalid page counts as a page
+/// without change records.
 fn end_of_records(page: &[u8]) -> usize {
     let changes = usize::from(u16::from_le_bytes([page[CHANGES], page[CHANGES + 1]]));
     let end = RECORDS + changes * RECORD_BYTES;

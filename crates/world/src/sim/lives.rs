@@ -37,7 +37,8 @@ impl Simulation<'_> {
     pub(super) fn lend_buffers(&mut self) {
         let Some(lives) = &self.scenario.lives else { return };
         let lent = lives.lent.clone();
-        // Few edge sectors make evictions likely. Some histories have none.
+        // With few sectors for edges, the engine is likely to evict some. Some histories have no
+        // such sectors.
         let edge_sectors = [0, 3, 16][lent.len() / 2 % 3];
         for bytes in lent {
             self.lend(bytes);
@@ -99,7 +100,8 @@ impl Simulation<'_> {
         self.stopping && !self.asked.values().any(|asked| closes(&asked.command))
     }
 
-    /// Ends the engine process in the way `end`, starts another one, and opens the disks.
+    /// Ends the engine process by a kill, power cut or stop (`end`), starts another process, and
+    /// opens the disks.
     pub(super) fn next_life(&mut self, end: End) -> Result<(), Violation> {
         self.crash(end)?;
         self.flush_flash_at_start();
@@ -115,13 +117,13 @@ impl Simulation<'_> {
         self.begin_with_memory()
     }
 
-    /// Flushes flash before its journals are read, as the daemon does: a power cut after that must
-    /// not undo what a recovery has found. The daemon continues if a flush fails.
+    /// Flushes flash before its journals are read, as the daemon does: a power cut after the flush
+    /// must not undo writes that a recovery has found. The daemon continues if a flush fails.
     fn flush_flash_at_start(&mut self) {
         if self.options.sabotage == Some(Sabotage::UnflushedRecovery) {
             return;
         }
-        // Separate random numbers, so that other decisions of the history stay the same.
+        // These random numbers are separate, so other decisions of the history do not depend on them.
         let mut rng = SimRng::new(self.now.0 ^ START_SALT);
         self.is_flash_flushed = true;
         for flash in &mut self.flash {
@@ -250,14 +252,14 @@ impl Simulation<'_> {
 
     /// Models the end of a process whose memory has unflushed data of a backing. A daemon that
     /// stops flushes this data. A kill loses a random part of this data, unless the engine reports
-    /// that it includes acknowledged writes. In that case the data survives, because the simulation
-    /// has no daemon that would report the loss to guests.
+    /// that it includes acknowledged writes. If the data includes acknowledged writes, it survives,
+    /// because the simulation has no daemon that would report the loss to guests.
     fn lose_memory(&mut self, index: usize, end: End) {
         let disk = &mut self.disks[index];
         let at_risk = self.engine.guests_at_risk(DiskId(index as u32)).is_some_and(|guests| guests > 0);
         let is_killed = disk.present && end == End::Kill;
         if is_killed && (!at_risk || self.options.sabotage == Some(Sabotage::UnmarkedMemory)) {
-            // Separate random numbers, so that other decisions of the history stay the same.
+            // These random numbers are separate, so other decisions of the history do not depend on them.
             disk.backing.lose(&mut SimRng::new(self.now.0 ^ index as u64));
         }
         disk.backing.shut_down();

@@ -2,8 +2,9 @@
 //! writes that no flush covers.
 //!
 //! A failed flush loses a random part (none, some or all) of the unflushed writes. Only one flush
-//! gets the error, even if several are in flight. A restart loses a random part of the unflushed
-//! writes too, and the daemon tells the engine about the restart. Each guest has its own session.
+//! fails with the error, even if several flushes are in flight. A restart of a backing also loses a
+//! random part of the unflushed writes, and the daemon tells the engine about the restart. Each
+//! guest has its own session.
 
 use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{DiskId, Instant};
@@ -24,7 +25,8 @@ const RETURN_SALT: u64 = 0x7265_7475;
 /// Pause between two attempts to replace a lost journal, nanoseconds.
 const REPLACE_NS: u64 = 2_000_000_000;
 
-/// Selects the devices that, if they fail, return at the next restart of the engine process.
+/// Chooses devices whose failures are only temporary: they return at the next restart of the engine
+/// process.
 pub(super) fn draw_returns(scenario: &mut Scenario, seed: u64) {
     let mut rng = SimRng::new(seed ^ RETURN_SALT);
     for plan in &mut scenario.devices {
@@ -32,8 +34,8 @@ pub(super) fn draw_returns(scenario: &mut Scenario, seed: u64) {
     }
 }
 
-/// Makes working flash devices fail some flushes, if this history has that. Data of these devices
-/// stays readable until the power fails, so no flushed data may be lost.
+/// If flash flushes fail in this history, makes working flash devices fail some flushes. The data
+/// of these devices stays readable until the power fails, so no flushed data may be lost.
 pub(super) fn draw_flash_flushes(scenario: &mut Scenario, seed: u64, options: &Options) {
     let mut rng = SimRng::new(seed ^ FLASH_SALT);
     if scenario.lives.is_none() || !rng.chance(options.flash_flush_permille) {
@@ -62,10 +64,10 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    /// Returns the backing restarts of this history, if it has them. `io_ns` is the latency of the
-    /// slower of flash and backing, nanoseconds. The mean time between two restarts is 4, 20 or 100
-    /// times `io_ns`. Some gaps between restarts are long enough to destage dirty data and flush
-    /// the backing.
+    /// Returns the schedule of backing restarts of this history, or `None` if no backing restarts
+    /// in it. `io_ns` is the latency of the slower of flash and backing, nanoseconds. The mean time
+    /// between two restarts is 4, 20 or 100 times `io_ns`. Some gaps between restarts are long
+    /// enough to destage dirty data and flush the backing.
     pub(super) fn draw(seed: u64, options: &Options, io_ns: u64) -> Option<Losses> {
         let mut rng = SimRng::new(seed ^ SALT);
         let may = options.faults && !options.sound_backings || options.restart_permille == 1000;
@@ -87,8 +89,9 @@ impl Simulation<'_> {
         self.queue.push(at, Event::Restart(disk));
     }
 
-    /// Returns the number of scheduled restarts. A scheduled restart can be the only event left,
-    /// because guests may wait for a disk that is never opened again.
+    /// Returns the number of scheduled restarts. The caller ignores these events when it looks for
+    /// the end of the history: guests may wait for a disk that is never opened again, and then
+    /// scheduled restarts are the only events left.
     pub(super) fn restarts_due(&self) -> usize {
         usize::from(self.losses.as_ref().is_some_and(|losses| losses.is_due))
     }

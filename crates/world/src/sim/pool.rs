@@ -31,7 +31,7 @@ impl Asked {
         self.disk == disk && matches!(self.command, Command::Cache(_))
     }
 
-    /// Returns the segments that the cache gets if the command succeeds.
+    /// Returns the segments that the requested command adds to the cache if it succeeds.
     pub(super) fn segments(&self) -> Vec<Segment> {
         let data = match &self.command {
             Command::Cache(CacheChange::Enable(enable)) => &enable.segments,

@@ -62,7 +62,8 @@ impl Simulation<'_> {
                 self.adopt_backing(index)?;
             }
             if self.disks[index].gated {
-                // An earlier attempt made guests wait; there is no cache left to wait for.
+                // An earlier attempt to recover the cache made guests wait. The disk has no cache
+                // any more, so they need not wait.
                 self.open_gate(index);
             }
             return self.change_behind_bare(index);
@@ -134,7 +135,8 @@ impl Simulation<'_> {
         let right = changed || !noticed || doubtful || silently;
         ensure!(right, "disk {index}: a recovered clean sector ({clean:?}) is not the backing's");
         if changed {
-            // The next recovery notices the change too, even if the new journal ring fails.
+            // The new identity differs from all recorded ones, so the next recovery also notices
+            // the change, even if the new journal ring fails.
             self.disks[index].generation += 1;
         }
         self.disks[index].gives_up = false;
@@ -291,7 +293,7 @@ impl Simulation<'_> {
         let (parted, undone) = (recovered.summary.sectors_parted > 0, recovered.summary.sectors_undone > 0);
         let unproven = parted || !unknown.is_empty();
         if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| unproven || !loose.is_empty()) {
-            // Only one copy is certainly valid.
+            // From now on only one copy of these sectors is certainly valid.
             owner.doubled = false;
         }
         if !self.may_lose(index) {
@@ -339,7 +341,7 @@ impl Simulation<'_> {
         for (number, copies) in rings.iter().filter(|_| !journal_lost) {
             let owner = self.disks[index].owner.as_ref().expect("persistent");
             let is_good = self.is_on_sound_device(copies) && !owner.is_doubtful(*number);
-            // The ring with the lowest number is complete if any ring is.
+            // If any journal ring is complete, the ring with the lowest number is complete.
             sound = is_good;
             doubtful |= !is_good;
             match self.survey(cache, *number, copies) {
@@ -427,7 +429,7 @@ impl Simulation<'_> {
         }
         let owner = self.disks[index].owner.as_ref().expect("persistent");
         let doubtful = doubtful || missing && !owner.doubled;
-        // A ring of a later command may be complete already.
+        // A journal ring that a command created after the close may be complete already.
         let closed = owner.closed && !owner.left_unclean && number <= owner.closed_at;
         ensure!(plan.clean || !closed || doubtful, "disk {index}: closed, and found open");
         let present: Vec<_> =
@@ -521,8 +523,8 @@ impl Simulation<'_> {
         disk.model.adopt(disk.backing.now(), disk.backing.durable())
     }
 
-    /// Sometimes changes the backing while no daemon serves it. Changes of a part are visible in
-    /// the backing's identity, and changes of all data are visible in a sample of clean sectors.
+    /// Sometimes changes the backing while no daemon serves it. A change of a part of the backing
+    /// changes its identity. A change of all data can be found in a sample of clean sectors.
     fn change_behind(&mut self, index: usize, recovered: &Recovered) {
         let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
         if !self.rng.chance(behind) {

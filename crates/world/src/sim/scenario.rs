@@ -51,7 +51,7 @@ pub(super) struct Lives {
     pub(super) requests: u32,
     /// Sizes of the engine's own buffers, bytes.
     pub(super) lent: Vec<u32>,
-    /// Number of segments per device that are reserved for journals.
+    /// Number of segments on each device that are kept free for journals.
     pub(super) ring_reserve: usize,
     /// Share of the disks whose backing a foreign writer changes while the disk is offline, per
     /// mille.
@@ -159,8 +159,8 @@ impl Scenario {
         scenario
     }
 
-    /// Adds restarts to the scenario. Sizes become smaller, so that requests overlap more, and the
-    /// pool gets room for journals.
+    /// Adds restarts to the scenario. Also makes segments and disks smaller, so that requests
+    /// overlap more, and reserves room for journals in the pool.
     fn add_lives(&mut self, options: &Options, span: u64, rng: &mut SimRng) {
         self.segment_bytes = rng.pick(&[16 << 10, 64 << 10, 64 << 10, 256 << 10]);
         self.power_cut = None;

@@ -1,7 +1,7 @@
 //! Simulates caches that return segments to the pool. The segments' dirty data is destaged first,
 //! and writes continue to go to flash. Meanwhile the backing may become unavailable or the engine
 //! process may end. An unavailable backing fails or hangs all I/O. A backing that fails all I/O may
-//! have shut down cleanly before.
+//! have shut down cleanly before, so that it lost no data.
 //!
 //! Separate random numbers choose the histories in which caches return segments, so other histories
 //! do not change.
@@ -141,8 +141,8 @@ impl Simulation<'_> {
 }
 
 /// Shrinks a cache under load while its backing is unavailable. The power fails after `cut_after`
-/// guest writes, or never if it is `None`. No request may fail or wait for the backing, and the
-/// shrink must end when the backing is available again.
+/// guest writes, or never if `cut_after` is `None`. No request may fail or wait for the backing,
+/// and the shrink must end when the backing is available again.
 ///
 /// # Errors
 /// Returns a [`Violation`] if a guarantee is violated.

@@ -1,7 +1,8 @@
 //! Simulates backings that change silently while no engine serves them: the backing's identity does
 //! not change. Some backings have a version number that each change changes. The daemon records
-//! this number as evidence (docs/decisions/0033). If a backing has no version number, or another
-//! one than the recorded one, the daemon makes the engine compare clean sectors with the backing.
+//! this number as evidence (docs/decisions/0033). If a backing has no version number, or its number
+//! differs from the recorded number, the daemon makes the engine compare clean sectors with the
+//! backing.
 //!
 //! Separate random numbers choose the histories with silent changes, so other histories do not
 //! change.
@@ -35,8 +36,8 @@ pub(super) struct Silent {
 /// The daemon's knowledge of a backing.
 #[derive(Debug, Default)]
 struct Observed {
-    /// True if the backing provides evidence that it is unchanged, as a file does, unlike an NBD
-    /// export.
+    /// True if the backing provides evidence that it is unchanged. A file provides evidence, and an
+    /// NBD export does not.
     has_evidence: bool,
     /// Version of the backing's content when the disk was opened.
     opened: u64,

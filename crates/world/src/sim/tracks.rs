@@ -30,7 +30,8 @@ pub(super) struct Tracks {
     made: u64,
 }
 
-/// A dirty bitmap that a disk has, or gets when the disk is added again.
+/// A dirty bitmap of a disk. While the disk is removed, the simulation keeps the bitmap and gives
+/// it back when the disk is added again.
 #[derive(Debug)]
 pub(super) struct Track {
     name: String,
@@ -38,7 +39,7 @@ pub(super) struct Track {
     /// For each 512-byte unit of the disk, true if an acknowledged change touched it since the
     /// bitmap began.
     changed: Vec<bool>,
-    /// Content of each 512-byte unit when the bitmap began; `None` if it was not known.
+    /// Content of each 512-byte unit when the bitmap began; `None` if this content is unknown.
     before: Vec<Option<Tag>>,
     /// Content of the bitmap if it is frozen, which must not change.
     frozen: Option<Granules>,

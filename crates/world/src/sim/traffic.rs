@@ -329,7 +329,7 @@ impl Simulation<'_> {
         if let Some(disk) = disk
             && self.disks[disk].owner.is_none()
             && self.scenario.lives.is_none()
-            // With QoS, the engine may have started the I/O before the command, and send it only
+            // With QoS, the engine may have started the I/O before the command and delayed it until
             // now.
             && self.qos.is_none()
         {

@@ -4,11 +4,11 @@
 //!
 //! | step | effect of an interruption after it |
 //! |---|---|
-//! | acquire the ownership lock; the ownership record stays | the owner has the disk as before when it restarts |
-//! | End the flash lease, so that the owner can no longer write to the replica. | the same |
-//! | read the journal, verify the checksum of each dirty sector, open the backing | the same |
+//! | acquire the ownership lock; do not change the ownership record | the former owner has the disk as before when it restarts |
+//! | end the flash lease, so that the former owner can no longer write to the replica | as after the previous step |
+//! | read the journal, verify the checksum of each dirty sector, open the backing | as after the previous step |
 //! | write the ownership record: from now on only the replica is valid | this host restarts the failover |
-//! | write every dirty sector to the backing, then flush it | the same |
+//! | write every dirty sector to the backing, then flush the backing | as after the previous step |
 //! | record that no dirty data is left | the disk is opened normally |
 //!
 //! The failover does not change the replica, so it can always be restarted. A wrong checksum or a

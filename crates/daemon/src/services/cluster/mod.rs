@@ -2,8 +2,9 @@
 //! lease has expired, and releases them at the daemon's end (docs/decisions/0019).
 //!
 //! [`failover`] makes this host the owner of a disk whose replica it has, and [`placement`]
-//! publishes and reads the data for placement advice. The `ownership` service below acquires one
-//! disk; this service decides when. Without a cluster, it only opens disks.
+//! publishes and reads the data for placement advice. The `ownership` service, on a lower layer,
+//! acquires one disk; this service decides when. If this host is in no cluster, this service only
+//! opens disks.
 
 mod failover;
 mod placement;
@@ -28,8 +29,8 @@ use crate::background::spawn;
 use crate::cluster::{Cluster, Release, TakeError, Took};
 use placement::Rates;
 
-/// Interval at which this host checks the disks that wait for the cluster, and those that it must
-/// acquire again.
+/// Interval at which this host checks the disks that wait for the cluster, and the disks that it
+/// must acquire again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Maximum time to release a disk when the daemon ends; after that time, no other disk is released.

@@ -7,9 +7,10 @@
 //! request is in flight when the cache is changed.
 //!
 //! Requests inside the kernel (a file on a hung filesystem) or inside a library cannot be
-//! cancelled. If there are any, a disk that is not removed is abandoned too: it goes offline and is
-//! opened again after the last such request has ended. Until then its id is not reused, its file
-//! stays locked, and the memory of those requests stays in use.
+//! cancelled. If the disk has such requests, it is abandoned even if it is not removed: the disk
+//! goes offline, and hob opens it again after the last such request has ended. Until then hob does
+//! not reuse the disk's id, the disk's file stays locked, and the memory of those requests stays in
+//! use.
 
 use std::time::Duration;
 
@@ -41,8 +42,8 @@ const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 const DISABLE_TRIES: usize = 3;
 
 impl Disks {
-    /// Closes a disk and removes it from its shard. Abandons the disk's backing if it does not
-    /// answer.
+    /// Closes a disk and removes it from its shard. Abandons the disk's backing if the backing does
+    /// not answer.
     pub(in crate::services) async fn leave_shard(
         &self,
         name: &str,
@@ -63,8 +64,8 @@ impl Disks {
         self.leave_in_time(name, shard, id, self.exports.take_from_shard(name, shard, id)).await
     }
 
-    /// Waits for the removal of a disk from its shard. Abandons the disk's backing if it does not
-    /// answer.
+    /// Waits for the removal of a disk from its shard. Abandons the disk's backing if the backing
+    /// does not answer.
     async fn leave_in_time(
         &self,
         name: &str,
@@ -230,9 +231,10 @@ impl Disks {
         }
     }
 
-    /// Repeats the removal of a disk that its shard has refused, for example because its journal
-    /// cannot be closed, until it succeeds. The shard has the disk as `id`. The entry of the disk, if
-    /// it still exists, is offline and has the id `new_id`; the disk is then opened again.
+    /// Repeats, until it succeeds, the removal of a disk from its shard. The shard has refused the
+    /// removal, for example because the journal of the disk's cache cannot be closed. The shard has
+    /// the disk as `id`. The entry of the disk, if it still exists, is offline and has the id
+    /// `new_id`; the disk is then opened again.
     pub(super) fn remove_kept_disk(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
         let (service, name, shard) = (self.clone(), name.to_owned(), shard.clone());
         spawn(async move { service.repeat_removal(&name, &shard, id, new_id).await });
@@ -265,7 +267,7 @@ impl Disks {
             tracing::warn!("disk {name}: {error}");
         }
         drop(guard);
-        // If the backing is still open, the disk is opened when it is closed.
+        // If the shard still has the backing open, `backing_closed` opens the disk later.
         if is_same && !is_closing {
             self.bring_online(name).await;
         }
@@ -292,9 +294,10 @@ impl Inner {
         self.disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)))
     }
 
-    /// Returns when other hosts may acquire a closed disk that this host releases. They need not wait
-    /// for requests that are older than `settle`. A later opening and closing of the disk says nothing
-    /// about such requests.
+    /// Returns when other hosts may acquire a closed disk that this host releases. Other hosts must
+    /// wait if the backing may still execute requests of this host that are younger than `settle`.
+    /// If the disk was opened and closed again since such a request, this does not show that the
+    /// request has ended.
     pub(in crate::services) fn release_of(&self, name: &str, settle: Duration) -> Release {
         let since = self.disk(name).ok().and_then(|disk| disk.unanswered_since);
         match self.is_abandoned(name) || since.is_some_and(|since| since.elapsed() < settle) {

@@ -1,5 +1,6 @@
-//! Orphans with dirty data of a disk's backing: such a disk does not come online until an operator
-//! gives it the orphan, or discards the orphan (docs/decisions/0064).
+//! Handles orphans (persistent caches that belong to no disk) that have dirty data of a disk's
+//! backing. The disk does not come online until an operator gives the orphan to the disk, or
+//! discards the orphan (docs/decisions/0064).
 
 use std::time::Duration;
 
@@ -24,9 +25,8 @@ const READ_MAX: Duration = Duration::from_secs(10);
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 impl Disks {
-    /// Refuses to open a disk while a cache that belongs to no disk has dirty data of its backing.
-    /// A disk that was never served is also refused while it is unknown to which backing such a
-    /// cache belongs.
+    /// Refuses to open a disk while an orphan has dirty data of the disk's backing. A disk that was
+    /// never served is also refused while the backing of some orphan with dirty data is unknown.
     pub(super) async fn check_orphans(&self, name: &str, info: &BackingInfo, when: Open) -> Result<()> {
         self.pools.await_orphans(READ_MAX).await;
         let checked = match self.check_offline_caches(name, info).await {
@@ -153,7 +153,8 @@ impl Inner {
             )));
         }
         if let Some((pool, devices)) = self.unseen_devices(&self.disk(name)?.wanted) {
-            return Err(conflict!("{devices} of pool {pool} is missing since hob's state is new, and may have dirty data of this disk"
+            return Err(conflict!("pool {pool} has lacked {devices} since hob opened the pool without a saved state, and the missing \
+                 device may have dirty data of this disk"
             )
             .hint(format!(
                 "connect the device again, or give it up with 'hob pool remove-device {pool} DEVICE'"
@@ -238,8 +239,9 @@ impl Inner {
         None
     }
 
-    /// Returns the pool of a new disk's write-back cache, and the devices of the pool that have been
-    /// missing since the state is new.
+    /// Returns the pool of the write-back cache of a disk that was never served, and the pool's
+    /// missing devices, if hob opened the pool without a saved state and these devices have been
+    /// missing since then. They may have dirty data of the disk.
     fn unseen_devices(&self, wanted: &DiskState) -> Option<(String, String)> {
         let writes_back = |spec: &&CacheSpec| spec.mode == Mode::WriteBack && spec.journal.is_some();
         let spec = wanted.cache.as_ref().filter(|_| wanted.is_new).filter(writes_back)?;

@@ -22,7 +22,7 @@ const SAMPLES: usize = 64;
 /// backing fail quickly. A backing without connection is tried again later.
 const FAILING_MAX: Duration = Duration::from_secs(5);
 
-/// Access to the backing for comparing it with the cache.
+/// The way in which the recovery reads the backing to compare it with the cache.
 pub(in crate::services) enum Source {
     /// A backing that no shard serves yet.
     Own(Backing),
@@ -99,7 +99,8 @@ pub(super) fn changed_since(
 /// Reason why a cache does not match its backing.
 pub(super) struct Mismatch {
     pub(super) why: String,
-    /// True if only times show it, so that an operator can accept it by `verify = "trust"`.
+    /// True if only the times of the backing's file show the mismatch, so that an operator can
+    /// accept the cache with `verify = "trust"`.
     pub(super) can_be_trusted: bool,
 }
 
@@ -179,17 +180,20 @@ async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sampl
         && !differing.is_empty()
         && let Some(changed) = served.shard.changed_meanwhile(served.id).await?
     {
-        // A write is recorded before it reaches the backing.
+        // The shard records each write before the write reaches the backing, so `changed` includes
+        // all sectors that have changed since.
         differing.retain(|sector| !changed.contains(*sector));
     }
     Ok((source, if differing.is_empty() { Sample::Fits } else { Sample::Differs }))
 }
 
-/// Returns the sampled sectors whose checksum on the backing differs. Sectors that the backing cannot
-/// read are left out: a cache whose sample fits is compared sector by sector before it is used.
+/// Returns the sampled sectors whose checksum on the backing differs. Sectors that the backing
+/// cannot read are left out. That is safe, because a cache whose sample matches is still compared
+/// sector by sector before its data is used.
 ///
 /// # Errors
-/// The backing can read none of the sectors, or reads fail for longer than [`FAILING_MAX`].
+/// Returns an error if the backing can read none of the sectors, or reads fail for longer than
+/// [`FAILING_MAX`].
 fn differing(
     size_bytes: u64,
     samples: &[(u64, u32)],

@@ -2,10 +2,10 @@
 //! recovered.
 //!
 //! The state file has the kernel's boot id of the time when the cache was used last. In the same
-//! boot, the crash log of a cache that was not closed must still exist. If it does not, unflushed
-//! writes that hob acknowledged may be lost, as after a failed flush (docs/decisions/0032). So the
-//! next flush of each guest fails, and `hob health` reports the loss until an operator acknowledges
-//! it.
+//! boot, the crash log of a cache that was not closed must still exist. If this crash log does not
+//! exist, unflushed writes that hob acknowledged may be lost, as after a failed flush
+//! (docs/decisions/0032). So the next flush of each guest fails, and `hob health` reports the loss
+//! until an operator acknowledges it.
 
 use super::Disks;
 use crate::api_error::Result;
@@ -16,8 +16,8 @@ const LOST: &str = "hob was killed, and the crash log of its write-back cache is
     once. Check the guest's filesystem";
 
 impl Disks {
-    /// Records that guests of a disk must get a report of a failed flush. Must precede serving the
-    /// disk. Returns a note for the operator.
+    /// Records that the next flush of each of the disk's guests must fail, to report the loss. Call
+    /// it before the disk is served. Returns a note for the operator.
     pub(super) async fn note_lost_records(&self, name: &str) -> Result<String> {
         {
             let mut inner = self.registry.inner();

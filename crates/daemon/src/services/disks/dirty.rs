@@ -1,5 +1,5 @@
-//! Reading the dirty data of a cache that no shard serves, to rescue it into a file or to write it
-//! to a backing.
+//! Reads the dirty data of a cache that no shard serves. The callers rescue this data into a file
+//! or write it to a backing.
 
 use std::ops::Range;
 
@@ -33,7 +33,8 @@ pub(in crate::services) struct Dirty {
 }
 
 impl Dirty {
-    /// Reads the journal. Calls `progress` with the bytes read so far and the total.
+    /// Reads the journal. Calls `progress` with the number of bytes read so far and with the total
+    /// number.
     pub(in crate::services) fn of(source: Source, progress: impl FnMut(u64, u64)) -> Result<Dirty> {
         let Source { recovery, reader } = source;
         let found = recovery.run(progress, |_| ()).map_err(|error| ApiError::failed(error.to_string()))?;

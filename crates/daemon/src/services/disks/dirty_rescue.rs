@@ -191,7 +191,7 @@ impl Disks {
             let inner = self.registry.inner();
             (inner.orphan(pool, owner)?, inner.pool(pool)?.flash.clone())
         };
-        // A missing device may have segments of it, and return.
+        // A device that is missing now may have segments of this cache, and may return later.
         self.registry.inner().ended.add(OwnerId(owner.0), pool);
         self.registry.save_first().await?;
         let journal = JournalSpec { owner, ..JournalSpec::new() };

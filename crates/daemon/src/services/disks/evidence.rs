@@ -14,7 +14,7 @@ use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::ShardHandle;
 
-/// Interval at which hob reads from each backing the evidence that it is unchanged.
+/// Interval at which hob reads from each backing the evidence that the backing is unchanged.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// A disk whose backing is checked.
@@ -50,9 +50,9 @@ impl Look {
         if self.recorded == Some(evidence) {
             return None;
         }
-        // Whether all sectors are verified is checked after the evidence was read. Other writers
-        // are locked out. So sectors that are verified now match the backing in the state that the
-        // evidence describes.
+        // This check comes after the evidence was read, and locks keep other programs from writing
+        // to the backing. So if all sectors are verified now, they match the backing in the state
+        // that the evidence describes.
         let is_verified = self.shard.stats(self.id).await.is_ok_and(|stats| stats.sectors_unverified == 0);
         is_verified.then_some((self, evidence))
     }

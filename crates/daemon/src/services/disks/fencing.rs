@@ -25,8 +25,9 @@ pub(in crate::services) enum Same {
 pub(in crate::services) enum Changed {
     No,
     Yes,
-    /// The cache was not closed, and the times of the backing show a change after hob served it
-    /// last. The change may be one of attributes only, so an operator can accept it.
+    /// The cache was not closed, and the times of the backing's file show a change after hob last
+    /// served the disk. Perhaps only attributes of the file have changed, so an operator can accept
+    /// the change.
     Later,
     /// There is no evidence whether the backing changed.
     Unknown,

@@ -1,9 +1,9 @@
 //! The decision whether flash has all that the saved state says about a persistent cache, as a
 //! table.
 //!
-//! Flash may have less than the cache had: a device is missing, was replaced by an older copy of
-//! itself, or is damaged. A cache that may have had dirty data is then refused, because the backing
-//! lacks that data. A cache without dirty data starts empty.
+//! Flash may have less data than the cache had, because a device is missing, was replaced by an
+//! older copy of itself, or is damaged. A cache that may have had dirty data is then refused,
+//! because the backing lacks that data. A cache without dirty data starts empty.
 
 use hob_storage::pool::recovery::Found;
 
@@ -74,7 +74,8 @@ pub(super) enum Lack {
     Device,
     /// Flash has an older journal than the state knows.
     NewestJournal,
-    /// This number of dirty sectors is in segments that no device has, although none is missing.
+    /// This number of dirty sectors is in segments that no device has, although no device is
+    /// missing.
     Sectors(u64),
     Journal,
     Damaged,
@@ -104,7 +105,7 @@ impl Content {
     }
 }
 
-/// Returns the decision by the table.
+/// Returns the decision according to the table in the documentation of this file.
 pub(super) fn judge(expected: &Expected, content: Content) -> Decision {
     let Expected { journal, may_be_dirty, was_write_back, lacks_device } = *expected;
     let nothing =
@@ -119,7 +120,8 @@ pub(super) fn judge(expected: &Expected, content: Content) -> Decision {
     if lacks_device && was_write_back && !content.is_whole(journal) {
         return Decision::Refuse(Lack::Device);
     }
-    // The state knows a complete journal, and neither hob nor an operator has discarded it.
+    // The saved state names a complete journal, and neither hob nor an operator has discarded this
+    // journal.
     let is_owed = journal.written > 0 && !journal.ended;
     match content {
         Content::Journal { ring, .. } if ring < journal.written && journal.ended => {
@@ -140,8 +142,8 @@ pub(super) fn judge(expected: &Expected, content: Content) -> Decision {
 }
 
 impl Lack {
-    /// Returns the reason for the operator. `missing` are the missing devices, and `what` describes
-    /// damage.
+    /// Returns the reason as text for the operator. `missing` lists the missing devices, and `what`
+    /// describes the damage.
     pub(super) fn reason(self, pool: &str, missing: &[String], what: &str) -> String {
         match self {
             Lack::Device => {

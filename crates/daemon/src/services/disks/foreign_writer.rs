@@ -6,10 +6,10 @@
 //! recorded generation of the disk shows this. The generation also shows a failover in which
 //! another host only wrote this host's dirty data to the backing.
 //!
-//! Then the journal is invalidated, unless the cache has dirty data, which only an operator may
-//! discard. The disk goes offline, and the daemon tries to open it every few seconds. This succeeds
-//! after the other program has ended, and the cache starts empty. With dirty data the disk stays
-//! offline until that data is discarded.
+//! Then hob marks the journal as invalid. A cache with dirty data keeps its journal, because only
+//! an operator may discard dirty data. The disk goes offline, and the daemon tries to open it every
+//! few seconds. An attempt succeeds after the other program has ended, and the cache then starts
+//! empty. With dirty data the disk stays offline until that data is discarded.
 
 use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
@@ -19,8 +19,8 @@ use crate::api_error::{ApiError, Result, conflict};
 use crate::state::JournalSpec;
 
 impl Disks {
-    /// Handles the loss of a disk's backing to another program; see the module's text. `why` says
-    /// what happened instead, if no other program has opened the backing.
+    /// Handles the loss of a disk's backing to another program; see the module's text. If the
+    /// backing was lost for another reason, `why` describes this reason.
     pub(in crate::services) async fn backing_lost(&self, id: DiskId, why: Option<String>) {
         let backing = {
             let inner = self.registry.inner();

@@ -2,9 +2,9 @@
 //! files recorded then.
 //!
 //! The operator names the format, or the file's extension determines it. A file with an unknown
-//! extension is raw. If its content looks like an image when the disk is added, the operator must
-//! name the format. The daemon never derives the format from the content later, because the guest
-//! may have written it.
+//! extension is raw. If the content of such a file looks like an image when the disk is added, the
+//! operator must name the format. The daemon never derives the format from the content later,
+//! because the guest may have written it.
 
 use std::path::Path;
 
@@ -79,8 +79,9 @@ impl Disks {
     }
 }
 
-/// Decides open questions and compares the recorded files with the present ones. State files of
-/// earlier versions have no `image`. Those versions detected the format at every opening.
+/// Completes the recorded image description, and compares the recorded files with the present ones.
+/// State files of earlier versions have no image description, because those versions detected the
+/// format at every opening.
 fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled> {
     let path = std::path::absolute(backing).map_err(|error| invalid!("{backing}: {error}"))?;
     let mut notes = Vec::new();
@@ -114,7 +115,8 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled> {
     }
     let recorded = image.files.take();
     let recorded: Option<Vec<ImageFile>> = recorded.map(|files| files.iter().map(FileSpec::file).collect());
-    // A hung path is refused before a program is started for it.
+    // If the path's filesystem hangs, this check refuses the path before a program is started for
+    // it.
     Format::resembled(&path).map_err(|error| open_error(&error))?;
     let files = files_of(&path, format, recorded.as_deref()).map_err(|what| {
         let error = invalid!("{backing} ({} image): {what}", format.title());
@@ -185,7 +187,7 @@ mod tests {
         assert!(!asked.contains('\n'));
         let said = settle(&disk, Some(ImageSpec::of(Some(Format::Raw)))).unwrap();
         assert_eq!((said.format, said.files.len(), said.notes.len()), (Some(Format::Raw), 0, 1));
-        // It was added empty, and the guest has written a header since.
+        // The disk was empty when it was added, and the guest has written an image header since.
         std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
         let added = settle(&disk, Some(ImageSpec::default())).unwrap();
         assert_eq!((added.format, added.notes.len()), (Some(Format::Raw), 0));

@@ -12,7 +12,7 @@ impl Disks {
     /// durable when this returns.
     ///
     /// # Errors
-    /// A conflict if another program still has the backing.
+    /// Returns a conflict if another program still has the backing.
     pub(super) async fn lock_backing(&self, name: &str) -> Result<()> {
         let (shard, id) = self.registry.shard_of(name)?;
         let lock = {
@@ -52,7 +52,7 @@ impl Disks {
     /// Releases the lock of a served disk's backing, after making every acknowledged write durable.
     ///
     /// # Errors
-    /// A conflict if the disk has a cache.
+    /// Returns a conflict if the disk has a cache.
     pub(super) async fn unlock_backing(&self, name: &str) -> Result<()> {
         let (shard, id) = self.registry.shard_of(name)?;
         let lock = {

@@ -1,9 +1,9 @@
 //! The record of when hob last served each disk with a persistent cache, and the proof that another
 //! program changed a disk's backing later (docs/decisions/0033).
 //!
-//! After hob was killed, dirty data must not be written over a backing that was changed meanwhile,
-//! for example by an operator who restored a backup. hob's own writes are not later than its last
-//! record plus [`MARGIN_NS`].
+//! After hob was killed, another program may have changed a backing, for example an operator who
+//! restored a backup. hob must not write dirty data over such a backing. hob's own writes are not
+//! later than its last record plus [`MARGIN_NS`].
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -35,7 +35,7 @@ const MARGIN_NS: u64 = 120_000_000_000;
 /// the write, nanoseconds. The kernel's clock for timestamps ticks every 1 to 10 ms.
 const TICK_NS: u64 = 100_000_000;
 
-/// A change of a backing after hob served it last.
+/// A change of a backing after hob last served its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::services) struct LaterChange {
     served_ns: u64,
@@ -137,8 +137,9 @@ impl Record {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the files of backings, and returns the answers. A file whose filesystem hangs is left
-    /// out. It is not asked again before it has answered, so that it does not occupy many threads.
+    /// Runs each question about a backing's file on its own thread, and returns the answers. A file
+    /// whose filesystem hangs is left out. Later calls leave such a file out until its filesystem
+    /// has answered, so that it does not occupy many threads.
     async fn ask<T, F>(&self, questions: Vec<(CacheOwner, F)>) -> Vec<T>
     where
         T: Send + 'static,
@@ -154,7 +155,8 @@ impl Record {
             let all_hanging = self.hanging.clone();
             tasks.spawn_blocking(move || {
                 let answer = question();
-                // Both under the lock, so that the caller does not give up in between.
+                // The flag is set and the entry removed under one lock, so that the caller cannot
+                // give up this question between the two steps.
                 let mut hanging = lock(&all_hanging);
                 has_ended.store(true, Ordering::Relaxed);
                 hanging.remove(&owner);
@@ -254,8 +256,8 @@ impl Disks {
         }
     }
 
-    /// Returns the change of a disk's backing after hob served it last, if its times when it was
-    /// opened prove one.
+    /// Returns the change of a disk's backing after hob last served the disk, if the file times at
+    /// the opening (`times`) prove such a change.
     pub(super) async fn later_change(&self, name: &str, times: Option<ChangeTimes>) -> Option<LaterChange> {
         let times = times?;
         let disk = self.registry.inner().disks.get(name).and_then(ServedDisk::of)?;

@@ -1,4 +1,4 @@
-//! Opening disks, assigning them to shards, and offering them to clients.
+//! Opens disks, assigns them to shards, and offers them to clients.
 
 use hob_control::{DiskAdd, DiskChanged, Export, Size, check_name};
 use hob_engine::command::{Access, DiskConfig};
@@ -144,8 +144,8 @@ impl Disks {
         }
         let notes = match self.open_by_owner(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
-            // The disk is added all the same. The disk comes online when the other host releases
-            // it.
+            // The disk stays added, although it is not served now. It comes online when the other
+            // host releases it.
             Err(error) if self.registry.is_served_elsewhere(&name) => {
                 self.note_offline(&name, &error);
                 self.registry.inner().disks_removed.retain(|removed| *removed != name);
@@ -195,8 +195,8 @@ impl Disks {
         self.registry.save_first().await
     }
 
-    /// Removes the entry of a disk that could not be added. The cache that it was to adopt belongs to
-    /// no disk again.
+    /// Removes the entry of a disk that could not be added. If the disk should have adopted an
+    /// orphan, the orphan belongs to no disk again.
     pub(in crate::services) async fn drop_arriving(&self, name: &str) {
         let is_saved = {
             let mut inner = self.registry.inner();

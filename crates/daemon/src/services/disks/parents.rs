@@ -86,7 +86,8 @@ impl Disks {
         Ok((backing, online))
     }
 
-    /// Returns the parent, unless a disk with the same backing can change it. The error says so.
+    /// Returns the parent, or an error if a disk with the same backing can change the parent's
+    /// data.
     fn not_writable(&self, parent: Parent) -> Result<Parent, NotShared> {
         let inner = self.registry.inner();
         let changes = |disk: &&DiskEntry| !disk.wanted.read_only && disk.wanted.backing == parent.spec;
@@ -133,7 +134,8 @@ impl Disks {
                 {disk} --pool POOL --size SIZE'"
             ));
         }
-        // This order matters, because a parent's disk without clones is removed.
+        // The clone's link to the parent is recorded before the parent's disk is created, because
+        // hob removes a parent's disk without clones.
         self.note_parent(&wanted.name, Some(&disk), link)?;
         let state = DiskState {
             cache: cache.map(|(spec, _)| spec),
@@ -144,7 +146,7 @@ impl Disks {
         };
         match self.enter(state, None) {
             Ok(_) => Ok(disk),
-            // Another clone has created the disk meanwhile.
+            // A concurrent opening of another clone may have created the parent's disk first.
             Err(error) => self.registry.inner().find_parent(parent).ok_or(error),
         }
     }

@@ -114,8 +114,8 @@ impl Inner {
         let device = device.ok_or_else(|| no_device(pool, path))?;
         let mut preview = Preview::default();
         match device.ids {
-            // The device is on another host. It has only replicas of data that this host's flash
-            // has too.
+            // The device is on another host, and has only replicas of data that is also on this
+            // host's flash.
             Some(_) if device.peer.is_some() => {}
             Some(ids) => {
                 let elsewhere = entry.devices.iter().filter(|other| {

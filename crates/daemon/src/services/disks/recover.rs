@@ -35,7 +35,8 @@ use crate::watchdog::contained;
 /// Minimum time before a refused cache is read again.
 const RETRY_MIN: Duration = Duration::from_secs(5);
 
-/// The wait before a refused cache is read again, as a multiple of the time that reading it took.
+/// The wait before hob reads a refused cache again, as a multiple of the time that the last reading
+/// took.
 const RETRY_TIMES: u32 = 20;
 
 /// A recovered cache that passed all checks.
@@ -53,12 +54,12 @@ pub(in crate::services) struct Reading {
     journal: JournalSpec,
     began: Instant,
     /// Reason why all data of the cache is invalid: another host or program has used the disk since
-    /// this host served it last. `None` if that is not so.
+    /// this host served it last. `None` if only this host has used the disk.
     pub(in crate::services) foreign: Option<String>,
     /// Name of the host that has written the cache's dirty data from its replica to the backing;
     /// `None` if no host has.
     pub(in crate::services) outdated_by: Option<String>,
-    /// The change of the backing after hob served it last, if there was one.
+    /// The change of the backing after hob last served the disk, if there was one.
     pub(super) later: Option<LaterChange>,
     /// Devices of the pool that are missing.
     missing: Vec<String>,
@@ -311,7 +312,7 @@ impl Disks {
         Ok((source, Some(Kept { recovered, upto, data }), notes))
     }
 
-    /// Returns true if an operator has removed the last device of the pool, and with it the cache.
+    /// Returns true if an operator has given up the cache by removing the last device of its pool.
     fn is_given_up(&self, spec: &CacheSpec, journal: JournalSpec) -> bool {
         journal.ended && self.registry.inner().pool(&spec.pool).is_ok_and(|entry| entry.devices.is_empty())
     }
@@ -384,8 +385,8 @@ impl Disks {
             let disk = inner.disk_mut(name)?;
             let Some(spec) = disk.wanted.cache.as_mut() else { return Ok(()) };
             if let Some(journal) = &mut spec.journal {
-                // The backing changes from now on. This is saved together with the number of the
-                // new ring.
+                // The backing changes from now on, so the recorded state of the closed cache is not
+                // valid any more. The state is saved together with the number of the new ring.
                 journal.closed = None;
                 // The number of an unfinished ring, which is freed, must not be used again.
                 journal.ring = journal.ring.max(upto);
@@ -594,8 +595,8 @@ fn refused(name: &str, why: &str) -> ApiError {
     refused_until(name, why, "the backing")
 }
 
-/// Returns the error for a cache whose backing was changed after hob served it last. A restored
-/// file would have later times too.
+/// Returns the error for a cache whose backing was changed after hob served it last. The change may
+/// be a restored file, because a restored file also has later times.
 fn refused_later(name: &str, why: &str) -> ApiError {
     ApiError::conflict(why).hint(format!(
         "save the dirty data with 'hob cache export-dirty {name} FILE' and discard it with 'hob cache discard-dirty \
@@ -604,7 +605,8 @@ fn refused_later(name: &str, why: &str) -> ApiError {
     ))
 }
 
-/// Returns the error for a cache that is refused until `what` is restored.
+/// Returns the error for a cache that hob refuses until an operator restores `what`, for example a
+/// device.
 fn refused_until(name: &str, why: &str, what: &str) -> ApiError {
     ApiError::conflict(why).hint(format!(
         "restore {what}, or save the dirty data with 'hob cache export-dirty {name} FILE' and discard it with 'hob cache discard-dirty {name} --yes'"

@@ -7,12 +7,12 @@
 //! | state of the recovery | the disk is served |
 //! |---|---|
 //! | the saved mode shows that the cache has no dirty data | at once |
-//! | the first pass over the journal found which data may be dirty, and the cache fits the backing | from then on; requests to that data wait |
-//! | neither; or another host had the disk, a device is missing, the backing has no second reader, or the cache was refused before | when the cache is recovered |
+//! | the first pass over the journal found which data may be dirty, and the cache fits the backing | after the first pass; requests to data that may be dirty wait |
+//! | none of the above; or another host had the disk, a device is missing, the backing cannot be read a second time at once, or the cache was refused before | when the cache is recovered |
 //!
-//! If the cache has no dirty data, a waiting write invalidates the old journal rings, and then
-//! continues. If hob crashes after that and before the new journal ring is written, the cache is
-//! empty.
+//! If the cache has no dirty data, a write need not wait for the recovery: hob invalidates the old
+//! journal rings, and then executes the write. If hob crashes before the new journal ring is
+//! written, the cache is empty after the restart.
 
 use hob_engine::command::{CacheChange, CommandError, Expect};
 use hob_engine::regions::Regions;
@@ -159,8 +159,7 @@ impl Disks {
                 vec![format!("its cache cannot be used and starts empty: {why}")]
             }
         };
-        // The old cache is not used, and writes bypass it from here on, so it must not be used
-        // later.
+        // From here on writes bypass the old cache, so it becomes outdated and must never be used.
         let spec = self.registry.inner().disk(name)?.cache().cloned();
         if let Some((spec, journal)) = spec.and_then(|spec| spec.journal.map(|journal| (spec, journal))) {
             let flash = self.registry.inner().pool(&spec.pool)?.flash.clone();
@@ -195,7 +194,8 @@ impl Disks {
             crashes now, the cache will be empty"
         );
         let expect = Expect { doubtful: Regions::new(size_bytes), is_void: true };
-        // If the cache was recovered meanwhile, no write waits any more.
+        // If the cache was recovered in the meantime, no write waits any more, so an error has no
+        // effect.
         if let Err(error) = shard.change_cache(id, CacheChange::Expect(Some(Box::new(expect)))).await {
             tracing::debug!("{name}: {error}");
         }

@@ -17,8 +17,8 @@ impl Disks {
         self.disk_remove_from(disk, dirty, OnClients::Refuse).await
     }
 
-    /// Removes a disk. If its dirty data is discarded, `clients` decides whether programs with open
-    /// files lose them. Otherwise open files prevent the removal.
+    /// Removes a disk. If its dirty data is discarded, `clients` decides whether programs that have
+    /// the disk's files open lose these files. Without a discard, open files prevent the removal.
     pub(crate) async fn disk_remove_from(
         &self,
         disk: String,
@@ -38,7 +38,7 @@ impl Disks {
         let guard = match dirty {
             OnDirty::Drain => self.registry.guard_disk_for_command(name, REMOVING).await?,
             OnDirty::Discard => match self.pools.guard_to_discard(name, REMOVING).await {
-                // An earlier removal has completed meanwhile.
+                // An earlier removal of this disk has completed while this one waited.
                 Err(_) if self.registry.inner().disk(name).is_err() => {
                     return Ok(DiskChanged { disk: None, notes: Vec::new() });
                 }
@@ -65,7 +65,7 @@ impl Disks {
         let mut notes = match (dirty, is_online) {
             (OnDirty::Discard, true) => {
                 let notes = self.take_abandoned(name).await?;
-                // Programs that have the file open get errors from now on.
+                // Programs that have the disk's file open receive errors from now on.
                 self.exports.hide_file_at_end(name).await;
                 self.exports.drop_device(name).await;
                 notes

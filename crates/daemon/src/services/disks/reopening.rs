@@ -1,11 +1,11 @@
-//! Closes a disk and opens it again, because its access (read-only or read-write) or its datastore
-//! changes. Both are fixed while a disk is open: the access decides how the backing is opened and
-//! locked, and the disks of a datastore share a shard.
+//! Closes a disk and opens it again to change its access (read-only or read-write) or its
+//! datastore. Neither can change while a disk is open: the access decides how the backing is opened
+//! and locked, and the disks of a datastore share a shard.
 //!
-//! The disk is closed as at the daemon's end, so a persistent cache keeps its content, its dirty data
-//! included. A disk that becomes read-only is drained first. A volatile cache starts empty. NBD
-//! clients that connect meanwhile wait. If the disk cannot be opened with the new settings, hob opens
-//! it with the previous ones.
+//! The disk is closed as at the daemon's end, so a persistent cache keeps its content, its dirty
+//! data included. A disk that becomes read-only is drained first. A volatile cache starts empty.
+//! NBD clients that connect while the disk is closed wait. If the disk cannot be opened with the
+//! new settings, hob opens it with the previous ones.
 
 use std::time::Duration;
 
@@ -50,8 +50,8 @@ impl OpenSettings {
 }
 
 impl Disks {
-    /// Gives a disk other settings that are fixed while it is open. Fails if a client is connected.
-    /// The caller holds the disk's operation guard, and saves the settings.
+    /// Changes settings of a disk that cannot change while the disk is open. Fails if a client is
+    /// connected. The caller holds the disk's operation guard, and saves the settings.
     pub(super) async fn reopen_with(
         &self,
         name: &str,
@@ -113,14 +113,15 @@ impl Disks {
         wanted.apply_to(&mut self.registry.inner().disk_mut(name)?.wanted);
         let opened = self.open_again(name, &before).await;
         drop(opening);
-        // The other disks of the former datastore share it among fewer shards now.
+        // The remaining disks of the former datastore may be on fewer shards now, so the shards'
+        // parts of the datastore's limit change.
         store.into_iter().for_each(|store| self.qos.apply_control(&store));
         self.qos.drop_unused_datastores();
         opened
     }
 
-    /// Makes everything durable that the closed disk must not have in memory or in the cache, and
-    /// checks that no client has connected meanwhile.
+    /// Writes out the data that the closed disk must not have in memory or in the cache. Then
+    /// checks that no client has connected in the meantime.
     async fn prepare_to_close(
         &self,
         name: &str,
@@ -186,7 +187,8 @@ impl Disks {
         Ok(())
     }
 
-    /// Opens a closed disk, or opens it with the settings `before` if that fails.
+    /// Opens a closed disk with its new settings. If that fails, opens the disk with the earlier
+    /// settings `before`.
     async fn open_again(&self, name: &str, before: &OpenSettings) -> Result<Vec<String>, ApiError> {
         let error = match self.open_by_owner(name, Open::WithCache).await {
             Ok((notes, _)) => {
@@ -226,7 +228,8 @@ impl Disks {
             let wanted = &disk.wanted;
             (info.clone(), access_of(wanted, &info), wanted.vhost_user.clone(), wanted.backing_timeout)
         };
-        // The shard has shortened the wait of a disk that was about to leave it.
+        // The shard had shortened this disk's maximum wait for its backing, because the disk was
+        // about to leave the shard.
         shard.set_wait_max(id, self.wait_max_of(timeout));
         if let Some(path) = &vhost_user {
             let place = self.exports.socket_at(path);

@@ -1,10 +1,10 @@
-//! Growing disks while they are served (docs/decisions/0017): first the backing grows, then the
-//! journal ring, the engine and the front ends.
+//! Grows disks while they are served (docs/decisions/0017): first the backing, then the journal
+//! ring, then the disk in the engine, and last in the front ends.
 //!
 //! # Refused requests
 //! hob refuses to shrink a disk, and to grow a backing that is not a raw file. hob refuses a size
-//! that the backing neither has nor can get. hob refuses to resize a disk that is migrating, or
-//! whose cache is being recovered.
+//! that the backing does not have and to which hob cannot grow the backing. hob refuses to resize a
+//! disk that is migrating, or whose cache is being recovered.
 
 use std::io::ErrorKind;
 use std::sync::Arc;

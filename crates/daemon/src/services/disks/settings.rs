@@ -1,7 +1,7 @@
 //! Changes of a disk's settings while it is served (`hob disk set`, and hob.toml).
 //!
-//! The access and the datastore are fixed while a disk is open. A change of them closes the disk and
-//! opens it again ([`reopening`](super::reopening)).
+//! The access and the datastore are fixed while a disk is open. A change of the access or the
+//! datastore closes the disk and opens it again ([`reopening`](super::reopening)).
 
 use hob_control::{BackingTimeoutChange, DiskChanged, DiskPatch, OnClients, Size, check_name};
 

@@ -185,8 +185,8 @@ impl Events {
         }
     }
 
-    /// Records and logs that flash cannot return dirty data. Each failed read has an event, so the log
-    /// gets one message in ten seconds.
+    /// Records and logs that flash cannot return dirty data. Each failed read causes an event, so
+    /// this function logs at most one message in ten seconds.
     fn note_dirty_lost(&self, disk: DiskId, lost: Size) {
         let mut inner = self.registry.inner();
         let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };

@@ -74,8 +74,8 @@ impl Events {
         }
     }
 
-    /// Tries to open the missing devices of a pool. If one is there again, opens the offline disks
-    /// with caches in the pool, which may have waited for it.
+    /// Tries to open the missing devices of a pool. If a device has returned, opens the offline
+    /// disks with caches in the pool, because they may have waited for the device.
     pub(in crate::services) async fn retry_pool(&self, pool: &str) {
         if !self.pools.retry_devices(pool).await {
             return;

@@ -2,8 +2,8 @@
 //! (docs/decisions/0016).
 //!
 //! A recording bitmap has no file while its disk is served. So if the daemon ends without closing
-//! the disk, the bitmap's file is missing. The bitmap then restarts with every granule marked as
-//! changed. A frozen bitmap always has a file.
+//! the disk, the file is missing at the next start, and the bitmap restarts with every granule
+//! marked as changed. A frozen bitmap always has a file.
 
 use std::path::{Path, PathBuf};
 
@@ -227,7 +227,7 @@ impl ExportService {
             let online = entry.shard().ok().map(|shard| (shard, entry.id));
             let recording = entry.wanted.bitmaps.iter_mut().filter(|spec| !spec.frozen);
             let name = |spec: &mut BitmapSpec| {
-                // The first reason covers all later reasons too.
+                // All granules are marked after the first reason, so later reasons add nothing.
                 spec.everything.get_or_insert_with(|| because.to_owned());
                 spec.name.clone()
             };
@@ -281,7 +281,8 @@ impl ExportService {
         Ok(())
     }
 
-    /// Removes the saved bitmaps before clients may write, because they become outdated.
+    /// Removes the files of the saved bitmaps before clients may write, because each write makes
+    /// these files outdated.
     pub(in crate::services) async fn begin_recording(&self, disk: &str) -> Result<()> {
         let specs = self.registry.inner().disk(disk)?.wanted.bitmaps.clone();
         for spec in specs.into_iter().filter(|spec| !spec.frozen) {
@@ -312,7 +313,8 @@ impl ExportService {
         match saved {
             Ok(()) if is_changed || !gone.is_unflushed => shard.remove_ended_crash_log(id),
             Ok(()) => {}
-            // The next start finds the crash log that the saved state makes it expect.
+            // The saved state still expects a crash log, so the crash log is kept for the next
+            // start.
             Err(error) => tracing::error!("{error}"),
         }
         let bitmaps = std::mem::take(&mut gone.bitmaps);
@@ -401,7 +403,7 @@ impl ExportService {
     }
 
     fn bitmap_path(&self, disk: &str, name: &str) -> Result<PathBuf> {
-        // Both names become parts of a path.
+        // The names of the disk and of the bitmap become parts of a path.
         BitmapAdd::check_name(name).map_err(ApiError::invalid)?;
         let directory = self.bitmaps.as_ref().ok_or_else(|| {
             ApiError::conflict("'hob serve' saves no state, so it cannot have dirty bitmaps")

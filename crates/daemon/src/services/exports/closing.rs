@@ -1,10 +1,11 @@
 //! Closing a disk on its shard, so that its cache and its dirty bitmaps are valid when the disk is
 //! opened again by this daemon process or the next one.
 //!
-//! A cache is also closed if its backing fails or does not answer. Then its journal has no mark of a
-//! clean close, and the cache is recovered as after a crash, but all records are on flash. So nothing
-//! is lost without its crash log. The crash log is removed after the state file says that the next
-//! start needs none. A daemon that is killed in between leaves both.
+//! A cache is also closed if its backing fails or does not answer. Then its journal has no mark of
+//! a clean close, and the cache is recovered as after a crash, but all records are on flash. So the
+//! next start needs no crash log for this cache. hob first saves that in the state file, and then
+//! removes the crash log. If the daemon is killed between the two steps, the crash log is left,
+//! which is harmless.
 
 use std::time::Duration;
 
@@ -24,8 +25,8 @@ const RELEASE_MAX: Duration = Duration::from_secs(1);
 impl ExportService {
     /// Closes a disk, removes it from its shard, and records the backing's present state. If the
     /// backing is still in this state when the disk is opened again, the cache is valid. The disk
-    /// is offline afterwards, for the reason `why`. The backing is closed when this returns. The
-    /// caller has removed the disk's exports.
+    /// is offline afterwards, for the reason `why`. The backing is closed when this function
+    /// returns. The caller has removed the disk's exports.
     pub(in crate::services) async fn close_on_shard(
         &self,
         name: &str,
@@ -33,7 +34,7 @@ impl ExportService {
         id: DiskId,
         why: &str,
     ) -> Result<Gone, ShardError> {
-        // This is the last reading of these statistics, because the disk is about to be closed.
+        // These statistics must be read now, because the shard drops them when it closes the disk.
         let unverified = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_unverified);
         let mut gone = self.take_from_shard(name, shard, id).await?;
         // The detector keeps the backing open and locked.

@@ -2,8 +2,8 @@
 //! comes online, removed with the disk.
 //!
 //! The kernel's connection is one of the shard's NBD connections. A device stays when the daemon
-//! ends or the disk goes offline: its requests wait until the disk is served again. A lost
-//! connection is replaced by the retry that also mounts missing files.
+//! ends or the disk goes offline: its requests wait until the disk is served again. If the
+//! connection is lost, the task that retries failed mounts of files also connects the device again.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -53,8 +53,8 @@ impl DiskEntry {
 }
 
 impl ExportService {
-    /// Creates the device of an online disk, or connects it again. Does nothing for a disk without a
-    /// device.
+    /// Creates the device of an online disk, or connects an existing device again. Does nothing for
+    /// a disk without a device.
     pub(in crate::services) async fn show_device(&self, name: &str) -> Result<()> {
         let result = self.connect_device(name).await;
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
@@ -67,7 +67,7 @@ impl ExportService {
         if !self.registry.inner().disk(name)?.lacks_device() {
             return Ok(());
         }
-        // An offline disk gets its device when it comes online.
+        // The device of an offline disk is created when the disk comes online.
         let Some(export) = self.table.get(name) else { return Ok(()) };
         let negotiated = Negotiated {
             export: name.to_owned(),
@@ -120,7 +120,8 @@ impl ExportService {
         Ok(host_device::identifier_of(state, name))
     }
 
-    /// Removes a device that an earlier disk of this name left behind. Fails if it is in use.
+    /// Removes a device that an earlier disk of this name left behind. Fails if a program uses the
+    /// device.
     pub(in crate::services) async fn clear_stale_device(&self, name: &str) -> Result<()> {
         let Ok(identifier) = self.device_identifier(name) else { return Ok(()) };
         let of = name.to_owned();
@@ -133,7 +134,8 @@ impl ExportService {
         }
     }
 
-    /// Removes a disk's device. Fails if it is in use, unless its users may be disconnected.
+    /// Removes a disk's device. Fails if programs use the device, unless `users` allows to
+    /// disconnect them.
     pub(in crate::services) async fn hide_device(&self, name: &str, users: OnClients) -> Result<()> {
         if !self.registry.inner().disk(name)?.wanted.device {
             return Ok(());

@@ -1,11 +1,13 @@
-//! Exports as files: mounted when a disk comes online, unmounted before it is closed.
+//! Exports as files. hob mounts them when a disk comes online, and unmounts them before the disk is
+//! closed.
 //!
-//! A disk or an export whose file cannot be mounted is refused when it is added. Later failures do
-//! not stop the disk: it is served without the file, shows the reason, and the mount is retried
-//! every few seconds.
+//! When a disk or an export is added and its file cannot be mounted, hob refuses the addition.
+//! Later failures do not stop the disk: hob serves it without the file, shows the reason, and
+//! retries the mount every few seconds.
 //!
-//! A file that a program has open prevents the removal of its disk and its export. The daemon does
-//! not wait for such a program when it stops: it unmounts the file, and the program gets errors.
+//! A file that a program has open prevents the removal of its disk and its export. When the daemon
+//! stops, it does not wait for such a program: the daemon unmounts the file, and the program
+//! receives errors.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -109,7 +111,8 @@ impl ExportService {
         let stale: Vec<PathBuf> = {
             let inner = self.registry.inner();
             let files = inner.disk(name)?.wanted.files();
-            // An inherited file is not stale: programs that use it wait for this daemon.
+            // A file inherited from the previous process is not stale: programs that use it wait
+            // for this daemon.
             files
                 .filter(|(export, path)| !self.has_left_file(export, path))
                 .map(|(_, path)| path.into())
@@ -119,7 +122,7 @@ impl ExportService {
     }
 
     /// Mounts all missing files of an online disk, and connects its block device. The caller holds
-    /// the disk's operation guard. Tries all of them and returns the first error.
+    /// the disk's operation guard. Tries all files and the device, and returns the first error.
     pub(in crate::services) async fn show_file(&self, name: &str) -> Result<()> {
         let wanted: Vec<(String, String)> = {
             let inner = self.registry.inner();
@@ -226,7 +229,7 @@ impl ExportService {
         Ok(())
     }
 
-    /// Unmounts the file of one export, unless it is open.
+    /// Unmounts the file of one export, unless a program has the file open.
     pub(in crate::services) async fn hide_export(&self, name: &str, export: &str) -> Result<()> {
         let mount =
             self.registry.inner().disk_mut(name)?.files.get_mut(export).and_then(|file| file.mount.take());
@@ -267,7 +270,7 @@ impl ExportService {
 
     /// Unmounts the files of all disks when the daemon ends.
     pub(in crate::services) async fn hide_files_at_end(&self) {
-        // This also unmounts inherited files whose disks never came online.
+        // Dropping the list also unmounts inherited files whose disks never came online.
         drop(self.leave_left_files());
         let names: Vec<String> = {
             let inner = self.registry.inner();

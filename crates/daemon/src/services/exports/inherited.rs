@@ -1,6 +1,6 @@
 //! FUSE files inherited from the previous daemon process during an upgrade. Inherited files stay
-//! mounted, and each is taken over when its disk comes online, if the export's file still has the
-//! same path. Inherited files without a disk are unmounted.
+//! mounted. When a disk comes online, it takes over its inherited file, if the export's file still
+//! has the same path. Inherited files without a disk are unmounted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -63,8 +63,9 @@ impl ExportService {
         self.inherited().get(export).is_some_and(|file| file.path == Path::new(path))
     }
 
-    /// Refuses a change of inherited files of an offline disk. Programs may have them open, and wait
-    /// until the disk is served. `is_meant` returns true for the exports whose files change.
+    /// Refuses a change of inherited files of an offline disk. Programs may have these files open,
+    /// and wait until the disk is served. `is_meant` returns true for the exports whose files
+    /// change.
     pub(in crate::services) fn check_no_left_file(
         &self,
         disk: &str,
@@ -83,7 +84,8 @@ impl ExportService {
         }
     }
 
-    /// Returns the inherited file of an export if it is still usable; unmounts it otherwise.
+    /// Returns the inherited file of an export if the file is still usable. Otherwise unmounts the
+    /// file.
     pub(in crate::services) async fn take_left_file(
         &self,
         export: &str,

@@ -12,8 +12,8 @@ use crate::services::flash;
 use crate::vhost_user::{Failing, check_path};
 
 impl ExportService {
-    /// Gives a disk another vhost-user socket; `None` removes it. An offline disk gets its socket
-    /// when it comes online.
+    /// Gives a disk another vhost-user socket; `None` removes it. The socket of an offline disk is
+    /// created when the disk comes online.
     pub(in crate::services) async fn set_socket(
         &self,
         disk: &str,
@@ -49,8 +49,9 @@ impl ExportService {
         Ok(())
     }
 
-    /// Mounts a disk as another file; `None` removes the file. An offline disk gets its file when it
-    /// comes online. If the new file cannot be mounted, the disk keeps the present one.
+    /// Mounts a disk as another file; `None` removes the file. The file of an offline disk is
+    /// mounted when the disk comes online. If the new file cannot be mounted, the disk keeps the
+    /// present file.
     pub(in crate::services) async fn set_file(&self, disk: &str, path: Option<&str>) -> Result<(), ApiError> {
         let before = self.registry.inner().disk(disk)?.wanted.fuse.clone();
         if before.as_deref() == path {

@@ -31,8 +31,8 @@ impl Found {
     }
 }
 
-/// Returns the differences in an order in which they can be resolved: dependencies first,
-/// dependent objects last when removing.
+/// Returns the differences in an order in which they can be resolved: an object is created after
+/// the objects that it depends on, and removed before them.
 ///
 /// `running` is the file at the daemon's start, `config` the present one, and `before` has the
 /// definitions at the last reload. `files` has the devices that are regular files.
@@ -110,7 +110,8 @@ impl Inner {
     }
 
     /// Returns true if the object of a difference cannot be changed for now: an operation is in
-    /// progress on it, or it is offline. Changes of a pool also need the disks with caches there.
+    /// progress on it, or it is offline. A change of a pool is also impossible while an operation
+    /// on a disk with a cache in the pool is in progress.
     pub(super) fn is_unavailable(&self, it: &ConfigDifference) -> bool {
         match it.subject.split_once(' ') {
             Some(("disk", name)) => self

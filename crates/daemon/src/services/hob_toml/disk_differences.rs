@@ -32,8 +32,8 @@ impl Inner {
         self.cache_differences(disk, served, found);
     }
 
-    /// Adds the differences that only a removal of the disk resolves. The list of all fields makes a new
-    /// setting an error here, until it is compared.
+    /// Adds the differences that only a removal of the disk resolves. The pattern below lists all
+    /// fields, so a new setting does not compile until a function of this file compares it.
     fn fixed_differences(&self, disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
         let DiskEntry {
             name,
@@ -94,7 +94,7 @@ impl Inner {
             Some(timeout) => {
                 (BackingTimeoutChange::Set(timeout), "the setting is changed, also for waiting requests")
             }
-            // If the file never had the setting, only commands change it.
+            // If hob.toml never had this setting, only commands change the setting.
             None if now.is_none() || !had_key(before, "backing_timeout") => return,
             None => (BackingTimeoutChange::Default, "the disk has the limit of the daemon again"),
         };
@@ -296,7 +296,7 @@ fn qos_difference(disk: &DiskEntry, served: &Served, before: Option<&String>, fo
     };
     let is_default = now.policy.is_none() && now.own == Qos::default();
     let change = match &disk.qos {
-        // If the file never had the settings, only commands change them.
+        // If hob.toml never had these settings, only commands change them.
         None if is_default || !had_key(before, "qos") => return,
         None => own(Qos::default()),
         Some(patch) => match &patch.policy {
@@ -316,7 +316,8 @@ fn qos_difference(disk: &DiskEntry, served: &Served, before: Option<&String>, fo
     let file = disk.qos.as_ref().map(json);
     let (subject, change) = (format!("disk {}", disk.name), Change::Qos(disk.name.clone(), change));
     let one = one_side(&subject, "qos", file.as_ref(), Some(&json(&now)), action, change);
-    // Without the key, the settings get their defaults, which removes no object.
+    // If the key was removed from the file, hob resets the settings to their defaults. This removes
+    // no object.
     found.push(one.by(ConfigRemedy::Apply));
 }
 
@@ -337,7 +338,8 @@ fn patched(
 ) -> Found {
     let (subject, change) = (format!("disk {}", disk.name), Change::PatchDisk(disk.name.clone(), patch));
     let one = one_side(&subject, key, sides.0.as_ref(), sides.1.as_ref(), action, change);
-    // Without the key, the setting gets its default, which removes no object.
+    // If the key was removed from the file, hob resets the setting to its default. This removes no
+    // object.
     one.by(ConfigRemedy::Apply)
 }
 

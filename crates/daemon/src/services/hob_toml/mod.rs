@@ -1,10 +1,10 @@
-//! The hob.toml service: compares the file with the running configuration, and applies it
+//! The hob.toml service: compares the file with the running configuration, and applies the file
 //! ([0036](../../../../../docs/decisions/0036-config-apply.md)).
 //!
 //! Disks and pools that were added by command are not in the file and do not count as differences.
 //! The service saves the file's definitions at each reload. So it can recognise entries that were
-//! changed or deleted after that reload. [`differences`] finds them, and [`changes`] resolves them
-//! through the services that commands use.
+//! changed or deleted after that reload. [`differences`] finds the differences, and [`changes`]
+//! resolves them through the services that commands use.
 
 mod changes;
 mod differences;
@@ -132,12 +132,13 @@ impl HobToml {
         self.tasks
             .run("config apply", String::new(), async move {
                 let (applied, mut unmade) = service.make_all(found, yes).await;
-                // The operator learns what failed, and decides whether to try again.
+                // The operator sees which changes failed and decides whether to try again, so hob
+                // does not retry them.
                 unmade.iter_mut().for_each(|it| it.is_delayed = false);
                 {
                     let mut inner = service.registry.inner();
                     inner.config_pending = unmade;
-                    // This file has no mistakes, and the daemon uses it now.
+                    // The daemon uses this version of the file, which has no mistakes, from now on.
                     inner.config_refused = None;
                 }
                 service.note_definitions(&config);
@@ -212,7 +213,7 @@ impl HobToml {
         }
         let dropped: Vec<String> = changed.iter().filter_map(|it| dropped_by(&it.difference)).collect();
         let (mut later, changed): (Vec<Found>, Vec<Found>) = changed.into_iter().partition(waits_for_guests);
-        // A path is free when the change that gives it up is made.
+        // A path becomes free only when the change that releases the path is made.
         let mut changed = changed;
         loop {
             let (with_them, others): (Vec<Found>, Vec<Found>) =
@@ -239,8 +240,9 @@ impl HobToml {
         }
     }
 
-    /// Makes the changes that wait: for guests, which have [`GUESTS_RETURN`] to connect again after
-    /// the daemon's start, or for the end of another operation, such as the recovery of a cache.
+    /// Makes the changes that could not be made at once. Some wait until guests have had the time
+    /// [`GUESTS_RETURN`] to connect again after the daemon's start. Others wait for the end of
+    /// another operation, such as the recovery of a cache.
     async fn apply_later(self, config: Config) {
         let start = Instant::now();
         loop {
@@ -271,7 +273,7 @@ impl HobToml {
             let due = inner.config_pending.iter().filter(|it| is_due(&inner, it, guests_had_time));
             due.cloned().collect()
         };
-        // An operator may have made or withdrawn a change meanwhile.
+        // An operator may have made or withdrawn a waiting change in the meantime.
         let is_waiting = |found: &Found| waiting.iter().any(|it| it.is_same(&found.difference));
         let (applied, unmade) = self.make_all(found.into_iter().filter(is_waiting).collect(), false).await;
         log(&applied, &unmade);
@@ -370,8 +372,8 @@ impl HobToml {
         (applied, unmade)
     }
 
-    /// Gives a disk or an export its new path after it has given its former path up. If that fails, it
-    /// gets the former path `back`, unless another one has it by now.
+    /// Gives a new path to a disk or an export that has released its former path. If that fails,
+    /// restores the former path with the change `back`, unless another object has this path now.
     async fn move_released(&self, change: Change, back: Change, difference: &ConfigDifference) -> Result<()> {
         let Err(error) = self.make(change).await else { return Ok(()) };
         let key = match &back {
@@ -406,8 +408,8 @@ impl HobToml {
         self.note_unapplied();
     }
 
-    /// Saves which changes were not made, so that the next reload does not take them for changes by
-    /// command.
+    /// Saves which changes were not made. Otherwise the next reload would assume that a command had
+    /// made the present settings.
     fn note_unapplied(&self) {
         let mut definitions = self.definitions();
         let inner = self.registry.inner();

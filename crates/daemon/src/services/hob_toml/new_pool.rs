@@ -43,8 +43,8 @@ impl HobToml {
         }
     }
 
-    /// Adds a pool of hob.toml to the daemon that the saved state does not have. If some devices
-    /// are missing, they may have dirty data from before the state was lost.
+    /// Adds to the daemon a pool of hob.toml that the saved state does not have. If some of the
+    /// pool's devices are missing, they may have dirty data from before the state was lost.
     async fn take_in(&self, pool: &PoolCreate, opened: Opened) -> Result<()> {
         let known = Known { device_ids: Some(0), ..Known::default() };
         self.take_in_with(pool, opened, known).await
@@ -61,8 +61,8 @@ impl HobToml {
 }
 
 /// Completes a pool whose creation was interrupted by a crash: its remaining devices are formatted.
-/// This needs devices without other data, and a pool without caches and swap areas. Otherwise the
-/// missing devices stay offline, because they may hold data.
+/// hob does this only if these devices have no other data, and the pool has no caches and no swap
+/// areas. Otherwise the remaining devices stay offline, because they may have data.
 async fn complete(pool: &PoolCreate, opened: &mut Opened) -> Result<()> {
     let flash = opened.flash.clone();
     let is_new =

@@ -1,5 +1,5 @@
 //! Data connections through which the destination reads the disk from this host, the source. The
-//! source opens the connections and is the NBD server on them.
+//! source opens these connections, and serves NBD on them.
 //!
 //! One connection is always ready. When the destination uses this connection, the source opens
 //! another one. All connections end when the disk is handed over. The source opens new connections

@@ -119,7 +119,7 @@ async fn accept(listener: UnixListener, ready: Arc<ReadyConnections>) {
 
 async fn serve(stream: UnixStream, ready: &ReadyConnections) {
     let Ok(connection) = tokio::time::timeout(WAIT_MAX, ready.get()).await else { return };
-    // The other host limits and counts the bytes.
+    // The source limits and counts the bytes, so this host does neither.
     flow::join(stream, connection, &Bandwidth::new(None), &AtomicU64::new(0)).await;
 }
 

@@ -94,8 +94,8 @@ struct Task {
     data_sockets: Vec<DataSocket>,
     callers: BTreeMap<Ticket, oneshot::Sender<CallAnswer>>,
     tickets: u64,
-    /// True after the task has received an [`Input`]. A new task waits for its first one before it
-    /// may end.
+    /// True after the task has received an [`Input`]. A new task must receive its first input
+    /// before it may end.
     has_input: bool,
     acts: BTreeMap<Ticket, DestinationAct>,
     /// Reason for the latest failure.
@@ -180,8 +180,9 @@ impl Task {
     }
 
     /// Returns true if the task has handled its first input, neither waits for the disk nor owns
-    /// it, and no call waits for an answer. A disk that is served but not recorded yet counts as
-    /// work, because the next `Yours` call retries the record.
+    /// it, and no call waits for an answer. A task whose disk is served while the ownership is not
+    /// recorded yet is not idle, because the next `Yours` call makes it try again to write the
+    /// record.
     fn is_idle(&self) -> bool {
         self.has_input && self.destination.is_idle() && self.acts.is_empty() && self.callers.is_empty()
     }
@@ -468,8 +469,8 @@ impl Task {
 }
 
 impl IncomingDisk {
-    /// Starts to read the data that the former owner has in flash, as soon as that host allows it.
-    /// Returns the local socket.
+    /// Starts to read the data that the former owner has in flash. The reads begin when the former
+    /// owner allows them. Returns the local socket.
     fn read_former(&self) -> Option<DataSocket> {
         let (shard, id) = self.migrations.registry.shard_of(&self.name).ok()?;
         self.migrations.read_peer(&self.name, shard, id, "former", self.connections.former.clone()).ok()

@@ -74,7 +74,8 @@ pub(super) async fn join(
             to_near.flush().await?;
         }
     };
-    // Dropping both ends closes them, whichever end closed first.
+    // When this function returns, both connections are dropped and so closed, whichever of them
+    // ended first.
     let ended = tokio::select! {
         ended = out => ended,
         ended = back => ended,

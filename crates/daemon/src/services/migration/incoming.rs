@@ -181,7 +181,7 @@ impl Migrations {
         blocking(move || Backing::open(&spec, access, &options)).await?.map_err(|error| open_error(&error))
     }
 
-    /// Refuses backings that two hosts cannot have open at once.
+    /// Refuses backings that cannot be open on two hosts at the same time.
     pub(super) async fn check_two_can_open(&self, spec: &str) -> Result<()> {
         match Backing::kind(spec, Format::Raw).name {
             "file" | "nbd" | "rbd" | "qemu-nbd" => Ok(()),

@@ -3,7 +3,7 @@
 //!
 //! Each migration has a task that holds the operation guard of its disk. The task of the host that
 //! has the disk is in [`source`]. The task of the host that gets the disk is in [`destination`]. A
-//! task executes the actions of its state machine and reports how they ended. State that the
+//! task executes the actions of its state machine and reports how they ended. State that the state
 //! machine needs after a crash is saved in the state file before the state machine continues
 //! ([`records`]).
 

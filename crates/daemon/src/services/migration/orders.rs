@@ -71,7 +71,8 @@ impl Migrations {
             .await
     }
 
-    /// Ends the pull of a migrated disk's cache. The cache keeps the data that it has.
+    /// Stops pulling the cached data of a disk that has migrated to this host. The cache keeps the
+    /// data that was pulled so far.
     fn end_filling(&self, name: &str) {
         let before = self.handles().remove(name);
         if let Some(Handle { task, .. }) = before {

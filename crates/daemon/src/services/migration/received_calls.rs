@@ -18,7 +18,8 @@ use super::{Handle, Inputs, calls, incoming};
 use crate::api_error::{ApiError, ErrorKind, Result, conflict};
 use crate::background::spawn;
 
-/// Maximum time to answer a call of a source host. After that time, the call gets an error.
+/// Maximum time to answer a call of a source host. After that time, this host answers the call with
+/// an error.
 const CALL_MAX: Duration = Duration::from_secs(27);
 
 impl Migrations {
@@ -82,7 +83,8 @@ impl Migrations {
         let refuse = |why: String| {
             let refused = match call {
                 CallIn::Arrive(_) => Refused::Never,
-                // A host that sends `Yours` has no other host to send it to.
+                // This host refuses other calls only for now. For example, a source that has sent
+                // `Yours` cannot give the disk to another host, so it must send the call again.
                 _ => Refused::Failed,
             };
             Some(calls::to_wire(Err(refused), Some(why)))
@@ -133,7 +135,8 @@ impl Migrations {
             let handles = self.handles();
             match handles.get(name).filter(|handle| handle.is_under_way()).map(|handle| &handle.inputs) {
                 Some(Inputs::Destination(sender, _)) => return Some(sender.clone()),
-                // This host's own migration of the disk has not ended. The caller tries again.
+                // This host is still migrating the disk to another host. The caller of this call
+                // tries again later.
                 Some(Inputs::Source(_)) => return None,
                 None => {}
             }

@@ -1,7 +1,8 @@
 //! Migration records in the state file: which host owns a disk.
 //!
-//! A record is in memory before it is saved, so a save of other settings may write it too. After a
-//! failed save, the state file may have the record or not. The state machines handle both cases.
+//! A record is in memory before it is saved. So a concurrent save of other settings may already
+//! write the record to the state file. After a failed save, the state file may have the record or
+//! not. The state machines handle both cases.
 
 use std::sync::Arc;
 
@@ -89,7 +90,7 @@ impl Migrations {
     /// new settings with a random lineage if none are recorded.
     ///
     /// # Errors
-    /// This host has no disk of this name.
+    /// Returns an error if this host has no disk of this name.
     pub(super) fn spec_to_leave(&self, name: &str) -> Result<MigrationSpec> {
         let inner = self.registry.inner();
         let known = inner.disk(name)?.wanted.migration.clone();

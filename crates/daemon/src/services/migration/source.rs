@@ -31,12 +31,13 @@ const SERVING_MAX: Duration = Duration::from_secs(4 * 3600);
 /// Input of the source's task.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// The result of an action that the state machine requested, with the changed regions if it
-    /// requested them.
+    /// The result of an action that the state machine requested. The last field has the changed
+    /// regions, if the action was to read them.
     Acted(Ticket, Result<(), String>, Option<Box<Regions>>),
     /// The answer to a call, or its failure.
     Answered(Ticket, Result<CallAnswer, PeerError>),
-    /// A command of the operator. The answer tells whether the command came in time.
+    /// A command of the operator. The sender's answer is false if the migration had gone too far
+    /// for the command.
     Order(Order, oneshot::Sender<bool>),
 }
 
@@ -99,7 +100,7 @@ impl Leaving {
     }
 }
 
-/// Runs the source's state machine to its end, and holds the disk's operation guard meanwhile.
+/// Runs the source's state machine to its end. Holds the disk's operation guard for this time.
 pub(super) async fn run(
     leaving: Leaving,
     source: Source,
@@ -260,8 +261,8 @@ impl Task {
         }
         {
             let mut facts = shared.facts();
-            // The reason for the cancellation is kept when the other host confirms the
-            // cancellation.
+            // When the other host confirms a cancellation, the earlier reason for the cancellation
+            // is kept.
             if why.is_some() || self.source.phase() != Phase::Cancelling {
                 facts.why = why;
             }

@@ -4,11 +4,11 @@
 //! the order from etcd. Both hosts also check once a second while there are orders, in case etcd
 //! sends no notification.
 //!
-//! If a VM uses the disk, or its cache moves along, the move is a migration ([`leave`]). Without
-//! clients, the owner drains, closes and releases the disk, and the other host acquires it
-//! ([`arrive`]). Ownership records and ownership locks decide which host owns the disk, as they do
-//! when no disk is moved. An order only prevents other hosts from acquiring the disk while it is
-//! being moved, for a limited time.
+//! If a VM uses the disk, or if the cached data is to move with the disk, the move is a migration
+//! ([`leave`]). Otherwise the owner drains, closes and releases the disk, and the other host
+//! acquires the disk ([`arrive`]). Ownership records and ownership locks decide which host owns the
+//! disk, as they do when no disk is moved. An order only prevents other hosts from acquiring the
+//! disk while it is being moved, for a limited time.
 
 mod new_host;
 mod old_host;
@@ -122,7 +122,7 @@ impl Moves {
         Ok(orders.iter().map(OrderFound::view).collect())
     }
 
-    /// Orders the move of a disk to another host, whichever host has it.
+    /// Orders the move of a disk from its present owner, which may be any host, to another host.
     pub(crate) async fn order(&self, disk: String, start: ClusterMoveStart) -> Result<ClusterMove> {
         let cluster = self.ownership.cluster_or_refuse()?;
         let ClusterMoveStart { to, cache, pool, bandwidth } = start;

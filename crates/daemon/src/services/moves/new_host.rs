@@ -70,7 +70,7 @@ impl Moves {
             "file" | "nbd" | "rbd" | "qemu-nbd" => {
                 Backing::open(&of, Access::ReadOnly, &options).map(|open| Some(open.info().size_bytes))
             }
-            // Other kinds of backings cannot be examined while another host writes to them.
+            // A backing of another kind cannot be examined while another host writes to it.
             _ => Ok(None),
         })
         .await?

@@ -44,7 +44,7 @@ struct Work {
 }
 
 impl Work {
-    /// Writes the order's progress, unless the order was cancelled meanwhile.
+    /// Writes the order's progress to etcd, unless the order was cancelled in the meantime.
     async fn say(&mut self, state: ClusterMoveState, note: Option<String>) -> Result<()> {
         if self.order.state == state && self.order.note == note {
             return self.read().await.map(drop);
@@ -265,7 +265,7 @@ impl Moves {
         let (name, to) = (work.disk.clone(), work.order.to.clone());
         self.ownership.orders().give(&name, Some(&to));
         let reason = conflict!("the disk is being moved to {to}");
-        // This offline state is not a failure.
+        // The disk is offline only because it moves, which is not a failure.
         self.registry.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
         self.disks.take_offline(&name, &reason).await;
         self.wait_again(&name).await?;
@@ -316,7 +316,8 @@ impl Moves {
         })
     }
 
-    /// Moves a disk by migration, because its cache moves along or a VM uses it.
+    /// Moves a disk by migration, because the cached data moves with the disk or a VM uses the
+    /// disk.
     async fn leave_by_migration(
         self: &Arc<Self>,
         work: &mut Work,

@@ -18,11 +18,11 @@ use crate::api_error::{ApiError, ErrorKind, Result};
 /// A cache with data in a smaller percentage of its blocks is still warming.
 const FULL_PERCENT: f64 = 95.0;
 
-/// A full cache with a smaller percentage of hits is reported as too small.
+/// Percentage of hits. A full cache with a smaller percentage is reported as too small.
 const LOW_HITS_PERCENT: f64 = 50.0;
 
-/// A cache whose blocks hold a smaller percentage of valid sectors is reported as having too large
-/// blocks.
+/// Percentage of valid sectors in a cache's blocks. A cache with a smaller percentage is reported
+/// as having too large blocks.
 const SPARSE_PERCENT: f64 = 50.0;
 
 /// A cache that is not full is still warming while a larger percentage of recent reads are first
@@ -220,7 +220,8 @@ fn about_choice(choice: &CacheChoice, stats: &DiskStats) -> Vec<String> {
     let CacheChoice { policy, admission, .. } = choice;
     let mut sentences = vec![format!("hob has chosen policy {policy} and admission {admission} {since}.")];
     if choice.phase == "filling" {
-        // The simulated caches have free space too, so their results say nothing about full caches.
+        // As long as the cache has free space, the simulated caches have free space too. So their
+        // results say nothing about full caches.
         sentences.push(format!(
             "Its hits and the alternatives are not known yet: hob compares them when the cache has been full, and \
              {:.0} % of its blocks have data.",
@@ -245,7 +246,7 @@ fn about_choice(choice: &CacheChoice, stats: &DiskStats) -> Vec<String> {
     sentences
 }
 
-/// Explains an expected hit ratio that is far from the one of the recent reads.
+/// Explains why the expected hit ratio differs much from the hit ratio of the recent reads.
 fn about_difference(choice: &CacheChoice, expected: f64, stats: &DiskStats) -> Option<String> {
     let RecentReads { reads, hit_percent, latest_reads, latest_hit_percent, .. } = stats.recent;
     let is_far = |measured: f64| (expected - measured).abs() > FAR_OFF;

@@ -106,7 +106,7 @@ impl Observe {
         }
     }
 
-    /// Returns for each shard whether it answers.
+    /// Returns one entry for each shard: true if the shard answers in time.
     async fn shards_answering(&self) -> Vec<bool> {
         self.ask_shards(PING_MAX).await.iter().map(Option::is_some).collect()
     }

@@ -1,8 +1,9 @@
 //! The observation service: API views of pools and disks, statistics, histograms and curves,
 //! recordings, health, metrics, and the dashboard's snapshots.
 //!
-//! The service only reads. The service's state per disk (expected hits, checksum mismatches) is in
-//! the disk's registry entry, because it ends with the disk.
+//! The service only reads the state of the other services. Its own state of each disk (expected
+//! hits, checksum mismatches) is in the disk's registry entry, so that it disappears together with
+//! the disk.
 
 mod backing_state;
 mod explain;

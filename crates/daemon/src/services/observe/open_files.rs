@@ -1,9 +1,10 @@
-//! Files of pools and backings that are removed, renamed or replaced while hob has them open, which
-//! health reports. hob continues to use the open file, but finds another file, or none, when it
-//! opens the path again.
+//! Detects files of pools and backings that were removed, renamed or replaced while hob has them
+//! open. hob continues to use the open file, but would find another file, or no file, when it opens
+//! the path again. So `hob health` reports these files.
 //!
-//! The first check after a file was opened records which file is at the path. One check of all
-//! paths is in progress at a time; a filesystem that hangs delays the check of the other files too.
+//! The first check after a file was opened records which file is at the path. Only one check of all
+//! paths is in progress at a time, so a filesystem that hangs also delays the check of files on
+//! other filesystems.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -111,7 +112,7 @@ impl OpenFiles {
         self.recorded.iter().filter_map(problem).collect()
     }
 
-    /// Compares all open files with what is at their paths.
+    /// Compares all open files with the files that are at their paths now.
     fn note(&mut self, found: Vec<(OpenFile, Found)>) {
         let mut before = std::mem::take(&mut self.recorded);
         for (OpenFile { subject, path, opening }, found) in found {

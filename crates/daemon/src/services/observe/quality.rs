@@ -81,8 +81,8 @@ struct Sample {
     reads: u64,
     read_hits: u64,
     read_bytes: u64,
-    /// Number of block reads that the miss-ratio curve counts. The next field is the number of them
-    /// that the curve predicts to hit.
+    /// Number of block reads that the miss-ratio curve counts. The next field is the number of hits
+    /// that the curve predicts for these reads.
     accesses: f64,
     expected_hits: f64,
     blocks: u64,
@@ -180,7 +180,8 @@ impl Sample {
 }
 
 impl Quality {
-    /// Records that the cache was recovered, after a crash unless it was closed cleanly.
+    /// Records that the cache was recovered. `was_closed` is true if its journal was closed
+    /// cleanly, and false after a crash.
     pub(in crate::services) fn recovered(&mut self, was_closed: bool) {
         self.has_crashed = !was_closed;
     }
@@ -227,7 +228,7 @@ impl Quality {
         self.latest
     }
 
-    /// Returns the reason for a low hit ratio, if it is low.
+    /// Returns the reason for a low hit ratio; `None` if the hit ratio is not low.
     pub(in crate::services) fn low(&self) -> Option<String> {
         self.low.clone()
     }

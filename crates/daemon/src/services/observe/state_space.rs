@@ -1,8 +1,10 @@
-//! The free space of the state directory's filesystem, which health reports if it is nearly full.
+//! Reads the free space of the state directory's filesystem. `hob health` reports a filesystem that
+//! is nearly full.
 //!
-//! A saved state takes the space of an earlier one, so a full filesystem does not prevent a save of a
-//! state that does not grow. Dirty bitmaps, the accounts of flash writes and additional disks need
-//! more space, and the operator should know before they fail.
+//! A saved state takes the space of an earlier one, so a full filesystem does not prevent a save of
+//! a state that does not grow. Dirty bitmaps, the accounts of flash writes and additional disks
+//! need more space, and the operator should know of the lack of space before it makes these writes
+//! fail.
 
 use std::path::Path;
 use std::sync::{MutexGuard, PoisonError};
@@ -19,8 +21,8 @@ pub(in crate::services) const SPACE_EVERY: Duration = Duration::from_secs(10);
 /// disks, 4,096 with about 2 KiB each, and its spare file take 16 MiB.
 const FREE_BYTES_MIN: u64 = 16 << 20;
 
-/// Divisor of a filesystem's size: with less than one hundredth free, it may be nearly full. On a
-/// small filesystem that only hob uses, less than 16 MiB is normal.
+/// Divisor of a filesystem's size. A filesystem with less than this part free may be nearly full.
+/// On a small filesystem that only hob uses, less than 16 MiB is normal.
 const FREE_PART_MIN: u64 = 100;
 
 /// The latest check of the free space of the filesystem with the state directory.

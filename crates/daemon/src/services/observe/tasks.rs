@@ -5,7 +5,8 @@ use hob_control::{Dirty, Task, TaskState};
 use super::Observe;
 use crate::services::registry::{DiskEntry, Inner};
 
-/// Name of tasks that remove a device from a pool. They move one cache after the other.
+/// Name of tasks that remove a device from a pool. Such a task moves one cache after the other off
+/// the device.
 pub(in crate::services) const REMOVE_DEVICE: &str = "pool remove-device";
 
 impl Observe {

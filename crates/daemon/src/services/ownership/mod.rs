@@ -1,5 +1,5 @@
-//! The ownership service: acquires a disk in the cluster before it is served, records in etcd
-//! whether it may have dirty data, and releases it (docs/decisions/0019).
+//! The ownership service: acquires a disk in the cluster before the disk is served, records in etcd
+//! whether the disk may have dirty data, and releases the disk (docs/decisions/0019).
 //!
 //! Without a cluster, every host owns its disks, and the functions here do nothing. The service
 //! owns the known [`Orders`] to move disks, because an order decides which host may acquire a disk.
@@ -92,8 +92,9 @@ impl Ownership {
         };
         let (shard, id) = self.registry.shard_of(name)?;
         shard.set_lease(id, taken.clock)?;
-        // The pulled data is valid, whichever host had the disk before. This is saved together with
-        // the record.
+        // The data that this host has pulled is valid, whichever host owned the disk before. So the
+        // generation is recorded here as for a disk that this host owned before. The caller saves
+        // it together with the migration record.
         self.registry.inner().disk_mut(name)?.wanted.generation = Some(taken.generation);
         Ok(())
     }
@@ -190,8 +191,9 @@ impl Ownership {
         if !writes_through() || cluster.is_marked(name).await != Some(true) {
             return;
         }
-        // The guard prevents a change of the mode meanwhile. A migration that holds the guard has
-        // drained the disk, and records a return to write-back first.
+        // The guard prevents a change of the cache's mode during this function. If a migration
+        // holds the guard, it has drained the disk, and would record a return to write-back before
+        // it made the change.
         let guard = self.registry.guard_disk(name, "looked at").ok();
         let is_clean = || writes_through() && (guard.is_some() || is_drained());
         let Ok((shard, id)) = self.registry.shard_of(name) else { return };

@@ -3,8 +3,9 @@
 //!
 //! A change to the structure of a persistent cache needs a new ring for its journal
 //! ([`Pools::restructure`]). The engine refuses changes that would lose dirty data. After such a
-//! refusal, the cache is drained and the change repeated. A change that only releases segments
-//! drains only these segments, and meanwhile writes still go to flash.
+//! refusal, the cache is drained and the change repeated. For a change that only releases segments,
+//! hob destages only the dirty data in these segments, and writes of guests continue to go to
+//! flash.
 
 use std::collections::BTreeSet;
 
@@ -35,8 +36,8 @@ pub(in crate::services) enum AllocationRule {
 
 impl Pools {
     /// Adjusts a disk's cache to the configuration: its size on flash, its replicas on a peer, and
-    /// its memory tier. Returns notes about deviations. An offline disk gets its cache when it
-    /// comes online. The caller holds the disk's operation guard.
+    /// its memory tier. Returns notes about deviations. The cache of an offline disk is created
+    /// when the disk comes online. The caller holds the disk's operation guard.
     pub(in crate::services) async fn fit_cache(
         &self,
         name: &str,
@@ -186,9 +187,9 @@ impl Pools {
         Ok(())
     }
 
-    /// Removes a cache from the shard with [`Pools::take_cache`]. Before that, drains a write-back
-    /// cache, but only while its backing answers. So guests' writes never wait for a backing that
-    /// does not answer.
+    /// Removes a cache from the shard with [`Pools::take_cache`]. Drains a write-back cache first,
+    /// but only while the backing answers. So writes of guests never wait for a backing that does
+    /// not answer.
     pub(in crate::services) async fn drain_and_take_cache(&self, name: &str) -> Result<(), ApiError> {
         let online = {
             let inner = self.registry.inner();
@@ -201,7 +202,7 @@ impl Pools {
             }
         };
         let Some((shard, id)) = online else { return self.take_cache(name).await };
-        // The saved state says that the cache has ended only when it has no dirty data.
+        // The cache must be clean before the saved state says that the cache has ended.
         self.clean_while_answering(name, &shard, id).await?;
         let taken = self.take_cache(name).await;
         if taken.is_err() {
@@ -226,7 +227,8 @@ impl Pools {
             error => error,
         };
         if result.is_err() && former.is_some() {
-            // The cache is still there. It stays drained until the state file names its journal.
+            // The shard still has the cache. The cache stays drained until the state file names its
+            // journal again.
             self.put_journal(name, former)?;
             self.registry.save().await?;
             self.tune(name, &shard, id).await?;
@@ -235,8 +237,9 @@ impl Pools {
     }
 
     /// Removes a drained cache from the shard whose journal id the caller has replaced in the saved
-    /// configuration. `former` is the journal in service, which may get a later ring. If the removal
-    /// fails, the caller restores it before writes go to flash again.
+    /// configuration. `former` is the journal that the cache still uses; this function may give it
+    /// a new ring. If the removal fails, the caller restores `former` in the configuration before
+    /// writes go to flash again.
     pub(super) async fn take_replaced_cache(
         &self,
         name: &str,
@@ -262,8 +265,10 @@ impl Pools {
     }
 
     /// Gives a drained cache another journal ring, which can record the end of the cache. If the
-    /// journal id was replaced in the configuration, the ring belongs to the `former` journal. If the
-    /// removal of the cache fails, that journal is in service, and the saved state must name it.
+    /// configuration has a new journal id already, the new ring belongs to the `former` journal,
+    /// which the running cache still uses. If the removal of the cache then fails, the cache
+    /// continues with the former journal, so the caller must put this journal back into the saved
+    /// state.
     pub(in crate::services) async fn renew_ring_of(
         &self,
         name: &str,
@@ -280,9 +285,10 @@ impl Pools {
     }
 
     /// Drains a cache and replaces its journal id, if one of its journal rings is on a failed
-    /// device; the caller saves the new id, so that the rings do not count any more. The device may
-    /// refuse to record the end of the cache, and work again after the next start: then old dirty
-    /// data would replace newer data of the backing. Returns the former journal.
+    /// device. The caller saves the new id, so that recovery ignores the old rings. Otherwise, if
+    /// the device refuses to record the end of the cache and works again after the next start,
+    /// recovery would write old dirty data over newer data of the backing. Returns the former
+    /// journal.
     async fn abandon_rings(
         &self,
         name: &str,
@@ -396,8 +402,9 @@ impl Pools {
         self.restructure_after(name, segments_after, vacates, shrink).await
     }
 
-    /// Changes the structure like `restructure`. If the change only releases some segments, drains
-    /// only these segments; meanwhile writes still go to flash.
+    /// Changes the structure like `restructure`. For a change that only releases some segments,
+    /// destages only the dirty data in these segments, and writes of guests continue to go to
+    /// flash.
     async fn restructure_after(
         &self,
         name: &str,
@@ -563,8 +570,9 @@ impl Pools {
         Ok(vec![format!("the cache of {name} is {less} smaller until pool {pool} has space again")])
     }
 
-    /// Records that a cache no longer uses the `released` segments, and has lost its segments for
-    /// which `gone` returns true. Returns the segments that can be allocated again.
+    /// Records that a cache no longer uses the `released` segments, and that it has lost those of
+    /// its segments for which `gone` returns true. Returns the segments that can be allocated
+    /// again.
     pub(in crate::services) fn let_go(
         &self,
         name: &str,

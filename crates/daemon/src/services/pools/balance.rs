@@ -22,11 +22,13 @@ use crate::api_error::Result;
 use crate::services::registry::SPREADING;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 
-/// A cache is balanced again only if at least one of this many of its segments has to move.
+/// Divisor of a cache's number of segments. A cache is balanced only if at least this part of its
+/// segments has to move.
 const SHARE_MIN: u64 = 8;
 
-/// Time after which a cache is balanced again although the last attempt changed nothing: the emptiest
-/// segments were on the other devices, and were exchanged for segments there.
+/// Time after which hob tries to balance a cache again although the last attempt changed nothing.
+/// An attempt changes nothing if the cache's emptiest segments, which it exchanges, are already on
+/// the other devices.
 const VAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Segments of a cache that must move from one device.
@@ -38,7 +40,8 @@ pub(in crate::services) struct Surplus {
 }
 
 impl Pools {
-    /// Balances the caches of a pool over its devices, if copies need it and there is space.
+    /// Moves segments of a pool's caches with second copies, if the pool has space, until no device
+    /// has much more than half of a cache's segments.
     pub(in crate::services) async fn spread_copies(&self, pool: &str) {
         let lopsided: Vec<(String, Surplus)> = {
             let inner = self.registry.inner();
@@ -145,7 +148,8 @@ fn surplus_of(held: impl Iterator<Item = DeviceId>) -> Option<Surplus> {
     let total: u64 = counts.values().sum();
     let (device, most) = counts.into_iter().max_by_key(|(_, count)| *count)?;
     let segments = most.saturating_sub(total.div_ceil(2));
-    // One segment cannot be on two devices, and a small imbalance does not matter.
+    // A single segment cannot be divided between two devices, and a small imbalance does not
+    // matter.
     (segments > 0 && segments * SHARE_MIN >= total).then_some(Surplus { device, segments })
 }
 

@@ -1,9 +1,9 @@
 //! Commands that change caches: each changes the configuration in the disk's entry, then adjusts
 //! the shard's cache.
 //!
-//! State that is needed after a crash is saved in this order. A cache is saved as persistent before
-//! its journal is written. The mode write-back is saved before the cache uses it. The end of
-//! write-back is saved after the drain.
+//! hob saves the state that it needs after a crash in this order. It saves that a cache is
+//! persistent before it writes the cache's journal. It saves the mode write-back before the cache
+//! uses this mode. It saves the end of write-back after the drain.
 
 use hob_control::{CacheEnable, CachePatch, DiskChanged};
 use hob_engine::command::{CacheChange, Copies, Mode};
@@ -142,9 +142,10 @@ impl Pools {
                 }
             }
         }
-        // Replicas on a peer are removed first, with the cache otherwise unchanged. Their ownership
-        // record must be cleared before any write without them. A ring for another block size could
-        // not describe the present cache.
+        // Replicas on a peer are removed in a first step, which changes nothing else of the cache.
+        // The disk's ownership record must stop naming the replica before the cache accepts a write
+        // without a replica. The first step keeps the block size, because a journal ring for
+        // another block size could not describe the present cache.
         let alone = CacheSpec { copies: wanted.copies, ..resized.clone() };
         let leaves_peer = resized.copies == Copies::Peer && wanted.copies != Copies::Peer;
         let start = if leaves_peer { alone } else { resized.clone() };

@@ -28,8 +28,8 @@ impl Pools {
     }
 
     /// Moves persistent caches away from a failed device. Dirty data is read from its second copy
-    /// on another device, or from the failed device while it is readable. Volatile caches leave the
-    /// device by themselves.
+    /// on another device, or from the failed device while it is readable. The engine removes
+    /// volatile caches from the device without this function.
     pub(in crate::services) async fn flee(&self, device: DeviceId) {
         let on_it = |segments: &[Segment]| segments.iter().any(|segment| segment.device == device);
         let names: Vec<String> = {

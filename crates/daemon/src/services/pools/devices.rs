@@ -122,8 +122,8 @@ impl Pools {
     }
 
     /// Adds an opened pool to the daemon, so that caches can use it. Devices of the pool that the
-    /// saved state does not know are listed as missing: they were added later, and may have dirty
-    /// data.
+    /// saved state does not know are listed as missing, because they were added after this state
+    /// and may have dirty data.
     pub(in crate::services) async fn take_pool_in(
         &self,
         name: &str,
@@ -278,7 +278,7 @@ impl Pools {
             let admission = self.registry.inner().pool(pool)?.admission(id);
             let devices = flash.set_admission(id, admission).await?;
             self.registry.refresh(pool, &devices);
-            // The device may have been fenced meanwhile.
+            // hob may have fenced the device in the meantime, which changes the allowed allocation.
             if self.registry.inner().pool(pool)?.admission(id) == admission {
                 return Ok(devices.iter().any(|device| device.id == id && device.admission == admission));
             }
@@ -440,7 +440,8 @@ impl Pools {
                 .map(|disk| disk.wanted.name.clone())
                 .collect()
         };
-        // All guards are taken first, because a refusal is better than a partial move.
+        // This takes the guards of all disks before the first move: if a disk is busy, hob refuses
+        // the command instead of moving only some caches.
         let guards = disks.iter().map(|disk| self.registry.guard_disk(disk, "moved to another device"));
         let guards = guards.collect::<Result<Vec<_>, _>>()?;
         let mut notes = Vec::new();
@@ -599,7 +600,8 @@ impl Inner {
 /// The devices of a pool according to the saved state.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::services) struct Known<'a> {
-    /// Devices on which the operator switched allocation off. Caches keep their data on them.
+    /// Devices on which the operator switched allocation off. Caches keep their data on these
+    /// devices.
     pub(in crate::services) out: &'a [PathBuf],
     /// Devices on other hosts.
     pub(in crate::services) peers: &'a [PeerState],

@@ -12,7 +12,8 @@ use crate::api_error::Result;
 use crate::services::registry::{DRAINING, GUARD_EVERY, MIGRATING, OperationGuard};
 use crate::shard_api::{ShardError, ShardHandle};
 
-/// Time that hob waits for requests that wait for the backing, before it fails them.
+/// Time for which requests that wait for the backing may still complete, before hob fails these
+/// requests.
 const GRACE: Duration = Duration::from_millis(1500);
 
 /// Interval at which hob fails waiting requests again. A request may send another I/O to the
@@ -60,7 +61,8 @@ impl Pools {
                 shard.expire_requests(id);
             }
             if waited >= 2 * GRACE && doing == REMOVING {
-                // The other operation may wait for requests that cannot be cancelled.
+                // The operation that holds the guard may wait for requests that cannot be
+                // cancelled.
                 self.registry.inner().abandoned.insert(id, name.to_owned());
                 shard.abandon(id);
             }

@@ -2,9 +2,9 @@
 //!
 //! A drain holds the operation guard of its disk: until the drain ends, hob refuses other changes
 //! of this disk. A drain continues when its caller has disconnected. A drain ends when the cache
-//! has no dirty data, when it is stopped, or when it fails. If the drain was stopped or failed, hob
-//! reports the reason. The amount of dirty data is read once a second. A drain does not begin while
-//! the backing does not answer ([`waiting`]).
+//! has no dirty data, when a command stops the drain, or when the drain fails. If the drain was
+//! stopped or failed, hob reports the reason. The amount of dirty data is read once a second. A
+//! drain does not begin while the backing does not answer ([`waiting`]).
 
 mod tasks;
 mod waiting;
@@ -46,7 +46,7 @@ const STOP_TASK: &str = "drain --stop";
 /// Weight of the newest second in the transfer rate.
 const NEWEST: f64 = 0.3;
 
-/// State of a cache's dirty data when it was last read, and of its drain.
+/// The amount of a cache's dirty data when hob last read it, and the state of the cache's drain.
 #[derive(Debug, Default)]
 pub(in crate::services) struct Watch {
     seen: Option<Seen>,
@@ -80,7 +80,7 @@ struct Seen {
 
 impl Pools {
     /// Starts a drain of dirty data to the backing, or continues a drain that is in progress. The
-    /// list of tasks shows the `operation` that follows it.
+    /// list of tasks shows `operation`, which will follow the drain.
     pub(crate) async fn drain_for(&self, disk: String, operation: DrainFor) -> Result<DiskChanged> {
         let (service, what) = (self.clone(), operation.task());
         self.tasks.run(what, disk.clone(), async move { service.begin_drain(&disk, what).await }).await
@@ -184,7 +184,7 @@ impl Pools {
 
     /// Switches the cache to write-through and drains it. The caller holds the disk's operation
     /// guard, and sets the write mode afterwards ([`Pools::tune`]). While the backing does not
-    /// answer, guests' writes wait for it, or fail.
+    /// answer, writes of guests wait for the backing, or fail.
     pub(in crate::services) async fn clean(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
         let Some(modes) = self.modes_of_drain(name)? else { return Ok(()) };
         let drained = match shard.change_cache(id, modes.through).await {
@@ -194,9 +194,9 @@ impl Pools {
         self.cleaned(name, drained)
     }
 
-    /// Switches the cache to write-through and drains it with [`Pools::clean`], but only while the
-    /// backing answers. Until then the cache keeps its write mode. After an error, it has the
-    /// configured mode.
+    /// Waits until the backing answers. Then switches the cache to write-through and drains it with
+    /// [`Pools::clean`]. The cache keeps its write mode during the wait. After an error, the cache
+    /// has the configured mode.
     pub(in crate::services) async fn clean_while_answering(
         &self,
         name: &str,
@@ -222,8 +222,7 @@ impl Pools {
         Ok(Some(Modes { through: tune(Mode::WriteThrough), back: tune(config.mode) }))
     }
 
-    /// Records the result of the drain that preceded a change, and returns it as an API error if it
-    /// failed.
+    /// Records the result of the drain before a change. If the drain failed, returns the API error.
     fn cleaned(&self, name: &str, drained: Result<(), ShardError>) -> Result<(), ApiError> {
         match &drained {
             // The cache has lost all its segments, so no data can be dirty.
@@ -252,7 +251,8 @@ impl Pools {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             let busy = disk.busy;
-            // Commands wait until work that the daemon began by itself has ended.
+            // If the daemon itself began the operation that holds the guard, the command waits for
+            // the end of this operation.
             if !busy.is_some_and(is_own_work) {
                 disk.busy = Some(SHRINKING);
             }
@@ -332,7 +332,7 @@ impl Watch {
             let seconds = now.duration_since(before.at).as_secs_f64();
             let moved = stats.destaged_bytes - before.destaged_bytes;
             if seconds < 0.1 {
-                // The interval is too short for a rate.
+                // The time since the last reading is too short for computing a rate.
                 seen =
                     Seen { at: before.at, destaged_bytes: before.destaged_bytes, rate: before.rate, ..seen };
             } else {
@@ -355,7 +355,7 @@ impl Watch {
         self.seen.map_or(0, |seen| seen.rate as u64)
     }
 
-    /// Returns why dirty data does not reach the backing, if it should be written now.
+    /// Returns the reason why dirty data that should be written now does not reach the backing.
     pub(in crate::services) fn stuck(&self, draining: bool, now: Instant) -> Option<String> {
         let seen = self.seen?;
         let silence = now.duration_since(seen.moved);

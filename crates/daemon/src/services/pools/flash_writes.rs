@@ -1,10 +1,11 @@
 //! Flash writes of pools, and their flash write budgets (docs/decisions/0050).
 //!
 //! Every [`COUNT_EVERY`], in a *budget round*, the daemon asks the shards how much each cache
-//! wrote, charges it to the account of the pool ([`FlashBudget`]), and sends each cache its new
-//! part. The shards count every write to the pool's devices. Writes that no cache counts, such as
-//! the last writes of a removed disk, are charged to the pool. The accounts survive a restart in a
-//! file of the state directory, which is written every [`KEEP_EVERY`] and at the end of the daemon.
+//! wrote, charges these bytes to the account of the pool ([`FlashBudget`]), and sends each cache
+//! its new part of the budget. The shards count every write to the pool's devices. Writes that no
+//! cache counts, such as the last writes of a removed disk, are charged to the pool. The accounts
+//! survive a restart in a file of the state directory, which is written every [`KEEP_EVERY`] and at
+//! the end of the daemon.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -167,7 +168,8 @@ impl PoolWrites {
         more
     }
 
-    /// Charges what caches wrote, and returns their new parts of the budget.
+    /// Charges the bytes that the caches wrote, and returns the new part of the budget for each
+    /// cache.
     fn round(&mut self, pool_bytes: u64, devices: &[(DeviceId, u64)], members: &[Member]) {
         let mut by_caches = Counts::default();
         for member in members {
@@ -230,7 +232,8 @@ impl PoolWrites {
         })
     }
 
-    /// Returns why the budget is exceeded although it refuses everything that it may refuse.
+    /// Returns the reason why flash writes exceed the budget although caches refuse all writes that
+    /// they may refuse.
     pub(in crate::services) fn problem(&self, name: &str, pool_bytes: u64) -> Option<String> {
         let status = self.account.as_ref()?.status();
         if status.credit > -(i64::try_from(status.bytes_per_day).unwrap_or(i64::MAX) / DEBT_PART).max(1) {
@@ -398,7 +401,7 @@ impl Pools {
 }
 
 impl PoolEntry {
-    /// Returns the bytes written to each of the pool's devices, as far as known.
+    /// Returns the number of bytes written to each device of the pool whose count is known.
     fn written(&self, counts: Option<&BTreeMap<DeviceId, DeviceCounts>>) -> Vec<(DeviceId, u64)> {
         let ids = self.devices.iter().filter_map(|device| Some(device.ids?.on_shards));
         let Some(counts) = counts else { return Vec::new() };

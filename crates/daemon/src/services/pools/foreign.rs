@@ -1,5 +1,5 @@
-//! Dirty data of other pools on devices that `pool create --force` and `pool add-device --force`
-//! overwrite. It is lost only if the caller allows that.
+//! Protects dirty data of other pools on devices that `pool create --force` and `pool add-device
+//! --force` overwrite. hob overwrites a device with such data only if the caller allows the loss.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::watchdog::contained;
 /// Maximum time for reading the journals on the devices.
 const READ_MAX: Duration = Duration::from_secs(10);
 
-/// Returns what is lost if these devices are overwritten.
+/// Returns a preview of the data that is lost if these devices are overwritten.
 pub(in crate::services) async fn overwritten(paths: &[String]) -> Preview {
     let devices: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
     let reading = blocking(move || contained(|| caches_on(&devices)));

@@ -1,7 +1,7 @@
-//! Handles a cache whose journal cannot be written any more. Until this has ended, changes of its
-//! disk wait, and fail after half a minute. First the state file records the loss of the journal,
-//! so that recovery after a crash does not use its clean data. Then the following actions are tried
-//! repeatedly, the cheapest first:
+//! Handles a cache whose journal cannot be written any more. Until the cache has a new journal or
+//! is removed, changes of its disk wait, and fail after half a minute. First the state file records
+//! the loss of the journal, so that recovery after a crash does not use its clean data. Then the
+//! following actions are tried repeatedly, the cheapest first:
 //!
 //! 1. a new journal on devices other than the failed one;
 //! 2. after a drain, a new journal, because the contents of the failed device no longer matter;
@@ -61,10 +61,11 @@ impl Pools {
         }
     }
 
-    /// Replaces a journal of which a copy is not written any more. If the other copy were missing at
-    /// the next start, that old copy would be taken for the newest one. This function does not
-    /// replace a copy on a peer, because that copy is replaced together with the replicas of dirty
-    /// data (`replicas.rs`).
+    /// Replaces a journal that has lost one of its two copies: hob does not write this copy any
+    /// more, so it becomes outdated. If only the outdated copy were present at the next start,
+    /// recovery would take it for the newest journal. This function does not replace a copy on a
+    /// peer, because that copy is replaced together with the replicas of dirty data
+    /// (`replicas.rs`).
     pub(in crate::services) async fn replace_journal_copy(&self, id: DiskId) {
         let Some(lost) = self.ring_in_service(id).await else { return };
         loop {
@@ -170,7 +171,8 @@ impl Pools {
     }
 
     /// Returns the journal ring of a disk's cache. A new or recovered cache may lose a copy of its
-    /// first journal before it is in service, so this waits until the operation in progress ends.
+    /// first journal before the cache is in service. So this function waits until the operation in
+    /// progress ends.
     async fn ring_in_service(&self, id: DiskId) -> Option<Vec<Segment>> {
         loop {
             if let Some((_, ring)) = self.ring_of(id) {

@@ -2,8 +2,8 @@
 //! drains, replicas and the RAM tier.
 //!
 //! The registry entry of a pool lists its devices and segments. The entry of a disk lists the
-//! segments of its cache. This service changes both and informs the shards. The pool service does
-//! not open, recover or migrate disks.
+//! segments of its cache. The pool service changes both entries and informs the shards. The pool
+//! service does not open, recover or migrate disks.
 //!
 //! The submodules are, in order: [`devices`] of pools, [`allocation`] of segments, [`caches`] and
 //! their commands, [`sharing`] of a pool among caches, [`flash_writes`] and their budgets, [`rings`] of journals, [`replicas`] on a peer, and

@@ -1,6 +1,6 @@
-//! Reads the journals of orphans, persistent caches that belong to no disk of this daemon: once, in
-//! the background, to find out whether they have dirty data, and of which backing
-//! (docs/decisions/0064).
+//! Reads the journals of orphans, which are persistent caches that belong to no disk of this
+//! daemon. Each journal is read once, in the background. The journal shows whether the orphan has
+//! dirty data, and of which backing (docs/decisions/0064).
 
 use std::time::Duration;
 

@@ -1,8 +1,9 @@
 //! Pool devices on other hosts (docs/decisions/0022).
 //!
-//! If a lending host fails or does not answer, hob stops using its device in this order. First the
-//! ownership records in etcd stop naming its replicas. Then I/O to the device fails. When the
-//! lender is back, the device is formatted again and gets new replicas of the dirty data.
+//! If a lending host fails or does not answer, hob stops using this host's flash in two steps.
+//! First hob removes the replicas on this flash from the ownership records in etcd. Then hob lets
+//! I/O to the remote device fail. When the lending host answers again, hob formats the device again
+//! and makes new replicas of the dirty data.
 
 use std::time::Duration;
 

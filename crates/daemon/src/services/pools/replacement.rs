@@ -1,6 +1,6 @@
-//! Checks before a change that removes a cache and creates it again, such as a change of its
-//! persistence: whether the pool has space for the new cache and its journal, and this host memory
-//! for its index. A refusal changes nothing.
+//! Checks that precede a change which removes a cache and creates it again, such as a change of its
+//! persistence. The pool must have space for the new cache and its journal, and this host must have
+//! memory for the index. If a check fails, hob refuses the change and keeps the old cache.
 
 use hob_control::Size;
 

@@ -3,8 +3,8 @@
 //!
 //! The basic rule: while an ownership record names a replica, every acknowledged write is in that
 //! replica. So the record names a replica only after the replica is complete. The record stops
-//! naming the replica before any write continues without it. Without a cluster, the functions here
-//! do nothing.
+//! naming the replica before any write continues without it. If this host is in no cluster, the
+//! functions of this file do nothing.
 
 use super::Pools;
 use crate::api_error::{Result, failed};
@@ -16,13 +16,13 @@ impl Pools {
     /// try again.
     pub(in crate::services) async fn say_copy_is_gone(&self, disk: &str) -> Result<()> {
         let Some(cluster) = self.peers.cluster() else { return Ok(()) };
-        // A disk that is not served acknowledges no write. The host that opens it removes the
-        // replica from the record first.
+        // hob acknowledges no write of a disk that it does not serve. The next host that opens this
+        // disk removes the replica from the record before it serves the disk.
         if !self.registry.inner().disk(disk).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Online(_))) {
             return Ok(());
         }
-        // This also applies to a disk of another host or without an owner, unless this host still
-        // or already holds its lock.
+        // The same holds for a disk that another host or no host owns, unless this host has the
+        // disk's ownership lock.
         if !self.registry.owns(disk) && cluster.is_marked(disk).await.is_none() {
             return Ok(());
         }

@@ -1,5 +1,5 @@
-//! Replicas of dirty data on a peer host: the space of a cache for them, and whether all dirty data
-//! has a replica (docs/decisions/0022).
+//! Replicas of dirty data on a peer host: allocates a cache's segments for them, and records
+//! whether all dirty data has a replica (docs/decisions/0022).
 
 use hob_engine::command::{CacheChange, Copies, NewRing, Segment};
 use hob_engine::units::DeviceId;
@@ -32,7 +32,8 @@ impl Pools {
             let ring = ring_segments(spec, 2 * held, entry.segment_bytes);
             (spec.clone(), OwnerId(journal.owner.0), entry.flash.clone(), held, ring)
         };
-        // Two rings may exist at once, and each cache has its own.
+        // Each cache needs space for two journal rings, because an old and a new ring exist at the
+        // same time while the ring is replaced.
         let allocated = flash.allocate_seconds(owner, held, 2 * ring).await?;
         let segments = self.registry.inner().pool_mut(&spec.pool)?.note_allocated(allocated);
         if segments.is_empty() {
@@ -97,10 +98,10 @@ impl Pools {
         Ok(())
     }
 
-    /// Prepares the use of a new journal ring. Call it before the cache uses the ring. If the peer
-    /// gets no copy of the new ring, this function removes the peer's replica from the disk's
-    /// ownership record in etcd. [`Pools::say_doubled`] records a replica again when it is complete
-    /// and has the newest ring.
+    /// Prepares the use of a new journal ring. Call it before the cache uses the ring. If no copy
+    /// of the new ring will be on the peer, this function removes the peer's replica from the
+    /// disk's ownership record in etcd. [`Pools::say_doubled`] records a replica again when the
+    /// replica is complete and has the newest ring.
     pub(in crate::services) async fn say_before(&self, name: &str, ring: Option<&NewRing>) -> Result<()> {
         let Some(ring) = ring else { return Ok(()) };
         {

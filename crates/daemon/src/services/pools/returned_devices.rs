@@ -1,8 +1,9 @@
 //! Releases outdated segments on a device that was missing and is back.
 //!
-//! A cache that is opened without a device writes a new journal ring. Its next recovery uses only
-//! that ring, so the cache's older segments on the device have no meaning any more. The segments of a
-//! cache that is not in use stay, because the cache may still be recovered from them.
+//! A cache that is opened without a device writes a new journal ring. The next recovery uses only
+//! that ring, so the cache's segments on the missing device are outdated and are released when the
+//! device returns. The segments of a cache that is not in use stay, because this cache may still be
+//! recovered from them.
 
 use hob_engine::units::DeviceId;
 use hob_storage::pool::OwnerId;
@@ -25,8 +26,8 @@ impl Pools {
         }
     }
 
-    /// Releases the segments of ended caches on a device that is back. The shards do not know the
-    /// device yet, so no cache uses a segment of it.
+    /// Releases the segments of ended caches on a device that is back. The shards have not opened
+    /// the device yet, so no cache uses one of its segments.
     pub(super) async fn release_ended_on(&self, pool: &str, device: DeviceId) {
         let (flash, ended) = {
             let inner = self.registry.inner();

@@ -35,7 +35,8 @@ impl Pools {
             let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) else {
                 return Ok((None, Vec::new()));
             };
-            // A ring number is never reused, so it is saved before its use.
+            // The number is saved before the ring is used, because ring numbers must never be
+            // reused, not even after a crash.
             journal.ring += 1;
             journal.note_use(BootId::current());
             let (journal, copies) = (*journal, ring_places(spec.copies));
@@ -78,8 +79,8 @@ impl Pools {
         Ok((Some(NewRing { cache, number, identity, copies }), room))
     }
 
-    /// Saves that a ring was never in use. Otherwise the ring would be missed at the next start
-    /// without one of the devices.
+    /// Saves that a ring was never in use. Otherwise, if a device is missing at the next start, hob
+    /// would wait for this ring.
     pub(super) async fn note_unused_ring(&self, name: &str, number: u32) {
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             let journal = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut());
@@ -154,8 +155,8 @@ impl Pools {
         )))
     }
 
-    /// Gives a disk's cache, which has no segments any more, a new identity. So older data of the
-    /// cache on a missing device is never used again.
+    /// Gives a new identity to a disk's cache that has no segments any more. So hob never uses
+    /// older data of the cache that a missing device may have.
     pub(in crate::services) async fn leave_old_journal(&self, name: &str) -> Result<()> {
         if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
             spec.journal = spec.journal.map(|_| JournalSpec::new());
@@ -270,8 +271,8 @@ impl crate::services::registry::DiskEntry {
 }
 
 impl Inner {
-    /// Sets whether the removal of an owner's cache has begun. Returns true if that is a change of a
-    /// cache that was in use.
+    /// Sets whether the removal of an owner's cache has begun. Returns true if this changes the
+    /// record of a cache that was in use.
     fn set_ended(&mut self, owner: CacheOwner, ended: bool) -> bool {
         let journals =
             self.disks.values_mut().filter_map(|disk| disk.wanted.cache.as_mut()?.journal.as_mut());

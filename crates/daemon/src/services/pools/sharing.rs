@@ -4,8 +4,8 @@
 //! Every [`REPARTITION_EVERY`] the pool is *repartitioned*: the daemon asks the partitioner of each
 //! pool ([`hob_engine::partition`]) for the sizes with the highest benefit, and resizes the caches
 //! towards them. The caches that release segments are resized first, then the caches that receive
-//! segments. A resize is the same change as a command's, so a crash at any step finds a cache of
-//! the old or of the new size.
+//! segments. A resize here is the same operation as the command `hob cache resize`. So after a
+//! crash at any step, the cache has either the old or the new size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,10 +38,12 @@ const RELEASE_MAX: Duration = Duration::from_secs(3);
 /// Interval between two checks whether the daemon's own work on a disk has ended.
 const BUSY_EVERY: Duration = Duration::from_millis(20);
 
-/// Maximum time to wait for the other changes of a pool. A change may wait for a hung device.
+/// Maximum time to wait until other changes of a pool have ended. There is a limit because such a
+/// change may itself wait for a hung device.
 const TURN_MAX: Duration = Duration::from_secs(10);
 
-/// Maximum number of disks whose counts are asked for at once, so that requests wait briefly.
+/// Maximum number of disks in one query to a shard, so that the shard's guest requests wait only
+/// briefly.
 const ASKED_MAX: usize = 16;
 
 /// The latest miss-ratio curve of each disk, and the disk's number of reads when the curve was
@@ -295,8 +297,8 @@ impl Pools {
         inner.pool(pool).map_or(0, |entry| entry.free_segments_beyond(spare))
     }
 
-    /// Shrinks a shared cache to `segments`, after the daemon's own work on it. The cache may
-    /// already be smaller by then.
+    /// Waits until the daemon's own operations on a shared cache have ended, and then shrinks the
+    /// cache to `segments`. The cache may already be smaller by then.
     async fn shrink_patiently(&self, name: &str, segments: u64) -> Result<()> {
         let end = Clock::now() + RELEASE_MAX;
         while self.registry.inner().disk(name)?.busy.is_some_and(is_own_work) && Clock::now() < end {
@@ -306,8 +308,8 @@ impl Pools {
         if held > segments { self.resize_shared(name, segments).await.map(drop) } else { Ok(()) }
     }
 
-    /// Resizes a shared cache to `segments`, as far as there is space. Returns the size that it has
-    /// now, in segments.
+    /// Resizes a shared cache to `segments`, as far as there is space. Returns the size of the
+    /// cache after that, in segments.
     async fn resize_shared(&self, name: &str, segments: u64) -> Result<u64> {
         let _guard = self.registry.guard_disk(name, REPARTITIONING)?;
         let (shard, id, pool, held) = {

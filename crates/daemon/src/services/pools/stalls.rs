@@ -1,7 +1,7 @@
-//! Pauses of flash devices: which of them are logged, and which are only counted.
+//! Decides which pauses of flash devices are logged, and which are only counted.
 //!
-//! The log gets one warning per hour and device, and one at the end of each pause of [`LONG`] or
-//! more. The metric `hob_device_stalls` counts every pause.
+//! hob logs one warning per hour and device, and one at the end of each pause of [`LONG`] or more.
+//! The metric `hob_device_stalls` counts every pause.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,6 @@
-//! Devices of a pool that hob knows under another path, or not at all: the state was lost, or
-//! replaced by an older copy, and the pool got these devices after it (docs/decisions/0064).
+//! Devices of a pool that hob knows under another path, or not at all. hob does not know a device
+//! if the saved state was lost, or replaced by a copy from before the device was added to the pool
+//! (docs/decisions/0064).
 
 use std::path::{Path, PathBuf};
 
@@ -24,8 +25,9 @@ pub(super) fn unknown_device(path: &Path) -> Option<DeviceId> {
 }
 
 impl Pools {
-    /// Saves that the pool gives out one more device id, before it does so. After a crash, the new
-    /// device is then no unknown one: no cache has used it.
+    /// Saves that the pool gives out one more device id, before it does so. So if hob crashes after
+    /// it has added the device, the device does not count as unknown at the next start: no cache
+    /// has used it.
     pub(super) async fn note_next_device(&self, pool: &str) -> Result<()> {
         let flash = self.registry.inner().pool(pool)?.flash.clone();
         let next = flash.device_ids().await? + 1;
@@ -45,8 +47,9 @@ impl Pools {
         self.registry.save().await
     }
 
-    /// Connects a device that belongs to the pool under another path than hob knows, or that hob does
-    /// not know. Returns false if the pool lacks no device, or this is not one of it.
+    /// Connects a device that belongs to the pool under another path than hob knows, or that hob
+    /// does not know. Returns false if the pool lacks no device, or if this device does not belong
+    /// to the pool.
     pub(super) async fn connect_known_device(&self, pool: &str, path: &Path) -> Result<bool> {
         let (flash, uuid, missing) = {
             let inner = self.registry.inner();
@@ -121,8 +124,9 @@ impl Pools {
 }
 
 impl Inner {
-    /// Returns a pool with devices that the saved state does not know, and these devices. Such a
-    /// state is older than the pool, so no cache of it is certain to be the newest of its disk.
+    /// Returns a pool with devices that the saved state does not know, and these devices. The saved
+    /// state is then older than the pool, so a cache in this state may not be the newest cache of
+    /// its disk.
     pub(in crate::services) fn unknown_devices(&self) -> Option<(String, String)> {
         let unknown = |entry: &PoolEntry| {
             let devices = entry.devices.iter().map(|device| &device.path);

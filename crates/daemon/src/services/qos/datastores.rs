@@ -4,9 +4,9 @@
 //! export is its server. An operator may name another datastore for a disk.
 //!
 //! Shares and reservations work among the disks of one shard. All disks of a datastore with a name
-//! or a setting therefore go to the same shard. Disks that were on other shards before stay there.
-//! Then each shard has its own window, and the shards agree on their parts
-//! ([`agreement`](super::agreement)).
+//! or a setting therefore go to the same shard. Disks that were already open on other shards stay
+//! on these shards. Then each shard has its own window of I/O in flight, and the shards agree on
+//! their parts ([`agreement`](super::agreement)).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -43,8 +43,9 @@ pub(super) struct DatastoreEntry {
     uses: Arc<()>,
 }
 
-/// Keeps a datastore, and its id, while a disk on it is being opened, or while a flash lease is
-/// served. Later the name of the datastore in the disk's entry keeps it.
+/// Keeps a datastore and its id in existence while a disk of the datastore is being opened, or
+/// while a flash lease is served. For an open disk, the name of the datastore in the disk's entry
+/// does that.
 #[derive(Clone, Debug)]
 pub(in crate::services) struct DatastoreUse {
     _of: Arc<()>,
@@ -85,8 +86,8 @@ impl QosService {
     }
 
     /// Returns the id of a datastore, which is valid while the [`DatastoreUse`] exists, and then as
-    /// long as a disk names the datastore. Creates the datastore if it does not exist. `is_named`: an
-    /// operator assigned a disk to it by name.
+    /// long as a disk names the datastore. Creates the datastore if it does not exist. `is_named`
+    /// is true if an operator assigned a disk to the datastore by name.
     pub(in crate::services) fn datastore_id(
         &self,
         name: &str,
@@ -136,7 +137,7 @@ impl QosService {
         for name in names {
             match self.datastore(&name).await {
                 Ok(view) => views.push(view),
-                // It was removed meanwhile.
+                // The datastore was removed in the meantime.
                 Err(_) if self.datastore_settings(&name).is_none() => {}
                 Err(error) => return Err(error),
             }
@@ -221,7 +222,7 @@ impl QosService {
         datastore.into_iter().for_each(|datastore| self.apply_control(&datastore));
     }
 
-    /// Sends the control of a datastore to all shards that have disks of it.
+    /// Sends the limits of a datastore to all shards that serve disks of the datastore.
     pub(in crate::services) fn apply_control(&self, datastore: &str) {
         let rules = self.rules();
         let Ok((id, store)) = rules.find_datastore(datastore) else { return };
@@ -317,7 +318,7 @@ pub(in crate::services) fn datastore_of(backing: &str) -> String {
         Ok(Address::Unix { path }) => Some(format!("nbd{}", path.display())),
         Err(_) => match backing.split_once("://") {
             Some(("objects+file", path)) => mount_point(Path::new(path)),
-            // The bucket is the store; prefixes within it do not matter.
+            // All disks in a bucket are on one datastore, whatever their prefixes.
             Some((scheme, rest)) if objects::recognise(backing) => {
                 Some(format!("{scheme}-{}", rest.split('/').next().unwrap_or_default()))
             }

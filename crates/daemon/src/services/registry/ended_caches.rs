@@ -1,7 +1,7 @@
-//! Caches that the daemon has ended: it removed them, or replaced them after their device had failed.
-//! If that device refused to free their segments, they are still on flash after the next start. Their
-//! data is older than that of the backing, so they must not be used, and they are no orphans
-//! (docs/decisions/0064).
+//! Caches that the daemon has ended, either by removing them, or by replacing them after a failure
+//! of their device. If that device refused to free their segments, they are still on flash after
+//! the next start. Their data is older than that of the backing, so they must not be used, and they
+//! are no orphans (docs/decisions/0064).
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,8 @@ impl EndedCaches {
         self.ended.push((owner, pool.to_owned()));
     }
 
-    /// Forgets that the saved state has this cache: the disk that was to adopt it is not added.
+    /// Forgets that the saved state has this cache, because the addition of the disk that should
+    /// adopt the cache has failed.
     pub(in crate::services) fn forget(&mut self, owner: OwnerId) {
         self.saved.remove(&owner);
     }

@@ -79,7 +79,7 @@ impl Shutdown {
     /// could not report their loss.
     ///
     /// # Errors
-    /// The name of a disk that could not be flushed, and why.
+    /// Returns the name of a disk whose backing could not be flushed, with the reason.
     pub(crate) async fn flush_all(&self) -> Result<(), String> {
         let disks: Vec<(String, ShardHandle, DiskId)> = {
             let inner = self.registry.inner();

@@ -241,7 +241,7 @@ fn a_missing_device_may_have_the_dirty_data_of_an_orphan() {
     });
 }
 
-/// A device that is missing when the state is new may have the whole cache of a disk.
+/// A device that is missing when hob starts without a saved state may have the whole cache of a disk.
 #[test]
 fn a_new_disk_waits_for_devices_that_the_new_state_has_never_seen() {
     run(async |bench| {
@@ -259,10 +259,18 @@ fn a_new_disk_waits_for_devices_that_the_new_state_has_never_seen() {
             }
         })
         .await;
-        assert!(reason(&bench).contains("is missing since hob's state is new"), "{}", reason(&bench));
+        assert!(
+            reason(&bench).contains("since hob opened the pool without a saved state"),
+            "{}",
+            reason(&bench)
+        );
         assert_eq!(bench.services.observe.disk("other").unwrap().state, DiskLife::Online);
         let bench = again(bench, &toml, |_| ()).await;
-        assert!(reason(&bench).contains("is missing since hob's state is new"), "{}", reason(&bench));
+        assert!(
+            reason(&bench).contains("since hob opened the pool without a saved state"),
+            "{}",
+            reason(&bench)
+        );
         for device in [&a, &b] {
             std::fs::remove_dir(device).unwrap();
             std::fs::rename(format!("{device}.away"), device).unwrap();

@@ -154,7 +154,7 @@ impl Server {
             Question::Take(txn) => Request::Txn(txn.clone()),
             Question::Looks(disks) => {
                 looks = disks.iter().map(|disk| self.store.look(disk)).collect();
-                // This request only ends expired leases.
+                // The model executes this request only to end expired leases.
                 Request::LookUp(String::new())
             }
         };

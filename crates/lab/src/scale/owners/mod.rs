@@ -51,7 +51,8 @@ pub struct EtcdCosts {
     pub key_ns: u64,
     /// Service time per watch event, nanoseconds.
     pub news_ns: u64,
-    /// Time until a majority has stored a change, nanoseconds. Other requests continue meanwhile.
+    /// Time until a majority of etcd's members has stored a change, nanoseconds. Other requests
+    /// continue during this time.
     pub commit_ns: u64,
     /// Network latency between a host and etcd in one direction, nanoseconds.
     pub way_ns: u64,
@@ -154,9 +155,9 @@ enum Event {
     Served,
     /// A response arrives at a host; `None` is a timeout.
     Answer { host: usize, number: u64, answer: Option<hob_world::cluster::store::Response>, looks: Looks },
-    /// A host gets watch events.
+    /// Watch events arrive at a host.
     Watched { host: usize, news: Rc<[(String, u64, ClusterEvent)]> },
-    /// The disks get their first owners.
+    /// The first owners acquire the disks.
     Settle,
     /// Hosts are killed.
     Kill,

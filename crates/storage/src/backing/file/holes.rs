@@ -37,17 +37,17 @@ fn can_punch_in(file: &File, metadata: &Metadata, is_locked: bool) -> bool {
     let can_punch = may_punch(rustix::fs::fallocate(file, PUNCH, beyond, SECTOR_BYTES));
     if let (true, Ok(modified)) = (is_locked, metadata.modified()) {
         // The hole changes the file. The change must not look like another program's change if hob
-        // ends before it has recorded the time. If the time cannot be restored, it does look so,
-        // and clean data is dropped unnecessarily. Without the lock, other programs may change the
-        // file now.
+        // ends before it has recorded the time. If the time cannot be restored, the change looks
+        // like another program's change, and hob drops clean data unnecessarily. Without the lock,
+        // other programs may change the file now.
         let _ = file.set_modified(modified);
     }
     can_punch
 }
 
 /// Returns true unless the result of making a hole means that the file system cannot make holes.
-/// After any other error, the next attempt may succeed. Clients that connected before send discards
-/// anyway.
+/// After any other error, the next attempt may succeed. Clients that connected before this result
+/// was known send discards in any case.
 fn may_punch(result: Result<(), Errno>) -> bool {
     let unsupported = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL, Errno::PERM, Errno::NODEV];
     result.err().is_none_or(|error| !unsupported.contains(&error))

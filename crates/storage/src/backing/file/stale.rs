@@ -6,8 +6,8 @@
 //! same inode and creation time, and not shorter. Without creation times, another file may have got
 //! the inode's number, so hob does not use the file, and an operator decides. The new file takes
 //! the place of the old one behind the same descriptor numbers. If hob locked the old file when it
-//! opened it, hob locks the new file first. If another process has locked the new file by then, hob
-//! does not use the file.
+//! opened it, hob locks the new file first. If another process has locked the new file, hob does
+//! not use the file.
 //!
 //! Requests fail after the disk's `backing_timeout`, which counts from the start of the outage. The
 //! server may have lost unflushed writes together with the handle, so the driver reports a loss.

@@ -126,8 +126,8 @@ fn forget_at_end(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
     rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
     let millis = u32::try_from(silence_max.as_millis()).unwrap_or(u32::MAX).max(1);
     rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?;
-    // This also detects a host that confirmed a request and then vanished, because a request may
-    // wait without a time limit.
+    // Keepalive also detects a server host that received a request and then vanished. Otherwise the
+    // request could wait for ever.
     let probe_after = silence_max.clamp(Duration::from_secs(1), KEEPALIVE_IDLE);
     rustix::net::sockopt::set_tcp_keepidle(stream, probe_after)?;
     rustix::net::sockopt::set_tcp_keepintvl(stream, probe_after)?;
@@ -253,7 +253,8 @@ impl Attempt {
         let uri = uri.clone();
         std::thread::Builder::new().name("hob-nbd-connect".into()).spawn(move || {
             let ready = before.map_or(Ok(()), |before| before());
-            // If the backing was closed meanwhile, no code receives the socket, and it is dropped.
+            // If the backing was closed during the attempt, no code receives the socket, and the
+            // socket is dropped.
             let _ = sender.send(ready.and_then(|()| connect(&uri, limit, silence_max)));
             drop(theirs);
         })?;

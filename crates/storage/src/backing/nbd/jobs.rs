@@ -21,9 +21,10 @@ const DEADLINES_SPARE: usize = 1024;
 pub(super) enum Asker {
     Io(IoId),
     Status(u64),
-    /// The backing itself, which flushes the server, so that fewer changes need to be repeated.
+    /// The backing itself sent the request: a flush of the server, so that fewer changes need to be
+    /// repeated.
     Repeat,
-    /// The backing itself, which asks whether the server still answers.
+    /// The backing itself sent the request, to find out whether the server still answers.
     Probe,
 }
 

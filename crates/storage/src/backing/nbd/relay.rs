@@ -8,8 +8,8 @@
 //! A shard that closes a connection after a failure must know that no more data of it reaches the
 //! server. It shuts down the socket to the server itself (its `wire`), and does not rely on this
 //! thread. If the shard only closes its end, the thread drops what it has not sent, unless the
-//! shard ended politely, with NBD_CMD_DISC. A thread that was stopped for [`STOPPED_MAX`], because
-//! the process was stopped, ends the connection: another host may own the disk by now.
+//! shard ended politely, with NBD_CMD_DISC. If the process was stopped for [`STOPPED_MAX`] or
+//! longer, the thread ends the connection, because another host may own the disk now.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;

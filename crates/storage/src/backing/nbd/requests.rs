@@ -1,4 +1,5 @@
-//! The requests of a job: which commands the server gets, and what their end means for the job.
+//! The requests of a job: which commands hob sends to the server, and what the end of a command
+//! means for the job.
 
 use hob_engine::io::{Io, IoError, Zeroing};
 use hob_nbd::{CommandFlags, TransmissionFlags};

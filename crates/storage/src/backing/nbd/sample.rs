@@ -1,6 +1,6 @@
-//! Single reads, writes, flushes and status queries of an NBD export from threads that may block: one
-//! request at a time, with blocking sockets. They are used for remote pool devices, and for a backing
-//! that is being opened.
+//! Single reads, writes, flushes and status queries of an NBD export from threads that may block:
+//! one request at a time, with blocking sockets. These calls are used for remote pool devices, and
+//! for a backing that is being opened.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};

@@ -82,7 +82,8 @@ impl Unflushed {
         Unflushed { entries: VecDeque::new(), bytes: 0, missing_upto: earlier }
     }
 
-    /// Records an acknowledged change. `number` is the number of acknowledged changes with it.
+    /// Records an acknowledged change. `number` is the number of acknowledged changes, including
+    /// this change.
     pub(super) fn push(&mut self, number: u64, range: Range<u64>, content: Content) {
         let entry = Entry { number, range, content };
         let bytes = entry.bytes();

@@ -7,10 +7,10 @@
 //! become dirty again and the next flush retries.
 //!
 //! # Owner of a number
-//! An attempt that timed out may succeed later. So if a number is taken, its manifest is read. A
-//! manifest of this epoch is from an earlier flush of this owner and is ignored, because the next
-//! manifest has all of its content. A manifest of another epoch means that another writer has taken
-//! the disk.
+//! An attempt to create a manifest that timed out may succeed later. So if a number is taken, hob
+//! reads the manifest with this number. A manifest of this epoch is from an earlier flush of this
+//! owner and is ignored, because the next manifest has all of its content. A manifest of another
+//! epoch means that another writer has taken the disk.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

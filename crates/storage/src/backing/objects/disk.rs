@@ -67,7 +67,7 @@ pub(super) struct State {
     pub(super) dirty: BTreeMap<u64, (u64, Layer)>,
     /// Layers that are being written to the object store.
     pub(super) writing: BTreeMap<u64, Arc<Layer>>,
-    /// Whether a manifest is being created. Meanwhile nothing is added to the map.
+    /// True while a manifest is being created. During this time nothing is added to the map.
     pub(super) committing: bool,
     /// Number of generations of this epoch that were assigned.
     pub(super) given: u64,
@@ -242,8 +242,8 @@ impl Disk {
                     layer::fill(out, &missing, &bytes);
                     return Ok(());
                 }
-                // The object was replaced and deleted after the map was read; or it should exist
-                // and does not.
+                // Either the object was replaced and deleted after the map was read, or the object
+                // is missing although it should exist.
                 Err(StoreError::Absent) => gone = generation,
                 Err(error) => return Err(io_error(&error)),
             }
@@ -276,7 +276,7 @@ impl Disk {
         self.change(first, last - first, Change::Write(&whole)).await
     }
 
-    /// Zeroes a range. `kept` tells whether it stays allocated.
+    /// Zeroes a range. The range stays allocated if `kept` is true.
     pub(super) async fn zero(self: &Arc<Self>, offset: u64, len: u64, kept: Kept) -> Result<(), IoError> {
         self.check_range(offset, len)?;
         let (first, end) = (offset.next_multiple_of(SIZE_UNIT), (offset + len) / SIZE_UNIT * SIZE_UNIT);

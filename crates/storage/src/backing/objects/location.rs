@@ -170,8 +170,8 @@ impl Objects for DiskLocation {
                             .into_iter()
                             .for_each(&mut *each);
                     }
-                    // This is a directory without any stored object, or a file that was deleted
-                    // meanwhile.
+                    // The entry is a directory without any stored object, or a file that was
+                    // deleted during the listing.
                     Err(StoreError::Absent) => {}
                     Err(error) => return Err(error),
                 }
@@ -413,7 +413,8 @@ mod tests {
         assert_eq!(found, [one]);
     }
 
-    /// The attempt before has made it, and its folder could not be synced, or has not been yet.
+    /// An earlier attempt has created the object, and has not synced the object's folder
+    /// successfully.
     #[tokio::test]
     async fn an_existing_file_counts_after_its_folder_is_synced() {
         let dir = tempfile::tempdir().unwrap();

@@ -188,7 +188,7 @@ pub(super) async fn open_to_read(store: Arc<RetryingStore>) -> Result<Disk, Trou
     for _ in 0..LOOKS_MAX {
         let manifest = newest(&store).await?.ok_or_else(no_disk)?;
         match load(&store, &manifest).await {
-            // Meanwhile the manifest has a successor.
+            // In the meantime another manifest has followed this one.
             Err(StoreError::Absent) => {}
             map => return Ok(Disk::new(store, Owner::default(), &manifest, state(&manifest, map?), None)),
         }

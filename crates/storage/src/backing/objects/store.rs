@@ -196,7 +196,7 @@ impl RetryingStore {
         let begun = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {
-            // The environment may be changed meanwhile.
+            // The maximum wait may change during the loop, so it is read for each attempt.
             let wait = Duration::from_millis(self.wait_ms.load(Ordering::Relaxed)) + moving;
             let deadline = begun + wait;
             let left = deadline.saturating_duration_since(Instant::now());

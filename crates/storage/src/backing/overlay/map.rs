@@ -5,8 +5,9 @@
 //! everything is the clone's own.
 //!
 //! A thread may fill the map while the clone is served. It marks own objects first, and then notes
-//! up to which byte the map is known. What is not known yet counts as the clone's own, because the
-//! clone's own backing can read everything. Objects that the clone writes meanwhile stay marked.
+//! up to which byte the map is known. Data that the map does not know yet counts as the clone's
+//! own, because the clone's own backing can read everything. Objects that the clone writes before
+//! the map knows them stay marked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,7 +71,7 @@ impl OwnMap {
     /// at least a sector. The first `common_bytes` are in common with the parent.
     ///
     /// # Panics
-    /// If `object_bytes` is invalid.
+    /// Panics if `object_bytes` is invalid.
     #[must_use]
     pub fn new(object_bytes: u64, common_bytes: u64) -> OwnMap {
         let map = OwnMap::unknown(object_bytes, common_bytes);

@@ -1,10 +1,11 @@
 //! The `qemu-nbd` child process of an image: one at a time, always at the same socket.
 //!
 //! A child may end by itself, for example because an operator kills it or memory runs out. hob
-//! starts another one when it connects again. Meanwhile the image is not locked: a process that
-//! opened it may have changed it, and keeps it. hob compares the image with its state at the end of
-//! the child. If the child may have ended while hob itself was paused, for example by SIGSTOP, a
-//! change since the beginning of the pause counts as one of another process.
+//! starts another one when it connects again. Until then the image is not locked. So another
+//! process may have opened and changed the image, and may still have it open. hob compares the
+//! image with the state that it had when the child ended. If the child may have ended while hob
+//! itself was paused, for example by SIGSTOP, a change since the beginning of the pause counts as
+//! one of another process.
 //!
 //! The child ends with its [`Server`], and with hob, even when hob is killed. The child asks the
 //! kernel for SIGTERM when its parent thread ends. The parent thread only waits for the child's
@@ -54,7 +55,7 @@ const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
 /// Text in a child's error message if another process has the image open.
 const LOCKED: &str = "\" lock";
 
-/// Text for users: what may have happened to an image that is not as its child has left it.
+/// Text for users: what may have happened to an image that has changed since its child ended.
 pub(super) const CHANGED: &str = "renamed, replaced or changed while its qemu-nbd did not run";
 
 /// Why an image does not belong to this backing any more.
@@ -62,7 +63,7 @@ pub(super) const CHANGED: &str = "renamed, replaced or changed while its qemu-nb
 enum Taken {
     /// Another process has opened the image.
     Opened,
-    /// The image's file is not as the child has left it.
+    /// The image's file has changed since the child ended.
     Changed,
 }
 
@@ -370,8 +371,8 @@ impl Server {
         spawn(command, sandbox, opens, self.image.path.clone(), socket, self.start_max)
     }
 
-    /// Ends the child. Returns what it wrote to its standard error: the reason if it could not open
-    /// the image.
+    /// Ends the child. Returns the text that the child wrote to its standard error. If the child
+    /// could not open the image, the text has the reason.
     pub(super) fn stop(&self) -> String {
         self.stop_at(&mut self.place())
     }
@@ -458,7 +459,7 @@ fn spawn(
         } else {
             end_child(pid);
         }
-        // The image's state is read now, before another process can open and change it.
+        // The image's state is read here, before another process can open and change the image.
         let left = FileState::left_by_child(&image, pauses::last_pause);
         let _ = ended.recv();
         is_started(pid);
@@ -567,7 +568,7 @@ mod tests {
         }
     }
 
-    /// Otherwise a pause between the two steps would remain unnoticed.
+    /// In the other order, a pause between the two steps would remain unnoticed.
     #[test]
     fn the_state_of_an_image_is_read_before_the_latest_pause_is_determined() {
         let dir = tempfile::tempdir().unwrap();

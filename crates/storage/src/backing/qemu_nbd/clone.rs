@@ -6,8 +6,8 @@
 //! [`overlay`](crate::backing::overlay) tracks the changes.
 //!
 //! QEMU needs about a second for each TiB. So a thread asks for the rest of a large image while the
-//! image is served. It pauses after each question as long as the answer took, because `qemu-nbd`
-//! serves the disk meanwhile.
+//! image is served. After each answer the thread pauses for as long as the answer took, because
+//! `qemu-nbd` also serves the disk during this work.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant as Clock};

@@ -26,7 +26,8 @@ impl ReadLocks {
     /// ending.
     ///
     /// # Errors
-    /// A program has one of the files open for writing, or a file cannot be opened. No lock is kept.
+    /// Returns an error if a program has one of the files open for writing, or if a file cannot be
+    /// opened. Then no lock is kept.
     pub(super) fn take(image: &Image) -> Result<ReadLocks, OpenError> {
         let below = image.files.iter().map(|file| file.path.as_path());
         let mut files = Vec::new();

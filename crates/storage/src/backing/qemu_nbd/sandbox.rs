@@ -89,7 +89,7 @@ pub(super) struct Sandbox {
 /// files.
 ///
 /// # Errors
-/// A system error, or a missing file.
+/// Returns a system error, for example if a file is missing.
 pub fn confine(command: &mut Command, image: &Path, files: &[ImageFile]) -> io::Result<()> {
     let image = Image { path: image.to_owned(), format: Format::default(), files: files.to_vec() };
     Sandbox::new(&reads_of(&image))?.enter(command);

@@ -48,7 +48,7 @@ pub(super) fn constant(cluster: &str, pool: &str, namespace: &str, image_id: &st
 
 impl Image {
     /// Returns the image's parent, if hob can serve the parent as a separate disk. Waits for the
-    /// cluster. The error says why it cannot.
+    /// cluster. The error has the reason why hob cannot serve the parent in this way.
     pub(super) fn parent(&self, spec: &Spec) -> Result<Option<Parent>, NotShared> {
         let mut common_bytes = 0;
         // SAFETY: the image is open.
@@ -257,7 +257,7 @@ impl Drop for Aside {
     }
 }
 
-/// librbd's callback for one range. Zeroed ranges are the clone's own too.
+/// Callback of librbd for one range. Zeroed ranges also belong to the clone itself.
 unsafe extern "C" fn note(offset: u64, len: usize, _exists: c_int, argument: *mut c_void) -> c_int {
     // SAFETY: the argument is that of `note_own`.
     let map = unsafe { &mut *argument.cast::<OwnMap>() };

@@ -158,8 +158,8 @@ impl Image {
         let mut bytes = 0;
         // SAFETY: the image is open.
         check("its size", unsafe { (self.library.rbd_get_size)(self.image, &mut bytes) })?;
-        // If another thread has asked meanwhile, it is unknown which answer is newer. The next
-        // answer is.
+        // If another thread has asked for the size at the same time, it is unknown which answer is
+        // newer. The next answer is certainly newer.
         let _ = self.size_bytes.compare_exchange(before, bytes, Ordering::Relaxed, Ordering::Relaxed);
         Ok(bytes)
     }

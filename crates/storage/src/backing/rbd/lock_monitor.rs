@@ -54,7 +54,8 @@ impl LockMonitor {
                         }
                     }
                     let looks = image.locked.load(Ordering::Relaxed) && !image.lost.load(Ordering::Acquire);
-                    // An image that was released meanwhile is not lost.
+                    // If this host itself has released the image's lock in the meantime, the image
+                    // is not lost.
                     if looks && !image.holds_lock() && image.locked.load(Ordering::SeqCst) {
                         image.lost.store(true, Ordering::Release);
                         tell();

@@ -5,8 +5,9 @@
 //! opened. After a change the clones read their parent's data through their own backings, until the
 //! disk is opened again.
 //!
-//! A shard requires a check after a pause, and after the end of a server of the files. It sends no
-//! reads to the parent's disk until the files were compared once more.
+//! After a pause of the process, and after the end of a program that serves the files, a shard
+//! requires a check. The shard sends no reads to the parent's disk until the daemon has compared
+//! the files again.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -75,9 +76,9 @@ impl Look {
 /// State of the files of a parent's disk.
 #[derive(Debug, PartialEq, Eq)]
 enum Files {
-    /// They are as when the disk was opened.
+    /// The files are as they were when the parent's disk was opened.
     Unchanged,
-    /// They have changed. The text says how.
+    /// The files have changed. The text describes the change.
     Changed(String),
     /// Their filesystem hangs.
     Unknown,
@@ -113,8 +114,8 @@ impl Disks {
         }
     }
 
-    /// Compares the files of a parent because its shard requires it, and tells the shard when they are
-    /// known to be unchanged.
+    /// Compares the files of a parent because the shard of the parent's disk requires a check.
+    /// Tells the shard when the files are known to be unchanged.
     pub(in crate::services) async fn check_parent(self, parent: DiskId, check: u64) {
         loop {
             let (look, shard) = {

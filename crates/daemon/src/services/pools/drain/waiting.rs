@@ -1,9 +1,9 @@
-//! Drains that wait for the backing, and keep write-back in effect meanwhile.
+//! Drains that wait until the backing answers. While a drain waits, write-back stays in effect.
 //!
-//! During a drain, guests' writes go to the backing. They would wait for a backing that does not
-//! answer, and fail after the disk's `backing_timeout`. So a drain begins only while the backing
-//! answers. If the backing stops answering during the drain, hob stops the drain and restores the
-//! write mode. hob drains again when the backing answers.
+//! During a drain, writes of guests go to the backing. If the backing did not answer, these writes
+//! would wait, and fail after the disk's `backing_timeout`. So a drain begins only while the
+//! backing answers. If the backing stops answering during the drain, hob stops the drain and
+//! restores the write mode. hob drains again when the backing answers.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ impl Drop for PendingDrainGuard<'_> {
 }
 
 impl Watch {
-    /// Returns why a drain waits for the backing, if it does.
+    /// Returns the reason why a drain waits for the backing, or `None` if no drain waits.
     pub(in crate::services) fn waiting_reason(&self) -> Option<&str> {
         self.pending_drain.as_ref()?.waits.as_deref()
     }
@@ -73,8 +73,8 @@ impl Pools {
     /// Drains a cache while its backing answers. The caller holds the disk's operation guard.
     ///
     /// # Errors
-    /// `Stopped` if the drain is stopped ([`Pools::stop_drain_of`]), and the errors of a drain. The
-    /// write mode is the configured one again.
+    /// Returns `Stopped` if the drain was stopped ([`Pools::stop_drain_of`]), or an error of the
+    /// drain. After an error, the configured write mode is in effect again.
     pub(super) async fn drain_while_answering(
         &self,
         name: &str,
@@ -99,7 +99,7 @@ impl Pools {
         }
     }
 
-    /// Stops the drain of a disk, also if it waits for the backing.
+    /// Stops the drain of a disk, even if the drain waits for the backing.
     pub(in crate::services) async fn stop_drain_of(
         &self,
         name: &str,
@@ -129,7 +129,7 @@ impl Pools {
     /// Returns why the backing cannot be written to, or `None` if it answers.
     ///
     /// # Errors
-    /// The drain is to be stopped, or the disk is being closed.
+    /// Returns an error if the drain should stop, or if the disk is being closed.
     fn check_backing(&self, name: &str) -> Result<Option<String>, ShardError> {
         let mut inner = self.registry.inner();
         let disk = inner.disk_mut(name).map_err(|_| ShardError::Command(CommandError::NoSuchDisk))?;
