@@ -44,8 +44,7 @@ pub(crate) mod depth;
 mod exchange;
 mod flush_order;
 mod jobs;
-#[cfg(feature = "psk")]
-mod psk;
+pub mod psk;
 mod recovery;
 mod relay;
 mod requests;
