@@ -58,9 +58,12 @@ const ROOT: &str = include_str!("guest/root.sh");
 const VERIFY: &str = include_str!("guest/verify.fio");
 
 /// The kernel's command line. If the host stalls, the guest's kernel would take that for a lockup, and
-/// print stacks in which the scripts find words like `timeout`. The last two options prevent that.
+/// print stacks in which the scripts find words like `timeout`. `nowatchdog` and `rcu_cpu_stall_suppress`
+/// prevent that. Emulation is slow, so the kernel does not zero memory that it overwrites, nor test its
+/// ciphers, and waits only briefly for other CPUs.
 pub const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off nowatchdog \
-                                rcupdate.rcu_cpu_stall_suppress=1";
+                                rcupdate.rcu_cpu_stall_suppress=1 rcupdate.rcu_expedited=1 init_on_alloc=0 \
+                                cryptomgr.notests";
 
 /// The files from which a VM boots.
 #[derive(Debug)]
