@@ -21,8 +21,19 @@ const CRATES_AT_ONCE: usize = 2;
 
 /// Black-box test files that take about a minute or longer. They start first, because otherwise the
 /// last one would run beside no other.
-const LONG: [&str; 8] =
-    ["host_device", "attach", "upgrade", "postgres", "reconnect", "discard", "live_migration", "libvirt"];
+const LONG: [&str; 11] = [
+    "attach",
+    "live_migration",
+    "vhost_user",
+    "host_device",
+    "upgrade",
+    "postgres",
+    "lab",
+    "kill_write_back",
+    "reconnect",
+    "discard",
+    "libvirt",
+];
 
 /// Black-box test files that mostly wait, for example for leases to end or for slow stores. They run
 /// without other tests: a lease must not end because an emulated guest uses the CPUs, and the sizes
