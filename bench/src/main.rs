@@ -74,15 +74,10 @@ fn main() -> ExitCode {
 
 /// Returns the hob binary to measure: the named one, HOB_BIN, or a new release build.
 fn hob(named: Option<&Path>) -> Result<PathBuf> {
-    hob_with(named, &[])
-}
-
-/// Returns the hob binary to measure, built with these additional arguments if necessary.
-fn hob_with(named: Option<&Path>, more: &[&str]) -> Result<PathBuf> {
     if let Some(path) = named.map(PathBuf::from).or_else(|| std::env::var_os("HOB_BIN").map(PathBuf::from)) {
         return path.canonicalize().with_context(|| format!("find {}", path.display()));
     }
-    shell::run(shell::cargo(&["build", "--release", "-p", "hob"]).args(more))?;
+    shell::run(&mut shell::cargo(&["build", "--release", "-p", "hob"]))?;
     Ok(shell::target_dir()?.join("release/hob"))
 }
 

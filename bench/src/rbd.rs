@@ -77,7 +77,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     super::require(&["fio", "ceph-mon", "ceph-osd", "rbd", "setpriv"])?;
-    let hob = super::hob_with(arguments.hob.as_deref(), &["--features", "rbd"])?;
+    let hob = super::hob(arguments.hob.as_deref())?;
     let bench = Bench::new(hob, arguments.quick, arguments.rounds, arguments.seconds)?;
     let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
     let mut report = Report::of("rbd");

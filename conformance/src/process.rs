@@ -110,10 +110,11 @@ impl Process {
             if let Some(status) = self.poll() {
                 return Some(status);
             }
-            if start.elapsed() > limit {
+            let waited = start.elapsed();
+            if waited > limit {
                 return None;
             }
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep((waited / 20).clamp(Duration::from_millis(2), Duration::from_millis(50)));
         }
     }
 

@@ -99,8 +99,12 @@ pub fn free_port() -> u16 {
     panic!("the ports {PORTS:?} are all taken")
 }
 
-/// Calls `done` every few milliseconds until `done` returns true. `what` names the awaited
-/// condition in the message of a failure.
+/// Shortest and longest pause between two calls in [`wait_until`].
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
+
+/// Calls `done` until `done` returns true. `what` names the awaited condition in the message of a
+/// failure. The pauses between the calls are a twentieth of the time waited. Most conditions run a
+/// program, and without pauses a long wait would take a processor from the programs under test.
 ///
 /// # Panics
 /// Panics if `limit` passes before `done` returns true.
@@ -108,7 +112,8 @@ pub fn free_port() -> u16 {
 pub fn wait_until(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < limit, "waited {limit:?} in vain for: {what}");
-        std::thread::sleep(Duration::from_millis(5));
+        let waited = start.elapsed();
+        assert!(waited < limit, "waited {limit:?} in vain for: {what}");
+        std::thread::sleep((waited / 20).clamp(PAUSES[0], PAUSES[1]));
     }
 }

@@ -42,7 +42,11 @@ fn wrong_options_of_serve() {
         ("a port that is none", vec!["--disk", &good, "--listen", "tcp:127.0.0.1:99999"], "99999"),
         ("a socket in an absent directory", vec!["--disk", &good, "--listen", &nowhere], "no/such"),
         ("an unknown option", vec!["--disk", &good, "--listen", &socket, "--turbo"], "--turbo"),
-        ("a feature that is absent", vec!["--disk", "rbd:pool/image", "--listen", &socket], "feature rbd"),
+        (
+            "a feature that is absent",
+            vec!["--disk", "s3://b/p", "--listen", &socket],
+            "feature objects-cloud",
+        ),
         ("an NBD server that is not there", vec!["--disk", &nbd, "--listen", &socket], "nobody.sock"),
     ];
     for (why, options, mentions) in table {

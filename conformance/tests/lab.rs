@@ -28,7 +28,7 @@ use serde_json::Value;
 const SIZE: u64 = 32 * MIB;
 const SECTOR: u64 = 4096;
 /// Number of requests, including those that only wait for others.
-const REQUESTS: usize = 4_000;
+const REQUESTS: usize = 2_500;
 
 /// Caches: size and block size as on the command line. The sizes are whole segments, so the daemon
 /// rounds nothing.

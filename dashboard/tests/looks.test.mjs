@@ -7,6 +7,8 @@ import { after, before, test } from 'node:test';
 import { Stage, busyStage, clean, pictures, sleep, until, work } from './stage.mjs';
 
 const PICTURE_BYTES_MAX = 300_000;
+/** Charts of a minute make good pictures for the docs: HISTORY_SECONDS=48. */
+const HISTORY_SECONDS = Number(process.env.HISTORY_SECONDS ?? 12);
 
 let stage;
 let url;
@@ -25,6 +27,12 @@ async function picture(page, name) {
   await page.screenshot({ path });
   const { size } = statSync(path);
   assert.ok(size > 5000 && size < PICTURE_BYTES_MAX, `${name}: ${size} bytes`);
+}
+
+/** Checks the page, and ends its work, which would take time from the next test. */
+async function leave(page) {
+  clean(page);
+  await page.goto('about:blank');
 }
 
 /** The luminance of an element's background. */
@@ -68,8 +76,7 @@ const faint = (page) =>
 test('light and dark follow the system, and the switch goes before it', async () => {
   const page = await stage.open(url, { colorScheme: 'light', viewport: { width: 1360, height: 1240 } });
   await page.locator('#disks tbody tr').nth(3).waitFor();
-  // A minute of history makes a picture.
-  await sleep(48_000);
+  await sleep(1000 * HISTORY_SECONDS);
   await page.locator('#disks tr[data-disk=db] button').click();
   await sleep(1500);
   await page.mouse.move(5, 5);
@@ -91,7 +98,7 @@ test('light and dark follow the system, and the switch goes before it', async ()
   await page.reload();
   await page.locator('.card').first().waitFor();
   assert.ok((await brightness(page, '.card')) > 0.9, 'and is kept');
-  clean(page);
+  await leave(page);
 });
 
 test('charts change their colours with the theme', async () => {
@@ -103,7 +110,7 @@ test('charts change their colours with the theme', async () => {
   await page.emulateMedia({ colorScheme: 'dark' });
   await sleep(300);
   assert.notEqual(await drawn(), light);
-  clean(page);
+  await leave(page);
 });
 
 test('a phone needs no scrolling sideways', async () => {
@@ -128,7 +135,7 @@ test('a phone needs no scrolling sideways', async () => {
     const [wide, window] = await widths();
     assert.ok(wide <= window, `at ${width}: ${wide} of ${window}`);
   }
-  clean(page);
+  await leave(page);
 });
 
 test('figures that change move nothing', async () => {
@@ -143,7 +150,7 @@ test('figures that change move nothing', async () => {
     const after = await places();
     after.forEach((top, index) => assert.ok(Math.abs(top - before[index]) <= 20, `place ${index}: ${before[index]} became ${top}`));
   }
-  clean(page);
+  await leave(page);
 });
 
 test('a disk that is not served is named at the top', async () => {

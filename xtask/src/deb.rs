@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
 
 /// Features of the program in the package: TLS with pre-shared keys, Ceph RBD images, and object
 /// stores in clouds.
-const FEATURES: &str = "hob/psk,hob/rbd,hob/objects-cloud";
+const FEATURES: &str = "hob/psk,hob/objects-cloud";
 
 /// Files that the package must have.
 const CONTENTS: [&str; 20] = [

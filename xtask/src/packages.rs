@@ -21,7 +21,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "fio", shown_by: &["fio"] },
     // hob's optional feature psk needs OpenSSL.
     Package { name: "libssl-dev", shown_by: &["/usr/include/openssl/ssl.h"] },
-    // hob's optional feature rbd needs a Ceph cluster and librbd, which the last package has.
+    // Tests of RBD images need a Ceph cluster and librbd, which the last package has.
     Package { name: "ceph-mon", shown_by: &["ceph-mon", "monmaptool", "osdmaptool"] },
     Package { name: "ceph-osd", shown_by: &["ceph-osd"] },
     Package { name: "ceph-common", shown_by: &["ceph", "rbd", "ceph-authtool"] },
@@ -67,15 +67,31 @@ const PACKAGES: &[Package] = &[
     Package { name: "python3-pip", shown_by: &["python3", "pip3"] },
 ];
 
+/// Packages that builds need.
+const FOR_BUILDS: [&str; 2] = ["libssl-dev", "pkg-config"];
+
 /// Installs missing packages. If that is impossible, lists them and continues, because tests that
 /// need them fail.
 pub fn install() -> Result<()> {
-    let missing: Vec<&str> =
-        PACKAGES.iter().filter(|p| !p.shown_by.iter().all(|s| present(s))).map(|p| p.name).collect();
+    let missing = missing(PACKAGES.iter());
     if missing.is_empty() {
         println!("every program the tests need is here; nothing to install");
         return Ok(());
     }
+    install_these(&missing)
+}
+
+/// As [`install`], for the packages that builds need.
+pub fn install_for_builds() -> Result<()> {
+    let missing = missing(PACKAGES.iter().filter(|package| FOR_BUILDS.contains(&package.name)));
+    if missing.is_empty() { Ok(()) } else { install_these(&missing) }
+}
+
+fn missing(packages: impl Iterator<Item = &'static Package>) -> Vec<&'static str> {
+    packages.filter(|p| !p.shown_by.iter().all(|s| present(s))).map(|p| p.name).collect()
+}
+
+fn install_these(missing: &[&str]) -> Result<()> {
     println!("missing: {}", missing.join(" "));
     let prefix: &[&str] = if rustix::process::geteuid().is_root() {
         &[]
@@ -100,7 +116,7 @@ pub fn install() -> Result<()> {
         shell::run(&mut command)
     };
     apt(&["update"])?;
-    apt(&[&["install", "--no-install-recommends"], &missing[..]].concat())
+    apt(&[&["install", "--no-install-recommends"], missing].concat())
 }
 
 /// Returns true if the path has a program with this name, or if a file matches a path with `*` in

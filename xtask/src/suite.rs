@@ -21,8 +21,19 @@ const CRATES_AT_ONCE: usize = 2;
 
 /// Black-box test files that take about a minute or longer. These files start first. Otherwise the
 /// last of them would run alone at the end.
-const LONG: [&str; 8] =
-    ["host_device", "attach", "upgrade", "postgres", "reconnect", "discard", "live_migration", "libvirt"];
+const LONG: [&str; 11] = [
+    "attach",
+    "live_migration",
+    "vhost_user",
+    "host_device",
+    "upgrade",
+    "postgres",
+    "lab",
+    "kill_write_back",
+    "reconnect",
+    "discard",
+    "libvirt",
+];
 
 /// Black-box test files that mostly wait, for example for leases to end or for slow stores. They run
 /// without other tests: a lease must not end because an emulated guest uses the CPUs, and the sizes
@@ -51,46 +62,57 @@ const LONG_OF_CRATES: [&str; 4] = ["hob_lab", "ownership", "injection", "hob_dae
 /// Test files that move data. These tests run a second time without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
-/// Test files of other steps: of an optional feature, or of the torture step.
+/// Test files of other steps.
 const APART: [&str; 5] = ["nbd_psk", "failed_flash", "hung_file", "stale_file", "volatile_backing"];
 
-/// Features of the tests and of hob's debug build: TLS by OpenSSL with pre-shared keys, Ceph RBD
-/// images, and object stores in clouds.
-const FEATURES: &str = "hob/psk,hob/rbd,hob/objects-cloud";
+/// hob's optional features: TLS by OpenSSL with pre-shared keys, and object stores in clouds.
+const FEATURES: &str = "hob/psk,hob/objects-cloud";
 
-/// Returns a cargo command for all packages with all features. If each step selected its own
-/// packages, cargo would build the libraries once for each selection. Clippy is the compiler, so
-/// that lints need no second build.
+/// Returns a cargo command for all packages. If each step selected its own packages, cargo would
+/// build the libraries once for each selection. Clippy is the compiler, so that lints need no second
+/// build.
 pub(crate) fn cargo_all(command: &str) -> Command {
-    let mut cargo = shell::cargo(&[command, "--workspace", "--features", FEATURES]);
+    let mut cargo = shell::cargo(&[command, "--workspace"]);
     cargo.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
     cargo
 }
 
-/// Builds all tests and debug binaries, and returns the path of hob with all optional features.
-/// Warnings are errors.
-pub(crate) fn build_debug() -> Result<PathBuf> {
-    shell::run_without_warnings(cargo_all("build").arg("--all-targets"))?;
-    Ok(shell::target_dir()?.join("debug/hob"))
+/// Builds all programs and tests. Warnings are errors.
+pub(crate) fn build_all() -> Result<()> {
+    shell::run_without_warnings(cargo_all("build").arg("--all-targets"))
 }
 
-/// Builds hob without optional features for the black-box tests. Warnings are errors. It is a debug
-/// build, which has more checks than a release build and is built sooner.
-pub(crate) fn build_plain() -> Result<()> {
-    // The same packages, compiler and features of libraries as in `cargo_all`, so that libraries are
-    // built once. With a test among the targets, cargo adds the features that only tests need.
-    let mut cargo = shell::cargo(&["build", "--workspace", "--bin", "hob", "--test", "nbd_psk"]);
-    cargo.args(["--features", "hob-storage/object-store-clouds"]);
-    shell::run_without_warnings(cargo.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver"))?;
-    let (from, to) = (shell::target_dir()?.join("debug/hob"), plain()?);
-    // A running hob has the old file.
-    let _ = fs::remove_file(&to);
-    fs::copy(&from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display())).map(drop)
+/// Builds a program of the workspace, and returns its path. Warnings are errors. It is a debug build,
+/// which has more checks than a release build and is built sooner.
+pub(crate) fn build_program(name: &str, features: &str) -> Result<PathBuf> {
+    // With a test among the targets, cargo adds the features of libraries that only tests need, as in
+    // `build_all`. Libraries are then built once.
+    let mut cargo = cargo_all("build");
+    cargo.args(["--bin", name, "--test", "nbd_psk", "--features", features]);
+    shell::run_without_warnings(&mut cargo)?;
+    Ok(shell::target_dir()?.join("debug").join(name))
+}
+
+/// Builds hob without and with its optional features for the black-box tests. A feature adds a crate
+/// to the binary, so only the binary is built twice.
+pub(crate) fn build_hob() -> Result<()> {
+    for (features, to) in [("", plain()?), (FEATURES, with_features()?)] {
+        let from = build_program("hob", features)?;
+        // A running hob has the old file.
+        let _ = fs::remove_file(&to);
+        fs::copy(&from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
+    }
+    Ok(())
 }
 
 /// Returns the path of the debug binary without optional features.
 pub(crate) fn plain() -> Result<PathBuf> {
     Ok(shell::target_dir()?.join("debug/hob-plain"))
+}
+
+/// Returns the path of the debug binary with all optional features.
+pub(crate) fn with_features() -> Result<PathBuf> {
+    Ok(shell::target_dir()?.join("debug/hob-features"))
 }
 
 /// Returns the cargo command that runs some test targets.
@@ -149,7 +171,7 @@ fn all_of(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     Ok(())
 }
 
-/// Runs all black-box tests except those of optional features.
+/// Runs all black-box tests except those of other steps.
 pub(crate) fn all() -> Result<()> {
     let files = files(&shell::root().join("conformance/tests"))?;
     if let Some(absent) = WAITING.iter().chain(&LONG).find(|file| !files.iter().any(|it| it == *file)) {

@@ -20,6 +20,21 @@ const FUZZ_SECONDS: u32 = 10;
 /// Number of fuzz targets that run in parallel. Each uses one core.
 const FUZZ_AT_ONCE: usize = 2;
 
+/// Compiler flags of cargo-fuzz 0.13: coverage for libFuzzer, the address sanitizer, and assertions.
+const FUZZ_FLAGS: [&str; 11] = [
+    "--cfg fuzzing",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
+    "-Cllvm-args=-sanitizer-coverage-stack-depth",
+    "-Zsanitizer=address",
+    "-Cdebug-assertions",
+    "-Ccodegen-units=1",
+];
+
 /// Duration of the fault injection test, minutes.
 const TORTURE_MINUTES: &str = "2";
 
@@ -35,14 +50,14 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Step {
-    /// Install missing packages
+    /// Install missing packages, in parallel with the builds
     Install,
     /// Check the format with cargo fmt
     Fmt,
-    /// Build hob without optional features, which the black-box tests run
-    Build,
-    /// Build all tests with all optional features, and check them with clippy; warnings are errors
+    /// Build everything, and check it with clippy; warnings are errors
     Clippy,
+    /// Build hob without and with optional features for the black-box tests
+    Build,
     /// Run the tests of every crate, in parallel with the next steps
     Unit,
     /// Run the tidy tests: file lengths, crate dependencies, generated pages and other rules
@@ -53,8 +68,8 @@ enum Step {
     Ring,
     /// Run two minutes of fault injection, and test stale file handles
     Torture,
-    /// Run the black-box tests of the feature `rbd` on their own Ceph clusters, in parallel with
-    /// the next steps
+    /// Run the black-box tests of RBD images on their own Ceph clusters, in parallel with the next
+    /// steps
     Rbd,
     /// Check the dashboard's bundle, and run its tests in a browser
     Dashboard,
@@ -72,6 +87,8 @@ enum Lane {
     Front,
     /// The next step starts at once.
     Beside,
+    /// The next steps start at once, but steps that need the installed packages wait.
+    Install,
     /// The steps of this lane compute. They run one after the other, with a lower priority than the
     /// black-box tests, which wait more than they compute. The first one starts them all.
     Background,
@@ -87,8 +104,8 @@ impl Step {
     const ALL: [Self; 13] = [
         Self::Install,
         Self::Fmt,
-        Self::Build,
         Self::Clippy,
+        Self::Build,
         Self::Unit,
         Self::Tidy,
         Self::Conformance,
@@ -113,7 +130,7 @@ impl Step {
             Self::Torture => "torture",
             Self::Dashboard => "dashboard",
             Self::Psk => "feature psk",
-            Self::Rbd => "feature rbd",
+            Self::Rbd => "rbd",
             Self::Fuzz => "fuzz",
         }
     }
@@ -121,6 +138,7 @@ impl Step {
     /// Returns how the step runs beside the next ones.
     fn lane(self) -> Lane {
         match self {
+            Self::Install => Lane::Install,
             // A cluster mostly waits for other processes.
             Self::Rbd => Lane::Beside,
             Self::Unit | Self::Fuzz => Lane::Background,
@@ -128,9 +146,15 @@ impl Step {
         }
     }
 
-    /// Returns true if the step runs hob without optional features.
-    fn needs_plain(self) -> bool {
-        matches!(self, Self::Tidy | Self::Conformance | Self::Ring | Self::Torture | Self::Dashboard)
+    /// Returns true if the step runs hob.
+    fn needs_hob(self) -> bool {
+        use Step::{Conformance, Dashboard, Psk, Rbd, Ring, Tidy, Torture};
+        matches!(self, Tidy | Conformance | Ring | Torture | Dashboard | Psk | Rbd)
+    }
+
+    /// Returns true if the step needs packages that builds do not need.
+    fn needs_packages(self) -> bool {
+        !matches!(self, Self::Install | Self::Fmt | Self::Clippy | Self::Build)
     }
 
     fn timed(self) -> Ended {
@@ -144,9 +168,9 @@ impl Step {
         match self {
             Self::Install => packages::install(),
             Self::Fmt => cargo(&["fmt", "--all", "--check"]),
-            Self::Clippy => suite::build_debug().map(drop),
+            Self::Clippy => suite::build_all(),
             Self::Unit => suite::crates(),
-            Self::Build => suite::build_plain(),
+            Self::Build => suite::build_hob(),
             Self::Tidy => {
                 let mut command = suite::cargo_test(&["--bin", "xtask"]);
                 shell::run_tests(command.env("HOB_BUILT", suite::plain()?))
@@ -160,8 +184,7 @@ impl Step {
                     &[],
                     &[],
                 )?;
-                let program = suite::build_debug()?.with_file_name("torture");
-                let mut command = Command::new(program);
+                let mut command = Command::new(suite::build_program("torture", "")?);
                 shell::run(command.args(["--minutes", TORTURE_MINUTES]).env("HOB_BIN", suite::plain()?))
             }
             Self::Dashboard => dashboard::run(),
@@ -175,7 +198,7 @@ impl Step {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let wanted = |step: Step| {
         let all = arguments.only.is_empty();
-        let needed = step == Step::Build && arguments.only.iter().any(|it| it.needs_plain());
+        let needed = step == Step::Build && arguments.only.iter().any(|it| it.needs_hob());
         let refused = step == Step::Install && arguments.no_install;
         (all || needed || arguments.only.contains(&step)) && !refused
     };
@@ -183,8 +206,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut summary: Vec<Ended> = Vec::new();
     let mut beside: Vec<(Step, JoinHandle<Ended>)> = Vec::new();
     let ended = |(_, thread): (Step, JoinHandle<Ended>)| thread.join().expect("a step that does not panic");
+    let mut installing: Option<(Step, JoinHandle<Ended>)> = None;
     let mut background: Option<JoinHandle<Vec<Ended>>> = None;
     for step in Step::ALL.into_iter().filter(|&step| wanted(step)) {
+        if step.needs_packages() {
+            summary.extend(installing.take().map(ended));
+        }
         // The output of steps that run at the same time is mixed. Their failures are printed at the
         // end.
         match step.lane() {
@@ -196,6 +223,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                 println!("\n=== {} ===", step.name());
                 beside.push((step, thread::spawn(move || step.timed())));
             }
+            Lane::Install => {
+                println!("\n=== {} ===", step.name());
+                // If this fails, the installation of all packages reports it.
+                let _ = packages::install_for_builds();
+                installing = Some((step, thread::spawn(move || step.timed())));
+            }
             Lane::Background if background.is_none() => {
                 let steps: Vec<Step> = Step::ALL
                     .into_iter()
@@ -206,7 +239,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             Lane::Background => {}
         }
     }
-    summary.extend(beside.into_iter().map(ended));
+    summary.extend(installing.into_iter().chain(beside).map(ended));
     summary.extend(background.into_iter().flat_map(|it| it.join().expect("steps that do not panic")));
     for (step, _, result) in &summary {
         if let Err(error) = result {
@@ -240,49 +273,59 @@ fn in_background(steps: Vec<Step>) -> Vec<Ended> {
 }
 
 fn psk() -> Result<()> {
-    let hob = suite::build_debug()?;
-    shell::run_tests(suite::cargo_test(&["--test", "nbd_psk"]).env("HOB_BIN", hob))
+    shell::run_tests(suite::cargo_test(&["--test", "nbd_psk"]).env("HOB_BIN", suite::with_features()?))
 }
 
 /// Runs the black-box tests of RBD images, each with a Ceph cluster of four processes.
 fn rbd() -> Result<()> {
-    let hob = suite::build_debug()?;
     let mut command = suite::cargo_test(&["--test", "rbd", "--", "--test-threads=3"]);
-    shell::run_tests(command.env("HOB_BIN", hob))
+    shell::run_tests(command.env("HOB_BIN", suite::plain()?))
 }
 
-/// Runs every fuzz target for a short time. The sanitizer needs an unstable compiler flag, which
-/// RUSTC_BOOTSTRAP enables in the stable compiler.
+/// Builds the fuzz targets as `cargo fuzz build` does, without debug information, and runs each for a
+/// short time. To build cargo-fuzz would take a minute. The sanitizer needs an unstable compiler flag,
+/// which RUSTC_BOOTSTRAP enables in the stable compiler.
 fn fuzz() -> Result<()> {
     let dir = shell::root().join("fuzz");
     let targets = fuzz_targets(&dir)?;
     if targets.is_empty() {
         bail!("fuzz/fuzz_targets holds no target");
     }
-    if !shell::cargo(&["fuzz", "--version"]).output().is_ok_and(|o| o.status.success()) {
-        println!("cargo-fuzz is absent: installing it with cargo");
-        // cargo-fuzz only starts other programs, so optimizing it takes longer than it saves.
-        shell::run(&mut shell::cargo(&["install", "cargo-fuzz", "--locked", "--debug"]))?;
-    }
-    shell::run(shell::cargo(&["fuzz", "build"]).env("RUSTC_BOOTSTRAP", "1"))?;
+    let version = shell::output(Command::new("rustc").arg("-vV"))?;
+    let host =
+        version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc names its host")?;
+    // With `--target`, the flags do not apply to build scripts.
+    let mut build =
+        shell::cargo(&["build", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "fuzz/target"]);
+    build
+        .args(["--release", "--target", host])
+        .env("RUSTFLAGS", FUZZ_FLAGS.join(" "))
+        .env("RUSTC_BOOTSTRAP", "1");
+    shell::run(&mut build)?;
+    let programs = dir.join("target").join(host).join("release");
     for some in targets.chunks(FUZZ_AT_ONCE) {
-        let runs = some.iter().map(|target| fuzz_run(&dir, target)).collect::<Result<Vec<_>>>()?;
+        let runs = some.iter().map(|target| fuzz_run(&dir, &programs, target)).collect::<Result<Vec<_>>>()?;
         shell::run_together(runs)?;
     }
     Ok(())
 }
 
 /// Returns the command that runs a fuzz target with the growing corpus, and with the corpus of the
-/// repository if there is one.
-fn fuzz_run(dir: &Path, target: &str) -> Result<Command> {
-    let mut command = shell::cargo(&["fuzz", "run", target]);
-    fs::create_dir_all(dir.join("corpus").join(target)).context("make the corpus")?;
+/// repository if there is one. An input that fails is written to `fuzz/artifacts`.
+fn fuzz_run(dir: &Path, programs: &Path, target: &str) -> Result<Command> {
+    let mut command = Command::new(programs.join(target));
+    command.current_dir(shell::root());
+    for kind in ["corpus", "artifacts"] {
+        fs::create_dir_all(dir.join(kind).join(target)).with_context(|| format!("make fuzz/{kind}"))?;
+    }
     command.arg(format!("fuzz/corpus/{target}"));
     if dir.join("seeds").join(target).is_dir() {
         command.arg(format!("fuzz/seeds/{target}"));
     }
-    let limit = format!("-max_total_time={FUZZ_SECONDS}");
-    command.args(["--", &limit, "-verbosity=0", "-print_final_stats=1"]).env("RUSTC_BOOTSTRAP", "1");
+    let (limit, artifacts) =
+        (format!("-max_total_time={FUZZ_SECONDS}"), format!("-artifact_prefix=fuzz/artifacts/{target}/"));
+    command.args([limit.as_str(), artifacts.as_str(), "-verbosity=0", "-print_final_stats=1"]);
+    command.env("ASAN_OPTIONS", "detect_odr_violation=0");
     Ok(command)
 }
 

@@ -1,4 +1,4 @@
-//! Disks on Ceph RBD, each test on its own cluster. Needs a hob with the feature `rbd`.
+//! Disks on Ceph RBD, each test on its own cluster.
 
 mod clones;
 mod faults;

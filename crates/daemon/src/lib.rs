@@ -25,8 +25,7 @@ mod nbd_listener;
 mod notify;
 mod one_disk;
 pub mod power_cut;
-#[cfg(feature = "psk")]
-mod psk;
+pub mod psk;
 mod relay;
 mod services;
 mod socket_access;
@@ -224,14 +223,7 @@ fn listen_addresses(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec
             NbdSecrets::Certificates(files) => {
                 NbdSession::Certificates(Arc::new(Tls::load(files, WithoutCertificate::Refused)?))
             }
-            #[cfg(feature = "psk")]
             NbdSecrets::Keys(file) => NbdSession::Keys(Arc::new(psk::Keys::load(file)?)),
-            #[cfg(not(feature = "psk"))]
-            NbdSecrets::Keys(file) => anyhow::bail!(
-                "this hob cannot use the keys in {}: it was built without the feature 'psk', which needs OpenSSL; use \
-                 certificates",
-                file.display()
-            ),
         };
         Ok(NbdTls { session, required: files.required })
     };

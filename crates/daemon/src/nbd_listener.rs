@@ -60,7 +60,6 @@ pub(crate) enum NbdSession {
     /// X.509 certificates.
     Certificates(Arc<Tls>),
     /// Pre-shared keys.
-    #[cfg(feature = "psk")]
     Keys(Arc<super::psk::Keys>),
 }
 
@@ -229,7 +228,7 @@ impl PendingConnection {
 }
 
 /// A stream whose socket a shard can serve.
-trait IntoSocket: AsyncRead + AsyncWrite + Unpin + Send {
+trait IntoSocket: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     fn into_socket(self) -> io::Result<OwnedFd>;
 }
 
@@ -277,7 +276,6 @@ async fn serve(
             visible.peer.certificate = PeerCertificate::of(&stream);
             serve_inside(stream, inside, &visible, (half_open_guard, permit)).await
         }
-        #[cfg(feature = "psk")]
         NbdSession::Keys(keys) => {
             let (stream, name) = keys.accept(stream).await?;
             visible.peer.key = Some(name);

@@ -1,28 +1,21 @@
-//! TLS for NBD with pre-shared keys (external PSK, RFC 8446 section 2.2), by OpenSSL.
+//! TLS for NBD with pre-shared keys (external PSK, RFC 8446 section 2.2): the keys, and the
+//! interface of the TLS library.
 //!
 //! Clients with GnuTLS, such as qemu and libnbd, can use such keys. rustls does not support them
-//! (docs/decisions/0010-tls.md). The key file has a line `name:hexadecimal` for each client, as
-//! `psktool` writes it. The key file is checked at each new connection, and read again if it has
-//! changed.
+//! (docs/decisions/0010-tls.md), so the program installs another library ([`install`]). The key
+//! file has a line `name:hexadecimal` for each client, as `psktool` writes it. The key file is
+//! checked at each new connection, and read again if it has changed.
 //!
-//! Only TLS 1.3 is accepted, with an additional key exchange, so that a key that leaks later cannot
-//! decrypt recorded traffic. Sessions are not resumed. Keys that every user can read, and keys
-//! shorter than [`KEY_BYTES_MIN`], are refused.
+//! Keys that every user can read, and keys shorter than [`KEY_BYTES_MIN`], are refused.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use openssl::error::ErrorStack;
-use openssl::ex_data::Index;
-use openssl::ssl::{
-    Ssl, SslContext, SslMethod, SslMode, SslOptions, SslRef, SslSessionCacheMode, SslVersion,
-};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_openssl::SslStream;
 
 use super::tls::{self, Stamp, TlsError};
 
@@ -30,14 +23,48 @@ use super::tls::{self, Stamp, TlsError};
 const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
 
 /// Minimum length of a key in bytes.
-const KEY_BYTES_MIN: usize = 16;
+pub const KEY_BYTES_MIN: usize = 16;
 
 /// Maximum length of a key that OpenSSL accepts, in bytes.
-const KEY_BYTES_MAX: usize = 256;
+pub const KEY_BYTES_MAX: usize = 256;
+
+/// A connection of a client.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// Returns the key with a name, if it exists.
+pub type FindKey = Box<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync>;
+
+/// The result of a TLS handshake: the encrypted stream, and the name of the client's key.
+pub type Accepted = io::Result<(Box<dyn Stream>, String)>;
+
+/// A TLS server with pre-shared keys.
+pub trait KeyServer: Send + Sync {
+    /// Performs the TLS handshake with a client.
+    fn accept(&self, stream: Box<dyn Stream>) -> Pin<Box<dyn Future<Output = Accepted> + Send + '_>>;
+}
+
+/// Creates a TLS server. The error is a text for users.
+pub type NewKeyServer = fn(FindKey) -> Result<Box<dyn KeyServer>, String>;
+
+static NEW_SERVER: OnceLock<NewKeyServer> = OnceLock::new();
+
+/// Installs the TLS library. Later calls have no effect.
+pub fn install(new_server: NewKeyServer) {
+    let _ = NEW_SERVER.set(new_server);
+}
 
 /// Why keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeysError {
+    /// The program was built without the TLS library.
+    #[error(
+        "this hob cannot use the keys in {}: it was built without the feature 'psk', which needs OpenSSL; use \
+         certificates",
+        .0.display()
+    )]
+    Absent(PathBuf),
     /// The file is unreadable or gives permissions to too many users.
     #[error("the keys for TLS: {0}")]
     File(#[from] TlsError),
@@ -55,22 +82,21 @@ pub(crate) enum KeysError {
         /// The error.
         what: String,
     },
-    /// OpenSSL cannot be used.
+    /// The TLS library cannot be used.
     #[error("cannot use OpenSSL: {0}")]
-    Library(#[from] ErrorStack),
+    Library(String),
 }
 
 type Table = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The keys, and the TLS context that uses them.
+/// The keys, and the TLS server that uses them.
 pub(crate) struct Keys {
     path: PathBuf,
-    context: SslContext,
-    name: Index<Ssl, String>,
+    server: Box<dyn KeyServer>,
     current: Arc<Mutex<Current>>,
 }
 
-/// The current keys, shared with the callbacks of OpenSSL.
+/// The current keys, shared with the TLS library.
 struct Current {
     table: Table,
     stamp: Option<Stamp>,
@@ -85,48 +111,27 @@ impl std::fmt::Debug for Keys {
 impl Keys {
     /// Reads and checks the file.
     pub(crate) fn load(path: PathBuf) -> Result<Keys, KeysError> {
+        match NEW_SERVER.get() {
+            Some(new_server) => Keys::load_for(path, *new_server),
+            None => Err(KeysError::Absent(path)),
+        }
+    }
+
+    fn load_for(path: PathBuf, new_server: NewKeyServer) -> Result<Keys, KeysError> {
         let stamp = Stamp::of(&path);
         let current = Arc::new(Mutex::new(Current { table: read(&path)?, stamp }));
-        let name = Ssl::new_ex_index()?;
-        let mut builder = SslContext::builder(SslMethod::tls_server())?;
-        builder.set_min_proto_version(Some(SslVersion::TLS1_3))?;
-        // Keys without their own hash function use SHA-256.
-        builder.set_ciphersuites("TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256")?;
-        builder.set_session_cache_mode(SslSessionCacheMode::OFF);
-        builder.set_options(SslOptions::NO_TICKET);
-        builder.set_num_tickets(0)?;
-        builder.set_mode(
-            SslMode::ENABLE_PARTIAL_WRITE | SslMode::ACCEPT_MOVING_WRITE_BUFFER | SslMode::RELEASE_BUFFERS,
-        );
         let known = Arc::clone(&current);
-        builder.set_psk_server_callback(move |ssl: &mut SslRef, identity: Option<&[u8]>, room: &mut [u8]| {
-            let identity = identity.unwrap_or_default();
-            let known = lock(&known);
-            // An empty result tells OpenSSL that the name is unknown.
-            let Some(key) = known.table.get(identity).filter(|key| key.len() <= room.len()) else {
-                return Ok(0);
-            };
-            room[..key.len()].copy_from_slice(key);
-            ssl.set_ex_data(name, String::from_utf8_lossy(identity).into_owned());
-            Ok(key.len())
-        });
-        Ok(Keys { path, context: builder.build(), name, current })
+        let find: FindKey = Box::new(move |name| lock(&known).table.get(name).cloned());
+        let server = new_server(find).map_err(KeysError::Library)?;
+        Ok(Keys { path, server, current })
     }
 
     /// Performs the TLS handshake with a client. Returns the name of its key.
-    pub(crate) async fn accept<S>(&self, stream: S) -> io::Result<(SslStream<S>, String)>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
+    pub(crate) async fn accept(&self, stream: impl Stream + 'static) -> Accepted {
         self.refresh();
-        let mut stream = SslStream::new(Ssl::new(&self.context)?, stream)?;
-        match tokio::time::timeout(HANDSHAKE_MAX, Pin::new(&mut stream).accept()).await {
-            Ok(accepted) => accepted.map_err(|error| io::Error::other(format!("no TLS: {error}")))?,
-            Err(_) => return Err(io::Error::other("the TLS handshake took too long")),
-        }
-        match stream.ssl().ex_data(self.name).cloned() {
-            Some(name) => Ok((stream, name)),
-            None => Err(io::Error::other("no TLS: the client did not show that it has a key")),
+        match tokio::time::timeout(HANDSHAKE_MAX, self.server.accept(Box::new(stream))).await {
+            Ok(accepted) => accepted,
+            Err(_) => Err(io::Error::other("the TLS handshake took too long")),
         }
     }
 
@@ -187,13 +192,33 @@ fn hex(digits: &[u8]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use openssl::ssl::{SslConnector, SslVerifyMode};
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::AsyncReadExt;
 
     use super::*;
     use crate::tls::tests::write_secret;
 
     const KEY: &str = "000102030405060708090a0b0c0d0e0f";
+
+    /// A server without encryption: the client sends the length of a name, and the name. The server's
+    /// answer to [`Keys::accept`] is that name with the first byte of its key.
+    struct Plain(FindKey);
+
+    impl KeyServer for Plain {
+        fn accept(&self, mut stream: Box<dyn Stream>) -> Pin<Box<dyn Future<Output = Accepted> + Send + '_>> {
+            Box::pin(async move {
+                let mut name = vec![0; usize::from(stream.read_u8().await?)];
+                stream.read_exact(&mut name).await?;
+                let key = self.0(&name).ok_or_else(|| io::Error::other("no such key"))?;
+                Ok((stream, format!("{} {}", String::from_utf8_lossy(&name), key[0])))
+            })
+        }
+    }
+
+    /// The result of the handshake with a client that sends this name.
+    async fn meet(keys: &Keys, name: &'static str) -> io::Result<String> {
+        let sent: Vec<u8> = [&[name.len() as u8][..], name.as_bytes()].concat();
+        keys.accept(io::Cursor::new(sent)).await.map(|(_, name)| name)
+    }
 
     #[test]
     fn the_file_is_what_psktool_writes() {
@@ -222,56 +247,28 @@ mod tests {
         }
     }
 
-    /// The result of the server's handshake with a client of that name and key.
-    async fn meet(keys: &Keys, name: &'static str, key: &'static [u8]) -> io::Result<String> {
-        let (near, far) = tokio::io::duplex(1 << 16);
-        let mut builder = SslConnector::builder(SslMethod::tls_client()).unwrap();
-        builder.set_verify(SslVerifyMode::NONE);
-        builder.set_psk_client_callback(move |_, _, identity, room| {
-            identity[..name.len()].copy_from_slice(name.as_bytes());
-            identity[name.len()] = 0;
-            room[..key.len()].copy_from_slice(key);
-            Ok(key.len())
-        });
-        let ssl = builder.build().configure().unwrap().into_ssl("hob.example").unwrap();
-        let client = tokio::spawn(async move {
-            let mut stream = SslStream::new(ssl, near).unwrap();
-            if Pin::new(&mut stream).connect().await.is_ok() {
-                let _ = stream.write_all(b"hello").await;
-                let _ = stream.shutdown().await;
-            }
-        });
-        let met = async {
-            let (mut stream, name) = keys.accept(far).await?;
-            let mut text = String::new();
-            stream.read_to_string(&mut text).await?;
-            assert_eq!(text, "hello");
-            Ok(name)
-        };
-        let met = met.await;
-        client.await.unwrap();
-        met
-    }
-
     #[tokio::test]
-    async fn a_client_with_a_key_is_admitted_under_its_name() {
-        const OTHER: &[u8] = &[7; 32];
-        let own: &'static [u8] = Box::leak((0..16).collect::<Vec<u8>>().into_boxed_slice());
+    async fn the_file_is_read_again_when_it_has_changed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys");
         write_secret(&path, &format!("host7:{KEY}\nhost8:{}\n", "07".repeat(32)));
-        let keys = Keys::load(path.clone()).unwrap();
-        assert_eq!(meet(&keys, "host7", own).await.unwrap(), "host7");
-        assert_eq!(meet(&keys, "host8", OTHER).await.unwrap(), "host8");
-        meet(&keys, "host7", OTHER).await.unwrap_err();
-        meet(&keys, "host9", own).await.unwrap_err();
+        let keys = Keys::load_for(path.clone(), |find| Ok(Box::new(Plain(find)))).unwrap();
+        assert_eq!(meet(&keys, "host7").await.unwrap(), "host7 0");
+        assert_eq!(meet(&keys, "host8").await.unwrap(), "host8 7");
+        meet(&keys, "host9").await.unwrap_err();
         // The key of host8 is removed from the file, and the key of host9 is added.
         std::fs::remove_file(&path).unwrap();
         write_secret(&path, &format!("host7:{KEY}\nhost9:{KEY}\n"));
-        assert_eq!(meet(&keys, "host9", own).await.unwrap(), "host9");
-        meet(&keys, "host8", OTHER).await.unwrap_err();
+        assert_eq!(meet(&keys, "host9").await.unwrap(), "host9 0");
+        meet(&keys, "host8").await.unwrap_err();
         // An unusable file changes nothing.
         write_secret(&path, "nothing");
-        assert_eq!(meet(&keys, "host9", own).await.unwrap(), "host9");
+        assert_eq!(meet(&keys, "host9").await.unwrap(), "host9 0");
+    }
+
+    #[test]
+    fn without_the_library_the_missing_feature_is_named() {
+        let error = Keys::load("/keys".into()).unwrap_err().to_string();
+        assert!(error.contains("/keys") && error.contains("built without the feature 'psk'"), "{error}");
     }
 }

@@ -138,11 +138,10 @@ fn invalid_addresses_are_refused() {
 
 /// Tests a real server: `HOB_OBJECTS=s3://BUCKET/PREFIX?endpoint=…`, with keys in the environment.
 /// The test creates a disk below that prefix.
-#[cfg(feature = "objects-cloud")]
 #[test]
 #[ignore = "it needs an object store, and HOB_OBJECTS to say where"]
 fn a_bucket_does_all_there_is_to_do() {
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    hob_clouds::install();
     let wanted = std::env::var("HOB_OBJECTS").expect("HOB_OBJECTS says where");
     let (place, rest) = wanted.split_once('?').unwrap_or((&wanted, ""));
     let spec = format!("{place}/hob-{}?{rest}", std::process::id());

@@ -1,6 +1,4 @@
-//! A disk in an S3 bucket whose store refuses requests for a while. Run it with
-//! `--features objects-cloud`.
-#![cfg(feature = "objects-cloud")]
+//! A disk in an S3 bucket whose store refuses requests for a while.
 
 mod common;
 
@@ -18,8 +16,7 @@ const PLAIN: IoOp = IoOp::Write(Durability::Volatile);
 
 /// A disk of 8 MiB in a new store, with one flushed object.
 fn stage(wait_max: Duration) -> (Store, Rig, Vec<u8>) {
-    // Object stores are used through TLS as a rule, and its provider is chosen by the program.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    hob_clouds::install();
     let store = Store::start();
     let options = BackingOptions { wait_max, ..options() };
     objects::create(&store.spec(), 8 << 20, OBJECT, &options).unwrap();

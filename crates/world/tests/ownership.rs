@@ -56,49 +56,51 @@ fn seeds_of_corrected_errors_pass_in_clusters() {
 }
 
 /// Each of these rules of docs/decisions/0019 and 0023 is necessary: without it the checkers find a
-/// violation. Two tests use two processors.
+/// violation. Beside each is the seed to try first, which found it before: the search from 0 takes
+/// long. Two tests use two processors.
 #[test]
 fn every_sabotage_of_the_first_half_is_found() {
     assert_found(&[
-        Sabotage::CountsFromAnswer,
-        Sabotage::NoMargin,
-        Sabotage::UncheckedAnswers,
-        Sabotage::UncheckedChanges,
-        Sabotage::WallClock,
-        Sabotage::TakesHeld,
-        Sabotage::NoSettling,
-        Sabotage::IgnoresDirty,
-        Sabotage::BelievesFlash,
-        Sabotage::EarlyWriteBack,
-        Sabotage::ReleasesEarly,
+        (Sabotage::CountsFromAnswer, 0),
+        (Sabotage::NoMargin, 0),
+        (Sabotage::UncheckedAnswers, 0),
+        (Sabotage::UncheckedChanges, 0),
+        (Sabotage::WallClock, 0),
+        (Sabotage::TakesHeld, 0),
+        (Sabotage::NoSettling, 0),
+        (Sabotage::IgnoresDirty, 0),
+        (Sabotage::BelievesFlash, 0),
+        (Sabotage::EarlyWriteBack, 0),
+        (Sabotage::ReleasesEarly, 0),
     ]);
 }
 
 #[test]
 fn every_sabotage_of_the_second_half_is_found() {
     assert_found(&[
-        Sabotage::BelievesDeposed,
-        Sabotage::IgnoresEnd,
-        Sabotage::FailsEarly,
-        Sabotage::SaysCopyEarly,
-        Sabotage::KeepsWord,
-        Sabotage::KeepsWordOfHeld,
-        Sabotage::EndsEarly,
-        Sabotage::BelievesAdopted,
-        Sabotage::UncheckedQueue,
-        Sabotage::RenewsWhileHung,
-        Sabotage::NoWatchdog,
+        (Sabotage::BelievesDeposed, 0),
+        (Sabotage::IgnoresEnd, 0),
+        (Sabotage::FailsEarly, 0),
+        (Sabotage::SaysCopyEarly, 0),
+        (Sabotage::KeepsWord, 0),
+        (Sabotage::KeepsWordOfHeld, 0),
+        (Sabotage::EndsEarly, 0),
+        (Sabotage::BelievesAdopted, 0),
+        (Sabotage::UncheckedQueue, 0),
+        (Sabotage::RenewsWhileHung, 0),
+        (Sabotage::NoWatchdog, 0),
     ]);
 }
 
 #[track_caller]
-fn assert_found(all: &[Sabotage]) {
+fn assert_found(all: &[(Sabotage, u64)]) {
     let mut missed = Vec::new();
     let only = std::env::var("HOB_SABOTAGE").ok();
-    let is_meant = |it: &&Sabotage| only.as_ref().is_none_or(|only| *only == format!("{it:?}"));
-    for sabotage in all.iter().filter(is_meant) {
+    let is_meant = |it: &&(Sabotage, u64)| only.as_ref().is_none_or(|only| *only == format!("{:?}", it.0));
+    for (sabotage, first) in all.iter().filter(is_meant) {
         let options = Options { sabotage: Some(*sabotage), ..Options::default() };
-        let found = (0..20_000).find_map(|seed| run(seed, &options).err().map(|what| (seed, what.0)));
+        let mut seeds = std::iter::once(*first).chain(0..20_000);
+        let found = seeds.find_map(|seed| run(seed, &options).err().map(|what| (seed, what.0)));
         match found {
             Some((seed, what)) => println!("{sabotage:?}: seed {seed}: {what}"),
             None => missed.push(*sabotage),

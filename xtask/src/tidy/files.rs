@@ -53,6 +53,29 @@ fn unsafe_stands_only_where_it_must() {
     none(&format!("`unsafe` stands only in {}", UNSAFE_ALLOWED.join(", ")), &broken);
 }
 
+/// Crates whose examples in documentation are tested. The others have `doctest = false`, because rustdoc
+/// reads a whole crate to find none.
+const WITH_EXAMPLES: [&str; 1] = ["crates/lab/"];
+
+#[test]
+fn examples_in_documentation_are_tested() {
+    let mut broken = Vec::new();
+    let is_tested = |path: &str| WITH_EXAMPLES.iter().any(|dir| path.starts_with(dir));
+    for source in sources().into_iter().filter(|source| !is_tested(&source.path)) {
+        let mut is_inside = false;
+        for (number, line) in source.text.lines().enumerate() {
+            let line = line.trim_start();
+            let doc = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+            let Some(language) = doc.and_then(|doc| doc.trim_start().strip_prefix("```")) else { continue };
+            if !is_inside && language != "text" {
+                broken.push(format!("{}:{}", source.path, number + 1));
+            }
+            is_inside = !is_inside;
+        }
+    }
+    none("an example is in a crate of WITH_EXAMPLES, which has doc tests, or begins with ```text", &broken);
+}
+
 #[test]
 fn no_file_names_a_place_on_one_machine() {
     let forbidden = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];

@@ -8,7 +8,6 @@ use hob_engine::command::Access;
 
 use super::below::BelowLocks;
 use super::qemu_nbd;
-#[cfg(any(test, feature = "rbd"))]
 use super::rbd;
 
 /// Takes and releases the lock of an open backing. Dropping this value does not release the lock.
@@ -26,7 +25,6 @@ enum Locked {
         below: Option<Weak<BelowLocks>>,
     },
     Child(qemu_nbd::ImageLock),
-    #[cfg(any(test, feature = "rbd"))]
     Image(rbd::ImageLock),
 }
 
@@ -39,7 +37,6 @@ impl Lock {
         Lock(Locked::Child(image))
     }
 
-    #[cfg(any(test, feature = "rbd"))]
     pub(super) fn of_image(image: rbd::ImageLock) -> Lock {
         Lock(Locked::Image(image))
     }
@@ -63,7 +60,6 @@ impl Lock {
                 })
             }
             Locked::Child(image) => image.take(),
-            #[cfg(any(test, feature = "rbd"))]
             Locked::Image(image) => image.take(),
         }
     }
@@ -82,7 +78,6 @@ impl Lock {
                 image.release();
                 Ok(())
             }
-            #[cfg(any(test, feature = "rbd"))]
             Locked::Image(image) => image.release(),
         }
     }

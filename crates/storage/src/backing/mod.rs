@@ -43,7 +43,6 @@ mod overlay;
 mod parent;
 mod path;
 pub mod qemu_nbd;
-#[cfg(any(test, feature = "rbd"))]
 mod rbd;
 mod size_probe;
 mod stripe;
@@ -70,6 +69,7 @@ pub use lock::Lock;
 pub use modelled::{ModelledOp, ServiceTime};
 use monitor::InFlight;
 pub use monitor::{Condition, FAILING_FOR, Monitor, SLOW_AFTER};
+pub use nbd::psk as nbd_psk;
 pub use overlay::{BlockOrigin, OwnMap, Part};
 pub use parent::{NotShared, Parent, ParentRead};
 pub use size_probe::SizeProbe;
@@ -96,25 +96,11 @@ pub const BACKINGS: &[BackingKind] = &[
         recognise: |spec, _| nbd::recognise(spec),
         open: nbd::open,
     },
-    #[cfg(any(test, feature = "rbd"))]
     BackingKind {
         name: "rbd",
         syntax: "rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=PATH]",
         recognise: |spec, _| rbd::recognise(spec),
         open: rbd::open,
-    },
-    // Without this row, the address would be a path.
-    #[cfg(not(any(test, feature = "rbd")))]
-    BackingKind {
-        name: "rbd",
-        syntax: "rbd:POOL/IMAGE, if hob was built with the feature rbd",
-        recognise: |spec, _| spec.starts_with("rbd:"),
-        open: |spec, _, _| {
-            Err(OpenError::Spec {
-                spec: spec.to_owned(),
-                reason: "this hob was built without the feature rbd (cargo build --features rbd)".to_owned(),
-            })
-        },
     },
     BackingKind {
         name: "objects",

@@ -43,8 +43,7 @@ pub(crate) mod connect;
 pub(crate) mod depth;
 mod exchange;
 mod jobs;
-#[cfg(feature = "psk")]
-mod psk;
+pub mod psk;
 mod recovery;
 mod relay;
 mod requests;

@@ -41,7 +41,6 @@ impl SizeProbe {
         SizeProbe(Kind::Told(size_bytes.clone()))
     }
 
-    #[cfg_attr(not(any(feature = "rbd", test)), expect(dead_code, reason = "only images are asked"))]
     pub(super) fn asked<M: Measured + 'static>(backing: &Arc<M>) -> SizeProbe {
         let backing = Arc::downgrade(backing);
         SizeProbe(Kind::Asked(backing))

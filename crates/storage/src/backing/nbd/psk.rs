@@ -1,53 +1,46 @@
-//! TLS 1.3 to an NBD server with a pre-shared key, by OpenSSL, because rustls does not support such
-//! keys (docs/decisions/0010-tls.md).
+//! TLS to an NBD server with a pre-shared key. The program installs the implementation
+//! ([`install`]), because rustls does not support such keys (docs/decisions/0010-tls.md).
 
+use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Instant;
 
-use openssl::ssl::{ErrorCode, Ssl, SslContext, SslMethod, SslMode, SslRef, SslStream, SslVersion};
-
-use super::socket::{Socket, in_time};
+pub use super::socket::{Socket, in_time};
 use super::tls::check_secret;
 
-pub(super) type Stream = SslStream<Socket>;
+/// An encrypted stream over a [`Socket`] that may block or not.
+pub trait KeyStream: Read + Write + Send {
+    /// Returns the socket below the stream.
+    fn socket(&self) -> &Socket;
 
-/// Performs the TLS handshake with the key of `user` in `file`.
-pub(super) fn connect(socket: Socket, file: &Path, user: &str, deadline: Instant) -> Result<Stream, String> {
-    let context = context(key(file, user)?, user.to_owned()).map_err(|error| error.to_string())?;
-    let ssl = Ssl::new(&context).map_err(|error| error.to_string())?;
-    let mut stream = SslStream::new(ssl, socket).map_err(|error| error.to_string())?;
-    loop {
-        stream.get_ref().wait_until(deadline)?;
-        match stream.connect() {
-            Ok(()) => return Ok(stream),
-            Err(error) if matches!(error.code(), ErrorCode::WANT_READ | ErrorCode::WANT_WRITE) => {}
-            Err(error) => {
-                return Err(match error.io_error() {
-                    Some(error) => in_time(error),
-                    None => format!("no TLS: {error}"),
-                });
-            }
-        }
-    }
+    /// Tells the server that no more data follows.
+    fn shutdown(&mut self);
 }
 
-fn context(key: Vec<u8>, user: String) -> Result<SslContext, openssl::error::ErrorStack> {
-    let mut builder = SslContext::builder(SslMethod::tls_client())?;
-    builder.set_min_proto_version(Some(SslVersion::TLS1_3))?;
-    // Keys without their own hash function use SHA-256.
-    builder.set_ciphersuites("TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256")?;
-    builder.set_mode(SslMode::ENABLE_PARTIAL_WRITE | SslMode::ACCEPT_MOVING_WRITE_BUFFER);
-    builder.set_psk_client_callback(move |_: &mut SslRef, _, name: &mut [u8], place: &mut [u8]| {
-        // The name ends with a zero byte. An empty result tells OpenSSL that there is no key.
-        if user.len() >= name.len() || key.len() > place.len() {
-            return Ok(0);
-        }
-        name[..user.len()].copy_from_slice(user.as_bytes());
-        name[user.len()] = 0;
-        place[..key.len()].copy_from_slice(&key);
-        Ok(key.len())
-    });
-    Ok(builder.build())
+/// Performs the TLS handshake over a socket that blocks: with this key, under this name, and until
+/// this time. The error is a sentence for users.
+pub type Connect = fn(Socket, Vec<u8>, &str, Instant) -> Result<Box<dyn KeyStream>, String>;
+
+static CONNECT: OnceLock<Connect> = OnceLock::new();
+
+/// Installs the implementation. Later calls have no effect.
+pub fn install(connect: Connect) {
+    let _ = CONNECT.set(connect);
+}
+
+/// Performs the TLS handshake with the key of `user` in `file`.
+pub(super) fn connect(
+    socket: Socket,
+    file: &Path,
+    user: &str,
+    deadline: Instant,
+) -> Result<Box<dyn KeyStream>, String> {
+    let connect = CONNECT.get().ok_or(
+        "this hob was built without pre-shared keys; build it with the feature psk, or use \
+         tls-certificates",
+    )?;
+    connect(socket, key(file, user)?, user, deadline)
 }
 
 /// Reads the key of `user` from a file with lines `name:hexadecimal`, as `psktool` writes it.

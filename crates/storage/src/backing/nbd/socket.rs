@@ -8,14 +8,19 @@ use std::time::{Duration, Instant};
 
 /// A connected stream socket.
 #[derive(Debug)]
-pub(super) enum Socket {
+pub enum Socket {
+    /// A TCP socket.
     Tcp(TcpStream),
+    /// A Unix socket.
     Unix(UnixStream),
 }
 
 impl Socket {
     /// Sets the timeout of reads and writes to the time until `deadline`.
-    pub(super) fn wait_until(&self, deadline: Instant) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// A sentence for users, if that time is over or the socket is unusable.
+    pub fn wait_until(&self, deadline: Instant) -> Result<(), String> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(LATE.to_owned());
@@ -91,7 +96,7 @@ impl From<Socket> for OwnedFd {
 pub(super) const LATE: &str = "it does not answer in time";
 
 /// Returns the message for a read or write that failed.
-pub(super) fn in_time(error: &io::Error) -> String {
+pub fn in_time(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => LATE.to_owned(),
         _ => error.to_string(),

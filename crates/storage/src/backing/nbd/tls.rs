@@ -16,16 +16,14 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
-#[cfg(feature = "psk")]
-use super::psk;
+use super::psk::{self, KeyStream};
 use super::socket::{Socket, in_time};
 
 /// An encrypted stream over a socket that may block or not. If it does not block, its functions
 /// return [`WouldBlock`](io::ErrorKind::WouldBlock) as a socket does.
 pub(super) enum Session {
     Certificates(Box<ClientConnection>, Socket),
-    #[cfg(feature = "psk")]
-    PreSharedKey(psk::Stream),
+    PreSharedKey(Box<dyn KeyStream>),
 }
 
 impl Session {
@@ -43,15 +41,8 @@ impl Session {
                     .map_err(|error| error.to_string())?;
                 handshake(connection, socket, deadline)
             }
-            #[cfg(feature = "psk")]
             Credentials::PreSharedKey { file, user } => {
                 psk::connect(socket, file, user, deadline).map(Session::PreSharedKey)
-            }
-            #[cfg(not(feature = "psk"))]
-            Credentials::PreSharedKey { .. } => {
-                Err("this hob was built without pre-shared keys; build it with the feature psk, or use \
-                     tls-certificates"
-                    .to_owned())
             }
         }
     }
@@ -59,8 +50,7 @@ impl Session {
     pub(super) fn socket(&self) -> &Socket {
         match self {
             Session::Certificates(_, socket) => socket,
-            #[cfg(feature = "psk")]
-            Session::PreSharedKey(stream) => stream.get_ref(),
+            Session::PreSharedKey(stream) => stream.socket(),
         }
     }
 
@@ -68,7 +58,6 @@ impl Session {
     pub(super) fn wants_write(&self) -> bool {
         match self {
             Session::Certificates(connection, _) => connection.wants_write(),
-            #[cfg(feature = "psk")]
             Session::PreSharedKey(_) => false,
         }
     }
@@ -77,8 +66,7 @@ impl Session {
     pub(super) fn close(&mut self) {
         match self {
             Session::Certificates(connection, _) => connection.send_close_notify(),
-            #[cfg(feature = "psk")]
-            Session::PreSharedKey(stream) => drop(stream.shutdown()),
+            Session::PreSharedKey(stream) => stream.shutdown(),
         }
         let _ = self.flush();
     }
@@ -96,7 +84,6 @@ impl Read for Session {
                 connection.read_tls(socket)?;
                 connection.process_new_packets().map_err(io::Error::other)?;
             },
-            #[cfg(feature = "psk")]
             Session::PreSharedKey(stream) => stream.read(into),
         }
     }
@@ -107,7 +94,6 @@ impl Write for Session {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Session::Certificates(connection, _) => connection.writer().write(bytes),
-            #[cfg(feature = "psk")]
             Session::PreSharedKey(stream) => stream.write(bytes),
         }
     }
@@ -120,7 +106,6 @@ impl Write for Session {
                 }
                 Ok(())
             }
-            #[cfg(feature = "psk")]
             Session::PreSharedKey(stream) => stream.flush(),
         }
     }

@@ -1,17 +1,15 @@
 //! The location of a disk's objects: parses the address of the backing, and accesses its store
 //! through the `object_store` crate.
 //!
-//! Addresses are `objects+file:///DIRECTORY`, and with the feature `objects-cloud` also
-//! `s3://BUCKET/PREFIX`, `gs://` and `az://`. Options of a cloud address follow a question
-//! mark. Keys and passwords are read from the environment, never from the address, because hob
-//! shows and stores addresses.
+//! Addresses are `objects+file:///DIRECTORY`. The program may install a function that opens
+//! `s3://BUCKET/PREFIX`, `gs://` and `az://` too ([`install_clouds`]).
 
 use std::error::Error as _;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use object_store::local::LocalFileSystem;
@@ -49,7 +47,22 @@ pub(super) fn find(spec: &str, directory: Directory) -> Result<DiskLocation, Str
     if let Some(path) = spec.strip_prefix(FILE) {
         return DiskLocation::files(FilePath::new(path), directory);
     }
-    cloud::find(spec)
+    let open = OPEN_CLOUD.get().ok_or(
+        "this hob was built without the feature objects-cloud (cargo build --features objects-cloud)",
+    )?;
+    let (store, prefix) = open(spec)?;
+    Ok(DiskLocation { store, prefix, directory: None, sync: sync_folder })
+}
+
+/// Opens the store of a cloud address. Returns the store, and the path of the disk in it. The error
+/// is a text for users.
+pub type OpenCloud = fn(&str) -> Result<(Arc<dyn ObjectStore>, Path), String>;
+
+static OPEN_CLOUD: OnceLock<OpenCloud> = OnceLock::new();
+
+/// Installs the function that opens the stores of cloud providers. Later calls have no effect.
+pub fn install_clouds(open: OpenCloud) {
+    let _ = OPEN_CLOUD.set(open);
 }
 
 /// The location of one disk in an object store.
@@ -256,101 +269,6 @@ fn understand(error: &Error) -> StoreError {
             StoreError::Denied(error.to_string())
         }
         _ => StoreError::Refused(error.to_string()),
-    }
-}
-
-#[cfg(feature = "objects-cloud")]
-mod cloud {
-    use object_store::aws::AmazonS3Builder;
-    use object_store::azure::MicrosoftAzureBuilder;
-    use object_store::gcp::GoogleCloudStorageBuilder;
-
-    use super::*;
-
-    /// Words in option names that mark a secret.
-    const SECRETS: [&str; 4] = ["key", "secret", "token", "password"];
-
-    macro_rules! build {
-        ($builder:ty, $url:expr, $options:expr) => {{
-            let mut builder = <$builder>::from_env().with_url($url);
-            for (name, value) in $options {
-                let key = name.parse().map_err(|_| format!("there is no option {name:?}"))?;
-                builder = builder.with_config(key, value);
-            }
-            Arc::new(builder.build().map_err(|error| error.to_string())?) as Arc<dyn ObjectStore>
-        }};
-    }
-
-    pub(super) fn find(spec: &str) -> Result<DiskLocation, String> {
-        let (url, options) = spec.split_once('?').unwrap_or((spec, ""));
-        let (scheme, rest) = url.split_once("://").ok_or("the URL has no scheme")?;
-        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-        let prefix = prefix.trim_end_matches('/');
-        if bucket.is_empty() || prefix.is_empty() {
-            return Err(format!("the URL must name a bucket and a prefix: {scheme}://BUCKET/PREFIX"));
-        }
-        let prefix = Path::parse(prefix).map_err(|error| error.to_string())?;
-        let options = parse_options(options)?;
-        let url = format!("{scheme}://{bucket}");
-        let store = match scheme {
-            "s3" => build!(AmazonS3Builder, url, options),
-            "gs" => build!(GoogleCloudStorageBuilder, url, options),
-            _ => build!(MicrosoftAzureBuilder, url, options),
-        };
-        Ok(DiskLocation { store, prefix, directory: None, sync: sync_folder })
-    }
-
-    fn parse_options(text: &str) -> Result<Vec<(String, String)>, String> {
-        let mut options = Vec::new();
-        for option in text.split('&').filter(|option| !option.is_empty()) {
-            let (name, value) =
-                option.split_once('=').ok_or(format!("{option:?} does not have the form OPTION=VALUE"))?;
-            let name = name.to_ascii_lowercase();
-            if SECRETS.iter().any(|secret| name.contains(secret)) {
-                return Err(format!(
-                    "{name} must be set in the environment, because hob shows and stores the \
-                    address of a backing"
-                ));
-            }
-            options.push((name, value.to_owned()));
-        }
-        Ok(options)
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use super::*;
-
-        #[test]
-        fn buckets_have_options_and_no_secrets() {
-            // The program installs the provider at its start.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-            let place =
-                find("s3://bucket/vms/disk1/?endpoint=http://127.0.0.1:9&allow_http=true&region=eu-1")
-                    .unwrap();
-            assert_eq!(place.path(Name::Manifest(1)).as_ref(), "vms/disk1/manifest/0000000000000001");
-            for spec in [
-                "s3://bucket",
-                "s3://bucket/",
-                "s3:///prefix",
-                "s3://bucket/a//b",
-                "s3://bucket/a?region",
-                "s3://bucket/a?no_such_option=1",
-                "s3://bucket/a?aws_secret_access_key=hunter2",
-                "s3://bucket/a?token=x",
-            ] {
-                let error = find(spec).err().expect(spec);
-                assert!(!error.contains("hunter2"), "{error}");
-            }
-        }
-    }
-}
-
-#[cfg(not(feature = "objects-cloud"))]
-mod cloud {
-    pub(super) fn find(_spec: &str) -> Result<super::DiskLocation, String> {
-        Err("this hob was built without the feature objects-cloud (cargo build --features objects-cloud)"
-            .into())
     }
 }
 

@@ -49,6 +49,7 @@ use crate::token::TokenSpace;
 use disk::Kept;
 use format::{Manifest, Shape};
 use location::Directory;
+pub use location::{OpenCloud, install_clouds};
 use opening::Trouble;
 use store::RetryingStore;
 use worker::{CLOSE_MAX, Ended, Job, What, Worker};
