@@ -91,7 +91,7 @@ mod tests {
             "s3://bucket/a?aws_secret_access_key=hunter2",
             "s3://bucket/a?token=x",
         ] {
-            let error = find(spec).err().expect(spec);
+            let error = find(spec).expect_err(spec);
             assert!(!error.contains("hunter2"), "{error}");
         }
     }

@@ -164,9 +164,23 @@ impl Directory {
     }
 
     /// Returns true if the flash write budget permits extra data next to this sector.
-    fn allows_extra(&self, sector: u64) -> bool {
+    pub(crate) fn allows_extra(&self, sector: u64) -> bool {
         let block = BlockNo((sector >> self.block_shift) as u32);
         self.limit.as_ref().is_none_or(|limit| limit.allows_extra(block))
+    }
+
+    /// Ensures that the block of an extra `span`, which will soon be written, has a frame, in `found`
+    /// if it has one. The policy and admission treat it like a written block.
+    pub(crate) fn place_for_writes(
+        &mut self,
+        span: Span,
+        found: Option<u64>,
+        is_busy: impl Fn(u64, u64) -> bool,
+    ) -> Result<Placed, Refusal> {
+        if self.limit.as_ref().is_some_and(|limit| !limit.covers(span.count)) {
+            return Err(Refusal::FlashBudget);
+        }
+        self.bring(span, found, (Run::Other, AdmissionEffect::Dirty), is_busy)
     }
 
     /// Ensures that the block of an extra `span` has a frame, in `found` if it has one. Evicts

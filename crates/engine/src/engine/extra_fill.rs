@@ -30,7 +30,7 @@ use super::fill::sectors_of;
 use super::jobs::{Job, JobKind, Step};
 use super::read::may_take_extra;
 use super::{Active, Engine, Owner, Pending};
-use crate::admission::{AdmissionEffect, Run};
+use crate::admission::Run;
 use crate::cache::{FlashRun, push_run};
 use crate::command::{Layout, Mode, Role};
 use crate::directory::{Placed, Refusal};
@@ -148,11 +148,16 @@ impl Engine {
     /// Starts an extra fill of the sectors after a write of `range` whose last sector is partial and
     /// not in memory, if the write continues a run of writes: the sector before it is dirty.
     pub(super) fn fill_ahead_of_writes(&mut self, now: Instant, range: Range) {
-        let disk = self.disk(range.disk);
+        let disk = self.disk_mut(range.disk);
         if !disk.may_fill_extra(ExpectedUse::Writes) {
             return;
         }
-        let cache = disk.cache.as_ref().expect("`may_fill_extra` looked at it");
+        let limit = disk.flash_budget.limit();
+        let cache = disk.cache.as_mut().expect("`may_fill_extra` looked at it");
+        cache.set_limit(limit);
+        if !cache.allows_extra(range.end) {
+            return;
+        }
         let find = |at: u64| cache.spans(at, at + 1).next().and_then(|span| cache.find(span));
         let is_cached = |at: &u64| find(*at).is_some_and(|sector| cache.index.is_valid(sector));
         let before = range.first.checked_sub(1).and_then(find);
@@ -432,9 +437,7 @@ impl Engine {
             let placed = match expected {
                 _ if !has_share => Err(Refusal::NoBlock),
                 ExpectedUse::Reads => cache.place_extra(span, found, is_busy),
-                ExpectedUse::Writes => {
-                    cache.bring(span, found, (Run::Other, AdmissionEffect::Dirty), is_busy)
-                }
+                ExpectedUse::Writes => cache.place_for_writes(span, found, is_busy),
             };
             if let Ok(placed) = placed {
                 let Placed { sector, evicted: gone } = placed;
