@@ -61,34 +61,34 @@ fn seeds_of_corrected_errors_pass_in_clusters() {
 #[test]
 fn every_sabotage_of_the_first_half_is_found() {
     assert_found(&[
-        (Sabotage::CountsFromAnswer, 0),
-        (Sabotage::NoMargin, 0),
-        (Sabotage::UncheckedAnswers, 0),
-        (Sabotage::UncheckedChanges, 0),
-        (Sabotage::WallClock, 0),
+        (Sabotage::CountsFromAnswer, 19),
+        (Sabotage::NoMargin, 12_735),
+        (Sabotage::UncheckedAnswers, 2),
+        (Sabotage::UncheckedChanges, 19),
+        (Sabotage::WallClock, 13),
         (Sabotage::TakesHeld, 0),
-        (Sabotage::NoSettling, 0),
+        (Sabotage::NoSettling, 4),
         (Sabotage::IgnoresDirty, 0),
-        (Sabotage::BelievesFlash, 0),
-        (Sabotage::EarlyWriteBack, 0),
-        (Sabotage::ReleasesEarly, 0),
+        (Sabotage::BelievesFlash, 35),
+        (Sabotage::EarlyWriteBack, 318),
+        (Sabotage::ReleasesEarly, 2),
     ]);
 }
 
 #[test]
 fn every_sabotage_of_the_second_half_is_found() {
     assert_found(&[
-        (Sabotage::BelievesDeposed, 0),
-        (Sabotage::IgnoresEnd, 0),
-        (Sabotage::FailsEarly, 0),
-        (Sabotage::SaysCopyEarly, 0),
-        (Sabotage::KeepsWord, 0),
-        (Sabotage::KeepsWordOfHeld, 0),
-        (Sabotage::EndsEarly, 0),
-        (Sabotage::BelievesAdopted, 0),
-        (Sabotage::UncheckedQueue, 0),
-        (Sabotage::RenewsWhileHung, 0),
-        (Sabotage::NoWatchdog, 0),
+        (Sabotage::BelievesDeposed, 3166),
+        (Sabotage::IgnoresEnd, 16),
+        (Sabotage::FailsEarly, 29),
+        (Sabotage::SaysCopyEarly, 444),
+        (Sabotage::KeepsWord, 376),
+        (Sabotage::KeepsWordOfHeld, 637),
+        (Sabotage::EndsEarly, 989),
+        (Sabotage::BelievesAdopted, 198),
+        (Sabotage::UncheckedQueue, 172),
+        (Sabotage::RenewsWhileHung, 13),
+        (Sabotage::NoWatchdog, 13),
     ]);
 }
 
