@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
     /// Directory on a disk for hob's pool [default: the target directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// hob binary with feature rbd to measure [default: HOB_BIN, or a new release build]
+    /// hob binary to measure [default: HOB_BIN, or a new release build]
     #[arg(long)]
     hob: Option<PathBuf>,
     /// Fail if a required ratio is missed

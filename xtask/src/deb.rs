@@ -19,8 +19,7 @@ pub(crate) struct Arguments {
     debug: bool,
 }
 
-/// Features of the program in the package: TLS with pre-shared keys, Ceph RBD images, and object
-/// stores in clouds.
+/// Features of the program in the package: TLS with pre-shared keys, and object stores in clouds.
 const FEATURES: &str = "hob/psk,hob/objects-cloud";
 
 /// Files that the package must have.

@@ -79,6 +79,8 @@ fn packages(features: &str) -> Result<Vec<Package>> {
     let uses: BTreeMap<String, BTreeSet<String>> =
         list(&metadata["resolve"]["nodes"]).iter().map(|node| (text(&node["id"]), used(node))).collect();
     let all = list(&metadata["packages"]);
+    let linked = linked(features)?;
+    let is_linked = |package: &Value| linked.contains(&(text(&package["name"]), text(&package["version"])));
     let hob = all.iter().find(|package| package["name"] == "hob").context("there is a package hob")?;
     let mut todo = vec![text(&hob["id"])];
     let mut wanted = BTreeSet::new();
@@ -88,7 +90,7 @@ fn packages(features: &str) -> Result<Vec<Package>> {
     }
     let mut packages: Vec<Package> = all
         .iter()
-        .filter(|package| wanted.contains(&text(&package["id"])))
+        .filter(|package| wanted.contains(&text(&package["id"])) && is_linked(package))
         .map(|package| Package {
             id: text(&package["id"]),
             name: text(&package["name"]),
@@ -104,6 +106,22 @@ fn packages(features: &str) -> Result<Vec<Package>> {
         .collect();
     packages.sort_by_key(|package| (package.name != "hob", package.name.clone(), package.version.clone()));
     Ok(packages)
+}
+
+/// Returns the names and versions of the crates in a hob with these features. Cargo's metadata
+/// cannot tell: it unites the features that all crates of the workspace want of a crate.
+fn linked(features: &str) -> Result<BTreeSet<(String, String)>> {
+    let mut cargo = shell::cargo(&["tree", "--locked", "--package", "hob", "--target", PLATFORM]);
+    cargo.args(["--edges", "normal,build", "--prefix", "none", "--format", "{p}"]);
+    if !features.is_empty() {
+        cargo.args(["--features", features]);
+    }
+    // A line is a name, a version with a `v` before it, and remarks in parentheses.
+    let crate_of = |line: &str| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?.to_owned(), words.next()?.strip_prefix('v')?.to_owned()))
+    };
+    Ok(shell::output(&mut cargo)?.lines().filter_map(crate_of).collect())
 }
 
 /// Returns the ids of the crates that a node of cargo's graph uses, except in its tests.
@@ -229,6 +247,9 @@ mod tests {
         // Only tests of hob use proptest.
         let has = |name: &str| components.iter().any(|component| component["name"] == name);
         assert!(has("serde") && has("hob-engine") && !has("proptest"));
+        // Only the feature objects-cloud uses reqwest.
+        let with_clouds = linked("hob/objects-cloud").unwrap();
+        assert!(!has("reqwest") && with_clouds.iter().any(|(name, _)| name == "reqwest"));
         let dependencies = bill["dependencies"].as_array().unwrap();
         let refs: BTreeSet<String> = dependencies.iter().map(|it| it["ref"].to_string()).collect();
         assert_eq!(refs.len(), packages.len(), "each crate once");

@@ -146,7 +146,7 @@ impl NbdBacking {
                 );
             }
             ReplyEvent::Error { .. } => {}
-            ReplyEvent::Done { cookie, error } if Repeat::has(cookie) => self.repeated(error),
+            ReplyEvent::Done { cookie, error } if Repeat::has(cookie) => self.repeated(cookie, error),
             ReplyEvent::Done { cookie, error: Some(ErrorCode::Shutdown) } => {
                 let request = self.jobs.find(cookie).expect(KNOWN);
                 self.jobs.request(request).sent = false;
@@ -203,9 +203,9 @@ impl NbdBacking {
     }
 
     /// Handles the reply to a repeated change: success, or an error of the server.
-    fn repeated(&mut self, error: Option<ErrorCode>) {
+    fn repeated(&mut self, cookie: u64, error: Option<ErrorCode>) {
         let Some(repeat) = &mut self.repeat else { return };
-        repeat.answer();
+        repeat.answer(cookie);
         match error {
             None if repeat.is_done() => self.set_exposed(false),
             None => {}

@@ -138,7 +138,7 @@ impl Unflushed {
                     let range = from..gap.end.min(from + bytes_max);
                     let skipped = (from - entry.range.start) as usize;
                     from = range.end;
-                    pieces.push(Piece { range, content: entry.content.clone(), skipped });
+                    pieces.push(Piece { range, content: entry.content.clone(), skipped, is_answered: false });
                 }
             }
         }
@@ -188,6 +188,7 @@ struct Piece {
     content: Content,
     /// Offset of the piece in the content's data.
     skipped: usize,
+    is_answered: bool,
 }
 
 impl Piece {
@@ -237,15 +238,18 @@ impl Repeat {
         self.pieces.truncate(self.sent);
     }
 
-    /// Records the reply to a piece.
-    pub(super) fn answer(&mut self) {
+    /// Records the reply to the piece with this cookie, which was [expected](Self::expected).
+    pub(super) fn answer(&mut self, cookie: u64) {
+        self.pieces[(cookie & !COOKIE_BIT) as usize].is_answered = true;
         self.answered += 1;
     }
 
-    /// Returns the properties of the request with this cookie that the reply decoder needs.
+    /// Returns the properties of the request with this cookie that the reply decoder needs; `None`
+    /// if it was not sent, or is answered already.
     pub(super) fn expected(&self, cookie: u64) -> Option<Expected> {
         let piece = self.pieces[..self.sent].get((cookie & !COOKIE_BIT) as usize)?;
-        Some(Expected { command: piece.command(), offset: piece.range.start, length: piece.len() })
+        let (command, offset, length) = (piece.command(), piece.range.start, piece.len());
+        (!piece.is_answered).then_some(Expected { command, offset, length })
     }
 
     /// Appends the next piece to the send queue. Returns its length in bytes, or `None` after the
@@ -328,6 +332,25 @@ mod tests {
             }
             assert_eq!(repeated(&unflushed, 1 + next(64)), expected, "round {round}");
         }
+    }
+
+    /// A second reply would count for a piece whose reply is still missing.
+    #[test]
+    fn a_repeated_change_is_answered_once() {
+        let mut unflushed = Unflushed::new(0);
+        unflushed.push(1, 0..8, data(1, 8));
+        unflushed.push(2, 16..24, data(2, 8));
+        let mut repeat = unflushed.repeat(64);
+        repeat.sent = 1;
+        assert_eq!(repeat.expected(COOKIE_BIT | 1), None, "it was not sent");
+        assert!(repeat.expected(COOKIE_BIT).is_some() && repeat.awaits_replies());
+        repeat.answer(COOKIE_BIT);
+        assert_eq!(repeat.expected(COOKIE_BIT), None, "it is answered");
+        repeat.sent = 2;
+        assert!(repeat.awaits_replies() && !repeat.is_done());
+        assert!(repeat.expected(COOKIE_BIT | 1).is_some());
+        repeat.answer(COOKIE_BIT | 1);
+        assert!(!repeat.awaits_replies() && repeat.is_done());
     }
 
     #[test]
