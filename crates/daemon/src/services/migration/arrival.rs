@@ -164,7 +164,8 @@ fn is_alike(one: &DiskState, other: &DiskState) -> bool {
             (spec.pool.clone(), size, spec.block_size, spec.policy.clone(), spec.journal.is_some())
         });
         let format = disk.image.as_ref().and_then(|image| image.format);
-        (disk.backing.clone(), format, disk.read_only, disk.vhost_user.clone(), disk.fuse.clone(), cache)
+        let sockets = (disk.vhost_user.clone(), disk.fuse.clone());
+        (disk.backing.clone(), format, disk.read_only, disk.stripe, sockets, cache)
     };
     part(one) == part(other)
 }
