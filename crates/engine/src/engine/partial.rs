@@ -276,6 +276,7 @@ impl Engine {
             }
             Step::EdgeBacking if result.is_err() => return self.end_job(now, job, result),
             Step::EdgeBacking => {
+                self.disk_mut(id).is_reading_shared = io.bytes < SECTOR_BYTES;
                 if doubts == self.disk(id).backed.doubts {
                     self.compare_with_backing(now, range, sums);
                 }
