@@ -153,7 +153,7 @@ fn a_backing_that_hangs_gets_one_read_ahead() {
     bench.end(ahead);
     bench.settle();
     bench.write(MIB + 8 * KIB, 512);
-    assert_eq!(bench.backing_reads(), [32 * SECTOR_BYTES, SECTOR_BYTES]);
+    assert_eq!(bench.backing_reads(), [SECTOR_BYTES, 32 * SECTOR_BYTES], "the guest's own sector first");
 }
 
 /// The cache of the parent disk has the sectors, so the cache of the clone does not get them.
