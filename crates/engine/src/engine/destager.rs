@@ -250,15 +250,19 @@ impl Destager {
         self.flushes = self.flushes.saturating_add(1);
     }
 
-    /// Makes the numbers of all epochs as small as possible.
+    /// Makes the numbers of all epochs as small as possible, and keeps their order. If write order
+    /// is not kept, epochs are times, and their data is destaged early.
     fn restart_numbering(&mut self) {
-        let oldest = self.epochs.keys().next().copied().unwrap_or(self.front);
-        let base = oldest.min(self.front);
-        self.front -= base;
-        self.flushes -= base;
-        self.todo.values_mut().for_each(|todo| todo.epoch -= base);
-        self.writing_blocks.values_mut().flatten().for_each(|epoch| *epoch = epoch.saturating_sub(base));
-        self.epochs = self.epochs.iter().map(|(epoch, count)| (epoch - base, *count)).collect();
+        let overwritten = self.writing_blocks.values().flatten();
+        let used = self.epochs.keys().chain(overwritten).chain([&self.front, &self.flushes]);
+        let used: BTreeSet<u32> = used.copied().collect();
+        let numbers: BTreeMap<u32, u32> = used.into_iter().zip(0..).collect();
+        let renumber = |epoch: &mut u32| *epoch = numbers[&*epoch];
+        renumber(&mut self.front);
+        renumber(&mut self.flushes);
+        self.todo.values_mut().for_each(|todo| renumber(&mut todo.epoch));
+        self.writing_blocks.values_mut().flatten().for_each(renumber);
+        self.epochs = self.epochs.iter().map(|(epoch, count)| (numbers[epoch], *count)).collect();
     }
 
     /// Returns true if a flush of the backing for destaged data is in progress.
@@ -357,12 +361,16 @@ impl Destager {
     /// its age.
     pub(super) fn renumber(&mut self, before: Epochs, now: Epochs) {
         let oldest = self.begin_epochs(now);
-        self.epochs.clear();
-        for Todo { epoch, .. } in self.todo.values_mut() {
+        let renumber = |epoch: &mut u32| {
             *epoch = match (before, now) {
                 (Epochs::Time(before), Epochs::Time(now)) => (u64::from(*epoch) * before / now) as u32,
                 _ => oldest,
             };
+        };
+        self.writing_blocks.values_mut().flatten().for_each(renumber);
+        self.epochs.clear();
+        for Todo { epoch, .. } in self.todo.values_mut() {
+            renumber(epoch);
             *self.epochs.entry(*epoch).or_default() += 1;
         }
     }

@@ -2,9 +2,9 @@
 //!
 //! - The sectors next to a read miss (docs/decisions/0059-fill-granularity.md). The job reads the
 //!   backing at the same time as the miss (docs/decisions/0062-shared-extra-reads.md).
-//! - Under write-back, the sectors after a sequential run of writes that do not end at a sector's
-//!   end. The next write covers its sectors partly, and finds the rest of them in the cache instead
-//!   of reading the backing (docs/decisions/0041-partial-writes.md).
+//! - Under write-back, the sectors after a sequential run of small writes that do not end at a
+//!   sector's end. The next write covers its sectors partly, and finds the rest of them in the cache
+//!   instead of reading the backing (docs/decisions/0041-partial-writes.md).
 //!
 //! A job reads one range of sectors under a range lock like that of a read that fills:
 //!
@@ -38,7 +38,7 @@ use crate::granularity::Fill;
 use crate::io::{BufferCopy, BufferSlice, CopyEnd, Durability, IoError, IoOp, Target};
 use crate::outcome::Outcome;
 use crate::range_locks::{Kind, Range};
-use crate::units::{Instant, SECTOR_BYTES};
+use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
 /// Maximum number of extra fills in progress in the engine, and maximum number for one disk. The
 /// remaining job slots stay available to other jobs, even if backings hang.
@@ -53,6 +53,10 @@ const WAIT_NS_MIN: u64 = 1_000_000;
 /// Number of sectors after a run of partial writes that are kept in the cache. They are read when
 /// less than half of them are cached.
 const AHEAD_OF_WRITES: u64 = 32;
+
+/// Maximum number of sectors of a write that reads ahead. A run of larger writes covers most
+/// sectors completely, so that few of the sectors that are read would be used.
+const AHEAD_WRITE_SECTORS_MAX: u64 = 4;
 
 /// Mean latency of the backing's reads that is assumed before the first one has ended, ns.
 const READ_NS_DEFAULT: u64 = 20_000_000;
@@ -145,25 +149,36 @@ impl Engine {
         }
     }
 
-    /// Starts an extra fill of the sectors after a write of `range` whose last sector is partial and
-    /// not in memory, if the write continues a run of writes: the sector before it is dirty.
+    /// Starts an extra fill of the sectors after a small write of `range` whose last sector is
+    /// partial and not in memory, if the write continues a run of writes: the sector before it is
+    /// dirty.
     pub(super) fn fill_ahead_of_writes(&mut self, now: Instant, range: Range) {
+        let is_small = range.end - range.first <= AHEAD_WRITE_SECTORS_MAX;
         let disk = self.disk_mut(range.disk);
-        if !disk.may_fill_extra(ExpectedUse::Writes) {
+        if !is_small || disk.is_reading_shared || !disk.may_fill_extra(ExpectedUse::Writes) {
             return;
         }
         let limit = disk.flash_budget.limit();
         let cache = disk.cache.as_mut().expect("`may_fill_extra` looked at it");
         cache.set_limit(limit);
-        if !cache.allows_extra(range.end) {
+        if !cache.allows_extra(range.end) || self.has_late_extra_read(now, range.disk) {
             return;
         }
+        let disk = self.disk(range.disk);
+        let cache = disk.cache.as_ref().expect("`may_fill_extra` looked at it");
         let find = |at: u64| cache.spans(at, at + 1).next().and_then(|span| cache.find(span));
-        let is_cached = |at: &u64| find(*at).is_some_and(|sector| cache.index.is_valid(sector));
         let before = range.first.checked_sub(1).and_then(find);
         if !before.is_some_and(|sector| cache.index.is_dirty(sector)) {
             return;
         }
+        // If this write waited for an extra read, the data of that read has arrived and its job has
+        // no range lock now.
+        let is_read = |at: u64| {
+            let part = Range { first: at, end: at + 1, ..range };
+            self.extra_reads.iter().any(|read| self.jobs[read.job].range.overlaps(&part))
+        };
+        let is_cached =
+            |at: &u64| find(*at).is_some_and(|sector| cache.index.is_valid(sector)) || is_read(*at);
         let window_end = (range.end + AHEAD_OF_WRITES).min(disk.config.size_bytes / SECTOR_BYTES);
         let Some(first) = (range.end..window_end).find(|at| !is_cached(at)) else { return };
         if first - range.end >= AHEAD_OF_WRITES / 2 {
@@ -171,6 +186,13 @@ impl Engine {
         }
         let end = (first..window_end).find(is_cached).unwrap_or(window_end);
         self.try_extra_fill(now, Range { first, end, ..range }, &range, ExpectedUse::Writes);
+    }
+
+    /// Returns true if an extra read of this disk takes longer than requests may wait for it. The
+    /// backing may hang, and changes of the sectors that an extra read covers wait for the backing.
+    fn has_late_extra_read(&self, now: Instant, disk: DiskId) -> bool {
+        let is_late = |read: &ExtraRead| read.kept.is_none() && read.wait_until <= now;
+        self.extra_reads.iter().any(|read| is_late(read) && self.jobs[read.job].disk == disk)
     }
 
     /// Starts an extra fill of the part of `wanted` next to `request` that nothing else uses, if the
@@ -297,8 +319,10 @@ impl Engine {
     }
 
     fn drop_late_extra_read(&mut self, at: usize) {
-        let range = self.jobs[self.extra_reads[at].job].range;
-        if let Some(cache) = &mut self.disk_mut(range.disk).cache {
+        let Job { range, kind, .. } = self.jobs[self.extra_reads[at].job];
+        if expected_use(kind) == ExpectedUse::Reads
+            && let Some(cache) = &mut self.disk_mut(range.disk).cache
+        {
             cache.note_late_extra(range.first, range.end);
         }
         self.narrow_extra_read(at, Range { end: range.first, ..range });

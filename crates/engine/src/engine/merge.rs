@@ -2,8 +2,8 @@
 //!
 //! While a write to the backing is in flight, later writes that continue it wait, and are sent
 //! together when the first write ends. So the only write in flight of a guest never waits, and
-//! the more writes are in flight, the larger are the merged I/Os. No timer is needed (after J. Nagle, "Congestion Control in
-//! IP/TCP Internetworks", RFC 896, 1984).
+//! the more writes are in flight, the larger are the merged I/Os. No timer is needed (after J.
+//! Nagle, "Congestion Control in IP/TCP Internetworks", RFC 896, 1984).
 //!
 //! If the size of a full stripe of the backing is known, a merged I/O that reaches the end of a
 //! stripe ends there, so a RAID gets whole stripes. Writes that begin the next stripe and do not

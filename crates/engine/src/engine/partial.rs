@@ -156,9 +156,6 @@ impl Engine {
         if active.payload().is_none() || !head && !tail {
             return false;
         }
-        if tail && edges.tail == Edge::Unread && source == EdgeSource::FlashOrBacking {
-            self.fill_ahead_of_writes(now, range);
-        }
         let first = (head && edges.head == Edge::Unread).then_some(range.first);
         let last = (tail && edges.tail == Edge::Unread).then_some(range.end - 1);
         let mut is_waiting = false;
@@ -174,6 +171,10 @@ impl Engine {
                 self.requests[slot].edges.jobs -= 1;
                 is_waiting = source == EdgeSource::FlashOrBacking;
             }
+        }
+        // The guest waits for its own edges, so they are read first.
+        if last.is_some() && source == EdgeSource::FlashOrBacking && !is_waiting {
+            self.fill_ahead_of_writes(now, range);
         }
         let active = &mut self.requests[slot];
         active.edges.jobs -= 1;
@@ -276,6 +277,7 @@ impl Engine {
             }
             Step::EdgeBacking if result.is_err() => return self.end_job(now, job, result),
             Step::EdgeBacking => {
+                self.disk_mut(id).is_reading_shared = io.bytes < SECTOR_BYTES;
                 if doubts == self.disk(id).backed.doubts {
                     self.compare_with_backing(now, range, sums);
                 }

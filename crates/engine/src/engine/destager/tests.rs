@@ -209,3 +209,27 @@ fn four_billion_flushes_keep_the_order() {
     let epochs: Vec<u32> = destager.epochs.keys().copied().collect();
     assert_eq!(epochs, blocks.map(|block| destager.take(block).expect("it is queued")));
 }
+
+/// The oldest data may stay dirty until all numbers are used up.
+#[test]
+fn epochs_are_renumbered_although_the_first_one_is_in_use() {
+    let mut destager = Destager { flushes: u32::MAX - 1, ..Destager::default() };
+    destager.add(BlockNo(7), 0);
+    for block in [3, 1] {
+        destager.flush_point();
+        destager.add(BlockNo(block), destager.flushes);
+    }
+    assert_eq!([7, 3, 1].map(|block| destager.epoch(BlockNo(block))), [Some(0), Some(1), Some(2)]);
+    assert_eq!((destager.front, destager.flushes), (0, 2));
+}
+
+/// A block that is overwritten during its transfer returns to the queue when the transfer ends.
+#[test]
+fn blocks_in_transfer_are_older_than_the_start_of_write_order() {
+    let mut destager = Destager { flushes: 5, ..Destager::default() };
+    destager.begin_write(2, 3, 2..=2);
+    destager.add(BlockNo(2), 1000);
+    destager.renumber(Epochs::Time(1_000_000), Epochs::Flushes);
+    destager.end_write(2, 3, 2..=2);
+    assert!(destager.epoch(BlockNo(2)).is_some_and(|epoch| epoch < destager.front));
+}

@@ -34,6 +34,32 @@ impl Bench {
         }
         moved
     }
+
+    /// Completes all I/O. Returns the bytes of each read of the backing.
+    fn backing_reads(&mut self) -> Vec<u64> {
+        let moved = self.moved().into_iter();
+        moved.filter(|(what, _)| *what == "backing read").map(|(_, bytes)| bytes).collect()
+    }
+
+    /// Takes the only read of several sectors of the backing out of the I/O in flight.
+    fn take_ahead(&mut self) -> Io {
+        let is_ahead = |io: &Io| (io.target, io.op) == (backing(), IoOp::Read) && io.len > SECTOR_BYTES;
+        let at = self.ios.iter().position(is_ahead).expect("sectors are read ahead");
+        let ahead = self.ios.remove(at).expect("found");
+        assert!(!self.ios.iter().any(is_ahead), "one read at a time");
+        ahead
+    }
+
+    /// Writes to the first two sectors of this offset in part. Returns the read of the sectors after
+    /// them.
+    fn start_log(&mut self, offset: u64) -> Io {
+        self.write_alone(offset, 512);
+        let write = self.write(offset + 4 * KIB, 512);
+        let ahead = self.take_ahead();
+        self.settle();
+        assert_eq!(self.outcome(write), Outcome::WriteBack, "it does not wait for the other sectors");
+        ahead
+    }
 }
 
 /// Issue: "If the sector is cached, read, merge and write a new frame."
@@ -79,19 +105,75 @@ fn a_log_reads_its_next_sectors_ahead() {
     assert_eq!(ahead, [32, 17, 17, 17], "at the sectors 1, 18, 35 and 52");
 }
 
-/// Writes of whole sectors, writes without a dirty sector before them and writes that end at a
-/// sector's end read nothing ahead.
+/// Writes of whole sectors, writes without a dirty sector before them, writes that end at a sector's
+/// end and writes of many sectors read nothing ahead.
 #[test]
-fn only_runs_of_partial_writes_read_ahead() {
+fn only_runs_of_small_partial_writes_read_ahead() {
     let mut bench = Bench::write_back();
-    for (offset, len) in [(0, 8 * KIB), (8 * KIB, 4 * KIB), (64 * KIB, 512), (12 * KIB + 512, 4 * KIB - 512)]
-    {
+    for (offset, len) in [
+        (0, 8 * KIB),
+        (8 * KIB, 4 * KIB),
+        (64 * KIB, 512),
+        (12 * KIB + 512, 4 * KIB - 512),
+        (128 * KIB, 4 * KIB),
+        (132 * KIB, 16 * KIB + 512),
+    ] {
         bench.write(offset, len);
         let is_ahead = |(what, bytes): &(&str, u64)| *what == "backing read" && *bytes > SECTOR_BYTES;
         assert!(!bench.moved().iter().any(is_ahead), "{offset}, {len}");
     }
     bench.write(16 * KIB, 512);
     assert!(bench.moved().contains(&("backing read", 11 * SECTOR_BYTES)), "until the cached sector 16");
+}
+
+/// A write waits for the sectors that are being read ahead, because its own sector is one of them.
+#[test]
+fn a_log_that_is_faster_than_the_backing_reads_no_sectors_ahead_again() {
+    let mut bench = Bench::write_back();
+    let ahead = bench.start_log(0);
+    let write = bench.write(8 * KIB, 512);
+    assert_eq!(bench.ios.len(), 0, "the write waits");
+    bench.end(ahead);
+    assert_eq!(bench.backing_reads(), [SECTOR_BYTES], "only its own sector");
+    assert_eq!(bench.outcome(write), Outcome::WriteBack);
+    bench.write(12 * KIB, 512);
+    assert!(bench.backing_reads().is_empty(), "the other sectors are in the cache");
+}
+
+/// Writes of whole sectors would wait for all of these reads.
+#[test]
+fn a_backing_that_hangs_gets_one_read_ahead() {
+    let mut bench = Bench::write_back();
+    let ahead = bench.start_log(0);
+    bench.wait_ms(60_000);
+    for sector in 0..2 {
+        bench.write(MIB + sector * 4 * KIB, 512);
+        assert_eq!(bench.backing_reads(), [SECTOR_BYTES], "the backing answers other reads");
+    }
+    bench.end(ahead);
+    bench.settle();
+    bench.write(MIB + 8 * KIB, 512);
+    assert_eq!(bench.backing_reads(), [SECTOR_BYTES, 32 * SECTOR_BYTES], "the guest's own sector first");
+}
+
+/// The cache of the parent disk has the sectors, so the cache of the clone does not get them.
+#[test]
+fn a_clone_does_not_read_its_parent_ahead_of_writes() {
+    let mut bench = Bench::write_back();
+    for sector in 0..4 {
+        let write = bench.write(sector * 4 * KIB, 512);
+        while let Some(io) = bench.ios.pop_front() {
+            if (io.target, io.op) != (backing(), IoOp::Read) {
+                bench.end(io);
+                continue;
+            }
+            assert_eq!(io.len, SECTOR_BYTES);
+            bench.engine.handle_shared(bench.now, io.id, &[(sector, sector + 1)], &right_sums(&io));
+            bench.drain();
+        }
+        assert_eq!(bench.outcome(write), Outcome::WriteBack);
+    }
+    bench.start_log(16 * KIB);
 }
 
 /// A log with small writes reads each sector once. Other writes in between drop the sector from the
