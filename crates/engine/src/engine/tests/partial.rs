@@ -146,6 +146,7 @@ fn a_backing_that_hangs_gets_one_read_ahead() {
     let mut bench = Bench::write_back();
     let ahead = bench.start_log(0);
     bench.wait_ms(60_000);
+    bench.settle();
     for sector in 0..2 {
         bench.write(MIB + sector * 4 * KIB, 512);
         assert_eq!(bench.backing_reads(), [SECTOR_BYTES], "the backing answers other reads");
