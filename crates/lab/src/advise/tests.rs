@@ -1,5 +1,7 @@
 //! Advice on traces with a known best answer.
 
+use std::sync::LazyLock;
+
 use hob_engine::granularity::Fill;
 use hob_engine::policy::PolicyKind;
 
@@ -34,6 +36,20 @@ fn generated(name: &str, settings: &[&str]) -> Vec<Record> {
 fn zipf(settings: &[&str]) -> Vec<Record> {
     generated("zipf", &[&["footprint=256M", "theta=1.0"], settings].concat())
 }
+
+/// Requests of 16 KiB, a fifth of them writes, and the advice for them.
+static LARGE_REQUESTS: LazyLock<(Vec<Record>, Advice)> = LazyLock::new(|| {
+    let records = zipf(&["requests=40000", "footprint=64M", "io=16K", "read-percent=80"]);
+    let found = advice(&records);
+    (records, found)
+});
+
+/// Reads of 4 KiB, and the advice for them.
+static SMALL_READS: LazyLock<(Vec<Record>, Advice)> = LazyLock::new(|| {
+    let records = zipf(&["requests=30000", "footprint=32M"]);
+    let found = advice(&records);
+    (records, found)
+});
 
 /// Returns the hit ratio of a cache over all records.
 fn simulated(records: &[Record], setting: Setting) -> f64 {
@@ -262,8 +278,7 @@ fn no_change_of_one_property_has_more_hits_with_fewer_writes() {
 
 #[test]
 fn each_property_has_a_runner_up_with_its_own_results() {
-    let records = zipf(&["requests=40000", "footprint=64M", "io=16K", "read-percent=80"]);
-    let found = advice(&records);
+    let (records, found) = &*LARGE_REQUESTS;
     // Write-back may use another cache than the one that the alternatives are compared with.
     let own = found.recommendation.as_ref().expect("a cache is advised").write_through.setting;
     let properties: Vec<_> = found.runners_up.iter().map(|other| other.property).collect();
@@ -281,25 +296,24 @@ fn each_property_has_a_runner_up_with_its_own_results() {
         // Another size has its own best policy.
         let allowed = if position == 0 { 2 } else { 1 };
         assert!(changed.into_iter().filter(|changed| *changed).count() <= allowed, "{other:?}");
-        assert_eq!(other.trial.read_hit_ratio, simulated(&records, setting));
+        assert_eq!(other.trial.read_hit_ratio, simulated(records, setting));
         assert!(other.mean_ns.is_some());
-        assert!(text(&found).contains(&other.value), "{other:?}");
+        assert!(text(found).contains(&other.value), "{other:?}");
     }
     for (smaller, larger) in found.sizes.iter().zip(&found.sizes[1..]) {
         assert!(smaller.setting.cache_bytes < larger.setting.cache_bytes);
         let as_advised = Setting { policy: own.policy, ..smaller.setting };
-        assert!(smaller.read_hit_ratio >= simulated(&records, as_advised) - POINT, "{smaller:?}");
+        assert!(smaller.read_hit_ratio >= simulated(records, as_advised) - POINT, "{smaller:?}");
     }
 }
 
 #[test]
 fn the_second_choice_is_another_combination_with_its_own_results() {
-    let records = zipf(&["requests=40000", "footprint=64M", "io=16K", "read-percent=80"]);
-    let found = advice(&records);
+    let (records, found) = &*LARGE_REQUESTS;
     let own = found.recommendation.as_ref().expect("a cache is advised").write_through.clone();
     let second = found.second_choice.as_ref().expect("there are several combinations");
     assert!(!joint_choice::is_same_combination(&second.trial.setting, &own.setting), "{second:?}");
-    assert_eq!(second.trial.read_hit_ratio, simulated(&records, second.trial.setting));
+    assert_eq!(second.trial.read_hit_ratio, simulated(records, second.trial.setting));
     assert!(second.trial.read_hit_ratio >= found.target.read_hit_ratio - 3.0 * POINT, "{second:?}");
     assert!(second.mean_ns.is_some());
     let why = found.why.iter().find(|why| why.starts_with("Runner-up: ")).unwrap();
@@ -455,16 +469,15 @@ fn the_page_and_the_text_have_the_results() {
 /// The presets of the advised command fill more than sectors, so the advice has both results.
 #[test]
 fn the_fill_of_the_preset_is_compared_with_sectors() {
-    let records = zipf(&["requests=30000", "footprint=32M"]);
-    let found = advice(&records);
+    let (records, found) = &*SMALL_READS;
     let own = found.recommendation.as_ref().unwrap().write_through.clone();
     let filled = found.preset_fill.as_ref().unwrap();
-    assert_eq!(own.read_hit_ratio, simulated(&records, own.setting));
-    assert_eq!(filled.read_hit_ratio, simulated_filling(&records, own.setting, Fill::Auto));
+    assert_eq!(own.read_hit_ratio, simulated(records, own.setting));
+    assert_eq!(filled.read_hit_ratio, simulated_filling(records, own.setting, Fill::Auto));
     assert_ne!(filled.flash_write_bytes, own.flash_write_bytes, "data next to a miss is written too");
     let why = found.why.iter().find(|why| why.starts_with("Fill: ")).unwrap();
     assert!(why.contains("--fill sectors") && why.contains("to flash"), "{why}");
-    assert!(page(&found, "").contains("as with --fill sectors"));
+    assert!(page(found, "").contains("as with --fill sectors"));
     for name in ["vfrc", "auto"] {
         assert_eq!(hob_engine::preset::preset(name).unwrap().fill, Fill::Auto, "the sentence says so");
     }
@@ -473,14 +486,13 @@ fn the_fill_of_the_preset_is_compared_with_sectors() {
 /// A cache without the advised policy and admission has those of its preset.
 #[test]
 fn the_policy_and_admission_of_the_preset_are_compared_with_the_advised_ones() {
-    let records = zipf(&["requests=30000", "footprint=32M"]);
-    let found = advice(&records);
+    let (records, found) = &*SMALL_READS;
     let own = found.recommendation.as_ref().unwrap().write_through.setting;
     let default = found.preset_choice.as_ref().unwrap();
     let auto =
         Setting { policy: PolicyKind::from_name("auto").unwrap(), admission: "auto".parse().unwrap(), ..own };
     assert_eq!(default.setting, auto);
-    assert_eq!(default.read_hit_ratio, simulated(&records, auto));
+    assert_eq!(default.read_hit_ratio, simulated(records, auto));
     let why = found.why.iter().find(|why| why.starts_with("Default: ")).unwrap();
     assert!(why.contains("admission auto") && why.contains("to flash"), "{why}");
 }
