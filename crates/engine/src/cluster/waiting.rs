@@ -236,7 +236,8 @@ impl Waiting {
         self.try_at(Instant((at.0 - phase.min(at.0)).next_multiple_of(together) + phase), disk);
     }
 
-    /// Returns the interval between reads of each disk while no watch events arrive.
+    /// Returns the interval between two reads of each disk's etcd keys while no watch events arrive,
+    /// nanoseconds.
     fn look_ns(&self) -> u64 {
         LOOK_NS.max(self.disks.len() as u64 * 1_000_000_000 / LOOKS_PER_SECOND_MAX)
     }

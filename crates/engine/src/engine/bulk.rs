@@ -43,10 +43,10 @@ pub(super) struct BulkWrites {
     progress: Instant,
 }
 
-/// Relation of a write to a long sequential run.
+/// Whether a write may bypass the cache as a bulk write, or was sent to the backing as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Bulk {
-    /// The write is not part of a long sequential run.
+    /// The write must not bypass the cache as a bulk write, or its bulk write has ended.
     #[default]
     No,
     /// The write may bypass the cache.

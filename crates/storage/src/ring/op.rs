@@ -87,7 +87,8 @@ pub(super) struct Op {
     pub(super) fd: Fd,
     /// Number of bytes that earlier attempts have transferred.
     pub(super) done: u32,
-    /// Pace of sends, signals, and writes to a file with a gate.
+    /// Whether the next attempt may block. This matters only for sends, signals, and writes to a
+    /// file that has a [`Gate`](super::Gate).
     pub(super) pace: Pace,
     pub(super) work: Work,
 }
@@ -98,7 +99,8 @@ pub(super) enum Pace {
     /// The attempt does not block, because it ends while it is submitted. Its end needs no wake-up
     /// unless the attempt was incomplete.
     AtOnce,
-    /// The attempt may block, because an earlier attempt was incomplete.
+    /// The attempt may block: an earlier attempt was incomplete, or the descriptor does not support
+    /// attempts that do not block.
     Patient,
 }
 

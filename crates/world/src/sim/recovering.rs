@@ -128,8 +128,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns the possibly dirty regions according to the first reading of the newest complete
-    /// journal ring.
+    /// Reads the newest complete journal ring for the first time, before the reading that recovers
+    /// the cache. Returns the regions that may have dirty data according to this ring and its crash
+    /// log.
     fn doubtful_of(&mut self, index: usize) -> Option<Regions> {
         let owner = self.disks[index].owner.as_ref()?;
         let rings: Vec<_> =

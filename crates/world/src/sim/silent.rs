@@ -29,7 +29,8 @@ pub(super) struct Silent {
     rng: SimRng,
     /// Bandwidth of the background comparison of cache and backing, bytes per second.
     pub(super) verify_bytes_per_s: u64,
-    /// The daemon's knowledge of the backing of each disk.
+    /// For each disk: whether its backing provides evidence of changes, what the daemon has
+    /// verified, and whether the simulation changed the backing silently.
     disks: Vec<Observed>,
 }
 

@@ -27,8 +27,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(30);
 const SILENT_MAX: Duration = Duration::from_secs(2);
 
 /// Time after which a closing disk does not wait for a backing that does not answer, even if only
-/// the backing has acknowledged writes. Longer than requests wait for a lost connection, and
-/// shorter than [`CLOSE_MAX`].
+/// the backing has acknowledged writes. Longer than the requests of a closing disk wait for a
+/// lost connection (20 s), and shorter than [`CLOSE_MAX`].
 const HUNG_MAX: Duration = Duration::from_secs(25);
 
 /// Interval between two checks whether the backing of a closing disk answers.

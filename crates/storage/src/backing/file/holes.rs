@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 use super::PUNCH;
 
-/// Largest growth of a file by another program while this one tries to make a hole behind the
-/// file's end, bytes.
+/// Assumed maximum growth of an unlocked file by other programs while hob tries to make a hole
+/// behind the file's end, bytes. The hole is made this far behind the end.
 const UNLOCKED_GROWTH_MAX_BYTES: u64 = 1 << 40;
 
 /// Returns true if hob can make holes in an open file. `is_locked` means that no other program

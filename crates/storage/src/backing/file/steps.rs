@@ -83,7 +83,7 @@ impl FileBacking {
             Step::Discard | Step::Punch => fallocate(ring, PUNCH),
             Step::ZeroRange => fallocate(ring, ZERO),
             Step::Zeroes(from) => {
-                // A part has the same offset in the zero buffer as in its page.
+                // In the zero buffer, a part starts at its offset in its 4 KiB sector.
                 let lead = (from % SECTOR_BYTES) as u32;
                 let len = (io.offset + io.len - from).min(u64::from(ZEROES_BYTES - lead)) as u32;
                 let slice = BufferSlice { offset: lead, len, ..ring.zeroes(ZEROES_BYTES) };
