@@ -10,6 +10,13 @@ use crate::page::Check;
 /// Maximum length of a line of text.
 const LINE_CHARS_MAX: usize = 100;
 
+/// Text before [`state_table`].
+const SYSTEMS: &str = "\
+The number after § names the published system: §1 vSphere Flash Read Cache, §2 EMC FAST Cache, §3 vSAN 7, §4 SmartX ZBS beside vSAN,
+§5 vSphere Storage I/O Control.
+
+";
+
 /// Returns the generated section of docs/LAB.md as Markdown: a table of the figures, the reasons of
 /// differences, and [`state_table`]. The report must be of all figures at full size.
 pub fn section(report: &Report) -> String {
@@ -25,7 +32,7 @@ pub fn section(report: &Report) -> String {
         writeln!(text, "| {name} | {fitted} | {checks} | {differences} |")
             .expect("a string takes everything");
     }
-    text + "\n" + &reasons(report) + "\n" + &state_table()
+    text + "\n" + &reasons(report) + "\n" + SYSTEMS + &state_table()
 }
 
 /// Returns the reasons of all differences as a Markdown list.
