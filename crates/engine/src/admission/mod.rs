@@ -276,8 +276,8 @@ impl Gate {
         accesses_min: u8,
     ) -> bool {
         let has_free = room.has_free;
-        // Such a write does not count as an access to the block. So a stream of writes does not
-        // displace what the admission remembers about reads.
+        // These writes are not counted as accesses. If they were, a stream of writes would displace
+        // the counts of reads.
         if self.reads_only && effect == AdmissionEffect::CleanWrite {
             return false;
         }

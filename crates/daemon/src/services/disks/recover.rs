@@ -312,7 +312,7 @@ impl Disks {
         Ok((source, Some(Kept { recovered, upto, data }), notes))
     }
 
-    /// Returns true if an operator has given up the cache by removing the last device of its pool.
+    /// Returns true if an operator removed the last device of the cache's pool, and so the cache.
     fn is_given_up(&self, spec: &CacheSpec, journal: JournalSpec) -> bool {
         journal.ended && self.registry.inner().pool(&spec.pool).is_ok_and(|entry| entry.devices.is_empty())
     }
