@@ -334,11 +334,9 @@ impl Simulation<'_> {
                 let of_flush =
                     if request.op == Op::Flush || request.op == Op::Settle { faults.flush_error } else { 0 };
                 let of_peer = reads && (self.plan.gives_up || self.has_hung_up(host));
-                let durable = matches!(
-                    request.op,
-                    Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _)
-                );
-                let flushes = if durable { faults.flush_error } else { 0 };
+                // A change whose success is not believed, because an overlapping flush failed, is
+                // sent again a few times, and then fails.
+                let flushes = if request.op.modifies() { faults.flush_error } else { 0 };
                 of_backing + of_flush + flushes > 0
                     || of_peer
                     || !matches!(who, Who::Guest | Who::Rogue | Who::Last)
