@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{DiskPhase, Registry, away};
+use super::{DiskEntry, DiskPhase, Registry, away};
 use crate::api_error::{Result, conflict};
 
 /// Name of the drain operation. All these names complete the phrase "is being …".
@@ -93,7 +93,7 @@ impl Registry {
         doing: &'static str,
     ) -> Result<OperationGuard> {
         let end = Instant::now() + OWN_WORK_MAX;
-        while self.inner().disk(name)?.busy.is_some_and(is_own_work) && Instant::now() < end {
+        while is_briefly_busy(self.inner().disk(name)?) && Instant::now() < end {
             tokio::time::sleep(CHECK_EVERY).await;
         }
         self.guard_disk(name, doing)
@@ -150,6 +150,14 @@ impl Registry {
 /// Returns true for operations on disks that the daemon begins by itself.
 pub(in crate::services) fn is_own_work(doing: &str) -> bool {
     [SPREADING, COPYING, ENLARGING, REPARTITIONING, CLEARING].contains(&doing)
+}
+
+/// Returns true if the daemon works on a disk by itself and will probably end soon. After a restart
+/// that includes the recovery of the cache, during which clients already use the disk. The opening
+/// of an offline disk can take as long as its backing does not answer.
+fn is_briefly_busy(disk: &DiskEntry) -> bool {
+    let is_offline = matches!(disk.phase, DiskPhase::Offline(_));
+    disk.busy.is_some_and(|busy| is_own_work(busy) || (busy == OPENING && !is_offline))
 }
 
 /// Returns true for operations on pools that the daemon begins by itself.
