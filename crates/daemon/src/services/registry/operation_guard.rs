@@ -40,6 +40,10 @@ pub(in crate::services) const LENDING_AGAIN: &str = "given a peer's device again
 /// Maximum time that a command waits for the daemon's own work on a disk or a pool.
 const OWN_WORK_MAX: Duration = Duration::from_secs(10);
 
+/// Maximum time that a command on a disk that clients already use waits for the recovery of the
+/// disk's cache. The recovery of a large cache takes longer, and the command is then refused.
+const RECOVERY_WAIT_MAX: Duration = Duration::from_secs(2);
+
 /// Interval between two checks whether the daemon's own work has ended.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
@@ -86,14 +90,14 @@ impl Registry {
     }
 
     /// Takes the operation guard of a disk for a command. The daemon's own work delays the command,
-    /// for at most [`OWN_WORK_MAX`].
+    /// for at most [`OWN_WORK_MAX`], and so does a recovery, for at most [`RECOVERY_WAIT_MAX`].
     pub(in crate::services) async fn guard_disk_for_command(
         self: &Arc<Self>,
         name: &str,
         doing: &'static str,
     ) -> Result<OperationGuard> {
-        let end = Instant::now() + OWN_WORK_MAX;
-        while is_briefly_busy(self.inner().disk(name)?) && Instant::now() < end {
+        let begin = Instant::now();
+        while wait_max(self.inner().disk(name)?).is_some_and(|most| begin.elapsed() < most) {
             tokio::time::sleep(CHECK_EVERY).await;
         }
         self.guard_disk(name, doing)
@@ -152,12 +156,14 @@ pub(in crate::services) fn is_own_work(doing: &str) -> bool {
     [SPREADING, COPYING, ENLARGING, REPARTITIONING, CLEARING].contains(&doing)
 }
 
-/// Returns true if the daemon works on a disk by itself and will probably end soon. After a restart
-/// that includes the recovery of the cache, during which clients already use the disk. The opening
-/// of an offline disk can take as long as its backing does not answer.
-fn is_briefly_busy(disk: &DiskEntry) -> bool {
+/// Returns how long a command waits for the operation in progress on a disk. The opening of a disk
+/// that is not offline any more is the recovery of its cache.
+fn wait_max(disk: &DiskEntry) -> Option<Duration> {
     let is_offline = matches!(disk.phase, DiskPhase::Offline(_));
-    disk.busy.is_some_and(|busy| is_own_work(busy) || (busy == OPENING && !is_offline))
+    match disk.busy? {
+        OPENING if !is_offline => Some(RECOVERY_WAIT_MAX),
+        busy => is_own_work(busy).then_some(OWN_WORK_MAX),
+    }
 }
 
 /// Returns true for operations on pools that the daemon begins by itself.
