@@ -66,8 +66,8 @@ pub(in crate::services) enum ClusterWait {
 }
 
 /// Health text for a cache that has no working journal.
-pub(in crate::services) const JOURNAL_LOST: &str = "its journal cannot be written: hob destages dirty data, \
-and writes to the disk wait, for at most half a minute, until there is a journal elsewhere";
+pub(in crate::services) const JOURNAL_LOST: &str = "its journal cannot be written. hob destages its dirty data, \
+and writes to the disk wait for at most half a minute, until hob has created a journal on another device";
 
 /// Health text for a backing whose server has no flush command.
 pub(in crate::services) const CANNOT_FLUSH: &str =
