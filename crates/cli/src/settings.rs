@@ -60,7 +60,7 @@ pub(super) struct Settings {
     /// is slower
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     ordered: Option<bool>,
-    /// Restarts after which a persistent cache is compared with its backing
+    /// After which restarts a persistent cache is compared with its backing
     #[arg(long, value_name = "WHEN", value_parser = words(VERIFY))]
     verify: Option<String>,
     /// Size of the memory tier above the cache, for recently read data and read-ahead; 0 for none

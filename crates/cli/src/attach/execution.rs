@@ -52,7 +52,7 @@ pub(super) struct Work<'a> {
     /// Time for which the VM was paused.
     pub(super) paused: Duration,
     stop: TestStop,
-    /// True if the command has waited for the daemon in vain. The command does not wait again.
+    /// True if the daemon did not answer while the command waited. The command does not wait again.
     has_no_daemon: bool,
     /// The last step that was printed. Further attempts are not printed.
     told: Option<Step>,
