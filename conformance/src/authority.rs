@@ -30,7 +30,7 @@ pub struct Files {
 }
 
 impl Authority {
-    /// Creates a new authority, trusted by no one.
+    /// Creates a new authority. No program trusts the authority yet.
     ///
     /// # Panics
     /// Panics if the system returns no random numbers.
@@ -68,7 +68,7 @@ impl Authority {
         self.write(&dir.join(format!("tls-{name}")), "client", client(name))
     }
 
-    /// As `client`, with a certificate that expired in 2020.
+    /// Like `client`, but the certificate expired in 2020.
     #[must_use]
     pub fn expired_client(&self, dir: &Path, name: &str) -> Files {
         let mut params = client(name);

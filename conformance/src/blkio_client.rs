@@ -37,7 +37,7 @@ impl BlkioClient {
     /// Connects to the server at `socket`, with `queues` queues of `entries` entries each.
     ///
     /// # Errors
-    /// If nothing listens at `socket`, or the server refuses the queues.
+    /// Returns an error if nothing listens at `socket`, or the server refuses the queues.
     pub fn connect(socket: &Path, queues: i32, entries: i32) -> blkio::Result<BlkioClient> {
         let mut disk = Blkio::new(DRIVER)?;
         disk.set_str("path", &text(socket))?;
@@ -61,7 +61,7 @@ impl Buffer {
     /// Allocates `bytes` of memory, and shares them with the server.
     ///
     /// # Errors
-    /// If the server refuses the region.
+    /// Returns an error if the server refuses the region.
     pub fn share(disk: &mut Blkio, bytes: usize) -> blkio::Result<Buffer> {
         let region = disk.alloc_mem_region(bytes)?;
         disk.map_mem_region(&region)?;
@@ -70,7 +70,7 @@ impl Buffer {
         Ok(Buffer { region, file })
     }
 
-    /// Ends the sharing. The memory itself stays until [`free`](Self::free).
+    /// Stops sharing the buffer with the server. The memory itself stays until [`free`](Self::free).
     pub fn unshare(&self, disk: &mut Blkio) {
         disk.unmap_mem_region(&self.region);
     }
@@ -83,7 +83,7 @@ impl Buffer {
     /// Returns the address of a range of the buffer, for requests.
     ///
     /// # Panics
-    /// If the range is not inside the buffer.
+    /// Panics if the range is not inside the buffer.
     #[must_use]
     pub fn address(&self, range: &Range<usize>) -> *mut u8 {
         assert!(range.start <= range.end && range.end <= self.region.len, "{range:?} is inside the buffer");
@@ -93,7 +93,7 @@ impl Buffer {
     /// Copies `bytes` to the buffer, from its byte `at` on.
     ///
     /// # Panics
-    /// If they are not inside the buffer.
+    /// Panics if the bytes do not fit into the buffer.
     pub fn write(&self, at: usize, bytes: &[u8]) {
         let _ = self.address(&(at..at + bytes.len()));
         self.file.write_all_at(bytes, at as u64).expect("a memfd can be written");
@@ -102,7 +102,7 @@ impl Buffer {
     /// Returns a range of the buffer.
     ///
     /// # Panics
-    /// If the range is not inside the buffer.
+    /// Panics if the range is not inside the buffer.
     #[must_use]
     pub fn read(&self, range: Range<usize>) -> Vec<u8> {
         let _ = self.address(&range);
@@ -129,7 +129,7 @@ impl BlkioQueue {
     /// [`wait`](Self::wait) sends it.
     ///
     /// # Panics
-    /// If the range is not inside the buffer.
+    /// Panics if the range is not inside the buffer.
     pub fn submit(&mut self, id: usize, kind: Kind, offset: u64, buffer: &Buffer, range: Range<usize>) {
         let (address, flags) = (buffer.address(&range), ReqFlags::empty());
         match kind {
@@ -139,11 +139,11 @@ impl BlkioQueue {
         }
     }
 
-    /// Sends the added requests, and waits until at least one request has ended. Calls `ended` with the id
-    /// and the result of each that has: 0, or a negative errno.
+    /// Sends the added requests, and waits until at least one request has ended. Calls `ended` for each
+    /// ended request, with its id and its result: 0, or a negative errno.
     ///
     /// # Errors
-    /// If no request ends within `patience`, or none is in flight.
+    /// Returns an error if no request ends within `patience`, or if no request is in flight.
     pub fn wait(&mut self, patience: Duration, mut ended: impl FnMut(usize, i32)) -> blkio::Result<()> {
         let mut left = patience;
         let count = self.queue.do_io(&mut self.completions, 1, Some(&mut left), None)?;
@@ -158,7 +158,7 @@ impl BlkioQueue {
     /// Sends the only request of the queue, and returns its result: 0, or a negative errno.
     ///
     /// # Panics
-    /// If the request does not end within a minute.
+    /// Panics if the request does not end within a minute.
     #[track_caller]
     pub fn run(&mut self) -> i32 {
         let mut result = None;

@@ -29,7 +29,7 @@ pub const COMPLAINTS: [&str; 5] =
 /// Maximum time of a VM from power-on to power-off, on two slow cores.
 const RUN_MAX: Duration = Duration::from_secs(480);
 
-/// As [`RUN_MAX`], for a VM in which hob starts many times.
+/// Maximum time from power-on to power-off of a VM in which hob starts many times.
 const DEVICE_MAX: Duration = Duration::from_secs(900);
 
 /// Creates an ext4 filesystem, fills it, and checks it through two new mounts and a fsck.
@@ -52,7 +52,7 @@ const LOAD: &str = include_str!("guest/load.sh");
 /// Continues the boot from the disk.
 const BOOT_ROOT: &str = include_str!("guest/boot_root.sh");
 
-/// The script that runs there: fio, with [`VERIFY`].
+/// The script that runs after the boot from the disk: fio with the job [`VERIFY`].
 const ROOT: &str = include_str!("guest/root.sh");
 
 /// fio's job in each round.
@@ -92,7 +92,7 @@ pub enum Disk {
 }
 
 impl Disk {
-    /// As `args`, with the VM's memory in the file `memory`, which another VM may share.
+    /// Like `args`, but the VM's memory is the file `memory`, which another VM may share.
     fn args_in(&self, memory_mib: u32, memory: &Path) -> Vec<String> {
         let object =
             format!("memory-backend-file,id=memory,size={memory_mib}M,mem-path={},share=on", text(memory));
@@ -166,7 +166,7 @@ pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32, more: &[&str])
     machine(scratch, &script).args(disk.args(384)).args(more).limit(RUN_MAX).start()
 }
 
-/// As [`start_rounds`], with the export at `uri`.
+/// Like [`start_rounds`], but the disk is the export at `uri`.
 ///
 /// # Panics
 /// Panics if a required program or kernel is missing.

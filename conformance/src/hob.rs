@@ -261,7 +261,7 @@ impl Hob {
         output
     }
 
-    /// Kills it with SIGKILL.
+    /// Kills the process with SIGKILL.
     pub fn kill(mut self) {
         self.process.kill();
     }
@@ -364,7 +364,7 @@ impl Daemon {
         Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
     }
 
-    /// Kills it with SIGKILL.
+    /// Kills the process with SIGKILL.
     #[track_caller]
     pub fn kill(mut self) {
         self.process.kill();

@@ -63,7 +63,7 @@ impl Host {
         Self { address, holder }
     }
 
-    /// Returns its IPv4 address.
+    /// Returns the IPv4 address of this host.
     #[must_use]
     pub fn address(&self) -> &'static str {
         self.address

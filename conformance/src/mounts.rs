@@ -36,7 +36,7 @@ pub struct Loop {
 }
 
 impl Loop {
-    /// Creates one on `file`, with or without O_DIRECT.
+    /// Creates a loop device on `file`, with or without O_DIRECT.
     #[must_use]
     #[track_caller]
     pub fn on(file: &Path, direct: bool) -> Self {
@@ -59,7 +59,7 @@ impl Loop {
         Tool::new("losetup").args([direct, &self.device]).arg(file).limit(MOUNT_MAX).run();
     }
 
-    /// Returns its path, `/dev/loop…`.
+    /// Returns the path of the device, `/dev/loop…`.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.device
@@ -73,7 +73,7 @@ impl Loop {
         tool.arg(&self.device).run().trim().to_owned()
     }
 
-    /// Mounts its file system on the directory `at`, which is created.
+    /// Mounts the file system of the device on the new directory `at`.
     #[must_use]
     #[track_caller]
     pub fn mount(&self, at: &Path, options: &str) -> Mounted<'_> {

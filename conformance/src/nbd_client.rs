@@ -1,7 +1,7 @@
-//! A synchronous NBD client written from the protocol's text (github.com/NetworkBlockDevice/nbd,
-//! doc/proto.md), on purpose not from the product's crates: otherwise both could share a mistake. Fixed
-//! newstyle, `NBD_OPT_GO`, simple replies. Requests can be pipelined with [`Client::send`] and
-//! [`Client::receive`]. Every read from the socket has a timeout.
+//! A synchronous NBD client, written from the protocol's text (github.com/NetworkBlockDevice/nbd,
+//! doc/proto.md). The client uses no crate of the product, because both could then share a mistake.
+//! The client supports fixed newstyle negotiation, `NBD_OPT_GO` and simple replies. Requests can be
+//! pipelined with [`Client::send`] and [`Client::receive`]. Every read from the socket has a timeout.
 
 use std::fmt;
 use std::io::{Error, ErrorKind, Read, Result, Write};

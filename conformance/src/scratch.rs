@@ -35,19 +35,19 @@ impl Scratch {
         Self { dir }
     }
 
-    /// The directory itself.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// A path inside the directory; nothing is created.
+    /// Returns a path inside the directory. Nothing is created.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// The same path as text, for command lines.
+    /// Returns a path inside the directory as text, for command lines.
     #[must_use]
     pub fn text(&self, name: &str) -> String {
         text(&self.path(name))
@@ -72,7 +72,7 @@ impl Default for Scratch {
     }
 }
 
-/// A path as text; the paths made here are all ASCII.
+/// Returns a path as text. The path must be ASCII, as all scratch paths are.
 #[must_use]
 pub fn text(path: &Path) -> String {
     path.to_str().expect("scratch paths are ASCII").to_owned()

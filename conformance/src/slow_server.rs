@@ -1,8 +1,8 @@
 //! An NBD server in this process that answers each request after a fixed time, like distant storage.
 //!
 //! Delays do not add up, because requests in flight wait at the same time. A flush only waits and
-//! syncs nothing, so the server models the speed of a storage system and not its durability. Fixed
-//! newstyle, simple replies.
+//! syncs nothing, so the server models the speed of a storage system and not its durability. The
+//! server supports fixed newstyle negotiation and simple replies.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -29,7 +29,8 @@ const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
 const REP_UNSUPPORTED: u32 = (1 << 31) | 1;
 const REPLY_MAGIC: u32 = 0x6744_6698;
-/// Flags, flush, FUA, trim, zeroes, several connections.
+/// Transmission flags: HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES and
+/// CAN_MULTI_CONN.
 const EXPORT_FLAGS: u16 = 1 | 4 | 8 | 32 | 64 | 256;
 /// Maximum length of an option or payload.
 const LENGTH_MAX: u32 = 64 << 20;

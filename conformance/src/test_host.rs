@@ -266,7 +266,7 @@ impl TestHost {
         self.daemon().ctl(args)
     }
 
-    /// As `ctl`, with a command line whose words contain no spaces.
+    /// Like `ctl`, but with the command line as one text. Its words must not contain spaces.
     #[track_caller]
     pub fn tell(&self, line: &str) -> String {
         self.ctl(&line.split_whitespace().collect::<Vec<_>>())

@@ -77,7 +77,8 @@ fn failed(error: impl std::fmt::Debug) -> io::Error {
     io::Error::other(format!("{error:?}"))
 }
 
-/// A region for the server, at the same address in the guest and in this process.
+/// Describes a memory region for the server. The region has the same address in the guest and in
+/// this process.
 fn slot((address, size, file): &(u64, u64, File)) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: *address,
@@ -91,9 +92,9 @@ fn slot((address, size, file): &(u64, u64, File)) -> VhostUserMemoryRegionInfo {
 /// Whether the server can seal the memory's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sealing {
-    /// Yes, as QEMU's memfds.
+    /// The file can be sealed, like QEMU's memfds.
     Possible,
-    /// No, as files on hugetlbfs.
+    /// The file cannot be sealed, like files on hugetlbfs.
     Impossible,
 }
 
@@ -135,7 +136,7 @@ impl Driver {
         Driver::prepared(socket, Sealing::Possible)?.start()
     }
 
-    /// As `connect`, without starting the queue, so that the caller can prepare its content.
+    /// Like `connect`, but does not start the queue, so that the caller can prepare the queue's content.
     ///
     /// # Errors
     /// Returns the same errors as `connect`.
@@ -173,8 +174,8 @@ impl Driver {
         self.set_up()
     }
 
-    /// Starts the queue, with its memory and these further regions added one by one. A region has a guest
-    /// address, a size and a file.
+    /// Starts the queue. The driver adds its memory and the regions `more` one by one. A region has a
+    /// guest address, a size and a file.
     ///
     /// # Errors
     /// Returns the error of the server.
@@ -237,7 +238,7 @@ impl Driver {
     /// Truncates the file of the memory.
     ///
     /// # Errors
-    /// The system's, if the file is sealed.
+    /// Returns the error of the system if the file is sealed.
     pub fn cut_memory(&self, bytes: u64) -> io::Result<()> {
         let region = self.memory.iter().next().expect("one region");
         vm_memory::GuestMemoryRegion::file_offset(region).expect("it has a file").file().set_len(bytes)
@@ -251,7 +252,7 @@ impl Driver {
     /// Returns true if the server has closed the connection.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the error of the system.
     pub fn hung_up(&self) -> io::Result<bool> {
         let epoll = Epoll::new()?;
         let ends = EpollEvent::new(EventSet::READ_HANG_UP | EventSet::HANG_UP, 0);
@@ -308,7 +309,7 @@ impl Driver {
         self.available = self.available.wrapping_add(1);
     }
 
-    /// Publishes the offered chains, and kicks the server if it wants that.
+    /// Publishes the offered chains, and kicks the server if the server requests kicks.
     pub fn kick(&mut self) {
         let at = GuestAddress(AVAILABLE + 2);
         let old: u16 = self.memory.load(at, Ordering::Relaxed).expect("inside the memory");
@@ -334,7 +335,8 @@ impl Driver {
         self.frontend.set_vring_call(0, other.unwrap_or(&self.call)).map_err(failed)
     }
 
-    /// Returns true if the driver is signalled now or within that time, whatever its rings say.
+    /// Returns true if the server signals the driver within `patience`, even if its rings have no
+    /// answer.
     pub fn is_told(&mut self, patience: std::time::Duration) -> bool {
         let mut events = [EpollEvent::default()];
         let ready = self.epoll.wait(patience.as_millis() as i32, &mut events);
@@ -356,7 +358,7 @@ impl Driver {
         Some((slot, self.memory.read_obj(status).expect("inside the memory")))
     }
 
-    /// Waits for an answer, at most that long. Returns false if there is none.
+    /// Waits for an answer for at most `patience`. Returns false if no answer arrives.
     pub fn wait(&mut self, patience: std::time::Duration) -> bool {
         let at = GuestAddress(AVAILABLE + 4 + 2 * u64::from(QUEUE));
         self.memory.store(self.used.to_le(), at, Ordering::Relaxed).expect("inside the memory");

@@ -102,8 +102,8 @@ impl Stage {
         assert!(self.image() == self.written.data(), "the backing has everything, and nothing old");
     }
 
-    /// The ownership record lists no second copy, from before the guest continues without it. B has
-    /// old data, and hob waits for A's flash.
+    /// Checks that etcd records the loss of the second copy before the guest continues without this
+    /// copy. B's copy is then outdated, so after A is killed, B waits until A's flash is back.
     #[track_caller]
     fn only_a_has_it(&mut self) {
         let before = title(&self.a);
@@ -224,7 +224,8 @@ fn a_copy_that_is_damaged_is_not_used_in_part() {
     stage.read_all(&stage.a);
 }
 
-/// Later acknowledged writes are in a journal of which B has no copy.
+/// The resized cache gets a new journal, and B has no space for a copy of it. Later acknowledged
+/// writes are only in the new journal, so B's old copy must not be used.
 #[test]
 fn a_journal_without_a_copy_at_the_peer_ends_the_word_of_the_one_before() {
     let mut stage = Stage::new();
@@ -239,7 +240,8 @@ fn a_journal_without_a_copy_at_the_peer_ends_the_word_of_the_one_before() {
     stage.only_a_has_it();
 }
 
-/// This also applies if other settings change in the same command.
+/// A command sets one copy and changes other settings. The record of the second copy is removed before
+/// the cache continues without it.
 #[test]
 fn a_cache_that_is_to_do_without_its_peer_leaves_it_first() {
     let mut stage = Stage::new();

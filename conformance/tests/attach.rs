@@ -413,7 +413,7 @@ fn daemon_killed_at_every_step(given: Given) {
         for step in 1.. {
             let Some(mut process) = stage.stopped_after(verb, step) else { break };
             stage.kill_daemon();
-            // Every second time, the command calls the daemon while that is away.
+            // Every second time, the command calls the daemon while the daemon does not run.
             if step % 2 == 0 {
                 process.signal(Signal::CONT);
                 std::thread::sleep(Duration::from_millis(500));

@@ -66,7 +66,8 @@ fn problems(hob: &Hob) -> Vec<String> {
     of_backings.collect()
 }
 
-/// Waits until the problems of backings are these, and returns how long that took.
+/// Waits until `hob health` lists exactly these problems of backings, and returns the time that this
+/// took.
 #[track_caller]
 fn seen(hob: &Hob, what: &str, expected: &[&str]) -> Duration {
     let start = Instant::now();

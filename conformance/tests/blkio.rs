@@ -172,7 +172,7 @@ fn libblkio_adds_and_removes_memory_while_requests_are_in_flight() {
     hob.stop();
 }
 
-/// More requests than the largest queue has entries, so that each ring begins again.
+/// Sends more requests than the largest queue has entries, so that each ring wraps around.
 #[test]
 fn libblkio_uses_queues_of_all_sizes() {
     const REQUESTS: usize = 1100;

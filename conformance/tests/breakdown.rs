@@ -1,7 +1,7 @@
-//! A split cache and a unified cache under continuous writes, in real time: the preset `vsan` falls
-//! to the rate of its backing when its write buffer is full, and the preset `zbs` on as much flash
-//! does not. The devices are scaled down: a backing of some megabytes per second, and a cache of 96
-//! MiB.
+//! A split cache and a unified cache under continuous writes, in real time. With the preset `vsan`,
+//! the write rate falls to the rate of the backing when the write buffer is full. With the preset
+//! `zbs` and the same amount of flash, the write rate does not fall. The devices are scaled down: a
+//! backing of some megabytes per second, and a cache of 96 MiB.
 
 use std::time::{Duration, Instant};
 

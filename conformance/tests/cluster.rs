@@ -228,7 +228,8 @@ fn a_host_that_stops_without_its_backing_is_replaced_only_after_the_settle_time(
     a.wait_until_serving("vm1", FAIL_OVER_MAX);
 }
 
-/// The same holds for a disk that is removed by force while its host continues.
+/// A disk is removed by force while its host continues. The next owner waits for the settle time,
+/// because the backing may still execute a write of the former owner.
 #[test]
 fn a_disk_that_is_removed_without_its_backing_is_taken_only_after_the_settle_time() {
     let (_etcd, mut shared, a, b, _guest) = hosts_with_a_hanging_write();

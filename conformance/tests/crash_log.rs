@@ -179,7 +179,7 @@ fn a_crash_log_that_is_there_or_not_needed_fails_no_flush() {
     daemon.stop();
 }
 
-/// A guest that is told after a second kill is told once.
+/// A guest that gets the report only after a second kill gets it once.
 #[test]
 fn a_lost_crash_log_is_reported_after_a_second_kill() {
     let stage = Stage::new();

@@ -94,8 +94,8 @@ fn a_disk_beyond_the_limit_of_open_files_is_refused_and_the_others_are_served() 
     daemon.stop();
 }
 
-/// The same for disks that are opened together at the start: those beyond the limit are offline
-/// with the numbers, the others are served, and the control API answers.
+/// Disks of hob.toml are opened together at the start. Disks beyond the limit are offline, and the
+/// reason has the numbers. The other disks are served, and the control API answers.
 #[test]
 fn disks_of_hob_toml_beyond_the_limit_of_open_files_are_refused_at_the_start() {
     const DISKS: usize = 40;

@@ -389,7 +389,8 @@ fn a_disk_returns_after_discarding_dirty_data_on_a_frozen_filesystem() {
     });
 }
 
-/// Without dirty data: a removal continues in the background, and also does not wait for ever.
+/// The removal of a disk without dirty data continues in the background, and does not wait for ever
+/// either.
 #[test]
 fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
     let stage = Stage::new();

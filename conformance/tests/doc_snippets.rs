@@ -49,8 +49,8 @@ const PAGES: [(&str, Before); 14] = [
 /// Disks of [`Before::Disks`] and [`Before::Caches`].
 const DISKS: [&str; 5] = ["web", "db", "scratch", "web1", "vm"];
 
-/// Commands that do not run: page, begin of the command, and reason. A page without a row in
-/// [`PAGES`] has rows with the begin "".
+/// Commands that do not run: page, first characters of the command, and reason. A page whose commands
+/// all do not run has a row with the first characters "".
 const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "cargo", "builds hob; the step build does that"),
     ("README.md", "apt install", "installs the package; cargo xtask deb unpacks it and runs its program"),

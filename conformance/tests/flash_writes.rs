@@ -110,7 +110,8 @@ fn start(scratch: &Scratch) -> Daemon {
     Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"))
 }
 
-/// Reads that would write the cache several times over write it once, and go on hitting.
+/// Without a budget, these reads would write several times the cache's size to flash. With the budget
+/// they write the cache about once, and hot reads are still hits.
 #[test]
 fn flash_writes_stay_within_a_small_budget_while_hits_go_on() {
     let stage = Stage::new(
@@ -150,7 +151,7 @@ fn flash_writes_stay_within_a_small_budget_while_hits_go_on() {
     assert!(hits + 10 >= without, "{hits} % of the hot reads hit with the budget, {without} % without");
 }
 
-/// A restart and a kill keep what was used.
+/// A restart and a kill keep the account of the used budget.
 #[test]
 fn the_account_survives_the_end_of_the_daemon() {
     let stage = Stage::new("flash_writes = \"1M/day\"", "admission = \"always\"");
@@ -193,7 +194,7 @@ fn dirty_data_that_exceeds_the_budget_is_written_and_reported() {
     wait_until("the end of the problem", WAIT_MAX, || !output().contains("flash-writes-exceeded"));
 }
 
-/// An invalid budget is one line that says how to write one.
+/// hob refuses an invalid budget with one line that shows the valid forms.
 #[test]
 fn an_invalid_budget_is_refused_in_one_line() {
     let stage = Stage::new("", "admission = \"always\"");

@@ -375,7 +375,7 @@ fn acknowledged_write_back_survives_kill_9() {
     Stage::new(1, "block_size = \"4K\"").kill_again_and_again(false);
 }
 
-/// The same with blocks in which sectors are overwritten in place.
+/// Promise 1 under write-back with large blocks, in which sectors are overwritten in place.
 #[test]
 fn acknowledged_write_back_survives_kill_9_in_large_blocks() {
     Stage::new(1, "block_size = \"32K\"").kill_again_and_again(false);

@@ -36,7 +36,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Maximum pause of the guest by the hand-over, milliseconds, if no other program uses the
 /// processors (`HOB_QUIET=1`).
 const PAUSE_MS_MAX: f64 = 100.0;
-/// Maximum pause otherwise, on a host that may stall: shorter than every timeout of a guest.
+/// Maximum pause of the guest by the hand-over, milliseconds, if other programs use the processors and
+/// the host may stall. It is shorter than every timeout of a guest.
 const BUSY_PAUSE_MS_MAX: f64 = 25_000.0;
 /// Minimum number of reads for a hit ratio. With fewer, chance changes the ratio by some percent.
 const READS_MIN: u64 = 1000;
@@ -421,14 +422,16 @@ fn copied(cost: &Cost) {
     assert!(cost.after >= 0.95 * cost.before, "hits: {} before and {} after", cost.before, cost.after);
 }
 
-/// No data is sent before, and the source's flash serves as well as the destination's own.
+/// No cached data is sent before the hand-over. After it, the source's flash serves hits as well as
+/// the destination's own flash would.
 #[test]
 fn a_cache_is_read_from_the_other_host() {
     let cost = migrate(Front::Nbd, Preset::WriteThrough, "remote");
     assert!(cost.later >= 0.9 * cost.before, "hits: {} before and {} in the end", cost.before, cost.later);
 }
 
-/// Kilobytes are sent, and the data that they list is read from the backing.
+/// The source sends a list of some kilobytes, and the destination reads the listed data from the
+/// backing.
 #[test]
 fn a_cache_is_read_again_from_the_backing() {
     let cost = migrate(Front::Nbd, Preset::WriteBack, "heat-map");

@@ -1,5 +1,5 @@
-//! The memory tier above the cache: repeated reads are served from it, it never misses a write, and
-//! it is changed under load.
+//! The memory tier above the cache serves repeated reads, never returns data from before a write, and
+//! is changed under load.
 
 use std::time::Duration;
 

@@ -22,7 +22,8 @@ const SOON: Duration = Duration::from_secs(180);
 /// up. A busy host may pause it for many seconds.
 const PATIENT: u32 = 30;
 
-/// As [`PATIENT`], in tests that wait for this time.
+/// Time in seconds for which a host waits for a peer that does not answer, in tests that wait for the
+/// end of this time.
 const BRIEF: u32 = 5;
 
 /// Starts a host that lends flash to the other host, and waits this number of seconds for its peers.
@@ -165,7 +166,8 @@ fn flushed_data_is_at_the_peer_and_is_read_from_there() {
     stage.check_backing();
 }
 
-/// The same if no flash is lost, but both daemons end at once.
+/// Both daemons end at the same time, and no flash is lost. After the restart, A's guest reads all
+/// flushed data.
 #[test]
 fn both_daemons_may_end_at_once() {
     let mut stage = Stage::new();

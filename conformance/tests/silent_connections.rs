@@ -179,7 +179,7 @@ fn hundreds_of_silent_connections_delay_no_client() {
     stage.daemon.stop();
 }
 
-/// Clients of one listener have all of its connections, and use them as they may.
+/// Well-behaved clients use all connections of one listener.
 #[test]
 fn an_occupied_listener_delays_no_client_of_another() {
     let stage = Stage::new(&format!("[limits]\nconnections_max = {CONNECTIONS_MAX}\n"));

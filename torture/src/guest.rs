@@ -507,7 +507,7 @@ impl Guest {
     fn check(&mut self, read: Read, data: &[u8]) {
         let Checked { wrong, settled } = self.shared.model().check(read, data);
         if settled > 0 {
-            self.note(read.first, read.units, &format!("read settles {settled} units"));
+            self.note(read.first, read.units, &format!("read whose result makes {settled} units certain"));
         }
         self.shared.counts.bytes_checked.fetch_add(data.len() as u64, Ordering::Relaxed);
         let Some(first) = wrong.first() else { return };

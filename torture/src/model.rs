@@ -19,10 +19,10 @@
 //! * After [`Model::withdraw`] (a *withdrawal*), the next FLUSH guarantees nothing about earlier
 //!   versions. The model is withdrawn after a failed FLUSH reported the fault to the guest, and
 //!   when two faults coincided and hob cannot report the combination.
-//! * A read makes the content of a unit certain again, except between a loss of the backing and the
-//!   time at which hob has noticed the loss: until then hob's cache returns the lost data. Later reads must return the same version,
-//!   and the next successful FLUSH makes this version durable. A version that a read has shown as
-//!   lost must not reappear.
+//! * A read makes the content of a unit certain again. Later reads must return the same version, and
+//!   the next successful FLUSH makes this version durable. A version that a read has shown as lost
+//!   must not reappear. The exception is a read between a loss of the backing and the time at which
+//!   hob has noticed the loss, because hob's cache may still return the lost data.
 //! * A discarded unit may have zeroes or any of its earlier versions, and its content may change.
 //!
 //! Requests of a guest that are in flight at the same time do not overlap, unless both are reads.
@@ -145,7 +145,7 @@ pub struct Model {
     withdrawn: u64,
     /// True while a failed flush may still report a loss of data by the backing. The flag is
     /// cleared by the first successful flush that was sent after the last fault, or by the second
-    /// failed flush that was.
+    /// failed flush that was sent after the last fault.
     loss_unreported: bool,
     /// True if one failed flush has reported a loss of data by the backing since that loss. The
     /// next flush may then fail too, because a flush does not report the loss of changes that ended
@@ -471,7 +471,7 @@ impl Unit {
         let words: Vec<String> = self.possible().map(Version::to_string).collect();
         let doubt = if self.current.is_none() { "in doubt" } else { "known" };
         format!(
-            "{} ({doubt}; durable is {}; newest asked for is {})",
+            "{} ({doubt}; durable: {}; newest requested: version {})",
             words.join(" or "),
             self.durable,
             self.asked

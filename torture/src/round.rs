@@ -174,8 +174,8 @@ fn make_backing(run: &Run, plan: &Plan, at: usize, dir: &Path) -> Result<Backing
             Backing::File(path)
         }
         kind @ (BackingKind::VolatileFile | BackingKind::Loop) => {
-            let files =
-                Files::mount(&dir.join(format!("files{at}")), plan.seed).context("mount files of ours")?;
+            let files = Files::mount(&dir.join(format!("files{at}")), plan.seed)
+                .context("mount the test file system")?;
             let file = files.add("disk", medium());
             let device = (kind == BackingKind::Loop).then(|| Loop::on(&files.path("disk"), true));
             Backing::Volatile(device, file, files)

@@ -1,5 +1,5 @@
-//! A flash device that refuses writes for a while, and works again after hob was stopped: the cache
-//! left it meanwhile, so its old dirty data must not return.
+//! A flash device refuses writes for a while, and works again after hob was stopped. Meanwhile the
+//! cache has stopped using the device, so old dirty data on the device must not return.
 //!
 //! This test needs root and /dev/fuse.
 

@@ -1,5 +1,5 @@
-//! A file system that stops answering delays only the disks that are on it, whatever their guests
-//! and the operator ask for. These tests need root and /dev/fuse.
+//! A file system that stops answering delays only the disks that are on it, for all requests of
+//! guests and all commands of the operator. These tests need root and /dev/fuse.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -25,7 +25,8 @@ const ATTEMPTS_MAX: u32 = 5;
 /// Maximum time until a request reaches the file system, or ends once the file system answers.
 const WAIT_MAX: Duration = Duration::from_secs(180);
 
-/// Maximum time until a command refuses a path that hangs: one wait of a second, and no second one.
+/// Maximum time until a command refuses a path that hangs. The command may wait for one second, but
+/// not for two.
 const REFUSED_MAX: Duration = Duration::from_millis(1900);
 
 /// Two disks of one shard: `hung` on a test file system, and `well` on another.
@@ -197,8 +198,8 @@ fn commands_for_a_hung_file_delay_no_other_disk() {
     stage.end();
 }
 
-/// A raw image is examined for the header of an image, then for that of an encrypted volume, and is
-/// then opened.
+/// hob reads a raw file several times: it looks for an image header, then for the header of an
+/// encrypted volume, and then opens the file. Together, these steps must wait only once.
 #[test]
 fn a_backing_that_hangs_is_refused_after_one_second() {
     let stage = Stage::new();

@@ -90,7 +90,7 @@ fn has_all(client: &mut Client, byte: u8) {
     }
 }
 
-/// The other device has a copy of everything that the failed flush lost.
+/// A failed flush of one device loses data, and the other device has a copy of this data.
 #[test]
 fn a_device_that_loses_data_at_a_flush_loses_nothing_that_has_two_copies() {
     for device in 0..2 {
@@ -108,8 +108,8 @@ fn a_device_that_loses_data_at_a_flush_loses_nothing_that_has_two_copies() {
     }
 }
 
-/// A device that refuses writes or flushes for a while keeps what it has, so nothing is lost, and
-/// the guest sees no error.
+/// A device that refuses writes or flushes for a while keeps its present data, so nothing is lost,
+/// and the guest sees no error.
 #[test]
 fn errors_of_a_pool_file_reach_no_guest() {
     for (operation, error) in [(Operation::Write, 5), (Operation::Write, 28), (Operation::Flush, 5)] {
@@ -129,7 +129,8 @@ fn errors_of_a_pool_file_reach_no_guest() {
     }
 }
 
-/// A journal that cannot be read may have dirty data, so the disk stays offline until it can.
+/// A journal that cannot be read may describe dirty data, so the disk stays offline until the journal
+/// can be read.
 #[test]
 fn a_disk_waits_until_its_journal_can_be_read() {
     let mut stage = Stage::new("1", 1);
@@ -151,8 +152,8 @@ fn a_disk_waits_until_its_journal_can_be_read() {
     has_all(&mut stage.connect(), 1);
 }
 
-/// A killed process leaves data that flash has not made durable. It is durable before anything is
-/// recovered from it, so that a power cut cannot undo what hob has read and acted on.
+/// A killed process leaves data that is not durable on flash. hob flushes the device before it
+/// recovers a cache, so that a power cut cannot undo data that hob has already used.
 #[test]
 fn flash_is_flushed_before_a_cache_is_recovered() {
     let mut stage = Stage::new("1", 1);

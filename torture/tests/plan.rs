@@ -1,4 +1,4 @@
-//! A plan can be read in part: `torture --plan | head`.
+//! Tests that `torture --plan` succeeds if the reader closes the pipe early, as `head` does.
 
 use std::process::{Command, Stdio};
 

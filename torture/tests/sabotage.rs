@@ -60,7 +60,7 @@ impl Bench {
         }
     }
 
-    /// The server loses its cache; its guest sees that the connection ended.
+    /// Makes the server lose its cached data. The guest sees only that the connection ended.
     fn crash(&self) {
         self.shared.model().withdraw();
         self.server.crash(Duration::from_millis(5));
@@ -102,7 +102,8 @@ fn every_defect_is_noticed() {
     }
 }
 
-/// A loss without an error: the next flush should have failed.
+/// A server loses data without reporting an error. The checks must notice that the next flush did not
+/// fail.
 #[test]
 fn a_loss_without_a_failed_flush_is_noticed() {
     let bench = Bench::new(None);

@@ -220,7 +220,8 @@ fn an_upgrade_is_refused_while_a_file_cannot_be_flushed() {
     refuses_an_upgrade_and_reports_the_loss(Backing::file);
 }
 
-/// Nobody else flushes: no client is connected.
+/// Checks that hob flushes the backing when it opens the disk. No client is connected that could send
+/// a flush.
 fn flushes_at_the_opening(make: impl FnOnce(&Scratch) -> Backing) {
     let mut stage = Stage::new(make);
     let mut client = stage.connect();

@@ -53,7 +53,7 @@ fn compare(fresh: &Path, kept: &Path) -> Result<()> {
             commit the result"
         );
     }
-    println!("dashboard/dist is what its sources make");
+    println!("dashboard/dist matches its sources");
     Ok(())
 }
 

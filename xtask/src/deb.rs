@@ -156,7 +156,7 @@ fn check_features(hob: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks the package against Debian's policy with lintian, if that is installed.
+/// Checks the package against Debian's policy with lintian, if lintian is installed.
 fn lint(package: &Path) -> Result<()> {
     if !Command::new("lintian").arg("--version").output().is_ok_and(|output| output.status.success()) {
         println!("lintian is absent: the package is not checked against Debian's policy");

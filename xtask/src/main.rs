@@ -50,7 +50,7 @@ enum Command {
     Deb(deb::Arguments),
     /// Check the licences and sources of the crates in hob with cargo-deny
     Deny(deny::Arguments),
-    /// List the crates of others in hob: their licences, and a bill of materials (CycloneDX)
+    /// List the third-party crates in hob: their licences, and a bill of materials (CycloneDX)
     ThirdParty(third_party::Arguments),
     /// Build the documentation site with mdBook
     Docs(docs::Arguments),

@@ -75,13 +75,13 @@ const FOR_BUILDS: [&str; 2] = ["libssl-dev", "pkg-config"];
 pub fn install() -> Result<()> {
     let missing = missing(PACKAGES.iter());
     if missing.is_empty() {
-        println!("every program the tests need is here; nothing to install");
+        println!("all programs that the tests need are installed");
         return Ok(());
     }
     install_these(&missing)
 }
 
-/// As [`install`], for the packages that builds need.
+/// Like [`install`], but for the packages that builds need.
 pub fn install_for_builds() -> Result<()> {
     let missing = missing(PACKAGES.iter().filter(|package| FOR_BUILDS.contains(&package.name)));
     if missing.is_empty() { Ok(()) } else { install_these(&missing) }

@@ -37,7 +37,7 @@ enum Kind {
     Growth,
     /// Persistent caches with restarts and backings that change silently while no engine runs
     Silent,
-    /// Persistent caches with restarts that also fill data which no guest asked for
+    /// Persistent caches with restarts, where misses also bring data into the cache that no guest requested
     Fill,
     /// Persistent caches with restarts and without device faults
     Sound,

@@ -62,7 +62,7 @@ const LONG_OF_CRATES: [&str; 4] = ["hob_lab", "ownership", "injection", "hob_dae
 /// Test files that move data. These tests run a second time without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
-/// Test files of other steps.
+/// Black-box test files that other steps run.
 const APART: [&str; 5] = ["nbd_psk", "failed_flash", "hung_file", "stale_file", "volatile_backing"];
 
 /// hob's optional features: TLS by OpenSSL with pre-shared keys, and object stores in clouds.
@@ -162,7 +162,7 @@ pub(crate) fn crates() -> Result<()> {
     all_of(results)
 }
 
-/// Returns one error for all errors.
+/// Combines all errors into one error.
 fn all_of(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     let failed: Vec<String> = results.into_iter().filter_map(|it| Some(format!("{:#}", it.err()?))).collect();
     if !failed.is_empty() {

@@ -85,12 +85,14 @@ enum Step {
 enum Lane {
     /// The next step waits for this one.
     Front,
-    /// The next step starts at once.
+    /// The next step starts without waiting for this one.
     Beside,
-    /// The next steps start at once, but steps that need the installed packages wait.
+    /// The next steps start without waiting for this one, but steps that need the installed packages
+    /// wait.
     Install,
     /// The steps of this lane compute. They run one after the other, with a lower priority than the
-    /// black-box tests, which wait more than they compute. The first one starts them all.
+    /// black-box tests, which wait more than they compute. The first step of the lane starts the
+    /// whole lane.
     Background,
 }
 

@@ -1,8 +1,8 @@
 //! The crates that hob is made of: their licences as a text, and a software bill of materials (SBOM)
 //! as CycloneDX 1.5 (<https://cyclonedx.org/docs/1.5/json/>).
 //!
-//! Both list the crates that are linked into hob on Linux or that run while it is built. Crates of
-//! tests are not included.
+//! Both files list the crates that are linked into hob on Linux, and the crates that run while hob is
+//! built. Crates that only tests use are not included.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -26,12 +26,12 @@ pub(crate) struct Arguments {
     /// Directory for third-party-licences.txt and hob.cdx.json
     #[arg(long, default_value = "target/third-party")]
     out: PathBuf,
-    /// Features of the hob that is described
+    /// Features of the hob program that the files describe
     #[arg(long, default_value = "")]
     features: String,
 }
 
-/// A crate of others.
+/// A third-party crate, or hob itself.
 #[derive(Debug)]
 struct Package {
     id: String,
@@ -108,8 +108,8 @@ fn packages(features: &str) -> Result<Vec<Package>> {
     Ok(packages)
 }
 
-/// Returns the names and versions of the crates in a hob with these features. Cargo's metadata
-/// cannot tell: it unites the features that all crates of the workspace want of a crate.
+/// Returns the names and versions of the crates in a hob with these features. Cargo's metadata does
+/// not show them, because it merges the features that all crates of the workspace request.
 fn linked(features: &str) -> Result<BTreeSet<(String, String)>> {
     let mut cargo = shell::cargo(&["tree", "--locked", "--package", "hob", "--target", PLATFORM]);
     cargo.args(["--edges", "normal,build", "--prefix", "none", "--format", "{p}"]);

@@ -2,8 +2,8 @@
 //! program.
 //!
 //! Four threads read and write blocks of 4 KiB with direct I/O. Each thread owns every fourth block
-//! of the device, and uses only its own blocks. It counts the writes of each block, and checks all
-//! data that it reads. Nine of ten requests are reads. Nine of ten reads and half of the writes go
+//! of the device, and uses only its own blocks. The thread counts the writes of each block, and checks
+//! all data that it reads. Nine of ten requests are reads. Nine of ten reads and half of the writes go
 //! to the hot set, which is the first HOT_BLOCKS blocks. Some requests are flushes. Once a second
 //! the program prints a line with the number of completed requests, the longest latency in µs, and
 //! the age in ms of the oldest request that has not ended. A line on standard input ends the load.
@@ -25,7 +25,7 @@ const THREADS: u64 = 4;
 const O_DIRECT: i32 = 0o40_000;
 /// Pause of each thread after a request: the guest's load should not depend on the speed of its disk.
 const REST: Duration = Duration::from_millis(8);
-/// A flush follows this many writes of a thread.
+/// Number of writes after which a thread sends a flush.
 const FLUSH_EACH: u64 = 16;
 /// Blocks per request when the whole device is read.
 const SWEEP_BLOCKS: usize = 64;
@@ -93,7 +93,8 @@ fn size(device: &File) -> u64 {
 }
 
 impl Load {
-    /// Runs until a line is read. Returns how often each owner wrote each of its blocks.
+    /// Runs the load until a line arrives on standard input. Returns how often each thread wrote each
+    /// of its blocks.
     fn run(&self) -> Vec<Vec<u32>> {
         let versions = vec![vec![0; (self.blocks / THREADS + 1) as usize]; THREADS as usize];
         self.sweep(self.hot_blocks, &versions);
@@ -136,7 +137,7 @@ impl Load {
         );
     }
 
-    /// Runs one owner's requests.
+    /// Runs the requests of the thread with number `owner`.
     fn own(&self, owner: u64, mut versions: Vec<u32>) -> Vec<u32> {
         let mut dice = Noise::new(owner + 1);
         let mut memory = Box::new(Aligned([0; BLOCK_BYTES]));

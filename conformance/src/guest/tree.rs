@@ -18,7 +18,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Returns the newest one built for virtual machines.
+    /// Returns the host's newest kernel that is built for virtual machines.
     #[track_caller]
     pub(super) fn newest() -> Self {
         let mut names: Vec<String> = fs::read_dir("/boot")
@@ -119,7 +119,8 @@ impl Tree {
         Tool::new("sh").args(["-c", pack, "pack", &text(&self.0), &text(image)]).run();
     }
 
-    /// Creates an ext4 with its content, of `size` bytes, in the file `image`.
+    /// Creates the file `image` of `size` bytes with an ext4 filesystem that has the content of the
+    /// directory.
     #[track_caller]
     pub(super) fn format(self, image: &Path, size: u64) {
         let kib = format!("{}k", size / 1024);

@@ -12,16 +12,17 @@ use super::lab::share_of_reads;
 use super::output::print;
 use super::remote::ask;
 
-/// Recommend a cache for a disk, from its requests since counting began
+/// Recommend a cache for a disk, from miss-ratio curves of its requests
 ///
-/// Each disk keeps miss-ratio curves of its requests, with or without a cache. The curves are those
-/// of LRU and of blocks up to 64 KiB. For policies, admission, latencies and larger blocks, record
-/// a trace with 'hob record' and run 'hob lab advise' on it.
+/// The daemon keeps miss-ratio curves of each disk's requests, also for a disk without a cache. The
+/// curves assume the policy LRU and blocks of at most 64 KiB. For advice about policies, admission,
+/// latencies and larger blocks, record a trace with 'hob record' and run 'hob lab advise' on it.
 #[derive(Debug, Args)]
 pub(crate) struct Advise {
     /// The disk
     disk: String,
-    /// Share of the reads to serve from flash, like 85% [default: 90 % of what the best cache could]
+    /// Share of the reads that flash should serve, for example 85% [default: 90 % of the share that
+    /// the best cache could serve]
     #[arg(long, value_name = "PERCENT", value_parser = share_of_reads)]
     target_hit: Option<f64>,
     /// Endurance of the flash: drive writes per day over five years, for a device of the cache's
@@ -69,15 +70,15 @@ fn about_budget(pool: &Pool, part: Option<&CacheFlashWrites>, per_day: Option<f6
         let is_much = writes.written_day > pool.size;
         return is_much.then(|| {
             format!(
-                "The caches of pool {name} wrote {written} to flash in the last 24 hours, more than once the size \
-                 of the pool; 'hob pool set {name} --flash-writes \"1 DWPD\"' limits that."
+                "The caches of pool {name} wrote {written} to flash in the last 24 hours, which is more than the \
+                 size of the pool. To limit flash writes, run 'hob pool set {name} --flash-writes \"1 DWPD\"'."
             )
         });
     };
     let fits = match (part, per_day) {
         (Some(part), Some(per_day)) if per_day > part.part.bytes() as f64 => format!(
-            " The recommended cache would write up to {} a day, and its part of the budget is {}: hob will not \
-             write all of its copies of clean data.",
+            " The recommended cache would write up to {} a day, and its part of the budget is {}. hob will \
+             therefore not promote all the data that the cache would promote without a budget.",
             Size(per_day as u64).human(),
             part.part.human()
         ),
@@ -85,7 +86,9 @@ fn about_budget(pool: &Pool, part: Option<&CacheFlashWrites>, per_day: Option<f6
     };
     let pressure = match part.map_or(0, |part| part.pressure_percent) {
         0 => String::new(),
-        percent => format!(" The budget limits the cache now ({percent} % of the way to writing nothing)."),
+        percent => {
+            format!(" The budget limits the cache now, by {percent} % (100 %: no copies of clean data).")
+        }
     };
     Some(format!(
         "The flash write budget of pool {name} is {} a day ({budget}); its caches wrote {written} in the last 24 \
@@ -127,7 +130,7 @@ fn taken(learnt: &DiskCurve) -> anyhow::Result<Live> {
 
 fn curve(learnt: &BlockCurve) -> anyhow::Result<LiveCurve> {
     let block_bytes = learnt.block_size.0;
-    anyhow::ensure!(block_bytes > 0, "a block of 0 bytes");
+    anyhow::ensure!(block_bytes > 0, "a curve has a block size of 0 bytes");
     let points = learnt
         .points
         .iter()

@@ -41,14 +41,14 @@ const SETTINGS: [&str; 22] = [
     "pin",
 ];
 
-/// Give disks caches, change them, take them away; guests notice nothing
+/// Give caches to disks, change and remove caches; guests do not notice these changes
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cache {
     /// Give a disk a cache
     Enable {
         /// The disk
         disk: String,
-        /// From which pool
+        /// The pool that has the flash for the cache
         #[arg(long)]
         pool: String,
         /// Size of the cache; rounded up to whole segments of the pool. Without a size, the cache
@@ -70,7 +70,8 @@ pub(crate) enum Cache {
         #[command(flatten)]
         consent: Confirmation,
     },
-    /// Make a cache larger or smaller; blocks that fit stay cached. A shared cache keeps this size
+    /// Make a cache larger or smaller; blocks that fit stay cached. A shared cache then has a fixed
+    /// size
     Resize {
         /// The disk
         disk: String,
@@ -111,7 +112,7 @@ pub(crate) enum Cache {
         /// The file, on the daemon's host, which must not exist. FILE.map lists the ranges of the file that have dirty data
         file: String,
     },
-    /// Give an offline disk a cache of no disk, with its dirty data
+    /// Give an offline disk a cache that belongs to no disk, with the cache's dirty data
     ///
     /// If the daemon's state was lost, the caches in its pools belong to no disk. A disk stays
     /// offline while such a cache has dirty data of its backing.

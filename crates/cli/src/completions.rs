@@ -209,7 +209,8 @@ fn of_daemon(names: Names, global: &Global) -> anyhow::Result<Vec<String>> {
     })
 }
 
-/// Returns what follows these words of a command line, without the program's name.
+/// Returns the kind of name that can follow these words of a command line. The words exclude the
+/// program's name.
 fn wanted(words: &[String]) -> Names {
     let mut root = super::clap_command();
     root.build();

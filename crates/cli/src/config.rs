@@ -7,7 +7,7 @@ use super::output::{print, table};
 use super::remote::ask;
 use super::{Global, NotInOrder};
 
-/// Compare hob.toml with what the daemon serves, and apply it
+/// Compare the running daemon with hob.toml, and apply the file
 #[derive(Debug, Subcommand)]
 pub(crate) enum Config {
     /// Show differences between the running daemon and hob.toml; exit status 0 if there are none

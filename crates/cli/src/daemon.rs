@@ -9,7 +9,7 @@ use hob_daemon::{Config, Plan};
 use super::sockets::Sockets;
 use super::{Global, output};
 
-/// Serve many disks; changed live with the other commands
+/// Serve many disks, which other commands can change while the daemon runs
 #[derive(Debug, Args)]
 pub(crate) struct Daemon {
     /// Configuration file

@@ -13,7 +13,7 @@ use super::Global;
 use super::output::print;
 use super::remote::{converse, explain};
 
-/// Show the daemon's page in a browser: prints where it is, and serves it until Ctrl-C
+/// Serve the daemon's dashboard to a browser on this host until Ctrl-C, and print its address
 #[derive(Debug, Args)]
 pub(crate) struct Dashboard {
     /// Port of 127.0.0.1 for the dashboard; 0 for a free port

@@ -1,8 +1,9 @@
 //! `hob demo`: shows the effect of a cache with a slow array, a pool on this host's disk, and a
 //! client.
 //!
-//! Only the slowness of the array is simulated. Data is in files, requests go over an NBD socket to
-//! a real shard. The array follows the model `hob_world::disk_model`, whose delays are waited for.
+//! Only the slowness of the array is simulated: the model `hob_world::disk_model` computes the delay
+//! of each request, and the demo waits for that time. The data is in files, and the requests go over
+//! an NBD socket to a real shard.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ const DEPTH: usize = 16;
 /// Duration of the warm pass, which is repeated until it is visible beside the slow passes.
 const WARM_FOR: Duration = Duration::from_secs(3);
 
-/// Show what a cache does, on this machine, within a minute
+/// Show the effect of a cache on this host, within a minute
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
     /// Continue to serve the disk afterwards until Ctrl-C, and print how to connect

@@ -17,7 +17,7 @@ use super::output::{Format, pairs, print, table, with_notes, word};
 use super::pool::absolute;
 use super::remote::{ask, converse, explain};
 
-/// Serve disks, stop serving them, show them
+/// Add, change, remove and show disks
 #[derive(Debug, Subcommand)]
 pub(crate) enum Disk {
     /// Serve a disk
@@ -67,8 +67,8 @@ pub(crate) enum Disk {
         /// Size of the cache for the parent, if this command creates the parent's disk
         #[arg(long, value_name = "SIZE", requires = "share_parent")]
         parent_cache: Option<Size>,
-        /// Give the disk this cache of no disk, with its dirty data; 'hob pool show' lists such
-        /// caches
+        /// Give the disk this cache, which belongs to no disk now, with its dirty data; 'hob pool show'
+        /// lists such caches
         #[arg(long, value_name = "OWNER")]
         adopt_cache: Option<String>,
     },

@@ -15,7 +15,7 @@ use super::watch::Watch;
 /// Width of the progress bar in characters.
 const BAR_CELLS: usize = 24;
 
-/// Bring what only flash has to the backing; clean data stays in the cache
+/// Write a disk's dirty data to the backing; the data stays in the cache
 #[derive(Debug, Args)]
 pub(crate) struct Drain {
     /// The disk

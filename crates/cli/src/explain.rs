@@ -7,7 +7,7 @@ use super::Global;
 use super::output::print;
 use super::remote::ask;
 
-/// Say why a disk's I/O is, or is not, served from flash
+/// Explain why flash serves, or does not serve, a disk's I/O
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
     /// The disk

@@ -9,7 +9,7 @@ use super::output::{print, table};
 use super::pool::absolute;
 use super::remote::ask;
 
-/// Further exports of a disk: other ways to it, with fewer rights or without effect on its cache
+/// Manage additional exports of a disk, with fewer rights or without effect on its cache
 #[derive(Debug, Subcommand)]
 pub(crate) enum Export {
     /// Add an export to a disk

@@ -15,8 +15,8 @@ use super::remote::ask;
 /// Length of the longest bar in characters.
 const BAR_CELLS: u64 = 40;
 
-/// Show what a disk is asked for: lengths, distances, queue, latencies and gaps, in the buckets of
-/// vscsiStats
+/// Show histograms of a disk's requests: lengths, seek distances, queue depths, latencies and
+/// intervals, in the buckets of vscsiStats
 ///
 /// Only a guest's reads and writes are counted. Histograms of reads ignore writes, and histograms
 /// of writes ignore reads: for example, the distance of a read is measured from the previous read.

@@ -107,7 +107,7 @@ pub(crate) enum LogFormat {
 }
 
 impl Global {
-    /// Overrides the daemon's settings of its control API by those of the command line.
+    /// Replaces the daemon's settings of the control API with those of the command line.
     fn say_in(&self, control: &mut ControlConfig) {
         if let Some(endpoint) = &self.control {
             control.listen = vec![endpoint.clone()];

@@ -16,7 +16,7 @@ use super::output::print;
 use super::remote::{converse, explain};
 use super::watch::Watch;
 
-/// Move a disk to another host, with its cache; or show how far that is
+/// Migrate a disk with its cache to another host, or show the progress of a migration
 #[derive(Debug, Args)]
 pub(crate) struct Migrate {
     /// The disk
@@ -36,7 +36,7 @@ pub(crate) struct Migrate {
     /// Name of the backing on the other host [default: the same]
     #[arg(long, requires = "to")]
     backing: Option<String>,
-    /// The pool of the other host [default: the one of the same name, or its only one]
+    /// Pool on the other host [default: the pool of the same name, or the only pool]
     #[arg(long, requires = "to")]
     pool: Option<String>,
     /// Path of a vhost-user socket for the disk on the other host
@@ -54,14 +54,14 @@ pub(crate) struct Migrate {
     /// Take back a disk that moved away, if its new host will never serve it again
     #[arg(long, conflicts_with = "to", requires = "force")]
     take_back: bool,
-    /// The new host will never return. If it still serves the disk, two hosts write to it, and it
-    /// is corrupted
+    /// Confirm that the new host will never serve the disk again. If that host still serves the
+    /// disk, two hosts write to the disk and corrupt it
     #[arg(long, requires = "take_back")]
     force: bool,
     #[command(flatten)]
     consent: Confirmation,
-    /// When the command returns [default: over, or arrived with --finish; at once if nothing was
-    /// started]
+    /// State of the migration at which the command returns [default: over, or arrived with --finish;
+    /// at once if the command starts nothing]
     #[arg(long, value_enum, value_name = "STATE", conflicts_with = "take_back")]
     wait: Option<Until>,
 }
@@ -75,7 +75,7 @@ enum Cache {
     HeatMap,
     /// Let the other host read misses from this host's flash until all cached data is copied
     Remote,
-    /// Left behind
+    /// Do not move the cache; the other host starts with an empty cache
     Drop,
 }
 
@@ -84,7 +84,7 @@ enum Cache {
 enum When {
     /// The first write on the other host: the VM runs there
     OnWrite,
-    /// `hob migrate DISK --finish` alone
+    /// Only `hob migrate DISK --finish`
     Ask,
 }
 

@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::Global;
 use super::output::{pairs, print};
 
-/// Disks as objects in S3 and its like, or in a directory: make one, look at it; see
-/// docs/OBJECTS.md
+/// Create, show and unlock disks that are stored as objects, in an object store such as S3 or in a
+/// directory; see docs/OBJECTS.md
 #[derive(Debug, Subcommand)]
 pub(crate) enum Objects {
     /// Create a disk of zeroes. The disk takes up space only where it is written

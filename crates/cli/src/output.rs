@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use hob_control::without_error_numbers;
 use serde::Serialize;
 
-/// How to answer.
+/// Output format of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
     /// A table for people.

@@ -19,8 +19,8 @@ pub(crate) enum Qos {
     Set {
         /// The disk
         disk: String,
-        /// Use this storage policy, also when it changes; '' to keep the present settings without a
-        /// policy
+        /// Use this storage policy, and follow its later changes; '' to keep the present settings
+        /// without a policy
         #[arg(long, value_name = "NAME", conflicts_with_all = RULES)]
         policy: Option<String>,
         #[command(flatten)]

@@ -27,9 +27,10 @@ const DEPTH_DEFAULT: usize = 128;
 /// Exit status of a process that a second Ctrl-C ends, as in shells.
 const STATUS_INTERRUPTED: i32 = 130;
 
-/// Send the requests of a trace to a disk in real time, and measure the answers
+/// Send the requests of a trace to a disk in real time, and measure the latencies
 ///
-/// Written data is noise. Ctrl-C ends the replay with its report, a second one without.
+/// Writes have random data. After Ctrl-C the command ends the replay and prints the report. A second
+/// Ctrl-C ends the command without a report.
 #[derive(Debug, Args)]
 pub(crate) struct Replay {
     /// The trace, in any format that hob reads
@@ -50,7 +51,7 @@ pub(crate) struct Replay {
     /// Send the reads only
     #[arg(long, conflicts_with = "allow_writes")]
     reads_only: bool,
-    /// Wrap offsets beyond the target's end around
+    /// Map offsets beyond the target's end to offsets from its start
     #[arg(long)]
     wrap: bool,
     /// Bypass the page cache of a file or block device

@@ -8,7 +8,7 @@ use hob_engine::command::Layout;
 use hob_engine::granularity::FILLS;
 use hob_engine::preset::{COPIES, DESTAGE_ORDERS, MODES, PRESETS, VERIFY, Word};
 
-/// Parts of a cache.
+/// Settings of a cache.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(id = "settings", multiple = true)]
 pub(super) struct Settings {
@@ -21,15 +21,15 @@ pub(super) struct Settings {
     /// Keep the cache across restarts; write-back implies it
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     persistent: Option<bool>,
-    /// Use of the cache: reads and writes share all blocks (unified), or PERCENT of the blocks are
-    /// for reads (split:PERCENT)
+    /// Division of the cache: reads and writes share all blocks (unified), or PERCENT of the blocks
+    /// are for reads and the others for writes (split:PERCENT)
     #[arg(long, value_parser = checked::<Layout>)]
     layout: Option<String>,
     /// Admission rule: auto, or always, while-free, nth-access:N, ghost, each with
     /// +not-sequential:BYTES, +while-filling:PERCENT% and +reads-only
     #[arg(long, value_parser = checked::<Admission>)]
     admission: Option<String>,
-    /// How much a read miss fills
+    /// Amount of data that a read miss brings into the cache
     #[arg(long, value_name = "HOW", value_parser = fills())]
     fill: Option<String>,
     /// Replacement policy
@@ -60,7 +60,7 @@ pub(super) struct Settings {
     /// is slower
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     ordered: Option<bool>,
-    /// Restarts after which a persistent cache is compared with its backing
+    /// After which restarts a persistent cache is compared with its backing
     #[arg(long, value_name = "WHEN", value_parser = words(VERIFY))]
     verify: Option<String>,
     /// Size of the memory tier above the cache, for recently read data and read-ahead; 0 for none

@@ -7,7 +7,7 @@ use super::Global;
 use super::output::{duration, pairs, print, table, with_notes, word};
 use super::remote::ask;
 
-/// Show what became of each request, and the statistics of vSphere Flash Read Cache
+/// Show the number of requests with each outcome, and the statistics of vSphere Flash Read Cache
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
     /// Name of the disk; all online disks if absent

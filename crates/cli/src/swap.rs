@@ -16,7 +16,7 @@ use super::pool::absolute;
 use super::remote::{ask, converse, explain};
 use super::watch::Watch;
 
-/// Swap of this host on flash
+/// Manage swap areas of this host on flash
 #[derive(Debug, Subcommand)]
 pub(crate) enum Swap {
     /// Create a swap area in a pool, and turn it on
@@ -36,7 +36,7 @@ pub(crate) enum Swap {
         /// swap with a priority]
         #[arg(long, value_name = "N")]
         priority: Option<u16>,
-        /// Leave it off
+        /// Create the swap area, but do not turn it on
         #[arg(long)]
         off: bool,
         /// Do not wait until the swap area is on
@@ -45,7 +45,7 @@ pub(crate) enum Swap {
     },
     /// Turn a swap area on, now and at each start of the daemon; also cancels turning it off
     On {
-        /// The area
+        /// Name of the swap area
         name: String,
         /// Do not wait until the swap area is on
         #[arg(long)]
@@ -53,7 +53,7 @@ pub(crate) enum Swap {
     },
     /// Turn a swap area off, after swapping its pages in; also cancels turning it on
     Off {
-        /// The area
+        /// Name of the swap area
         name: String,
         /// Turn the area off even if memory may be too small for its pages; the kernel may then
         /// kill programs
@@ -65,10 +65,10 @@ pub(crate) enum Swap {
     },
     /// Return the space of a swap area that is off to its pool
     Remove {
-        /// The area
+        /// Name of the swap area
         name: String,
     },
-    /// List all areas
+    /// List all swap areas
     List,
 }
 

@@ -10,7 +10,8 @@ use super::remote::ask;
 
 /// Show changes that continue in the background, and how they ended
 ///
-/// A failed change stays in the list, and in 'hob health', until it is acknowledged. A restart of the daemon empties the list.
+/// A failed change stays in the list, and in 'hob health', until it is acknowledged. After a
+/// restart of the daemon, the list has only the failed changes.
 #[derive(Debug, Args)]
 pub(crate) struct Tasks {
     #[command(subcommand)]

@@ -21,7 +21,7 @@ pub(super) struct Watch {
     interrupt: Signal,
     on_terminal: bool,
     last_line: Option<Instant>,
-    /// True if the terminal has a line without an end.
+    /// True if the last line on the terminal is not complete: no newline was written after it.
     stands: bool,
 }
 

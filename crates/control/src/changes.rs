@@ -53,10 +53,11 @@ pub struct DeviceAdd {
     /// for replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
-    /// As in [`PoolCreate`].
+    /// Size of the device's file, or of the peer's flash. Block devices are used completely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
-    /// As in [`PoolCreate`].
+    /// Use the device even if it contains other data, which is lost. hob refuses a device with dirty
+    /// data of another pool.
     #[serde(default)]
     pub force: bool,
 }

@@ -7,8 +7,8 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// A connected socket, also one with TLS. Connections box it, because hyper would be compiled once
-/// for each type.
+/// A connected socket, with or without TLS. Connections use a boxed socket, because hyper would
+/// otherwise be compiled once for each type of socket.
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}

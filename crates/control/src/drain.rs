@@ -1,6 +1,7 @@
 //! The operation for which a client drains a disk. `hob tasks` shows it beside the drain.
 
-/// The operation for which a client drains a disk. The client makes it after the drain.
+/// The operation for which a client drains a disk. The client carries out the operation after the
+/// drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainFor {
     /// No other operation: `hob drain`.

@@ -111,7 +111,7 @@ pub enum EtcdError {
 /// A key in etcd with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdEntry {
-    /// Deletes this key.
+    /// Name of the key.
     pub key: String,
     /// Value.
     pub value: Vec<u8>,

@@ -175,15 +175,16 @@ pub struct FlashWritesUsage {
     pub covered_seconds: u64,
     /// Bytes that caches wrote to flash since the daemon started.
     pub written: Size,
-    /// Bytes of that which a budget may not refuse: all but copies of clean data.
+    /// Part of `written` that a budget may not refuse: all writes except copies of clean data.
     pub unrefusable: Size,
     /// Bytes that the budget kept from flash since the daemon started.
     pub refused: Size,
     /// Unused budget that caches can still write.
     pub saved: Size,
-    /// Bytes written beyond the budget, which the next budget is charged with.
+    /// Bytes written beyond the budget. They reduce the budget of the following time.
     pub debt: Size,
-    /// Bytes that filled free blocks on loan, and that are not repaid.
+    /// Bytes with which free blocks were filled beyond the budget, and that later budget has not
+    /// repaid.
     pub loan: Size,
 }
 
@@ -194,7 +195,7 @@ pub struct CacheFlashWrites {
     pub part: Size,
     /// Unused budget of the cache; negative for a debt.
     pub saved: i64,
-    /// How strict the budget makes admission: 0 for not at all, 100 if no copy of clean data is
+    /// How much the budget limits admission: 0 if not at all, 100 if no copy of clean data is
     /// written to flash.
     pub pressure_percent: u8,
     /// Bytes that the cache wrote to flash since the disk was added: data, both copies, and journal.

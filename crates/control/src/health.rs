@@ -19,7 +19,7 @@ pub struct Health {
 pub enum HealthStatus {
     /// Nothing is wrong.
     Ok,
-    /// There are problems. Everything that the problems do not name works.
+    /// There are problems. Objects that no problem names work normally.
     Degraded,
 }
 
@@ -32,7 +32,7 @@ pub struct HealthProblem {
     /// The subject of the problem: a disk, a pool with a device path or a cache, a swap area, a shard, this
     /// host in its cluster, the daemon's state, its configuration, or the subject of a task.
     pub subject: String,
-    /// In words.
+    /// Description of the problem.
     pub reason: String,
 }
 

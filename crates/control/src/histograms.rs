@@ -43,7 +43,7 @@ pub struct RequestBucket {
     /// Largest value of the bucket. Null for the last bucket, which counts all larger values.
     /// Values start one above the previous bucket's bound.
     pub up_to: Option<i64>,
-    /// Values in it.
+    /// Number of values in the bucket.
     pub count: u64,
 }
 

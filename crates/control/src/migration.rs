@@ -107,9 +107,10 @@ pub enum MigrationState {
     Announcing,
     /// The destination is prepared for the disk, and copies cached data from the source.
     Copying,
-    /// The guest waits.
+    /// The disk is frozen, and the guest's requests wait for the hand-over.
     Frozen,
-    /// The disk is frozen for the hand-over, and the guest's requests wait.
+    /// The source has handed the disk over, and the destination has not confirmed this yet. The
+    /// guest's requests wait.
     HandingOver,
     /// The destination owns the disk, and reads cached data from the source.
     Serving,
@@ -266,7 +267,7 @@ pub struct ArrivingCache {
     pub like_pool: String,
     /// Size of the cache.
     pub size: Size,
-    /// All its settings.
+    /// All settings of the cache.
     #[schema(inline)]
     pub settings: ArrivingSettings,
 }
@@ -296,7 +297,7 @@ pub struct CallAnswer {
     /// Why the destination refused the call; absent if it accepted the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<CallRefusal>,
-    /// A write waits.
+    /// Whether a write of the guest waits at the destination.
     pub wants: bool,
     /// Whether the destination has copied all cached data.
     pub done: bool,

@@ -22,7 +22,7 @@ pub enum PlannedChange {
         #[serde(default)]
         discard_dirty: bool,
     },
-    /// Empty its cache.
+    /// Empty the disk's cache.
     Clear,
     /// Discard the disk's dirty data.
     DiscardDirty,
@@ -31,9 +31,9 @@ pub enum PlannedChange {
         /// The event.
         event: LifeEvent,
     },
-    /// Close the disk and open it again, with another access or datastore.
+    /// Close the disk and open it again, with another access mode or datastore.
     Reopen,
-    /// Change its cache.
+    /// Change settings of the disk's cache.
     Set {
         /// The settings that change.
         patch: Box<CachePatch>,
@@ -44,7 +44,8 @@ pub enum PlannedChange {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "change", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PlannedPoolChange {
-    /// Create the pool of these devices, or add them to it, and overwrite their data.
+    /// Create the pool from these devices, or add these devices to the pool, and overwrite their
+    /// data.
     UseDevices {
         /// The devices' paths.
         paths: Vec<String>,

@@ -80,7 +80,7 @@ pub struct SharedCapacity {
     pub caches: Vec<SharedCache>,
 }
 
-/// A shared cache and what its size is worth, by the recent reads of its disk.
+/// A shared cache, and the benefit of its size for the recent reads of its disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SharedCache {
     /// Name of the disk.
@@ -97,7 +97,8 @@ pub struct SharedCache {
     pub hit_permille: u32,
     /// Estimated additional hits per second with 1/16 more capacity.
     pub more_hits_per_second: u64,
-    /// Estimated hits per second more than with an equal part of the capacity; negative if fewer.
+    /// Estimated additional hits per second, compared with an equal part of the capacity; negative if
+    /// an equal part would give more hits.
     pub gained_hits_per_second: i64,
 }
 
@@ -133,7 +134,7 @@ pub struct Device {
     pub peer: Option<String>,
     /// Whether caches may allocate segments on the device. Never for a fenced device.
     pub admission: Admission,
-    /// Room for caches.
+    /// Space for caches.
     pub size: Size,
     /// Unallocated space on the device.
     pub free: Size,
@@ -232,7 +233,7 @@ pub struct Disk {
     /// The disk's cache, if one is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
-    /// Further exports.
+    /// Additional exports of the disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<Export>,
     /// Path of the file through which programs use the disk (FUSE).
@@ -330,7 +331,7 @@ pub struct Cache {
     pub layout: String,
     /// Admission rule.
     pub admission: String,
-    /// How much a read miss fills.
+    /// Amount of data that a read miss brings into the cache.
     #[serde(default)]
     pub fill: String,
     /// Order in which dirty data is written to the backing.
@@ -344,9 +345,9 @@ pub struct Cache {
     pub dirty_full: u8,
     /// Maximum age of dirty data, seconds. With 0, only `dirty_start` starts destaging.
     pub dirty_age_max: u32,
-    /// Copies on flash.
+    /// Number of copies on flash, of all data or only of dirty data.
     pub copies: String,
-    /// Whether destaging never passes a guest's FLUSH.
+    /// Whether destaging keeps the order of writes before and after a guest's FLUSH.
     pub ordered: bool,
     /// When the cache is compared with its backing after a restart.
     #[serde(default)]

@@ -79,7 +79,7 @@ pub struct CurveCache {
 /// Miss-ratio curve of a disk for one block size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BlockCurve {
-    /// The block.
+    /// Block size of the curve.
     pub block_size: Size,
     /// Number of reads; a read counts once for each block that it touches. The curve's ratios are
     /// shares of this number.
@@ -98,8 +98,8 @@ pub struct BlockCurve {
 /// A point of a miss-ratio curve.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CurvePoint {
-    /// The cache.
+    /// Size of the cache, bytes.
     pub cache_bytes: u64,
-    /// Misses, 0 to 1.
+    /// Fraction of the accesses that miss, 0 to 1.
     pub miss_ratio: f64,
 }

@@ -39,9 +39,9 @@ pub struct DiskStats {
     pub iops_mean: f64,
     /// Number of requests in the busiest second.
     pub iops_max: f64,
-    /// Mean length, KiB.
+    /// Mean length of a request, KiB.
     pub kib_per_io_mean: f64,
-    /// Largest length, KiB.
+    /// Largest length of a request, KiB.
     pub kib_per_io_max: f64,
     /// Mean latency of requests, nanoseconds.
     pub latency_mean_ns: u64,
@@ -134,7 +134,7 @@ pub struct DiskStats {
     /// Bytes that read misses brought into the cache in addition to those that guests read.
     #[serde(default)]
     pub extra_read_bytes: u64,
-    /// Uses of blocks that only such additional reads had brought into the cache.
+    /// Uses of blocks whose data only additional reads (setting `fill`) had brought into the cache.
     #[serde(default)]
     pub extra_blocks_used: u64,
     /// Writes that were sent to the backing in one I/O with other writes.
@@ -213,7 +213,7 @@ pub struct OutcomeStats {
 /// Distribution of the latencies of requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Latency {
-    /// Mean, nanoseconds.
+    /// Mean latency, nanoseconds.
     pub mean_ns: u64,
     /// Median latency, nanoseconds.
     pub p50_ns: u64,
@@ -221,7 +221,7 @@ pub struct Latency {
     pub p99_ns: u64,
     /// 99.9th percentile of the latency, nanoseconds.
     pub p999_ns: u64,
-    /// Longest, nanoseconds.
+    /// Longest latency, nanoseconds.
     pub max_ns: u64,
     /// Non-empty buckets of the latency histogram, shortest latency first.
     pub buckets: Vec<Bucket>,
@@ -232,7 +232,7 @@ pub struct Latency {
 pub struct Bucket {
     /// Upper bound of the bucket, nanoseconds.
     pub up_to_ns: u64,
-    /// Requests in it.
+    /// Number of requests in the bucket.
     pub count: u64,
 }
 

@@ -77,10 +77,10 @@ pub struct SwapCreate {
     /// Size of the swap area, rounded up to whole segments.
     pub size: Size,
     /// Swap priority, 0 to 32767; areas of higher priority are filled first. If absent, the kernel
-    /// chooses a lower one than all of these.
+    /// chooses a priority below 0, so the area is filled after all areas with a priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u16>,
-    /// Leave it off.
+    /// Create the swap area, but do not turn it on.
     #[serde(default)]
     pub off: bool,
 }

@@ -1,4 +1,4 @@
-//! Unix sockets: listening on them, and the permissions of those of disks: owner, group and mode.
+//! Unix sockets: functions that listen on them, and the owner, group and mode of disks' sockets.
 //!
 //! QEMU often runs as a user of its own (`libvirt-qemu`, `qemu`), which needs write permission to connect.
 

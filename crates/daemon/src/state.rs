@@ -195,8 +195,8 @@ pub(crate) struct DiskState {
     /// Stripe size of the backing's storage, if an operator chose one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stripe: Option<Size>,
-    /// Number of guests that had not received a report, when the disk was closed, that acknowledged
-    /// writes may be lost.
+    /// Number of guests that must still get an error because acknowledged writes may be lost, as it
+    /// was when the disk was closed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) flush_failures_owed: u32,
     /// Datastore of the disk, if an operator named one.

@@ -75,7 +75,7 @@ struct Shared {
 /// Paths of dropped sockets whose files are being removed.
 static ENDING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Wakes those who wait for a change of [`ENDING`].
+/// Wakes the threads that wait for a change of [`ENDING`].
 static ENDED: Condvar = Condvar::new();
 
 #[derive(Debug, Default)]

@@ -35,7 +35,7 @@ pub const BOOT_VARIABLE: &str = "HOB_BOOT_ID";
 const BOOT_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Returns the id of the kernel's current boot, a UUID. Files of crash logs that were there earlier
-/// in the same boot must still be there. `None` if the kernel does not tell the id.
+/// in the same boot must still be there. `None` if the kernel does not report the id.
 pub fn boot_id() -> Option<u128> {
     let text = std::env::var(BOOT_VARIABLE).or_else(|_| std::fs::read_to_string(BOOT_FILE)).ok()?;
     u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()

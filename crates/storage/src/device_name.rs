@@ -32,11 +32,12 @@ const BEST: [&str; 5] = ["wwn-", "nvme-eui.", "nvme-uuid.", "dm-uuid-", "md-uuid
 /// How a path names a block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceName {
-    /// The path is no number of the kernel, or leads to no block device.
+    /// The path is not one of the kernel's numbered names, such as `/dev/sda`, or is no block
+    /// device.
     Stable,
-    /// The path is a number of the kernel. This link is a stable name of the same device.
+    /// The path is one of the kernel's numbered names. This link is a stable name of the device.
     Link(PathBuf),
-    /// The path is a number of the kernel, and the device has no stable name.
+    /// The path is one of the kernel's numbered names, and the device has no stable name.
     Numbered,
 }
 

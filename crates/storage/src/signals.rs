@@ -1,16 +1,16 @@
 //! Signals while another program takes over in this process at an upgrade.
 //!
-//! A new program has no handlers at first, so a signal would end it, or be lost in a handler of
-//! the old program. Therefore [`hold`] takes over the signals that stop the daemon. They wait in
-//! the kernel until the new program calls [`release`].
+//! The new program has no signal handlers at first. A signal would end the new program, or be lost
+//! in a handler of the old program. Therefore [`hold`] blocks the signals that stop the daemon.
+//! These signals wait in the kernel until the new program calls [`release`].
 #![allow(unsafe_code)]
 
 /// Signals that stop the daemon.
 const STOP: [libc::c_int; 2] = [libc::SIGTERM, libc::SIGINT];
 
-/// Blocks the stop signals in this thread, which must be the main thread and is the only one that
-/// continues in the new program, and ignores SIGHUP, which requests an upgrade. Other threads pass
-/// on what they receive to the main thread.
+/// Blocks the stop signals in this thread, and ignores SIGHUP, which requests an upgrade. The
+/// caller must be the main thread, the only thread that continues in the new program. Other threads
+/// pass stop signals on to the main thread.
 pub fn hold() {
     extern "C" fn pass_on(signal: libc::c_int) {
         send_to_main_thread(signal);
@@ -24,7 +24,8 @@ pub fn hold() {
     }
 }
 
-/// Stops the new program after its start. Call [`hold`] before.
+/// Makes the new program stop after its start: sends SIGTERM, which waits until the new program
+/// calls [`release`]. Call [`hold`] first.
 pub fn stop_next_program() {
     send_to_main_thread(libc::SIGTERM);
 }

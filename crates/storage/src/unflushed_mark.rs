@@ -5,7 +5,7 @@
 //! is the number of guests whose acknowledged changes would be lost, or that have not received a
 //! report of an earlier loss. So `hob serve`, which saves no other state, does not forget a report
 //! when it is killed again. The shard writes the byte before it acknowledges a change. A restart of
-//! the host removes the file. It also ends the guests, so no guest needs a report after it. A disk
+//! the host removes the file. A restart also ends the guests, so they need no report. A disk
 //! that is closed cleanly has no file.
 
 use std::fs::File;

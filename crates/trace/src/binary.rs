@@ -136,7 +136,7 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Result<Record, &'static str> {
         1 => Op::Write,
         2 => Op::Discard,
         3 => Op::Flush,
-        _ => return Err("the operation is none that this hob knows"),
+        _ => return Err("this hob does not know the operation"),
     };
     let record = Record {
         at_ns: u64_at(bytes, 0),

@@ -437,7 +437,7 @@ impl TraceReader {
 fn absurd(at_ns: u64, start: u64) -> Reason {
     let years = at_ns.abs_diff(start) / 1_000_000_000 / 31_557_600;
     let way = if at_ns < start { "before" } else { "after" };
-    format!("the time is absurd: {years} years {way} the others").into()
+    format!("the time is implausible: {years} years {way} the others").into()
 }
 
 impl Iterator for TraceReader {

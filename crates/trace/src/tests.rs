@@ -95,10 +95,10 @@ fn absurd_times_are_bad_wherever_they_stand() {
         let entry = &found.skipped.first[0];
         let line = times.iter().position(|time| *time == 0 || *time == 10 * now).unwrap() as u64 + 2;
         assert_eq!(entry.place, Place::Line(line), "{n}");
-        assert!(entry.reason.starts_with("the time is absurd: "), "{}", entry.reason);
+        assert!(entry.reason.starts_with("the time is implausible: "), "{}", entry.reason);
         let found = read(csv(&times), &OpenOptions { on_bad: OnBad::Fail, ..SKIP });
         let error = found.error.unwrap();
-        assert!(error.starts_with(&format!("trace, line {line}: the time is absurd")), "{error}");
+        assert!(error.starts_with(&format!("trace, line {line}: the time is implausible")), "{error}");
     }
 }
 
@@ -294,7 +294,7 @@ fn a_binary_trace_is_read_forgivingly() {
     assert_eq!(
         shown,
         [
-            "record 2: the operation is none that this hob knows",
+            "record 2: this hob does not know the operation",
             "record 3: the trace was cut off within the next record, after 23 bytes of it",
             "record 3: the trace ends after 3 records; its header says 5"
         ]

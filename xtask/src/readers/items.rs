@@ -1,5 +1,5 @@
-//! Names the items of a Rust source: which one a doc comment describes, and which ones contain a
-//! line.
+//! Finds the names of items in a Rust source: the item that a doc comment describes, and the items
+//! that contain a line.
 
 use std::ops::Range;
 

@@ -79,7 +79,7 @@ fn every_crate_has_a_rule() {
         .map(|p| name(p).to_owned())
         .filter(|n| !RULES.iter().any(|rule| rule.name == n))
         .collect();
-    none("every crate of the workspace stands in RULES", &unruly);
+    none("every crate of the workspace has a rule in RULES", &unruly);
 }
 
 /// Checks dependencies between crates, including development dependencies.

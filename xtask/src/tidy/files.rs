@@ -50,7 +50,7 @@ fn unsafe_stands_only_where_it_must() {
             }
         }
     }
-    none(&format!("`unsafe` stands only in {}", UNSAFE_ALLOWED.join(", ")), &broken);
+    none(&format!("`unsafe` is permitted only in {}", UNSAFE_ALLOWED.join(", ")), &broken);
 }
 
 /// Crates whose examples in documentation are tested. The others have `doctest = false`, because rustdoc

@@ -52,7 +52,7 @@ pub(super) struct Work<'a> {
     /// Time for which the VM was paused.
     pub(super) paused: Duration,
     stop: TestStop,
-    /// True if the command has waited for the daemon in vain. The command does not wait again.
+    /// True if the daemon did not answer while the command waited. The command does not wait again.
     has_no_daemon: bool,
     /// The last step that was printed. Further attempts are not printed.
     told: Option<Step>,
@@ -87,8 +87,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Refuses a disk whose nodes in QEMU the plan does not know. A command calls this for all of its
-    /// disks before the first step.
+    /// Refuses a disk whose block nodes in QEMU differ from those that the record describes. Each
+    /// command checks all of its disks before the first step.
     pub(super) async fn check(&mut self, goal: Goal) -> anyhow::Result<()> {
         let Err(error) = self.look(goal).await else { return Ok(()) };
         // An earlier command may have been killed while the VM was paused.
@@ -144,7 +144,7 @@ impl<'a> Work<'a> {
         ))
     }
 
-    /// Returns the message of a command whose VM has probably ended.
+    /// Returns the error message for a VM that has probably ended, with advice for the user.
     fn after_end(&self, error: &anyhow::Error) -> anyhow::Error {
         let Record { label, disk, target, .. } = self.record;
         anyhow!(
@@ -191,7 +191,7 @@ impl<'a> Work<'a> {
         Ok(is_paused)
     }
 
-    /// Makes sure that hob or QEMU has the lock of the image, for a VM that uses hob.
+    /// Makes sure that hob or QEMU holds the image's lock while the VM uses hob.
     async fn lock_again(&mut self) -> anyhow::Result<()> {
         match self.disk().await? {
             HobDisk::Locked | HobDisk::Cached => Ok(()),
@@ -267,7 +267,7 @@ impl<'a> Work<'a> {
         result
     }
 
-    /// Examines the VM, hob and the record.
+    /// Returns the present state of the VM, of hob's disk and of the attachment's record.
     ///
     /// # Errors
     /// Returns an error if the VM uses other nodes than the record says, for example because of a
@@ -511,7 +511,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Sends the VM's requests to another node.
+    /// Redirects the VM's requests to another block node of QEMU.
     async fn send_to(&mut self, node: &str) -> anyhow::Result<()> {
         let record = self.record;
         match (record.method, &record.parent) {
@@ -607,7 +607,8 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Removes hob's disk of a stopped VM, and its record. Waits for a daemon that restarts.
+    /// Removes hob's disk of a stopped VM, and the record of the attachment. Waits for a daemon that
+    /// restarts.
     pub(super) async fn detach_stopped(&mut self) -> anyhow::Result<()> {
         let mut restarts = Restarts::default();
         loop {

@@ -163,7 +163,7 @@ fn of_next_start(record: &Record, vm: &str, definition: Definition) -> Option<St
     let Record { target, disk, file, .. } = record;
     match (vm.starts_with(USES_HOB), definition) {
         (true, Definition::Image) => Some(format!(
-            "{target}: the VM's definition still has {}, so its next start fails or passes hob by. Repeat \
+            "{target}: the VM's definition still has {}, so its next start fails or bypasses hob. Repeat \
              'hob attach {target}', or run 'hob detach {target}'",
             file.display()
         )),

@@ -27,8 +27,8 @@ pub(super) fn given(command_line: &[String], node: &str) -> Option<Value> {
     given.map(|pair| parse(&pair[1])).find_map(|options| find(&options, node).cloned())
 }
 
-/// Returns true if QEMU's command line passes the guest's discards on for a `-drive` with this
-/// file.
+/// Returns true if QEMU's command line has a `-drive` with this file that passes the guest's
+/// discards to the file.
 pub(super) fn drive_discards(command_line: &[String], file: &str) -> bool {
     let mut drives = command_line.iter().filter(|text| text.contains("discard=")).map(|text| parse(text));
     drives.any(|drive| drive["file"] == file && matches!(drive["discard"].as_str(), Some("unmap" | "on")))
@@ -78,8 +78,8 @@ fn find<'a>(options: &'a Value, node: &str) -> Option<&'a Value> {
     options.as_object()?.values().find_map(|value| find(value, node))
 }
 
-/// Returns an option that QEMU shows for a node, and that hob cannot repeat. Without the offset of a
-/// raw image in its file, for example, the node would have other data.
+/// Returns an option of a node that hob cannot repeat when it opens the node again. Without the
+/// offset of a raw image in its file, for example, the node would have other data.
 pub(super) fn not_repeatable(node: &Node) -> Option<String> {
     // If a name cannot express all options, QEMU shows JSON.
     let options: Value = serde_json::from_str(node.file.strip_prefix("json:")?).ok()?;

@@ -69,7 +69,7 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
              'hob detach --stopped {target}'",
             node.driver
         );
-        return refuse("uses hob since its start, or another image", message);
+        return refuse("has used hob since its start, or uses another image", message);
     }
     if graph.users(record.node_name()) > 0 {
         let message = format!(
@@ -77,7 +77,7 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
              it, and repeat the command; or stop the VM, and run 'hob detach --stopped {target}'",
             record.disk
         );
-        return refuse("uses its image; QEMU uses hob's disk otherwise", message);
+        return refuse("uses its image; another part of QEMU uses hob's disk", message);
     }
     if goal == Goal::Attached && is_below_overlay(graph, record, &chain) {
         let message = format!(
@@ -90,7 +90,7 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
     Ok(Path::Image)
 }
 
-/// Returns true if QEMU uses hob's disk, except by the record's device.
+/// Returns true if a part of QEMU other than the attached device uses hob's disk.
 fn is_used_otherwise(graph: &Graph, record: &Record) -> bool {
     let is_hobs = |(name, node): (&String, &Node)| {
         name != record.node_name() && node.driver == "nbd" && is_export(&node.file, &record.disk)

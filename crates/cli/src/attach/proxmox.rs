@@ -17,8 +17,9 @@ use super::plan::Definition;
 /// VE's files.
 const ROOT: &str = "HOB_PVE_ROOT";
 
-/// Changes a volume in a VM's configuration, with the lock of Proxmox VE. Arguments: VMID, key, old
-/// volume, new volume. `qm set` would unplug the disk of a running VM.
+/// Perl script that changes a volume in a VM's configuration, with the lock of Proxmox VE.
+/// Arguments: VMID, key, old volume, new volume. The command `qm set` would unplug the disk of a
+/// running VM.
 const SCRIPT: &str = r#"
 use strict; use warnings; use PVE::QemuConfig; use PVE::QemuServer;
 my ($vmid, $key, $from, $to) = @ARGV;
@@ -152,7 +153,7 @@ impl Settings {
         lines.filter_map(|line| line.split_once(':')).find(|(name, _)| *name == key).map(|it| it.1.trim())
     }
 
-    /// Returns the storage of the type `hob` over a storage on this node.
+    /// Returns the storage of the type `hob` that has the storage `base` below it, on this node.
     fn layer_over(&self, base: &str) -> Option<&str> {
         let mut found = None;
         let mut section = Section::default();

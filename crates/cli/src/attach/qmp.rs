@@ -143,7 +143,8 @@ impl Monitor {
         }
     }
 
-    /// Makes sure that commands need no new process, before the VM is paused.
+    /// Starts the process that forwards commands to libvirt, so that no command starts a process while
+    /// the VM is paused.
     pub(super) async fn prepare(&mut self) {
         if let Monitor::Libvirt { domain, shell, .. } = self
             && shell.is_none()

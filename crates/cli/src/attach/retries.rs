@@ -1,4 +1,4 @@
-//! When a failed step or plan of `hob attach` is repeated.
+//! Decides when `hob attach` repeats a failed step or plan.
 
 use std::time::{Duration, Instant};
 
@@ -57,7 +57,8 @@ impl Restarts {
     }
 }
 
-/// The states at which the plan was begun, to end a plan that would repeat its steps.
+/// The states at which the plan began so far. If a state recurs, the plan would repeat its steps
+/// forever, so the command ends.
 #[derive(Default)]
 pub(super) struct Passes(Vec<State>);
 

@@ -11,7 +11,7 @@ use crate::output::word;
 /// Number of devices for two copies of dirty data.
 const DEVICES_FOR_COPIES: usize = 2;
 
-/// Returns the lines that begin the plan of an attachment.
+/// Returns the first lines of the plan of an attachment.
 pub(super) fn of_attachment(record: &Record, pools: &[Pool]) -> Vec<String> {
     let Record { label, file, format, disk, cache, .. } = record;
     let pool = pools.iter().find(|pool| pool.name == cache.pool);
@@ -35,7 +35,7 @@ pub(super) fn of_attachment(record: &Record, pools: &[Pool]) -> Vec<String> {
     ]
 }
 
-/// Returns the line that begins the plan of a detachment.
+/// Returns the first line of the plan of a detachment.
 pub(super) fn of_detachment(record: &Record, disks: &[Disk]) -> String {
     let Record { label, file, disk, .. } = record;
     let cache = disks.iter().find(|found| found.name == *disk).and_then(|disk| disk.cache.as_ref());

@@ -151,7 +151,7 @@ impl Vm {
         }
         if let Some(other) = self.other_node(image, &given) {
             bail!(
-                "QEMU opens {} a second time, as the block node {other}, and would read and write past hob. Remove the \
+                "QEMU opens {} a second time, as the block node {other}, whose reads and writes would bypass hob. Remove the \
                  other device or block node, and repeat the command",
                 given.display()
             );

@@ -1,4 +1,4 @@
-//! A stop of the command between two steps. Tests kill the command or the daemon there.
+//! Stops the command between two steps, so that tests can kill the command or the daemon there.
 
 use rustix::process::{Signal, getpid, kill_process};
 

@@ -7,7 +7,7 @@ use super::super::Global;
 use super::super::output::{print, table};
 use super::super::remote::ask;
 
-/// Say where flash is to spare and which disks had better be on other hosts, from the miss-ratio curves of all
+/// Show hosts with spare flash, and disks that should move to other hosts, from the miss-ratio curves of all disks
 #[derive(Debug, Args)]
 pub(crate) struct Advise {
     /// Show advice for moving all disks off this host
@@ -40,7 +40,7 @@ fn text(advice: &ClusterAdvice) -> String {
     }
     let resizes = resizes(advice);
     if !resizes.is_empty() {
-        out.push_str("\n\nCaches, where each disk should be\n");
+        out.push_str("\n\nRecommended cache sizes, after the moves\n");
         out.push_str(&resizes.join("\n"));
     }
     if !advice.stays.is_empty() {
@@ -51,8 +51,8 @@ fn text(advice: &ClusterAdvice) -> String {
     if advice.reads > 0.0 {
         let part = |hits: f64| percent(100.0 * hits / advice.reads);
         out.push_str(&format!(
-            "\n\nOf {:.0} reads/s flash serves {} with these caches, {} with the best division of \
-            each host's flash, {} after the moves.",
+            "\n\nOf {:.0} reads/s, flash serves {} with the present caches. It would serve {} with the best \
+            division of each host's flash, and {} after the moves.",
             advice.reads,
             part(advice.hits_now),
             part(advice.hits_here),

@@ -32,7 +32,7 @@ pub(crate) struct Move {
     /// How the cache moves [default: drop, or copy if the disk is in use]
     #[arg(long, value_enum, requires = "to")]
     cache: Option<Carry>,
-    /// The pool of the other host [default: the one of the same name, or its only one]
+    /// Pool on the other host [default: the pool of the same name, or the only pool]
     #[arg(long, requires = "to")]
     pool: Option<String>,
     /// Maximum rate at which the cache is copied, bytes a second
@@ -52,13 +52,13 @@ pub(crate) struct Move {
 /// What happens to the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Carry {
-    /// Copied, hottest first
+    /// Copy the cache, hottest data first
     Copy,
     /// Send a list of the cached blocks; the other host reads them from the backing
     HeatMap,
     /// Let the other host read misses from this host's flash until all cached data is copied
     Remote,
-    /// Left behind
+    /// Do not move the cache; the other host starts with an empty cache
     Drop,
 }
 
@@ -144,7 +144,7 @@ pub(super) async fn look(client: &Client, before: &ClusterMove) -> anyhow::Resul
     let (state, note) = match held {
         Some(disk) if disk.host == before.to => (ClusterMoveState::Done, None),
         Some(disk) => {
-            (ClusterMoveState::Failed, Some(format!("the order is gone, and {} has it", disk.host)))
+            (ClusterMoveState::Failed, Some(format!("the order is gone, and {} has the disk", disk.host)))
         }
         None => (ClusterMoveState::Failed, Some("the order is gone, and no host has the disk".to_owned())),
     };

@@ -13,16 +13,17 @@ use super::{Source, interruption, read_material, with_progress, write};
 use crate::Global;
 use crate::output::print;
 
-/// Say which cache a disk should get: size, block size, policy, and what to expect of it
+/// Recommend a cache for a disk: size, block size and policy, with the expected effect
 ///
-/// Reads the trace, works out miss-ratio curves, simulates the caches worth a thought with the daemon's own decisions,
-/// and replays a part in virtual time on models of backing and flash. Says so where a cache does not help.
-/// With --share: recommends the size of one pool for all disks of the traces, with the policy s3-fifo.
+/// Computes miss-ratio curves of the trace, simulates the promising caches with the daemon's engine, and replays a part
+/// of the trace in virtual time on models of backing and flash. Also reports if no cache helps. With --share:
+/// recommends the size of one pool for all disks of the traces, with the policy s3-fifo.
 #[derive(Debug, Args)]
 pub(crate) struct Advise {
     #[command(flatten)]
     source: Source,
-    /// Share of the reads to serve from flash, like 85% [default: 90 % of what the best cache could]
+    /// Share of the reads that flash should serve, for example 85% [default: 90 % of the share that
+    /// the best cache could serve]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     target_hit: Option<f64>,
     /// Type of the backing: 7.2k-raid5, 10k-raid5, 15k-raid5, ceph, nfs, cloud-general,
@@ -36,7 +37,8 @@ pub(crate) struct Advise {
     /// size, or total terabytes, like 600TBW [default: 1DWPD]
     #[arg(long, value_name = "RATING", conflicts_with = "share")]
     endurance: Option<Endurance>,
-    /// Maximum number of requests to use, from the trace's start; a million take 24 MB
+    /// Maximum number of requests to use, from the trace's start; a million requests need 24 MB of
+    /// memory
     #[arg(
         long,
         value_name = "N",

@@ -43,9 +43,10 @@ const AFTER_S: u64 = 30;
 /// Simulate many hosts that share an etcd: the load on etcd, and how long disks of killed hosts are
 /// offline
 ///
-/// Each disk is served by one host, and some other hosts are configured with it. Three runs for
-/// each number of hosts: hosts poll every disk that they wait for once a second, and one host is
-/// killed; hosts watch etcd, as hob does, and one host is killed; the same, and a quarter of the
+/// One host serves each disk, and some other hosts are also configured with the disk. There are
+/// three runs for each number of hosts. In the first run, each host asks etcd once a second about
+/// every disk that it waits for, and one host is killed. In the second run, the hosts watch etcd, as
+/// hob does, and one host is killed. In the third run, the hosts watch etcd, and a quarter of the
 /// hosts is killed. Backings and caches are not simulated.
 #[derive(Debug, Args)]
 pub(crate) struct ClusterArgs {

@@ -1,5 +1,5 @@
 //! `hob lab figures [NAME…]`: repeats published measurements; writes a page, pictures and tables to
-//! a directory. `hob lab figures TRACE…` does so for divisions of one pool between the disks of
+//! a directory. `hob lab figures TRACE…` compares divisions of one pool between the disks of
 //! traces.
 
 mod divisions;

@@ -21,7 +21,7 @@ const TURN_NS: u64 = 1_000_000;
 /// Number of records between two checks for Ctrl-C.
 const RECORDS_A_LOOK: u64 = 8192;
 
-/// Make a trace up after a published workload; without a name, list the workloads and their parameters
+/// Generate a trace of a published workload; without a name, list the workloads and their parameters
 #[derive(Debug, Args)]
 pub(crate) struct Generate {
     /// Name of the workload; 'hob lab generate' lists them
@@ -97,7 +97,7 @@ pub(super) fn run(args: &Generate, global: &Global) -> anyhow::Result<()> {
         ));
     }
     if is_closed {
-        tell("clients take turns: the order is right, the times are a stand-in");
+        tell("the order of the requests is that of the workload, but their times are placeholders");
     }
     Ok(())
 }

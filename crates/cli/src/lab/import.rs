@@ -12,7 +12,7 @@ use super::out::{Columns, Out, SeveralDisks, To};
 use super::{Source, interruption, read_all, remarks};
 use crate::output::tell;
 
-/// Turn a trace into hob's own format
+/// Convert a trace into hob's own format
 #[derive(Debug, Args)]
 pub(crate) struct Import {
     #[command(flatten)]

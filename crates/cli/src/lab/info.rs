@@ -13,7 +13,7 @@ use super::{Source, interruption, read_all, remarks, write};
 use crate::Global;
 use crate::output::{duration, pairs, print, table};
 
-/// Show what a trace is like: requests, footprint, reuse, sizes, arrivals
+/// Show the properties of a trace: requests, footprint, reuse, sizes, arrivals
 #[derive(Debug, Args)]
 pub(crate) struct Info {
     #[command(flatten)]

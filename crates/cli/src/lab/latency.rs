@@ -19,15 +19,15 @@ use crate::Global;
 use crate::output::{duration, pairs, print, table, with_notes};
 use crate::settings::Settings;
 
-/// Maximum number of requests of one run, which take 3.2 GB.
+/// Maximum number of requests of one run. They need 3.2 GB of memory.
 const REQUESTS_MAX: i64 = 50_000_000;
 
 /// Play a trace in virtual time and report its latencies, without a cache and with one
 ///
-/// The full engine serves the trace on models of backing and flash, which takes seconds where the
-/// trace took days. Reports percentiles, by outcome too, and latency over time. The cache is what
-/// the daemon would make of the same options; where it keeps two copies it has two such flash
-/// devices.
+/// hob's engine serves the requests of the trace on models of backing and flash. A trace of days
+/// needs only seconds. Reports percentiles of the latency, also for each outcome, and the latency
+/// over time. The cache has the settings that the daemon would choose for the same options. A cache
+/// with two copies has two flash devices of the given type.
 #[derive(Debug, Args)]
 pub(crate) struct Latency {
     #[command(flatten)]
@@ -54,7 +54,8 @@ pub(crate) struct Latency {
     /// Play the trace once before measuring
     #[arg(long)]
     warm: bool,
-    /// Maximum number of requests to use, from the trace's start; a million take 65 MB
+    /// Maximum number of requests to use, from the trace's start; a million requests need 65 MB of
+    /// memory
     #[arg(long, value_name = "N", default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..=REQUESTS_MAX))]
     limit: u32,
     /// Write latency over time to this file, comma-separated

@@ -32,7 +32,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::Global;
 pub(super) use advise::percent as share_of_reads;
 
-/// Read traces of block I/O and work out what a cache would do
+/// Analyse traces of block I/O, and compute the effects of caches on them
 #[derive(Debug, Subcommand)]
 pub(crate) enum Lab {
     Import(import::Import),
@@ -69,8 +69,8 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
 /// A trace and how to read it.
 #[derive(Clone, Debug, Args)]
 struct Source {
-    /// The trace, perhaps compressed with gzip, zstd, bzip2 or xz; - is standard input. Of
-    /// blktrace's NAME.blktrace.0, .1, …, give one file or NAME
+    /// The trace, which may be compressed with gzip, zstd, bzip2 or xz; - is standard input. For the
+    /// files NAME.blktrace.0, NAME.blktrace.1, … of blktrace, pass NAME or one of the files
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// Format of the trace [default: detected]; 'hob lab formats' describes the formats
@@ -82,7 +82,7 @@ struct Source {
     /// Skip malformed entries of the trace, or fail at the first one
     #[arg(long, value_enum, default_value_t)]
     on_bad: Bad,
-    /// Size of a page, for formats that count in pages and do not say (arc, oracle-general, spc) [default: 512]
+    /// Size of a page, for formats that count in pages of an unknown size (arc, oracle-general, spc) [default: 512]
     #[arg(long, value_name = "SIZE")]
     page_size: Option<Size>,
 }
@@ -93,7 +93,7 @@ enum Bad {
     /// Skip the entry and count it.
     #[default]
     Skip,
-    /// Stop there.
+    /// Fail at the first malformed entry.
     Fail,
 }
 
@@ -233,7 +233,10 @@ fn remarks(reader: &TraceReader) -> Vec<String> {
         }
     }
     if reader.late() > 0 {
-        remarks.push(format!("{} requests were too far out of order and got a later time", reader.late()));
+        remarks.push(format!(
+            "{} requests were too far out of order in the trace; their times were changed",
+            reader.late()
+        ));
     }
     remarks
 }

@@ -26,7 +26,7 @@ use crate::output::{print, with_notes};
 
 /// Number of requests above which a trace is sampled unless `--exact` is given.
 const EXACT_REQUESTS_MAX: u64 = 8_000_000;
-/// Maximum number of samples at a fixed rate, which take 0.9 GB.
+/// Maximum number of samples at a fixed rate. They need 0.9 GB of memory.
 const FIXED_RATE_SAMPLES_MAX: f64 = (1u64 << 24) as f64;
 /// Minimum number of samples for a smooth curve.
 const SAMPLES_FEW: u32 = 1024;
@@ -35,11 +35,11 @@ const SHARES: [f64; 7] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
 /// Number of curve points in the CSV and in the picture for each doubling of the size.
 const POINTS_A_DOUBLING: f64 = 16.0;
 
-/// Work out miss-ratio curves: what an LRU cache of every size would do with a trace
+/// Compute miss-ratio curves: the hits of an LRU cache of every size
 ///
-/// Exact curves follow whole requests and their sectors. Curves from a sample (SHARDS) count block
-/// by block, and have only hits of reads; they take a megabyte of memory. With --share: prints the read hits of LRU
-/// caches that divide one pool, at sizes up to the bytes that all disks access.
+/// Exact curves count whole requests and their sectors. Curves of sampled blocks (SHARDS) count single blocks, have only
+/// hits of reads, and need a megabyte of memory. With --share: prints the read hits of LRU caches that divide one pool,
+/// for pools of up to the number of bytes that all disks access.
 #[derive(Debug, Args)]
 pub(crate) struct Mrc {
     #[command(flatten)]
@@ -65,7 +65,7 @@ pub(crate) struct Mrc {
         conflicts_with = "share"
     )]
     samples: Option<u32>,
-    /// Hit ratio of reads to find a cache size for
+    /// Hit ratio of reads; the command shows the smallest cache that reaches this ratio
     #[arg(long, value_name = "PERCENT", default_value = "90%", value_parser = target, conflicts_with = "share")]
     target_hit: f64,
     #[command(flatten)]

@@ -49,7 +49,7 @@ pub(crate) struct ShareArgs {
     /// Number of parallel simulations [default: one for each processor]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Write every figure to this file, comma-separated
+    /// Write all results to this file, comma-separated
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
 }
@@ -79,7 +79,7 @@ impl Division {
         !self.ways.share.is_empty()
     }
 
-    /// Returns all traces, which are read like the first one.
+    /// Returns all traces. They have the options of the first trace.
     pub(super) fn sources(&self, first: &Source) -> Vec<Source> {
         let more = self.more.iter().map(|trace| Source { trace: trace.clone(), ..first.clone() });
         std::iter::once(first.clone()).chain(more).collect()
@@ -92,7 +92,7 @@ pub(super) struct PoolArgs {
     /// Format of the traces [default: detected]; 'hob lab formats' describes the formats
     #[arg(long, value_parser = formats(), hide_possible_values = true)]
     format: Option<&'static FormatInfo>,
-    /// Scale the times of each disk, so that each lasts so many seconds
+    /// Scale the request times of each disk, so that the requests of each disk last this number of seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     duration: Option<u64>,
     /// Unit of the division [default: 1M]
@@ -101,7 +101,7 @@ pub(super) struct PoolArgs {
     /// Size of a cache block [default: 4K]
     #[arg(long, value_name = "SIZE")]
     block_size: Option<Size>,
-    /// Policy of the caches; the one LRU for all disks has its own [default: s3-fifo]
+    /// Policy of the caches; the way one-lru always has the policy LRU [default: s3-fifo]
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
     /// Admission of the caches [default: always]
@@ -335,8 +335,8 @@ fn host(comparison: &Comparison<'_>, stop: &AtomicBool) -> anyhow::Result<(Host,
     Ok((host, notes))
 }
 
-/// Returns the traces without per-CPU files of blktrace whose trace another source opens already,
-/// and a remark about each of these.
+/// Returns the traces without duplicates, and a remark about each duplicate. A per-CPU file of
+/// blktrace is a duplicate if another source opens all per-CPU files of the same trace.
 fn distinct(sources: &[Source]) -> anyhow::Result<(Vec<Source>, Vec<String>)> {
     let (mut seen, mut kept, mut notes) = (BTreeSet::new(), Vec::new(), Vec::new());
     for source in sources {
@@ -344,7 +344,10 @@ fn distinct(sources: &[Source]) -> anyhow::Result<(Vec<Source>, Vec<String>)> {
         if files.is_empty() || seen.insert(files) {
             kept.push(source.clone());
         } else {
-            notes.push(format!("{}: a per-CPU file that was merged already", source.trace.display()));
+            notes.push(format!(
+                "{}: skipped, because this per-CPU file was already merged with the others",
+                source.trace.display()
+            ));
         }
     }
     Ok((kept, notes))

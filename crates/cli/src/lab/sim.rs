@@ -40,7 +40,7 @@ const SAMPLED_BLOCKS_FEW: f64 = 256.0;
 pub(crate) struct Sim {
     #[command(flatten)]
     source: Source,
-    /// Policies; 'all' for every one, 'optimum' for Belady's bound
+    /// Policies; 'all' for all policies, 'optimum' for Belady's bound
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "s3-fifo")]
     policy: Vec<String>,
     /// Cache sizes, absolute or as a share of the bytes that the trace accesses
@@ -77,7 +77,7 @@ pub(crate) struct Sim {
     /// Number of threads [default: one for each processor]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Write every figure to this file, comma-separated
+    /// Write all results to this file, comma-separated
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Draw block hits against size into this file, as SVG
@@ -352,8 +352,8 @@ fn count(args: &Sim, stop: &std::sync::atomic::AtomicBool) -> anyhow::Result<(u6
     Ok((profiler.finish().footprint.bytes, requests))
 }
 
-/// Computes Belady's bound of the read hits, and that of the block hits: writes fill blocks, reads
-/// count.
+/// Computes Belady's bound of the read hits and of the block hits. Writes bring blocks into the
+/// cache, but only reads are counted.
 fn optimum(args: &Sim, footprint: Option<u64>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for block_size in &args.block_size {

@@ -50,10 +50,10 @@ const STEPS_LOG2_MAX: u64 = 15;
 
 /// Cut the power of a daemon under load repeatedly, and check that no flushed data is lost
 ///
-/// A daemon of its own serves scratch files over a layer that loses unflushed data, as a power cut
-/// does. It is killed under load and started again N times. Each time every sector is read twice
-/// and must have a version that was flushed, or written later. No disk or pool of yours is touched.
-/// Ctrl-C ends it early.
+/// A separate daemon serves scratch files over a layer that loses unflushed data, as a power cut
+/// does. The daemon is killed under load and started again N times. After each start, every sector is
+/// read twice and must have the data of its last flushed write or of a later write. The test does not
+/// use your disks and pools. Ctrl-C ends the test early.
 #[derive(Debug, Args)]
 pub(crate) struct Selftest {
     /// Number of power cuts, over all setups together

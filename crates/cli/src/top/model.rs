@@ -119,7 +119,7 @@ impl Row {
         (all > 0).then(|| 100.0 * self.load.used_bytes as f64 / all as f64)
     }
 
-    /// Returns a value of a disk that has statistics.
+    /// Returns `value` if the disk has statistics, otherwise `None`.
     fn counted(&self, value: u64) -> Option<f64> {
         self.load.is_counted.then_some(value as f64)
     }
@@ -133,13 +133,13 @@ impl Row {
 pub(super) struct Column {
     /// Heading of the column.
     pub(super) heading: &'static str,
-    /// The key that sorts by it.
+    /// The key that sorts the table by this column.
     pub(super) key: char,
     /// Width on the screen in characters.
     pub(super) width: u16,
-    /// Text of its cells.
+    /// Returns the text of a row in this column.
     pub(super) cell: fn(&Row) -> String,
-    /// The value to sort by; names are sorted as text.
+    /// Returns the value of a row by which the table is sorted. Names are sorted as text.
     rank: fn(&Row) -> f64,
 }
 

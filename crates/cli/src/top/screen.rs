@@ -32,9 +32,9 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 /// Use of colours on the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Theme {
-    /// With.
+    /// Coloured text.
     Colours,
-    /// Bold and reversed only.
+    /// Text without colours; only bold and reversed.
     Plain,
 }
 
@@ -58,7 +58,7 @@ impl Theme {
 /// State of the screen, except the disks.
 pub(super) struct Screen {
     endpoint: String,
-    /// With colours or without.
+    /// Theme of the screen: with or without colours.
     pub(super) theme: Theme,
     /// True while the screen is not updated.
     pub(super) paused: bool,

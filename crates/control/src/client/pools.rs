@@ -14,7 +14,7 @@ requests! {
     config_apply(apply: ConfigApply) -> ConfigApplied: POST "/v1/config/apply", &apply;
     /// Returns the version of the daemon and of its API.
     version() -> Version: GET "/v1/version";
-    /// Current problems.
+    /// Returns the current problems of the daemon.
     health() -> Health: GET "/v1/health";
     /// Returns the counters of each disk.
     load() -> Vec<DiskLoad>: GET "/v1/load";

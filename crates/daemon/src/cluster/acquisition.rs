@@ -301,8 +301,8 @@ fn settling(member: Option<&Member>, settle_seconds: u64) -> TakeError {
     let host = member.map_or("?", |member| &member.name);
     TakeError::OtherOwner {
         why: format!(
-            "{host} owned the disk and vanished; this host acquires it {settle_seconds} s \
-            after that was seen"
+            "{host} owned the disk and vanished; this host acquires the disk {settle_seconds} s \
+            after it detected this"
         ),
         hint: "wait".to_owned(),
         how: OtherOwner::Settling,

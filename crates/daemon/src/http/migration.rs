@@ -166,7 +166,12 @@ pub(super) async fn call(
         "yours" => CallIn::Yours(serde_json::from_slice(&body).ok()),
         "cancel" => CallIn::Cancel,
         "look" => CallIn::Look,
-        _ => return Answer::No(StatusCode::NOT_FOUND, Problem::new("there is no such call")),
+        _ => {
+            return Answer::No(
+                StatusCode::NOT_FOUND,
+                Problem::new("there is no such migration call; the calls are yours, cancel and look"),
+            );
+        }
     };
     services.migrations.call_in(disk, session, call).await.into()
 }

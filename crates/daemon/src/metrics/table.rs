@@ -203,7 +203,7 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_pool_shared_bytes", Gauge, From::SharedCapacity(|s| s.size.bytes() as f64), "Flash that the shared caches of a pool divide, including free flash."),
     row("hob_pool_shared_moved_bytes", Counter, From::SharedCapacity(|s| s.moved.bytes() as f64), "Flash that has moved from one shared cache to another."),
     row("hob_pool_shared_destaged_bytes", Counter, From::SharedCapacity(|s| s.destaged.bytes() as f64), "Dirty data that was written to backings while shared caches gave up flash."),
-    row("hob_pool_shared_hits_gained_per_second", Gauge, From::SharedCapacity(|s| s.caches.iter().map(|c| c.gained_hits_per_second).sum::<i64>() as f64), "Estimated recent hits per second more than with an equal division of the shared flash."),
+    row("hob_pool_shared_hits_gained_per_second", Gauge, From::SharedCapacity(|s| s.caches.iter().map(|c| c.gained_hits_per_second).sum::<i64>() as f64), "Estimated additional hits per second recently, compared with an equal division of the shared flash."),
     row("hob_pool_flash_written_bytes", Counter, From::Pool(|p| writes(p, |w| w.written)), "Bytes that the caches of a pool wrote to flash: data, both copies, and journals."),
     row("hob_pool_flash_written_day_bytes", Gauge, From::Pool(|p| writes(p, |w| w.written_day)), "Bytes that the caches of a pool wrote to flash in the last 24 hours."),
     row("hob_pool_flash_budget_bytes_per_day", Gauge, From::Pool(|p| writes(p, |w| w.bytes_per_day)), "Flash write budget of a pool, bytes a day; 0 without a budget."),
@@ -295,7 +295,7 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_shared_read_bytes", Counter, From::Stats(|s| s.shared_read_bytes as f64), "Bytes that the disk of a clone's parent served, instead of the clone's backing."),
     row("hob_memory_read_ahead_bytes", Counter, From::Stats(|s| s.read_ahead_bytes as f64), "Bytes read ahead into the memory tier."),
     row("hob_cache_extra_read_bytes", Counter, From::Stats(|s| s.extra_read_bytes as f64), "Bytes that read misses brought into the cache in addition to those that guests read (setting fill)."),
-    row("hob_cache_extra_blocks_used", Counter, From::Stats(|s| s.extra_blocks_used as f64), "Uses of cache blocks that only additional reads (setting fill) had brought."),
+    row("hob_cache_extra_blocks_used", Counter, From::Stats(|s| s.extra_blocks_used as f64), "Uses of cache blocks whose data only additional reads (setting fill) had brought into the cache."),
     row("hob_memory_writes_merged", Counter, From::Stats(|s| s.writes_merged as f64), "Writes that hob merged with adjacent writes into one I/O to the backing."),
 ];
 

@@ -3,8 +3,8 @@
 //!
 //! Bytes: 16 of [`MAGIC`], the version (u32), the length of the table (u32), the table (JSON), and
 //! then the unprocessed bytes that clients had sent, one client after the other in the table's
-//! order. All numbers are little-endian. The descriptors are passed beside it, in the order of the
-//! table: listening sockets, files, clients. Any deviation makes the whole record invalid.
+//! order. All numbers are little-endian. The descriptors are passed with the record, in the order
+//! of the table: listening sockets, files, clients. Any deviation makes the whole record invalid.
 
 use std::path::PathBuf;
 

@@ -133,7 +133,7 @@ impl Device {
         self.held_bytes
     }
 
-    /// Starts serving a queue. The device first takes the chains again that an earlier daemon took
+    /// Starts serving a queue. The device first takes again the chains that an earlier daemon took
     /// and did not answer.
     ///
     /// # Errors

@@ -1,11 +1,11 @@
 //! Advice for a disk in service, computed from the miss-ratio curves that the daemon measures
 //! ([`hob_engine::sizing`]).
 //!
-//! As for a trace, the advice has the smallest cache that reaches the target, the largest block
-//! size that is as good, the knee, and flash writes. Results that need the requests themselves are
-//! left out, and the advice says so. The results left out are policies other than LRU, admission,
-//! latencies, savings of write-back, and blocks above 64 KiB. Sizes are in bytes, times in
-//! nanoseconds, and ratios from 0 to 1.
+//! Like the advice for a trace, this advice has the smallest cache that reaches the target, the
+//! largest block size that is as good, the knee, and flash writes. Results that need the requests
+//! themselves are left out, and the advice says so. The results left out are policies other than
+//! LRU, admission, latencies, savings of write-back, and blocks above 64 KiB. Sizes are in bytes,
+//! times in nanoseconds, and ratios from 0 to 1.
 
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! Chooses the write mode: write-back if it makes requests much faster and does not wear out the
 //! flash.
 //!
-//! Both modes play the same requests in virtual time. Write-back is tried with several caches,
-//! because the best cache with write-through is not always the best one with write-back: an
+//! The same requests are replayed in virtual time with both modes. Write-back is tried with several
+//! caches, because the best cache with write-through is not always the best one with write-back: an
 //! admission that refuses new data sends writes to the backing. Write-back keeps two copies of
 //! dirty data, as the preset `auto` does, because the only copy on a lost device is lost data.
 //! Write-back is chosen only if the gain is large: dirty data is not on the backing until it is

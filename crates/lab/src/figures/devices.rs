@@ -1,5 +1,5 @@
-//! Measures hits on flash devices of the sources and of today: reads per second at the rated queue
-//! depth, and latency.
+//! Measures cache hits on the flash devices of the sources and on current ones: reads per second at
+//! the rated queue depth, and latency.
 
 use anyhow::Result;
 use hob_world::flash_model::FlashConfig;

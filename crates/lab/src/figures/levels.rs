@@ -1,4 +1,4 @@
-//! Measures two-level LRU against LRU: hits of popular data while other data passes once.
+//! Compares two-level LRU with LRU: hits of popular data while other data is read only once.
 
 use anyhow::{Context, Result, anyhow};
 use hob_engine::admission::Admission;

@@ -1,4 +1,5 @@
-//! Measures a disk that mostly writes, beside a disk whose cache relieves their array.
+//! Measures a disk that mostly writes. The disk shares an array with another disk, whose cache
+//! takes load off the array.
 
 use anyhow::Result;
 use hob_world::disk_model::ArrayConfig;

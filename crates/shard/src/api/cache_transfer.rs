@@ -28,8 +28,8 @@ pub enum TransferCall {
     Extents(Vec<u64>, Answer<Vec<(u64, u64)>>),
     /// Flush the disk: either [`Op::Flush`] or [`Op::Settle`].
     Flush(Op, Answer<()>),
-    /// Invalidate these sector ranges in the cache, and pull the parts of them again that were
-    /// pulled already.
+    /// Invalidate these sector ranges in the cache. Parts that were already pulled are pulled
+    /// again.
     Forget(Vec<(u64, u64)>, Answer<()>),
     /// Add sector ranges that the other host has in its cache to the list of data to pull.
     Listed(Vec<(u64, u64)>, Answer<()>),

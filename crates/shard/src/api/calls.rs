@@ -40,7 +40,7 @@ use hob_storage::pool::FlashFile as FlashDevice;
 /// | `query` | waits for at most [`PATIENCE`](super::PATIENCE) |
 /// | `send` | does not wait; fails if the shard has ended |
 /// | `order` | does not wait; a shard that has ended has nothing to do |
-/// | `call` | is written out |
+/// | `call` | is not generated: another module has it |
 macro_rules! calls {
     ($(
         $(#[$about:meta])*

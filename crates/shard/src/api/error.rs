@@ -45,7 +45,9 @@ fn explain_error(error: CommandError) -> &'static str {
         CommandError::NoSuchBitmap => "the disk has no bitmap of that name",
         CommandError::BitmapExists => "the disk has a bitmap of that name already",
         CommandError::BitmapFrozen => "the bitmap is frozen: it does not record changes",
-        CommandError::Stopped => "the operation was stopped before its end; start it again when you like",
+        CommandError::Stopped => {
+            "the operation was stopped before its end; repeat the command to start it again"
+        }
         CommandError::JournalFailed => {
             "the journal of the cache cannot be written; 'hob pool show' shows which device fails"
         }

@@ -1,5 +1,5 @@
-//! The control thread's handle of a shard, with the functions of calls that do more than to send
-//! their arguments; the table of calls has the others.
+//! The control thread's handle of a shard. Most functions that send a call come from the table in
+//! `calls.rs`. This file has the functions that do more than send their arguments.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};

@@ -379,9 +379,9 @@ impl Shard {
         self.commands.check_over();
     }
 
-    /// Reports guests whose changes are only in this process's memory as guests with a loss. A kill
-    /// of the process would really lose these changes, and nothing could report the loss after the
-    /// kill.
+    /// Tells the services to how many guests of a disk an error must still be reported. Guests
+    /// whose changes are only in this process's memory are included: a kill of the process would
+    /// lose these changes, and then only the record of the services could show the loss.
     pub(super) fn report_exposure(&mut self, disk: DiskId) {
         let backing = self.backings.get_mut(disk.0 as usize).and_then(Option::as_mut);
         let Some(is_exposed) = backing.and_then(|backing| backing.poll_exposure()) else { return };

@@ -208,8 +208,8 @@ impl Shard {
         }
     }
 
-    /// Runs one turn of the loop. Returns false if there was no work. Only the first turn at a time
-    /// checks the timers of all disks.
+    /// Runs one turn of the loop. Returns false if there was no work. `is_first` is true for the
+    /// first turn with this value of `now`; only this turn checks the timers of all disks.
     fn turn(&mut self, now: Instant, is_first: bool) -> bool {
         let mut progress = false;
         self.flash.set_now(now);

@@ -55,7 +55,8 @@ pub trait Driver: Send {
     /// Closes the backing. Waiting I/O fails with `ShuttingDown`, and I/O in the kernel is awaited.
     /// Submit nothing afterwards. Flush first if acknowledged writes must be durable.
     fn close(&mut self, ring: &mut Ring);
-    /// Returns true if the I/O ring has no operation of the backing, so that it can be dropped.
+    /// Returns true if the I/O ring has no operation of the backing, so that the backing can be
+    /// dropped.
     fn is_closed(&self) -> bool;
     /// Reads `bytes` from `offset` synchronously, before the backing is attached.
     fn read_before_attach(&mut self, _offset: u64, _bytes: &mut [u8]) -> Result<(), IoError> {

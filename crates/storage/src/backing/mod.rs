@@ -320,7 +320,7 @@ impl BackingInfo {
         BackingInfo { identity: identity::hash(&identity_text), identity_text, ..BackingInfo::default() }
     }
 
-    /// Returns the identity that the backing had with another size; `None` if its identity does not
+    /// Returns the identity of the same backing with another size; `None` if its identity does not
     /// include the size.
     pub fn identity_at(&self, size_bytes: u64) -> Option<[u8; 32]> {
         identity::resized(&self.identity_text, self.size_bytes, size_bytes).map(|text| identity::hash(&text))
@@ -465,7 +465,7 @@ impl Backing {
         Backing::monitored(Box::new(handover::Handover::new(own.driver)), own.monitor)
     }
 
-    /// Returns how often the connection was lost or was there again; see
+    /// Returns how often the connection was lost or restored; see
     /// [`Monitor::connection_changes`].
     pub fn connection_changes(&self) -> u64 {
         self.monitor.connection_changes()
@@ -580,7 +580,8 @@ impl Backing {
         self.driver.handle_timeout(ring, now);
     }
 
-    /// Returns true if the I/O ring has no operation of the backing, so that it can be dropped.
+    /// Returns true if the I/O ring has no operation of the backing, so that the backing can be
+    /// dropped.
     pub fn is_closed(&self) -> bool {
         self.driver.is_closed() && self.abandonment.as_ref().is_none_or(|it| it.is_over())
     }

@@ -74,7 +74,7 @@ pub struct Monitor {
     waiting: AtomicU64,
     outage: Mutex<Option<Outage>>,
     failures: Mutex<Option<Failures>>,
-    /// Number of times that the connection was lost or was there again.
+    /// Number of times that the connection was lost or restored.
     connection_changes: AtomicU64,
 }
 
@@ -245,7 +245,7 @@ impl Monitor {
         }
     }
 
-    /// Returns how often the connection was lost or was there again. While the number stays equal,
+    /// Returns how often the connection was lost or restored. While this number stays equal,
     /// the server is the same process.
     pub fn connection_changes(&self) -> u64 {
         self.connection_changes.load(Ordering::Relaxed)

@@ -58,8 +58,8 @@ fn read_and_flush(path: &Path) -> io::Result<()> {
     };
     file.sync_data().inspect_err(|error| {
         tracing::warn!(
-            "{}: the flush before its caches are recovered failed: {error}; if the power fails soon, data may \
-             be dirty again that was not",
+            "{}: hob could not flush this device before it recovers the caches: {error}; after a power failure, hob \
+             may treat clean data as dirty again",
             path.display()
         );
     })

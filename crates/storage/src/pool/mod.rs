@@ -380,8 +380,8 @@ impl Pool {
         self.free_segments_beyond(0)
     }
 
-    /// Returns the number of free segments as [`free_segments`](Self::free_segments) does, without
-    /// `spare` segments of each device.
+    /// Returns the number of free segments as [`free_segments`](Self::free_segments) does, but does
+    /// not count `spare` free segments of each device.
     pub fn free_segments_beyond(&self, spare: u64) -> u64 {
         let devices = self.devices.iter().filter(|device| admits_all(device));
         devices.map(|device| device.table.free().saturating_sub(spare)).sum()

@@ -5,9 +5,9 @@
 //! loses no acknowledged write. `RemoteFile` reads and writes superblock and segment table, on
 //! threads that may block. Cache I/O uses a separate connection of each shard ([`RemoteFlash`]).
 //!
-//! # Refused
-//! An export that cannot flush, or is read-only. A request without a reply within [`WAIT_MAX`]
-//! fails. Further requests within [`PAUSE`] fail immediately.
+//! # Errors
+//! hob refuses an export that cannot flush or is read-only. A request without a reply within
+//! [`WAIT_MAX`] fails. Further requests within [`PAUSE`] fail immediately.
 
 use std::io;
 use std::path::{Path, PathBuf};

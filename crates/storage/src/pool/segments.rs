@@ -148,7 +148,8 @@ impl Pool {
     }
 
     /// Allocates a journal ring like [`Pool::allocate_ring`], but also on devices with allocation
-    /// off, those last. For a cache that has data on flash and cannot be used without a journal.
+    /// off. Such devices are used last. Call this for a cache that has data on flash and cannot be
+    /// used without a journal.
     ///
     /// # Errors
     /// Returns the same errors as [`Pool::allocate_ring`].

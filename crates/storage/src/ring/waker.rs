@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// Makes [`Ring::submit_and_wait`](super::Ring::submit_and_wait) return. Data that was published
-/// before `wake` is visible to the I/O ring's thread when it returns.
+/// before `wake` is visible to the I/O ring's thread after `submit_and_wait` has returned.
 #[derive(Clone, Debug)]
 pub struct Waker {
     shared: Arc<Shared>,

@@ -46,7 +46,7 @@ const BAD: &[(FsWord, &str)] = &[
     (0x3434, COPIES),
 ];
 
-const MEMORY: &str = "is in memory, which swapping is to relieve";
+const MEMORY: &str = "is in memory, so swapping to it would free no memory";
 const NETWORK: &str = "is on a network filesystem";
 const COPIES: &str =
     "is on a filesystem that writes blocks elsewhere each time (copy-on-write), which needs memory";

@@ -56,7 +56,7 @@ impl ControlFile {
         matches!(self, ControlFile::Here(LocalFile { volatile: Some(_), .. }))
     }
 
-    /// As [`FileExt::read_exact_at`].
+    /// Fills `bytes` from `offset` of the file, like [`FileExt::read_exact_at`].
     ///
     /// # Errors
     /// Returns the error of the file.
@@ -68,7 +68,7 @@ impl ControlFile {
         }
     }
 
-    /// As [`FileExt::write_all_at`].
+    /// Writes all of `bytes` at `offset` of the file, like [`FileExt::write_all_at`].
     ///
     /// # Errors
     /// Returns the error of the file.
@@ -88,7 +88,7 @@ impl ControlFile {
         }
     }
 
-    /// As [`File::sync_data`].
+    /// Makes all written data durable, like [`File::sync_data`].
     ///
     /// # Errors
     /// Returns the error of the file.

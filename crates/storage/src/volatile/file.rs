@@ -249,7 +249,7 @@ impl Cache {
         lucky
     }
 
-    /// Chooses at random some units, of any write, to go to the file immediately.
+    /// Chooses random unflushed units, of any write, that are written to the file immediately.
     fn strays(&mut self) -> Vec<u64> {
         let Some((&last, _)) = self.pages.last_key_value() else { return Vec::new() };
         let from = self.rng.below(last as usize + 1) as u64;

@@ -127,7 +127,7 @@ impl Parse for Blktrace {
         }
         let more = u64::from(u16_at(&record, 46, self.order));
         if input.skip(more)? < more {
-            return Ok(Step::Bad("the trace was cut off within what belongs to a record".into()));
+            return Ok(Step::Bad("the trace was cut off within the additional data of a record".into()));
         }
         Ok(match self.request(&record, disks) {
             Ok(Some(raw)) => Step::Request(raw),

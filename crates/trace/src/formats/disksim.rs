@@ -79,7 +79,7 @@ impl ParseLine for Kind {
             Kind::Disksim => {
                 let digits = flags.strip_prefix("0x").unwrap_or(flags);
                 let flags =
-                    u32::from_str_radix(digits, 16).map_err(|_| "the flags are no hexadecimal number")?;
+                    u32::from_str_radix(digits, 16).map_err(|_| "the flags are not a hexadecimal number")?;
                 if flags & 1 == 1 { Op::Read } else { Op::Write }
             }
             _ => choice(flags, "the type", &[("1", Op::Read), ("0", Op::Write)])?,

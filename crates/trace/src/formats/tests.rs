@@ -182,7 +182,7 @@ fn samples() -> Vec<Sample> {
             ],
             disks: &["0", "1"],
             ignored: 0,
-            bad: &[("13.0 0 0 8 g", "the flags are no hexadecimal number")],
+            bad: &[("13.0 0 0 8 g", "the flags are not a hexadecimal number")],
         },
         Sample {
             format: "mqsim",

@@ -23,7 +23,7 @@ pub(super) fn show(report: &Report) -> String {
         let goal = format!("for {} % hits", percent(report.target_hit_ratio));
         let mut facts = vec![
             ("footprint", bytes(curve.footprint_bytes)),
-            ("knee", curve.knee.as_ref().map_or("none, for no cache has a hit".to_owned(), size)),
+            ("knee", curve.knee.as_ref().map_or("none, because no cache has a hit".to_owned(), size)),
             (goal.as_str(), target),
         ];
         if let Some(sampled) = curve.sampled {

@@ -119,7 +119,7 @@ impl Row {
         }
     }
 
-    /// The miss ratios are those of reads and of their blocks.
+    /// Creates the row of the optimum from the miss ratios of reads and of their blocks.
     pub(super) fn optimum(
         block_bytes: u32,
         cache_bytes: u64,
@@ -150,7 +150,8 @@ impl Row {
         if self.policy == OPTIMUM { "-".to_owned() } else { figure }
     }
 
-    /// Label that distinguishes it from other rows, without its size.
+    /// Returns a label that distinguishes the row from rows of other settings. The label excludes the
+    /// cache size.
     fn kind(&self, report: &Report) -> String {
         let differs = |of: fn(&Row) -> String| {
             report.results.iter().any(|row| row.policy != OPTIMUM && of(row) != of(&report.results[0]))

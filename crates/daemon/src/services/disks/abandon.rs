@@ -231,7 +231,7 @@ impl Disks {
         }
     }
 
-    /// Repeats, until it succeeds, the removal of a disk from its shard. The shard has refused the
+    /// Repeats the removal of a disk from its shard until it succeeds. The shard has refused the
     /// removal, for example because the journal of the disk's cache cannot be closed. The shard has
     /// the disk as `id`. The entry of the disk, if it still exists, is offline and has the id
     /// `new_id`; the disk is then opened again.

@@ -1,7 +1,7 @@
-//! The decision whether a recovered persistent cache may be used, as a table.
+//! Decides whether a recovered persistent cache may be used.
 //!
-//! A cache is used without checks if the backing is the same and there is evidence that it is
-//! unchanged. Without evidence, or if the backing has grown, the daemon compares a sample of
+//! A cache is used without checks if the backing is the same and there is evidence that the backing
+//! is unchanged. Without evidence, or if the backing has grown, the daemon compares a sample of
 //! sectors to check whether the backing has the disk's data at all. If the sample matches, clean
 //! sectors are verified against the backing before they are served (docs/decisions/0033). Clean
 //! data that belongs to another backing is discarded. Dirty data of another backing is neither
@@ -56,7 +56,8 @@ pub(in crate::services) enum Verdict {
     Refuse,
 }
 
-/// Returns the decision by the table. Calls `sample` only if its result matters.
+/// Returns the decision about a recovered cache. Calls `sample`, which compares sampled sectors
+/// with the backing, only if the decision depends on its result.
 pub(in crate::services) fn judge<E>(
     same: Same,
     changed: Changed,

@@ -1,5 +1,4 @@
-//! The decision whether flash has all that the saved state says about a persistent cache, as a
-//! table.
+//! Decides whether flash has all data of a persistent cache that the saved state mentions.
 //!
 //! Flash may have less data than the cache had, because a device is missing, was replaced by an
 //! older copy of itself, or is damaged. A cache that may have had dirty data is then refused,
@@ -105,7 +104,7 @@ impl Content {
     }
 }
 
-/// Returns the decision according to the table in the documentation of this file.
+/// Returns the decision about a cache from the saved state and from the content of flash.
 pub(super) fn judge(expected: &Expected, content: Content) -> Decision {
     let Expected { journal, may_be_dirty, was_write_back, lacks_device } = *expected;
     let nothing =

@@ -68,19 +68,20 @@ impl LaterChange {
     /// Returns the change as a sentence without a period.
     pub(super) fn reason(self) -> String {
         let what = if self.is_set_back {
-            "its backing was given another, older time of its last change"
+            "the modification time of its backing was set to an earlier time"
         } else {
             "its backing was changed"
         };
         // The times alone do not distinguish these cases.
         let or = if self.is_set_back {
-            "; a power cut that lost the file's times looks the same after a change of its owner or permissions"
+            "; hob cannot distinguish this from a power cut that lost the file's times after a change of its owner or \
+            permissions"
         } else {
             ""
         };
         let (changed, served) = (utc(self.changed_ns), utc(self.served_ns));
         format!(
-            "{what} by another program at {changed}; hob served it last at {served}, and ended without closing \
+            "{what} by another program at {changed}; hob last served the disk at {served}, and ended without closing \
              its cache{or}"
         )
     }
@@ -355,11 +356,14 @@ mod tests {
         };
         let said = of(false);
         assert!(said.starts_with("its backing was changed by another program at 2024-02-29 23:59:59 UTC"));
-        assert!(said.contains("served it last at 1970-01-01 00:00:00 UTC"), "{said}");
+        assert!(said.contains("last served the disk at 1970-01-01 00:00:00 UTC"), "{said}");
         assert!(!said.contains("power cut"), "{said}");
         let said = of(true);
-        assert!(said.contains("another, older time of its last change by another program"), "{said}");
-        assert!(said.contains("a power cut that lost the file's times looks the same"), "{said}");
+        assert!(said.contains("was set to an earlier time by another program"), "{said}");
+        assert!(
+            said.contains("cannot distinguish this from a power cut that lost the file's times"),
+            "{said}"
+        );
     }
 
     #[test]

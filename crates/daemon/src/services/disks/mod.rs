@@ -6,8 +6,9 @@
 //! the disk.
 //!
 //! The submodules are, in order: [`opening`], then [`recover`], [`comparison`] and [`recovering`]
-//! with the table in [`fencing`], [`evidence`] and [`last_served`], and [`adoption`] of caches of no disk, then [`removal`], then [`dirty_rescue`] and [`abandon`] for
-//! discarded data, then [`resize`], [`image`] and [`parents`].
+//! with the decision in [`fencing`], [`evidence`] and [`last_served`], and [`adoption`] of caches that
+//! belong to no disk, then [`removal`], then [`dirty_rescue`] and [`abandon`] for discarded data,
+//! then [`resize`], [`image`] and [`parents`].
 
 mod abandon;
 mod adoption;

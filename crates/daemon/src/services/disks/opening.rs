@@ -41,7 +41,7 @@ pub(in crate::services) enum Open {
     WithCache,
 }
 
-/// A disk that its shard has just got.
+/// A disk that was just added to its shard.
 struct AddedDisk<'a> {
     wanted: &'a DiskState,
     id: DiskId,
@@ -167,7 +167,7 @@ impl Disks {
         self.pools.finish_disk(&name, guard, notes).await
     }
 
-    /// Removes a new disk for which a part of the request failed.
+    /// Removes a disk that was just added, because a later part of the same request failed.
     async fn take_back(&self, name: &str) {
         self.exports.table().remove_disk(name).await;
         if let Ok((shard, id)) = self.registry.shard_of(name)
@@ -379,8 +379,8 @@ impl Disks {
         Ok((notes, recovering))
     }
 
-    /// Prepares a disk that its shard has just got, before clients may write to it. If this fails, the
-    /// caller takes the disk from its shard.
+    /// Prepares a disk that was just added to its shard, before clients may write to it. If this
+    /// fails, the caller removes the disk from its shard.
     async fn prepare(
         &self,
         added: AddedDisk<'_>,
@@ -425,9 +425,10 @@ impl Disks {
         Ok(recovering)
     }
 
-    /// Releases what a disk had on its shard that could not be opened completely, and returns the
-    /// error of the opening. `left` is the result of its removal from the shard. The next opening
-    /// would otherwise keep the segments of this one's journal ring.
+    /// Releases the memory and the segments of a disk that could not be opened completely, and
+    /// returns the error of the opening. `left` is the result of removing the disk from its shard.
+    /// Without the release, the journal ring of this opening would keep its segments at the next
+    /// opening.
     async fn close_incomplete(
         &self,
         name: &str,
@@ -541,7 +542,8 @@ impl Disks {
         }
     }
 
-    /// Records why a disk is offline, and logs the reason unless it is the recorded one.
+    /// Records why a disk is offline, and logs the reason unless the same reason is recorded
+    /// already.
     pub(in crate::services) fn note_offline(&self, name: &str, error: &ApiError) {
         let reason = error.to_string();
         if let Ok(disk) = self.registry.inner().disk_mut(name) {

@@ -491,7 +491,7 @@ impl Recovery {
         }
         if is_newer_than_state(summary.ring, self.journal) {
             self.note(
-                "the daemon's state is older than its cache, which is used as after a crash of the host",
+                "the daemon's saved state is older than its cache, so hob treats the cache as after a crash of the host",
             );
             (self.journal.closed, self.journal.evidence) = (None, None);
             self.later = None;
@@ -506,14 +506,14 @@ impl Recovery {
             let outdated = bytes(recovered.summary.sectors_dirty);
             self.note(match &self.outdated_by {
                 Some(by) => format!(
-                    "{outdated} of dirty data in its cache are outdated and dropped: {by} took over \
-                    their second copy and wrote them to the backing"
+                    "{outdated} of dirty data in its cache are outdated and dropped, because {by} took over \
+                    the disk and wrote this data to the backing from a replica"
                 ),
                 // Flash held the record of the drain that ended write-back, and the backing was
                 // written after that drain.
                 None => format!(
-                    "its flash lost the end of its journal, which describes {outdated} as dirty; \
-                    they were written to the backing when write-back ended, and are dropped"
+                    "its flash lost the newest part of its journal, and the remaining part describes {outdated} as \
+                    dirty. This data was written to the backing when write-back ended, so hob drops it"
                 ),
             });
             recovered = changed(recovered, Recovered::discard_dirty).await?;

@@ -79,8 +79,8 @@ impl Disks {
             let owed = removed.map_or(0, |disk| disk.wanted.flush_failures_owed);
             if owed > 0 {
                 let note = format!(
-                    "acknowledged writes may be lost, and {owed} guests have not been told by a failed flush; \
-                    a disk that is added again does not tell them, so check the filesystem of the guest"
+                    "acknowledged writes may be lost, and {owed} guests have not learned this from a failed flush. \
+                    They will not learn this if the disk is added again, so check the filesystems of the guests"
                 );
                 tracing::warn!("disk {name}: {note}");
                 notes.push(note);

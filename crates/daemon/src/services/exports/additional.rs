@@ -36,7 +36,7 @@ impl ExportService {
     /// Removes an export, closes the connections of its clients, and saves the remaining exports.
     /// Fails if the export's file is open.
     pub(in crate::services) async fn remove(&self, disk: &str, export: String) -> Result<()> {
-        let guard = self.registry.guard_disk_for_command(disk, "deprived of an export").await?;
+        let guard = self.registry.guard_disk_for_command(disk, "changed (an export is removed)").await?;
         let known = self.registry.inner().disk(disk)?.wanted.exports.iter().any(|known| known.name == export);
         if !known {
             let hint = match export == disk {

@@ -95,7 +95,8 @@ impl ExportService {
         let service = self.clone();
         self.tasks
             .run("bitmap remove", disk.clone(), async move {
-                let guard = service.registry.guard_disk_for_command(&disk, "deprived of a bitmap").await?;
+                let guard =
+                    service.registry.guard_disk_for_command(&disk, "changed (a bitmap is removed)").await?;
                 service.bitmap_spec(&disk, &name)?;
                 let path = service.bitmap_path(&disk, &name)?;
                 service.forget_bitmap(&disk, &name)?;

@@ -17,7 +17,7 @@ pub(super) enum Step {
     /// Takes the paths from a disk or an export, which gets its new paths in the step
     /// [`Move`](Self::Move) with the same number.
     Release(usize, Change),
-    /// Gives new paths to a disk or an export that has given its present ones up. If that fails,
+    /// Gives new paths to a disk or an export that has released its present paths. If that fails,
     /// `back` restores the former paths.
     Move { number: usize, found: Found, back: Box<Change> },
 }
@@ -32,8 +32,8 @@ struct Move {
 }
 
 /// Returns the changes as steps in an order that works. The order is kept unless a change takes a
-/// path that a disk or an export has. Changes that `is_made` excludes come last, because they give no
-/// path up.
+/// path that a disk or an export has. Changes that `is_made` excludes come last, because they
+/// release no path.
 pub(super) fn in_order(found: Vec<Found>, is_made: impl Fn(&Found) -> bool) -> Vec<Step> {
     let (made, left): (Vec<Found>, Vec<Found>) = found.into_iter().partition(is_made);
     let takes_any = (0..made.len()).any(|at| {
@@ -71,8 +71,8 @@ fn takes_path_of(it: &Found, other: &Found) -> bool {
     new_paths(it).iter().any(|path| given_up.contains(path))
 }
 
-/// Lets the first change that can do so give its paths up. Returns a change to make if there is none,
-/// so that the caller makes progress in any case.
+/// Releases the paths of the first change that has paths to release. If no change has any, returns
+/// a change to make, so that the caller makes progress in any case.
 fn release_first(moves: &mut Vec<Move>, steps: &mut Vec<Step>) -> Option<Move> {
     for it in moves.iter_mut().filter(|it| it.back.is_none()) {
         if let Some((release, back)) = release(&mut it.found) {
@@ -84,8 +84,8 @@ fn release_first(moves: &mut Vec<Move>, steps: &mut Vec<Step>) -> Option<Move> {
     Some(moves.remove(0))
 }
 
-/// Returns the change that gives the present paths up, and the one that restores them; `None` if
-/// there are no paths. The change that is made later takes the new paths only.
+/// Returns the change that releases the present paths, and the change that restores them; `None` if
+/// there are no paths. The change of `found`, which is made later, then only sets the new paths.
 fn release(found: &mut Found) -> Option<(Change, Change)> {
     if old_paths(found).is_empty() {
         return None;
@@ -103,7 +103,7 @@ fn release(found: &mut Found) -> Option<(Change, Change)> {
     }
 }
 
-/// Returns the change that gives a disk a path, or takes its path; `None` if the difference is not
+/// Returns the change that sets or removes a path of a disk; `None` if the difference is not
 /// one of a path.
 fn set_path(difference: &ConfigDifference, path: Option<&str>) -> Option<Change> {
     let disk = difference.subject.strip_prefix("disk ")?.to_owned();

@@ -67,7 +67,8 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
     }
     explanation.sentences.extend(about_backing(disk));
     let Some(stats) = stats else {
-        let sentence = format!("The shard of {} does not answer, so there are no figures now.", disk.name);
+        let sentence =
+            format!("The shard of {} does not answer, so its statistics are not available now.", disk.name);
         explanation.sentences.push(sentence);
         return explanation;
     };
@@ -83,7 +84,7 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
         explanation.sentences.push("There have been no requests yet.".to_owned());
     } else {
         explanation.sentences.push(format!(
-            "Of {} requests, {:.1} % {}; of the reads, {:.1} %.",
+            "Of {} requests, {:.1} % {}; of the reads alone, {:.1} %.",
             stats.requests,
             explanation.served_from_flash_percent,
             Outcome::Hit.info().sentence,
@@ -97,7 +98,7 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
         }
         if from_memory > 0 {
             explanation.sentences.push(format!(
-                "{:.1} % {}; of the reads, {:.1} %.",
+                "{:.1} % {}; of the reads alone, {:.1} %.",
                 explanation.served_from_memory_percent,
                 Outcome::HitMemory.info().sentence,
                 stats.memory_hit_percent
@@ -160,8 +161,8 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
         CacheState::Recovering => {
             let progress = cache.reason.clone().unwrap_or_else(|| "its journal is being read".to_owned());
             sentences.push(format!(
-                "The cache is being recovered after the restart: {progress}. Until then, reads go to the backing. \
-                 Reads of data that only flash may have wait, and writes may wait."
+                "The cache is being recovered after the restart: {progress}. Until the recovery ends, reads go to the \
+                 backing. A read waits if only flash may have its data, and writes may wait too."
             ));
         }
         CacheState::Stalled => sentences.push(format!(
@@ -223,8 +224,8 @@ fn about_choice(choice: &CacheChoice, stats: &DiskStats) -> Vec<String> {
         // As long as the cache has free space, the simulated caches have free space too. So their
         // results say nothing about full caches.
         sentences.push(format!(
-            "Its hits and the alternatives are not known yet: hob compares them when the cache has been full, and \
-             {:.0} % of its blocks have data.",
+            "The expected hits of this policy and of the alternatives are not known yet. hob compares them after the cache \
+             has been full for the first time; now {:.0} % of its blocks have data.",
             percent(stats.blocks_cached, stats.blocks)
         ));
     } else if let Some(current) = choice.candidates.iter().find(is_current) {
@@ -254,7 +255,9 @@ fn about_difference(choice: &CacheChoice, expected: f64, stats: &DiskStats) -> O
         return None;
     }
     let why = if latest_reads > 0 && !is_far(latest_hit_percent) {
-        format!("they include older reads; of the latest {latest_reads} reads, {latest_hit_percent:.1} % hit")
+        format!(
+            "they include older reads; of the latest {latest_reads} reads, {latest_hit_percent:.1} % were hits"
+        )
     } else if choice.phase == "changed" {
         "the cache still has the blocks of its previous policy and admission".to_owned()
     } else {
@@ -271,7 +274,9 @@ fn about_budget(part: &CacheFlashWrites, pool: &str) -> String {
         0 => "it does not limit the cache now".to_owned(),
         100 => "it is used up, so copies of clean data are not written to flash".to_owned(),
         percent => {
-            format!("little is left, so admission is stricter ({percent} % of the way to writing nothing)")
+            format!(
+                "little is left, so admission is stricter, by {percent} % (100 %: no copies of clean data)"
+            )
         }
     };
     let debt = if *saved < 0 { "a debt of " } else { "" };
@@ -290,7 +295,7 @@ fn about_extra(cache: &Cache, stats: &DiskStats) -> Option<String> {
     (stats.extra_read_bytes > 0).then(|| {
         let (read, uses) = (Size(stats.extra_read_bytes).human(), stats.extra_blocks_used);
         format!(
-            "Beside the data that guests read, misses brought {read} into the cache (fill {}). Guests used \
+            "In addition to the data that guests read, misses brought {read} into the cache (fill {}). Guests used \
              these blocks {uses} times.",
             cache.fill
         )
@@ -343,7 +348,7 @@ fn warm_because(stats: &DiskStats) -> Option<String> {
         Some("few recent reads asked for new data".to_owned())
     } else if recent.latest_reads > 0 && recent.latest_hit_percent >= 100.0 - FIRST_PERCENT {
         let RecentReads { latest_reads, latest_hit_percent, .. } = recent;
-        Some(format!("{latest_hit_percent:.1} % of the latest {latest_reads} reads hit"))
+        Some(format!("{latest_hit_percent:.1} % of the latest {latest_reads} reads were hits"))
     } else {
         None
     }

@@ -377,7 +377,7 @@ impl DiskEntry {
         }
         if let Some(dirty) = cache.dirty {
             if dirty.lost.bytes() > 0 {
-                let reason = format!("{} that only flash has cannot be read from it", dirty.lost.human());
+                let reason = format!("{} of dirty data cannot be read from flash", dirty.lost.human());
                 problems.push((ProblemKind::DirtyLost, reason));
             }
             let stuck = self.watch.stuck(self.pushes(), Instant::now());

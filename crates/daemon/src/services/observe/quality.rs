@@ -201,8 +201,8 @@ impl Quality {
         let was_low = self.low.is_some();
         self.low = low.filter(|_| self.low_minutes >= MINUTES).map(|(actual, expected)| {
             format!(
-                "{actual:.0} % of reads are hits, and the miss-ratio curve of this disk expects {expected:.0} %; \
-                 'hob explain {name}' says what becomes of the others"
+                "{actual:.0} % of reads are hits, but the miss-ratio curve of this disk predicts {expected:.0} %; \
+                 'hob explain {name}' shows why the other reads are not hits"
             )
         });
         if let Some(low) = self.low.as_ref().filter(|_| !was_low) {
@@ -244,7 +244,7 @@ impl DiskEntry {
         (is_recent && *mismatches > few).then(|| {
             format!(
                 "{mismatches} checksum mismatches since the disk was opened: flash returned other \
-                data than was written, and hob read another copy or the backing; check the devices \
+                data than hob had written, so hob read another copy or the backing instead. Check the devices \
                 of pool {pool} ('hob pool show {pool}', dmesg, smartctl) and replace a bad device"
             )
         })

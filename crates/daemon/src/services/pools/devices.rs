@@ -355,14 +355,14 @@ impl Pools {
         if before == admission {
             notes.push("the device already had this setting".to_owned());
         } else {
-            let now = if admission == Chosen::In { "gives segments" } else { "has allocation off" };
+            let now = if admission == Chosen::In { "has allocation on" } else { "has allocation off" };
             tracing::info!("pool {pool}: {} {now}", path.display());
         }
         let gives = |device: &DeviceEntry| device.admission == Chosen::In && device.ids.is_some();
         if !self.registry.inner().pool(pool)?.devices.iter().any(gives) {
             notes.push(format!(
-                "no device of pool {pool} gives space now: no cache can be made or grow, and only the journals of \
-                 caches with write-back are written again at a start of hob"
+                "all devices of pool {pool} are now missing or have allocation off, so no cache can be created or grow. At a \
+                 start of hob, only caches with write-back get a new journal"
             ));
         }
         notes.extend(self.top_up(pool).await);

@@ -40,7 +40,7 @@ const KEEP_EVERY: Duration = Duration::from_secs(60);
 /// Name of the file with the accounts, in the state directory.
 const FILE: &str = "flash-writes.json";
 
-/// A debt above the budget of this part of a day is a health problem: one in this number.
+/// A debt is a health problem if it exceeds the budget of a day divided by this number.
 const DEBT_PART: i64 = 24;
 
 /// Highest pressure, as the engine counts it.

@@ -175,8 +175,8 @@ impl Pools {
         }
     }
 
-    /// Saves that a cache is about to be removed from flash. After a crash, its missing journal is
-    /// then no lost one.
+    /// Saves that a cache is about to be removed from flash. If the journal is missing after a
+    /// crash, it then does not count as lost.
     pub(in crate::services) async fn note_end(&self, spec: &CacheSpec) -> Result<()> {
         let Some(JournalSpec { owner, .. }) = spec.journal else { return Ok(()) };
         if !self.registry.inner().set_ended(owner, true) {

@@ -15,8 +15,8 @@ use crate::services::registry::{DeviceEntry, Inner, PoolEntry};
 pub(super) const UNKNOWN_REASON: &str = "hob's state does not know this device of the pool, which may have dirty data; \
      'hob pool add-device' connects it, and 'hob pool remove-device' gives it up";
 
-/// Prefix of the path under which a device is listed that the pool has and the saved state does not
-/// know, before its id. The device's real path is unknown.
+/// A device that the pool has and the saved state does not know is listed with this prefix and its
+/// id as its path, because its real path is unknown.
 const UNKNOWN_DEVICE: &str = "/unknown-device-";
 
 /// Returns the id of a device that is listed in the pool without its path.
@@ -47,7 +47,7 @@ impl Pools {
         self.registry.save().await
     }
 
-    /// Connects a device that belongs to the pool under another path than hob knows, or that hob
+    /// Connects a device of the pool that hob knows under another path, or that hob
     /// does not know. Returns false if the pool lacks no device, or if this device does not belong
     /// to the pool.
     pub(super) async fn connect_known_device(&self, pool: &str, path: &Path) -> Result<bool> {
@@ -139,8 +139,8 @@ impl Inner {
 }
 
 impl PoolEntry {
-    /// Lists the devices as missing that the pool got after the saved state. `ids` is the number of
-    /// device ids that the pool has given out.
+    /// Lists as missing the devices that the pool got after the state was saved. `ids` is the
+    /// number of device ids that the pool has given out.
     pub(super) fn note_device_ids(&mut self, pool: &str, ids: u16) {
         let is_open = |id: &u16| {
             self.devices.iter().filter_map(|device| device.ids).any(|ids| ids.in_pool == DeviceId(*id))

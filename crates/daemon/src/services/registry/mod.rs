@@ -66,8 +66,8 @@ pub(in crate::services) enum ClusterWait {
 }
 
 /// Health text for a cache that has no working journal.
-pub(in crate::services) const JOURNAL_LOST: &str = "its journal cannot be written: hob destages dirty data, \
-and writes to the disk wait, for at most half a minute, until there is a journal elsewhere";
+pub(in crate::services) const JOURNAL_LOST: &str = "its journal cannot be written. hob destages its dirty data, \
+and writes to the disk wait for at most half a minute, until hob has created a journal on another device";
 
 /// Health text for a backing whose server has no flush command.
 pub(in crate::services) const CANNOT_FLUSH: &str =
@@ -265,8 +265,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) cluster_wait: ClusterWait,
     /// True if the daemon is ending and the disk has no dirty data any more.
     pub(in crate::services) drained_at_end: bool,
-    /// Time when the disk was closed last while its backing could still execute requests of this host
-    /// whose replies nothing waits for.
+    /// Time when the disk was closed last, if its backing could then still execute requests of this
+    /// host for whose replies hob no longer waits.
     pub(in crate::services) unanswered_since: Option<tokio::time::Instant>,
     /// Reason why the cache differs from its configuration.
     pub(in crate::services) cache_reason: Option<String>,

@@ -31,7 +31,7 @@ pub(in crate::services) struct UnreportedFailures {
     now: u32,
     /// True if a save of a lower number is scheduled.
     is_lowered_soon: bool,
-    /// Number of lower numbers saved at once, reduced by one for each second since `counted`.
+    /// Count of immediate saves of lower numbers, reduced by one for each second since `counted`.
     lowered: u32,
     counted: Option<Instant>,
 }

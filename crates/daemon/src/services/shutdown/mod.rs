@@ -22,13 +22,13 @@ use crate::shard_api::ShardHandle;
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 
 /// Time after which a closing disk does not wait for a backing that does not answer, unless only the
-/// backing has acknowledged writes. A drain at the daemon's end without progress for this time is
-/// abandoned then too. A backing that is connected counts as one that does not answer after 5 s.
+/// backing has acknowledged writes. After this time without progress, a drain at the daemon's end
+/// is also abandoned. A connected backing counts as one that does not answer after 5 s.
 const SILENT_MAX: Duration = Duration::from_secs(2);
 
 /// Time after which a closing disk does not wait for a backing that does not answer, even if only
-/// the backing has acknowledged writes. Longer than the requests of a closing disk wait for a
-/// lost connection (20 s), and shorter than [`CLOSE_MAX`].
+/// the backing has acknowledged writes. This time is longer than the 20 s for which requests of a
+/// closing disk wait for a lost connection, and shorter than [`CLOSE_MAX`].
 const HUNG_MAX: Duration = Duration::from_secs(25);
 
 /// Interval between two checks whether the backing of a closing disk answers.

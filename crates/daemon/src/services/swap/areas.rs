@@ -51,7 +51,7 @@ impl StatePart for Mutex<Areas> {
     }
 }
 
-/// Reason why an area is not usable that a crash left incomplete.
+/// Reason why an area that a crash left incomplete is not usable.
 pub(super) const IN_PARTS: &str = "a crash left it incomplete; remove it";
 
 impl SwapEntry {
@@ -99,7 +99,7 @@ impl SwapEntry {
         }
     }
 
-    /// Returns the reason why an area is not usable whose device is missing.
+    /// Returns the reason why an area whose device is missing is not usable.
     pub(super) fn away(&self) -> String {
         let SwapSpec { pool, device, .. } = &self.wanted;
         format!(

@@ -358,7 +358,7 @@ fn judge(pool: &str, device: &DeviceEntry) -> Result<DeviceId, String> {
             (Admission::Out, _) => Err(format!(
                 "has allocation off; 'hob pool set-device {pool} {path} --admission in' turns it on"
             )),
-            (_, "memory") => Err("is in memory, which swapping is to relieve".to_owned()),
+            (_, "memory") => Err("is in memory, so swapping to it would free no memory".to_owned()),
             (_, "direct") => Ok(ids.in_pool),
             _ => Err("is on a filesystem without direct I/O, where swapping out takes memory".to_owned()),
         },

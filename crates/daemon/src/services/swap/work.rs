@@ -117,7 +117,7 @@ impl Swaps {
                     Ok(Some("the area was being turned off, which was cancelled"))
                 }
                 None => Err(ApiError::busy("turning the swap area off cannot be cancelled yet")
-                    .hint("look again later")),
+                    .hint("repeat the command later")),
             };
         }
         work.wait(WAIT_MAX).await.transpose()?;
@@ -203,7 +203,7 @@ impl Swaps {
                 }
                 None => {
                     return Err(ApiError::busy("turning the swap area on cannot be cancelled yet")
-                        .hint("look again later"));
+                        .hint("repeat the command later"));
                 }
             }
         }

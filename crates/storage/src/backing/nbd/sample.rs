@@ -177,8 +177,8 @@ fn set_timeout(socket: &OwnedFd, side: Timeout, deadline: Instant) -> Result<(),
 }
 
 impl NbdBacking {
-    /// Reads over the connection that is not attached yet. If that fails, it opens a new connection
-    /// and tries again.
+    /// Reads over the connection, which is not attached yet. If the read fails, opens a new
+    /// connection and tries again.
     pub(super) fn read_sample(
         &mut self,
         offset: u64,

@@ -149,7 +149,7 @@ impl Worker {
             runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name("hob-objects".into()).spawn(run);
-        thread.map_err(|error| Trouble::Store(format!("no thread: {error}")))?;
+        thread.map_err(|error| Trouble::Store(format!("cannot start a thread: {error}")))?;
         let disk = result
             .recv()
             .unwrap_or_else(|_| Err(Trouble::Store("the thread that uses the object store ended".into())))?;

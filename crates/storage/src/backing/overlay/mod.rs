@@ -5,7 +5,7 @@
 //! |---|---|
 //! | read of the clone's own data | the own backing |
 //! | read of the parent's data | the parent's disk; if that is unavailable, the own backing, which can read the same data |
-//! | read of both | each part as above |
+//! | read of both | each part as in the two rows above |
 //! | change | the own backing; the range is marked as the clone's own *before* the change is sent |
 //! | flush | the own backing |
 //!

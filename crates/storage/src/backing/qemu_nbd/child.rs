@@ -390,8 +390,8 @@ impl Server {
         self.taken.get().is_some()
     }
 
-    /// Returns true if the image [is taken](Self::is_taken) because its file is not as the child has
-    /// left it.
+    /// Returns true if the image [is taken](Self::is_taken) because its file has changed since the
+    /// child ended.
     pub(super) fn is_changed(&self) -> bool {
         self.taken.get() == Some(&Taken::Changed)
     }

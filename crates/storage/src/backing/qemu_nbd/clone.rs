@@ -95,7 +95,7 @@ impl QemuNbd {
             ask(&mut ranges, OPENING_BYTES_MAX, &mut own).map_err(NotShared::Unknown)?;
         }
         if own.is_complete() && own.parent_bytes() == 0 {
-            let why = "it has all blocks itself, or QEMU does not know which ones its parent has";
+            let why = "it has all blocks itself, or QEMU does not know which blocks its parent has";
             return Err(NotShared::Unsuitable(why.to_owned()));
         }
         if !ranges.is_done() {

@@ -155,8 +155,8 @@ impl Image {
         for (id, name) in snapshots {
             if aside.is_map_invalid(id)? {
                 return Err(format!(
-                    "the object map of its snapshot {name} is marked invalid ('rbd object-map rebuild IMAGE@{name}'; rebuilding that of \
-                     IMAGE leaves those of its snapshots as they are)"
+                    "the object map of its snapshot {name} is marked invalid (run 'rbd object-map rebuild IMAGE@{name}'; rebuilding \
+                     the object map of IMAGE does not rebuild those of its snapshots)"
                 ));
             }
         }

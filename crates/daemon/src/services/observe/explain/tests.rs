@@ -127,7 +127,7 @@ fn the_choice_of_an_automatic_cache_is_named_with_its_alternatives() {
     (stats.recent.latest_reads, stats.recent.latest_hit_percent) = (5000, 36.0);
     let text = said(&active, &stats);
     assert!(
-        text.contains("because they include older reads; of the latest 5000 reads, 36.0 % hit."),
+        text.contains("because they include older reads; of the latest 5000 reads, 36.0 % were hits."),
         "{text}"
     );
     stats.recent.latest_hit_percent = 80.0;
@@ -166,7 +166,7 @@ fn memory_hits_are_distinguished_from_flash_hits() {
     assert_eq!(shares, (50.0, 30.0));
     let said = explanation.sentences.join(" ");
     assert!(said.contains("50.0 % were served from flash"), "{said}");
-    assert!(said.contains("30.0 % were served from memory; of the reads, 30.0 %"), "{said}");
+    assert!(said.contains("30.0 % were served from memory; of the reads alone, 30.0 %"), "{said}");
     assert_eq!(explanation.not_served.len(), 1, "only the misses");
 }
 
@@ -200,7 +200,7 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
     warm.recent.first_percent = 20.0;
     (warm.recent.latest_reads, warm.recent.latest_hit_percent) = (1500, 99.5);
     let smaller = said(&active, &warm);
-    assert!(smaller.contains("is warm: 99.5 % of the latest 1500 reads hit, and 37 %"), "{smaller}");
+    assert!(smaller.contains("is warm: 99.5 % of the latest 1500 reads were hits, and 37 %"), "{smaller}");
     warm.recent.latest_hit_percent = 94.0;
     assert!(said(&active, &warm).contains("is warming: 37 %"));
     let full = figures(CacheState::Active, &[(Outcome::Hit, 9000), (Outcome::MissFilled, 1000)], BLOCKS);
