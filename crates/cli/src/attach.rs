@@ -175,7 +175,8 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         _ => error,
     })?;
     let vm = Vm::look(&mut monitor, &default_name(target)).await?;
-    vm.check(&mut monitor).await?;
+    Vm::check(&mut monitor).await?;
+    check_jobs(&vm, &mut monitor, client, &records, if args.common.dry_run { &[] } else { &known }).await?;
     let persistent = Rc::new(persistent(target).await?);
     if let (Kind::Libvirt(domain), Persistent::None) = (&target.kind, &*persistent) {
         tell(&format!(
@@ -314,7 +315,9 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         true => anyhow!("{error:#}. If the VM is stopped, use 'hob detach --stopped {}'", args.target.text),
         false => error,
     })?;
-    Vm::look(&mut monitor, "").await?.check(&mut monitor).await?;
+    let vm = Vm::look(&mut monitor, "").await?;
+    Vm::check(&mut monitor).await?;
+    check_jobs(&vm, &mut monitor, client, &records, if args.common.dry_run { &[] } else { &known }).await?;
     if !args.common.dry_run {
         for record in &chosen {
             Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Detached).await?;
@@ -332,6 +335,32 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         tell(&format!("{} is detached; the VM was paused for {}", record.label, milliseconds(pause)));
     }
     end(args.common.dry_run)
+}
+
+/// Refuses a VM with a block job of another program. If a killed command left the VM paused, the VM
+/// continues: it must not wait for the job, nor for steps of other disks than the interrupted one.
+/// `known` has the records of the VM's disks.
+async fn check_jobs(
+    vm: &Vm,
+    monitor: &mut Monitor,
+    client: &Client,
+    records: &Records,
+    known: &[Record],
+) -> anyhow::Result<()> {
+    let jobs = vm.graph.check_jobs();
+    let Some(record) = known.first() else { return jobs };
+    let mut work = Work::new(monitor, client, records, record, &Arc::default());
+    match jobs {
+        Err(error) => return Err(work.refusal(error).await),
+        Ok(()) if known.len() == 1 => {}
+        Ok(()) => match work.resume().await {
+            said if said.is_empty() => {}
+            said => {
+                tell(&format!("a command was interrupted while it had the VM paused. {}", said.trim_end()))
+            }
+        },
+    }
+    Ok(())
 }
 
 /// Refuses a disk that would have the name of another disk of the same command in hob.

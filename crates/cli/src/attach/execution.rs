@@ -91,10 +91,15 @@ impl<'a> Work<'a> {
     /// disks before the first step.
     pub(super) async fn check(&mut self, goal: Goal) -> anyhow::Result<()> {
         let Err(error) = self.look(goal).await else { return Ok(()) };
-        // An earlier command may have been killed while the VM was paused.
+        Err(self.refusal(error).await)
+    }
+
+    /// Returns the message of a command that does nothing because of `error`. An earlier command may
+    /// have been killed while the VM was paused, so the VM continues.
+    pub(super) async fn refusal(&mut self, error: anyhow::Error) -> anyhow::Error {
         match self.resume().await {
-            vm if vm.is_empty() => Err(error),
-            vm => Err(anyhow!("{error:#}. {}", vm.trim_end())),
+            vm if vm.is_empty() => error,
+            vm => anyhow!("{error:#}. {}", vm.trim_end()),
         }
     }
 
@@ -155,7 +160,7 @@ impl<'a> Work<'a> {
 
     /// Continues the VM after a failure, if hob paused it. Returns a sentence about the VM for the
     /// message, or nothing if hob had not paused it.
-    async fn resume(&mut self) -> String {
+    pub(super) async fn resume(&mut self) -> String {
         self.tell_rest();
         match self.continue_vm().await {
             Ok(false) => String::new(),
@@ -173,22 +178,48 @@ impl<'a> Work<'a> {
         if !self.monitor.objects().await?.iter().any(|name| name == MARK) {
             return Ok(false);
         }
-        let status = self.monitor.ask("query-status", json!({})).await?;
-        let is_paused = !status["running"].as_bool().unwrap_or(false);
+        // hob pauses only running VMs. A VM in another state, for example after a migration, must not run.
+        let is_paused = self.monitor.ask("query-status", json!({})).await?["status"] == "paused";
         if is_paused {
-            let record = self.record;
-            let mut graph = Graph::read(self.monitor).await?;
-            if graph.jobs.iter().any(|(id, _)| *id == record.job()) {
-                self.cancel_job().await?;
-                graph = Graph::read(self.monitor).await?;
-            }
-            if graph.below(&record.backend).contains(record.node_name()) {
-                self.lock_again().await?;
-            }
+            self.secure().await?;
             self.continue_guest().await?;
         }
         self.unmark().await?;
         Ok(is_paused)
+    }
+
+    /// Makes sure that the VM may continue: no block job of hob copies the disk, and hob or QEMU has the
+    /// lock of the image.
+    async fn secure(&mut self) -> anyhow::Result<()> {
+        let record = self.record;
+        let mut graph = Graph::read(self.monitor).await?;
+        if graph.jobs.iter().any(|(id, _)| *id == record.job()) {
+            self.cancel_job().await?;
+            graph = Graph::read(self.monitor).await?;
+        }
+        if graph.below(&record.backend).contains(record.node_name()) {
+            self.lock_again().await?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the VM may continue, as far as its other disks are concerned. A command may have
+    /// been killed between their steps.
+    async fn secure_others(&mut self) -> anyhow::Result<()> {
+        let record = self.record;
+        let mut records = self.records.all()?;
+        records.retain(|other| other.target == record.target && other.disk != record.disk);
+        for other in &records {
+            let mut work = Work::new(self.monitor, self.client, self.records, other, &self.interrupt);
+            work.secure().await.map_err(|error| {
+                error.context(format!(
+                    "a command was interrupted between its steps for the disk {0}; repeat 'hob attach {1} {0}', or run \
+                     'hob detach {1} {0}'",
+                    other.label, other.target
+                ))
+            })?;
+        }
+        Ok(())
     }
 
     /// Makes sure that hob or QEMU has the lock of the image, for a VM that uses hob.
@@ -435,6 +466,10 @@ impl<'a> Work<'a> {
     }
 
     async fn continue_guest(&mut self) -> anyhow::Result<()> {
+        // If this command has paused the VM, no other disk had a step meanwhile.
+        if self.paused_at.is_none() {
+            self.secure_others().await?;
+        }
         self.ask("cont", json!({})).await?;
         self.paused += self.paused_at.take().map_or(Duration::ZERO, |at| at.elapsed());
         self.tell_rest();
