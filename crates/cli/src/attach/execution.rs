@@ -97,6 +97,7 @@ impl<'a> Work<'a> {
     /// Returns the message of a command that does nothing because of `error`. An earlier command may
     /// have been killed while the VM was paused, so the VM continues.
     pub(super) async fn refusal(&mut self, error: anyhow::Error) -> anyhow::Error {
+        self.reconnect_after(&error).await;
         match self.resume().await {
             vm if vm.is_empty() => error,
             vm => anyhow!("{error:#}. {}", vm.trim_end()),
@@ -109,6 +110,7 @@ impl<'a> Work<'a> {
         self.tell_rest();
         tell(&format!("{}: {error:#}; undoing", self.record.label));
         self.is_undoing = true;
+        self.reconnect_after(&error).await;
         match self.pursue(Goal::Detached).await {
             Ok(()) => {
                 Err(error.context(format!("{} is not attached, and nothing was changed", self.record.label)))
@@ -131,6 +133,7 @@ impl<'a> Work<'a> {
         let Err(error) = self.pursue(Goal::Detached).await else { return Ok(()) };
         self.tell_rest();
         self.is_undoing = true;
+        self.reconnect_after(&error).await;
         let uses_hob = match self.look(Goal::Attached).await {
             Err(second) if is_ended(&second) => return Err(self.after_end(&error)),
             state => state.is_ok_and(|state| state.path == Path::Hob),
@@ -158,6 +161,13 @@ impl<'a> Work<'a> {
         )
     }
 
+    /// Connects to QEMU again if the connection was lost and QEMU still runs. The VM may be paused.
+    async fn reconnect_after(&mut self, error: &anyhow::Error) {
+        if is_ended(error) {
+            self.monitor.reconnect().await;
+        }
+    }
+
     /// Continues the VM after a failure, if hob paused it. Returns a sentence about the VM for the
     /// message, or nothing if hob had not paused it.
     pub(super) async fn resume(&mut self) -> String {
@@ -175,7 +185,7 @@ impl<'a> Work<'a> {
     /// Returns an error if the VM uses hob, and another program could open the image, because hob
     /// cannot lock it.
     async fn continue_vm(&mut self) -> anyhow::Result<bool> {
-        if !self.monitor.objects().await?.iter().any(|name| name == MARK) {
+        if !self.is_marked().await? {
             return Ok(false);
         }
         // hob pauses only running VMs. A VM in another state, for example after a migration, must not run.
@@ -317,7 +327,7 @@ impl<'a> Work<'a> {
         };
         let status = self.monitor.ask("query-status", json!({})).await?;
         let running = status["running"].as_bool().unwrap_or(false);
-        let marked = self.monitor.objects().await?.iter().any(|name| name == MARK);
+        let marked = self.is_marked().await?;
         self.interrupt.set_pausing(marked);
         Ok(State {
             recorded: self.records.has(&record.disk),
@@ -353,10 +363,7 @@ impl<'a> Work<'a> {
             Step::Record => self.records.save(record),
             Step::AddDisk => self.add_disk().await,
             Step::AddNode => self.add_node().await,
-            Step::Mark => {
-                self.interrupt.set_pausing(true);
-                self.ask("object-add", json!({ "qom-type": "throttle-group", "id": MARK })).await
-            }
+            Step::Mark => self.mark().await,
             Step::Pause => self.pause(state.path).await,
             Step::ToHob => self.send_to(record.node_name()).await,
             Step::ToImage => self.send_to(record.image_node()).await,
@@ -378,7 +385,7 @@ impl<'a> Work<'a> {
                 self.client.cache_disable(disk, OnDirty::Drain).await.map(|_| ()).map_err(explain)
             }
             Step::DisableCache => Ok(()),
-            Step::DeleteNode => self.ask("blockdev-del", json!({ "node-name": record.node_name() })).await,
+            Step::DeleteNode => self.delete_node(record.node_name()).await,
             Step::RemoveDisk => self.remove_disk().await,
             Step::Forget => self.records.delete(disk),
         }
@@ -441,8 +448,27 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
+    async fn is_marked(&mut self) -> anyhow::Result<bool> {
+        Ok(self.monitor.objects().await?.iter().any(|name| name == MARK))
+    }
+
+    async fn mark(&mut self) -> anyhow::Result<()> {
+        self.interrupt.set_pausing(true);
+        let arguments = json!({ "qom-type": "throttle-group", "id": MARK });
+        if let Err(error) = self.ask("object-add", arguments).await
+            && !self.is_marked().await?
+        {
+            return Err(error);
+        }
+        Ok(())
+    }
+
     async fn unmark(&mut self) -> anyhow::Result<()> {
-        self.ask("object-del", json!({ "id": MARK })).await?;
+        if let Err(error) = self.ask("object-del", json!({ "id": MARK })).await
+            && self.is_marked().await?
+        {
+            return Err(error);
+        }
         self.interrupt.set_pausing(false);
         Ok(())
     }
@@ -500,19 +526,21 @@ impl<'a> Work<'a> {
     async fn add_node(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + CONNECT_MAX;
         loop {
-            match self.ask("blockdev-add", self.record.node.clone()).await {
-                Err(error) if !is_denied(&error) && Instant::now() < deadline => {
-                    tokio::time::sleep(CONNECT_EVERY).await;
-                }
-                Err(error) if is_denied(&error) => {
-                    return Err(anyhow!(
-                        "{error}. QEMU's user may not open hob's socket: set 'socket_group' and 'socket_mode' in \
-                         /etc/hob/hob.toml, and allow the socket in AppArmor or SELinux (docs/SECURITY.md, 'AppArmor and \
-                         SELinux')"
-                    ));
-                }
-                result => return result,
+            let Err(error) = self.ask("blockdev-add", self.record.node.clone()).await else { return Ok(()) };
+            if has_node(self.monitor, self.record.node_name()).await? {
+                return Ok(());
             }
+            if is_denied(&error) {
+                return Err(anyhow!(
+                    "{error}. QEMU's user may not open hob's socket: set 'socket_group' and 'socket_mode' in \
+                     /etc/hob/hob.toml, and allow the socket in AppArmor or SELinux (docs/SECURITY.md, 'AppArmor and \
+                     SELinux')"
+                ));
+            }
+            if Instant::now() >= deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(CONNECT_EVERY).await;
         }
     }
 
@@ -621,12 +649,18 @@ impl<'a> Work<'a> {
 
     async fn delete_spare(&mut self) -> anyhow::Result<()> {
         for spare in self.record.spare.iter().rev().map(name_of) {
-            if let Err(error) = self.ask("blockdev-del", json!({ "node-name": spare })).await {
-                // Nodes inside another node's options are deleted together with it.
-                if has_node(self.monitor, spare).await? {
-                    return Err(error);
-                }
-            }
+            self.delete_node(spare).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a block node, if QEMU has it. Nodes inside another node's options are deleted together
+    /// with that node.
+    async fn delete_node(&mut self, node: &str) -> anyhow::Result<()> {
+        if let Err(error) = self.ask("blockdev-del", json!({ "node-name": node })).await
+            && has_node(self.monitor, node).await?
+        {
+            return Err(error);
         }
         Ok(())
     }

@@ -283,6 +283,48 @@ fn a_job_that_ends_by_itself_counts_as_cancelled() {
     with_work(&record("mirror"), ending, async |work| work.cancel_job().await.unwrap());
 }
 
+/// The VM is paused when the connection ends.
+#[test]
+fn a_vm_whose_connection_was_lost_continues() {
+    for verb in ["attach", "detach"] {
+        let mut is_lost = false;
+        let vm = move |command: &str| match command {
+            "x-debug-query-block-graph" if !std::mem::replace(&mut is_lost, true) => Value::Null,
+            _ => paused_answer(command, &DIRECT),
+        };
+        let asked = with_work(&record("reopen"), vm, async |work| {
+            let result = if verb == "attach" { work.attach().await } else { work.detach().await };
+            assert!(result.is_err(), "{verb}");
+        });
+        assert!(has(&asked, "cont") && has(&asked, "object-del"), "{verb}: {asked:?}");
+    }
+}
+
+/// If libvirt's daemon restarts, hob repeats the command in progress, which QEMU may have carried out.
+#[test]
+fn a_command_that_was_carried_out_twice_has_succeeded() {
+    let refuse = |command: &str, chain: &[&str], objects: Value| match command {
+        "object-add" | "object-del" | "blockdev-add" | "blockdev-del" => {
+            json!({ "error": { "class": "GenericError", "desc": "refused" } })
+        }
+        "qom-list" => objects,
+        _ => answer(command, chain),
+    };
+    let done = move |command: &str| refuse(command, &["image", "hob-1"], json!([{ "name": MARK }]));
+    with_work(&record("reopen"), done, async |work| {
+        work.mark().await.unwrap();
+        work.add_node().await.unwrap();
+        assert!(work.unmark().await.is_err(), "QEMU still has the mark");
+        assert!(work.delete_node("hob-1").await.is_err(), "QEMU still has the node");
+    });
+    let undone = move |command: &str| refuse(command, &DIRECT, json!([]));
+    with_work(&record("reopen"), undone, async |work| {
+        work.unmark().await.unwrap();
+        work.delete_node("hob-1").await.unwrap();
+        assert!(work.mark().await.is_err(), "QEMU has no mark");
+    });
+}
+
 #[test]
 fn the_message_names_the_command_for_a_vm_that_has_ended() {
     for verb in ["attach", "detach"] {
