@@ -305,19 +305,15 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         }
         return Ok(());
     }
+    let mut monitor = connect_to_detach(client, &args, &records, &known).await?;
     if matches!(args.target.kind, Kind::Proxmox(_)) && !args.common.dry_run {
         // Programs of Proxmox VE wait while hob is connected to QEMU, and a drain takes long.
+        drop(monitor);
         for record in &chosen {
             drain_if_present(client, &record.disk).await?;
         }
+        monitor = connect_to_detach(client, &args, &records, &known).await?;
     }
-    let mut monitor = connect(&args.target).await.map_err(|error| match error.is::<NotRunning>() {
-        true => anyhow!("{error:#}. If the VM is stopped, use 'hob detach --stopped {}'", args.target.text),
-        false => error,
-    })?;
-    let vm = Vm::look(&mut monitor, "").await?;
-    Vm::check(&mut monitor).await?;
-    check_jobs(&vm, &mut monitor, client, &records, if args.common.dry_run { &[] } else { &known }).await?;
     if !args.common.dry_run {
         for record in &chosen {
             Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Detached).await?;
@@ -335,6 +331,23 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         tell(&format!("{} is detached; the VM was paused for {}", record.label, milliseconds(pause)));
     }
     end(args.common.dry_run)
+}
+
+/// Connects to a VM with attached disks, and refuses a VM whose disks cannot be changed now.
+async fn connect_to_detach(
+    client: &Client,
+    args: &Detach,
+    records: &Records,
+    known: &[Record],
+) -> anyhow::Result<Monitor> {
+    let mut monitor = connect(&args.target).await.map_err(|error| match error.is::<NotRunning>() {
+        true => anyhow!("{error:#}. If the VM is stopped, use 'hob detach --stopped {}'", args.target.text),
+        false => error,
+    })?;
+    let vm = Vm::look(&mut monitor, "").await?;
+    Vm::check(&mut monitor).await?;
+    check_jobs(&vm, &mut monitor, client, records, if args.common.dry_run { &[] } else { known }).await?;
+    Ok(monitor)
 }
 
 /// Refuses a VM with a block job of another program. If a killed command left the VM paused, the VM
