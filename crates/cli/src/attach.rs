@@ -20,6 +20,7 @@ mod summary;
 mod survey;
 pub(super) mod targets;
 mod test_stop;
+mod threads;
 mod virsh;
 
 use std::path::{Path, PathBuf};

@@ -10,6 +10,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail};
 
+use super::threads::in_thread;
 use super::virsh::{self, Info, is_unknown_domain, when_reachable};
 
 /// Source of a disk in the definition of its libvirt domain.
@@ -93,7 +94,7 @@ pub(super) async fn replace(domain: &str, old: &str, new: &str) -> anyhow::Resul
     let xml = xml.replacen(old, new, 1);
     when_reachable(async || -> anyhow::Result<()> {
         let xml = xml.clone();
-        tokio::task::spawn_blocking(move || define(&xml)).await?
+        in_thread(move || define(&xml)).await?
     })
     .await
 }

@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Definition;
+use super::threads::in_thread;
 
 /// Name of an environment variable for tests: a directory that replaces `/` in the paths of Proxmox
 /// VE's files.
@@ -213,7 +214,7 @@ pub(super) async fn replace(vmid: u32, key: &str, from: &str, to: &str) -> anyho
     let mut command = Command::new("perl");
     // Ctrl-C is for hob, which then undoes its steps.
     command.args(["-e", SCRIPT, &vmid.to_string(), key, from, to]).process_group(0);
-    let output = tokio::task::spawn_blocking(move || command.output()).await?.context("cannot run perl")?;
+    let output = in_thread(move || command.output()).await?.context("cannot run perl")?;
     if !output.status.success() {
         bail!("Proxmox VE: {}", String::from_utf8_lossy(&output.stderr).trim());
     }

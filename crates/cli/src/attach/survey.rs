@@ -17,6 +17,7 @@ use super::options::{
 use super::proxmox;
 use super::qmp::Monitor;
 use super::record::{Method, Record};
+use super::threads::in_thread;
 use crate::output::word;
 
 /// VM states, as QEMU reports them, in which hob attaches and detaches the VM's disks.
@@ -371,7 +372,7 @@ pub(super) async fn room(record: &Record) -> anyhow::Result<Option<u64>> {
 async fn measure(file: &Path, format: &str) -> anyhow::Result<u64> {
     let mut command = std::process::Command::new("qemu-img");
     command.args(["measure", "-U", "--output=json", "-O", format, "-f", format]).arg(file);
-    let output = tokio::task::spawn_blocking(move || command.output())
+    let output = in_thread(move || command.output())
         .await?
         .context("cannot run qemu-img, which is in the package qemu-utils")?;
     if !output.status.success() {

@@ -12,6 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use super::threads::in_thread;
+
 /// Maximum time for the first reply of a [`Shell`]. Without a reply, each command has its own process.
 const READY_MAX: Duration = Duration::from_secs(5);
 /// Maximum time for libvirt to restart. The VM may be paused meanwhile.
@@ -36,7 +38,7 @@ pub(super) fn command() -> Command {
 pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
     let mut command = command();
     command.args(args);
-    let output = tokio::task::spawn_blocking(move || command.output())
+    let output = in_thread(move || command.output())
         .await?
         .context("cannot run virsh, which is in the package libvirt-clients")?;
     if !output.status.success() {
