@@ -110,11 +110,13 @@ impl Settings {
         })
     }
 
-    /// Returns the volumes of a disk.
+    /// Returns the volumes of a disk by the label of its device. Before Proxmox VE 9, the label is the
+    /// name of a drive, such as `drive-scsi0`.
     ///
     /// # Errors
     /// Returns the reason why the VM's next start cannot use hob.
-    pub(super) fn volumes(&self, key: &str) -> Result<Volumes, String> {
+    pub(super) fn volumes(&self, label: &str) -> Result<Volumes, String> {
+        let key = label.strip_prefix("drive-").unwrap_or(label);
         let image = self.volume(key).ok_or_else(|| format!("the VM's configuration has no disk {key}"))?;
         let (storage, name) =
             image.split_once(':').ok_or_else(|| format!("{image} is not a volume of a storage"))?;
@@ -295,6 +297,7 @@ hob: files
             (volumes.hob.as_str(), volumes.disk().as_str()),
             ("files:100/vm-100-disk-1.raw", "files-100-vm-100-disk-1.raw")
         );
+        assert_eq!(settings().volumes("drive-scsi1").as_ref(), Ok(&volumes));
         assert_eq!(settings().definition(&volumes), Definition::Image);
         let hob = Settings { vm: format!("scsi1: {}\n", volumes.hob), ..settings() };
         assert_eq!(hob.definition(&volumes), Definition::Hob);
