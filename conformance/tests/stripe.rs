@@ -9,7 +9,7 @@ use conformance::{Daemon, KIB, MIB, Scratch, Store};
 use serde_json::Value;
 
 /// Number of bytes that each round writes: whole stripes of every size in this file.
-const WRITTEN: u64 = 7680 * KIB;
+const WRITTEN: u64 = 5376 * KIB;
 
 /// A daemon with the disk `vm`. Its cache destages nothing by itself. Its backing is an NBD server
 /// that recommends blocks of 256 KiB.
@@ -142,10 +142,10 @@ fn the_destager_writes_whole_stripes_of_the_size_in_effect() {
     stage.assert_applied();
     stage.destages_stripes_of(192 * KIB);
 
-    stage.configure("stripe = \"384K\"");
+    stage.configure("stripe = \"448K\"");
     stage.apply();
-    assert_eq!(stripe(&stage.daemon, "vm"), (Some(384 * KIB), Some(384 * KIB)));
-    stage.destages_stripes_of(384 * KIB);
+    assert_eq!(stripe(&stage.daemon, "vm"), (Some(448 * KIB), Some(448 * KIB)));
+    stage.destages_stripes_of(448 * KIB);
 
     stage.configure("");
     stage.apply();
