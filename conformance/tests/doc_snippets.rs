@@ -82,6 +82,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("docs/QUICKSTART_LIBVIRT.md", "apt install", "cargo xtask deb checks the package"),
     ("docs/QUICKSTART_LIBVIRT.md", "sed", "changes /etc/hob/hob.toml; deb.rs checks that it has the lines"),
     ("docs/QUICKSTART_LIBVIRT.md", "systemctl", "needs systemd"),
+    ("docs/QUICKSTART_LIBVIRT.md", "virsh shutdown", "needs a domain; libvirt.rs stops one"),
     ("docs/QUICKSTART_LIBVIRT.md", "hob attach libvirt", "needs a domain; libvirt.rs has one"),
     ("docs/QUICKSTART_LIBVIRT.md", "hob stats", "needs the attached disk"),
     ("docs/QUICKSTART_LIBVIRT.md", "hob explain", "needs the attached disk"),

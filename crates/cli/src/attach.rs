@@ -20,6 +20,7 @@ mod summary;
 mod survey;
 pub(super) mod targets;
 mod test_stop;
+mod threads;
 mod virsh;
 
 use std::path::{Path, PathBuf};
@@ -175,7 +176,8 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         _ => error,
     })?;
     let vm = Vm::look(&mut monitor, &default_name(target)).await?;
-    vm.check(&mut monitor).await?;
+    Vm::check(&mut monitor).await?;
+    check_jobs(&vm, &mut monitor, client, &records, if args.common.dry_run { &[] } else { &known }).await?;
     let persistent = Rc::new(persistent(target).await?);
     if let (Kind::Libvirt(domain), Persistent::None) = (&target.kind, &*persistent) {
         tell(&format!(
@@ -304,17 +306,15 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         }
         return Ok(());
     }
+    let mut monitor = connect_to_detach(client, &args, &records, &known).await?;
     if matches!(args.target.kind, Kind::Proxmox(_)) && !args.common.dry_run {
         // Programs of Proxmox VE wait while hob is connected to QEMU, and a drain takes long.
+        drop(monitor);
         for record in &chosen {
             drain_if_present(client, &record.disk).await?;
         }
+        monitor = connect_to_detach(client, &args, &records, &known).await?;
     }
-    let mut monitor = connect(&args.target).await.map_err(|error| match error.is::<NotRunning>() {
-        true => anyhow!("{error:#}. If the VM is stopped, use 'hob detach --stopped {}'", args.target.text),
-        false => error,
-    })?;
-    Vm::look(&mut monitor, "").await?.check(&mut monitor).await?;
     if !args.common.dry_run {
         for record in &chosen {
             Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Detached).await?;
@@ -332,6 +332,49 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         tell(&format!("{} is detached; the VM was paused for {}", record.label, milliseconds(pause)));
     }
     end(args.common.dry_run)
+}
+
+/// Connects to a VM with attached disks, and refuses a VM whose disks cannot be changed now.
+async fn connect_to_detach(
+    client: &Client,
+    args: &Detach,
+    records: &Records,
+    known: &[Record],
+) -> anyhow::Result<Monitor> {
+    let mut monitor = connect(&args.target).await.map_err(|error| match error.is::<NotRunning>() {
+        true => anyhow!("{error:#}. If the VM is stopped, use 'hob detach --stopped {}'", args.target.text),
+        false => error,
+    })?;
+    let vm = Vm::look(&mut monitor, "").await?;
+    Vm::check(&mut monitor).await?;
+    check_jobs(&vm, &mut monitor, client, records, if args.common.dry_run { &[] } else { known }).await?;
+    Ok(monitor)
+}
+
+/// Refuses a VM with a block job of another program. If a killed command left the VM paused, the VM
+/// continues: it must not wait for the job, nor for steps of other disks than the interrupted one.
+/// `known` has the records of the VM's disks.
+async fn check_jobs(
+    vm: &Vm,
+    monitor: &mut Monitor,
+    client: &Client,
+    records: &Records,
+    known: &[Record],
+) -> anyhow::Result<()> {
+    let jobs = vm.graph.check_jobs();
+    let Some(record) = known.first() else { return jobs };
+    let mut work = Work::new(monitor, client, records, record, &Arc::default());
+    match jobs {
+        Err(error) => return Err(work.refusal(error).await),
+        Ok(()) if known.len() == 1 => {}
+        Ok(()) => match work.resume().await {
+            said if said.is_empty() => {}
+            said => {
+                tell(&format!("a command was interrupted while it had the VM paused. {}", said.trim_end()))
+            }
+        },
+    }
+    Ok(())
 }
 
 /// Refuses a disk that would have the name of another disk of the same command in hob.

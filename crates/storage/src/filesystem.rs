@@ -8,7 +8,8 @@ const MEMORY_FILESYSTEMS: [u32; 2] = [0x0102_1994, 0x8584_58F6];
 /// `f_type` of filesystems on local devices: ext4, XFS, Btrfs, F2FS, bcachefs and ZFS.
 const LOCAL_FILESYSTEMS: [u32; 6] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0xCA45_1A4E, 0x2FC1_2FC1];
 
-fn type_of(file: &File) -> Option<u32> {
+/// Returns the `f_type` of the file's filesystem.
+pub(crate) fn type_of(file: &File) -> Option<u32> {
     rustix::fs::fstatfs(file).ok().map(|filesystem| filesystem.f_type as u32)
 }
 

@@ -91,10 +91,16 @@ impl<'a> Work<'a> {
     /// command checks all of its disks before the first step.
     pub(super) async fn check(&mut self, goal: Goal) -> anyhow::Result<()> {
         let Err(error) = self.look(goal).await else { return Ok(()) };
-        // An earlier command may have been killed while the VM was paused.
+        Err(self.refusal(error).await)
+    }
+
+    /// Returns the message of a command that does nothing because of `error`. An earlier command may
+    /// have been killed while the VM was paused, so the VM continues.
+    pub(super) async fn refusal(&mut self, error: anyhow::Error) -> anyhow::Error {
+        self.reconnect_after(&error).await;
         match self.resume().await {
-            vm if vm.is_empty() => Err(error),
-            vm => Err(anyhow!("{error:#}. {}", vm.trim_end())),
+            vm if vm.is_empty() => error,
+            vm => anyhow!("{error:#}. {}", vm.trim_end()),
         }
     }
 
@@ -104,6 +110,7 @@ impl<'a> Work<'a> {
         self.tell_rest();
         tell(&format!("{}: {error:#}; undoing", self.record.label));
         self.is_undoing = true;
+        self.reconnect_after(&error).await;
         match self.pursue(Goal::Detached).await {
             Ok(()) => {
                 Err(error.context(format!("{} is not attached, and nothing was changed", self.record.label)))
@@ -126,6 +133,7 @@ impl<'a> Work<'a> {
         let Err(error) = self.pursue(Goal::Detached).await else { return Ok(()) };
         self.tell_rest();
         self.is_undoing = true;
+        self.reconnect_after(&error).await;
         let uses_hob = match self.look(Goal::Attached).await {
             Err(second) if is_ended(&second) => return Err(self.after_end(&error)),
             state => state.is_ok_and(|state| state.path == Path::Hob),
@@ -153,9 +161,16 @@ impl<'a> Work<'a> {
         )
     }
 
+    /// Connects to QEMU again if the connection was lost and QEMU still runs. The VM may be paused.
+    async fn reconnect_after(&mut self, error: &anyhow::Error) {
+        if is_ended(error) {
+            self.monitor.reconnect().await;
+        }
+    }
+
     /// Continues the VM after a failure, if hob paused it. Returns a sentence about the VM for the
     /// message, or nothing if hob had not paused it.
-    async fn resume(&mut self) -> String {
+    pub(super) async fn resume(&mut self) -> String {
         self.tell_rest();
         match self.continue_vm().await {
             Ok(false) => String::new(),
@@ -170,25 +185,51 @@ impl<'a> Work<'a> {
     /// Returns an error if the VM uses hob, and another program could open the image, because hob
     /// cannot lock it.
     async fn continue_vm(&mut self) -> anyhow::Result<bool> {
-        if !self.monitor.objects().await?.iter().any(|name| name == MARK) {
+        if !self.is_marked().await? {
             return Ok(false);
         }
-        let status = self.monitor.ask("query-status", json!({})).await?;
-        let is_paused = !status["running"].as_bool().unwrap_or(false);
+        // hob pauses only running VMs. A VM in another state, for example after a migration, must not run.
+        let is_paused = self.monitor.ask("query-status", json!({})).await?["status"] == "paused";
         if is_paused {
-            let record = self.record;
-            let mut graph = Graph::read(self.monitor).await?;
-            if graph.jobs.iter().any(|(id, _)| *id == record.job()) {
-                self.cancel_job().await?;
-                graph = Graph::read(self.monitor).await?;
-            }
-            if graph.below(&record.backend).contains(record.node_name()) {
-                self.lock_again().await?;
-            }
+            self.secure().await?;
             self.continue_guest().await?;
         }
         self.unmark().await?;
         Ok(is_paused)
+    }
+
+    /// Makes sure that the VM may continue: no block job of hob copies the disk, and hob or QEMU has the
+    /// lock of the image.
+    async fn secure(&mut self) -> anyhow::Result<()> {
+        let record = self.record;
+        let mut graph = Graph::read(self.monitor).await?;
+        if graph.jobs.iter().any(|(id, _)| *id == record.job()) {
+            self.cancel_job().await?;
+            graph = Graph::read(self.monitor).await?;
+        }
+        if graph.below(&record.backend).contains(record.node_name()) {
+            self.lock_again().await?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the VM may continue, as far as its other disks are concerned. A command may have
+    /// been killed between their steps.
+    async fn secure_others(&mut self) -> anyhow::Result<()> {
+        let record = self.record;
+        let mut records = self.records.all()?;
+        records.retain(|other| other.target == record.target && other.disk != record.disk);
+        for other in &records {
+            let mut work = Work::new(self.monitor, self.client, self.records, other, &self.interrupt);
+            work.secure().await.map_err(|error| {
+                error.context(format!(
+                    "a command was interrupted between its steps for the disk {0}; repeat 'hob attach {1} {0}', or run \
+                     'hob detach {1} {0}'",
+                    other.label, other.target
+                ))
+            })?;
+        }
+        Ok(())
     }
 
     /// Makes sure that hob or QEMU holds the image's lock while the VM uses hob.
@@ -286,7 +327,7 @@ impl<'a> Work<'a> {
         };
         let status = self.monitor.ask("query-status", json!({})).await?;
         let running = status["running"].as_bool().unwrap_or(false);
-        let marked = self.monitor.objects().await?.iter().any(|name| name == MARK);
+        let marked = self.is_marked().await?;
         self.interrupt.set_pausing(marked);
         Ok(State {
             recorded: self.records.has(&record.disk),
@@ -322,10 +363,7 @@ impl<'a> Work<'a> {
             Step::Record => self.records.save(record),
             Step::AddDisk => self.add_disk().await,
             Step::AddNode => self.add_node().await,
-            Step::Mark => {
-                self.interrupt.set_pausing(true);
-                self.ask("object-add", json!({ "qom-type": "throttle-group", "id": MARK })).await
-            }
+            Step::Mark => self.mark().await,
             Step::Pause => self.pause(state.path).await,
             Step::ToHob => self.send_to(record.node_name()).await,
             Step::ToImage => self.send_to(record.image_node()).await,
@@ -347,7 +385,7 @@ impl<'a> Work<'a> {
                 self.client.cache_disable(disk, OnDirty::Drain).await.map(|_| ()).map_err(explain)
             }
             Step::DisableCache => Ok(()),
-            Step::DeleteNode => self.ask("blockdev-del", json!({ "node-name": record.node_name() })).await,
+            Step::DeleteNode => self.delete_node(record.node_name()).await,
             Step::RemoveDisk => self.remove_disk().await,
             Step::Forget => self.records.delete(disk),
         }
@@ -410,8 +448,27 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
+    async fn is_marked(&mut self) -> anyhow::Result<bool> {
+        Ok(self.monitor.objects().await?.iter().any(|name| name == MARK))
+    }
+
+    async fn mark(&mut self) -> anyhow::Result<()> {
+        self.interrupt.set_pausing(true);
+        let arguments = json!({ "qom-type": "throttle-group", "id": MARK });
+        if let Err(error) = self.ask("object-add", arguments).await
+            && !self.is_marked().await?
+        {
+            return Err(error);
+        }
+        Ok(())
+    }
+
     async fn unmark(&mut self) -> anyhow::Result<()> {
-        self.ask("object-del", json!({ "id": MARK })).await?;
+        if let Err(error) = self.ask("object-del", json!({ "id": MARK })).await
+            && self.is_marked().await?
+        {
+            return Err(error);
+        }
         self.interrupt.set_pausing(false);
         Ok(())
     }
@@ -435,6 +492,10 @@ impl<'a> Work<'a> {
     }
 
     async fn continue_guest(&mut self) -> anyhow::Result<()> {
+        // If this command has paused the VM, no other disk had a step meanwhile.
+        if self.paused_at.is_none() {
+            self.secure_others().await?;
+        }
         self.ask("cont", json!({})).await?;
         self.paused += self.paused_at.take().map_or(Duration::ZERO, |at| at.elapsed());
         self.tell_rest();
@@ -465,19 +526,21 @@ impl<'a> Work<'a> {
     async fn add_node(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + CONNECT_MAX;
         loop {
-            match self.ask("blockdev-add", self.record.node.clone()).await {
-                Err(error) if !is_denied(&error) && Instant::now() < deadline => {
-                    tokio::time::sleep(CONNECT_EVERY).await;
-                }
-                Err(error) if is_denied(&error) => {
-                    return Err(anyhow!(
-                        "{error}. QEMU's user may not open hob's socket: set 'socket_group' and 'socket_mode' in \
-                         /etc/hob/hob.toml, and allow the socket in AppArmor or SELinux (docs/SECURITY.md, 'AppArmor and \
-                         SELinux')"
-                    ));
-                }
-                result => return result,
+            let Err(error) = self.ask("blockdev-add", self.record.node.clone()).await else { return Ok(()) };
+            if has_node(self.monitor, self.record.node_name()).await? {
+                return Ok(());
             }
+            if is_denied(&error) {
+                return Err(anyhow!(
+                    "{error}. QEMU's user may not open hob's socket: set 'socket_group' and 'socket_mode' in \
+                     /etc/hob/hob.toml, and allow the socket in AppArmor or SELinux (docs/SECURITY.md, 'AppArmor and \
+                     SELinux')"
+                ));
+            }
+            if Instant::now() >= deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(CONNECT_EVERY).await;
         }
     }
 
@@ -586,12 +649,18 @@ impl<'a> Work<'a> {
 
     async fn delete_spare(&mut self) -> anyhow::Result<()> {
         for spare in self.record.spare.iter().rev().map(name_of) {
-            if let Err(error) = self.ask("blockdev-del", json!({ "node-name": spare })).await {
-                // Nodes inside another node's options are deleted together with it.
-                if has_node(self.monitor, spare).await? {
-                    return Err(error);
-                }
-            }
+            self.delete_node(spare).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a block node, if QEMU has it. Nodes inside another node's options are deleted together
+    /// with that node.
+    async fn delete_node(&mut self, node: &str) -> anyhow::Result<()> {
+        if let Err(error) = self.ask("blockdev-del", json!({ "node-name": node })).await
+            && has_node(self.monitor, node).await?
+        {
+            return Err(error);
         }
         Ok(())
     }

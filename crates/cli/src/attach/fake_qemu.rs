@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-/// A VM that serves one connection.
+/// A VM that serves one connection after the other.
 pub(super) struct FakeQemu {
     dir: tempfile::TempDir,
     asked: Arc<Mutex<Vec<String>>>,
@@ -22,22 +22,24 @@ impl FakeQemu {
         let listener = UnixListener::bind(qemu.path()).expect("a socket");
         let asked = qemu.asked.clone();
         std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("a client");
-            let lines = BufReader::new(stream.try_clone().expect("a descriptor")).lines();
-            writeln!(stream, "{}", json!({ "QMP": {} })).expect("a client");
-            for line in lines.map_while(Result::ok) {
-                let question: Value = serde_json::from_str(&line).expect("JSON");
-                let command = question["execute"].as_str().expect("a command").to_owned();
-                let result = answer(&command);
-                asked.lock().expect("no panic").push(command);
-                let mut reply = match result {
-                    Value::Null => return,
-                    error if error.get("error").is_some() => error,
-                    result => json!({ "return": result }),
-                };
-                reply["id"] = question["id"].clone();
-                if writeln!(stream, "{reply}").is_err() {
-                    return;
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a client");
+                let lines = BufReader::new(stream.try_clone().expect("a descriptor")).lines();
+                writeln!(stream, "{}", json!({ "QMP": {} })).expect("a client");
+                for line in lines.map_while(Result::ok) {
+                    let question: Value = serde_json::from_str(&line).expect("JSON");
+                    let command = question["execute"].as_str().expect("a command").to_owned();
+                    let result = answer(&command);
+                    asked.lock().expect("no panic").push(command);
+                    let mut reply = match result {
+                        Value::Null => break,
+                        error if error.get("error").is_some() => error,
+                        result => json!({ "return": result }),
+                    };
+                    reply["id"] = question["id"].clone();
+                    if writeln!(stream, "{reply}").is_err() {
+                        break;
+                    }
                 }
             }
         });

@@ -10,7 +10,8 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail};
 
-use super::virsh::{self, Info, is_unknown_domain};
+use super::threads::in_thread;
+use super::virsh::{self, Info, is_unknown_domain, when_reachable};
 
 /// Source of a disk in the definition of its libvirt domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,33 +78,40 @@ pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Resul
 
 /// Returns the persistent XML of a domain, or `None` if it has none or does not exist any more.
 pub(super) async fn definition(domain: &str) -> anyhow::Result<Option<String>> {
-    match Info::read(domain).await {
+    match when_reachable(async || Info::read(domain).await).await {
         Err(error) if is_unknown_domain(&error) => return Ok(None),
         Ok(info) if !info.is_persistent => return Ok(None),
         Err(error) => return Err(error),
         Ok(_) => {}
     }
-    virsh::virsh(&["dumpxml", "--inactive", "--security-info", domain]).await.map(Some)
+    let args = ["dumpxml", "--inactive", "--security-info", domain];
+    when_reachable(async || virsh::virsh(&args).await).await.map(Some)
 }
 
 /// Replaces one element of the persistent XML of a domain.
 pub(super) async fn replace(domain: &str, old: &str, new: &str) -> anyhow::Result<()> {
     let xml = definition(domain).await?.with_context(|| format!("{domain} has no persistent definition"))?;
     let xml = xml.replacen(old, new, 1);
-    let define = move || -> anyhow::Result<()> {
-        let mut command = virsh::command();
-        command.args(["define", "/dev/stdin"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child =
-            command.spawn().context("cannot run virsh, which is in the package libvirt-clients")?;
-        child.stdin.take().context("a pipe")?.write_all(xml.as_bytes())?;
-        let output = child.wait_with_output()?;
-        if !output.status.success() {
-            bail!("virsh define: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(())
-    };
-    tokio::task::spawn_blocking(define).await?
+    when_reachable(async || -> anyhow::Result<()> {
+        let xml = xml.clone();
+        in_thread(move || define(&xml)).await?
+    })
+    .await
+}
+
+/// Sets the persistent XML of a domain.
+fn define(xml: &str) -> anyhow::Result<()> {
+    let mut command = virsh::command();
+    command.args(["define", "/dev/stdin"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot run virsh, which is in the package libvirt-clients")?;
+    // Without a connection, virsh ends before it reads its input.
+    let written = child.stdin.take().context("a pipe")?.write_all(xml.as_bytes());
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        bail!("virsh define: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    written.context("virsh does not read the domain's XML")
 }
 
 fn elements(xml: &str) -> impl Iterator<Item = &str> {

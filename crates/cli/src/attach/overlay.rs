@@ -63,6 +63,13 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
         );
         return refuse("below a snapshot", message);
     }
+    if node.driver == "nbd" && is_export(&node.file, &record.disk) {
+        let message = format!(
+            "{label}: the VM uses hob's disk {} since its start. Stop the VM, and run 'hob detach --stopped {target}'",
+            record.disk
+        );
+        return refuse("uses hob since its start", message);
+    }
     if !matches!(node.driver.as_str(), "file" | "host_device") {
         let message = format!(
             "{label} now uses {file} ({}); if the VM was started with hob's disk, stop the VM and use \
@@ -130,15 +137,19 @@ mod tests {
     /// Returns a graph with these edges (parent, kind, child) and the image `/a` or `/overlay` in
     /// each node.
     fn graph(edges: &[(&str, &str, &str)]) -> Graph {
-        let names = ["vda", "image", "image-file", "hob-1", "overlay", "overlay-file", "other"];
+        let names = ["vda", "image", "image-file", "hob-1", "overlay", "overlay-file", "other", "started"];
         let id = |name: &str| names.iter().position(|found| *found == name).expect("a node");
         let node = |name: &&str| {
             let driver = match *name {
-                "hob-1" => "nbd",
+                "hob-1" | "started" => "nbd",
                 "image-file" | "overlay-file" => "file",
                 _ => "qcow2",
             };
-            let file = if name.starts_with("overlay") { "/overlay" } else { "/a" };
+            let file = match *name {
+                "overlay" | "overlay-file" => "/overlay",
+                "started" => "nbd+unix:///web-vda?socket=/run/hob/nbd.sock",
+                _ => "/a",
+            };
             json!({ "node-name": name, "drv": driver, "file": file })
         };
         let nodes: Vec<Value> = names.iter().map(node).collect();
@@ -179,6 +190,18 @@ mod tests {
                 assert_eq!(path(&direct, &record(method), goal).unwrap(), Path::Image);
                 assert_eq!(path(&attached, &record(method), goal).unwrap(), Path::Hob);
             }
+        }
+    }
+
+    /// libvirt or the operator connected QEMU to hob, with nodes that hob does not know.
+    #[test]
+    fn a_vm_that_was_started_with_hobs_disk_is_detached_when_it_has_stopped() {
+        let started = graph(&[("vda", "root", "image"), ("image", "file", "started")]);
+        for goal in [Goal::Attached, Goal::Detached] {
+            let error = path(&started, &record(Method::Reopen), goal).unwrap_err();
+            assert!(error.to_string().contains("hob detach --stopped qmp:/run/web.qmp"), "{error}");
+            let short = error.downcast_ref::<NotDirect>().map(|error| error.short);
+            assert_eq!(short, Some("uses hob since its start"));
         }
     }
 

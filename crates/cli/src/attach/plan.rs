@@ -168,6 +168,8 @@ pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
         (Goal::Detached, Path::Hob) => match state {
             State { disk: HobDisk::Unknown, .. } => return Err(NoDaemon),
             State { disk: HobDisk::Absent, .. } => Step::AddDisk,
+            // A command was killed between the steps of another disk. A drain takes long.
+            State { disk: HobDisk::Cached, running: false, marked: true, .. } => Step::Continue,
             State { disk: HobDisk::Cached, .. } => Step::DisableCache,
             State { running: true, marked: false, .. } => Step::Mark,
             State { running: true, .. } => Step::Pause,
@@ -359,6 +361,26 @@ mod tests {
             let state = begun.into_iter().fold(paused, |state, step| after(step, state));
             assert!(!steps(goal, state).unwrap().contains(&Step::Continue));
         }
+    }
+
+    #[test]
+    fn a_drain_does_not_keep_the_vm_paused() {
+        let mut state = State {
+            recorded: true,
+            disk: HobDisk::Cached,
+            node: true,
+            path: Path::Hob,
+            running: false,
+            marked: true,
+            ..START
+        };
+        for expected in [Step::Continue, Step::DisableCache, Step::Pause] {
+            assert_eq!(next(Goal::Detached, state), Ok(Some(expected)));
+            state = after(expected, state);
+        }
+        // hob has not paused this VM.
+        let paused = State { disk: HobDisk::Cached, running: false, marked: false, ..state };
+        assert_eq!(next(Goal::Detached, paused), Ok(Some(Step::DisableCache)));
     }
 
     /// The guest waits only for steps that must not happen while it runs.

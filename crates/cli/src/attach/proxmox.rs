@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Definition;
+use super::threads::in_thread;
 
 /// Name of an environment variable for tests: a directory that replaces `/` in the paths of Proxmox
 /// VE's files.
@@ -110,11 +111,13 @@ impl Settings {
         })
     }
 
-    /// Returns the volumes of a disk.
+    /// Returns the volumes of a disk by the label of its device. Before Proxmox VE 9, the label is the
+    /// name of a drive, such as `drive-scsi0`.
     ///
     /// # Errors
     /// Returns the reason why the VM's next start cannot use hob.
-    pub(super) fn volumes(&self, key: &str) -> Result<Volumes, String> {
+    pub(super) fn volumes(&self, label: &str) -> Result<Volumes, String> {
+        let key = label.strip_prefix("drive-").unwrap_or(label);
         let image = self.volume(key).ok_or_else(|| format!("the VM's configuration has no disk {key}"))?;
         let (storage, name) =
             image.split_once(':').ok_or_else(|| format!("{image} is not a volume of a storage"))?;
@@ -214,7 +217,7 @@ pub(super) async fn replace(vmid: u32, key: &str, from: &str, to: &str) -> anyho
     let mut command = Command::new("perl");
     // Ctrl-C is for hob, which then undoes its steps.
     command.args(["-e", SCRIPT, &vmid.to_string(), key, from, to]).process_group(0);
-    let output = tokio::task::spawn_blocking(move || command.output()).await?.context("cannot run perl")?;
+    let output = in_thread(move || command.output()).await?.context("cannot run perl")?;
     if !output.status.success() {
         bail!("Proxmox VE: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
@@ -295,6 +298,7 @@ hob: files
             (volumes.hob.as_str(), volumes.disk().as_str()),
             ("files:100/vm-100-disk-1.raw", "files-100-vm-100-disk-1.raw")
         );
+        assert_eq!(settings().volumes("drive-scsi1").as_ref(), Ok(&volumes));
         assert_eq!(settings().definition(&volumes), Definition::Image);
         let hob = Settings { vm: format!("scsi1: {}\n", volumes.hob), ..settings() };
         assert_eq!(hob.definition(&volumes), Definition::Hob);

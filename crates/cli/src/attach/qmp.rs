@@ -1,8 +1,8 @@
 //! A connection to QEMU's control protocol (QMP): one JSON object per line.
 
 use std::io::ErrorKind;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
@@ -11,16 +11,12 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::proxmox;
-use super::virsh::{Info, Shell, is_not_running, is_unknown_domain, is_unreachable, virsh};
+use super::virsh::{Info, Shell, is_not_running, is_unknown_domain, virsh, when_reachable};
 
 /// Maximum time for QEMU's greeting. QEMU sends none while it serves another client.
 const GREETING_MAX: Duration = Duration::from_secs(5);
 /// Maximum time of one command. QEMU flushes the disks when it stops the VM.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-/// Maximum time for libvirt to restart. The VM may be paused meanwhile.
-const LIBVIRT_MAX: Duration = Duration::from_secs(30);
-/// Pause between two attempts to reach libvirt.
-const LIBVIRT_EVERY: Duration = Duration::from_millis(500);
 /// Maximum length of a reply of QEMU, bytes. A guest may have taken QEMU over.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
@@ -52,6 +48,9 @@ pub(super) fn is_ended(error: &anyhow::Error) -> bool {
 pub(super) enum Monitor {
     /// A connection to a QMP socket.
     Socket {
+        path: PathBuf,
+        /// Process that listens on the socket.
+        peer: Option<i32>,
         stream: BufReader<UnixStream>,
         /// The first part of a reply that did not arrive in time.
         begun: Vec<u8>,
@@ -88,7 +87,7 @@ impl Monitor {
             }
             stream => stream.with_context(|| format!("cannot reach QEMU at {at}"))?,
         };
-        let pid = stream.peer_cred().ok().and_then(|cred| cred.pid());
+        let peer = stream.peer_cred().ok().and_then(|cred| cred.pid());
         let mut stream = BufReader::new(stream);
         let mut begun = Vec::new();
         timeout(GREETING_MAX, line(&mut stream, &mut begun)).await.map_err(|_| {
@@ -97,9 +96,23 @@ impl Monitor {
                  one at a time, or QEMU waits for its storage. End the other program, and repeat the command"
             )
         })??;
-        let mut monitor = Monitor::Socket { stream, begun, pid, sent: 0 };
+        let path = path.to_owned();
+        let mut monitor = Monitor::Socket { path, peer, stream, begun, pid: peer, sent: 0 };
         monitor.ask("qmp_capabilities", json!({})).await?;
         Ok(monitor)
+    }
+
+    /// Connects again to a QEMU that has closed the connection. Does nothing if this QEMU has ended or
+    /// does not answer.
+    pub(super) async fn reconnect(&mut self) {
+        let Monitor::Socket { path, peer, pid, .. } = self else { return };
+        let Ok(mut new) = Monitor::connect(path).await else { return };
+        if let Monitor::Socket { peer: now, pid: its, .. } = &mut new
+            && now == peer
+        {
+            *its = *pid;
+            *self = new;
+        }
     }
 
     /// Connects to a VM of Proxmox VE. Proxmox VE's own programs use the same socket, each for a short
@@ -171,9 +184,14 @@ impl Monitor {
     /// Returns [`Refused`] if QEMU refuses the command, or another error if QEMU does not answer.
     pub(super) async fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
         let question = json!({ "execute": command, "arguments": arguments });
-        let answer = timeout(ANSWER_MAX, self.exchange(&question))
-            .await
-            .map_err(|_| anyhow!("QEMU did not answer {command} in {} s", ANSWER_MAX.as_secs()))??;
+        let Ok(answer) = timeout(ANSWER_MAX, self.exchange(&question)).await else {
+            // The late output of `virsh` must not be taken for that of the next command.
+            if let Monitor::Libvirt { shell, .. } = self {
+                *shell = None;
+            }
+            bail!("QEMU did not answer {command} in {} s", ANSWER_MAX.as_secs());
+        };
+        let answer = answer?;
         match (answer.get("return"), answer.pointer("/error/desc")) {
             (Some(result), _) => Ok(result.clone()),
             (None, reason) => {
@@ -207,20 +225,14 @@ impl Monitor {
                 if let Some(open) = shell {
                     match open.ask(&question.to_string()).await {
                         Ok(answer) => return Ok(answer),
-                        // libvirt may have restarted. If this command was carried out, QEMU refuses it
-                        // now, and the changes are undone.
+                        // libvirt may have restarted. If QEMU has carried out this command, QEMU refuses
+                        // it now. Each step then checks whether its change was made.
                         Err(_) => *shell = None,
                     }
                 }
-                let (question, start) = (question.to_string(), Instant::now());
-                let text = loop {
-                    match virsh(&["qemu-monitor-command", domain, &question]).await {
-                        Err(error) if is_unreachable(&error) && start.elapsed() < LIBVIRT_MAX => {
-                            tokio::time::sleep(LIBVIRT_EVERY).await;
-                        }
-                        text => break text?,
-                    }
-                };
+                let question = question.to_string();
+                let args = ["qemu-monitor-command", domain.as_str(), question.as_str()];
+                let text = when_reachable(async || virsh(&args).await).await?;
                 serde_json::from_str(&text).with_context(|| format!("virsh answered {text:?}"))
             }
         }

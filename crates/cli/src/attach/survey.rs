@@ -17,6 +17,7 @@ use super::options::{
 use super::proxmox;
 use super::qmp::Monitor;
 use super::record::{Method, Record};
+use super::threads::in_thread;
 use crate::output::word;
 
 /// VM states, as QEMU reports them, in which hob attaches and detaches the VM's disks.
@@ -67,8 +68,8 @@ impl Vm {
         Ok(Vm { name, graph, command_line: words.collect(), directory, pid })
     }
 
-    /// Refuses a VM with an operation in progress that conflicts with changing a disk.
-    pub(super) async fn check(&self, monitor: &mut Monitor) -> anyhow::Result<()> {
+    /// Refuses a VM that neither runs nor is paused, and a VM that is migrating.
+    pub(super) async fn check(monitor: &mut Monitor) -> anyhow::Result<()> {
         let status = monitor.ask("query-status", json!({})).await?;
         let status = status["status"].as_str().unwrap_or_default();
         if !STATES.contains(&status) {
@@ -83,7 +84,7 @@ impl Vm {
         {
             bail!("the VM is migrating or being saved; repeat the command afterwards");
         }
-        self.graph.check_jobs()
+        Ok(())
     }
 
     /// Returns the devices that the user names, or all that can be attached.
@@ -371,7 +372,7 @@ pub(super) async fn room(record: &Record) -> anyhow::Result<Option<u64>> {
 async fn measure(file: &Path, format: &str) -> anyhow::Result<u64> {
     let mut command = std::process::Command::new("qemu-img");
     command.args(["measure", "-U", "--output=json", "-O", format, "-f", format]).arg(file);
-    let output = tokio::task::spawn_blocking(move || command.output())
+    let output = in_thread(move || command.output())
         .await?
         .context("cannot run qemu-img, which is in the package qemu-utils")?;
     if !output.status.success() {

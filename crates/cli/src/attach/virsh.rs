@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde_json::Value;
@@ -12,8 +12,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use super::threads::in_thread;
+
 /// Maximum time for the first reply of a [`Shell`]. Without a reply, each command has its own process.
 const READY_MAX: Duration = Duration::from_secs(5);
+/// Maximum time for libvirt to restart. The VM may be paused meanwhile.
+const RESTART_MAX: Duration = Duration::from_secs(30);
+/// Pause between two attempts to reach libvirt.
+const RESTART_EVERY: Duration = Duration::from_millis(500);
 /// Maximum length of the output for one command, bytes.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
 
@@ -32,7 +38,7 @@ pub(super) fn command() -> Command {
 pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
     let mut command = command();
     command.args(args);
-    let output = tokio::task::spawn_blocking(move || command.output())
+    let output = in_thread(move || command.output())
         .await?
         .context("cannot run virsh, which is in the package libvirt-clients")?;
     if !output.status.success() {
@@ -40,6 +46,20 @@ pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
         bail!("virsh {}: {}", args[0], said.trim().trim_start_matches("error: "));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Calls a function that uses `virsh`, again and again while libvirt's daemon restarts. A repeated call
+/// must be harmless.
+pub(super) async fn when_reachable<T>(mut call: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let start = Instant::now();
+    loop {
+        match call().await {
+            Err(error) if is_unreachable(&error) && start.elapsed() < RESTART_MAX => {
+                tokio::time::sleep(RESTART_EVERY).await;
+            }
+            result => return result,
+        }
+    }
 }
 
 /// Returns true if an error of [`virsh`] says that libvirt does not have the domain.
@@ -54,9 +74,14 @@ pub(super) fn is_not_running(error: &anyhow::Error) -> bool {
 
 /// Returns true if an error of [`virsh`] says that libvirt's daemon does not answer, for example
 /// because it restarts.
-pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
-    let parts =
-        ["failed to connect to the hypervisor", "client socket is closed", "End of file while reading"];
+fn is_unreachable(error: &anyhow::Error) -> bool {
+    let parts = [
+        "failed to connect to the hypervisor",
+        "client socket is closed",
+        "End of file while reading",
+        "Cannot recv data",
+        "Cannot write data",
+    ];
     says(error, &parts)
 }
 
@@ -288,6 +313,17 @@ mod tests {
         assert!(is_unreachable(&restarts) && !is_not_running(&restarts));
         let ended = anyhow!("Requested operation is not valid: domain is not running").context("cannot stop");
         assert!(is_not_running(&ended) && !is_unreachable(&ended));
+    }
+
+    #[test]
+    fn a_question_is_repeated_while_libvirt_restarts() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut errors = vec!["Domain not found", "Cannot recv data: Connection reset by peer"];
+            let call = async || -> anyhow::Result<()> { Err(anyhow!(errors.pop().expect("an error"))) };
+            let error = when_reachable(call).await.unwrap_err();
+            assert!(is_unknown_domain(&error) && errors.is_empty(), "{error}");
+        });
     }
 
     #[test]

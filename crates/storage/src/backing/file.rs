@@ -270,7 +270,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     let sys = Path::new(identity::SYS_BLOCK);
     let stripe_bytes = match is_block_device {
         true => stripe::of_device(sys, metadata.rdev()),
-        false => stripe::of_file(sys, &metadata),
+        false => stripe::of_file(sys, &buffered, &metadata),
     };
     let info = BackingInfo {
         size_bytes,

@@ -1,11 +1,12 @@
 //! The size of a full stripe of a backing, as far as the system knows it: the data of one stripe,
 //! without parity. A RAID writes a full stripe without reading old data.
 
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::identity::device_number;
+use crate::filesystem::type_of;
 
 /// Smallest reported I/O size that is used as a stripe size, bytes. Smaller sizes are those of
 /// blocks, and merging only up to them would make I/Os too small.
@@ -16,6 +17,10 @@ pub const STRIPE_BYTES_MAX: u64 = 16 << 20;
 
 /// A stripe size is a multiple of this number of bytes.
 pub const STRIPE_BYTES_STEP: u64 = 4096;
+
+/// `f_type` of filesystems that recommend the size of a request to their server: NFS, CIFS, SMB2 and
+/// 9P.
+const REQUEST_FILESYSTEMS: [u32; 4] = [0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x0102_1997];
 
 /// Returns an I/O size that a server or the kernel recommends, if it can be the size of a stripe.
 pub(super) fn reported(bytes: u64) -> Option<u32> {
@@ -38,9 +43,16 @@ pub(super) fn of_device(sys: &Path, number: u64) -> Option<u32> {
 }
 
 /// Returns the stripe size of a file: that of its filesystem's block device, or else the I/O size
-/// that the filesystem recommends, for example an NFS client or ZFS.
-pub(super) fn of_file(sys: &Path, metadata: &Metadata) -> Option<u32> {
-    of_device(sys, metadata.dev()).or_else(|| reported(metadata.blksize()))
+/// that the filesystem recommends, for example the record size of ZFS.
+pub(super) fn of_file(sys: &Path, file: &File, metadata: &Metadata) -> Option<u32> {
+    of_device(sys, metadata.dev()).or_else(|| recommended(type_of(file), metadata.blksize()))
+}
+
+/// Returns the I/O size that a filesystem recommends, if it can be the size of a stripe. The size of
+/// a request to a server (`wsize` of NFS) says nothing about the server's storage.
+fn recommended(filesystem: Option<u32>, bytes: u64) -> Option<u32> {
+    let is_of_requests = filesystem.is_some_and(|filesystem| REQUEST_FILESYSTEMS.contains(&filesystem));
+    if is_of_requests { None } else { reported(bytes) }
 }
 
 #[cfg(test)]
@@ -69,6 +81,25 @@ mod tests {
             fs::write(queue.join("optimal_io_size"), text).unwrap();
             assert_eq!(of_device(sys.path(), number), stripe, "{text}");
         }
+    }
+
+    #[test]
+    fn the_size_of_a_request_to_a_file_server_is_no_stripe() {
+        let (nfs, cifs, zfs) = (Some(0x6969), Some(0xFF53_4D42), Some(0x2FC1_2FC1));
+        for (filesystem, bytes, stripe) in [
+            (nfs, 1 << 20, None),
+            (nfs, 256 << 10, None),
+            (cifs, 1 << 20, None),
+            (zfs, 128 << 10, Some(128 << 10)),
+            (zfs, 4096, None),
+            (None, 128 << 10, Some(128 << 10)),
+        ] {
+            assert_eq!(recommended(filesystem, bytes), stripe, "{filesystem:x?} {bytes}");
+        }
+        let file = tempfile::tempfile().unwrap();
+        let sys = tempfile::tempdir().unwrap();
+        let metadata = file.metadata().unwrap();
+        assert_eq!(of_file(sys.path(), &file, &metadata), recommended(type_of(&file), metadata.blksize()));
     }
 
     #[test]

@@ -77,6 +77,15 @@ fn has(asked: &[String], command: &str) -> bool {
 
 const DIRECT: [&str; 2] = ["image", "image-file"];
 
+/// Returns the answer of a VM that a killed command of hob left paused.
+fn paused_answer(command: &str, chain: &[&str]) -> Value {
+    match command {
+        "query-status" => json!({ "running": false, "status": "paused" }),
+        "qom-list" => json!([{ "name": MARK }]),
+        _ => answer(command, chain),
+    }
+}
+
 /// A terminal that accepts no output must not keep the VM paused.
 #[test]
 fn messages_wait_for_the_end_of_the_pause() {
@@ -171,6 +180,81 @@ fn an_overlay_is_not_replaced() {
     }
 }
 
+/// Returns the record of another disk of the same VM, which has the device `vda` in the tests.
+fn other_record(method: &str) -> Record {
+    Record { disk: "web-other".to_owned(), label: "other".to_owned(), ..record(method) }
+}
+
+/// The command was killed between the steps of another disk, whose image has no lock now.
+#[test]
+fn a_vm_stays_paused_while_another_disk_has_no_lock() {
+    let attached = |command: &str| paused_answer(command, &["image", "hob-1"]);
+    let asked = with_work(&record("reopen"), attached, async |work| {
+        work.records.save(&other_record("reopen")).unwrap();
+        let error = format!("{:#}", work.continue_guest().await.unwrap_err());
+        assert!(error.contains("between its steps for the disk other"), "{error}");
+        assert!(error.contains("the hob daemon does not answer"), "{error}");
+    });
+    assert!(!has(&asked, "cont"), "{asked:?}");
+    let asked = with_work(&record("reopen"), attached, async |work| {
+        work.records.save(&other_record("reopen")).unwrap();
+        // This command has paused the VM, while no step of the other disk was open.
+        work.paused_at = Some(Instant::now());
+        work.continue_guest().await.unwrap();
+    });
+    assert!(has(&asked, "cont"), "{asked:?}");
+}
+
+/// The job would copy old data over the guest's writes: both of its nodes have the same image.
+#[test]
+fn a_job_of_another_disk_is_cancelled_before_the_vm_continues() {
+    let mut has_job = true;
+    let vm = move |command: &str| match command {
+        "query-block-jobs" if has_job => json!([{ "device": "hob-1-job", "type": "mirror" }]),
+        "block-job-cancel" => {
+            has_job = false;
+            json!({})
+        }
+        _ => paused_answer(command, &DIRECT),
+    };
+    let asked = with_work(&record("mirror"), vm, async |work| {
+        work.records.save(&other_record("mirror")).unwrap();
+        work.continue_guest().await.unwrap();
+    });
+    let at = |command: &str| asked.iter().position(|found| found == command);
+    assert!(at("block-job-cancel").is_some() && at("block-job-cancel") < at("cont"), "{asked:?}");
+}
+
+/// The job of another program may last for hours, and hob must not keep the VM paused until then.
+#[test]
+fn a_refused_command_continues_a_vm_that_a_killed_command_left_paused() {
+    let vm = |command: &str| match command {
+        "query-block-jobs" => json!([{ "device": "backup1", "type": "backup" }]),
+        _ => paused_answer(command, &DIRECT),
+    };
+    let asked = with_work(&record("reopen"), vm, async |work| {
+        let error = work.refusal(anyhow!("a block job is running")).await.to_string();
+        assert_eq!(error, "a block job is running. The VM continues.");
+    });
+    assert!(has(&asked, "cont"), "{asked:?}");
+}
+
+/// After a migration, the VM runs on another host.
+#[test]
+fn only_a_paused_vm_continues() {
+    for (status, is_continued) in [("paused", true), ("postmigrate", false), ("io-error", false)] {
+        let vm = move |command: &str| match command {
+            "query-status" => json!({ "running": false, "status": status }),
+            _ => paused_answer(command, &DIRECT),
+        };
+        let asked = with_work(&record("reopen"), vm, async |work| {
+            assert_eq!(work.continue_vm().await.unwrap(), is_continued);
+        });
+        assert_eq!(has(&asked, "cont"), is_continued, "{status}: {asked:?}");
+        assert!(has(&asked, "object-del"), "{status}: {asked:?}");
+    }
+}
+
 /// While a job of an interrupted command runs, it is unknown whether the VM uses hob.
 #[test]
 fn after_a_cancelled_job_the_vm_is_examined_again() {
@@ -181,9 +265,7 @@ fn after_a_cancelled_job_the_vm_is_examined_again() {
             has_job = false;
             json!({})
         }
-        "query-status" => json!({ "running": false, "status": "paused" }),
-        "qom-list" => json!([{ "name": MARK }]),
-        _ => answer(command, &["hob-1"]),
+        _ => paused_answer(command, &["hob-1"]),
     };
     let asked = with_work(&record("mirror"), vm, async |work| {
         // The VM uses hob, so the next step needs the daemon.
@@ -199,6 +281,48 @@ fn a_job_that_ends_by_itself_counts_as_cancelled() {
         _ => answer(command, &DIRECT),
     };
     with_work(&record("mirror"), ending, async |work| work.cancel_job().await.unwrap());
+}
+
+/// The VM is paused when the connection ends.
+#[test]
+fn a_vm_whose_connection_was_lost_continues() {
+    for verb in ["attach", "detach"] {
+        let mut is_lost = false;
+        let vm = move |command: &str| match command {
+            "x-debug-query-block-graph" if !std::mem::replace(&mut is_lost, true) => Value::Null,
+            _ => paused_answer(command, &DIRECT),
+        };
+        let asked = with_work(&record("reopen"), vm, async |work| {
+            let result = if verb == "attach" { work.attach().await } else { work.detach().await };
+            assert!(result.is_err(), "{verb}");
+        });
+        assert!(has(&asked, "cont") && has(&asked, "object-del"), "{verb}: {asked:?}");
+    }
+}
+
+/// If libvirt's daemon restarts, hob repeats the command in progress, which QEMU may have carried out.
+#[test]
+fn a_command_that_was_carried_out_twice_has_succeeded() {
+    let refuse = |command: &str, chain: &[&str], objects: Value| match command {
+        "object-add" | "object-del" | "blockdev-add" | "blockdev-del" => {
+            json!({ "error": { "class": "GenericError", "desc": "refused" } })
+        }
+        "qom-list" => objects,
+        _ => answer(command, chain),
+    };
+    let done = move |command: &str| refuse(command, &["image", "hob-1"], json!([{ "name": MARK }]));
+    with_work(&record("reopen"), done, async |work| {
+        work.mark().await.unwrap();
+        work.add_node().await.unwrap();
+        assert!(work.unmark().await.is_err(), "QEMU still has the mark");
+        assert!(work.delete_node("hob-1").await.is_err(), "QEMU still has the node");
+    });
+    let undone = move |command: &str| refuse(command, &DIRECT, json!([]));
+    with_work(&record("reopen"), undone, async |work| {
+        work.unmark().await.unwrap();
+        work.delete_node("hob-1").await.unwrap();
+        assert!(work.mark().await.is_err(), "QEMU has no mark");
+    });
 }
 
 #[test]
