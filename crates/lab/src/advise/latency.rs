@@ -226,6 +226,11 @@ pub(super) fn measured(
     Ok(sums.means(held, Some(cache.read_hit_ratio)))
 }
 
+/// Returns the share of the trace's requests that are measured.
+pub(super) fn replayed_share(held: &CollectedTrace) -> f64 {
+    window(&held.records).1.len() as f64 / held.records.len() as f64
+}
+
 /// Returns the warm-up requests and the measured requests.
 fn window(records: &[Record]) -> (&[Record], &[Record]) {
     let (before, window) = records.split_at(records.len() - (records.len() / 2).clamp(1, WINDOW_MAX));

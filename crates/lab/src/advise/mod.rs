@@ -268,11 +268,6 @@ impl Wear {
             device_bytes: endurance.device_bytes(per_day),
         }
     }
-
-    /// Returns the wear of another cache to which `factor` times as much is written per day.
-    fn with(&self, endurance: Endurance, cache_bytes: u64, factor: f64) -> Wear {
-        Wear::new(endurance, cache_bytes, self.flash_write_bytes_per_day * factor)
-    }
 }
 
 /// Progress callback. The arguments are the current stage in a few words and the completed share of
@@ -338,14 +333,13 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     advice.preset_fill = (fill != Fill::Sectors).then(|| trials.filling(setting, fill)).transpose()?;
     advice.preset_choice = Some(trials.exactly(mode::preset_choice(setting))?);
     step(progress, "latencies", candidates::SHARES.1)?;
-    advice.wear = wear(&held, options, &cache);
+    advice.wear = wear(&held, options, setting.cache_bytes, cache.flash_write_bytes as f64);
     let timing = uncached.as_ref().map(|uncached| uncached.timing);
     let expected =
         uncached.map(|uncached| latency::expected(&held, options, &cache, &uncached)).transpose()?;
     if let Some((latency, means)) = expected.flatten() {
         let through = (&cache, &means, latency.timing);
-        let wear = advice.wear.as_ref();
-        advice.mode = mode::choose(&held, options, &costs, &for_write_back, through, wear)?;
+        advice.mode = mode::choose(&held, options, &costs, &for_write_back, through)?;
         advice.latency = Some(latency);
     }
     let timing = timing.filter(|_| advice.latency.is_some());
@@ -360,8 +354,7 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
         (preset, mode) = ("auto", "write-back");
         cache = back.cache.clone();
         advice.latency.iter_mut().for_each(|latency| latency.all_with_ns = back.back_ns);
-        let (size, factor) = (cache.setting.cache_bytes, back.flash_writes);
-        advice.wear = advice.wear.map(|wear| wear.with(options.endurance, size, factor));
+        advice.wear = back.wear.clone();
     }
     let of_footprint = cache.setting.cache_bytes as f64 / held.profile.footprint.bytes.max(1) as f64;
     advice.recommendation = Some(Recommendation { cache, write_through, preset, mode, of_footprint });
@@ -474,8 +467,9 @@ fn blank(held: &CollectedTrace, options: &Options, target: Target, sample_rate: 
     Advice { trace, target, sample_rate, profile, ..Advice::default() }
 }
 
-fn wear(held: &CollectedTrace, options: &Options, cache: &Trial) -> Option<Wear> {
+/// Returns the wear of the flash of a cache to which this number of bytes is written during the
+/// trace; `None` if the trace has no times.
+fn wear(held: &CollectedTrace, options: &Options, cache_bytes: u64, flash_write_bytes: f64) -> Option<Wear> {
     let days = latency::seconds(held)? / 86_400.0;
-    let per_day = cache.flash_write_bytes as f64 / days;
-    Some(Wear::new(options.endurance, cache.setting.cache_bytes, per_day))
+    Some(Wear::new(options.endurance, cache_bytes, flash_write_bytes / days))
 }

@@ -223,7 +223,7 @@ fn reads_become_faster_and_flash_is_worn_as_the_trace_says() {
     let mode = found.mode.unwrap();
     assert!(mode.is_write_back && mode.back_ns * 2 < mode.through_ns, "{mode:?}");
     assert_eq!(mode.cache, cache);
-    let written = through.flash_write_bytes as f64 * mode.flash_writes;
+    let written = through.flash_write_bytes as f64 * mode.flash_writes.unwrap();
     assert!((wear.flash_write_bytes_per_day * days - written).abs() < 2.0);
     let per_day = wear.flash_write_bytes_per_day / cache.setting.cache_bytes as f64;
     assert!((wear.life_years * per_day - 5.0).abs() < 0.01, "a drive write a day lasts five years");
