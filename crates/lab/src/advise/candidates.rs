@@ -6,17 +6,17 @@
 //! the range of sizes in which `joint_choice.rs` chooses all properties together.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use hob_engine::admission::Admission;
 use hob_engine::granularity::Fill;
 use hob_engine::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 
+use super::POINT;
 use super::curves::Start;
 use super::input::{CollectedTrace, Sample, Slices};
-use super::{POINT, Progress};
+use super::reporter::Reporter;
 use crate::sim::{self, Point, Simulated};
 
 /// Factor from one tried size to the next smaller one, while a policy reaches the target.
@@ -49,8 +49,6 @@ const COARSE_REQUESTS_MIN: usize = 1000;
 /// Maximum number of caches that the coarse search simulates at the same time, which bounds its
 /// memory.
 const COARSE_CACHES_MAX: usize = 128;
-/// Start and end of the simulations as shares of all work, for progress reports.
-pub(super) const SHARES: (f64, f64) = (0.3, 0.8);
 /// Minimum size of a cache, bytes.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
 /// Maximum loss of hits by a *sparing* admission, which must write at most [`SPARING_PART`] as much
@@ -113,7 +111,7 @@ pub(super) struct Trials<'a, 'b> {
     sample: &'a Sample<'a>,
     held: &'a CollectedTrace,
     threads: usize,
-    progress: RefCell<(&'a mut Progress<'b>, f64)>,
+    pub(super) reporter: &'a Reporter<'b>,
 }
 
 impl<'a, 'b> Trials<'a, 'b> {
@@ -121,9 +119,9 @@ impl<'a, 'b> Trials<'a, 'b> {
         sample: &'a Sample<'a>,
         held: &'a CollectedTrace,
         threads: usize,
-        progress: &'a mut Progress<'b>,
+        reporter: &'a Reporter<'b>,
     ) -> Self {
-        Trials { sample, held, threads, progress: RefCell::new((progress, SHARES.0)) }
+        Trials { sample, held, threads, reporter }
     }
 
     /// Simulates a cache with each of these settings on the sample.
@@ -166,23 +164,15 @@ impl<'a, 'b> Trials<'a, 'b> {
     }
 
     fn run_points(&self, sample: &Sample<'_>, settings: &[Setting], points: &[Point]) -> Result<Vec<Trial>> {
-        let mut progress = self.progress.borrow_mut();
-        let (tell, share) = &mut *progress;
-        let mut goes_on = true;
-        let results = sim::grid(&mut Slices(&sample.records), points, self.threads, |_| {
-            goes_on = tell("simulations", *share);
-            goes_on
-        })?;
-        ensure!(goes_on, "interrupted");
-        // The number of simulation runs is unknown, so each run gets a tenth of the remaining
-        // share.
-        *share += (SHARES.1 - *share) / 10.0;
+        let report = |_| self.reporter.report();
+        let results = sim::grid(&mut Slices(&sample.records), points, self.threads, report)?;
+        self.reporter.end_run()?;
         Ok(settings.iter().zip(results).map(|(setting, result)| trial(*setting, &result, sample)).collect())
     }
 }
 
 /// Returns the hit ratio of reads of a cache that evicts nothing.
-pub(super) fn unlimited(sample: &Sample<'_>, threads: usize) -> Result<f64> {
+pub(super) fn unlimited(sample: &Sample<'_>, threads: usize, reporter: &Reporter<'_>) -> Result<f64> {
     let policy = PolicyKind::from_name("lru").expect("hob has LRU");
     // A simulation needs memory for each block of the cache, so large traces get larger blocks.
     let sizes: Vec<u64> = (12..=18).map(|shift| 1 << shift).collect();
@@ -192,7 +182,9 @@ pub(super) fn unlimited(sample: &Sample<'_>, threads: usize) -> Result<f64> {
     let (block_bytes, cache_bytes) = (*size as u32, (count + 1) * size);
     let admission = Admission::default();
     let setting = Setting { cache_bytes, block_bytes, policy, admission };
-    let results = sim::grid(&mut Slices(&sample.records), &[point(&setting, 1.0)], threads, |_| true)?;
+    let points = [point(&setting, 1.0)];
+    let results = sim::grid(&mut Slices(&sample.records), &points, threads, |_| reporter.report())?;
+    reporter.end_run()?;
     Ok(sample.corrected(results[0].stats.read_hit_ratio()))
 }
 

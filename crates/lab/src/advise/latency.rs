@@ -17,6 +17,7 @@ use hob_world::replay::{CacheSetup, Replay, Served, Setup};
 use serde::Serialize;
 
 use super::input::CollectedTrace;
+use super::reporter::Reporter;
 use super::{Options, Trial, mode};
 use crate::generate::run::ask;
 use hob_trace::Record;
@@ -160,9 +161,13 @@ pub(super) struct Uncached {
 }
 
 /// Measures the latencies without a cache, or returns `None` if the window has no reads.
-pub(super) fn uncached(held: &CollectedTrace, options: &Options) -> Result<Option<Uncached>> {
+pub(super) fn uncached(
+    held: &CollectedTrace,
+    options: &Options,
+    reporter: &Reporter<'_>,
+) -> Result<Option<Uncached>> {
     let (warm, window) = window(&held.records);
-    let play = |timing| play(held, options, None, (warm, window), timing);
+    let play = |timing| play(held, options, None, (warm, window), timing, reporter);
     let alone = play(Timing::OneAtATimeNoTimes)?;
     let Some(alone_ns) = mean(alone.reads()) else { return Ok(None) };
     let (mut sums, mut timing) = (alone, Timing::OneAtATimeNoTimes);
@@ -190,10 +195,11 @@ pub(super) fn expected(
     options: &Options,
     cache: &Trial,
     uncached: &Uncached,
+    reporter: &Reporter<'_>,
 ) -> Result<Option<(Latency, Means)>> {
     let (warm, window) = window(&held.records);
     let timing = uncached.timing;
-    let with = play(held, options, Some((cache, false)), (warm, window), timing)?;
+    let with = play(held, options, Some((cache, false)), (warm, window), timing, reporter)?;
     if with.hits.0 == 0 {
         return Ok(None);
     }
@@ -221,8 +227,10 @@ pub(super) fn measured(
     cache: &Trial,
     is_write_back: bool,
     timing: Timing,
+    reporter: &Reporter<'_>,
 ) -> Result<Means> {
-    let sums = play(held, options, Some((cache, is_write_back)), window(&held.records), timing)?;
+    let cache_and_mode = Some((cache, is_write_back));
+    let sums = play(held, options, cache_and_mode, window(&held.records), timing, reporter)?;
     Ok(sums.means(held, Some(cache.read_hit_ratio)))
 }
 
@@ -245,6 +253,7 @@ fn play(
     cache: Option<(&Trial, bool)>,
     (warm, window): (&[Record], &[Record]),
     timing: Timing,
+    reporter: &Reporter<'_>,
 ) -> Result<Sums> {
     let setup = cache.map(|(cache, is_write_back)| setup(cache, is_write_back));
     let backing = options.backing.model(held.span_bytes);
@@ -252,11 +261,12 @@ fn play(
     let mut replay = Replay::new(setup).map_err(|error| anyhow!("cannot set up the replay: {error}"))?;
     let mut sums = Sums::default();
     if cache.is_some() {
-        run(&mut replay, warm, timing, |_| {});
+        run(&mut replay, warm, timing, reporter, |_| {});
     }
     let written = |replay: &Replay| replay.stats(0).map_or(0, |stats| stats.flash.write_bytes);
     let (began, before) = (replay.now(), written(&replay));
-    run(&mut replay, window, timing, |served| sums.add(served));
+    run(&mut replay, window, timing, reporter, |served| sums.add(served));
+    reporter.end_run()?;
     sums.elapsed_ns = replay.now() - began;
     sums.flash_write_bytes = written(&replay).saturating_sub(before);
     Ok(sums)
@@ -274,14 +284,19 @@ fn setup(cache: &Trial, is_write_back: bool) -> CacheSetup {
     setup
 }
 
-fn run(replay: &mut Replay, records: &[Record], timing: Timing, served: impl FnMut(&Served)) {
+fn run(
+    replay: &mut Replay,
+    records: &[Record],
+    timing: Timing,
+    reporter: &Reporter<'_>,
+    served: impl FnMut(&Served),
+) {
     let start_ns = records.first().map_or(0, |record| record.at_ns);
     let fits = |record: &&Record| u64::from(record.len) <= REQUEST_BYTES_MAX;
-    let asks = records.iter().filter(fits).map(|record| (record.at_ns - start_ns, ask(*record)));
-    if timing == Timing::Original {
-        replay.open(asks, served);
-        return;
-    }
-    let mut asks = asks;
-    replay.closed(1, |_, _| asks.next().map(|(_, ask)| (0, ask)), served);
+    let records = records.iter().filter(fits).take_while(|_| reporter.next_request());
+    let mut asks = records.map(|record| (record.at_ns - start_ns, ask(*record)));
+    match timing {
+        Timing::Original => replay.open(asks, served),
+        _ => replay.closed(1, |_, _| asks.next().map(|(_, ask)| (0, ask)), served),
+    };
 }

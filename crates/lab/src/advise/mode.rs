@@ -18,6 +18,7 @@ use super::devices::WARRANTY_YEARS;
 use super::input::CollectedTrace;
 use super::joint_choice::Costs;
 use super::latency::{self, Means, Timing};
+use super::reporter::Reporter;
 use super::{Options, Wear};
 
 /// Write-back is chosen if it reduces the mean latency of all requests at least to this part.
@@ -95,6 +96,7 @@ pub(super) fn choose(
     costs: &Costs,
     caches: &[Trial],
     (cache, through, timing): Through<'_>,
+    reporter: &Reporter<'_>,
 ) -> Result<Option<ModeChoice>> {
     if !has_writes(held) {
         return Ok(None);
@@ -103,7 +105,7 @@ pub(super) fn choose(
     let wear = super::wear(held, options, cache.setting.cache_bytes, through_bytes);
     let mut tried = Vec::with_capacity(caches.len());
     for trial in caches {
-        let means = latency::measured(held, options, trial, true, timing)?;
+        let means = latency::measured(held, options, trial, true, timing, reporter)?;
         let replayed = means.flash_write_bytes as f64;
         let flash_writes =
             (through.flash_write_bytes > 0).then(|| replayed / through.flash_write_bytes as f64);
@@ -209,7 +211,9 @@ mod tests {
         let cache = Trial { flash_write_bytes: 4096, ..trial() };
         let through = Means { read_ns: 1, hit_ns: 1, miss_ns: 1, all_ns: 1, flash_write_bytes: 0 };
         let through = (&cache, &through, Timing::OneAtATimeNoTimes);
-        let choice = choose(&held, &options, &costs, &[trial()], through).unwrap().unwrap();
+        let go_on = &mut |_: &str, _: f64| true;
+        let reporter = Reporter::new(go_on);
+        let choice = choose(&held, &options, &costs, &[trial()], through, &reporter).unwrap().unwrap();
         assert_eq!(choice.flash_writes, None);
         assert!(choice.flash_write_bytes >= 20 * 4096, "{choice:?}");
         // Half of the requests are replayed.

@@ -432,6 +432,20 @@ fn a_trace_without_usable_requests_is_an_error() {
 }
 
 #[test]
+fn replays_can_be_cancelled() {
+    let records = zipf(&["requests=3000", "footprint=16M", "read-percent=70"]);
+    let mut material = Material::new(usize::MAX);
+    records.iter().for_each(|record| material.add(record));
+    let mut reports = 0;
+    let stopped = advise(material, &Options::default(), &mut |stage, _| {
+        reports += usize::from(stage == "latencies");
+        reports < 2
+    });
+    assert_eq!(stopped.unwrap_err().to_string(), "interrupted");
+    assert_eq!(reports, 2, "the work ends at once");
+}
+
+#[test]
 fn a_long_trace_is_truncated_with_a_note() {
     let mut material = Material::new(1000);
     (0..5000).for_each(|i| material.add(&read(i * i, i % 100 * 4096, 4096)));
