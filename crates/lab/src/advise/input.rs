@@ -17,6 +17,8 @@
 use std::borrow::Cow;
 
 use anyhow::{Result, ensure};
+use hob_engine::REQUEST_BYTES_MAX;
+use hob_engine::units::SECTOR_BYTES;
 
 use crate::prng::splitmix64;
 use hob_trace::blocks::Blocks;
@@ -168,6 +170,20 @@ impl CollectedTrace {
         let correction = if sampled_reads == 0 { 1.0 } else { sampled_reads as f64 / expected };
         Sample { records: Cow::Owned(records), rate, correction }
     }
+}
+
+/// Returns how many of the first requests touch at most `touches_max` sectors together. Only reads
+/// and writes touch sectors. Requests count as aligned to sectors, and as at most
+/// [`REQUEST_BYTES_MAX`] bytes long.
+pub(super) fn count_touching<'a>(records: impl Iterator<Item = &'a Record>, touches_max: u64) -> usize {
+    let mut touches = 0;
+    let fits = |record: &&Record| {
+        if matches!(record.op, Op::Read | Op::Write) {
+            touches += u64::from(record.len).min(REQUEST_BYTES_MAX).div_ceil(SECTOR_BYTES);
+        }
+        touches <= touches_max
+    };
+    records.take_while(fits).count()
 }
 
 /// Splits a request at region boundaries.

@@ -16,15 +16,17 @@ use hob_engine::outcome::Outcome;
 use hob_world::replay::{CacheSetup, Replay, Served, Setup};
 use serde::Serialize;
 
-use super::input::CollectedTrace;
+use super::input::{CollectedTrace, count_touching};
 use super::reporter::Reporter;
 use super::{Options, Trial, mode};
 use crate::generate::run::ask;
 use hob_trace::Record;
 
-const WINDOW_MAX: usize = 50_000;
-/// Maximum number of requests that warm the cache before the measured requests.
-const WARM_MAX: usize = 150_000;
+/// Maximum number of measured requests, and of the sectors that they touch. The engine handles each
+/// sector, so large requests take as much time as many small ones.
+const WINDOW_MAX: (usize, u64) = (50_000, 400_000);
+/// The same for the requests that warm the cache before the measured requests.
+const WARM_MAX: (usize, u64) = (150_000, 1_200_000);
 /// The backing counts as overloaded if reads at the trace's times take this many times longer than
 /// reads sent one at a time, and if the requests, sent one at a time, take longer than in the
 /// trace.
@@ -241,8 +243,12 @@ pub(super) fn replayed_share(held: &CollectedTrace) -> f64 {
 
 /// Returns the warm-up requests and the measured requests.
 fn window(records: &[Record]) -> (&[Record], &[Record]) {
-    let (before, window) = records.split_at(records.len() - (records.len() / 2).clamp(1, WINDOW_MAX));
-    (&before[before.len() - before.len().min(WARM_MAX)..], window)
+    let last = |records: &[Record], (requests_max, touches_max): (usize, u64)| {
+        count_touching(records.iter().rev(), touches_max).min(requests_max)
+    };
+    let measured = last(records, WINDOW_MAX).min(records.len() / 2).max(1);
+    let (before, window) = records.split_at(records.len() - measured);
+    (&before[before.len() - last(before, WARM_MAX)..], window)
 }
 
 /// Runs the measured requests of the window, after the warm-up requests. The second value of
@@ -299,4 +305,25 @@ fn run(
         Timing::Original => replay.open(asks, served),
         _ => replay.closed(1, |_, _| asks.next().map(|(_, ask)| (0, ask)), served),
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_trace::Op;
+
+    use super::*;
+
+    #[test]
+    fn the_replayed_requests_are_few_if_they_are_large() {
+        let lengths = |len: u32, op: Op, count: usize| {
+            let records = vec![Record { at_ns: 0, offset: 0, len, op, disk: 0 }; count];
+            let (warm, window) = window(&records);
+            (warm.len(), window.len())
+        };
+        assert_eq!(lengths(4096, Op::Read, 300_000), (150_000, 50_000));
+        assert_eq!(lengths(1 << 20, Op::Write, 10_000), (4687, 1562));
+        assert_eq!(lengths(1 << 20, Op::Write, 1000), (500, 500));
+        assert_eq!(lengths(u32::MAX, Op::Discard, 1000), (500, 500), "discards touch no sectors");
+        assert_eq!(lengths(4096, Op::Read, 1), (0, 1));
+    }
 }
