@@ -15,6 +15,7 @@
 //! counted as hits.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 use hob_engine::REQUEST_BYTES_MAX;
@@ -31,6 +32,10 @@ const SPAN_BYTES_MAX: u64 = 4 << 40;
 const CHUNK_SHIFT: u32 = 20;
 /// Size of a sampled region, bytes. The advice considers block sizes up to this size.
 pub(super) const REGION_BYTES: u64 = 256 << 10;
+/// Minimum number of regions in the sample of the advice. Results of few regions are inaccurate.
+const REGIONS_MIN: usize = 16;
+/// Factor by which a sample with too few regions is enlarged.
+const SAMPLE_ENLARGED: u64 = 2;
 /// Number of records per in-memory block of a trace.
 const RECORDS_A_BLOCK: usize = 1 << 13;
 
@@ -148,6 +153,19 @@ impl CollectedTrace {
         Sample { records: Cow::Borrowed(&self.records), rate: 1.0, correction: 1.0 }
     }
 
+    /// Returns a sample that touches about `touches_max` sectors at most, or more if it would have
+    /// fewer than [`REGIONS_MIN`] regions.
+    pub(super) fn sample_of_many_regions(&self, touches_max: u64) -> Sample<'_> {
+        let mut touches_max = touches_max.max(1);
+        loop {
+            let sample = self.sample(touches_max);
+            if sample.rate == 1.0 || sample.has_regions(REGIONS_MIN) {
+                return sample;
+            }
+            touches_max = touches_max.saturating_mul(SAMPLE_ENLARGED);
+        }
+    }
+
     /// Returns a sample that touches about `touches_max` sectors at most.
     pub(super) fn sample(&self, touches_max: u64) -> Sample<'_> {
         let touches = self.profile.footprint.touches;
@@ -198,6 +216,15 @@ fn parts(record: &Record) -> impl Iterator<Item = Record> + use<> {
 }
 
 impl Sample<'_> {
+    /// Returns true if requests touch at least `count` regions.
+    fn has_regions(&self, count: usize) -> bool {
+        let mut regions = BTreeSet::new();
+        self.records.iter().any(|record| {
+            regions.insert(record.offset / REGION_BYTES);
+            regions.len() >= count
+        })
+    }
+
     /// Converts a hit ratio of the sample to a hit ratio of the whole trace.
     pub(super) fn corrected(&self, hit_ratio: f64) -> f64 {
         (1.0 - (1.0 - hit_ratio) * self.correction).clamp(0.0, 1.0)

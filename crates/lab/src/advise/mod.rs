@@ -2,7 +2,7 @@
 //!
 //! Each stage uses the results of the previous stage:
 //!
-//! 1. the profile of the trace, and a sample if the trace is large (see `material.rs`);
+//! 1. the profile of the trace, and a sample if the trace is large (see `input.rs`);
 //! 2. LRU miss-ratio curves for each block size, which give attainable hits, the knee and the size
 //!    for the target;
 //! 3. simulations of the daemon's policies, of block sizes and of admissions around that size, one
@@ -80,8 +80,8 @@ pub struct Options {
     pub endurance: Endurance,
     /// Number of simulation threads.
     pub threads: usize,
-    /// Maximum number of sectors that the sample touches. A trace with fewer sectors is used
-    /// completely.
+    /// Maximum number of sectors that the sample touches. A trace with fewer sectors, or with few
+    /// regions of 256 KiB, is used completely.
     pub touches_max: u64,
 }
 
@@ -283,7 +283,7 @@ pub type Progress<'a> = dyn FnMut(&str, f64) -> bool + 'a;
 /// `progress` cancelled the work.
 pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>) -> Result<Advice> {
     let held = material.finish()?;
-    let sample = held.sample(options.touches_max);
+    let sample = held.sample_of_many_regions(options.touches_max);
     let reporter = Reporter::new(progress);
     reporter.start("miss-ratio curves", (0.05, 0.3))?;
     let curves = curves::by_block_size(&sample, options.threads, &reporter)?;

@@ -122,6 +122,14 @@ fn a_sample_gives_nearly_the_same_advice_as_the_whole() {
 }
 
 #[test]
+fn a_long_trace_of_few_regions_is_used_completely() {
+    let records: Vec<Record> = (0..1000).map(|i| read(i * i * 1000, i * 7919 % 256 * 4096, 4096)).collect();
+    // A sample of this size has none of the four regions of 256 KiB.
+    let found = advice_with(&records, &Options { touches_max: 20, ..Options::default() });
+    assert_eq!((found.verdict, found.sample_rate), (Verdict::Cache, 1.0), "{}", found.summary);
+}
+
+#[test]
 fn a_scan_gets_no_cache() {
     let records: Vec<Record> =
         (0..20_000).map(|i| read(i * i % 7919 + i * 10_000, i * 65_536, 65_536)).collect();
