@@ -289,8 +289,8 @@ pub(super) fn around(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max:
 /// clearly more hits and no more flash writes.
 fn dominates(trial: &Trial, own: &Trial) -> bool {
     let hits = trial.read_hit_ratio - own.read_hit_ratio;
-    let writes = trial.flash_write_bytes as f64 / own.flash_write_bytes.max(1) as f64;
-    (hits >= 0.0 && writes < 0.9) || (hits > POINT && writes <= 1.0)
+    let (writes, own_writes) = (trial.flash_write_bytes as f64, own.flash_write_bytes as f64);
+    (hits >= 0.0 && writes < own_writes * 0.9) || (hits > POINT && writes <= own_writes)
 }
 
 /// Returns the best other value of a property: of the values whose hit ratios are within a point of
@@ -325,6 +325,20 @@ mod tests {
             assert!(!settings[..index].contains(setting), "{setting:?} is there twice");
         }
         assert!(grid(first(), 64 << 10).iter().all(|setting| setting.block_bytes <= 64 << 10));
+    }
+
+    #[test]
+    fn a_cache_that_writes_nothing_to_flash_is_no_alternative_to_itself() {
+        let trial = |read_hit_ratio, flash_write_bytes| Trial {
+            setting: first(),
+            read_hit_ratio,
+            read_hit_byte_ratio: 0.5,
+            flash_write_bytes,
+            memory_bytes: 0,
+        };
+        assert!(!dominates(&trial(0.5, 0), &trial(0.5, 0)));
+        assert!(dominates(&trial(0.52, 0), &trial(0.5, 0)) && dominates(&trial(0.5, 89), &trial(0.5, 100)));
+        assert!(!dominates(&trial(0.52, 1), &trial(0.5, 0)) && !dominates(&trial(0.5, 95), &trial(0.5, 100)));
     }
 
     /// Only one combination reaches the target, and no change of a single property of the first
