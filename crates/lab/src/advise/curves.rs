@@ -61,6 +61,16 @@ pub(super) fn by_block_size<'a>(
     curves.into_iter().collect()
 }
 
+/// Returns the cache sizes of a curve in the report, in blocks. Each doubling of the size has the same
+/// number of points. The last size is the largest with any effect.
+pub(super) fn report_sizes(misses: &Curve) -> impl Iterator<Item = u64> + use<> {
+    let end = misses.points().last().map_or(1, |point| point.blocks).max(1);
+    let blocks = move |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
+    let mut sizes: Vec<u64> = (0..POINTS).map(blocks).collect();
+    sizes.dedup();
+    sizes.into_iter()
+}
+
 impl BlockCurve<'_> {
     fn bytes(&self, blocks: u64) -> u64 {
         ((blocks as f64 / self.sample.rate).round() as u64).saturating_mul(self.block_bytes)
@@ -103,12 +113,6 @@ impl BlockCurve<'_> {
     pub(super) fn report(&self, target: f64, cache_bytes: u64) -> BlockSize {
         let target_bytes = self.size_for(target).filter(|_| self.best() > 0.0);
         let at = if cache_bytes == 0 { target_bytes.unwrap_or(0) } else { cache_bytes };
-        let end = self.misses.points().last().map_or(1, |point| point.blocks).max(1);
-        // Each doubling of the size has the same number of points. The last size is the largest
-        // with any effect.
-        let blocks = |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
-        let mut sizes: Vec<u64> = (0..POINTS).map(blocks).collect();
-        sizes.dedup();
         let point = |blocks: u64| {
             let miss_ratio = self.misses.miss_ratio_at(blocks);
             SizePoint {
@@ -121,7 +125,7 @@ impl BlockCurve<'_> {
             target_bytes,
             knee: self.knee(),
             read_hit_ratio: self.hit_ratio(at),
-            curve: sizes.into_iter().map(point).collect(),
+            curve: report_sizes(&self.misses).map(point).collect(),
         }
     }
 }

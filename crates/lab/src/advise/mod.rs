@@ -288,8 +288,12 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     reporter.start("miss-ratio curves", (0.05, 0.3))?;
     let curves = curves::by_block_size(&sample, options.threads, &reporter)?;
     let unlimited = candidates::unlimited(&sample, options.threads, &reporter)?;
-    let target = target(&curves, unlimited, options.target_hit);
-    let mut advice = blank(&held, options, target, sample.rate);
+    // An unlimited cache has more hits than the curves if partial writes keep the rest of a block
+    // valid.
+    let best = curves.iter().map(BlockCurve::best).fold(unlimited, f64::max);
+    let target = Target::new(best, options.target_hit);
+    let (trace, profile) = (options.trace.clone(), held.profile.clone());
+    let mut advice = Advice { trace, target, sample_rate: sample.rate, profile, ..Advice::default() };
     let start = curves::start(&curves, target.read_hit_ratio).or_else(|| {
         // In the curves, a partial write makes its sectors invalid. So the curves may show no hits
         // although a real cache has some.
@@ -455,17 +459,6 @@ fn runners_up(
         runners_up.push(RunnerUp { property, value: text(&trial, property), trial, mean_ns: None });
     }
     Ok(runners_up)
-}
-
-/// Returns the target. `unlimited` is the hit ratio of an unlimited cache, which exceeds the curves
-/// if partial writes keep the rest of a block valid.
-fn target(curves: &[BlockCurve<'_>], unlimited: f64, given: Option<f64>) -> Target {
-    Target::new(curves.iter().map(BlockCurve::best).fold(unlimited, f64::max), given)
-}
-
-fn blank(held: &CollectedTrace, options: &Options, target: Target, sample_rate: f64) -> Advice {
-    let (trace, profile) = (options.trace.clone(), held.profile.clone());
-    Advice { trace, target, sample_rate, profile, ..Advice::default() }
 }
 
 /// Returns the wear of the flash of a cache to which this number of bytes is written during the
