@@ -32,8 +32,10 @@ const SPAN_BYTES_MAX: u64 = 4 << 40;
 const CHUNK_SHIFT: u32 = 20;
 /// Size of a sampled region, bytes. The advice considers block sizes up to this size.
 pub(super) const REGION_BYTES: u64 = 256 << 10;
-/// Minimum number of regions in the sample of the advice. Results of few regions are inaccurate.
+/// Minimum number of regions in the sample of the advice.
 const REGIONS_MIN: usize = 16;
+/// Number of regions below which the results of a sample are inaccurate.
+const REGIONS_FEW: usize = 128;
 /// Factor by which a sample with too few regions is enlarged.
 const SAMPLE_ENLARGED: u64 = 2;
 /// Number of records per in-memory block of a trace.
@@ -159,7 +161,7 @@ impl CollectedTrace {
         let mut touches_max = touches_max.max(1);
         loop {
             let sample = self.sample(touches_max);
-            if sample.rate == 1.0 || sample.has_regions(REGIONS_MIN) {
+            if sample.rate == 1.0 || sample.regions(REGIONS_MIN) == REGIONS_MIN {
                 return sample;
             }
             touches_max = touches_max.saturating_mul(SAMPLE_ENLARGED);
@@ -216,12 +218,26 @@ fn parts(record: &Record) -> impl Iterator<Item = Record> + use<> {
 }
 
 impl Sample<'_> {
-    /// Returns true if requests touch at least `count` regions.
-    fn has_regions(&self, count: usize) -> bool {
+    /// Returns the number of regions that requests touch, at most `regions_max`.
+    fn regions(&self, regions_max: usize) -> usize {
         let mut regions = BTreeSet::new();
-        self.records.iter().any(|record| {
-            regions.insert(record.offset / REGION_BYTES);
-            regions.len() >= count
+        let mut numbers = self.records.iter().map(|record| record.offset / REGION_BYTES);
+        while regions.len() < regions_max
+            && let Some(number) = numbers.next()
+        {
+            regions.insert(number);
+        }
+        regions.len()
+    }
+
+    /// Returns a caveat if the results are inaccurate because few regions were sampled.
+    pub(super) fn caveat(&self) -> Option<String> {
+        let regions = self.regions(REGIONS_FEW);
+        (self.rate < 1.0 && regions < REGIONS_FEW).then(|| {
+            format!(
+                "Only {regions} regions of 256 KiB were sampled: the curves and the tables on other sizes, policies \
+                 and blocks are inaccurate."
+            )
         })
     }
 
@@ -264,5 +280,27 @@ impl Blocks for Slices<'_> {
         let (block, rest) = self.0.split_at(self.0.len().min(RECORDS_A_BLOCK));
         self.0 = rest;
         Ok(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_of_few_regions_is_reported() {
+        let mut material = Material::new(usize::MAX);
+        for i in 0..6400_u64 {
+            let offset = i % 64 * REGION_BYTES;
+            material.add(&Record { at_ns: i, offset, len: 4096, op: Op::Read, disk: 0 });
+        }
+        let held = material.finish().unwrap();
+        let half = held.sample_of_many_regions(3200);
+        assert_eq!(half.rate, 0.5);
+        let regions = half.records.len() / 100;
+        assert!(half.caveat().unwrap().contains(&format!("Only {regions} regions")), "{:?}", half.caveat());
+        // A sample of less than one region is enlarged.
+        assert!(held.sample_of_many_regions(50).rate >= 0.125);
+        assert_eq!(held.whole().caveat(), None);
     }
 }

@@ -294,6 +294,7 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     let target = Target::new(best, options.target_hit);
     let (trace, profile) = (options.trace.clone(), held.profile.clone());
     let mut advice = Advice { trace, target, sample_rate: sample.rate, profile, ..Advice::default() };
+    advice.caveats.extend(sample.caveat());
     let start = curves::start(&curves, target.read_hit_ratio).or_else(|| {
         // In the curves, a partial write makes its sectors invalid. So the curves may show no hits
         // although a real cache has some.
