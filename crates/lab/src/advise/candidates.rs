@@ -109,6 +109,17 @@ pub struct Trial {
     pub memory_bytes: u64,
 }
 
+#[cfg(test)]
+impl Trial {
+    /// Returns made-up results of an LRU cache of 16 MiB that admits everything, with blocks of 4 KiB.
+    pub(super) fn made_up(read_hit_ratio: f64, flash_write_bytes: u64) -> Trial {
+        let policy = PolicyKind::from_name("lru").unwrap();
+        let setting =
+            Setting { cache_bytes: 16 << 20, block_bytes: 4096, policy, admission: Admission::default() };
+        Trial { setting, read_hit_ratio, read_hit_byte_ratio: 0.5, flash_write_bytes, memory_bytes: 0 }
+    }
+}
+
 /// The sampled trace and the settings that all trial simulations share.
 pub(super) struct Trials<'a, 'b> {
     sample: &'a Sample<'a>,
@@ -451,14 +462,8 @@ mod tests {
         };
         let reporter = Reporter::new(count);
         let trials = Trials::new(&sample, &held, 1, &reporter);
-        let lru = PolicyKind::from_name("lru").unwrap();
-        let setting = |cache_bytes| Setting {
-            cache_bytes,
-            block_bytes: 4096,
-            policy: lru,
-            admission: Admission::default(),
-        };
-        let (one, other) = (setting(1 << 20), setting(2 << 20));
+        let one = Trial::made_up(0.0, 0).setting;
+        let other = Setting { cache_bytes: 1 << 20, ..one };
         let results = trials.run(&[one, other, one]).unwrap();
         assert_eq!(results.iter().map(|trial| trial.setting).collect::<Vec<_>>(), [one, other, one]);
         assert_eq!(trials.exactly(one).unwrap(), results[0]);

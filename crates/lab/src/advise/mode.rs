@@ -159,31 +159,14 @@ fn best<'a, 'b>(tried: &[&'a Back<'b>]) -> &'a Back<'b> {
 
 #[cfg(test)]
 mod tests {
-    use hob_engine::admission::Admission;
     use hob_trace::{Op, Record};
 
     use super::super::{Endurance, Material};
     use super::*;
 
-    fn trial() -> Trial {
-        let setting = Setting {
-            cache_bytes: 16 << 20,
-            block_bytes: 4096,
-            policy: PolicyKind::default(),
-            admission: Admission::default(),
-        };
-        Trial {
-            setting,
-            read_hit_ratio: 0.5,
-            read_hit_byte_ratio: 0.5,
-            flash_write_bytes: 0,
-            memory_bytes: 0,
-        }
-    }
-
     #[test]
     fn of_equally_fast_caches_the_one_with_the_least_flash_wins() {
-        let trial = trial();
+        let trial = Trial::made_up(0.5, 0);
         let back = |mean_ns, flash_bytes| Back {
             trial: &trial,
             mean_ns,
@@ -208,12 +191,13 @@ mod tests {
         }
         let (held, options) = (material.finish().unwrap(), Options::default());
         let costs = Costs::new(&held, Endurance::default());
-        let cache = Trial { flash_write_bytes: 4096, ..trial() };
+        let cache = Trial::made_up(0.5, 4096);
+        let caches = [Trial::made_up(0.5, 0)];
         let through = Means { read_ns: 1, hit_ns: 1, miss_ns: 1, all_ns: 1, flash_write_bytes: 0 };
         let through = (&cache, &through, Timing::OneAtATimeNoTimes);
         let go_on = &mut |_: &str, _: f64| true;
         let reporter = Reporter::new(go_on);
-        let choice = choose(&held, &options, &costs, &[trial()], through, &reporter).unwrap().unwrap();
+        let choice = choose(&held, &options, &costs, &caches, through, &reporter).unwrap().unwrap();
         assert_eq!(choice.flash_writes, None);
         assert!(choice.flash_write_bytes >= 20 * 4096, "{choice:?}");
         // Half of the requests are replayed.

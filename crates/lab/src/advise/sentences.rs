@@ -542,26 +542,15 @@ fn push_trace_caveats(advice: &mut Advice, held: &CollectedTrace) {
 
 #[cfg(test)]
 mod tests {
-    use hob_engine::policy::PolicyKind;
     use hob_trace::profile::Profile;
 
     use super::*;
     use crate::advise::ModeChoice;
 
-    fn trial(read_hit_ratio: f64, flash_write_bytes: u64) -> Trial {
-        let setting = Setting {
-            cache_bytes: 1 << 20,
-            block_bytes: 4096,
-            policy: PolicyKind::from_name("lru").unwrap(),
-            admission: Admission::default(),
-        };
-        Trial { setting, read_hit_ratio, read_hit_byte_ratio: 0.5, flash_write_bytes, memory_bytes: 0 }
-    }
-
     #[test]
     fn equal_texts_are_not_compared() {
-        let (own, other) = (trial(0.951, 2 << 20), trial(0.949, 1 << 20));
-        assert!(looks_equal(&own, &other) && !looks_equal(&own, &trial(0.93, 0)));
+        let (own, other) = (Trial::made_up(0.951, 2 << 20), Trial::made_up(0.949, 1 << 20));
+        assert!(looks_equal(&own, &other) && !looks_equal(&own, &Trial::made_up(0.93, 0)));
         assert_eq!(writes_compared(&other, &own), "and writes 1 MiB to flash instead of 2 MiB");
         assert_eq!(writes_compared(&own, &own), "and writes as much to flash");
     }
@@ -572,7 +561,7 @@ mod tests {
             let mode = ModeChoice {
                 is_write_back: false,
                 admission: "always".to_owned(),
-                cache: trial(0.5, 0),
+                cache: Trial::made_up(0.5, 0),
                 through_ns: 2_000_000,
                 back_ns: 1_000_000,
                 flash_writes,

@@ -338,14 +338,8 @@ fn a_finalist_wins_by_flash_and_latency_together() {
     records.iter().for_each(|record| material.add(record));
     let costs = Costs::new(&material.finish().unwrap(), "1000DWPD".parse().unwrap());
     let finalist = |mib: u64, read_hit_ratio, flash_write_bytes, mean_ns: u64| {
-        let setting = Setting {
-            cache_bytes: mib * MIB,
-            block_bytes: 4096,
-            policy: lru(),
-            admission: Admission::default(),
-        };
-        let trial =
-            Trial { setting, read_hit_ratio, read_hit_byte_ratio: 0.5, flash_write_bytes, memory_bytes: 0 };
+        let mut trial = Trial::made_up(read_hit_ratio, flash_write_bytes);
+        trial.setting.cache_bytes = mib * MIB;
         (trial, mean_ns)
     };
     let first = finalist(100, 0.8, 1000, 5_000_000);
@@ -392,13 +386,9 @@ fn the_highest_hit_ratio_is_that_of_a_cache_that_keeps_written_blocks() {
 #[test]
 fn two_points_of_hits_are_given_for_a_tenth_of_the_writes() {
     let trial = |form: &str, read_hit_ratio, flash_write_bytes| {
-        let setting = Setting {
-            cache_bytes: 2 * MIB,
-            block_bytes: 4096,
-            policy: lru(),
-            admission: form.parse().unwrap(),
-        };
-        Trial { setting, read_hit_ratio, read_hit_byte_ratio: 0.5, flash_write_bytes, memory_bytes: 0 }
+        let mut trial = Trial::made_up(read_hit_ratio, flash_write_bytes);
+        trial.setting.admission = form.parse().unwrap();
+        trial
     };
     let chosen = |trials: &[Trial]| candidates::sparing(trials).setting.admission.to_string();
     // The ratios of a small loop.
