@@ -22,7 +22,7 @@ use hob_engine::units::{DatastoreId, DeviceId};
 use hob_lab::driver::{self, Run};
 use hob_lab::picture::{ChartText, Phase, latency_over_time};
 use hob_lab::summary::Summary;
-use hob_lab::workload::{Pattern, Workload, WorkloadConfig};
+use hob_lab::workload::{Workload, WorkloadConfig};
 use hob_nbd::NbdUri;
 use hob_storage::backing::{Backing, BackingOptions, ModelledOp, ServiceTime};
 use hob_storage::pool::{DeviceSpec, Overwrite, OwnerId, Pool, device_bytes_for};
@@ -131,7 +131,7 @@ impl Host {
         let workload = Workload::new(&WorkloadConfig {
             footprint_bytes: DISK_BYTES,
             request_bytes: REQUEST_BYTES,
-            pattern: Pattern::Zipf { theta: 1.1 },
+            theta: 1.1,
             read_permille: 1000,
             seed: 1,
         });

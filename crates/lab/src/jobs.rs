@@ -24,23 +24,29 @@ pub(crate) fn run_all<T: Sync, R: Send>(
     mut progress: impl FnMut(usize),
 ) -> Option<Vec<R>> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(jobs.len())));
+    let caller = std::thread::current();
     let worker = || {
         while !stop.load(Ordering::Relaxed) {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(job) = jobs.get(index) else { return };
             let result = work(job);
-            results.lock().expect("a run panicked").push((index, result));
+            let mut results = results.lock().expect("a run panicked");
+            results.push((index, result));
+            if results.len() == jobs.len() {
+                caller.unpark();
+            }
         }
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(worker)).collect();
         loop {
-            let is_over = workers.iter().all(|worker| worker.is_finished());
-            progress(results.lock().map_or(0, |results| results.len()));
-            if is_over {
+            let are_finished = workers.iter().all(|worker| worker.is_finished());
+            let done = results.lock().map_or(0, |results| results.len());
+            progress(done);
+            if are_finished || done == jobs.len() {
                 break;
             }
-            std::thread::sleep(PROGRESS_EVERY);
+            std::thread::park_timeout(PROGRESS_EVERY);
         }
         // Reports a simulation that panicked.
         for worker in workers {

@@ -1,4 +1,4 @@
-//! Generates synthetic disk I/O: offsets, order, and reads or writes.
+//! Generates synthetic disk I/O: offsets by a Zipf distribution, and reads or writes.
 //!
 //! A workload is an iterator of [`Access`]es. The same seed gives the same accesses. A workload has
 //! no times: the driver chooses rate and queue depth. Offsets and lengths are in bytes and
@@ -18,21 +18,6 @@ pub struct Access {
     pub op: Op,
 }
 
-/// Distribution of the accesses over the disk.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Pattern {
-    /// Sequential accesses from the start of the disk, repeated from the start after the end.
-    Sequential,
-    /// Uniformly distributed accesses.
-    Uniform,
-    /// Zipf distribution: the k-th most popular location has a probability proportional to `1 /
-    /// k^theta`. Popular locations are scattered over the disk.
-    Zipf {
-        /// Skew of the distribution, 0 or more. Disks of VMs have a skew of about 0.8–1.2.
-        theta: f64,
-    },
-}
-
 /// Configuration of a workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkloadConfig {
@@ -41,8 +26,10 @@ pub struct WorkloadConfig {
     pub footprint_bytes: u64,
     /// Size of each request, bytes.
     pub request_bytes: u32,
-    /// Distribution of the accesses over the disk.
-    pub pattern: Pattern,
+    /// Skew of the Zipf distribution of the accesses, 0 or more: the k-th most popular location has a
+    /// probability proportional to `1 / k^theta`. Popular locations are scattered over the disk. 0 is
+    /// uniform, and disks of VMs have a skew of about 0.8–1.2.
+    pub theta: f64,
     /// Share of requests that are reads, per mille. The other requests are writes.
     pub read_permille: u16,
     /// Seed of the random numbers.
@@ -54,16 +41,9 @@ pub struct WorkloadConfig {
 pub struct Workload {
     request_bytes: u32,
     read_permille: u16,
-    blocks: u64,
-    places: Places,
+    law: Zipf,
+    scatter: Scatter,
     dice: Prng,
-}
-
-#[derive(Clone, Debug)]
-enum Places {
-    Sequential { next: u64 },
-    Uniform,
-    Zipf { law: Zipf, scatter: Scatter },
 }
 
 impl Workload {
@@ -77,15 +57,9 @@ impl Workload {
         assert!(config.read_permille <= 1000, "shares are thousandths");
         let blocks = config.footprint_bytes / u64::from(config.request_bytes);
         assert!(blocks > 0, "the footprint holds at least one request");
-        let places = match config.pattern {
-            Pattern::Sequential => Places::Sequential { next: 0 },
-            Pattern::Uniform => Places::Uniform,
-            Pattern::Zipf { theta } => {
-                Places::Zipf { law: Zipf::new(blocks, theta), scatter: Scatter::new(blocks, config.seed) }
-            }
-        };
-        let (request_bytes, read_permille) = (config.request_bytes, config.read_permille);
-        Workload { request_bytes, read_permille, blocks, places, dice: Prng::new(config.seed) }
+        let WorkloadConfig { request_bytes, read_permille, theta, seed, .. } = *config;
+        let (law, scatter) = (Zipf::new(blocks, theta), Scatter::new(blocks, seed));
+        Workload { request_bytes, read_permille, law, scatter, dice: Prng::new(seed) }
     }
 }
 
@@ -93,15 +67,7 @@ impl Iterator for Workload {
     type Item = Access;
 
     fn next(&mut self) -> Option<Access> {
-        let block = match &mut self.places {
-            Places::Sequential { next } => {
-                let block = *next;
-                *next = (block + 1) % self.blocks;
-                block
-            }
-            Places::Uniform => self.dice.below(self.blocks),
-            Places::Zipf { law, scatter } => scatter.place(law.rank(&mut self.dice)),
-        };
+        let block = self.scatter.place(self.law.rank(&mut self.dice));
         let reads = self.dice.below(1000) < u64::from(self.read_permille);
         let op = if reads { Op::Read } else { Op::Write };
         Some(Access { offset: block * u64::from(self.request_bytes), len: self.request_bytes, op })
@@ -221,11 +187,11 @@ impl Scatter {
 mod tests {
     use super::*;
 
-    fn config(pattern: Pattern) -> WorkloadConfig {
+    fn config(theta: f64) -> WorkloadConfig {
         WorkloadConfig {
             footprint_bytes: 8192 * 1000,
             request_bytes: 8192,
-            pattern,
+            theta,
             read_permille: 700,
             seed: 1,
         }
@@ -291,10 +257,9 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_workload_and_another_seed_another() {
-        for pattern in [Pattern::Uniform, Pattern::Zipf { theta: 1.0 }] {
-            let list = |seed| {
-                Workload::new(&WorkloadConfig { seed, ..config(pattern) }).take(500).collect::<Vec<_>>()
-            };
+        for theta in [0.0, 1.0] {
+            let list =
+                |seed| Workload::new(&WorkloadConfig { seed, ..config(theta) }).take(500).collect::<Vec<_>>();
             assert_eq!(list(1), list(1));
             assert_ne!(list(1), list(2));
         }
@@ -302,19 +267,9 @@ mod tests {
 
     #[test]
     fn accesses_stay_inside_and_keep_their_shares() {
-        let list: Vec<Access> = Workload::new(&config(Pattern::Zipf { theta: 0.9 })).take(50_000).collect();
+        let list: Vec<Access> = Workload::new(&config(0.9)).take(50_000).collect();
         assert!(list.iter().all(|access| access.offset + 8192 <= 8192 * 1000 && access.offset % 8192 == 0));
         let reads = list.iter().filter(|access| access.op == Op::Read).count();
         assert!(reads.abs_diff(35_000) < 500, "{reads} of 50000");
-    }
-
-    #[test]
-    fn sequential_goes_round() {
-        let offsets: Vec<u64> =
-            Workload::new(&WorkloadConfig { footprint_bytes: 8192 * 3 + 1, ..config(Pattern::Sequential) })
-                .take(4)
-                .map(|access| access.offset)
-                .collect();
-        assert_eq!(offsets, [0, 8192, 16384, 0]);
     }
 }

@@ -287,13 +287,7 @@ impl Pass<'_> {
         let mut feed = self.feed(u64::MAX)?;
         let shards = mrc::shards(&mut feed, self.block_bytes, self.args.mode.into(), shards)?;
         let fed = feed.finish()?;
-        if shards.samples() < SAMPLES_FEW && shards.rate() < 1.0 {
-            notes.push(format!(
-                "only {} of {} blocks were sampled: the curve is inaccurate",
-                shards.samples(),
-                Size(self.block_bytes)
-            ));
-        }
+        notes.extend(few_samples(&shards, self.block_bytes));
         Ok((self.report_sampled(&shards), fed))
     }
 
@@ -373,6 +367,17 @@ impl Exact {
     }
 }
 
+/// Returns a remark if the curve is inaccurate because few blocks were sampled.
+fn few_samples(shards: &Shards, block_bytes: u64) -> Option<String> {
+    (shards.samples() < SAMPLES_FEW && shards.rate() < 1.0).then(|| {
+        format!(
+            "only {} blocks of {} were sampled: the curve is inaccurate",
+            shards.samples(),
+            Size(block_bytes)
+        )
+    })
+}
+
 fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
@@ -408,6 +413,18 @@ mod tests {
         for bad in ["", "%", "0%", "101%", "nan%", "0.9"] {
             assert!(target(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_curve_of_few_samples_is_reported() {
+        let remark = |mut shards: Shards, blocks: u64| {
+            (0..blocks).for_each(|block| shards.access(block, 1));
+            few_samples(&shards, 4096)
+        };
+        let few = remark(Shards::fixed_rate(0.01, 1 << 20), 1000).unwrap();
+        assert!(few.contains("blocks of 4K were sampled"), "{few}");
+        assert_eq!(remark(Shards::fixed_rate(0.5, 1 << 20), 10_000), None);
+        assert_eq!(remark(Shards::fixed_size(SAMPLES_MAX), 10), None, "all blocks were sampled");
     }
 
     #[test]

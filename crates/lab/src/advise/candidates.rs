@@ -8,15 +8,16 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use hob_engine::admission::Admission;
 use hob_engine::granularity::Fill;
 use hob_engine::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 
+use super::POINT;
 use super::curves::Start;
-use super::input::{CollectedTrace, Sample, Slices};
-use super::{POINT, Progress};
+use super::input::{CollectedTrace, Sample, Slices, count_touching};
+use super::reporter::Reporter;
 use crate::sim::{self, Point, Simulated};
 
 /// Factor from one tried size to the next smaller one, while a policy reaches the target.
@@ -44,13 +45,13 @@ const UNLIMITED_BLOCKS_MAX: u64 = 32 << 20;
 const COARSE_PART: u64 = 10;
 const COARSE_TOUCHES: (u64, u64) = (10_000, 100_000);
 /// Minimum number of requests in a sample of the coarse search. With fewer, it uses the start of
-/// the trace: all requests are to a few regions, and the sample has none or one of them.
+/// the trace: all requests are to a few regions, and the sample has none or one of them. Large
+/// requests of the start touch up to `COARSE_START` times as many sectors as the sample.
 const COARSE_REQUESTS_MIN: usize = 1000;
+const COARSE_START: u64 = 4;
 /// Maximum number of caches that the coarse search simulates at the same time, which bounds its
 /// memory.
 const COARSE_CACHES_MAX: usize = 128;
-/// Start and end of the simulations as shares of all work, for progress reports.
-pub(super) const SHARES: (f64, f64) = (0.3, 0.8);
 /// Minimum size of a cache, bytes.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
 /// Maximum loss of hits by a *sparing* admission, which must write at most [`SPARING_PART`] as much
@@ -108,12 +109,27 @@ pub struct Trial {
     pub memory_bytes: u64,
 }
 
+#[cfg(test)]
+impl Trial {
+    /// Returns made-up results of an LRU cache of 16 MiB that admits everything, with blocks of 4 KiB.
+    pub(super) fn made_up(read_hit_ratio: f64, flash_write_bytes: u64) -> Trial {
+        let policy = PolicyKind::from_name("lru").unwrap();
+        let setting =
+            Setting { cache_bytes: 16 << 20, block_bytes: 4096, policy, admission: Admission::default() };
+        Trial { setting, read_hit_ratio, read_hit_byte_ratio: 0.5, flash_write_bytes, memory_bytes: 0 }
+    }
+}
+
 /// The sampled trace and the settings that all trial simulations share.
 pub(super) struct Trials<'a, 'b> {
     sample: &'a Sample<'a>,
     held: &'a CollectedTrace,
     threads: usize,
-    progress: RefCell<(&'a mut Progress<'b>, f64)>,
+    pub(super) reporter: &'a Reporter<'b>,
+    /// Results of all simulations so far on the sample, and on the whole trace if it is not the
+    /// sample. The stages of the search have many caches in common.
+    on_sample: RefCell<Vec<Trial>>,
+    on_whole: RefCell<Vec<Trial>>,
 }
 
 impl<'a, 'b> Trials<'a, 'b> {
@@ -121,26 +137,20 @@ impl<'a, 'b> Trials<'a, 'b> {
         sample: &'a Sample<'a>,
         held: &'a CollectedTrace,
         threads: usize,
-        progress: &'a mut Progress<'b>,
+        reporter: &'a Reporter<'b>,
     ) -> Self {
-        Trials { sample, held, threads, progress: RefCell::new((progress, SHARES.0)) }
+        let (on_sample, on_whole) = (RefCell::default(), RefCell::default());
+        Trials { sample, held, threads, reporter, on_sample, on_whole }
     }
 
     /// Simulates a cache with each of these settings on the sample.
     pub(super) fn run(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
-        self.run_on(self.sample, settings)
+        self.run_new(self.sample, settings, &self.on_sample)
     }
 
     /// Simulates a cache with each of these settings on a small part of the trace.
     pub(super) fn run_coarsely(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
-        let (least, most) = COARSE_TOUCHES;
-        let touches_max = (self.held.profile.footprint.touches / COARSE_PART).clamp(least, most);
-        let mut coarse = self.held.sample(touches_max);
-        if coarse.rate < 1.0 && coarse.records.len() < COARSE_REQUESTS_MIN {
-            let records = &self.held.records;
-            let start = &records[..records.len().min(touches_max as usize)];
-            coarse = Sample { records: Cow::Borrowed(start), rate: 1.0, correction: 1.0 };
-        }
+        let coarse = coarse_sample(self.held);
         let mut results = Vec::with_capacity(settings.len());
         for part in settings.chunks(COARSE_CACHES_MAX) {
             results.extend(self.run_on(&coarse, part)?);
@@ -150,7 +160,13 @@ impl<'a, 'b> Trials<'a, 'b> {
 
     /// Simulates a cache on the whole trace.
     pub(super) fn exactly(&self, setting: Setting) -> Result<Trial> {
-        Ok(self.run_on(&self.held.whole(), &[setting])?.remove(0))
+        Ok(self.run_exactly(&[setting])?.remove(0))
+    }
+
+    /// Simulates a cache with each of these settings on the whole trace.
+    fn run_exactly(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
+        let known = if self.sample.rate < 1.0 { &self.on_whole } else { &self.on_sample };
+        self.run_new(&self.held.whole(), settings, known)
     }
 
     /// Simulates a cache on the whole trace with another fill granularity than the other
@@ -160,29 +176,56 @@ impl<'a, 'b> Trials<'a, 'b> {
         Ok(self.run_points(&self.held.whole(), &[setting], &[point])?.remove(0))
     }
 
+    /// Simulates the caches whose results are not known yet, and adds these results to the known
+    /// ones.
+    fn run_new(
+        &self,
+        sample: &Sample<'_>,
+        settings: &[Setting],
+        known: &RefCell<Vec<Trial>>,
+    ) -> Result<Vec<Trial>> {
+        let find = |setting: &Setting| known.borrow().iter().find(|trial| trial.setting == *setting).cloned();
+        let mut new: Vec<Setting> = Vec::new();
+        for setting in settings {
+            if find(setting).is_none() && !new.contains(setting) {
+                new.push(*setting);
+            }
+        }
+        if !new.is_empty() {
+            let results = self.run_on(sample, &new)?;
+            known.borrow_mut().extend(results);
+        }
+        Ok(settings.iter().map(|setting| find(setting).expect("all are known now")).collect())
+    }
+
     fn run_on(&self, sample: &Sample<'_>, settings: &[Setting]) -> Result<Vec<Trial>> {
         let points: Vec<Point> = settings.iter().map(|setting| point(setting, sample.rate)).collect();
         self.run_points(sample, settings, &points)
     }
 
     fn run_points(&self, sample: &Sample<'_>, settings: &[Setting], points: &[Point]) -> Result<Vec<Trial>> {
-        let mut progress = self.progress.borrow_mut();
-        let (tell, share) = &mut *progress;
-        let mut goes_on = true;
-        let results = sim::grid(&mut Slices(&sample.records), points, self.threads, |_| {
-            goes_on = tell("simulations", *share);
-            goes_on
-        })?;
-        ensure!(goes_on, "interrupted");
-        // The number of simulation runs is unknown, so each run gets a tenth of the remaining
-        // share.
-        *share += (SHARES.1 - *share) / 10.0;
+        let report = |_| self.reporter.report();
+        let results = sim::grid(&mut Slices(&sample.records), points, self.threads, report)?;
+        self.reporter.end_run()?;
         Ok(settings.iter().zip(results).map(|(setting, result)| trial(*setting, &result, sample)).collect())
     }
 }
 
+/// Returns the part of the trace for the coarse search.
+fn coarse_sample(held: &CollectedTrace) -> Sample<'_> {
+    let (least, most) = COARSE_TOUCHES;
+    let touches_max = (held.profile.footprint.touches / COARSE_PART).clamp(least, most);
+    let sample = held.sample(touches_max);
+    if sample.rate == 1.0 || sample.records.len() >= COARSE_REQUESTS_MIN {
+        return sample;
+    }
+    let count = count_touching(held.records.iter(), COARSE_START * touches_max).min(touches_max as usize);
+    let start = &held.records[..count.max(COARSE_REQUESTS_MIN).min(held.records.len())];
+    Sample { records: Cow::Borrowed(start), rate: 1.0, correction: 1.0 }
+}
+
 /// Returns the hit ratio of reads of a cache that evicts nothing.
-pub(super) fn unlimited(sample: &Sample<'_>, threads: usize) -> Result<f64> {
+pub(super) fn unlimited(sample: &Sample<'_>, threads: usize, reporter: &Reporter<'_>) -> Result<f64> {
     let policy = PolicyKind::from_name("lru").expect("hob has LRU");
     // A simulation needs memory for each block of the cache, so large traces get larger blocks.
     let sizes: Vec<u64> = (12..=18).map(|shift| 1 << shift).collect();
@@ -192,7 +235,9 @@ pub(super) fn unlimited(sample: &Sample<'_>, threads: usize) -> Result<f64> {
     let (block_bytes, cache_bytes) = (*size as u32, (count + 1) * size);
     let admission = Admission::default();
     let setting = Setting { cache_bytes, block_bytes, policy, admission };
-    let results = sim::grid(&mut Slices(&sample.records), &[point(&setting, 1.0)], threads, |_| true)?;
+    let points = [point(&setting, 1.0)];
+    let results = sim::grid(&mut Slices(&sample.records), &points, threads, |_| reporter.report())?;
+    reporter.end_run()?;
     Ok(sample.corrected(results[0].stats.read_hit_ratio()))
 }
 
@@ -369,10 +414,59 @@ pub(super) fn sizes(trials: &Trials<'_, '_>, cache: &Trial, knee_bytes: Option<u
     let results = trials.run(&settings.collect::<Vec<_>>())?;
     let best: Vec<Setting> = results.chunks(policies.len()).map(|of| pick(of, 1.0).setting).collect();
     let mut shown = match trials.held.profile.footprint.touches {
-        0..=WHOLE_TOUCHES_MAX => trials.run_on(&trials.held.whole(), &best)?,
+        0..=WHOLE_TOUCHES_MAX => trials.run_exactly(&best)?,
         _ => trials.run(&best)?,
     };
     shown.push(cache.clone());
     shown.sort_by_key(|trial| trial.setting.cache_bytes);
     Ok(shown)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::advise::Material;
+    use hob_trace::{Op, Record};
+
+    /// Returns reads of few regions, of which a small sample has none.
+    fn collected(requests: u64, len: u32) -> CollectedTrace {
+        let mut material = Material::new(usize::MAX);
+        (0..requests).for_each(|i| {
+            let offset = i * u64::from(len) % (1 << 20);
+            material.add(&Record { at_ns: i, offset, len, op: Op::Read, disk: 0 });
+        });
+        material.finish().unwrap()
+    }
+
+    #[test]
+    fn the_coarse_search_touches_few_sectors_also_with_large_requests() {
+        for (requests, len, expected) in
+            [(3000, 1 << 20, 1200), (3000, 4 << 20, 1000), (200_000, 4096, 20_000)]
+        {
+            let held = collected(requests, len);
+            let coarse = coarse_sample(&held);
+            assert_eq!((coarse.records.len(), coarse.rate), (expected, 1.0), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_cache_is_simulated_once() {
+        let held = collected(100, 4096);
+        let sample = held.whole();
+        let blocks = Cell::new(0);
+        let count = &mut |_: &str, _: f64| {
+            blocks.set(blocks.get() + 1);
+            true
+        };
+        let reporter = Reporter::new(count);
+        let trials = Trials::new(&sample, &held, 1, &reporter);
+        let one = Trial::made_up(0.0, 0).setting;
+        let other = Setting { cache_bytes: 1 << 20, ..one };
+        let results = trials.run(&[one, other, one]).unwrap();
+        assert_eq!(results.iter().map(|trial| trial.setting).collect::<Vec<_>>(), [one, other, one]);
+        assert_eq!(trials.exactly(one).unwrap(), results[0]);
+        assert_eq!(blocks.get(), 1, "the trace has one block of requests");
+    }
 }

@@ -1,14 +1,15 @@
 //! LRU miss-ratio curves for each block size. The curves are the start of the search for the best
 //! cache.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use hob_engine::sizing::Curve;
 
 use super::input::{REGION_BYTES, Sample};
+use super::reporter::Reporter;
 use super::{BlockSize, POINT, SizePoint, WriteBack};
+use crate::jobs::run_all;
 use crate::mrc::{self, Mode};
 use hob_trace::Op;
 
@@ -38,27 +39,36 @@ pub(super) struct Start {
 /// Computes the LRU miss-ratio curve of a write-through cache for each block size. A read is a hit
 /// only if the cache has all its blocks. Block sizes whose blocks would have more than
 /// [`BLOCK_SECTORS_MAX`] sectors are left out.
-pub(super) fn by_block_size<'a>(sample: &'a Sample<'a>, threads: usize) -> Result<Vec<BlockCurve<'a>>> {
+pub(super) fn by_block_size<'a>(
+    sample: &'a Sample<'a>,
+    threads: usize,
+    reporter: &Reporter<'_>,
+) -> Result<Vec<BlockCurve<'a>>> {
     let sizes: Vec<u64> = (12..=REGION_BYTES.ilog2()).map(|shift| 1 << shift).collect();
     let blocks = sample.blocks(&sizes);
     let sectors = |index: usize| blocks[index] * (sizes[index] / sizes[0]);
     let count =
         (0..sizes.len()).take_while(|index| *index == 0 || sectors(*index) <= BLOCK_SECTORS_MAX).count();
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let work = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(block_bytes) = sizes[..count].get(index).copied() else { return };
-            let curves = mrc::exact(sample.records.iter().copied(), block_bytes, Mode::WriteThrough);
-            let curve = curves.map(|curves| BlockCurve { block_bytes, sample, misses: curves.read_misses() });
-            done.lock().expect("nobody panics with it").push(curve);
-        }
+    let stop = AtomicBool::new(false);
+    let work = |block_bytes: &u64| -> Result<BlockCurve<'a>> {
+        let records = sample.records.iter().copied().take_while(|_| !stop.load(Ordering::Relaxed));
+        let curves = mrc::exact(records, *block_bytes, Mode::WriteThrough)?;
+        Ok(BlockCurve { block_bytes: *block_bytes, sample, misses: curves.read_misses() })
     };
-    std::thread::scope(|scope| (0..threads.max(1)).for_each(|_| _ = scope.spawn(work)));
-    let done = done.into_inner().expect("nobody panics with it");
-    let mut curves = done.into_iter().collect::<Result<Vec<_>>>()?;
-    curves.sort_by_key(|curve| curve.block_bytes);
-    Ok(curves)
+    let tell = |_| stop.store(!reporter.report(), Ordering::Relaxed);
+    let Some(curves) = run_all(&sizes[..count], threads, &stop, work, tell) else { bail!("interrupted") };
+    reporter.end_run()?;
+    curves.into_iter().collect()
+}
+
+/// Returns the cache sizes of a curve in the report, in blocks. Each doubling of the size has the same
+/// number of points. The last size is the largest with any effect.
+pub(super) fn report_sizes(misses: &Curve) -> impl Iterator<Item = u64> + use<> {
+    let end = misses.points().last().map_or(1, |point| point.blocks).max(1);
+    let blocks = move |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
+    let mut sizes: Vec<u64> = (0..POINTS).map(blocks).collect();
+    sizes.dedup();
+    sizes.into_iter()
 }
 
 impl BlockCurve<'_> {
@@ -103,12 +113,6 @@ impl BlockCurve<'_> {
     pub(super) fn report(&self, target: f64, cache_bytes: u64) -> BlockSize {
         let target_bytes = self.size_for(target).filter(|_| self.best() > 0.0);
         let at = if cache_bytes == 0 { target_bytes.unwrap_or(0) } else { cache_bytes };
-        let end = self.misses.points().last().map_or(1, |point| point.blocks).max(1);
-        // Each doubling of the size has the same number of points. The last size is the largest
-        // with any effect.
-        let blocks = |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
-        let mut sizes: Vec<u64> = (0..POINTS).map(blocks).collect();
-        sizes.dedup();
         let point = |blocks: u64| {
             let miss_ratio = self.misses.miss_ratio_at(blocks);
             SizePoint {
@@ -121,7 +125,7 @@ impl BlockCurve<'_> {
             target_bytes,
             knee: self.knee(),
             read_hit_ratio: self.hit_ratio(at),
-            curve: sizes.into_iter().map(point).collect(),
+            curve: report_sizes(&self.misses).map(point).collect(),
         }
     }
 }
@@ -146,11 +150,14 @@ pub(super) fn write_back(
     sample: &Sample<'_>,
     block_bytes: u64,
     cache_bytes: u64,
+    reporter: &Reporter<'_>,
 ) -> Result<Option<WriteBack>> {
     if !sample.records.iter().any(|record| record.op == Op::Write) {
         return Ok(None);
     }
-    let curves = mrc::exact(sample.records.iter().copied(), block_bytes, Mode::WriteBack)?;
+    let records = sample.records.iter().copied().take_while(|_| reporter.next_request());
+    let curves = mrc::exact(records, block_bytes, Mode::WriteBack)?;
+    reporter.end_run()?;
     let blocks = (cache_bytes / block_bytes) as f64 * sample.rate;
     let (at, totals) = (curves.at((blocks.round() as u64).max(1)), curves.totals());
     let ratio = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;

@@ -15,8 +15,11 @@
 //! counted as hits.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
+use hob_engine::REQUEST_BYTES_MAX;
+use hob_engine::units::SECTOR_BYTES;
 
 use crate::prng::splitmix64;
 use hob_trace::blocks::Blocks;
@@ -29,6 +32,12 @@ const SPAN_BYTES_MAX: u64 = 4 << 40;
 const CHUNK_SHIFT: u32 = 20;
 /// Size of a sampled region, bytes. The advice considers block sizes up to this size.
 pub(super) const REGION_BYTES: u64 = 256 << 10;
+/// Minimum number of regions in the sample of the advice.
+const REGIONS_MIN: usize = 16;
+/// Number of regions below which the results of a sample are inaccurate.
+const REGIONS_FEW: usize = 128;
+/// Factor by which a sample with too few regions is enlarged.
+const SAMPLE_ENLARGED: u64 = 2;
 /// Number of records per in-memory block of a trace.
 const RECORDS_A_BLOCK: usize = 1 << 13;
 
@@ -146,6 +155,19 @@ impl CollectedTrace {
         Sample { records: Cow::Borrowed(&self.records), rate: 1.0, correction: 1.0 }
     }
 
+    /// Returns a sample that touches about `touches_max` sectors at most, or more if it would have
+    /// fewer than [`REGIONS_MIN`] regions.
+    pub(super) fn sample_of_many_regions(&self, touches_max: u64) -> Sample<'_> {
+        let mut touches_max = touches_max.max(1);
+        loop {
+            let sample = self.sample(touches_max);
+            if sample.rate == 1.0 || sample.regions(REGIONS_MIN) == REGIONS_MIN {
+                return sample;
+            }
+            touches_max = touches_max.saturating_mul(SAMPLE_ENLARGED);
+        }
+    }
+
     /// Returns a sample that touches about `touches_max` sectors at most.
     pub(super) fn sample(&self, touches_max: u64) -> Sample<'_> {
         let touches = self.profile.footprint.touches;
@@ -170,6 +192,20 @@ impl CollectedTrace {
     }
 }
 
+/// Returns how many of the first requests touch at most `touches_max` sectors together. Only reads
+/// and writes touch sectors. Requests count as aligned to sectors, and as at most
+/// [`REQUEST_BYTES_MAX`] bytes long.
+pub(super) fn count_touching<'a>(records: impl Iterator<Item = &'a Record>, touches_max: u64) -> usize {
+    let mut touches = 0;
+    let fits = |record: &&Record| {
+        if matches!(record.op, Op::Read | Op::Write) {
+            touches += u64::from(record.len).min(REQUEST_BYTES_MAX).div_ceil(SECTOR_BYTES);
+        }
+        touches <= touches_max
+    };
+    records.take_while(fits).count()
+}
+
 /// Splits a request at region boundaries.
 fn parts(record: &Record) -> impl Iterator<Item = Record> + use<> {
     let record = *record;
@@ -182,6 +218,29 @@ fn parts(record: &Record) -> impl Iterator<Item = Record> + use<> {
 }
 
 impl Sample<'_> {
+    /// Returns the number of regions that requests touch, at most `regions_max`.
+    fn regions(&self, regions_max: usize) -> usize {
+        let mut regions = BTreeSet::new();
+        let mut numbers = self.records.iter().map(|record| record.offset / REGION_BYTES);
+        while regions.len() < regions_max
+            && let Some(number) = numbers.next()
+        {
+            regions.insert(number);
+        }
+        regions.len()
+    }
+
+    /// Returns a caveat if the results are inaccurate because few regions were sampled.
+    pub(super) fn caveat(&self) -> Option<String> {
+        let regions = self.regions(REGIONS_FEW);
+        (self.rate < 1.0 && regions < REGIONS_FEW).then(|| {
+            format!(
+                "Only {regions} regions of 256 KiB were sampled: the curves and the tables on other sizes, policies \
+                 and blocks are inaccurate."
+            )
+        })
+    }
+
     /// Converts a hit ratio of the sample to a hit ratio of the whole trace.
     pub(super) fn corrected(&self, hit_ratio: f64) -> f64 {
         (1.0 - (1.0 - hit_ratio) * self.correction).clamp(0.0, 1.0)
@@ -221,5 +280,27 @@ impl Blocks for Slices<'_> {
         let (block, rest) = self.0.split_at(self.0.len().min(RECORDS_A_BLOCK));
         self.0 = rest;
         Ok(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_of_few_regions_is_reported() {
+        let mut material = Material::new(usize::MAX);
+        for i in 0..6400_u64 {
+            let offset = i % 64 * REGION_BYTES;
+            material.add(&Record { at_ns: i, offset, len: 4096, op: Op::Read, disk: 0 });
+        }
+        let held = material.finish().unwrap();
+        let half = held.sample_of_many_regions(3200);
+        assert_eq!(half.rate, 0.5);
+        let regions = half.records.len() / 100;
+        assert!(half.caveat().unwrap().contains(&format!("Only {regions} regions")), "{:?}", half.caveat());
+        // A sample of less than one region is enlarged.
+        assert!(held.sample_of_many_regions(50).rate >= 0.125);
+        assert_eq!(held.whole().caveat(), None);
     }
 }

@@ -289,8 +289,8 @@ pub(super) fn around(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max:
 /// clearly more hits and no more flash writes.
 fn dominates(trial: &Trial, own: &Trial) -> bool {
     let hits = trial.read_hit_ratio - own.read_hit_ratio;
-    let writes = trial.flash_write_bytes as f64 / own.flash_write_bytes.max(1) as f64;
-    (hits >= 0.0 && writes < 0.9) || (hits > POINT && writes <= 1.0)
+    let (writes, own_writes) = (trial.flash_write_bytes as f64, own.flash_write_bytes as f64);
+    (hits >= 0.0 && writes < own_writes * 0.9) || (hits > POINT && writes <= own_writes)
 }
 
 /// Returns the best other value of a property: of the values whose hit ratios are within a point of
@@ -308,12 +308,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn first() -> Setting {
-        Setting {
-            cache_bytes: 100 * MIB,
-            block_bytes: 4096,
-            policy: PolicyKind::from_name("lru").unwrap(),
-            admission: Admission::default(),
-        }
+        Setting { cache_bytes: 100 * MIB, ..Trial::made_up(0.0, 0).setting }
     }
 
     #[test]
@@ -327,6 +322,14 @@ mod tests {
         assert!(grid(first(), 64 << 10).iter().all(|setting| setting.block_bytes <= 64 << 10));
     }
 
+    #[test]
+    fn a_cache_that_writes_nothing_to_flash_is_no_alternative_to_itself() {
+        let trial = Trial::made_up;
+        assert!(!dominates(&trial(0.5, 0), &trial(0.5, 0)));
+        assert!(dominates(&trial(0.52, 0), &trial(0.5, 0)) && dominates(&trial(0.5, 89), &trial(0.5, 100)));
+        assert!(!dominates(&trial(0.52, 1), &trial(0.5, 0)) && !dominates(&trial(0.5, 95), &trial(0.5, 100)));
+    }
+
     /// Only one combination reaches the target, and no change of a single property of the first
     /// choice has more hits than the first choice.
     #[test]
@@ -337,12 +340,9 @@ mod tests {
             policy: PolicyKind::from_name("lfu").unwrap(),
             admission: "ghost".parse().unwrap(),
         };
-        let trial = |setting: Setting| Trial {
-            setting,
-            read_hit_ratio: if is_same_combination(&setting, &wanted) { 0.8 } else { 0.5 },
-            read_hit_byte_ratio: 0.5,
-            flash_write_bytes: 0,
-            memory_bytes: 0,
+        let trial = |setting: Setting| {
+            let read_hit_ratio = if is_same_combination(&setting, &wanted) { 0.8 } else { 0.5 };
+            Trial { setting, ..Trial::made_up(read_hit_ratio, 0) }
         };
         let results: Vec<Trial> = grid(first(), 256 << 10).into_iter().map(trial).collect();
         let costs = Costs { endurance: Endurance::default(), days: 1.0 };

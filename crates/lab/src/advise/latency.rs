@@ -16,14 +16,17 @@ use hob_engine::outcome::Outcome;
 use hob_world::replay::{CacheSetup, Replay, Served, Setup};
 use serde::Serialize;
 
-use super::input::CollectedTrace;
+use super::input::{CollectedTrace, count_touching};
+use super::reporter::Reporter;
 use super::{Options, Trial, mode};
 use crate::generate::run::ask;
 use hob_trace::Record;
 
-const WINDOW_MAX: usize = 50_000;
-/// Maximum number of requests that warm the cache before the measured requests.
-const WARM_MAX: usize = 150_000;
+/// Maximum number of measured requests, and of the sectors that they touch. The engine handles each
+/// sector, so large requests take as much time as many small ones.
+const WINDOW_MAX: (usize, u64) = (50_000, 400_000);
+/// The same for the requests that warm the cache before the measured requests.
+const WARM_MAX: (usize, u64) = (150_000, 1_200_000);
 /// The backing counts as overloaded if reads at the trace's times take this many times longer than
 /// reads sent one at a time, and if the requests, sent one at a time, take longer than in the
 /// trace.
@@ -160,9 +163,13 @@ pub(super) struct Uncached {
 }
 
 /// Measures the latencies without a cache, or returns `None` if the window has no reads.
-pub(super) fn uncached(held: &CollectedTrace, options: &Options) -> Result<Option<Uncached>> {
+pub(super) fn uncached(
+    held: &CollectedTrace,
+    options: &Options,
+    reporter: &Reporter<'_>,
+) -> Result<Option<Uncached>> {
     let (warm, window) = window(&held.records);
-    let play = |timing| play(held, options, None, (warm, window), timing);
+    let play = |timing| play(held, options, None, (warm, window), timing, reporter);
     let alone = play(Timing::OneAtATimeNoTimes)?;
     let Some(alone_ns) = mean(alone.reads()) else { return Ok(None) };
     let (mut sums, mut timing) = (alone, Timing::OneAtATimeNoTimes);
@@ -190,10 +197,11 @@ pub(super) fn expected(
     options: &Options,
     cache: &Trial,
     uncached: &Uncached,
+    reporter: &Reporter<'_>,
 ) -> Result<Option<(Latency, Means)>> {
     let (warm, window) = window(&held.records);
     let timing = uncached.timing;
-    let with = play(held, options, Some((cache, false)), (warm, window), timing)?;
+    let with = play(held, options, Some((cache, false)), (warm, window), timing, reporter)?;
     if with.hits.0 == 0 {
         return Ok(None);
     }
@@ -221,15 +229,26 @@ pub(super) fn measured(
     cache: &Trial,
     is_write_back: bool,
     timing: Timing,
+    reporter: &Reporter<'_>,
 ) -> Result<Means> {
-    let sums = play(held, options, Some((cache, is_write_back)), window(&held.records), timing)?;
+    let cache_and_mode = Some((cache, is_write_back));
+    let sums = play(held, options, cache_and_mode, window(&held.records), timing, reporter)?;
     Ok(sums.means(held, Some(cache.read_hit_ratio)))
+}
+
+/// Returns the share of the trace's requests that are measured.
+pub(super) fn replayed_share(held: &CollectedTrace) -> f64 {
+    window(&held.records).1.len() as f64 / held.records.len() as f64
 }
 
 /// Returns the warm-up requests and the measured requests.
 fn window(records: &[Record]) -> (&[Record], &[Record]) {
-    let (before, window) = records.split_at(records.len() - (records.len() / 2).clamp(1, WINDOW_MAX));
-    (&before[before.len() - before.len().min(WARM_MAX)..], window)
+    let last = |records: &[Record], (requests_max, touches_max): (usize, u64)| {
+        count_touching(records.iter().rev(), touches_max).min(requests_max)
+    };
+    let measured = last(records, WINDOW_MAX).min(records.len() / 2).max(1);
+    let (before, window) = records.split_at(records.len() - measured);
+    (&before[before.len() - last(before, WARM_MAX)..], window)
 }
 
 /// Runs the measured requests of the window, after the warm-up requests. The second value of
@@ -240,6 +259,7 @@ fn play(
     cache: Option<(&Trial, bool)>,
     (warm, window): (&[Record], &[Record]),
     timing: Timing,
+    reporter: &Reporter<'_>,
 ) -> Result<Sums> {
     let setup = cache.map(|(cache, is_write_back)| setup(cache, is_write_back));
     let backing = options.backing.model(held.span_bytes);
@@ -247,11 +267,12 @@ fn play(
     let mut replay = Replay::new(setup).map_err(|error| anyhow!("cannot set up the replay: {error}"))?;
     let mut sums = Sums::default();
     if cache.is_some() {
-        run(&mut replay, warm, timing, |_| {});
+        run(&mut replay, warm, timing, reporter, |_| {});
     }
     let written = |replay: &Replay| replay.stats(0).map_or(0, |stats| stats.flash.write_bytes);
     let (began, before) = (replay.now(), written(&replay));
-    run(&mut replay, window, timing, |served| sums.add(served));
+    run(&mut replay, window, timing, reporter, |served| sums.add(served));
+    reporter.end_run()?;
     sums.elapsed_ns = replay.now() - began;
     sums.flash_write_bytes = written(&replay).saturating_sub(before);
     Ok(sums)
@@ -269,14 +290,40 @@ fn setup(cache: &Trial, is_write_back: bool) -> CacheSetup {
     setup
 }
 
-fn run(replay: &mut Replay, records: &[Record], timing: Timing, served: impl FnMut(&Served)) {
+fn run(
+    replay: &mut Replay,
+    records: &[Record],
+    timing: Timing,
+    reporter: &Reporter<'_>,
+    served: impl FnMut(&Served),
+) {
     let start_ns = records.first().map_or(0, |record| record.at_ns);
     let fits = |record: &&Record| u64::from(record.len) <= REQUEST_BYTES_MAX;
-    let asks = records.iter().filter(fits).map(|record| (record.at_ns - start_ns, ask(*record)));
-    if timing == Timing::Original {
-        replay.open(asks, served);
-        return;
+    let records = records.iter().filter(fits).take_while(|_| reporter.next_request());
+    let mut asks = records.map(|record| (record.at_ns - start_ns, ask(*record)));
+    match timing {
+        Timing::Original => replay.open(asks, served),
+        _ => replay.closed(1, |_, _| asks.next().map(|(_, ask)| (0, ask)), served),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_trace::Op;
+
+    use super::*;
+
+    #[test]
+    fn the_replayed_requests_are_few_if_they_are_large() {
+        let lengths = |len: u32, op: Op, count: usize| {
+            let records = vec![Record { at_ns: 0, offset: 0, len, op, disk: 0 }; count];
+            let (warm, window) = window(&records);
+            (warm.len(), window.len())
+        };
+        assert_eq!(lengths(4096, Op::Read, 300_000), (150_000, 50_000));
+        assert_eq!(lengths(1 << 20, Op::Write, 10_000), (4687, 1562));
+        assert_eq!(lengths(1 << 20, Op::Write, 1000), (500, 500));
+        assert_eq!(lengths(u32::MAX, Op::Discard, 1000), (500, 500), "discards touch no sectors");
+        assert_eq!(lengths(4096, Op::Read, 1), (0, 1));
     }
-    let mut asks = asks;
-    replay.closed(1, |_, _| asks.next().map(|(_, ask)| (0, ask)), served);
 }

@@ -14,6 +14,7 @@ use hob_engine::sizing::Curve;
 use serde::Serialize;
 
 use super::candidates::rounded;
+use super::curves::report_sizes;
 use super::devices::{Endurance, WARRANTY_YEARS};
 use super::sentences::{bytes, percent, typed, years};
 use super::text::{columns, filled, section};
@@ -40,8 +41,6 @@ const NEAR: f64 = 0.1;
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
 /// The advice mentions a cache whose hit ratio is this much below the expected one.
 const FALLS_SHORT: f64 = 0.1;
-/// Number of points of a curve in the report.
-const POINTS: u32 = 64;
 
 /// Measurements of a disk in service.
 #[derive(Clone, Debug)]
@@ -219,17 +218,13 @@ impl LiveCurve {
 
     fn report(&self, target: f64, cache_bytes: Option<u64>) -> BlockSize {
         let target_bytes = self.size_for(target).filter(|_| self.best() > 0.0);
-        let end = self.misses.points().last().map_or(1, |point| point.blocks).max(1);
-        let blocks = |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
-        let mut sizes: Vec<u64> = (0..POINTS).map(blocks).collect();
-        sizes.dedup();
         let point = |blocks: u64| self.point(blocks.saturating_mul(self.block_bytes));
         BlockSize {
             block_bytes: self.block_bytes,
             target_bytes,
             knee: self.knee(),
             read_hit_ratio: self.hit_ratio(cache_bytes.or(target_bytes).unwrap_or(0)),
-            curve: sizes.into_iter().map(point).collect(),
+            curve: report_sizes(&self.misses).map(point).collect(),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Each stage uses the results of the previous stage:
 //!
-//! 1. the profile of the trace, and a sample if the trace is large (see `material.rs`);
+//! 1. the profile of the trace, and a sample if the trace is large (see `input.rs`);
 //! 2. LRU miss-ratio curves for each block size, which give attainable hits, the knee and the size
 //!    for the target;
 //! 3. simulations of the daemon's policies, of block sizes and of admissions around that size, one
@@ -25,12 +25,13 @@ mod latency;
 mod live;
 mod mode;
 mod page;
+mod reporter;
 mod sentences;
 #[cfg(test)]
 mod tests;
 mod text;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use hob_engine::admission::Admission;
 use hob_engine::granularity::Fill;
 use serde::Serialize;
@@ -41,6 +42,7 @@ use hob_trace::profile::Profile;
 use input::CollectedTrace;
 use joint_choice::{Around, Costs};
 use latency::Uncached;
+use reporter::Reporter;
 
 pub use candidates::{Setting, Trial};
 pub use devices::{Backing, Endurance, Flash};
@@ -78,8 +80,8 @@ pub struct Options {
     pub endurance: Endurance,
     /// Number of simulation threads.
     pub threads: usize,
-    /// Maximum number of sectors that the sample touches. A trace with fewer sectors is used
-    /// completely.
+    /// Maximum number of sectors that the sample touches. A trace with fewer sectors, or with few
+    /// regions of 256 KiB, is used completely.
     pub touches_max: u64,
 }
 
@@ -268,11 +270,6 @@ impl Wear {
             device_bytes: endurance.device_bytes(per_day),
         }
     }
-
-    /// Returns the wear of another cache to which `factor` times as much is written per day.
-    fn with(&self, endurance: Endurance, cache_bytes: u64, factor: f64) -> Wear {
-        Wear::new(endurance, cache_bytes, self.flash_write_bytes_per_day * factor)
-    }
 }
 
 /// Progress callback. The arguments are the current stage in a few words and the completed share of
@@ -286,12 +283,18 @@ pub type Progress<'a> = dyn FnMut(&str, f64) -> bool + 'a;
 /// `progress` cancelled the work.
 pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>) -> Result<Advice> {
     let held = material.finish()?;
-    let sample = held.sample(options.touches_max);
-    step(progress, "miss-ratio curves", 0.05)?;
-    let curves = curves::by_block_size(&sample, options.threads)?;
-    let unlimited = candidates::unlimited(&sample, options.threads)?;
-    let target = target(&curves, unlimited, options.target_hit);
-    let mut advice = blank(&held, options, target, sample.rate);
+    let sample = held.sample_of_many_regions(options.touches_max);
+    let reporter = Reporter::new(progress);
+    reporter.start("miss-ratio curves", (0.05, 0.3))?;
+    let curves = curves::by_block_size(&sample, options.threads, &reporter)?;
+    let unlimited = candidates::unlimited(&sample, options.threads, &reporter)?;
+    // An unlimited cache has more hits than the curves if partial writes keep the rest of a block
+    // valid.
+    let best = curves.iter().map(BlockCurve::best).fold(unlimited, f64::max);
+    let target = Target::new(best, options.target_hit);
+    let (trace, profile) = (options.trace.clone(), held.profile.clone());
+    let mut advice = Advice { trace, target, sample_rate: sample.rate, profile, ..Advice::default() };
+    advice.caveats.extend(sample.caveat());
     let start = curves::start(&curves, target.read_hit_ratio).or_else(|| {
         // In the curves, a partial write makes its sectors invalid. So the curves may show no hits
         // although a real cache has some.
@@ -305,16 +308,17 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     if target.best_read_hit_ratio < HIT_RATIO_MIN {
         let report = |curve: &BlockCurve<'_>| curve.report(target.read_hit_ratio, start.cache_bytes);
         advice.block_sizes = curves.iter().map(report).collect();
-        advice.write_back = curves::write_back(&sample, start.block_bytes, start.cache_bytes)?;
+        advice.write_back = curves::write_back(&sample, start.block_bytes, start.cache_bytes, &reporter)?;
         return Ok(sentences::refusing(advice, &held));
     }
 
-    let trials = Trials::new(&sample, &held, options.threads, progress);
+    reporter.start("simulations", (0.3, 0.8))?;
+    let trials = Trials::new(&sample, &held, options.threads, &reporter);
     let costs = Costs::new(&held, options.endurance);
     let first = candidates::choose(&trials, &start, target.read_hit_ratio)?;
     let block_bytes_max = start.block_bytes_max as u32;
     let limits = (target.read_hit_ratio, start.cache_bytes.max(first.cache_bytes), block_bytes_max);
-    let uncached = latency::uncached(&held, options)?;
+    let uncached = latency::uncached(&held, options, &reporter)?;
     let settings = joint_choice::choose(&trials, first, &costs, limits)?;
     let finalists =
         finalists(&trials, &held, options, (settings.as_slice(), target.read_hit_ratio), uncached.as_ref())?;
@@ -327,7 +331,8 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     advice.sizes = candidates::sizes(&trials, &cache, advice.knee.map(|knee| knee.cache_bytes))?;
     let report = |curve: &BlockCurve<'_>| curve.report(target.read_hit_ratio, setting.cache_bytes);
     advice.block_sizes = curves.iter().map(report).collect();
-    advice.write_back = curves::write_back(&sample, u64::from(setting.block_bytes), setting.cache_bytes)?;
+    let block_bytes = u64::from(setting.block_bytes);
+    advice.write_back = curves::write_back(&sample, block_bytes, setting.cache_bytes, &reporter)?;
     advice.runners_up = runners_up(&trials, &advice.sizes, &around, &cache)?;
     advice.second_choice = second_choice(&finalists, &setting, &costs);
     let for_write_back = match mode::has_writes(&held) {
@@ -337,20 +342,20 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     let fill = mode::preset().fill;
     advice.preset_fill = (fill != Fill::Sectors).then(|| trials.filling(setting, fill)).transpose()?;
     advice.preset_choice = Some(trials.exactly(mode::preset_choice(setting))?);
-    step(progress, "latencies", candidates::SHARES.1)?;
-    advice.wear = wear(&held, options, &cache);
+    reporter.start("latencies", (0.8, 1.0))?;
+    advice.wear = wear(&held, options, setting.cache_bytes, cache.flash_write_bytes as f64);
     let timing = uncached.as_ref().map(|uncached| uncached.timing);
-    let expected =
-        uncached.map(|uncached| latency::expected(&held, options, &cache, &uncached)).transpose()?;
+    let expected = uncached
+        .map(|uncached| latency::expected(&held, options, &cache, &uncached, &reporter))
+        .transpose()?;
     if let Some((latency, means)) = expected.flatten() {
         let through = (&cache, &means, latency.timing);
-        let wear = advice.wear.as_ref();
-        advice.mode = mode::choose(&held, options, &costs, &for_write_back, through, wear)?;
+        advice.mode = mode::choose(&held, options, &costs, &for_write_back, through, &reporter)?;
         advice.latency = Some(latency);
     }
     let timing = timing.filter(|_| advice.latency.is_some());
     for other in &mut advice.runners_up {
-        let measured = |timing| latency::measured(&held, options, &other.trial, false, timing);
+        let measured = |timing| latency::measured(&held, options, &other.trial, false, timing, &reporter);
         other.mean_ns = timing.map(measured).transpose()?.map(|means| means.all_ns);
     }
     (advice.policies, advice.admissions) = (around.policies, around.admissions);
@@ -360,13 +365,12 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
         (preset, mode) = ("auto", "write-back");
         cache = back.cache.clone();
         advice.latency.iter_mut().for_each(|latency| latency.all_with_ns = back.back_ns);
-        let (size, factor) = (cache.setting.cache_bytes, back.flash_writes);
-        advice.wear = advice.wear.map(|wear| wear.with(options.endurance, size, factor));
+        advice.wear = back.wear.clone();
     }
     let of_footprint = cache.setting.cache_bytes as f64 / held.profile.footprint.bytes.max(1) as f64;
     advice.recommendation = Some(Recommendation { cache, write_through, preset, mode, of_footprint });
     advice.verdict = Verdict::Cache;
-    step(progress, "done", 1.0)?;
+    reporter.start("done", (1.0, 1.0))?;
     Ok(sentences::recommending(advice, &held, options))
 }
 
@@ -383,7 +387,9 @@ fn finalists(
     for setting in settings {
         let trial = candidates::settled(trials, *setting, target)?;
         let mean_ns = match uncached {
-            Some(uncached) => latency::measured(held, options, &trial, false, uncached.timing)?.all_ns,
+            Some(uncached) => {
+                latency::measured(held, options, &trial, false, uncached.timing, trials.reporter)?.all_ns
+            }
             None => 0,
         };
         finalists.push((trial, mean_ns));
@@ -456,26 +462,9 @@ fn runners_up(
     Ok(runners_up)
 }
 
-fn step(progress: &mut Progress<'_>, stage: &str, share: f64) -> Result<()> {
-    if !progress(stage, share) {
-        bail!("interrupted");
-    }
-    Ok(())
-}
-
-/// Returns the target. `unlimited` is the hit ratio of an unlimited cache, which exceeds the curves
-/// if partial writes keep the rest of a block valid.
-fn target(curves: &[BlockCurve<'_>], unlimited: f64, given: Option<f64>) -> Target {
-    Target::new(curves.iter().map(BlockCurve::best).fold(unlimited, f64::max), given)
-}
-
-fn blank(held: &CollectedTrace, options: &Options, target: Target, sample_rate: f64) -> Advice {
-    let (trace, profile) = (options.trace.clone(), held.profile.clone());
-    Advice { trace, target, sample_rate, profile, ..Advice::default() }
-}
-
-fn wear(held: &CollectedTrace, options: &Options, cache: &Trial) -> Option<Wear> {
+/// Returns the wear of the flash of a cache to which this number of bytes is written during the
+/// trace; `None` if the trace has no times.
+fn wear(held: &CollectedTrace, options: &Options, cache_bytes: u64, flash_write_bytes: f64) -> Option<Wear> {
     let days = latency::seconds(held)? / 86_400.0;
-    let per_day = cache.flash_write_bytes as f64 / days;
-    Some(Wear::new(options.endurance, cache.setting.cache_bytes, per_day))
+    Some(Wear::new(options.endurance, cache_bytes, flash_write_bytes / days))
 }

@@ -18,6 +18,7 @@ use super::devices::WARRANTY_YEARS;
 use super::input::CollectedTrace;
 use super::joint_choice::Costs;
 use super::latency::{self, Means, Timing};
+use super::reporter::Reporter;
 use super::{Options, Wear};
 
 /// Write-back is chosen if it reduces the mean latency of all requests at least to this part.
@@ -41,10 +42,16 @@ pub struct ModeChoice {
     pub through_ns: u64,
     /// Mean latency of all requests with write-back, nanoseconds.
     pub back_ns: u64,
-    /// Flash writes of write-back, relative to those of write-through.
-    pub flash_writes: f64,
+    /// Flash writes of write-back in the replayed part of the trace, relative to those of
+    /// write-through; `None` if write-through writes nothing to flash there.
+    pub flash_writes: Option<f64>,
+    /// Number of bytes that write-back writes to flash in the replayed part of the trace.
+    pub flash_write_bytes: u64,
     /// Life of the flash with write-back in years; `None` if the trace has no times.
     pub life_years: Option<f64>,
+    /// Wear of the flash with write-back; `None` if the trace has no times.
+    #[serde(skip)]
+    pub(super) wear: Option<Wear>,
 }
 
 /// Returns the preset whose write-back settings the advice recommends.
@@ -69,8 +76,10 @@ pub(super) fn has_writes(held: &CollectedTrace) -> bool {
 struct Back<'a> {
     trial: &'a Trial,
     mean_ns: u64,
-    /// Flash writes relative to those of the write-through cache.
-    flash_writes: f64,
+    /// Flash writes relative to those of the write-through cache, in the replayed part of the trace.
+    flash_writes: Option<f64>,
+    /// Number of bytes written to flash in the replayed part of the trace.
+    flash_write_bytes: u64,
     /// Flash that it takes for five years, bytes.
     flash_bytes: f64,
     wear: Option<Wear>,
@@ -87,26 +96,36 @@ pub(super) fn choose(
     costs: &Costs,
     caches: &[Trial],
     (cache, through, timing): Through<'_>,
-    wear: Option<&Wear>,
+    reporter: &Reporter<'_>,
 ) -> Result<Option<ModeChoice>> {
     if !has_writes(held) {
         return Ok(None);
     }
+    let through_bytes = cache.flash_write_bytes as f64;
+    let wear = super::wear(held, options, cache.setting.cache_bytes, through_bytes);
     let mut tried = Vec::with_capacity(caches.len());
     for trial in caches {
-        let means = latency::measured(held, options, trial, true, timing)?;
-        let flash_writes = means.flash_write_bytes as f64 / through.flash_write_bytes.max(1) as f64;
+        let means = latency::measured(held, options, trial, true, timing, reporter)?;
+        let replayed = means.flash_write_bytes as f64;
+        let flash_writes =
+            (through.flash_write_bytes > 0).then(|| replayed / through.flash_write_bytes as f64);
+        let written = match flash_writes {
+            Some(times) => through_bytes * times,
+            None => through_bytes + replayed / latency::replayed_share(held),
+        };
         let size = trial.setting.cache_bytes;
         tried.push(Back {
             trial,
             mean_ns: means.all_ns,
             flash_writes,
-            flash_bytes: costs.flash_bytes_of(size, cache.flash_write_bytes as f64 * flash_writes),
-            wear: wear.map(|wear| wear.with(options.endurance, size, flash_writes)),
+            flash_write_bytes: means.flash_write_bytes,
+            flash_bytes: costs.flash_bytes_of(size, written),
+            wear: super::wear(held, options, size, written),
         });
     }
     let is_advised = |back: &&Back<'_>| {
-        (back.mean_ns as f64) < through.all_ns as f64 * GAIN_MIN && !is_worn(wear, back.wear.as_ref())
+        (back.mean_ns as f64) < through.all_ns as f64 * GAIN_MIN
+            && !is_worn(wear.as_ref(), back.wear.as_ref())
     };
     let advised: Vec<&Back<'_>> = tried.iter().filter(is_advised).collect();
     let is_write_back = !advised.is_empty();
@@ -118,7 +137,9 @@ pub(super) fn choose(
         through_ns: through.all_ns,
         back_ns: back.mean_ns,
         flash_writes: back.flash_writes,
+        flash_write_bytes: back.flash_write_bytes,
         life_years: back.wear.as_ref().map(|wear| wear.life_years),
+        wear: back.wear.clone(),
     }))
 }
 
@@ -138,34 +159,51 @@ fn best<'a, 'b>(tried: &[&'a Back<'b>]) -> &'a Back<'b> {
 
 #[cfg(test)]
 mod tests {
-    use hob_engine::admission::Admission;
+    use hob_trace::{Op, Record};
 
+    use super::super::{Endurance, Material};
     use super::*;
 
     #[test]
     fn of_equally_fast_caches_the_one_with_the_least_flash_wins() {
-        let setting = Setting {
-            cache_bytes: 1 << 20,
-            block_bytes: 4096,
-            policy: PolicyKind::default(),
-            admission: Admission::default(),
-        };
-        let trial = Trial {
-            setting,
-            read_hit_ratio: 0.5,
-            read_hit_byte_ratio: 0.5,
-            flash_write_bytes: 0,
-            memory_bytes: 0,
-        };
+        let trial = Trial::made_up(0.5, 0);
         let back = |mean_ns, flash_bytes| Back {
             trial: &trial,
             mean_ns,
-            flash_writes: 1.0,
+            flash_writes: Some(1.0),
+            flash_write_bytes: 0,
             flash_bytes,
             wear: None,
         };
         let (fast, alike, sparing) = (back(1000, 9.0), back(1090, 5.0), back(1200, 1.0));
         assert_eq!(best(&[&fast, &alike, &sparing]).mean_ns, 1090);
         assert_eq!(best(&[&sparing, &fast]).mean_ns, 1000);
+    }
+
+    /// An admission can refuse all data of the replayed requests in write-through. The flash writes
+    /// of write-back are then no multiple of those of write-through.
+    #[test]
+    fn write_back_is_compared_with_write_through_that_writes_nothing_to_flash() {
+        let mut material = Material::new(usize::MAX);
+        for i in 0..80_u64 {
+            let (op, block) = if i % 2 == 0 { (Op::Read, 0) } else { (Op::Write, i) };
+            material.add(&Record { at_ns: i * i * 1_000_000, offset: block * 4096, len: 4096, op, disk: 0 });
+        }
+        let (held, options) = (material.finish().unwrap(), Options::default());
+        let costs = Costs::new(&held, Endurance::default());
+        let cache = Trial::made_up(0.5, 4096);
+        let caches = [Trial::made_up(0.5, 0)];
+        let through = Means { read_ns: 1, hit_ns: 1, miss_ns: 1, all_ns: 1, flash_write_bytes: 0 };
+        let through = (&cache, &through, Timing::OneAtATimeNoTimes);
+        let go_on = &mut |_: &str, _: f64| true;
+        let reporter = Reporter::new(go_on);
+        let choice = choose(&held, &options, &costs, &caches, through, &reporter).unwrap().unwrap();
+        assert_eq!(choice.flash_writes, None);
+        assert!(choice.flash_write_bytes >= 20 * 4096, "{choice:?}");
+        // Half of the requests are replayed.
+        let days = held.profile.duration_ns as f64 / 86_400e9;
+        let written = 4096.0 + 2.0 * choice.flash_write_bytes as f64;
+        let wear = choice.wear.unwrap();
+        assert!((wear.flash_write_bytes_per_day * days - written).abs() < 2.0, "{wear:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Renders the advice as an HTML page.
 
 use super::sentences::{bytes, ms, percent, years};
-use super::text::footprint;
+use super::text::{footprint, through_ns};
 use super::{Advice, BlockSize, Setting, Trial};
 use crate::page::{Card, Cell, Figure, Page, Section, Table};
 use crate::picture::{Axis, Bar, BarChart, BarGroup, Curve, CurveChart, Marker, Unit, bars, curves};
@@ -152,11 +152,7 @@ fn runner_up_section(advice: &Advice) -> Section {
     let mut table =
         Table::new(heads).caption("The best alternative for each property, write-through").copyable();
     if let Some(advised) = &advice.recommendation {
-        let through_ns = match (&advice.mode, &advice.latency) {
-            (Some(mode), _) => Some(mode.through_ns),
-            (None, latency) => latency.as_ref().map(|latency| latency.all_with_ns),
-        };
-        let named = vec![Cell::text("none"), Cell::text("as advised"), mean(through_ns)];
+        let named = vec![Cell::text("none"), Cell::text("as advised"), mean(through_ns(advice))];
         table = table.row([named, figures(&advised.write_through)].concat());
     }
     Section::new("Runners-up").table(rows.fold(table, Table::row))

@@ -358,10 +358,17 @@ fn push_mode(advice: &mut Advice) {
     let (back, through) = (ms(mode.back_ns), ms(mode.through_ns));
     let instead =
         if back == through { " with both modes".to_owned() } else { format!(" instead of {through}") };
-    let compared = format!(
-        "a request takes {back} on average{instead}, flash is written {:.1} times as much{life}",
-        mode.flash_writes,
-    );
+    let written = match mode.flash_writes {
+        Some(times) => format!("flash is written {times:.1} times as much"),
+        None if mode.flash_write_bytes == 0 => {
+            "neither mode writes to flash in the replayed requests".to_owned()
+        }
+        None => format!(
+            "write-back writes {} to flash in the replayed requests, and write-through writes nothing to flash there",
+            bytes(mode.flash_write_bytes),
+        ),
+    };
+    let compared = format!("a request takes {back} on average{instead}, {written}{life}");
     if mode.is_write_back {
         advice
             .why
@@ -535,25 +542,45 @@ fn push_trace_caveats(advice: &mut Advice, held: &CollectedTrace) {
 
 #[cfg(test)]
 mod tests {
-    use hob_engine::policy::PolicyKind;
+    use hob_trace::profile::Profile;
 
     use super::*;
-
-    fn trial(read_hit_ratio: f64, flash_write_bytes: u64) -> Trial {
-        let setting = Setting {
-            cache_bytes: 1 << 20,
-            block_bytes: 4096,
-            policy: PolicyKind::from_name("lru").unwrap(),
-            admission: Admission::default(),
-        };
-        Trial { setting, read_hit_ratio, read_hit_byte_ratio: 0.5, flash_write_bytes, memory_bytes: 0 }
-    }
+    use crate::advise::ModeChoice;
 
     #[test]
     fn equal_texts_are_not_compared() {
-        let (own, other) = (trial(0.951, 2 << 20), trial(0.949, 1 << 20));
-        assert!(looks_equal(&own, &other) && !looks_equal(&own, &trial(0.93, 0)));
+        let (own, other) = (Trial::made_up(0.951, 2 << 20), Trial::made_up(0.949, 1 << 20));
+        assert!(looks_equal(&own, &other) && !looks_equal(&own, &Trial::made_up(0.93, 0)));
         assert_eq!(writes_compared(&other, &own), "and writes 1 MiB to flash instead of 2 MiB");
         assert_eq!(writes_compared(&own, &own), "and writes as much to flash");
+    }
+
+    #[test]
+    fn flash_writes_of_write_back_are_not_compared_with_none() {
+        let said = |flash_writes, flash_write_bytes| {
+            let mode = ModeChoice {
+                is_write_back: false,
+                admission: "always".to_owned(),
+                cache: Trial::made_up(0.5, 0),
+                through_ns: 2_000_000,
+                back_ns: 1_000_000,
+                flash_writes,
+                flash_write_bytes,
+                life_years: None,
+                wear: None,
+            };
+            let profile = Profile { reads: 1, writes: 1, ..Profile::default() };
+            let mut advice = Advice { mode: Some(mode), profile, ..Advice::default() };
+            push_mode(&mut advice);
+            advice.why.join(" ")
+        };
+        let times = said(Some(1.5), 3 << 20);
+        assert!(times.contains("flash is written 1.5 times as much"), "{times}");
+        let only_back = said(None, 3 << 20);
+        assert!(only_back.contains("write-back writes 3 MiB to flash"), "{only_back}");
+        assert!(only_back.contains("write-through writes nothing to flash"), "{only_back}");
+        assert!(!only_back.contains("times as much"), "{only_back}");
+        let neither = said(None, 0);
+        assert!(neither.contains("neither mode writes to flash"), "{neither}");
     }
 }

@@ -53,16 +53,21 @@ fn runners_up(advice: &Advice, chosen: &Trial) -> String {
     let row = |name: String, trial: &Trial, ns| {
         vec![name, percent(trial.read_hit_ratio), mean(ns), bytes(trial.flash_write_bytes)]
     };
-    let through_ns = match (&advice.mode, &advice.latency) {
-        (Some(mode), _) => Some(mode.through_ns),
-        (None, latency) => latency.as_ref().map(|latency| latency.all_with_ns),
-    };
-    let own = (true, row(format!("write-through, {}", chosen.setting.admission), chosen, through_ns));
+    let own = format!("write-through, {}", chosen.setting.admission);
+    let own = (true, row(own, chosen, through_ns(advice)));
     let others = advice.runners_up.iter().map(|other| {
         (false, row(format!("{} {}", other.property, other.value), &other.trial, other.mean_ns))
     });
     let heads = ["ONE PROPERTY CHANGED", "READ HITS", "MEAN REQUEST", "FLASH WRITES"];
     format!("\nRunners-up\n{}", columns(&heads, std::iter::once(own).chain(others)))
+}
+
+/// Returns the mean latency of all requests with write-through, nanoseconds.
+pub(super) fn through_ns(advice: &Advice) -> Option<u64> {
+    match &advice.mode {
+        Some(mode) => Some(mode.through_ns),
+        None => advice.latency.as_ref().map(|latency| latency.all_with_ns),
+    }
 }
 
 pub(super) fn footprint(advice: &Advice) -> f64 {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use hob_nbd::uri::Address;
 
 use super::*;
-use crate::workload::{Pattern, Workload, WorkloadConfig};
+use crate::workload::{Workload, WorkloadConfig};
 
 const DISK_BYTES: u64 = 1 << 20;
 
@@ -152,7 +152,7 @@ fn accesses(count: usize, read_permille: u16) -> Vec<Access> {
     let config = WorkloadConfig {
         footprint_bytes: DISK_BYTES - 4096,
         request_bytes: 4096,
-        pattern: Pattern::Uniform,
+        theta: 0.0,
         read_permille,
         seed: 6,
     };

@@ -48,7 +48,7 @@ fn cases(size: Size) -> Vec<Case> {
     };
     let case = |cache| Case::new("hm", &settings, cache, Backing::FixedNs(BASELINE_NS));
     let blocks = PUBLISHED.map(|(bytes, _)| case(CaseCache::Blocks(FlashConfig::sata_ssd(), bytes)));
-    std::iter::once(case(CaseCache::Off).cold("warmup-per-spot=0")).chain(blocks).collect()
+    std::iter::once(case(CaseCache::Off).set("warmup-per-spot=0")).chain(blocks).collect()
 }
 
 fn judge(runs: &[Measured]) -> Result<Findings> {

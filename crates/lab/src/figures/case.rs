@@ -85,28 +85,12 @@ impl Case {
         Case { memory_bytes, ..self }
     }
 
-    /// Returns the case with a list of the valid data of the first disk's cache in its results.
-    pub(super) fn list_extents(self) -> Case {
-        Case { lists_extents: true, ..self }
-    }
-
-    /// Returns the case with a function that changes its disks and devices before the run.
-    pub(super) fn arrange(self, change: fn(&mut Setup)) -> Case {
-        Case { arrange: Some(change), ..self }
-    }
-
     /// Returns the case with a function that changes the replay before the first request.
     pub(super) fn begin(self, change: Begin) -> Case {
         Case { begin: Some(change), ..self }
     }
 
     pub(super) fn set(mut self, setting: &str) -> Case {
-        self.settings.push(setting.to_owned());
-        self
-    }
-
-    /// Adds a setting of the generator that omits the warm-up, for a run without a cache.
-    pub(super) fn cold(mut self, setting: &str) -> Case {
         self.settings.push(setting.to_owned());
         self
     }

@@ -52,7 +52,7 @@ fn cases(size: Size) -> Vec<Case> {
 pub(super) fn without_and_with_cache(settings: &[&str]) -> Vec<Case> {
     let array = Backing::Array(ArrayConfig::raid5_of_five_15k);
     let case = |cache| Case::new("dss", settings, cache, array);
-    vec![case(CaseCache::Off).cold("warmup-per-block=0"), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
+    vec![case(CaseCache::Off).set("warmup-per-block=0"), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
 }
 
 fn judge(runs: &[Measured]) -> Result<Findings> {

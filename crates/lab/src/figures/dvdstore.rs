@@ -36,7 +36,7 @@ fn cases(size: Size) -> Vec<Case> {
     let case = |cache| Case::new("dvdstore", &settings, cache, array);
     let card = FlashConfig::pcie_card();
     vec![
-        case(CaseCache::Off).cold("warmup-per-block=0"),
+        case(CaseCache::Off).set("warmup-per-block=0"),
         case(CaseCache::Share(card, 10.0 / 15.0)),
         case(CaseCache::Planned(card)),
     ]

@@ -84,7 +84,7 @@ fn cases(source: &Source, size: Size) -> Vec<Case> {
         Size::Quick => source.quick,
     };
     let case = |cache| Case::new(source.generator, &settings, cache, Backing::FixedNs(source.baseline_ns));
-    vec![case(CaseCache::Off).cold("warmup-per-spot=0"), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
+    vec![case(CaseCache::Off).set("warmup-per-spot=0"), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
 }
 
 fn judge(source: &Source, runs: &[Measured]) -> Result<Findings> {

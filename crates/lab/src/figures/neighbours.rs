@@ -38,7 +38,8 @@ fn cases(size: Size) -> Vec<Case> {
     let array = Backing::Array(ArrayConfig::raid5_of_five_15k);
     let case =
         |cache| Case::new("contenders", &settings, cache, array).set("footprint=256MiB").set("cache=768MiB");
-    vec![case(CaseCache::Off), case(CaseCache::Planned(FlashConfig::sata_ssd())).arrange(reader_alone)]
+    let cached = case(CaseCache::Planned(FlashConfig::sata_ssd()));
+    vec![case(CaseCache::Off), Case { arrange: Some(reader_alone), ..cached }]
 }
 
 fn judge(runs: &[Measured]) -> Result<Findings> {

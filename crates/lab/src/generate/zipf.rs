@@ -7,7 +7,7 @@ use super::common::{
 use super::parameters::{Bytes, parameters};
 use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
-use crate::workload::{Pattern, Workload, WorkloadConfig};
+use crate::workload::{Workload, WorkloadConfig};
 use hob_trace::Record;
 
 parameters! {
@@ -38,7 +38,7 @@ impl Generate for ZipfLoad {
         let workload = Workload::new(&WorkloadConfig {
             footprint_bytes,
             request_bytes: self.io.0 as u32,
-            pattern: Pattern::Zipf { theta: self.theta },
+            theta: self.theta,
             read_permille: (self.read_percent * 10.0).round() as u16,
             seed: self.seed,
         });

@@ -25,8 +25,6 @@ pub struct Totals {
     /// Number of sectors that writes cover in part. In write-back, each of these sectors is a
     /// separate write to the backing.
     pub write_parts: u64,
-    /// Number of bytes in partly covered sectors.
-    pub write_part_bytes: u64,
     /// Number of blocks that entered the cache at least once.
     pub blocks: u64,
 }

@@ -147,7 +147,6 @@ impl Requests {
         }
         let whole_sectors = whole_end.saturating_sub(whole_first);
         self.totals.write_sectors += whole_sectors;
-        self.totals.write_part_bytes += u64::from(record.len) - whole_sectors * SECTOR_BYTES;
         if whole_sectors == 0 {
             return Ok(());
         }

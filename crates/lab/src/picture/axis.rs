@@ -102,25 +102,12 @@ impl AxisScale {
             Some(span.map_or((value, value), |(low, high)| (low.min(value), high.max(value))))
         });
         let Some((low, high)) = span else {
-            return AxisScale {
-                scale: axis.scale,
-                low: 0.0,
-                high: 1.0,
-                from,
-                to,
-                ticks: vec![],
-                minor: vec![],
-            }
-            .without_data();
+            return AxisScale::bare(Scale::Linear, (0.0, 1.0), (from, to));
         };
         match axis.scale {
             Scale::Linear => AxisScale::linear(axis, (low, high), (from, to), labels_max, ends),
             Scale::Log => AxisScale::log(axis.unit, (low, high), (from, to), labels_max, ends),
         }
-    }
-
-    fn without_data(self) -> AxisScale {
-        AxisScale { scale: Scale::Linear, ..self }
     }
 
     fn linear(axis: &Axis, span: (f64, f64), pixels: (f64, f64), labels_max: usize, ends: Ends) -> AxisScale {

@@ -1,7 +1,7 @@
 //! Compares grids with single runs, and miniatures with exact simulations.
 
 use super::*;
-use crate::workload::{Pattern, Workload, WorkloadConfig};
+use crate::workload::{Workload, WorkloadConfig};
 use hob_trace::blocks::Gathered;
 
 fn point(policy: &str, blocks: u64) -> Point {
@@ -21,7 +21,7 @@ fn records(blocks: u64, count: usize) -> Vec<Record> {
     let workload = Workload::new(&WorkloadConfig {
         footprint_bytes: blocks * 4096,
         request_bytes: 4096,
-        pattern: Pattern::Zipf { theta: 0.9 },
+        theta: 0.9,
         read_permille: 800,
         seed: 11,
     });

@@ -3,7 +3,7 @@
 use super::*;
 use crate::picture::scale::count_text;
 use crate::prng::Prng;
-use crate::workload::{Pattern, Workload, WorkloadConfig};
+use crate::workload::{Workload, WorkloadConfig};
 
 /// Returns a synthetic run: `hits` of 1000 requests take tens of microseconds, and the others tens
 /// of milliseconds.
@@ -143,7 +143,7 @@ fn thinning_keeps_the_slowest() {
     let config = WorkloadConfig {
         footprint_bytes: 1 << 30,
         request_bytes: 4096,
-        pattern: Pattern::Uniform,
+        theta: 0.0,
         read_permille: 1000,
         seed: 8,
     };
