@@ -189,6 +189,7 @@ pub struct Migration {
 /// The migration attempt that a call of the source to the destination belongs to. The query
 /// parameters of the call's URL name the attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct CarrySession {
     /// Generation of the owner.
     pub generation: u64,
