@@ -199,9 +199,7 @@ async fn watch(
                 migrate {disk} --cancel' keeps the disk on this host"
             )
         };
-        if !watch.wait(goes_on).await {
-            std::process::exit(130);
-        }
+        watch.wait(goes_on).await;
         shown = client.migration(disk).await.map_err(explain)?;
     }
     watch.end();

@@ -127,9 +127,7 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
                 outcome.host
             )
         };
-        if !watch.wait(goes_on).await {
-            std::process::exit(130);
-        }
+        watch.wait(goes_on).await;
         for one in std::mem::take(&mut going) {
             let one = look(client, &one).await?;
             match one.state {

@@ -97,9 +97,7 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
                     'hob cluster move {disk} --cancel' cancels it"
                 )
             };
-            if !watch.wait(goes_on).await {
-                std::process::exit(130);
-            }
+            watch.wait(goes_on).await;
             shown = look(&client, &shown).await?;
         }
         watch.end();
