@@ -9,7 +9,7 @@ use hob_lab::advise::{Backing, Endurance, Flash, Options, advise, page, text};
 
 use super::share::{BLOCK_BYTES, Comparison, Division, SEGMENT_BYTES, compare};
 use super::sim::CacheSize;
-use super::{Source, interruption, read_material, with_progress, write};
+use super::{Source, interruption, read_material, with_progress, write_if};
 use crate::Global;
 use crate::output::print;
 
@@ -101,10 +101,9 @@ pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
     let bar = "{bar:40} {percent:>3} %  {msg}";
     let mut advice = with_progress(bar, &stop, |progress| advise(material, &options, progress))?;
     advice.caveats.extend(remarks);
-    if let Some(path) = &args.html {
-        let made_by = format!("hob {} lab advise {}", env!("CARGO_PKG_VERSION"), options.trace);
-        write(path, &page(&advice, &made_by))?;
-    }
+    write_if(args.html.as_ref(), || {
+        page(&advice, &format!("hob {} lab advise {}", env!("CARGO_PKG_VERSION"), options.trace))
+    })?;
     print(global.output, &advice, text)
 }
 

@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::feed::{Fed, Feed};
 use super::share::{Comparison, Division, SEGMENT_BYTES, compare};
 use super::sim::CacheSize;
-use super::{Source, interruption, write};
+use super::{Source, interruption, write_if};
 use crate::Global;
 use crate::output::{print, with_notes};
 
@@ -243,12 +243,8 @@ pub(super) fn run(args: &Mrc, global: &Global) -> anyhow::Result<()> {
         seconds: began.elapsed().as_secs_f64(),
         notes,
     };
-    if let Some(path) = &args.csv {
-        write(path, &render::csv(&report))?;
-    }
-    if let Some(path) = &args.picture {
-        write(path, &render::draw(&report))?;
-    }
+    write_if(args.csv.as_ref(), || render::csv(&report))?;
+    write_if(args.picture.as_ref(), || render::draw(&report))?;
     print(global.output, &report, |report| with_notes(render::show(report), &report.notes))
 }
 

@@ -20,7 +20,7 @@ use hob_trace::{FormatInfo, Record, merged_files};
 use serde::Serialize;
 
 use super::sim::{CacheSize, one_policy, processors};
-use super::{Bad, Source, formats, interruption, percent, read_all, remarks, runs_bar, show_runs, write};
+use super::{Bad, Source, formats, interruption, percent, read_all, remarks, runs_bar, show_runs, write_if};
 use crate::Global;
 use crate::output::{print, table, with_notes};
 
@@ -217,9 +217,7 @@ pub(super) fn run(args: &ShareArgs, global: &Global) -> anyhow::Result<()> {
 pub(super) fn compare(comparison: &Comparison<'_>, global: &Global) -> anyhow::Result<()> {
     let stop = interruption()?;
     let Compared { report, .. } = simulate(comparison, &stop)?;
-    if let Some(path) = comparison.csv {
-        write(path, &csv(&report.results))?;
-    }
+    write_if(comparison.csv, || csv(&report.results))?;
     print(global.output, &report, |report| with_notes(show(report), &report.notes))
 }
 

@@ -23,7 +23,7 @@ use hob_trace::{Op, Record};
 
 use super::feed::bar;
 use super::share::{Comparison, Division, SEGMENT_BYTES, compare};
-use super::{Source, interruption, remarks, write};
+use super::{Source, interruption, remarks, write_if};
 use crate::Global;
 use crate::output::{print, with_notes};
 use report::{OPTIMUM, Report, Row, csv, draw, show};
@@ -173,12 +173,8 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
     }
     let trace = args.source.trace.display().to_string();
     let report = Report { trace, footprint_bytes, requests, sample: args.sample, seconds, results, notes };
-    if let Some(path) = &args.csv {
-        write(path, &csv(&report.results))?;
-    }
-    if let Some(path) = &args.picture {
-        write(path, &draw(&report))?;
-    }
+    write_if(args.csv.as_ref(), || csv(&report.results))?;
+    write_if(args.picture.as_ref(), || draw(&report))?;
     print(global.output, &report, |report| with_notes(show(report), &report.notes))
 }
 
