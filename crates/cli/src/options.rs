@@ -5,14 +5,14 @@
 /// defaults.
 macro_rules! options {
     (
-        $(#[$attribute:meta])*
+        $(#[$($attribute:tt)*])*
         $visibility:vis struct $Options:ident for $Request:ident {
-            $($(#[$field_attribute:meta])* $field:ident: $Field:ty,)+
+            $($(#[$($field_attribute:tt)*])* $field:ident: $Field:ty,)+
         }
     ) => {
-        $(#[$attribute])*
+        $(#[$($attribute)*])*
         $visibility struct $Options {
-            $($(#[$field_attribute])* $field: $Field,)+
+            $($(#[$($field_attribute)*])* $field: $Field,)+
         }
 
         impl From<$Options> for $Request {
