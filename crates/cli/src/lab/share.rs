@@ -79,10 +79,28 @@ impl Division {
         !self.ways.share.is_empty()
     }
 
-    /// Returns all traces, which are read like the first one.
-    pub(super) fn sources(&self, first: &Source) -> Vec<Source> {
+    /// Returns the comparison of the divisions of pools of these sizes, by default with the
+    /// default policy and admission. All traces are read like the first one.
+    pub(super) fn comparison<'a>(
+        &self,
+        first: &Source,
+        sizes: &'a [CacheSize],
+        block_bytes: u64,
+    ) -> Comparison<'a> {
         let more = self.more.iter().map(|trace| Source { trace: trace.clone(), ..first.clone() });
-        std::iter::once(first.clone()).chain(more).collect()
+        Comparison {
+            sources: std::iter::once(first.clone()).chain(more).collect(),
+            duration: None,
+            sizes,
+            segment_bytes: SEGMENT_BYTES.max(block_bytes),
+            block_bytes,
+            policy: PolicyKind::default(),
+            admission: Admission::default(),
+            shares: self.ways.share.clone(),
+            threads: None,
+            target_hit: None,
+            csv: None,
+        }
     }
 }
 
@@ -173,7 +191,7 @@ pub(super) struct Comparison<'a> {
 }
 
 /// Unit of the division, unless an option has another one.
-pub(super) const SEGMENT_BYTES: u64 = 1 << 20;
+const SEGMENT_BYTES: u64 = 1 << 20;
 /// Size of a cache block, unless an option has another one.
 pub(super) const BLOCK_BYTES: u64 = 4096;
 
