@@ -1,6 +1,6 @@
 //! `hob cache …`: the caches of disks.
 
-use clap::Subcommand;
+use clap::{ArgGroup, Subcommand};
 use hob_control::client::Client;
 use hob_control::{
     AdoptCache, CacheEnable, CachePatch, CacheSettings, DiskChanged, DrainFor, ExportDirty, OnDirty,
@@ -13,33 +13,13 @@ use super::disk::print_change;
 use super::drain::drain_first;
 use super::pool::absolute;
 use super::remote::{ask, converse, explain};
-use super::settings::{Settings, Sharing};
+use super::settings::{Settings, Sharing, ids};
 
-/// Options of `hob cache set`; at least one is required.
-const SETTINGS: [&str; 22] = [
-    "preset",
-    "mode",
-    "persistent",
-    "layout",
-    "admission",
-    "fill",
-    "policy",
-    "block_size",
-    "destage_order",
-    "dirty_start",
-    "dirty_stop",
-    "dirty_full",
-    "dirty_age_max",
-    "copies",
-    "ordered",
-    "verify",
-    "ram",
-    "shared",
-    "min",
-    "max",
-    "shares",
-    "pin",
-];
+/// Returns the options of `hob cache set`; at least one is required.
+fn set_group() -> ArgGroup {
+    let group = ArgGroup::new("setting").required(true).multiple(true);
+    group.args(ids::<Settings>()).arg("shared").args(ids::<Sharing>())
+}
 
 /// Give caches to disks, change and remove caches; guests do not notice these changes
 #[derive(Debug, Subcommand)]
@@ -81,7 +61,7 @@ pub(crate) enum Cache {
         rehearsal: DryRun,
     },
     /// Change a cache's settings; a new block size, layout or persistence empties the cache
-    #[command(group = clap::ArgGroup::new("setting").required(true).multiple(true).args(SETTINGS))]
+    #[command(group = set_group())]
     Set {
         /// The disk
         disk: String,

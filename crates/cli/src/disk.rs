@@ -13,6 +13,7 @@ use super::Global;
 use super::cache::on_dirty;
 use super::confirmation::{Confirmation, DryRun};
 use super::drain::drain_first;
+use super::options::options;
 use super::output::{Format, pairs, print, table, with_notes, word};
 use super::pool::absolute;
 use super::remote::{ask, converse, explain};
@@ -22,6 +23,65 @@ use super::remote::{ask, converse, explain};
 pub(crate) enum Disk {
     /// Serve a disk
     Add {
+        #[command(flatten)]
+        options: AddOptions,
+    },
+    /// Remove a disk after writing its dirty data to the backing; the backing keeps its data
+    Remove {
+        /// The disk
+        disk: String,
+        /// Discard dirty data: writes that were acknowledged to the guest are undone; needs --yes.
+        /// Completes within 10 seconds, even if the backing hangs or is dead
+        #[arg(long)]
+        discard_dirty: bool,
+        /// Disconnect clients and guests that use the disk; without --force, a disk in use is not
+        /// removed
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        consent: Confirmation,
+    },
+    /// Change the settings of a disk while it is served
+    Set {
+        /// The disk
+        disk: String,
+        #[command(flatten)]
+        options: SetOptions,
+        #[command(flatten)]
+        rehearsal: DryRun,
+    },
+    /// Grow a disk to the size of its backing, while the disk is served
+    Resize {
+        /// The disk
+        disk: String,
+        /// Grow a raw file to this size first; disks cannot shrink
+        #[arg(long)]
+        size: Option<Size>,
+    },
+    /// Report an event of a disk's VM, such as a snapshot: hob drains or empties the disk's cache
+    /// as necessary; see docs/LIFECYCLE.md
+    Event {
+        /// The disk
+        disk: String,
+        /// The event
+        #[arg(value_parser = event_parser())]
+        event: LifeEvent,
+        #[command(flatten)]
+        consent: Confirmation,
+    },
+    /// List all disks
+    List,
+    /// Show one disk
+    Show {
+        /// The disk
+        disk: String,
+    },
+}
+
+options! {
+    /// Options of `hob disk add`.
+    #[derive(Debug, clap::Args)]
+    pub(crate) struct AddOptions for DiskAdd {
         /// Name of the disk, which is also its NBD export name
         name: String,
         /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH,
@@ -71,26 +131,13 @@ pub(crate) enum Disk {
         /// lists such caches
         #[arg(long, value_name = "OWNER")]
         adopt_cache: Option<String>,
-    },
-    /// Remove a disk after writing its dirty data to the backing; the backing keeps its data
-    Remove {
-        /// The disk
-        disk: String,
-        /// Discard dirty data: writes that were acknowledged to the guest are undone; needs --yes.
-        /// Completes within 10 seconds, even if the backing hangs or is dead
-        #[arg(long)]
-        discard_dirty: bool,
-        /// Disconnect clients and guests that use the disk; without --force, a disk in use is not
-        /// removed
-        #[arg(long)]
-        force: bool,
-        #[command(flatten)]
-        consent: Confirmation,
-    },
-    /// Change the settings of a disk while it is served
-    Set {
-        /// The disk
-        disk: String,
+    }
+}
+
+options! {
+    /// Options of `hob disk set`.
+    #[derive(Debug, clap::Args)]
+    pub(crate) struct SetOptions for DiskPatch {
         /// Time that requests wait for the backing during an outage before they fail: 500ms, 30s,
         /// 2m, 1h, forever, or default for the limit of the daemon; also applies to waiting
         /// requests
@@ -119,35 +166,7 @@ pub(crate) enum Disk {
         /// has the present file open
         #[arg(long, value_name = "PATH")]
         fuse: Option<String>,
-        #[command(flatten)]
-        rehearsal: DryRun,
-    },
-    /// Grow a disk to the size of its backing, while the disk is served
-    Resize {
-        /// The disk
-        disk: String,
-        /// Grow a raw file to this size first; disks cannot shrink
-        #[arg(long)]
-        size: Option<Size>,
-    },
-    /// Report an event of a disk's VM, such as a snapshot: hob drains or empties the disk's cache
-    /// as necessary; see docs/LIFECYCLE.md
-    Event {
-        /// The disk
-        disk: String,
-        /// The event
-        #[arg(value_parser = event_parser())]
-        event: LifeEvent,
-        #[command(flatten)]
-        consent: Confirmation,
-    },
-    /// List all disks
-    List,
-    /// Show one disk
-    Show {
-        /// The disk
-        disk: String,
-    },
+    }
 }
 
 pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
@@ -160,64 +179,19 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let disk = ask(global, async |client| client.disk(&disk).await)?;
             return print(global.output, &disk, show);
         }
-        Disk::Add {
-            name,
-            backing,
-            format,
-            read_only,
-            backing_timeout,
-            stripe,
-            datastore,
-            fuse,
-            device,
-            vhost_user,
-            share_parent,
-            parent_cache,
-            adopt_cache,
-        } => {
-            let backing = if is_uri(&backing) { backing } else { absolute(backing) };
-            let (fuse, vhost_user) = (fuse.map(absolute), vhost_user.map(absolute));
-            let add = DiskAdd {
-                name,
-                backing,
-                format,
-                read_only,
-                backing_timeout,
-                stripe,
-                datastore,
-                fuse,
-                device,
-                vhost_user,
-                share_parent,
-                parent_cache,
-                unlocked: false,
-                adopt_cache,
-            };
+        Disk::Add { options } => {
+            let add = DiskAdd::from(options);
+            let backing = if is_uri(&add.backing) { add.backing } else { absolute(add.backing) };
+            let (fuse, vhost_user) = (add.fuse.map(absolute), add.vhost_user.map(absolute));
+            let add = DiskAdd { backing, fuse, vhost_user, ..add };
             ask(global, async |client| client.disk_add(&add).await)?
         }
-        Disk::Set {
-            disk,
-            backing_timeout,
-            stripe,
-            device,
-            read_only,
-            datastore,
-            vhost_user,
-            fuse,
-            rehearsal,
-        } => {
-            let (vhost_user, fuse) = (vhost_user.map(absolute_or_none), fuse.map(absolute_or_none));
-            let is_reopened = read_only.is_some() || datastore.is_some();
-            let patch = DiskPatch {
-                backing_timeout,
-                stripe,
-                device,
-                read_only,
-                datastore,
-                vhost_user,
-                fuse,
-                ..DiskPatch::default()
-            };
+        Disk::Set { disk, options, rehearsal } => {
+            let patch = DiskPatch::from(options);
+            let is_reopened = patch.read_only.is_some() || patch.datastore.is_some();
+            let (vhost_user, fuse) =
+                (patch.vhost_user.map(absolute_or_none), patch.fuse.map(absolute_or_none));
+            let patch = DiskPatch { vhost_user, fuse, ..patch };
             converse(global, async |client| {
                 match is_reopened {
                     true => rehearsal.announce(&client, &disk, &PlannedChange::Reopen).await?,

@@ -36,20 +36,9 @@ pub(super) fn run(args: &Drain, global: &Global) -> anyhow::Result<()> {
         if args.no_wait {
             return client.drain(&args.disk, DrainFor::Drain).await.map_err(explain);
         }
-        match drain(&client, &args.disk, DrainFor::Drain).await? {
-            Watched::Done(changed) => Ok(*changed),
-            Watched::Left => std::process::exit(130),
-        }
+        drain(&client, &args.disk, DrainFor::Drain).await
     })?;
     print_change(global.output, &changed)
-}
-
-/// How watching a drain ended.
-enum Watched {
-    /// The drain is complete.
-    Done(Box<DiskChanged>),
-    /// The user stopped waiting.
-    Left,
 }
 
 /// Drains an online disk with dirty data before an operation, such as the removal of its cache. The
@@ -60,21 +49,18 @@ pub(super) async fn drain_first(client: &Client, disk: &str, operation: DrainFor
     if shown.state != DiskState::Online || !has_dirty {
         return Ok(());
     }
-    match drain(client, disk, operation).await? {
-        Watched::Done(_) => Ok(()),
-        Watched::Left => std::process::exit(130),
-    }
+    drain(client, disk, operation).await.map(drop)
 }
 
 /// Starts a drain and watches it to its end.
-async fn drain(client: &Client, disk: &str, operation: DrainFor) -> anyhow::Result<Watched> {
+async fn drain(client: &Client, disk: &str, operation: DrainFor) -> anyhow::Result<DiskChanged> {
     let mut changed = client.drain(disk, operation).await.map_err(explain)?;
     let mut watch = Watch::new()?;
     // Highest amount of dirty data so far.
     let mut whole = 0;
     loop {
         let Some(dirty) = changed.disk.as_ref().and_then(|disk| disk.cache.as_ref()?.dirty.clone()) else {
-            return Ok(Watched::Done(Box::new(changed)));
+            return Ok(changed);
         };
         if !dirty.draining {
             watch.end();
@@ -84,7 +70,7 @@ async fn drain(client: &Client, disk: &str, operation: DrainFor) -> anyhow::Resu
                     "{disk} is not drained, {} are dirty: {why}; 'hob drain {disk}' continues",
                     dirty.size.human()
                 )),
-                None => Ok(Watched::Done(Box::new(changed))),
+                None => Ok(changed),
             };
         }
         whole = whole.max(dirty.size.bytes());
@@ -95,9 +81,7 @@ async fn drain(client: &Client, disk: &str, operation: DrainFor) -> anyhow::Resu
                 {disk} --stop' stops it"
             )
         };
-        if !watch.wait(goes_on).await {
-            return Ok(Watched::Left);
-        }
+        watch.wait(goes_on).await;
         changed.disk = Some(client.disk(disk).await.map_err(explain)?);
     }
 }

@@ -27,6 +27,7 @@ mod lab;
 mod man;
 mod migrate;
 mod objects;
+mod options;
 mod output;
 mod peer;
 mod pool;

@@ -5,6 +5,7 @@
 //! migration continues, and exits.
 
 use anyhow::bail;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use hob_control::client::Client;
 use hob_control::{CarryMode, Migration, MigrationStart, MigrationState, Side, Size, Switch, TakeBack};
@@ -25,8 +26,8 @@ pub(crate) struct Migrate {
     #[arg(long, value_name = "HOST:PORT")]
     to: Option<String>,
     /// What happens to the cache
-    #[arg(long, value_enum, default_value_t = Cache::Copy, requires = "to")]
-    cache: Cache,
+    #[arg(long, value_parser = carry(COPIED), default_value = "copy", requires = "to")]
+    cache: CarryMode,
     /// Maximum rate at which the cache is copied, bytes a second
     #[arg(long, value_name = "BYTES", requires = "to")]
     bandwidth: Option<Size>,
@@ -66,17 +67,24 @@ pub(crate) struct Migrate {
     wait: Option<Until>,
 }
 
-/// What happens to the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Cache {
-    /// Copy the cache while the VM runs, hottest data first, and the rest after the hand-over
-    Copy,
-    /// Send a list of the cached blocks; the other host reads them from the backing
-    HeatMap,
-    /// Let the other host read misses from this host's flash until all cached data is copied
-    Remote,
-    /// Do not move the cache; the other host starts with an empty cache
-    Drop,
+/// Meaning of `--cache copy`.
+const COPIED: &str = "Copy the cache while the VM runs, hottest data first, and the rest after the hand-over";
+
+/// Returns a parser of what happens to the cache. `copied` is the meaning of `copy`.
+pub(super) fn carry(copied: &'static str) -> impl TypedValueParser<Value = CarryMode> {
+    let meaning = |mode| match mode {
+        CarryMode::Copy => copied,
+        CarryMode::HeatMap => "Send a list of the cached blocks; the other host reads them from the backing",
+        CarryMode::Remote => {
+            "Let the other host read misses from this host's flash until all cached data is copied"
+        }
+        CarryMode::Drop => "Do not move the cache; the other host starts with an empty cache",
+    };
+    let names = CarryMode::ALL.map(|mode| PossibleValue::new(mode.name()).help(meaning(mode)));
+    PossibleValuesParser::new(names).map(|name| {
+        let found = CarryMode::ALL.into_iter().find(|mode| mode.name() == name);
+        found.expect("one of the possible names")
+    })
 }
 
 /// What triggers the hand-over.
@@ -128,7 +136,7 @@ pub(super) fn run(args: &Migrate, global: &Global) -> anyhow::Result<()> {
 async fn begin(args: &Migrate, client: &Client) -> anyhow::Result<(Migration, Option<Until>)> {
     let disk = &args.disk;
     let is_kept = match (args.to.is_some(), args.finish) {
-        (true, _) => matches!(args.cache, Cache::Copy | Cache::Remote),
+        (true, _) => matches!(args.cache, CarryMode::Copy | CarryMode::Remote),
         (_, true) => {
             let cache = client.migration(disk).await.map_err(explain)?.cache;
             matches!(cache, CarryMode::Copy | CarryMode::Remote)
@@ -149,12 +157,7 @@ impl Migrate {
     fn start(&self, to: &str) -> MigrationStart {
         MigrationStart {
             to: to.to_owned(),
-            cache: match self.cache {
-                Cache::Copy => CarryMode::Copy,
-                Cache::HeatMap => CarryMode::HeatMap,
-                Cache::Remote => CarryMode::Remote,
-                Cache::Drop => CarryMode::Drop,
-            },
+            cache: self.cache,
             bandwidth: self.bandwidth,
             switch: match self.switch {
                 When::OnWrite => Switch::OnWrite,
@@ -199,9 +202,7 @@ async fn watch(
                 migrate {disk} --cancel' keeps the disk on this host"
             )
         };
-        if !watch.wait(goes_on).await {
-            std::process::exit(130);
-        }
+        watch.wait(goes_on).await;
         shown = client.migration(disk).await.map_err(explain)?;
     }
     watch.end();

@@ -4,6 +4,7 @@ use clap::{ArgGroup, Subcommand};
 use hob_control::{DiskQos, Qos as Due, QosPatch, Size, StoragePolicy};
 
 use super::Global;
+use super::options::options;
 use super::output::{print, table, with_notes};
 use super::remote::ask;
 
@@ -55,38 +56,33 @@ pub(crate) enum Policy {
     List,
 }
 
-/// Shares, reservation and limits.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Rules {
-    /// Shares, the relative part of the datastore: low (500), normal (1000), high (2000) or a
-    /// number
-    #[arg(long)]
-    shares: Option<String>,
-    /// Reservation: units a second that the disk gets even under contention; 0 for none
-    #[arg(long, value_name = "UNITS")]
-    reservation: Option<u32>,
-    /// Limit on the datastore, units a second; 0 for none
-    #[arg(long, value_name = "UNITS")]
-    limit: Option<u32>,
-    /// Limit on the datastore, bytes a second; 0 for none
-    #[arg(long, value_name = "SIZE")]
-    bytes_limit: Option<Size>,
-    /// Limit on each flash device, units a second; 0 for none
-    #[arg(long, value_name = "UNITS")]
-    flash_limit: Option<u32>,
-}
-
-impl Rules {
-    fn patch(self, policy: Option<String>) -> QosPatch {
-        let Rules { shares, reservation, limit, bytes_limit, flash_limit } = self;
-        QosPatch { policy, shares, reservation, limit, bytes_limit, flash_limit }
+options! {
+    /// Shares, reservation and limits.
+    #[derive(Debug, clap::Args)]
+    pub(crate) struct Rules for QosPatch {
+        /// Shares, the relative part of the datastore: low (500), normal (1000), high (2000) or a
+        /// number
+        #[arg(long)]
+        shares: Option<String>,
+        /// Reservation: units a second that the disk gets even under contention; 0 for none
+        #[arg(long, value_name = "UNITS")]
+        reservation: Option<u32>,
+        /// Limit on the datastore, units a second; 0 for none
+        #[arg(long, value_name = "UNITS")]
+        limit: Option<u32>,
+        /// Limit on the datastore, bytes a second; 0 for none
+        #[arg(long, value_name = "SIZE")]
+        bytes_limit: Option<Size>,
+        /// Limit on each flash device, units a second; 0 for none
+        #[arg(long, value_name = "UNITS")]
+        flash_limit: Option<u32>,
     }
 }
 
 pub(super) fn run(command: Qos, global: &Global) -> anyhow::Result<()> {
     match command {
         Qos::Set { disk, policy, rules } => {
-            let patch = rules.patch(policy);
+            let patch = QosPatch { policy, ..rules.into() };
             let qos = ask(global, async |client| client.qos_set(&disk, &patch).await)?;
             print(global.output, &qos, |qos| with_notes(list(std::slice::from_ref(qos)), &qos.notes))
         }
@@ -99,7 +95,7 @@ pub(super) fn run(command: Qos, global: &Global) -> anyhow::Result<()> {
             print(global.output, &all, |all| list(all))
         }
         Qos::Policy(Policy::Set { name, rules }) => {
-            let patch = rules.patch(None);
+            let patch = QosPatch::from(rules);
             let policy = ask(global, async |client| client.storage_policy_set(&name, &patch).await)?;
             print(global.output, &policy, |policy| policies(std::slice::from_ref(policy)))
         }

@@ -20,12 +20,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::Global;
 use super::output::{duration, pairs, print, table};
+use super::watch::STATUS_INTERRUPTED;
 
 /// Default maximum number of requests in flight; the target may allow fewer.
 const DEPTH_DEFAULT: usize = 128;
-
-/// Exit status of a process that a second Ctrl-C ends, as in shells.
-const STATUS_INTERRUPTED: i32 = 130;
 
 /// Send the requests of a trace to a disk in real time, and measure the latencies
 ///

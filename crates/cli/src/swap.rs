@@ -117,21 +117,21 @@ fn follow(
 ) -> anyhow::Result<()> {
     let changed = converse(global, async |client| {
         let mut changed = begin(&client).await?;
-        if !no_wait && !watch(&client, &mut changed).await? {
-            std::process::exit(130);
+        if !no_wait {
+            watch(&client, &mut changed).await?;
         }
         Ok(changed)
     })?;
     print_change(global.output, &changed)
 }
 
-/// Waits until an area is in its final state. Returns false if the user stopped waiting.
-async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<bool> {
+/// Waits until an area is in its final state.
+async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<()> {
     let mut watch = Watch::new()?;
     // The final state, if there is one to wait for.
     let mut wanted = None;
     loop {
-        let Some(area) = &mut changed.swap else { return Ok(true) };
+        let Some(area) = &mut changed.swap else { return Ok(()) };
         if !area.state.is_passing() {
             watch.end();
             return match (wanted, &area.reason) {
@@ -139,7 +139,7 @@ async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<boo
                     let why = why.as_deref().unwrap_or("that was cancelled");
                     Err(anyhow::anyhow!("{} is {}: {why}", area.name, word(&area.state)))
                 }
-                _ => Ok(true),
+                _ => Ok(()),
             };
         }
         let is_coming = area.state == SwapState::Preparing;
@@ -156,9 +156,7 @@ async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<boo
                 "{name} is still being turned {now}; 'hob swap list' shows it, 'hob swap {other} {name}' stops it"
             )
         };
-        if !watch.wait(goes_on).await {
-            return Ok(false);
-        }
+        watch.wait(goes_on).await;
         *area = client.swap(&area.name).await.map_err(explain)?;
     }
 }

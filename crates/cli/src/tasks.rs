@@ -1,11 +1,11 @@
 //! `hob tasks`: changes that continue in the background, and how they ended.
 
 use clap::{Args, Subcommand};
-use hob_control::{Task, TaskState};
+use hob_control::Task;
 
 use super::Global;
 use super::drain::{sentence, time};
-use super::output::{print, table};
+use super::output::{print, table, word};
 use super::remote::ask;
 
 /// Show changes that continue in the background, and how they ended
@@ -52,23 +52,19 @@ fn show(tasks: &[Task]) -> String {
 }
 
 fn row(task: &Task) -> Vec<String> {
-    let state = match task.state {
-        TaskState::Running => "running",
-        TaskState::Done => "done",
-        TaskState::Failed => "failed",
-        TaskState::Cancelled => "cancelled",
-    };
     let detail = match (&task.error, &task.dirty) {
         (Some(error), _) => error.clone(),
         (None, Some(dirty)) => sentence(dirty),
         (None, None) => String::new(),
     };
     let since = time(task.ended_seconds_ago.unwrap_or(task.age_seconds));
-    vec![task.id.to_string(), task.what.clone(), task.subject.clone(), state.to_owned(), since, detail]
+    vec![task.id.to_string(), task.what.clone(), task.subject.clone(), word(&task.state), since, detail]
 }
 
 #[cfg(test)]
 mod tests {
+    use hob_control::TaskState;
+
     use super::*;
 
     #[test]

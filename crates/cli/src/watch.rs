@@ -15,6 +15,9 @@ const ASK_EVERY: Duration = Duration::from_millis(250);
 /// Interval between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
+/// Exit status of a command that Ctrl-C ends, as in shells.
+pub(super) const STATUS_INTERRUPTED: i32 = 130;
+
 /// Shows the progress of an operation of the daemon. While this value exists, Ctrl-C does not end
 /// the command.
 pub(super) struct Watch {
@@ -48,15 +51,15 @@ impl Watch {
         let _ = stderr.flush();
     }
 
-    /// Waits until the next poll. Returns false if the user stopped waiting, after printing what
-    /// continues.
-    pub(super) async fn wait(&mut self, goes_on: impl FnOnce() -> String) -> bool {
+    /// Waits until the next poll. If the user stops waiting, prints what continues, and ends the
+    /// command.
+    pub(super) async fn wait(&mut self, goes_on: impl FnOnce() -> String) {
         tokio::select! {
-            () = tokio::time::sleep(ASK_EVERY) => true,
+            () = tokio::time::sleep(ASK_EVERY) => {}
             _ = self.interrupt.recv() => {
                 self.end();
                 let _ = writeln!(std::io::stderr(), "{}", goes_on());
-                false
+                std::process::exit(STATUS_INTERRUPTED)
             }
         }
     }

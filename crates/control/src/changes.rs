@@ -103,7 +103,7 @@ pub struct DiskAdd {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
     /// Make the disk a block device of this host, `/dev/hob/NAME`, by the kernel's NBD driver.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub device: bool,
     /// Absolute path of the disk's vhost-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,16 +118,12 @@ pub struct DiskAdd {
     pub parent_cache: Option<Size>,
     /// Open a raw file or block device without locking it, because a running QEMU has it open. The
     /// disk has no cache until `PATCH /v1/disks/{disk}` locks the backing.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unlocked: bool,
     /// Owner id of a cache in a pool that belongs to no disk, and that becomes the disk's cache,
     /// with its dirty data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adopt_cache: Option<String>,
-}
-
-pub(crate) fn is_false(value: &bool) -> bool {
-    !value
 }
 
 /// `POST /v1/disks/{disk}/resize`

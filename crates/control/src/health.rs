@@ -4,6 +4,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::named::named;
+
 /// `GET /v1/health`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {
@@ -36,133 +38,69 @@ pub struct HealthProblem {
     pub reason: String,
 }
 
-/// Kinds of problems. Each kind of problem needs another reaction of the operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ProblemKind {
-    /// A shard, a thread that serves disks, does not answer.
-    ShardSilent,
-    /// A disk is not served.
-    DiskOffline,
-    /// A flash device could not be opened.
-    DeviceOffline,
-    /// A flash device failed too often, and hob stopped using it.
-    DeviceFenced,
-    /// A flash device does not answer in time.
-    DeviceStalled,
-    /// A cache works with less flash or fewer copies than configured.
-    CacheDegraded,
-    /// The journal of a cache cannot be written.
-    JournalLost,
-    /// The checksum of data read from flash did not match.
-    ChecksumMismatch,
-    /// Flash cannot return dirty data, and no other copy exists.
-    DirtyLost,
-    /// A cache that belongs to no disk of this daemon has dirty data, or may have some.
-    OrphanDirty,
-    /// hob cannot write dirty data to the backing.
-    DestageStuck,
-    /// The flash writes of a pool exceed its budget, by writes that hob does not refuse.
-    FlashWritesExceeded,
-    /// The connection to a backing is lost.
-    BackingUnreachable,
-    /// A backing answers slowly, or not at all.
-    BackingSlow,
-    /// A backing answered requests with errors within the last minute.
-    BackingErrors,
-    /// A backing does not support FLUSH, so hob cannot make its writes durable.
-    FlushMissing,
-    /// The crash log of a write-back cache, or the mark of a disk's unflushed changes, is missing or
-    /// cannot be written. If hob is killed, acknowledged writes may be lost.
-    CrashLogMissing,
-    /// The block device of a disk on this host is missing, or the kernel has no connection to hob.
-    HostDeviceMissing,
-    /// A disk's file (FUSE) or vhost-user socket cannot be served.
-    ExportFailed,
-    /// The file of a pool or of a backing was removed, renamed or replaced while hob uses it.
-    FileMissing,
-    /// A swap area that should be on is off.
-    SwapOff,
-    /// This host has no lease in its cluster, so its disks do not answer.
-    ClusterAway,
-    /// The daemon's state cannot be saved. A restart loses the changes since the state was saved
-    /// last.
-    StateNotSaved,
-    /// The filesystem of the state directory is nearly full. The state can still be saved.
-    StateSpaceLow,
-    /// A change that continued in the background failed, and no operator has acknowledged the
-    /// failure.
-    TaskFailed,
-    /// The daemon refused hob.toml when it started, and uses the previous configuration.
-    ConfigRefused,
-    /// The last reload did not make a change of hob.toml: it waits for `hob config apply --yes`,
-    /// needs commands, or failed.
-    ConfigPending,
-}
-
-impl ProblemKind {
-    /// All kinds of problems.
-    pub const ALL: [ProblemKind; 27] = [
-        ProblemKind::ShardSilent,
-        ProblemKind::DiskOffline,
-        ProblemKind::DeviceOffline,
-        ProblemKind::DeviceFenced,
-        ProblemKind::DeviceStalled,
-        ProblemKind::CacheDegraded,
-        ProblemKind::JournalLost,
-        ProblemKind::ChecksumMismatch,
-        ProblemKind::DirtyLost,
-        ProblemKind::OrphanDirty,
-        ProblemKind::DestageStuck,
-        ProblemKind::FlashWritesExceeded,
-        ProblemKind::BackingUnreachable,
-        ProblemKind::BackingSlow,
-        ProblemKind::BackingErrors,
-        ProblemKind::FlushMissing,
-        ProblemKind::CrashLogMissing,
-        ProblemKind::HostDeviceMissing,
-        ProblemKind::ExportFailed,
-        ProblemKind::FileMissing,
-        ProblemKind::SwapOff,
-        ProblemKind::ClusterAway,
-        ProblemKind::StateNotSaved,
-        ProblemKind::StateSpaceLow,
-        ProblemKind::TaskFailed,
-        ProblemKind::ConfigRefused,
-        ProblemKind::ConfigPending,
-    ];
-
-    /// Returns the problem kind's name in the API and in metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            ProblemKind::ShardSilent => "shard-silent",
-            ProblemKind::DiskOffline => "disk-offline",
-            ProblemKind::DeviceOffline => "device-offline",
-            ProblemKind::DeviceFenced => "device-fenced",
-            ProblemKind::DeviceStalled => "device-stalled",
-            ProblemKind::CacheDegraded => "cache-degraded",
-            ProblemKind::JournalLost => "journal-lost",
-            ProblemKind::ChecksumMismatch => "checksum-mismatch",
-            ProblemKind::DirtyLost => "dirty-lost",
-            ProblemKind::OrphanDirty => "orphan-dirty",
-            ProblemKind::DestageStuck => "destage-stuck",
-            ProblemKind::FlashWritesExceeded => "flash-writes-exceeded",
-            ProblemKind::BackingUnreachable => "backing-unreachable",
-            ProblemKind::BackingSlow => "backing-slow",
-            ProblemKind::BackingErrors => "backing-errors",
-            ProblemKind::FlushMissing => "flush-missing",
-            ProblemKind::CrashLogMissing => "crash-log-missing",
-            ProblemKind::HostDeviceMissing => "host-device-missing",
-            ProblemKind::ExportFailed => "export-failed",
-            ProblemKind::FileMissing => "file-missing",
-            ProblemKind::SwapOff => "swap-off",
-            ProblemKind::ClusterAway => "cluster-away",
-            ProblemKind::StateNotSaved => "state-not-saved",
-            ProblemKind::StateSpaceLow => "state-space-low",
-            ProblemKind::TaskFailed => "task-failed",
-            ProblemKind::ConfigRefused => "config-refused",
-            ProblemKind::ConfigPending => "config-pending",
-        }
+named! {
+    /// Kinds of problems. Each kind of problem needs another reaction of the operator.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum ProblemKind {
+        /// A shard, a thread that serves disks, does not answer.
+        ShardSilent = "shard-silent",
+        /// A disk is not served.
+        DiskOffline = "disk-offline",
+        /// A flash device could not be opened.
+        DeviceOffline = "device-offline",
+        /// A flash device failed too often, and hob stopped using it.
+        DeviceFenced = "device-fenced",
+        /// A flash device does not answer in time.
+        DeviceStalled = "device-stalled",
+        /// A cache works with less flash or fewer copies than configured.
+        CacheDegraded = "cache-degraded",
+        /// The journal of a cache cannot be written.
+        JournalLost = "journal-lost",
+        /// The checksum of data read from flash did not match.
+        ChecksumMismatch = "checksum-mismatch",
+        /// Flash cannot return dirty data, and no other copy exists.
+        DirtyLost = "dirty-lost",
+        /// A cache that belongs to no disk of this daemon has dirty data, or may have some.
+        OrphanDirty = "orphan-dirty",
+        /// hob cannot write dirty data to the backing.
+        DestageStuck = "destage-stuck",
+        /// The flash writes of a pool exceed its budget, by writes that hob does not refuse.
+        FlashWritesExceeded = "flash-writes-exceeded",
+        /// The connection to a backing is lost.
+        BackingUnreachable = "backing-unreachable",
+        /// A backing answers slowly, or not at all.
+        BackingSlow = "backing-slow",
+        /// A backing answered requests with errors within the last minute.
+        BackingErrors = "backing-errors",
+        /// A backing does not support FLUSH, so hob cannot make its writes durable.
+        FlushMissing = "flush-missing",
+        /// The crash log of a write-back cache, or the mark of a disk's unflushed changes, is missing or
+        /// cannot be written. If hob is killed, acknowledged writes may be lost.
+        CrashLogMissing = "crash-log-missing",
+        /// The block device of a disk on this host is missing, or the kernel has no connection to hob.
+        HostDeviceMissing = "host-device-missing",
+        /// A disk's file (FUSE) or vhost-user socket cannot be served.
+        ExportFailed = "export-failed",
+        /// The file of a pool or of a backing was removed, renamed or replaced while hob uses it.
+        FileMissing = "file-missing",
+        /// A swap area that should be on is off.
+        SwapOff = "swap-off",
+        /// This host has no lease in its cluster, so its disks do not answer.
+        ClusterAway = "cluster-away",
+        /// The daemon's state cannot be saved. A restart loses the changes since the state was saved
+        /// last.
+        StateNotSaved = "state-not-saved",
+        /// The filesystem of the state directory is nearly full. The state can still be saved.
+        StateSpaceLow = "state-space-low",
+        /// A change that continued in the background failed, and no operator has acknowledged the
+        /// failure.
+        TaskFailed = "task-failed",
+        /// The daemon refused hob.toml when it started, and uses the previous configuration.
+        ConfigRefused = "config-refused",
+        /// The last reload did not make a change of hob.toml: it waits for `hob config apply --yes`,
+        /// needs commands, or failed.
+        ConfigPending = "config-pending",
     }
 }
 

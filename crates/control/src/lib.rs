@@ -27,6 +27,7 @@ mod histograms;
 mod load;
 mod migration;
 mod name;
+mod named;
 pub mod peer;
 pub mod pem;
 mod placement;

@@ -4,37 +4,25 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::named::named;
 use crate::{BackingTimeout, CacheSettings, Export, Qos, Size};
 
-/// How the cache of a migrating disk is handled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum CarryMode {
-    /// The cache is copied while the guest runs, most frequently read blocks first. Blocks that are
-    /// not copied before the hand-over are copied after it.
-    #[default]
-    Copy,
-    /// The destination gets a list of the cached blocks, and reads the blocks from the backing.
-    HeatMap,
-    /// The destination starts with an empty cache. On a miss, the destination reads from the
-    /// source's flash.
-    Remote,
-    /// The cache is not migrated.
-    Drop,
-}
-
-impl CarryMode {
-    /// All ways to migrate a cache.
-    pub const ALL: [CarryMode; 4] = [CarryMode::Copy, CarryMode::HeatMap, CarryMode::Remote, CarryMode::Drop];
-
-    /// Returns the mode's name in the command line and the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            CarryMode::Copy => "copy",
-            CarryMode::HeatMap => "heat-map",
-            CarryMode::Remote => "remote",
-            CarryMode::Drop => "drop",
-        }
+named! {
+    /// How the cache of a migrating disk is handled.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum CarryMode {
+        /// The cache is copied while the guest runs, most frequently read blocks first. Blocks that are
+        /// not copied before the hand-over are copied after it.
+        #[default]
+        Copy = "copy",
+        /// The destination gets a list of the cached blocks, and reads the blocks from the backing.
+        HeatMap = "heat-map",
+        /// The destination starts with an empty cache. On a miss, the destination reads from the
+        /// source's flash.
+        Remote = "remote",
+        /// The cache is not migrated.
+        Drop = "drop",
     }
 }
 
@@ -190,6 +178,7 @@ pub struct Migration {
 /// The migration attempt that a call of the source to the destination belongs to. The query
 /// parameters of the call's URL name the attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct CarrySession {
     /// Generation of the owner.
     pub generation: u64,

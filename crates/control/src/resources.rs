@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::changes::is_false;
 use crate::{
     BackingState, BackingTimeout, CacheFlashWrites, Dirty, Export, FlashWritesUsage, Migration, Size,
     SwapRoom,
@@ -225,7 +224,7 @@ pub struct Disk {
     /// Whether writes are refused.
     pub read_only: bool,
     /// Whether the backing is unlocked because another program has it open.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unlocked: bool,
     /// Path of the disk's vhost-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -65,7 +65,6 @@ pub(crate) fn router(services: Arc<Services>) -> Router {
         .route("/openapi.json", get(handlers::openapi))
         .route("/v1/disks/{disk}/histograms", get(observe::histograms))
         .route("/v1/disks/{disk}/trace", get(handlers::trace))
-        .route("/v1/cluster/advice", get(cluster::advice))
         .merge(flash_leases::routes())
         .merge(migration::routes())
         .merge(tasks::routes())
@@ -115,12 +114,10 @@ async fn in_time(request: Request, next: Next) -> Response {
         events::events,
         handlers::trace,
         observe::histograms,
-        migration::arrive,
         migration::changed,
         migration::list,
         migration::call,
         migration::data,
-        cluster::advice,
         flash_leases::ask,
         flash_leases::end,
         flash_leases::data,

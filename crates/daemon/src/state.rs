@@ -133,7 +133,7 @@ pub(crate) struct PoolState {
     pub(crate) flash_writes: Option<FlashWrites>,
     /// True if the pool was opened without a saved state, until all its devices have been present.
     /// Missing ones may have dirty data of disks that the state does not know.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) is_unseen: bool,
 }
 
@@ -197,7 +197,7 @@ pub(crate) struct DiskState {
     pub(crate) stripe: Option<Size>,
     /// Number of guests that must still get an error because acknowledged writes may be lost, as it
     /// was when the disk was closed.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) flush_failures_owed: u32,
     /// Datastore of the disk, if an operator named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -215,7 +215,7 @@ pub(crate) struct DiskState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
     /// True if the disk is a block device of this host.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) device: bool,
     /// Migration state of the disk, if it ever migrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -227,13 +227,13 @@ pub(crate) struct DiskState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) share_parent: Option<ShareSpec>,
     /// True if the disk exists only for clones that name it.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) for_clones: bool,
     /// Dirty bitmaps of the disk; their content is in separate files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapSpec>,
     /// True if the backing is opened without a lock, because a running QEMU has it.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) unlocked: bool,
     /// Boot of the host in which the disk is served with unflushed changes in hob's memory, until it is
     /// closed. If hob is killed, the mark of these changes must still exist in this boot.
@@ -241,7 +241,7 @@ pub(crate) struct DiskState {
     pub(crate) in_memory: Option<BootId>,
     /// True until the disk is served for the first time. An unreadable cache of no disk may have
     /// dirty data of a new disk, if the state was lost.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) is_new: bool,
 }
 
@@ -255,14 +255,6 @@ pub(crate) struct ShareSpec {
     /// The parent's disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) disk: Option<String>,
-}
-
-fn is_zero(count: &u32) -> bool {
-    *count == 0
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 impl DiskState {

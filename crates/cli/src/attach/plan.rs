@@ -79,58 +79,47 @@ pub(super) struct State {
     pub(super) definition: Definition,
 }
 
-/// A step. Each is atomic for the VM, and repeating it is harmless.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    Record,
-    AddDisk,
-    AddNode,
-    Mark,
-    Pause,
-    ToHob,
-    DeleteSpare,
-    Lock,
-    Continue,
-    Unmark,
-    EnableCache,
-    Define,
-    CancelJob,
-    DisableCache,
-    Unlock,
-    AddSpare,
-    ToImage,
-    DeleteNode,
-    Undefine,
-    RemoveDisk,
-    Forget,
+/// Defines the steps, with their words for the plan and for messages.
+macro_rules! steps {
+    ($($Step:ident $words:literal)+) => {
+        /// A step. Each is atomic for the VM, and repeating it is harmless.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Step {
+            $($Step,)+
+        }
+
+        impl fmt::Display for Step {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Step::$Step => $words,)+
+                })
+            }
+        }
+    };
 }
 
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Step::Record => "record the attachment",
-            Step::AddDisk => "add the disk to hob, without a cache and without the image's lock",
-            Step::AddNode => "connect QEMU to hob (blockdev-add)",
-            Step::Mark => "mark in QEMU that hob pauses the VM (object-add)",
-            Step::Pause => "pause the VM (stop)",
-            Step::ToHob => "send the VM's requests to hob",
-            Step::DeleteSpare => "close the image in QEMU (blockdev-del)",
-            Step::Lock => "lock the image for hob",
-            Step::Continue => "continue the VM (cont)",
-            Step::Unmark => "remove the mark (object-del)",
-            Step::EnableCache => "enable the cache",
-            Step::Define => "define the VM with hob's disk, for its next start",
-            Step::Undefine => "define the VM with its image, for its next start",
-            Step::CancelJob => "cancel hob's block job (block-job-cancel)",
-            Step::DisableCache => "write dirty data to the image, and disable the cache",
-            Step::Unlock => "release the image's lock",
-            Step::AddSpare => "open the image in QEMU (blockdev-add)",
-            Step::ToImage => "send the VM's requests to the image",
-            Step::DeleteNode => "disconnect QEMU from hob (blockdev-del)",
-            Step::RemoveDisk => "remove the disk from hob",
-            Step::Forget => "delete the record",
-        })
-    }
+steps! {
+    Record "record the attachment"
+    AddDisk "add the disk to hob, without a cache and without the image's lock"
+    AddNode "connect QEMU to hob (blockdev-add)"
+    Mark "mark in QEMU that hob pauses the VM (object-add)"
+    Pause "pause the VM (stop)"
+    ToHob "send the VM's requests to hob"
+    DeleteSpare "close the image in QEMU (blockdev-del)"
+    Lock "lock the image for hob"
+    Continue "continue the VM (cont)"
+    Unmark "remove the mark (object-del)"
+    EnableCache "enable the cache"
+    Define "define the VM with hob's disk, for its next start"
+    CancelJob "cancel hob's block job (block-job-cancel)"
+    DisableCache "write dirty data to the image, and disable the cache"
+    Unlock "release the image's lock"
+    AddSpare "open the image in QEMU (blockdev-add)"
+    ToImage "send the VM's requests to the image"
+    DeleteNode "disconnect QEMU from hob (blockdev-del)"
+    Undefine "define the VM with its image, for its next start"
+    RemoveDisk "remove the disk from hob"
+    Forget "delete the record"
 }
 
 /// Returns the next step towards `goal`, or `None` if it is reached.

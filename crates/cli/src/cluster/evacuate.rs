@@ -10,14 +10,15 @@ use std::io::Write as _;
 use anyhow::bail;
 use clap::Args;
 use hob_control::client::{Client, ClientError};
-use hob_control::{AdvisedStay, ClusterAdvice, ClusterMove, ClusterMoveStart, ClusterMoveState};
+use hob_control::{AdvisedStay, CarryMode, ClusterAdvice, ClusterMove, ClusterMoveStart, ClusterMoveState};
 use serde::Serialize;
 
 use super::super::Global;
+use super::super::migrate::carry;
 use super::super::output::{print, table};
 use super::super::remote::{converse, explain};
 use super::super::watch::Watch;
-use super::moves::{Carry, look};
+use super::moves::{COPIED, look};
 
 /// Move every disk of a host to other hosts, a few at a time, as 'hob cluster advise --leaving
 /// HOST' plans
@@ -34,8 +35,8 @@ pub(crate) struct Evacuate {
     #[arg(long, value_name = "DISKS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
     at_once: u8,
     /// How the caches of the disks move [default: drop, or copy if the disk is in use]
-    #[arg(long, value_enum)]
-    cache: Option<Carry>,
+    #[arg(long, value_parser = carry(COPIED))]
+    cache: Option<CarryMode>,
     /// Maximum rate at which each cache is copied, bytes a second
     #[arg(long, value_name = "BYTES")]
     bandwidth: Option<hob_control::Size>,
@@ -88,7 +89,7 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
     let mut outcome = plan(host, &advice, args.in_use);
     for step in &outcome.plan {
         let is_copied =
-            args.cache.map_or(step.users > 0, |cache| matches!(cache, Carry::Copy | Carry::Remote));
+            args.cache.map_or(step.users > 0, |cache| matches!(cache, CarryMode::Copy | CarryMode::Remote));
         if !is_copied {
             // stderr may be closed; this is not an error.
             let _ = writeln!(std::io::stderr(), "{}: its cache on {} is emptied", step.disk, outcome.host);
@@ -127,9 +128,7 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
                 outcome.host
             )
         };
-        if !watch.wait(goes_on).await {
-            std::process::exit(130);
-        }
+        watch.wait(goes_on).await;
         for one in std::mem::take(&mut going) {
             let one = look(client, &one).await?;
             match one.state {
@@ -147,12 +146,8 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
 }
 
 async fn order(args: &Evacuate, client: &Client, step: &Step) -> anyhow::Result<ClusterMove> {
-    let start = ClusterMoveStart {
-        to: step.to.clone(),
-        cache: args.cache.map(Into::into),
-        pool: None,
-        bandwidth: args.bandwidth,
-    };
+    let start =
+        ClusterMoveStart { to: step.to.clone(), cache: args.cache, pool: None, bandwidth: args.bandwidth };
     client.cluster_move(&step.disk, &start).await.map_err(|error| match error {
         // The error is shown together with the disk.
         ClientError::Refused { problem, .. } => anyhow::anyhow!("{problem}"),

@@ -4,7 +4,7 @@
 //! prints that the move continues, and exits.
 
 use anyhow::bail;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use hob_control::client::Client;
 use hob_control::{
     CarryMode, ClusterDiskState, ClusterMove, ClusterMoveStart, ClusterMoveState, PlannedChange, Size,
@@ -12,6 +12,7 @@ use hob_control::{
 
 use super::super::Global;
 use super::super::confirmation::DryRun;
+use super::super::migrate::carry;
 use super::super::output::print;
 use super::super::remote::{converse, explain};
 use super::super::watch::Watch;
@@ -30,8 +31,8 @@ pub(crate) struct Move {
     #[arg(long, value_name = "HOST")]
     to: Option<String>,
     /// How the cache moves [default: drop, or copy if the disk is in use]
-    #[arg(long, value_enum, requires = "to")]
-    cache: Option<Carry>,
+    #[arg(long, value_parser = carry(COPIED), requires = "to")]
+    cache: Option<CarryMode>,
     /// Pool on the other host [default: the pool of the same name, or the only pool]
     #[arg(long, requires = "to")]
     pool: Option<String>,
@@ -49,29 +50,8 @@ pub(crate) struct Move {
     cancel: bool,
 }
 
-/// What happens to the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Carry {
-    /// Copy the cache, hottest data first
-    Copy,
-    /// Send a list of the cached blocks; the other host reads them from the backing
-    HeatMap,
-    /// Let the other host read misses from this host's flash until all cached data is copied
-    Remote,
-    /// Do not move the cache; the other host starts with an empty cache
-    Drop,
-}
-
-impl From<Carry> for CarryMode {
-    fn from(carry: Carry) -> CarryMode {
-        match carry {
-            Carry::Copy => CarryMode::Copy,
-            Carry::HeatMap => CarryMode::HeatMap,
-            Carry::Remote => CarryMode::Remote,
-            Carry::Drop => CarryMode::Drop,
-        }
-    }
-}
+/// Meaning of `--cache copy`.
+pub(super) const COPIED: &str = "Copy the cache, hottest data first";
 
 pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
     let disk = &args.disk;
@@ -80,12 +60,8 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
             return client.cluster_move_cancel(disk).await.map_err(explain);
         }
         let Some(to) = args.to.clone() else { return find(&client, disk).await };
-        let start = ClusterMoveStart {
-            to,
-            cache: args.cache.map(Into::into),
-            pool: args.pool.clone(),
-            bandwidth: args.bandwidth,
-        };
+        let start =
+            ClusterMoveStart { to, cache: args.cache, pool: args.pool.clone(), bandwidth: args.bandwidth };
         announce(&client, disk, args.cache, args.dry_run).await?;
         let mut shown = client.cluster_move(disk, &start).await.map_err(explain)?;
         let mut watch = Watch::new()?;
@@ -97,9 +73,7 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
                     'hob cluster move {disk} --cancel' cancels it"
                 )
             };
-            if !watch.wait(goes_on).await {
-                std::process::exit(130);
-            }
+            watch.wait(goes_on).await;
             shown = look(&client, &shown).await?;
         }
         watch.end();
@@ -112,9 +86,14 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
 }
 
 /// Shows what happens to the cache of a moving disk.
-async fn announce(client: &Client, disk: &str, cache: Option<Carry>, dry_run: bool) -> anyhow::Result<()> {
+async fn announce(
+    client: &Client,
+    disk: &str,
+    cache: Option<CarryMode>,
+    dry_run: bool,
+) -> anyhow::Result<()> {
     let is_kept = match cache {
-        Some(cache) => matches!(cache, Carry::Copy | Carry::Remote),
+        Some(cache) => matches!(cache, CarryMode::Copy | CarryMode::Remote),
         // The cache is copied if the disk is in use.
         None => {
             let remove = PlannedChange::Remove { discard_dirty: false };

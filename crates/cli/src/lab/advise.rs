@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use hob_engine::admission::Admission;
-use hob_engine::policy::PolicyKind;
 use hob_lab::advise::{Backing, Endurance, Flash, Options, advise, page, text};
 
-use super::share::{BLOCK_BYTES, Comparison, Division, SEGMENT_BYTES, compare};
+use super::share::{BLOCK_BYTES, Comparison, Division, compare};
 use super::sim::CacheSize;
-use super::{Source, interruption, read_material, with_progress, write};
+use super::{Source, interruption, read_material, with_progress, write_if};
 use crate::Global;
 use crate::output::print;
 
@@ -68,18 +66,10 @@ const POOLS: [f64; 10] = [0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0]
 
 /// Recommends one pool for all disks of the trace.
 fn divide(args: &Advise, global: &Global) -> anyhow::Result<()> {
+    let sizes = POOLS.map(CacheSize::Share);
     let comparison = Comparison {
-        sources: args.division.sources(&args.source),
-        duration: None,
-        sizes: &POOLS.map(CacheSize::Share),
-        segment_bytes: SEGMENT_BYTES,
-        block_bytes: BLOCK_BYTES,
-        policy: PolicyKind::default(),
-        admission: Admission::default(),
-        shares: args.division.ways.share.clone(),
-        threads: None,
         target_hit: Some(args.target_hit.unwrap_or(0.0)),
-        csv: None,
+        ..args.division.comparison(&args.source, &sizes, BLOCK_BYTES)
     };
     compare(&comparison, global)
 }
@@ -103,10 +93,9 @@ pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
     let bar = "{bar:40} {percent:>3} %  {msg}";
     let mut advice = with_progress(bar, &stop, |progress| advise(material, &options, progress))?;
     advice.caveats.extend(remarks);
-    if let Some(path) = &args.html {
-        let made_by = format!("hob {} lab advise {}", env!("CARGO_PKG_VERSION"), options.trace);
-        write(path, &page(&advice, &made_by))?;
-    }
+    write_if(args.html.as_ref(), || {
+        page(&advice, &format!("hob {} lab advise {}", env!("CARGO_PKG_VERSION"), options.trace))
+    })?;
     print(global.output, &advice, text)
 }
 

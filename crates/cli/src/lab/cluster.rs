@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::scale::check;
-use super::{interruption, write};
+use super::{interruption, write_if};
 use crate::Global;
 use crate::output::{print, table};
 
@@ -164,12 +164,8 @@ pub(super) fn run(args: &ClusterArgs, global: &Global) -> anyhow::Result<()> {
     bar.finish_and_clear();
     let ClusterArgs { known_by, lease_seconds, settle_seconds, question_us, .. } = *args;
     let report = Report { known_by, lease_seconds, settle_seconds, question_us, rows };
-    if let Some(path) = &args.picture {
-        write(path, &draw_asked(&report))?;
-    }
-    if let Some(path) = &args.away_picture {
-        write(path, &draw_away(&report))?;
-    }
+    write_if(args.picture.as_ref(), || draw_asked(&report))?;
+    write_if(args.away_picture.as_ref(), || draw_away(&report))?;
     print(global.output, &report, show)
 }
 

@@ -9,7 +9,7 @@ use hob_trace::TraceReader;
 use hob_trace::profile::{ArrivalBucket, Profile, Profiler, SizeBucket};
 use serde::Serialize;
 
-use super::{Source, interruption, read_all, remarks, write};
+use super::{Source, interruption, read_all, remarks, write_if};
 use crate::Global;
 use crate::output::{duration, pairs, print, table};
 
@@ -48,9 +48,7 @@ pub(super) fn run(args: &Info, global: &Global) -> anyhow::Result<()> {
     })?;
     let remarks = remarks(&reader);
     let report = report(args.source.trace.display().to_string(), &reader, profiler.finish());
-    if let Some(path) = &args.picture {
-        write(path, &draw(&report))?;
-    }
+    write_if(args.picture.as_ref(), || draw(&report))?;
     print(global.output, &report, |report| show(report, &remarks))
 }
 

@@ -14,7 +14,7 @@ use hob_lab::replay::Pace;
 use hob_world::replay::{CacheSetup, segment_bytes};
 use serde::Serialize;
 
-use super::{Source, interruption, percent, read_material, with_progress, write};
+use super::{Source, interruption, percent, read_material, with_progress, write_if};
 use crate::Global;
 use crate::output::{duration, pairs, print, table, with_notes};
 use crate::settings::Settings;
@@ -155,12 +155,8 @@ pub(super) fn run(args: &Latency, global: &Global) -> anyhow::Result<()> {
         cache: cache.as_ref().map(CacheReport::new),
         latencies,
     };
-    if let Some(path) = &args.csv {
-        write(path, &csv(&report.latencies))?;
-    }
-    if let Some(path) = &args.picture {
-        write(path, &draw(&report))?;
-    }
+    write_if(args.csv.as_ref(), || csv(&report.latencies))?;
+    write_if(args.picture.as_ref(), || draw(&report))?;
     print(global.output, &report, |report| with_notes(show(report), &report.latencies.notes))
 }
 

@@ -246,6 +246,9 @@ fn percent(ratio: f64) -> String {
     format!("{:.2}", ratio * 100.0)
 }
 
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+/// Writes a text to the file that an option names, if the option is given.
+fn write_if(path: Option<impl AsRef<Path>>, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let path = path.as_ref();
+    std::fs::write(path, text()).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -11,16 +11,15 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use hob_control::Size;
-use hob_engine::admission::Admission;
 use hob_engine::policy::PolicyKind;
 use hob_engine::sizing::{Curve, SAMPLES_MAX, Shards};
 use hob_lab::mrc::{self, At, Curves, Mode};
 use serde::Serialize;
 
 use super::feed::{Fed, Feed};
-use super::share::{Comparison, Division, SEGMENT_BYTES, compare};
+use super::share::{Comparison, Division, compare};
 use super::sim::CacheSize;
-use super::{Source, interruption, write};
+use super::{Source, interruption, write_if};
 use crate::Global;
 use crate::output::{print, with_notes};
 
@@ -198,18 +197,11 @@ struct Exact {
 /// Compares divisions of a pool of LRU caches between the disks of the trace.
 fn divide(args: &Mrc, global: &Global) -> anyhow::Result<()> {
     let [block_size] = args.block_size.as_slice() else { bail!("--share takes one block size") };
+    let sizes = SHARES.map(CacheSize::Share);
     let comparison = Comparison {
-        sources: args.division.sources(&args.source),
-        duration: None,
-        sizes: &SHARES.map(CacheSize::Share),
-        segment_bytes: SEGMENT_BYTES.max(block_size.bytes()),
-        block_bytes: block_size.bytes(),
         policy: PolicyKind::from_name("lru").context("there is LRU")?,
-        admission: Admission::default(),
-        shares: args.division.ways.share.clone(),
-        threads: None,
-        target_hit: None,
         csv: args.csv.as_deref(),
+        ..args.division.comparison(&args.source, &sizes, block_size.bytes())
     };
     compare(&comparison, global)
 }
@@ -243,12 +235,8 @@ pub(super) fn run(args: &Mrc, global: &Global) -> anyhow::Result<()> {
         seconds: began.elapsed().as_secs_f64(),
         notes,
     };
-    if let Some(path) = &args.csv {
-        write(path, &render::csv(&report))?;
-    }
-    if let Some(path) = &args.picture {
-        write(path, &render::draw(&report))?;
-    }
+    write_if(args.csv.as_ref(), || render::csv(&report))?;
+    write_if(args.picture.as_ref(), || render::draw(&report))?;
     print(global.output, &report, |report| with_notes(render::show(report), &report.notes))
 }
 

@@ -11,7 +11,7 @@ use hob_lab::scale::{Knowledge, Outcome, Scale, play};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::{interruption, write};
+use super::{interruption, write_if};
 use crate::Global;
 use crate::output::{print, table};
 
@@ -129,9 +129,7 @@ pub(super) fn run(args: &ScaleArgs, global: &Global) -> anyhow::Result<()> {
     }
     bar.finish_and_clear();
     let report = Report { seconds: args.seconds, every_ms: args.every_ms, rows };
-    if let Some(path) = &args.picture {
-        write(path, &draw(&report))?;
-    }
+    write_if(args.picture.as_ref(), || draw(&report))?;
     print(global.output, &report, show)
 }
 

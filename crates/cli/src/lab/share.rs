@@ -20,7 +20,7 @@ use hob_trace::{FormatInfo, Record, merged_files};
 use serde::Serialize;
 
 use super::sim::{CacheSize, one_policy, processors};
-use super::{Bad, Source, formats, interruption, percent, read_all, remarks, runs_bar, show_runs, write};
+use super::{Bad, Source, formats, interruption, percent, read_all, remarks, runs_bar, show_runs, write_if};
 use crate::Global;
 use crate::output::{print, table, with_notes};
 
@@ -79,10 +79,29 @@ impl Division {
         !self.ways.share.is_empty()
     }
 
-    /// Returns all traces. They have the options of the first trace.
-    pub(super) fn sources(&self, first: &Source) -> Vec<Source> {
+    /// Returns the comparison of the divisions of pools of these sizes, by default with the
+    /// default policy and admission. All traces have the options of the
+    /// first trace.
+    pub(super) fn comparison<'a>(
+        &self,
+        first: &Source,
+        sizes: &'a [CacheSize],
+        block_bytes: u64,
+    ) -> Comparison<'a> {
         let more = self.more.iter().map(|trace| Source { trace: trace.clone(), ..first.clone() });
-        std::iter::once(first.clone()).chain(more).collect()
+        Comparison {
+            sources: std::iter::once(first.clone()).chain(more).collect(),
+            duration: None,
+            sizes,
+            segment_bytes: SEGMENT_BYTES.max(block_bytes),
+            block_bytes,
+            policy: PolicyKind::default(),
+            admission: Admission::default(),
+            shares: self.ways.share.clone(),
+            threads: None,
+            target_hit: None,
+            csv: None,
+        }
     }
 }
 
@@ -173,7 +192,7 @@ pub(super) struct Comparison<'a> {
 }
 
 /// Unit of the division, unless an option has another one.
-pub(super) const SEGMENT_BYTES: u64 = 1 << 20;
+const SEGMENT_BYTES: u64 = 1 << 20;
 /// Size of a cache block, unless an option has another one.
 pub(super) const BLOCK_BYTES: u64 = 4096;
 
@@ -217,9 +236,7 @@ pub(super) fn run(args: &ShareArgs, global: &Global) -> anyhow::Result<()> {
 pub(super) fn compare(comparison: &Comparison<'_>, global: &Global) -> anyhow::Result<()> {
     let stop = interruption()?;
     let Compared { report, .. } = simulate(comparison, &stop)?;
-    if let Some(path) = comparison.csv {
-        write(path, &csv(&report.results))?;
-    }
+    write_if(comparison.csv, || csv(&report.results))?;
     print(global.output, &report, |report| with_notes(show(report), &report.notes))
 }
 

@@ -22,8 +22,8 @@ use hob_trace::profile::Profiler;
 use hob_trace::{Op, Record};
 
 use super::feed::bar;
-use super::share::{Comparison, Division, SEGMENT_BYTES, compare};
-use super::{Source, interruption, remarks, write};
+use super::share::{Comparison, Division, compare};
+use super::{Source, interruption, remarks, write_if};
 use crate::Global;
 use crate::output::{print, with_notes};
 use report::{OPTIMUM, Report, Row, csv, draw, show};
@@ -119,17 +119,11 @@ fn divide(args: &Sim, global: &Global) -> anyhow::Result<()> {
     ensure!(args.fill == [Fill::Sectors], "--share simulates only --fill sectors");
     ensure!(args.flash_writes == [FlashWritesChange::Off], "--share simulates no flash write budget");
     let comparison = Comparison {
-        sources: args.division.sources(&args.source),
-        duration: None,
-        sizes: &args.size,
-        segment_bytes: SEGMENT_BYTES.max(block_size.bytes()),
-        block_bytes: block_size.bytes(),
         policy: one_policy(policy)?,
         admission: *admission,
-        shares: args.division.ways.share.clone(),
         threads: args.threads,
-        target_hit: None,
         csv: args.csv.as_deref(),
+        ..args.division.comparison(&args.source, &args.size, block_size.bytes())
     };
     compare(&comparison, global)
 }
@@ -173,12 +167,8 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
     }
     let trace = args.source.trace.display().to_string();
     let report = Report { trace, footprint_bytes, requests, sample: args.sample, seconds, results, notes };
-    if let Some(path) = &args.csv {
-        write(path, &csv(&report.results))?;
-    }
-    if let Some(path) = &args.picture {
-        write(path, &draw(&report))?;
-    }
+    write_if(args.csv.as_ref(), || csv(&report.results))?;
+    write_if(args.picture.as_ref(), || draw(&report))?;
     print(global.output, &report, |report| with_notes(show(report), &report.notes))
 }
 

@@ -1,19 +1,12 @@
 //! API handlers for this host's cluster.
 
-use std::sync::Arc;
-
-use axum::extract::{Query, State};
 use hob_control::{
     Cluster, ClusterAdvice, ClusterDisk, ClusterHost, ClusterMove, ClusterMoveStart, ClusterTake, Disk,
-    Problem,
 };
 use serde::Deserialize;
 
 use super::endpoints::endpoints;
-use super::extract::Answer;
-use crate::services::Services;
-
-type App = State<Arc<Services>>;
+use super::extract::Form;
 
 endpoints! { services;
     /// Returns this host's state as a member of its cluster.
@@ -58,28 +51,24 @@ endpoints! { services;
     cluster_moves() -> Vec<ClusterMove>, "4XX", "5XX" {
         services.moves.all().await
     }
+
+    /// Returns placement advice: hosts with unused flash, and disks that should move.
+    get "/v1/cluster/advice"
+    cluster_advice(; ?query: Leaving) -> ClusterAdvice, "4XX", "5XX" {
+        services.cluster.advice(query.leaving.as_deref()).await
+    }
 }
 
 /// Query parameters of `GET /v1/cluster/advice`.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Leaving {
+#[into_params(parameter_in = Query)]
+struct Leaving {
     /// Host that is to be emptied: the advice moves all its disks to other hosts.
     #[serde(default)]
     leaving: Option<String>,
 }
 
-/// Returns placement advice: hosts with unused flash, and disks that should move.
-#[utoipa::path(
-    get,
-    path = "/v1/cluster/advice",
-    operation_id = "cluster_advice",
-    params(Leaving),
-    responses((status = 200, body = ClusterAdvice), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn advice(
-    State(services): App,
-    Query(Leaving { leaving }): Query<Leaving>,
-) -> Answer<ClusterAdvice> {
-    services.cluster.advice(leaving.as_deref()).await.into()
+impl Form for Leaving {
+    const ALLOWED: &'static str = "the only parameter of this request is leaving, for example ?leaving=host1";
 }

@@ -57,6 +57,7 @@ pub(super) async fn ask(
 
 /// Query parameters of `POST /v1/loans/{borrower}/end`.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(super) struct EndQuery {
     /// Allow the other host to request a new flash lease.
     #[serde(default)]
@@ -84,6 +85,7 @@ pub(super) async fn end(
 /// Selects an incarnation of a flash lease: the number that changes each time the lending host
 /// opens the file again.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Epoch {
     /// The incarnation, as named by this host.
     epoch: String,

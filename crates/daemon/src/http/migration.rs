@@ -15,7 +15,7 @@ use hob_engine::migration::Order;
 use serde::Deserialize;
 
 use super::endpoints::endpoints;
-use super::extract::{Answer, Body, DataConnection};
+use super::extract::{Answer, DataConnection, Form};
 use crate::services::{CHANGED_BYTES_MAX, CallIn, Services};
 
 type App = State<Arc<Services>>;
@@ -50,6 +50,17 @@ endpoints! { services;
     migration_take_back(disk = "disk": "The disk"; take: TakeBack) -> DiskChanged, "4XX", "5XX" {
         services.migrations.take_back(disk, take.force).await
     }
+
+    /// For other hosts: prepares to receive the disk.
+    post "/v1/disks/{disk}/arrival/arrive"
+    arrival_arrive(disk = "disk": "The disk"; ?session: CarrySession; arrival: Arrival)
+        -> CallAnswer, "4XX", "5XX" {
+        services.migrations.call_in(disk, session, CallIn::Arrive(Box::new(arrival))).await
+    }
+}
+
+impl Form for CarrySession {
+    const ALLOWED: &'static str = "the parameters of this request are generation, attempt and lineage";
 }
 
 /// Maximum length of a page of the list of cached blocks, in bytes: enough for the maximum number
@@ -59,7 +70,6 @@ const PAGE_BYTES_MAX: usize = 128 << 10;
 /// Returns the routes of this file.
 pub(super) fn routes() -> Router<Arc<Services>> {
     Router::new()
-        .route("/v1/disks/{disk}/arrival/arrive", post(arrive))
         .route(
             "/v1/disks/{disk}/arrival/changed",
             post(changed).layer(DefaultBodyLimit::max(CHANGED_BYTES_MAX)),
@@ -67,24 +77,6 @@ pub(super) fn routes() -> Router<Arc<Services>> {
         .route("/v1/disks/{disk}/arrival/list", post(list).layer(DefaultBodyLimit::max(PAGE_BYTES_MAX)))
         .route("/v1/disks/{disk}/arrival/data", post(data))
         .route("/v1/disks/{disk}/arrival/{call}", post(call))
-}
-
-/// For other hosts: prepares to receive the disk.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/arrival/arrive",
-    operation_id = "arrival_arrive",
-    params(("disk" = String, Path, description = "The disk"), CarrySession),
-    request_body = Arrival,
-    responses((status = 200, body = CallAnswer), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn arrive(
-    State(services): App,
-    Path(disk): Path<String>,
-    Query(session): Query<CarrySession>,
-    Body(arrival): Body<Arrival>,
-) -> Answer<CallAnswer> {
-    services.migrations.call_in(disk, session, CallIn::Arrive(Box::new(arrival))).await.into()
 }
 
 /// For other hosts: invalidates changed ranges.
@@ -111,6 +103,7 @@ pub(super) async fn changed(
 
 /// Number of the page in the request's body, and whether it is the last page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(super) struct ListPage {
     /// Page number, from 0.
     page: u32,
@@ -178,6 +171,7 @@ pub(super) async fn call(
 
 /// Role of the calling host for the connection.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(super) struct DataOf {
     /// True if the calling host is the former owner, whose flash is read.
     #[serde(default)]

@@ -173,6 +173,7 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("DELETE", "/v1/disks/none?discard_dirty=true", "", 404, "'none'"),
             ("DELETE", "/v1/disks/none?discard=true", "", 400, "discard_dirty=true"),
             ("DELETE", "/v1/disks/none/cache?discard_dirty=maybe", "", 400, "discard_dirty=true"),
+            ("GET", "/v1/cluster/advice?leave=a", "", 400, "leaving"),
             ("DELETE", "/v1/tasks/7", "", 404, "no task 7"),
             ("POST", "/v1/tasks/7/acknowledge", "", 404, "no task 7"),
             ("POST", "/v1/tasks/first/acknowledge", "", 404, "tasks have numbers"),
@@ -267,6 +268,17 @@ fn the_openapi_document_describes_every_path() {
                 paths.get(path).and_then(serde_json::Value::as_object).unwrap_or_else(|| panic!("{path}"));
             for method in methods {
                 assert!(found.contains_key(*method), "{method} {path}");
+            }
+        }
+        for (path, methods) in paths {
+            let methods = methods.as_object().unwrap().values();
+            for parameter in methods.filter_map(|method| method["parameters"].as_array()).flatten() {
+                let name = parameter["name"].as_str().unwrap();
+                assert_eq!(
+                    parameter["in"] == "path",
+                    path.contains(&format!("{{{name}}}")),
+                    "{path}: {name}"
+                );
             }
         }
         for schema in ["Size", "Pool", "DiskStats", "VsphereStats", "Explanation", "Problem"] {

@@ -13,7 +13,6 @@ use hob_engine::preset::Verify;
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::is_false;
 use crate::hardware::ChangeToken;
 
 /// The configured cache of a disk.
@@ -49,7 +48,7 @@ pub(crate) struct CacheSpec {
     #[serde(default, with = "word", skip_serializing_if = "is_default")]
     pub(crate) verify: Verify,
     /// Size of the RAM tier; 0 for none.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) ram: Size,
     /// The journal of a persistent cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -115,16 +114,8 @@ impl CacheSpec {
     }
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
-}
-
-fn is_no_ring(ring: &u32) -> bool {
-    *ring == 0
-}
-
-fn is_zero(size: &Size) -> bool {
-    size.bytes() == 0
 }
 
 /// When and in which order dirty data is written to the backing.
@@ -194,7 +185,7 @@ pub(crate) struct JournalSpec {
     pub(crate) ring: u32,
     /// Recovery must not use clean data of journal rings up to this number, because one of these
     /// rings was lost.
-    #[serde(default, skip_serializing_if = "is_no_ring")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) lost_ring: u32,
     /// State of the backing when the cache was closed, until the cache is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -208,19 +199,19 @@ pub(crate) struct JournalSpec {
     pub(crate) used: Option<UsedIn>,
     /// True if another program took over the backing while hob served it, which invalidates all
     /// cached data.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) foreign: bool,
     /// The last complete ring of the journal, or 0. If flash has neither it nor a later one, the
     /// ring was lost, or the flash was replaced by an older copy.
-    #[serde(default, skip_serializing_if = "is_no_ring")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) written: u32,
     /// The highest ring number that was never in use, because the ring could not be made; or 0.
-    #[serde(default, skip_serializing_if = "is_no_ring")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) unused: u32,
     /// True if hob has begun to remove the cache from flash, or if an operator has removed a
     /// missing device, which may have the journal, from the pool. Then the journal does not count
     /// as lost if it is absent, and an older ring counts as outdated.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) ended: bool,
     /// True if the last write mode is unknown, because `hob serve` saves no state.
     #[serde(skip)]

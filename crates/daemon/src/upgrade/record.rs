@@ -102,12 +102,8 @@ pub(crate) struct ClientEntry {
     pub(crate) received: u32,
     /// True if the client is the kernel, for a block device of this host. Absent otherwise, so that
     /// earlier versions accept the record.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_kernel: bool,
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 /// Why a record is invalid.
