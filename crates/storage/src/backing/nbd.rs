@@ -70,6 +70,7 @@ use hob_nbd::{CommandFlags, TransmissionFlags};
 use super::{
     BackingInfo, BackingOptions, Driver, OpenError, SizeProbe, Status, StatusExtent, WaitMax, stripe,
 };
+use crate::filesystem::FileNumber;
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
@@ -307,6 +308,11 @@ impl NbdBacking {
     /// which is also a `qemu-nbd`, replaces it before the first change.
     pub(crate) fn becomes_writable(&mut self) {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
+    }
+
+    /// Sets the number of the image file that the server has open.
+    pub(crate) fn set_file(&mut self, file: Option<FileNumber>) {
+        self.info.file = file;
     }
 
     /// Sets a function that is called before each attempt to connect again, in a thread that may

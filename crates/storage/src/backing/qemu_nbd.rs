@@ -45,6 +45,7 @@ use super::nbd::{BeforeConnecting, NbdBacking, open_uri};
 use super::{
     BackingInfo, BackingOptions, Driver, Format, Lock, NotShared, OpenError, Parent, Status, WaitMax,
 };
+use crate::filesystem::file_number;
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -115,6 +116,7 @@ pub(super) fn open(
                             server.set_content(constant);
                         }
                         let server = Arc::new(server);
+                        inner.set_file(file_number(&metadata));
                         inner.set_before_connecting(revival(&server));
                         let backing = QemuNbd { inner, server, access, options, constant, parent_state };
                         return Ok(Box::new(backing));

@@ -31,7 +31,7 @@ use hob_storage::pool::OwnerId;
 use super::flash::{self, Flash};
 use super::{disks, exports, observe, pools};
 use crate::api_error::{ApiError, Result, conflict, not_found};
-use crate::hardware::Lock;
+use crate::hardware::{FileNumber, Lock};
 use crate::request_recorder::Counter;
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
@@ -186,6 +186,8 @@ pub(in crate::services) struct DeviceEntry {
     pub(in crate::services) access: &'static str,
     /// UUID of the device while it is open.
     pub(in crate::services) uuid: Option<String>,
+    /// Number of the device's regular file while it is open.
+    pub(in crate::services) file: Option<FileNumber>,
     /// Location of the device if it is on another host.
     pub(in crate::services) peer: Option<PeerState>,
     /// Segments, with shard ids, that caches lost when the device was fenced. Lost segments are not
