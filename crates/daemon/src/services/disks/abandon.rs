@@ -296,7 +296,8 @@ impl Inner {
 
     /// Returns when other hosts may acquire a closed disk that this host releases. Other hosts must
     /// wait if the backing may still execute requests of this host that are younger than `settle`.
-    /// If the disk was opened and closed again since such a request, this does not show that the
+    /// A change that failed with EIO counts too, although nothing is in flight any more: kernels
+    /// and servers also answer EIO after a timeout. If the disk was opened and closed again since such a request, this does not show that the
     /// request has ended.
     pub(in crate::services) fn release_of(&self, name: &str, settle: Duration) -> Release {
         let since = self.disk(name).ok().and_then(|disk| disk.unanswered_since);
