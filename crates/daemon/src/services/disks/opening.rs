@@ -500,6 +500,11 @@ impl Disks {
         ) {
             return;
         }
+        // Each attempt that fails while its journal is read would add a thread, and an index in memory.
+        let is_read = |disk: &DiskEntry| disk.journal_reader.strong_count() > 0;
+        if self.registry.inner().disk(name).is_ok_and(is_read) {
+            return;
+        }
         let is_new = self.registry.inner().disk(name).is_ok_and(|disk| disk.wanted.is_new);
         let recovering = match self.open_by_owner(name, Open::AtOnce).await {
             Ok((notes, recovering)) => {

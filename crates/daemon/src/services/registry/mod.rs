@@ -217,6 +217,9 @@ pub(in crate::services) struct DiskEntry {
     /// The journal rings from which the cache of the served disk is being recovered; `None` if it
     /// is not.
     pub(in crate::services) recovering: Option<disks::OldRings>,
+    /// Exists while a thread reads the journal of the cache. The opening of the disk for which it
+    /// reads may have failed already.
+    pub(in crate::services) journal_reader: Weak<()>,
     /// Data segments of the cache, with shard ids.
     pub(in crate::services) held: Vec<Segment>,
     /// Segments of the cache's replica on another host, with shard ids.

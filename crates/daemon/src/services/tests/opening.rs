@@ -70,6 +70,23 @@ fn a_disk_that_its_shard_keeps_after_a_failed_opening_is_opened_when_the_shard_h
     });
 }
 
+/// Each reading of a journal needs a thread, and memory for the index.
+#[test]
+fn a_disk_is_not_opened_again_while_its_journal_is_read_for_a_failed_opening() {
+    run(async |bench| {
+        let state = DiskState::new("vm".into(), bench.image("vm.img", 8), false);
+        drop(bench.services.disks.enter(state, None).unwrap());
+        let reader = Arc::new(());
+        bench.services.registry.inner().disk_mut("vm").unwrap().journal_reader = Arc::downgrade(&reader);
+        let state = || bench.services.observe.disk("vm").unwrap().state;
+        bench.services.disks.bring_online("vm").await;
+        assert_eq!(state(), DiskLife::Offline);
+        drop(reader);
+        bench.services.disks.bring_online("vm").await;
+        assert_eq!(state(), DiskLife::Online);
+    });
+}
+
 /// The command that adds a disk ends, although the removal of the incomplete disk waits for its backing.
 #[test]
 fn a_disk_without_its_socket_is_taken_from_its_shard_although_its_backing_does_not_answer() {
