@@ -521,7 +521,7 @@ impl Driver for NbdBacking {
         self.state = match std::mem::replace(&mut self.state, State::Closed) {
             State::Connected(connection) => {
                 let Connection { fd, wire, gather, .. } = *connection;
-                let is_idle = gather.is_some() && self.jobs.is_empty();
+                let is_idle = gather.is_some() && self.jobs.is_empty() && self.repeat.is_none();
                 if is_idle {
                     connect::end_politely(ring.borrow(fd));
                 }
@@ -572,13 +572,18 @@ impl Driver for NbdBacking {
         if self.hold == Hold::No {
             self.hold = Hold::Back;
         }
-        if self.jobs.has_changes() {
+        // Repeated changes could overwrite newer data of the next owner like other changes.
+        if self.jobs.has_changes() || self.is_repeating() {
             self.break_connection(
                 ring,
                 now,
                 "this host may not own the disk any more, and the results of changes in flight are unknown",
             );
         }
+    }
+
+    fn is_repeating(&self) -> bool {
+        self.repeat.is_some()
     }
 
     fn resume(&mut self) {

@@ -227,7 +227,8 @@ impl Driver for QemuNbd {
     delegate! {
         inner:
         info attach submit take_loss poll_exposure poll_done poll_timeout handle_timeout submit_status
-        poll_status set_wait_max wait_max suspend resume revoke close is_closed read_before_attach
+        poll_status set_wait_max wait_max suspend resume is_repeating revoke close is_closed
+        read_before_attach
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {

@@ -43,6 +43,8 @@ pub struct Script {
     /// Bytes that are sent instead of replies.
     pub garbage: Option<Vec<u8>>,
     pub connections: usize,
+    /// Number of connections that have ended.
+    pub ended: usize,
     pub seen: Vec<(Command, u64, u32, CommandFlags)>,
 }
 
@@ -83,6 +85,7 @@ impl Server {
             withheld: Vec::new(),
             garbage: None,
             connections: 0,
+            ended: 0,
             seen: Vec::new(),
         }));
         let shared = script.clone();
@@ -95,6 +98,7 @@ impl Server {
                 std::thread::spawn(move || {
                     let _ = serve(&stream, &script);
                     let _ = stream.shutdown(Shutdown::Both);
+                    script.lock().unwrap().ended += 1;
                 });
             }
         });
