@@ -27,6 +27,8 @@ pub struct Script {
     pub refuse: bool,
     /// True if requests are answered with NBD_ESHUTDOWN until the client disconnects.
     pub shuts_down: bool,
+    /// Number of requests that are answered with NBD_ESHUTDOWN next.
+    pub shutdown_replies: usize,
     /// Number of connections that the client ended with NBD_CMD_DISC.
     pub disconnects: usize,
     /// True if requests are read and never answered.
@@ -77,6 +79,7 @@ impl Server {
             answers_left: None,
             refuse: false,
             shuts_down: false,
+            shutdown_replies: 0,
             disconnects: 0,
             silent: false,
             sick: false,
@@ -165,7 +168,8 @@ fn serve(mut stream: &UnixStream, script: &Mutex<Script>) -> std::io::Result<()>
         }
         let out = match script.garbage.take() {
             Some(garbage) => garbage,
-            None if script.shuts_down => {
+            None if script.shuts_down || script.shutdown_replies > 0 => {
+                script.shutdown_replies = script.shutdown_replies.saturating_sub(1);
                 let mut out = Vec::new();
                 reply::push_simple_error(&mut out, request.cookie, ErrorCode::Shutdown);
                 out
