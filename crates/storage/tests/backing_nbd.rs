@@ -122,6 +122,21 @@ fn durable_writes_are_flushed_one_way_or_another() {
     rig.close();
 }
 
+/// A server that does not offer FUA may ignore the flag.
+#[test]
+fn a_durable_write_that_is_sent_again_to_a_server_without_fua_is_flushed() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    server.set(|script| (script.answers_left, script.export.can_fua) = (Some(0), false));
+    rig.write(DURABLE, 0, &[1; 4096]).unwrap();
+    let mut seen = server.script.lock().unwrap().seen.clone();
+    seen.retain(|(command, ..)| matches!(command, Nbd::Write | Nbd::Flush));
+    let expected = [(Nbd::Write, 0, 4096, CommandFlags::NONE), (Nbd::Flush, 0, 0, CommandFlags::NONE)];
+    assert_eq!(seen[seen.len() - 2..], expected);
+    rig.close();
+}
+
 /// The server has then failed a flush, and the next one that succeeds says nothing about what was written before.
 #[test]
 fn a_durable_write_that_fails_reports_a_loss_of_what_was_not_flushed() {

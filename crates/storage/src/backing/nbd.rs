@@ -32,12 +32,12 @@
 //! to this thread. Identity and cached data do not depend on TLS.
 //!
 //! # Servers with fewer features
-//! Without FUA, a flush follows the write. Without TRIM, discards are acknowledged. Without
-//! WRITE_ZEROES, zeroes are sent as data. Without BLOCK_STATUS, everything counts as data. A
-//! minimum block size above a sector is refused. A smaller minimum becomes the disk's minimum block
-//! size ([`BackingInfo::block_bytes_min`]), and unaligned requests are refused. An export that is
-//! smaller after a reconnection is another disk, and all I/O fails from then on. A larger export
-//! has grown. A command grows the disk.
+//! Without FUA, a flush follows the write, also if the write is sent again to another server.
+//! Without TRIM, discards are acknowledged. Without WRITE_ZEROES, zeroes are sent as data. Without
+//! BLOCK_STATUS, everything counts as data. A minimum block size above a sector is refused. A
+//! smaller minimum becomes the disk's minimum block size ([`BackingInfo::block_bytes_min`]), and
+//! unaligned requests are refused. An export that is smaller after a reconnection is another disk,
+//! and all I/O fails from then on. A larger export has grown. A command grows the disk.
 
 pub(crate) mod connect;
 pub(crate) mod depth;

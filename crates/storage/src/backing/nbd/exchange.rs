@@ -6,7 +6,7 @@ use hob_engine::gather::Gather;
 use hob_engine::io::{BufferSlice, IoError};
 use hob_nbd::client::reply::{ReplyDecoder, ReplyEvent, ReplyLimits};
 use hob_nbd::client::request;
-use hob_nbd::{CommandFlags, ErrorCode, Extent};
+use hob_nbd::{CommandFlags, ErrorCode, Extent, TransmissionFlags};
 
 use super::connect::Link;
 use super::jobs::{Job, Jobs, What};
@@ -38,6 +38,9 @@ impl NbdBacking {
         let gather = Some(Gather::default());
         let connection = Connection { fd, wire: link.wire, decoder, rx: None, gather, place, shutdown: None };
         self.state = State::Connected(Box::new(connection));
+        if !self.can(TransmissionFlags::SEND_FUA) {
+            self.jobs.replace_fua(self.can(TransmissionFlags::SEND_FLUSH));
+        }
         self.begin_repeat();
         self.send(ring);
     }
