@@ -232,33 +232,50 @@ impl Disks {
     }
 
     /// Repeats, until it succeeds, the removal of a disk from its shard. The shard has refused the
-    /// removal, for example because the journal of the disk's cache cannot be closed. The shard has
-    /// the disk as `id`. The entry of the disk, if it still exists, is offline and has the id
-    /// `new_id`; the disk is then opened again.
-    pub(super) fn remove_kept_disk(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
+    /// removal, for example because the journal of the disk's cache cannot be closed. The shard still
+    /// has the disk as `id`, so the entry of the disk, which the caller takes offline, gets another
+    /// id. If this entry still exists after the removal, the disk is opened again.
+    pub(super) fn remove_kept_disk(&self, name: &str, shard: &ShardHandle, id: DiskId) {
+        let new_id = {
+            let mut inner = self.registry.inner();
+            // No other disk may get the id that the shard uses.
+            let new_id = inner.new_disk_id();
+            inner.abandoned.insert(id, name.to_owned());
+            if let Ok(disk) = inner.disk_mut(name) {
+                disk.id = new_id;
+            }
+            new_id
+        };
         let (service, name, shard) = (self.clone(), name.to_owned(), shard.clone());
         spawn(async move { service.repeat_removal(&name, &shard, id, new_id).await });
     }
 
     async fn repeat_removal(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
-        let (guard, gone) = loop {
+        let (guard, is_same, gone) = loop {
             sleep(REMOVE_EVERY).await;
             let guard = self.registry.guard_disk(name, OPENING).ok();
-            let is_removed = self.registry.inner().disk(name).is_err();
+            let (is_removed, is_same) = {
+                let inner = self.registry.inner();
+                let disk = inner.disk(name);
+                (disk.is_err(), disk.is_ok_and(|disk| disk.id == new_id) && inner.is_offline(name))
+            };
             if guard.is_none() && !is_removed {
                 continue;
             }
-            match self.leave_shard(name, shard, id).await {
-                Ok(gone) => break (guard, gone),
-                Err(ShardError::Gone | ShardError::Command(CommandError::NoSuchDisk)) => return,
+            let left = match is_same {
+                true => self.leave_shard_with_bitmaps(name, shard, id).await,
+                false => self.leave_shard(name, shard, id).await,
+            };
+            match left {
+                Ok(gone) => break (guard, is_same, gone),
+                Err(ShardError::Gone | ShardError::Command(CommandError::NoSuchDisk)) => {
+                    self.registry.inner().abandoned.remove(&id);
+                    return;
+                }
                 Err(error) => tracing::debug!("disk {name}: its shard still refuses to remove it: {error}"),
             }
         };
         let is_closing = gone.is_closing;
-        let is_same = {
-            let inner = self.registry.inner();
-            inner.is_offline(name) && inner.disk(name).is_ok_and(|disk| disk.id == new_id)
-        };
         let released = match is_same {
             true => self.release_closed(name, gone).await,
             false => flash::blocking(move || drop(gone)).await,

@@ -439,15 +439,7 @@ impl Disks {
         let released = match left {
             Ok(gone) => self.release_closed(name, gone).await,
             Err(error) => {
-                let mut inner = self.registry.inner();
-                // The shard still has the disk, so no other disk may get its id.
-                let new_id = inner.new_disk_id();
-                inner.abandoned.insert(id, name.to_owned());
-                if let Ok(disk) = inner.disk_mut(name) {
-                    disk.id = new_id;
-                }
-                drop(inner);
-                self.remove_kept_disk(name, shard, id, new_id);
+                self.remove_kept_disk(name, shard, id);
                 Err(error.into())
             }
         };

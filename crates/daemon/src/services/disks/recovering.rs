@@ -220,7 +220,12 @@ impl Disks {
             // Later this process may open the disk again, which finds or creates its cache.
             let taken = match self.exports.take_from_shard(name, &shard, id).await {
                 Ok(gone) => self.release_closed(name, gone).await,
-                Err(error) => Err(error.into()),
+                Err(error) => {
+                    if !is_leaving(&error) {
+                        self.remove_kept_disk(name, &shard, id);
+                    }
+                    Err(error.into())
+                }
             };
             if let Err(error) = taken {
                 tracing::warn!("{name}: {error}");
