@@ -20,7 +20,7 @@ use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Disks;
-use crate::api_error::{ApiError, Result};
+use crate::api_error::{ApiError, Result, conflict};
 use crate::background::spawn;
 use crate::cluster::Release;
 use crate::services::flash;
@@ -241,6 +241,7 @@ impl Disks {
             // No other disk may get the id that the shard uses.
             let new_id = inner.new_disk_id();
             inner.abandoned.insert(id, name.to_owned());
+            inner.kept_by_shard.insert(id);
             if let Ok(disk) = inner.disk_mut(name) {
                 disk.id = new_id;
             }
@@ -269,12 +270,15 @@ impl Disks {
             match left {
                 Ok(gone) => break (guard, is_same, gone),
                 Err(ShardError::Gone | ShardError::Command(CommandError::NoSuchDisk)) => {
-                    self.registry.inner().abandoned.remove(&id);
+                    let mut inner = self.registry.inner();
+                    inner.abandoned.remove(&id);
+                    inner.kept_by_shard.remove(&id);
                     return;
                 }
                 Err(error) => tracing::debug!("disk {name}: its shard still refuses to remove it: {error}"),
             }
         };
+        self.registry.inner().kept_by_shard.remove(&id);
         let is_closing = gone.is_closing;
         let released = match is_same {
             true => self.release_closed(name, gone).await,
@@ -305,6 +309,18 @@ impl Inner {
     /// Returns true if an abandoned backing of the disk still has requests in flight.
     pub(in crate::services) fn is_abandoned(&self, name: &str) -> bool {
         self.abandoned.values().any(|of| of == name)
+    }
+
+    /// Refuses to use the cache of an offline disk on flash if a shard still uses this cache, because
+    /// the shard has refused to remove the disk.
+    pub(super) fn check_left_by_shard(&self, name: &str) -> Result<()> {
+        let is_kept = self.kept_by_shard.iter().any(|id| self.abandoned.get(id).is_some_and(|of| of == name));
+        if !is_kept {
+            return Ok(());
+        }
+        Err(conflict!("{name} is offline, but its cache is still open: the cache could not be closed").hint(
+            "repeat the command later: hob tries to close the cache every 5 s; if that does not succeed, restart the daemon",
+        ))
     }
 
     fn is_offline(&self, name: &str) -> bool {

@@ -54,6 +54,7 @@ impl Disks {
                 return Err(conflict!("{name} is online: read its dirty data through the disk")
                     .hint(format!("'hob drain {name}' writes the dirty data to the backing")));
             }
+            inner.check_left_by_shard(name)?;
             let journal = spec.journal.ok_or_else(|| {
                 ApiError::conflict("this cache can have no dirty data: the backing has all data")
             })?;

@@ -134,6 +134,8 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) lease_disks: BTreeSet<DiskId>,
     /// Removed disks whose backing is still open. The ids of these disks cannot be reused yet.
     pub(in crate::services) abandoned: BTreeMap<DiskId, String>,
+    /// Ids in `abandoned` of disks that their shard refuses to remove, so that their cache is in use.
+    pub(in crate::services) kept_by_shard: BTreeSet<DiskId>,
     /// Shard ids of devices on other hosts whose content is no longer valid.
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
     /// Incoming disks, in the state in which they waited for the cluster.
