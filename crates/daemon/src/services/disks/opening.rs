@@ -170,10 +170,15 @@ impl Disks {
     /// Removes a new disk for which a part of the request failed.
     async fn take_back(&self, name: &str) {
         self.exports.table().remove_disk(name).await;
+        // The entry must not unmount a file when it is dropped under the registry's lock.
+        self.exports.hide_file_at_end(name).await;
+        self.exports.drop_device(name).await;
         if let Ok((shard, id)) = self.registry.shard_of(name)
             && let Err(error) = self.leave_shard(name, &shard, id).await
         {
             tracing::warn!("{name}: {error}");
+            // No other disk may get the id.
+            self.remove_kept_disk(name, &shard, id);
         }
         self.exports.forget_bitmaps(name).await;
         self.leave_disk(name).await;
