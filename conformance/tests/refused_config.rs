@@ -1,5 +1,5 @@
-//! If hob.toml is invalid, a daemon starts with the hob.toml of its last start, and reports this in
-//! health. A daemon that was never started before does not start.
+//! If hob.toml is invalid, a daemon starts with the last hob.toml that it accepted, and reports this
+//! in health. A daemon that was never started before does not start.
 
 use std::time::Duration;
 

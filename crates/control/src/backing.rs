@@ -94,16 +94,25 @@ impl BackingState {
                 waiting(*waiting_requests)
             ),
             BackingState::Failing { since_seconds, failed_last_minute, last_error } => format!(
-                "has failed requests for {since_seconds} s, {failed_last_minute} of them in the last minute; \
-                 last error: {last_error}"
+                "has failed requests for {}, {failed_last_minute} of them in the last minute; \
+                 last error: {last_error}",
+                seconds(*since_seconds)
             ),
             BackingState::Reconnecting { since_seconds, last_error, waiting_requests } => {
-                format!("reconnecting for {since_seconds} s: {last_error}; {}", waiting(*waiting_requests))
+                let (since, waiting) = (seconds(*since_seconds), waiting(*waiting_requests));
+                format!("reconnecting for {since}: {last_error}; {waiting}")
             }
             BackingState::Failed { since_seconds, last_error } => {
-                format!("failed {since_seconds} s ago: {last_error}; every request fails")
+                format!("failed {} ago: {last_error}; every request fails", seconds(*since_seconds))
             }
         }
+    }
+}
+
+fn seconds(whole: u64) -> String {
+    match whole {
+        0 => "less than 1 s".to_owned(),
+        more => format!("{more} s"),
     }
 }
 
@@ -153,6 +162,23 @@ mod tests {
             assert_eq!((json["state"].as_str(), state.name()), (Some(name), name));
             assert_eq!(serde_json::from_value::<BackingState>(json).unwrap(), state);
             assert_eq!(state.sentence(), sentence);
+        }
+    }
+
+    #[test]
+    fn a_state_that_has_just_begun_is_not_said_to_have_lasted_for_0_s() {
+        let last_error = || "x".to_owned();
+        let failing =
+            BackingState::Failing { since_seconds: 0, failed_last_minute: 1, last_error: last_error() };
+        let reconnecting =
+            BackingState::Reconnecting { since_seconds: 0, last_error: last_error(), waiting_requests: 0 };
+        let failed = BackingState::Failed { since_seconds: 0, last_error: last_error() };
+        for (state, begin) in [
+            (failing, "has failed requests for less than 1 s, 1 of them"),
+            (reconnecting, "reconnecting for less than 1 s: x"),
+            (failed, "failed less than 1 s ago: x"),
+        ] {
+            assert!(state.sentence().starts_with(begin), "{}", state.sentence());
         }
     }
 }

@@ -29,6 +29,7 @@ use super::state::{DatastoreState, State};
 use check::Findings;
 pub(crate) use cluster::ClusterConfig;
 pub use control::{ControlConfig, Role};
+pub(crate) use last_valid::Accepted;
 pub(crate) use migrate::{MigrateConfig, MigrationTls};
 pub(crate) use nbd::check_nbd;
 pub use nbd::{NbdEntry, NbdSecrets, NbdTlsFiles};
@@ -111,7 +112,7 @@ pub struct Config {
     /// The text that was read.
     #[serde(skip)]
     text: String,
-    /// Reason why the current file is not in use. This is the configuration of the last start.
+    /// Reason why the current file is not in use. This is the last configuration that was accepted.
     #[serde(skip)]
     refused: Option<String>,
 }
@@ -339,7 +340,8 @@ impl Config {
         self.path.as_deref()
     }
 
-    /// Returns why the current file is not in use, if this is the configuration of the last start.
+    /// Returns why the current file is not in use, if this is the last configuration that was
+    /// accepted.
     pub(crate) fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
     }

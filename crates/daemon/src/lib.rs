@@ -141,8 +141,8 @@ impl Plan {
     }
 
     /// Creates the plan of a daemon from the configuration file at `path`. If the file is invalid,
-    /// uses the configuration of the last start. `complete` adds the settings of the command line
-    /// to the configuration.
+    /// uses the last configuration that was accepted. `complete` adds the settings of the command
+    /// line to the configuration.
     pub fn of_file(path: &Path, complete: impl Fn(&mut Config)) -> anyhow::Result<Plan> {
         let plan = |mut config: Config| {
             complete(&mut config);
@@ -190,6 +190,15 @@ impl Plan {
         outside.extend(state.err().map(|error| format!("{error:#}")));
         config.refuse(outside)?;
         config.check_host()
+    }
+
+    /// Checks that the files, users and groups that a configuration names can be read, as a start
+    /// does.
+    fn check_names(config: &Config) -> anyhow::Result<()> {
+        Guard::of_config(&config.control)?;
+        listen_addresses(&config.listen, &config.nbd)?;
+        SocketAccess::of(&config.sockets())?;
+        Ok(())
     }
 
     /// Creates the plan of `hob serve` with one disk.
@@ -356,7 +365,7 @@ async fn serve(
     let _ = lifecycle.ready.set(());
     notifier.ready(&services);
     if let Some(accepted) = accepted {
-        tokio::task::spawn_blocking(|| watchdog::contained(|| accepted.keep()));
+        background::spawn(services.hob_toml.clone().keep_started(accepted));
     }
     // No task ends by itself; if a task does, the daemon exits.
     match tasks.join_next().await {

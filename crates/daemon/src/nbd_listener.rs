@@ -322,10 +322,16 @@ fn attach(
     leftover: Vec<u8>,
     attachment: (Transport, ConnectionPermit),
 ) -> io::Result<()> {
-    // The export may have been removed during the negotiation.
-    let Some(export) = visible.get(&negotiated.export) else { return Ok(()) };
+    // The export may have been removed during the negotiation, or replaced by another one.
+    let export = visible.get(&negotiated.export).filter(|export| permits(&export.info, &negotiated.info));
+    let Some(export) = export else { return Ok(()) };
     let Export { disk, shard, promote, .. } = export;
     shard.attach(disk, socket, negotiated, leftover, promote, attachment).map_err(io::Error::other)
+}
+
+/// Returns true if an export has the size and the rights that were announced to a client.
+fn permits(present: &ExportInfo, announced: &ExportInfo) -> bool {
+    present.size_bytes >= announced.size_bytes && (announced.read_only || !present.read_only)
 }
 
 /// The result of a negotiation.
@@ -517,6 +523,18 @@ mod tests {
         // A disk that could not be opened has no export.
         let opening = exports.begin_opening("db", ["db".to_owned()]);
         assert!(matches!(ask(&exports, &all, "db", || drop(opening)).await, Some(Step::Disconnect)));
+    }
+
+    /// The shard enforces what was announced to the client.
+    #[test]
+    fn a_client_gets_no_more_rights_than_the_export_has_after_the_negotiation() {
+        let writable = ExportInfo::new(8192);
+        let read_only = ExportInfo { read_only: true, ..writable.clone() };
+        assert!(permits(&writable, &writable) && permits(&read_only, &read_only));
+        assert!(permits(&writable, &read_only), "the client does not write");
+        assert!(!permits(&read_only, &writable));
+        assert!(permits(&ExportInfo::new(12288), &writable), "the disk has grown");
+        assert!(!permits(&ExportInfo::new(4096), &writable));
     }
 
     #[tokio::test]

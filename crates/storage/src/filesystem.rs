@@ -1,6 +1,16 @@
 //! Properties of a file's filesystem: data in memory, and operations that never block their caller.
+//! The file's number in it.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
+
+/// Device and inode of a regular file. They tell the file from every other file that exists.
+pub type FileNumber = (u64, u64);
+
+/// Returns the number of a regular file; `None` for a file of another type.
+pub fn file_number(metadata: &Metadata) -> Option<FileNumber> {
+    metadata.is_file().then(|| (metadata.dev(), metadata.ino()))
+}
 
 /// `f_type` of tmpfs and of ramfs.
 const MEMORY_FILESYSTEMS: [u32; 2] = [0x0102_1994, 0x8584_58F6];

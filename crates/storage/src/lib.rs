@@ -32,4 +32,5 @@ mod memory;
 mod pauses;
 mod time_limit;
 
+pub use filesystem::{FileNumber, file_number};
 pub use lock::PathLock;

@@ -122,6 +122,21 @@ fn durable_writes_are_flushed_one_way_or_another() {
     rig.close();
 }
 
+/// A server that does not offer FUA may ignore the flag.
+#[test]
+fn a_durable_write_that_is_sent_again_to_a_server_without_fua_is_flushed() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    server.set(|script| (script.answers_left, script.export.can_fua) = (Some(0), false));
+    rig.write(DURABLE, 0, &[1; 4096]).unwrap();
+    let mut seen = server.script.lock().unwrap().seen.clone();
+    seen.retain(|(command, ..)| matches!(command, Nbd::Write | Nbd::Flush));
+    let expected = [(Nbd::Write, 0, 4096, CommandFlags::NONE), (Nbd::Flush, 0, 0, CommandFlags::NONE)];
+    assert_eq!(seen[seen.len() - 2..], expected);
+    rig.close();
+}
+
 /// The server has then failed a flush, and the next one that succeeds says nothing about what was written before.
 #[test]
 fn a_durable_write_that_fails_reports_a_loss_of_what_was_not_flushed() {
@@ -472,6 +487,66 @@ fn cancelled_changes_wait_until_the_disk_continues() {
         assert_eq!(connections(), 2);
         assert_eq!(rig.read(4096, 4096), Ok(pattern(4096, 2)));
         rig.close();
+    });
+}
+
+/// Breaks the connection of an idle disk, and waits until the next server has read the repeated
+/// changes. That server answers nothing.
+fn repeat_to_a_silent_server(rig: &mut Rig, server: &Server) {
+    server.set(|script| (script.refuse, script.answers_left) = (true, Some(0)));
+    let read = rig.start(IoOp::Read, 0, 4096, None);
+    while !matches!(rig.backing.monitor().condition(), Condition::Reconnecting { .. }) {
+        rig.turn();
+    }
+    let now = rig.now();
+    rig.backing.set_wait_max(now, WaitMax::Expired);
+    assert_eq!(rig.wait(read), Err(IoError::Failed));
+    rig.take(read, 0, 0);
+    let writes = server.count(Nbd::Write);
+    server.set(|script| (script.refuse, script.silent) = (false, true));
+    while server.count(Nbd::Write) == writes {
+        rig.turn();
+    }
+}
+
+/// Repeated changes could overwrite data of the disk's next owner.
+#[test]
+fn repeated_changes_wait_until_the_disk_continues() {
+    both_kinds(|kind| {
+        let server = Server::start(ExportInfo::new(MIB));
+        let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        rig.write(WRITE, 0, &pattern(4096, 1)).unwrap();
+        assert!(!rig.backing.may_change_later());
+        repeat_to_a_silent_server(&mut rig, &server);
+        assert!(rig.backing.may_change_later(), "the server may still execute the repeated write");
+        let now = rig.now();
+        rig.backing.suspend(&mut rig.ring, now);
+        let condition = rig.backing.monitor().condition();
+        assert!(matches!(condition, Condition::Reconnecting { .. }), "{condition:?}");
+        server.set(|script| (script.silent, script.data) = (false, vec![0; MIB as usize]));
+        let connections = server.script.lock().unwrap().connections;
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(300) {
+            rig.turn();
+        }
+        assert_eq!(server.script.lock().unwrap().connections, connections);
+        assert!(server.script.lock().unwrap().data[..4096].iter().all(|byte| *byte == 0));
+        rig.backing.resume();
+        assert_eq!(rig.read(0, 4096), Ok(pattern(4096, 1)));
+        assert!(!rig.backing.take_loss());
+        // A connection with repeated changes in flight is not closed like an idle one.
+        repeat_to_a_silent_server(&mut rig, &server);
+        rig.turn();
+        rig.close();
+        let has_ended = || {
+            let script = server.script.lock().unwrap();
+            script.ended >= script.connections
+        };
+        while !has_ended() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(server.script.lock().unwrap().disconnects, 0);
     });
 }
 

@@ -45,6 +45,32 @@ fn a_server_that_shuts_down_is_disconnected_from_and_waited_for() {
     });
 }
 
+/// A kill of hob would lose the first change until the next server has it.
+#[test]
+fn a_repeated_change_that_a_server_refuses_at_its_shutdown_stays_exposed() {
+    both_kinds(|kind| {
+        let server = Server::start(ExportInfo::new(MIB));
+        let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        let volatile = IoOp::Write(Durability::Volatile);
+        (0..2).for_each(|n| rig.write(volatile, n * 8192, &pattern(4096, 1)).unwrap());
+        assert_eq!(rig.backing.poll_exposure(), None);
+        server.set(|script| (script.answers_left, script.shutdown_replies) = (Some(0), 1));
+        let read = rig.start(IoOp::Read, 0, 4096, None);
+        let mut reports = Vec::new();
+        while rig.done.is_empty() {
+            rig.turn();
+            reports.extend(rig.backing.poll_exposure());
+        }
+        rig.wait(read).unwrap();
+        assert_eq!(rig.take(read, 0, 4096), pattern(4096, 1));
+        assert_eq!(reports, [true, false]);
+        assert_eq!(server.script.lock().unwrap().connections, 3);
+        assert!(!rig.backing.take_loss());
+        rig.close();
+    });
+}
+
 #[test]
 fn nbdkit_can_exit_while_requests_wait_and_they_are_answered_by_the_next_one() {
     let dir = tempfile::tempdir().unwrap();

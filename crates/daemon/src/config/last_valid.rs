@@ -1,5 +1,6 @@
-//! The hob.toml of the last start, saved in the state directory. A daemon whose hob.toml is invalid
-//! starts with this copy ([0046](../../../../docs/decisions/0046-what-ends-the-daemon.md)).
+//! The last hob.toml that a start or `hob config apply` accepted, saved in the state directory. A
+//! daemon whose hob.toml is invalid starts with this copy
+//! ([0046](../../../../docs/decisions/0046-what-ends-the-daemon.md)).
 //!
 //! The first line of the copy names the original file, so that no other daemon uses it. The copy is
 //! text like the original, and has the same permissions as the state, because it may name secrets.
@@ -25,16 +26,15 @@ pub(crate) struct Accepted {
 }
 
 impl Config {
-    /// Returns the configuration to save after a successful start; `None` if the daemon runs with
-    /// the saved copy.
+    /// Returns the configuration to save after a successful start or apply; `None` if this is the
+    /// saved copy.
     pub(crate) fn to_keep(&self) -> Option<Accepted> {
         let path = self.path.as_deref().filter(|_| self.refused.is_none())?;
         Some(Accepted { directory: self.state_dir.clone(), text: format!("{}\n{}", head(path), self.text) })
     }
 
-    /// Loads the configuration of the last start, after the file at `path` was refused because of
-    /// `why`. The state and the files that it names are not checked, because they were valid at
-    /// that start.
+    /// Loads the saved copy, after the file at `path` was refused because of `why`. The state and
+    /// the files that the copy names are not checked, because they were valid when it was saved.
     pub(crate) fn load_accepted(path: &Path, why: &str) -> Option<Config> {
         let directory =
             fs::read_to_string(path).map_or_else(|_| default_state_dir(), |text| state_dir(&text));
@@ -43,9 +43,9 @@ impl Config {
         let config = Config::read(&text, false).ok()?;
         let why = why.lines().collect::<Vec<_>>().join("; ");
         let path = path.to_owned();
-        tracing::error!("{why}; the daemon starts with the configuration of its last start");
+        tracing::error!("{why}; the daemon starts with the last hob.toml that it accepted");
         let refused = format!(
-            "{why}; the daemon uses the configuration of its last start. Correct the file until 'hob daemon --check' accepts it, and reload or use 'hob config apply'"
+            "{why}; the daemon uses the last hob.toml that it accepted. Correct the file until 'hob daemon --check' accepts it, and reload or use 'hob config apply'"
         );
         Some(Config { path: Some(path), text, refused: Some(refused), ..config })
     }

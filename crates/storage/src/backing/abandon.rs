@@ -100,6 +100,7 @@ impl Backing {
     pub fn revoke(&mut self, ring: &mut Ring, now: Instant) {
         if !std::mem::replace(&mut self.is_revoked, true) {
             self.left_requests |= self.in_flight.has_changes()
+                || self.driver.is_repeating()
                 || self.monitor.is_disconnected() && self.flush_state.is_unflushed();
         }
         self.driver.revoke(ring, now);
@@ -112,11 +113,11 @@ impl Backing {
     }
 
     /// Returns true if the backing may still execute changes of this host, although hob does not
-    /// wait for these changes any more: the backing has not answered them, or its connection is
-    /// lost and no flush has covered them.
+    /// wait for these changes any more: the backing has not answered them, its connection is lost
+    /// and no flush has covered them, or they are being sent again after that.
     pub fn may_change_later(&self) -> bool {
         let is_cut_off = !self.is_revoked && self.monitor.is_disconnected();
-        self.left_requests || is_cut_off && self.flush_state.is_unflushed()
+        self.left_requests || self.driver.is_repeating() || is_cut_off && self.flush_state.is_unflushed()
     }
 
     /// Returns true if the backing was abandoned.

@@ -153,6 +153,11 @@ pub trait Driver: Send {
     /// Ends [`suspend`](Self::suspend) if no other host has written the disk: sends the kept
     /// changes again.
     fn resume(&mut self) {}
+    /// Returns true if changes that the server may have lost are being sent again, and it has not
+    /// answered all of them.
+    fn is_repeating(&self) -> bool {
+        false
+    }
     /// Cancels changes that the server has not answered. Unlike with [`suspend`](Self::suspend),
     /// they fail and are not sent again.
     fn revoke(&mut self, _ring: &mut Ring, _now: Instant) {}
@@ -281,6 +286,7 @@ macro_rules! delegate {
             self.$own.suspend(ring, now)
         }
     };
+    (@is_repeating $own:ident) => { fn is_repeating(&self) -> bool { self.$own.is_repeating() } };
     (@resume $own:ident) => { fn resume(&mut self) { self.$own.resume() } };
     (@revoke $own:ident) => {
         fn revoke(&mut self, ring: &mut Ring, now: Instant) {

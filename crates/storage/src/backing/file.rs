@@ -63,7 +63,7 @@ use super::{
     WaitMax, image_state, io_result, stripe,
 };
 use crate::direct::open_direct;
-use crate::filesystem::{is_memory, may_block};
+use crate::filesystem::{file_number, is_memory, may_block};
 use crate::lock::{LockError, lock_image};
 use crate::ring::{Completion, Fd, FdClass, Gate, Ring, read_now};
 use crate::token::TokenSpace;
@@ -286,6 +286,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         evidence,
         // Data reaches a volatile file later than it was written.
         times: times.filter(|_| volatile.is_none()),
+        file: file_number(&metadata),
         ..BackingInfo::identified(identity_text)
     };
     Ok(FileBacking {

@@ -176,8 +176,8 @@ impl Handover {
 impl Driver for Handover {
     delegate! {
         own:
-        info take_loss poll_exposure set_gate suspend resume revoke read_before_attach reader witness
-        change_mark is_lost loss_reason has_lost memory_id lock size_probe grow set_wait_max
+        info take_loss poll_exposure set_gate suspend resume is_repeating revoke read_before_attach reader
+        witness change_mark is_lost loss_reason has_lost memory_id lock size_probe grow set_wait_max
     }
 
     fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {

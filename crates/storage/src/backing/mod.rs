@@ -56,6 +56,7 @@ use hob_engine::command::Access;
 use hob_engine::io::{Io, IoError};
 use hob_engine::units::{Instant, IoId};
 
+use crate::filesystem::FileNumber;
 use crate::ring::{Completion, Ring};
 use crate::token::{Token, TokenSpace};
 use abandon::Abandonment;
@@ -312,6 +313,8 @@ pub struct BackingInfo {
     /// Times of the last changes of a raw file when it was opened, if its filesystem has reliable
     /// timestamps.
     pub times: Option<ChangeTimes>,
+    /// Number of the backing's regular file when it was opened; `None` for other backings.
+    pub file: Option<FileNumber>,
 }
 
 impl BackingInfo {

@@ -83,7 +83,7 @@ impl Driver for Modelled {
     delegate! {
         inner:
         take_loss poll_exposure submit_status poll_status size_probe set_wait_max read_before_attach reader
-        witness change_mark lock is_lost loss_reason has_lost memory_id
+        witness change_mark lock is_lost is_repeating loss_reason has_lost memory_id
     }
 
     fn info(&self) -> &BackingInfo {

@@ -32,12 +32,12 @@
 //! to this thread. Identity and cached data do not depend on TLS.
 //!
 //! # Servers with fewer features
-//! Without FUA, a flush follows the write. Without TRIM, discards are acknowledged. Without
-//! WRITE_ZEROES, zeroes are sent as data. Without BLOCK_STATUS, everything counts as data. A
-//! minimum block size above a sector is refused. A smaller minimum becomes the disk's minimum block
-//! size ([`BackingInfo::block_bytes_min`]), and unaligned requests are refused. An export that is
-//! smaller after a reconnection is another disk, and all I/O fails from then on. A larger export
-//! has grown. A command grows the disk.
+//! Without FUA, a flush follows the write, also if the write is sent again to another server.
+//! Without TRIM, discards are acknowledged. Without WRITE_ZEROES, zeroes are sent as data. Without
+//! BLOCK_STATUS, everything counts as data. A minimum block size above a sector is refused. A
+//! smaller minimum becomes the disk's minimum block size ([`BackingInfo::block_bytes_min`]), and
+//! unaligned requests are refused. An export that is smaller after a reconnection is another disk,
+//! and all I/O fails from then on. A larger export has grown. A command grows the disk.
 
 pub(crate) mod connect;
 pub(crate) mod depth;
@@ -70,6 +70,7 @@ use hob_nbd::{CommandFlags, TransmissionFlags};
 use super::{
     BackingInfo, BackingOptions, Driver, OpenError, SizeProbe, Status, StatusExtent, WaitMax, stripe,
 };
+use crate::filesystem::FileNumber;
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
@@ -309,6 +310,11 @@ impl NbdBacking {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
     }
 
+    /// Sets the number of the image file that the server has open.
+    pub(crate) fn set_file(&mut self, file: Option<FileNumber>) {
+        self.info.file = file;
+    }
+
     /// Sets a function that is called before each attempt to connect again, in a thread that may
     /// block.
     pub(crate) fn set_before_connecting(&mut self, before: BeforeConnecting) {
@@ -515,7 +521,7 @@ impl Driver for NbdBacking {
         self.state = match std::mem::replace(&mut self.state, State::Closed) {
             State::Connected(connection) => {
                 let Connection { fd, wire, gather, .. } = *connection;
-                let is_idle = gather.is_some() && self.jobs.is_empty();
+                let is_idle = gather.is_some() && self.jobs.is_empty() && self.repeat.is_none();
                 if is_idle {
                     connect::end_politely(ring.borrow(fd));
                 }
@@ -566,13 +572,18 @@ impl Driver for NbdBacking {
         if self.hold == Hold::No {
             self.hold = Hold::Back;
         }
-        if self.jobs.has_changes() {
+        // Repeated changes could overwrite newer data of the next owner like other changes.
+        if self.jobs.has_changes() || self.is_repeating() {
             self.break_connection(
                 ring,
                 now,
                 "this host may not own the disk any more, and the results of changes in flight are unknown",
             );
         }
+    }
+
+    fn is_repeating(&self) -> bool {
+        self.repeat.is_some()
     }
 
     fn resume(&mut self) {

@@ -45,6 +45,7 @@ use super::nbd::{BeforeConnecting, NbdBacking, open_uri};
 use super::{
     BackingInfo, BackingOptions, Driver, Format, Lock, NotShared, OpenError, Parent, Status, WaitMax,
 };
+use crate::filesystem::file_number;
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -115,6 +116,7 @@ pub(super) fn open(
                             server.set_content(constant);
                         }
                         let server = Arc::new(server);
+                        inner.set_file(file_number(&metadata));
                         inner.set_before_connecting(revival(&server));
                         let backing = QemuNbd { inner, server, access, options, constant, parent_state };
                         return Ok(Box::new(backing));
@@ -225,7 +227,8 @@ impl Driver for QemuNbd {
     delegate! {
         inner:
         info attach submit take_loss poll_exposure poll_done poll_timeout handle_timeout submit_status
-        poll_status set_wait_max wait_max suspend resume revoke close is_closed read_before_attach
+        poll_status set_wait_max wait_max suspend resume is_repeating revoke close is_closed
+        read_before_attach
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {

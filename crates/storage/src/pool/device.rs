@@ -24,7 +24,7 @@ use super::remote::RemoteFile;
 use super::table::Table;
 use super::{FlashFile, LocalFlash};
 use crate::direct::open_direct;
-use crate::filesystem;
+use crate::filesystem::{self, FileNumber, file_number};
 use crate::ring::FdClass;
 use crate::swap::{self, FileId};
 use crate::volatile::ControlFile;
@@ -96,6 +96,8 @@ pub(super) struct OpenDevice {
     pub(super) data: Data,
     pub(super) access: &'static str,
     pub(super) size_bytes: u64,
+    /// Number of a regular file on this host.
+    pub(super) file: Option<FileNumber>,
     /// Whether this opening created the file.
     created: bool,
 }
@@ -126,7 +128,8 @@ impl OpenDevice {
         }
         let control =
             OpenOptions::new().read(true).write(true).open(path).map_err(|e| system("open it", e))?;
-        let file_type = control.metadata().map_err(|e| system("read its type", e))?.file_type();
+        let metadata = control.metadata().map_err(|e| system("read its type", e))?;
+        let (file_type, file) = (metadata.file_type(), file_number(&metadata));
         if !file_type.is_file() && !file_type.is_block_device() {
             let reason = format!("{} is neither a file nor a block device", path.display());
             return Err(PoolError::Unworkable { reason });
@@ -163,7 +166,7 @@ impl OpenDevice {
         };
         let path = path.to_owned();
         let data = Data::Here(data.into(), class);
-        Ok(OpenDevice { path, control, data, access, size_bytes, created: false })
+        Ok(OpenDevice { path, control, data, access, size_bytes, file, created: false })
     }
 
     /// Opens the device of another host through a socket.
@@ -175,6 +178,7 @@ impl OpenDevice {
             size_bytes: remote.size_bytes(),
             data: Data::Remote(remote),
             access: "remote",
+            file: None,
             created: false,
         })
     }

@@ -52,6 +52,7 @@ pub use remote::{REMOTE_EXPORT, RemoteFlash};
 pub use segments::RingOnFlash;
 pub use swap::SwapArea;
 
+use crate::filesystem::FileNumber;
 use crate::ring::FdClass;
 
 /// Default segment size in bytes.
@@ -123,6 +124,8 @@ pub struct DeviceInfo {
     /// How the device is accessed: `direct`, `buffered`, `memory` or `remote`. A remote device is
     /// on another host and stores only replicas.
     pub access: &'static str,
+    /// Number of the device's regular file when it was opened; `None` for other devices.
+    pub file: Option<FileNumber>,
 }
 
 /// The flash devices of this host.
@@ -419,6 +422,7 @@ impl Pool {
             free_segments: device.table.free(),
             admission: if admits(device) { Admission::In } else { Admission::Out },
             access: device.open.access,
+            file: device.open.file,
         };
         let mut devices: Vec<DeviceInfo> = self.devices.iter().map(info).collect();
         devices.sort_by_key(|device| device.id);

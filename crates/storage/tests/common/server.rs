@@ -27,6 +27,8 @@ pub struct Script {
     pub refuse: bool,
     /// True if requests are answered with NBD_ESHUTDOWN until the client disconnects.
     pub shuts_down: bool,
+    /// Number of requests that are answered with NBD_ESHUTDOWN next.
+    pub shutdown_replies: usize,
     /// Number of connections that the client ended with NBD_CMD_DISC.
     pub disconnects: usize,
     /// True if requests are read and never answered.
@@ -43,6 +45,8 @@ pub struct Script {
     /// Bytes that are sent instead of replies.
     pub garbage: Option<Vec<u8>>,
     pub connections: usize,
+    /// Number of connections that have ended.
+    pub ended: usize,
     pub seen: Vec<(Command, u64, u32, CommandFlags)>,
 }
 
@@ -75,6 +79,7 @@ impl Server {
             answers_left: None,
             refuse: false,
             shuts_down: false,
+            shutdown_replies: 0,
             disconnects: 0,
             silent: false,
             sick: false,
@@ -83,6 +88,7 @@ impl Server {
             withheld: Vec::new(),
             garbage: None,
             connections: 0,
+            ended: 0,
             seen: Vec::new(),
         }));
         let shared = script.clone();
@@ -95,6 +101,7 @@ impl Server {
                 std::thread::spawn(move || {
                     let _ = serve(&stream, &script);
                     let _ = stream.shutdown(Shutdown::Both);
+                    script.lock().unwrap().ended += 1;
                 });
             }
         });
@@ -161,7 +168,8 @@ fn serve(mut stream: &UnixStream, script: &Mutex<Script>) -> std::io::Result<()>
         }
         let out = match script.garbage.take() {
             Some(garbage) => garbage,
-            None if script.shuts_down => {
+            None if script.shuts_down || script.shutdown_replies > 0 => {
+                script.shutdown_replies = script.shutdown_replies.saturating_sub(1);
                 let mut out = Vec::new();
                 reply::push_simple_error(&mut out, request.cookie, ErrorCode::Shutdown);
                 out

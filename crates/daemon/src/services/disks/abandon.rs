@@ -20,7 +20,7 @@ use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Disks;
-use crate::api_error::{ApiError, Result};
+use crate::api_error::{ApiError, Result, conflict};
 use crate::background::spawn;
 use crate::cluster::Release;
 use crate::services::flash;
@@ -232,33 +232,54 @@ impl Disks {
     }
 
     /// Repeats the removal of a disk from its shard until it succeeds. The shard has refused the
-    /// removal, for example because the journal of the disk's cache cannot be closed. The shard has
-    /// the disk as `id`. The entry of the disk, if it still exists, is offline and has the id
-    /// `new_id`; the disk is then opened again.
-    pub(super) fn remove_kept_disk(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
+    /// removal, for example because the journal of the disk's cache cannot be closed. The shard still
+    /// has the disk as `id`, so the entry of the disk, which the caller takes offline, gets another
+    /// id. If this entry still exists after the removal, the disk is opened again.
+    pub(super) fn remove_kept_disk(&self, name: &str, shard: &ShardHandle, id: DiskId) {
+        let new_id = {
+            let mut inner = self.registry.inner();
+            // No other disk may get the id that the shard uses.
+            let new_id = inner.new_disk_id();
+            inner.abandoned.insert(id, name.to_owned());
+            inner.kept_by_shard.insert(id);
+            if let Ok(disk) = inner.disk_mut(name) {
+                disk.id = new_id;
+            }
+            new_id
+        };
         let (service, name, shard) = (self.clone(), name.to_owned(), shard.clone());
         spawn(async move { service.repeat_removal(&name, &shard, id, new_id).await });
     }
 
     async fn repeat_removal(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
-        let (guard, gone) = loop {
+        let (guard, is_same, gone) = loop {
             sleep(REMOVE_EVERY).await;
             let guard = self.registry.guard_disk(name, OPENING).ok();
-            let is_removed = self.registry.inner().disk(name).is_err();
+            let (is_removed, is_same) = {
+                let inner = self.registry.inner();
+                let disk = inner.disk(name);
+                (disk.is_err(), disk.is_ok_and(|disk| disk.id == new_id) && inner.is_offline(name))
+            };
             if guard.is_none() && !is_removed {
                 continue;
             }
-            match self.leave_shard(name, shard, id).await {
-                Ok(gone) => break (guard, gone),
-                Err(ShardError::Gone | ShardError::Command(CommandError::NoSuchDisk)) => return,
+            let left = match is_same {
+                true => self.leave_shard_with_bitmaps(name, shard, id).await,
+                false => self.leave_shard(name, shard, id).await,
+            };
+            match left {
+                Ok(gone) => break (guard, is_same, gone),
+                Err(ShardError::Gone | ShardError::Command(CommandError::NoSuchDisk)) => {
+                    let mut inner = self.registry.inner();
+                    inner.abandoned.remove(&id);
+                    inner.kept_by_shard.remove(&id);
+                    return;
+                }
                 Err(error) => tracing::debug!("disk {name}: its shard still refuses to remove it: {error}"),
             }
         };
+        self.registry.inner().kept_by_shard.remove(&id);
         let is_closing = gone.is_closing;
-        let is_same = {
-            let inner = self.registry.inner();
-            inner.is_offline(name) && inner.disk(name).is_ok_and(|disk| disk.id == new_id)
-        };
         let released = match is_same {
             true => self.release_closed(name, gone).await,
             false => flash::blocking(move || drop(gone)).await,
@@ -290,13 +311,26 @@ impl Inner {
         self.abandoned.values().any(|of| of == name)
     }
 
+    /// Refuses to use the cache of an offline disk on flash if a shard still uses this cache, because
+    /// the shard has refused to remove the disk.
+    pub(super) fn check_left_by_shard(&self, name: &str) -> Result<()> {
+        let is_kept = self.kept_by_shard.iter().any(|id| self.abandoned.get(id).is_some_and(|of| of == name));
+        if !is_kept {
+            return Ok(());
+        }
+        Err(conflict!("{name} is offline, but its cache is still open: the cache could not be closed").hint(
+            "repeat the command later: hob tries to close the cache every 5 s; if that does not succeed, restart the daemon",
+        ))
+    }
+
     fn is_offline(&self, name: &str) -> bool {
         self.disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)))
     }
 
     /// Returns when other hosts may acquire a closed disk that this host releases. Other hosts must
     /// wait if the backing may still execute requests of this host that are younger than `settle`.
-    /// If the disk was opened and closed again since such a request, this does not show that the
+    /// A change that failed with EIO counts too, although nothing is in flight any more: kernels
+    /// and servers also answer EIO after a timeout. If the disk was opened and closed again since such a request, this does not show that the
     /// request has ended.
     pub(in crate::services) fn release_of(&self, name: &str, settle: Duration) -> Release {
         let since = self.disk(name).ok().and_then(|disk| disk.unanswered_since);

@@ -104,6 +104,10 @@ impl Disks {
             let spec = disk.cache().cloned().ok_or_else(|| no_cache(name))?;
             (spec, matches!(disk.phase, DiskPhase::Online(_)))
         };
+        if !is_online {
+            // Another cache could get segments that this one still uses.
+            self.registry.inner().check_left_by_shard(name)?;
+        }
         let Some(journal) = spec.journal else {
             return Ok(vec!["this cache can have no dirty data: the backing has all data".to_owned()]);
         };

@@ -4,7 +4,7 @@
 //! disk. `FILE.map` lists the ranges as lines of text: `data OFFSET BYTES`, or `lost OFFSET BYTES`
 //! for data that is unreadable on flash. Existing files are not overwritten.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -54,6 +54,7 @@ impl Disks {
                 return Err(conflict!("{name} is online: read its dirty data through the disk")
                     .hint(format!("'hob drain {name}' writes the dirty data to the backing")));
             }
+            inner.check_left_by_shard(name)?;
             let journal = spec.journal.ok_or_else(|| {
                 ApiError::conflict("this cache can have no dirty data: the backing has all data")
             })?;
@@ -100,41 +101,56 @@ impl Disks {
     }
 }
 
-/// Writes the data file and its map.
+/// Creates the data file and its map. After a failure, removes the files that it has created.
 fn export_to(source: Source, path: &Path) -> Result<Exported> {
     let mut dirty = Dirty::of(source, |_, _| ())?;
-    let failed = |error: io::Error| failed!("cannot write {}: {error}", path.display());
     let mut map_path = path.as_os_str().to_owned();
     map_path.push(".map");
     // The files contain guest data.
     let create = |path: &Path| File::options().write(true).create_new(true).mode(0o600).open(path);
-    let file = create(path).map_err(failed)?;
-    let map_file = create(Path::new(&map_path)).map_err(failed)?;
-    let mut map = Map { to: io::BufWriter::new(&map_file), run: None };
-    file.set_len(dirty.summary().disk_bytes).map_err(failed)?;
+    let mut write = |file: &File, map_file: &File| -> io::Result<Exported> {
+        let exported = write_files(&mut dirty, file, map_file)?;
+        // An operator discards the data next, so the names should be durable too.
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        if let Err(error) = File::open(directory).and_then(|directory| directory.sync_all()) {
+            tracing::warn!("cannot sync the directory {}: {error}", directory.display());
+        }
+        Ok(exported)
+    };
+    let written = create(path).and_then(|file| {
+        let written = create(Path::new(&map_path))
+            .and_then(|map_file| write(&file, &map_file).inspect_err(|_| _ = fs::remove_file(&map_path)));
+        written.inspect_err(|_| _ = fs::remove_file(path))
+    });
+    written.map_err(|error: io::Error| failed!("cannot write {}: {error}", path.display()))
+}
+
+/// Writes the dirty data and the map, durably.
+fn write_files(dirty: &mut Dirty, file: &File, map_file: &File) -> io::Result<Exported> {
+    let mut map = Map { to: io::BufWriter::new(map_file), run: None };
+    file.set_len(dirty.summary().disk_bytes)?;
     let missing_bytes = dirty.summary().sectors_missing * SECTOR_BYTES;
     let ring = dirty.summary().ring;
     let mut exported = Exported { missing_bytes, ring, ..Exported::default() };
-    dirty
-        .each(|range, bytes| {
-            let (offset, len) = (range.start, range.end - range.start);
-            let kind = match bytes {
-                Ok(bytes) => {
-                    file.write_all_at(bytes, offset)?;
-                    exported.bytes += len;
-                    "data"
-                }
-                Err(lost) => {
-                    tracing::warn!("the dirty sector at byte {offset} is unreadable on flash: {lost}");
-                    exported.lost_bytes += len;
-                    "lost"
-                }
-            };
-            map.add(kind, offset, len)
-        })
-        .map_err(failed)?;
-    map.end().map_err(failed)?;
-    file.sync_all().and_then(|()| map_file.sync_all()).map_err(failed)?;
+    dirty.each(|range, bytes| {
+        let (offset, len) = (range.start, range.end - range.start);
+        let kind = match bytes {
+            Ok(bytes) => {
+                file.write_all_at(bytes, offset)?;
+                exported.bytes += len;
+                "data"
+            }
+            Err(lost) => {
+                tracing::warn!("the dirty sector at byte {offset} is unreadable on flash: {lost}");
+                exported.lost_bytes += len;
+                "lost"
+            }
+        };
+        map.add(kind, offset, len)
+    })?;
+    map.end()?;
+    file.sync_all()?;
+    map_file.sync_all()?;
     Ok(exported)
 }
 

@@ -170,10 +170,15 @@ impl Disks {
     /// Removes a disk that was just added, because a later part of the same request failed.
     async fn take_back(&self, name: &str) {
         self.exports.table().remove_disk(name).await;
+        // The entry must not unmount a file when it is dropped under the registry's lock.
+        self.exports.hide_file_at_end(name).await;
+        self.exports.drop_device(name).await;
         if let Ok((shard, id)) = self.registry.shard_of(name)
             && let Err(error) = self.leave_shard(name, &shard, id).await
         {
             tracing::warn!("{name}: {error}");
+            // No other disk may get the id.
+            self.remove_kept_disk(name, &shard, id);
         }
         self.exports.forget_bitmaps(name).await;
         self.leave_disk(name).await;
@@ -440,15 +445,7 @@ impl Disks {
         let released = match left {
             Ok(gone) => self.release_closed(name, gone).await,
             Err(error) => {
-                let mut inner = self.registry.inner();
-                // The shard still has the disk, so no other disk may get its id.
-                let new_id = inner.new_disk_id();
-                inner.abandoned.insert(id, name.to_owned());
-                if let Ok(disk) = inner.disk_mut(name) {
-                    disk.id = new_id;
-                }
-                drop(inner);
-                self.remove_kept_disk(name, shard, id, new_id);
+                self.remove_kept_disk(name, shard, id);
                 Err(error.into())
             }
         };
@@ -499,6 +496,11 @@ impl Disks {
             self.registry.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
             Ok(true)
         ) {
+            return;
+        }
+        // Each attempt that fails while its journal is read would add a thread, and an index in memory.
+        let is_read = |disk: &DiskEntry| disk.journal_reader.strong_count() > 0;
+        if self.registry.inner().disk(name).is_ok_and(is_read) {
             return;
         }
         let is_new = self.registry.inner().disk(name).is_ok_and(|disk| disk.wanted.is_new);

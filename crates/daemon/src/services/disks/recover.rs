@@ -4,7 +4,7 @@
 //! During recovery the disk waits, or is already served ([`recovering`](super::recovering)). A
 //! refused cache stays unchanged until an operator decides ([`fencing`](super::fencing)).
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hob_control::Size;
@@ -127,6 +127,8 @@ impl Disks {
             let missing = entry.devices.iter().filter(|device| device.ids.is_none());
             (entry.flash.clone(), missing.map(|device| device.path.display().to_string()).collect::<Vec<_>>())
         };
+        let reader = Arc::new(());
+        self.registry.inner().disk_mut(name)?.journal_reader = Arc::downgrade(&reader);
         let (first, surveyed) = oneshot::channel();
         let (both, found) = oneshot::channel();
         let upto = match flash.recovery(OwnerId(journal.owner.0)).await {
@@ -147,6 +149,7 @@ impl Disks {
                 };
                 tokio::task::spawn_blocking(move || {
                     let found = contained(|| recovery.run(report, tell));
+                    drop(reader);
                     // The caller may have stopped waiting.
                     let _ = both.send(found.map_err(|error| ApiError::failed(error.to_string())));
                 });

@@ -48,6 +48,8 @@ pub(in crate::services) struct OldRings {
     owner: OwnerId,
     /// The highest number of these rings.
     upto: u32,
+    /// Number of the last complete ring when the recovery started.
+    written: u32,
 }
 
 impl Disks {
@@ -98,8 +100,11 @@ impl Disks {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             let journal = disk.cache().and_then(|spec| spec.journal);
-            let owner = journal.map(|journal| OwnerId(journal.owner.0));
-            disk.recovering = owner.map(|owner| OldRings { owner, upto: reading.upto });
+            disk.recovering = journal.map(|journal| OldRings {
+                owner: OwnerId(journal.owner.0),
+                upto: reading.upto,
+                written: journal.written,
+            });
             disk.cache_reason = Some("it is being recovered".to_owned());
         }
         let expect = Expect { doubtful, is_void: false };
@@ -178,6 +183,11 @@ impl Disks {
             let (Some(rings), Ok(shard), Some(spec)) = (disk.recovering, disk.shard(), disk.cache()) else {
                 return;
             };
+            // The cache is in service, with a new ring that must not be recorded as removed. No
+            // write waits any more.
+            if spec.journal.is_none_or(|journal| journal.written != rings.written) {
+                return;
+            }
             let Ok(pool) = inner.pool(&spec.pool) else { return };
             (disk.wanted.name.clone(), spec.clone(), rings, pool.flash.clone(), disk.size_bytes, shard)
         };
@@ -210,7 +220,12 @@ impl Disks {
             // Later this process may open the disk again, which finds or creates its cache.
             let taken = match self.exports.take_from_shard(name, &shard, id).await {
                 Ok(gone) => self.release_closed(name, gone).await,
-                Err(error) => Err(error.into()),
+                Err(error) => {
+                    if !is_leaving(&error) {
+                        self.remove_kept_disk(name, &shard, id);
+                    }
+                    Err(error.into())
+                }
             };
             if let Err(error) = taken {
                 tracing::warn!("{name}: {error}");

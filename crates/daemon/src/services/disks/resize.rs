@@ -72,6 +72,10 @@ impl Disks {
                 the disk and add it again",
             )
         })?;
+        if let Some(wanted) = wanted {
+            // A refused size must not enlarge the backing.
+            self.check_blocks(name, wanted)?;
+        }
         let size = self.size_of_backing(name, before, wanted, read_only, gauge).await?;
         if size == before {
             let mut notes = vec![format!("the disk already has {}", Size(size))];

@@ -25,9 +25,10 @@ use super::pools::Pools;
 use super::qos::QosService;
 use super::registry::{Inner, PendingChange, Registry, StatePart};
 use super::tasks::Tasks;
+use crate::Plan;
 use crate::api_error::{ApiError, Result};
 use crate::background::spawn;
-use crate::config::Config;
+use crate::config::{Accepted, Config};
 use crate::shard_api::in_time;
 use crate::state::State;
 use crate::watchdog::contained;
@@ -69,6 +70,9 @@ service! {
         /// Locked while the file is applied: at the start, when guests have had time to connect
         /// again, or by command.
         applying: Arc<tokio::sync::Mutex<()>>,
+        /// Locked while the copy of the accepted hob.toml is written. True if the copy is that of
+        /// an applied file.
+        is_copy_applied: Arc<Mutex<bool>>,
     }
 }
 
@@ -142,11 +146,49 @@ impl HobToml {
                     inner.config_refused = None;
                 }
                 service.note_definitions(&config);
+                service.keep_applied(config).await;
                 drop(turn);
                 service.registry.save().await?;
                 Ok(applied)
             })
             .await
+    }
+
+    /// Saves the copy of the hob.toml with which the daemon started, unless a newer file was applied
+    /// in the meantime.
+    pub(crate) async fn keep_started(self, accepted: Accepted) {
+        let is_copy_applied = self.is_copy_applied.clone();
+        let keep = move || {
+            let is_applied = is_copy_applied.lock().unwrap_or_else(PoisonError::into_inner);
+            if !*is_applied {
+                accepted.keep();
+            }
+        };
+        if let Err(error) = blocking(move || contained(keep)).await {
+            tracing::warn!("hob.toml: {error}");
+        }
+    }
+
+    /// Saves the copy of a file that was applied. Without the copy, a restart with an invalid file
+    /// would return to the configuration before the apply.
+    async fn keep_applied(&self, config: Config) {
+        let has_same_state = self.running.get().is_some_and(|running| running.state_dir == config.state_dir);
+        let Some(accepted) = config.to_keep().filter(|_| has_same_state) else { return };
+        let is_copy_applied = self.is_copy_applied.clone();
+        let keep = move || {
+            if let Err(error) = Plan::check_names(&config) {
+                tracing::warn!(
+                    "the applied hob.toml is not saved for a start with an invalid hob.toml: {error:#}"
+                );
+                return;
+            }
+            let mut is_applied = is_copy_applied.lock().unwrap_or_else(PoisonError::into_inner);
+            *is_applied = true;
+            accepted.keep();
+        };
+        if let Err(error) = blocking(move || contained(keep)).await {
+            tracing::warn!("hob.toml: {error}");
+        }
     }
 
     /// Applies the changes in hob.toml since the last reload at the daemon's start, and saves the

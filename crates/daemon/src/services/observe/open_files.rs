@@ -2,13 +2,11 @@
 //! open. hob continues to use the open file, but would find another file, or no file, when it opens
 //! the path again. So `hob health` reports these files.
 //!
-//! The first check after a file was opened records which file is at the path. Only one check of all
-//! paths is in progress at a time, so a filesystem that hangs also delays the check of files on
-//! other filesystems.
+//! Only one check of all paths is in progress at a time, so a filesystem that hangs also delays the
+//! check of files on other filesystems.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -16,31 +14,27 @@ use std::time::Duration;
 use hob_engine::units::DeviceId;
 
 use super::Observe;
-use crate::hardware::{Backing, Monitor};
+use crate::hardware::{Backing, FileNumber, Monitor, file_number};
 use crate::services::registry::DiskPhase;
 
 /// Interval between two checks of the paths of open files.
 pub(in crate::services) const FILES_EVERY: Duration = Duration::from_secs(5);
 
-/// The files that hob has open.
+/// Results of the checks of the files that hob has open.
 #[derive(Debug, Default)]
 pub(super) struct OpenFiles {
-    /// The recorded files by subject of the health problem.
-    recorded: BTreeMap<String, Recorded>,
+    /// The files that are not at their paths, by subject of the health problem.
+    missing: BTreeMap<String, Missing>,
     /// True while a thread checks the paths, which may hang.
     is_asked: bool,
 }
 
-/// A file that was at the path of an open file.
+/// A file that is not at its path.
 #[derive(Debug)]
-struct Recorded {
+struct Missing {
     opening: Opening,
-    file: FileNumber,
-    problem: Option<String>,
+    problem: String,
 }
-
-/// Device and inode of a file.
-type FileNumber = (u64, u64);
 
 /// A file that hob has open.
 #[derive(Debug)]
@@ -48,10 +42,12 @@ struct OpenFile {
     subject: String,
     path: PathBuf,
     opening: Opening,
+    /// Number of the file when hob opened it.
+    file: FileNumber,
 }
 
 /// Tells one opening of a path from another.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Opening {
     /// Id on the shards, which is not reused.
     Device(DeviceId),
@@ -98,9 +94,9 @@ impl Found {
     /// Asks the filesystem of a path, which may hang.
     fn at(path: &Path) -> Found {
         match std::fs::metadata(path) {
-            Ok(metadata) if metadata.is_file() => Found::File((metadata.dev(), metadata.ino())),
+            Ok(metadata) => file_number(&metadata).map_or(Found::Unknown, Found::File),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Nothing,
-            _ => Found::Unknown,
+            Err(_) => Found::Unknown,
         }
     }
 }
@@ -108,32 +104,28 @@ impl Found {
 impl OpenFiles {
     /// Returns the problems for health: subject and reason.
     pub(super) fn problems(&self) -> Vec<(String, String)> {
-        let problem = |(subject, it): (&String, &Recorded)| Some((subject.clone(), it.problem.clone()?));
-        self.recorded.iter().filter_map(problem).collect()
+        self.missing.iter().map(|(subject, it)| (subject.clone(), it.problem.clone())).collect()
     }
 
     /// Compares all open files with the files that are at their paths now.
     fn note(&mut self, found: Vec<(OpenFile, Found)>) {
-        let mut before = std::mem::take(&mut self.recorded);
-        for (OpenFile { subject, path, opening }, found) in found {
+        let mut before = std::mem::take(&mut self.missing);
+        for (OpenFile { subject, path, opening, file }, found) in found {
             let known = before.remove(&subject).filter(|known| known.opening.is_same(&opening));
-            let recorded = match (known, found) {
-                (None, Found::File(file)) => Recorded { opening, file, problem: None },
-                (None, _) => continue,
-                (Some(known), Found::Unknown) => known,
-                (Some(known), Found::File(file)) if file == known.file => Recorded { problem: None, ..known },
-                (Some(known), found) => {
-                    let is_replaced = matches!(found, Found::File(_));
-                    let what =
-                        if is_replaced { "was replaced by another file" } else { "was removed or renamed" };
-                    let problem = opening.problem(&path, what);
-                    if known.problem.is_none() {
-                        tracing::warn!("{subject}: {problem}");
-                    }
-                    Recorded { problem: Some(problem), ..known }
+            let what = match found {
+                Found::File(present) if present == file => continue,
+                Found::File(_) => "was replaced by another file",
+                Found::Nothing => "was removed or renamed",
+                Found::Unknown => {
+                    self.missing.extend(known.map(|known| (subject, known)));
+                    continue;
                 }
             };
-            self.recorded.insert(subject, recorded);
+            let problem = opening.problem(&path, what);
+            if known.is_none() {
+                tracing::warn!("{subject}: {problem}");
+            }
+            self.missing.insert(subject, Missing { opening, problem });
         }
     }
 }
@@ -168,16 +160,18 @@ impl Observe {
         let mut files = Vec::new();
         for (pool, entry) in &inner.pools {
             for device in entry.devices.iter().filter(|device| device.peer.is_none()) {
-                let Some(ids) = device.ids else { continue };
+                let (Some(ids), Some(file)) = (device.ids, device.file) else { continue };
                 files.push(OpenFile {
                     subject: format!("{pool} {}", device.path.display()),
                     path: device.path.clone(),
                     opening: Opening::Device(ids.on_shards),
+                    file,
                 });
             }
         }
         for (name, disk) in &inner.disks {
             if let Some(measure) = &disk.measure
+                && let Some(file) = measure.info.file
                 && matches!(disk.phase, DiskPhase::Online(_))
                 && Backing::is_path(&disk.wanted.backing)
             {
@@ -185,6 +179,7 @@ impl Observe {
                     subject: name.clone(),
                     path: PathBuf::from(&disk.wanted.backing),
                     opening: Opening::Backing(Arc::downgrade(&measure.monitor)),
+                    file,
                 });
             }
         }
@@ -206,18 +201,20 @@ mod tests {
         let mut files = OpenFiles::default();
         let mut note = |id, found| {
             let (subject, path) = ("p /flash".to_owned(), PathBuf::from("/flash"));
-            let file = OpenFile { subject, path, opening: Opening::Device(DeviceId(id)) };
+            let (opening, file) = (Opening::Device(DeviceId(id)), (1, 6 + u64::from(id)));
+            let file = OpenFile { subject, path, opening, file };
             files.note(vec![(file, found)]);
             files.problems().pop().map(|(_, reason)| reason)
         };
-        assert_eq!(note(1, Found::Nothing), None, "not seen at its path yet");
-        assert_eq!(note(1, Found::File((1, 7))), None);
+        assert_eq!(note(1, Found::Unknown), None);
         let removed = note(1, Found::Nothing).unwrap();
         assert!(removed.contains("/flash of the pool was removed or renamed"), "{removed}");
         assert!(note(1, Found::Unknown).is_some(), "the path cannot be checked");
         let replaced = note(1, Found::File((1, 8))).unwrap();
         assert!(replaced.contains("was replaced by another file"), "{replaced}");
         assert_eq!(note(1, Found::File((1, 7))), None);
-        assert_eq!(note(2, Found::File((1, 8))), None, "hob opened the other file");
+        assert!(note(1, Found::Nothing).is_some());
+        assert_eq!(note(2, Found::Unknown), None, "hob opened another file");
+        assert_eq!(note(2, Found::File((1, 8))), None);
     }
 }

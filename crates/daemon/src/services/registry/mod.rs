@@ -31,7 +31,7 @@ use hob_storage::pool::OwnerId;
 use super::flash::{self, Flash};
 use super::{disks, exports, observe, pools};
 use crate::api_error::{ApiError, Result, conflict, not_found};
-use crate::hardware::Lock;
+use crate::hardware::{FileNumber, Lock};
 use crate::request_recorder::Counter;
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
@@ -105,7 +105,7 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) disks: BTreeMap<String, DiskEntry>,
     /// Time that requests wait for the backing of a disk that has no backing timeout of its own.
     pub(in crate::services) wait_max: std::time::Duration,
-    /// Reason why the daemon does not use the current hob.toml, but the hob.toml of its last start.
+    /// Reason why the daemon does not use the current hob.toml, but the last one that it accepted.
     pub(in crate::services) config_refused: Option<String>,
     /// Changes of hob.toml that the last reload did not make.
     pub(in crate::services) config_pending: Vec<PendingChange>,
@@ -134,6 +134,8 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) lease_disks: BTreeSet<DiskId>,
     /// Removed disks whose backing is still open. The ids of these disks cannot be reused yet.
     pub(in crate::services) abandoned: BTreeMap<DiskId, String>,
+    /// Ids in `abandoned` of disks that their shard refuses to remove, so that their cache is in use.
+    pub(in crate::services) kept_by_shard: BTreeSet<DiskId>,
     /// Shard ids of devices on other hosts whose content is no longer valid.
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
     /// Incoming disks, in the state in which they waited for the cluster.
@@ -186,6 +188,8 @@ pub(in crate::services) struct DeviceEntry {
     pub(in crate::services) access: &'static str,
     /// UUID of the device while it is open.
     pub(in crate::services) uuid: Option<String>,
+    /// Number of the device's regular file while it is open.
+    pub(in crate::services) file: Option<FileNumber>,
     /// Location of the device if it is on another host.
     pub(in crate::services) peer: Option<PeerState>,
     /// Segments, with shard ids, that caches lost when the device was fenced. Lost segments are not
@@ -215,6 +219,9 @@ pub(in crate::services) struct DiskEntry {
     /// The journal rings from which the cache of the served disk is being recovered; `None` if it
     /// is not.
     pub(in crate::services) recovering: Option<disks::OldRings>,
+    /// Exists while a thread reads the journal of the cache. The opening of the disk for which it
+    /// reads may have failed already.
+    pub(in crate::services) journal_reader: Weak<()>,
     /// Data segments of the cache, with shard ids.
     pub(in crate::services) held: Vec<Segment>,
     /// Segments of the cache's replica on another host, with shard ids.

@@ -201,6 +201,7 @@ impl DeviceEntry {
             free_segments: info.free_segments,
             access: info.access,
             uuid: Some(info.uuid.to_string()),
+            file: info.file,
             ..DeviceEntry::offline(info.path.clone(), String::new(), admission)
         }
     }
@@ -217,6 +218,7 @@ impl DeviceEntry {
             free_segments: 0,
             access: "",
             uuid: None,
+            file: None,
             peer: None,
             lost: Vec::new(),
             stalls: Stalls::default(),

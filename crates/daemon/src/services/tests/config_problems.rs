@@ -1,4 +1,4 @@
-//! Health problems about hob.toml that end without a reload.
+//! Health problems about hob.toml that end without a reload, and the saved copy of hob.toml.
 
 use super::config::{CACHE, Filed, RETURNED, text};
 use super::*;
@@ -41,5 +41,37 @@ fn a_corrected_file_that_is_applied_is_no_longer_reported_as_refused() {
         filed.write(&first);
         filed.apply(false).await;
         assert_eq!(kinds().await, []);
+    });
+}
+
+#[test]
+fn a_start_with_an_invalid_file_uses_the_file_that_was_applied() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let bench = bench.with_state();
+        let first = text(&bench, CACHE, "");
+        let filed = Filed::start(bench, &first).await;
+        let path = PathBuf::from(filed.bench.path("hob.toml"));
+        let started = Config::load(&path).unwrap().to_keep().unwrap();
+        let larger = first.replace("4M", "6M");
+        filed.write(&larger);
+        filed.apply(false).await;
+        filed.write(&format!("{larger}[[disk]\n"));
+        let accepted_size = || {
+            let config = Config::load_accepted(&path, "unclosed table").unwrap();
+            config.disks[0].cache.as_ref().unwrap().size
+        };
+        assert_eq!(accepted_size(), Some(Size(6 * MIB)));
+        // The copy of the start may be written late.
+        filed.bench.services.hob_toml.clone().keep_started(started).await;
+        assert_eq!(accepted_size(), Some(Size(6 * MIB)));
+        // A daemon cannot start with files that are missing.
+        filed.write(&format!(
+            "{}[[nbd]]\nlisten = \"tcp:127.0.0.1:1\"\ntls = {{ cert = \"/missing\", key = \"/missing\" }}\n",
+            first.replace("4M", "8M")
+        ));
+        filed.apply(false).await;
+        assert_eq!(filed.bench.room("vm"), 8);
+        assert_eq!(accepted_size(), Some(Size(6 * MIB)));
     });
 }

@@ -2,6 +2,7 @@
 //! other client changes.
 
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use super::recovery::{BLOCK, COMMITTED, LAZY, crash, prepare, read, reason, sectors, write};
 use super::*;
@@ -91,5 +92,54 @@ fn a_disk_that_comes_back_without_a_restart_has_a_cache() {
         // The whole block is filled.
         read(&bench, 0..16);
         assert_eq!(sectors(&bench).await.0, 16);
+    });
+}
+
+/// A shard keeps a disk if it cannot close the journal of the disk's cache. Another opening would
+/// find the id and the backing in use.
+#[test]
+fn a_lost_disk_that_its_shard_keeps_is_opened_when_the_shard_has_removed_it() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        let id = || bench.services.registry.inner().disks["vm"].id;
+        let is_kept = || !bench.services.registry.inner().abandoned.is_empty();
+        let before = id();
+        bench.shard.set_keeps_disks(true);
+        lose(&bench).await;
+        assert!(reason(&bench).contains("another program has taken"), "{}", reason(&bench));
+        assert!(id() != before && is_kept(), "the shard still has the disk");
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(is_kept());
+        // The cache is in use, so nothing else may use its segments.
+        let disks = &bench.services.disks;
+        let export = hob_control::ExportDirty { path: bench.path("exported") };
+        // hob tries every 5 s to remove the disk from its shard.
+        let is_busy = || bench.services.registry.inner().disks["vm"].busy.is_some();
+        while is_busy() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let refusals = [
+            disks.discard_dirty("vm".into()).await,
+            disks.cache_disable("vm".into(), OnDirty::Discard).await,
+            disks.disk_remove("vm".into(), OnDirty::Discard).await,
+            disks.export_dirty("vm".into(), export).await,
+        ];
+        for refusal in refusals {
+            let error = refusal.unwrap_err();
+            assert!(error.to_string().contains("its cache is still open"), "{error}");
+        }
+        bench.shard.set_keeps_disks(false);
+        for _ in 0..600 {
+            if reason(&bench).contains("has used the disk meanwhile") {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let why = reason(&bench);
+        assert!(why.contains("another program or host has used the disk meanwhile, and 40 KiB"), "{why}");
+        assert!(!is_kept());
+        let changed = bench.services.disks.discard_dirty("vm".into()).await.unwrap();
+        assert_eq!(changed.disk.unwrap().state, DiskLife::Online);
     });
 }

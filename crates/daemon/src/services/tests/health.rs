@@ -134,6 +134,20 @@ fn a_file_that_is_renamed_while_hob_uses_it_is_named() {
 }
 
 #[test]
+fn a_file_that_is_renamed_before_the_first_check_is_named() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        bench.disk("vm").await;
+        for name in ["a", "vm.img"] {
+            std::fs::rename(bench.path(name), bench.path(&format!("{name}.away"))).unwrap();
+        }
+        bench.services.observe.check_open_files();
+        let health = bench.services.observe.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::FileMissing; 2], "{health:?}");
+    });
+}
+
+#[test]
 fn a_backing_that_answers_with_errors_is_named() {
     run(async |bench| {
         bench.disk("vm").await;

@@ -46,6 +46,28 @@ fn a_disk_that_its_shard_keeps_after_a_failed_opening_blocks_no_other_disk() {
 }
 
 #[test]
+fn a_new_disk_without_its_file_that_its_shard_keeps_blocks_no_other_disk() {
+    run(async |bench| {
+        let (backing, fuse) = (bench.image("vm.img", 8), Some(bench.path("missing/vm")));
+        let add = DiskAdd { name: "vm".into(), backing, fuse, ..DiskAdd::default() };
+        bench.shard.set_keeps_disks(true);
+        bench.services.disks.add(add).await.unwrap_err();
+        assert!(bench.services.observe.disk("vm").is_err());
+        bench.disk("other").await;
+        assert_eq!(bench.services.observe.disk("other").unwrap().state, DiskLife::Online);
+        bench.shard.set_keeps_disks(false);
+        let is_kept = || !bench.services.registry.inner().abandoned.is_empty();
+        for _ in 0..600 {
+            if !is_kept() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert!(!is_kept());
+    });
+}
+
+#[test]
 fn a_disk_that_its_shard_keeps_after_a_failed_opening_is_opened_when_the_shard_has_removed_it() {
     run(async |bench| {
         let qos = Some(DiskQosSpec { policy: None, own: Qos::default() });
@@ -67,6 +89,23 @@ fn a_disk_that_its_shard_keeps_after_a_failed_opening_is_opened_when_the_shard_h
         }
         assert_eq!(state(), DiskLife::Online);
         assert!(bench.services.registry.inner().abandoned.is_empty());
+    });
+}
+
+/// Each reading of a journal needs a thread, and memory for the index.
+#[test]
+fn a_disk_is_not_opened_again_while_its_journal_is_read_for_a_failed_opening() {
+    run(async |bench| {
+        let state = DiskState::new("vm".into(), bench.image("vm.img", 8), false);
+        drop(bench.services.disks.enter(state, None).unwrap());
+        let reader = Arc::new(());
+        bench.services.registry.inner().disk_mut("vm").unwrap().journal_reader = Arc::downgrade(&reader);
+        let state = || bench.services.observe.disk("vm").unwrap().state;
+        bench.services.disks.bring_online("vm").await;
+        assert_eq!(state(), DiskLife::Offline);
+        drop(reader);
+        bench.services.disks.bring_online("vm").await;
+        assert_eq!(state(), DiskLife::Online);
     });
 }
 

@@ -116,6 +116,22 @@ fn a_crash_before_the_cache_is_there_empties_it_if_there_was_a_write() {
     });
 }
 
+/// Otherwise the loss of the new journal, which may later describe dirty data, would not be noticed.
+#[test]
+fn a_write_that_is_handled_after_the_recovery_does_not_end_the_new_journal() {
+    run(async |bench| {
+        let bench = crash_early(warm_read_cache(bench).await).await;
+        let rings = bench.services.registry.inner().disks["vm"].recovering;
+        assert!(rings.is_some());
+        let_come(&bench).await;
+        // The recovery has not quite ended.
+        bench.services.registry.inner().disk_mut("vm").unwrap().recovering = rings;
+        bench.services.disks.let_changes_pass(disk_id(&bench)).await;
+        let journal = bench.services.registry.inner().disk("vm").unwrap().cache().unwrap().journal.unwrap();
+        assert!(journal.written > 0 && !journal.ended, "{journal:?}");
+    });
+}
+
 /// The daemon receives the command to stop during the recovery.
 #[test]
 fn an_end_before_the_cache_is_there_leaves_it_as_it_was() {

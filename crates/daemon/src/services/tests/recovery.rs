@@ -425,6 +425,11 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
         assert!(reason(&bench).contains("its backing was changed"));
         let path = bench.path("rescue");
         let export = hob_control::ExportDirty { path: path.clone() };
+        let map = format!("{path}.map");
+        std::fs::write(&map, "another").unwrap();
+        bench.services.disks.export_dirty("vm".into(), export.clone()).await.unwrap_err();
+        assert!(!Path::new(&path).exists() && std::fs::read_to_string(&map).unwrap() == "another");
+        std::fs::remove_file(&map).unwrap();
         let notes = bench.services.disks.export_dirty("vm".into(), export.clone()).await.unwrap().notes;
         assert!(notes[0].contains("44 KiB"), "{notes:?}");
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 * MIB);

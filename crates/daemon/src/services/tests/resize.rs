@@ -102,6 +102,14 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         bench.resize_disk("ro", None).await.unwrap();
         assert_eq!(bench.size("ro"), 80, "what somebody else made larger");
     });
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 2).await.unwrap();
+        let error = bench.resize_disk("vm", Some(1 << 45)).await.unwrap_err();
+        assert!(error.to_string().contains("blocks of 4K supports disks of at most"), "{error}");
+        assert_eq!(bench.img("vm").metadata().unwrap().len(), 64 * MIB, "the backing keeps its size");
+    });
 }
 
 /// Promises 1 and 2: flushed data is there, and cached data is trusted, at the new size.

@@ -6,7 +6,7 @@ use hob_engine::gather::Gather;
 use hob_engine::io::{BufferSlice, IoError};
 use hob_nbd::client::reply::{ReplyDecoder, ReplyEvent, ReplyLimits};
 use hob_nbd::client::request;
-use hob_nbd::{CommandFlags, ErrorCode, Extent};
+use hob_nbd::{CommandFlags, ErrorCode, Extent, TransmissionFlags};
 
 use super::connect::Link;
 use super::jobs::{Job, Jobs, What};
@@ -38,6 +38,9 @@ impl NbdBacking {
         let gather = Some(Gather::default());
         let connection = Connection { fd, wire: link.wire, decoder, rx: None, gather, place, shutdown: None };
         self.state = State::Connected(Box::new(connection));
+        if !self.can(TransmissionFlags::SEND_FUA) {
+            self.jobs.replace_fua(self.can(TransmissionFlags::SEND_FLUSH));
+        }
         self.begin_repeat();
         self.send(ring);
     }
@@ -206,8 +209,10 @@ impl NbdBacking {
     fn repeated(&mut self, cookie: u64, error: Option<ErrorCode>) {
         let Some(repeat) = &mut self.repeat else { return };
         repeat.answer(cookie);
+        // Changes that were refused because the server shuts down are repeated on the next connection.
+        let shuts_down = matches!(&self.state, State::Connected(connection) if connection.shutdown.is_some());
         match error {
-            None if repeat.is_done() => self.set_exposed(false),
+            None if repeat.is_done() && !shuts_down => self.set_exposed(false),
             None => {}
             Some(ErrorCode::Shutdown) => {
                 if let State::Connected(connection) = &mut self.state {

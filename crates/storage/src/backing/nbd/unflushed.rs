@@ -18,6 +18,7 @@ use hob_nbd::client::reply::Expected;
 use hob_nbd::client::request;
 use hob_nbd::{Command, CommandFlags};
 
+use super::COMMAND_BYTES_MAX;
 use crate::ring::{Ring, ZEROES_BYTES};
 
 /// Maximum memory for the changes of one backing, bytes.
@@ -127,11 +128,16 @@ impl Unflushed {
         self.bytes
     }
 
-    /// Returns the changes as disjoint pieces of at most `bytes_max` bytes.
-    pub(super) fn repeat(&self, bytes_max: u64) -> Repeat {
+    /// Returns the changes as disjoint pieces. A piece has at most `payload_max` bytes of data. Other
+    /// pieces are as long as other commands without payload.
+    pub(super) fn repeat(&self, payload_max: u64) -> Repeat {
         let mut pieces = Vec::new();
         let mut covered = Covered::default();
         for entry in self.entries.iter().rev() {
+            let bytes_max = match entry.content {
+                Content::Data(_) | Content::ZeroData => payload_max,
+                Content::Zeroes(_) | Content::Trim => COMMAND_BYTES_MAX,
+            };
             for gap in covered.insert(&entry.range) {
                 let mut from = gap.start;
                 while from < gap.end {
@@ -332,6 +338,19 @@ mod tests {
             }
             assert_eq!(repeated(&unflushed, 1 + next(64)), expected, "round {round}");
         }
+    }
+
+    /// A guest may discard a whole disk.
+    #[test]
+    fn long_discards_and_zeroes_are_repeated_with_few_requests() {
+        let (mut unflushed, end) = (Unflushed::new(0), 512 * COMMAND_BYTES_MAX);
+        unflushed.push(1, 0..end, Content::Trim);
+        unflushed.push(2, end..2 * end, Content::Zeroes(CommandFlags::NONE));
+        unflushed.push(3, 0..2, data(3, 2));
+        let pieces = unflushed.repeat(1).pieces;
+        assert_eq!(pieces.len(), 512 + 512 + 2);
+        let bytes: u64 = pieces.iter().map(|piece| u64::from(piece.len())).sum();
+        assert_eq!(bytes, 2 * end);
     }
 
     /// A second reply would count for a piece whose reply is still missing.

@@ -159,7 +159,7 @@ impl Driver for Overlay {
     delegate! {
         own:
         info attach handle_completion take_loss poll_exposure poll_timeout handle_timeout submit_status
-        poll_status set_gate suspend resume revoke read_before_attach reader witness change_mark
+        poll_status set_gate suspend resume is_repeating revoke read_before_attach reader witness change_mark
         lock size_probe grow set_wait_max wait_max constant common_bytes is_lost loss_reason has_lost memory_id
     }
 
