@@ -31,6 +31,7 @@ mod threads;
 mod uring;
 mod volatile;
 mod waker;
+mod worker_shares;
 mod workers;
 
 #[cfg(test)]
@@ -57,6 +58,9 @@ pub(crate) use op::read_now;
 use op::{Attempt, Message, Op, Pace, Work};
 pub use op::{Completion, Returned, RxBuf};
 pub use waker::Waker;
+pub(crate) use worker_shares::{FileNumber, WorkerShares};
+#[cfg(test)]
+pub(crate) use worker_shares::{WORKERS_FOR_FILES, WORKERS_PER_FILE_MAX};
 pub use workers::Gate;
 use workers::{Job, Workers};
 
@@ -108,6 +112,7 @@ pub struct Ring {
     /// Operations that the additional threads have ended, with their results.
     worked: VecDeque<(u32, i32)>,
     threads_max: usize,
+    worker_shares: WorkerShares,
     /// A buffer of zeroes, which is never written or released.
     zeroes: BufferId,
     /// The buffer for journal writes; `None` after [`Ring::take_journal_room`].
@@ -167,6 +172,7 @@ impl Ring {
             workers: None,
             worked: VecDeque::new(),
             threads_max: config.threads_max,
+            worker_shares: WorkerShares::new(),
             zeroes,
             journal_room,
             _not_send: PhantomData,
@@ -208,9 +214,20 @@ impl Ring {
         self.waker.clone()
     }
 
+    /// Returns the division of the kernel's workers among the files of backings.
+    pub(crate) fn worker_shares(&mut self) -> &mut WorkerShares {
+        &mut self.worker_shares
+    }
+
     /// Returns the number of operations without a completion.
     pub fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    /// Returns the number of operations on a descriptor without a completion.
+    pub(crate) fn in_flight_of(&self, fd: Fd) -> usize {
+        let entry = &self.fds[usize::from(fd.index)];
+        if entry.generation == fd.generation { entry.in_flight as usize } else { 0 }
     }
 
     /// Reads from a file into `slice`. Result: `slice.len`. Only for this operation, the buffer may
