@@ -396,6 +396,14 @@ impl FileBacking {
         self.attached.expect("a backing is attached before it is used")
     }
 
+    /// Sets the lease gate of the attached descriptors, if there is one and the file is open.
+    fn gate_descriptors(&self, ring: &mut Ring) {
+        let Some(gate) = self.gate.as_ref().filter(|_| self.life == Life::Open) else { return };
+        let number = self.number.expect("a backing is attached before it is used");
+        let Attached { direct, buffered, .. } = self.attached();
+        direct.into_iter().chain([buffered]).for_each(|fd| ring.set_gate(fd, number, gate.clone()));
+    }
+
     /// Returns true if an operation may occupy a worker thread of the kernel.
     fn occupies_worker(&self, op: IoOp) -> bool {
         match self.class {
@@ -515,9 +523,8 @@ impl Driver for FileBacking {
     }
 
     fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
-        let Attached { direct, buffered, .. } = self.attached();
-        direct.into_iter().chain([buffered]).for_each(|fd| ring.set_gate(fd, gate.clone()));
         self.gate = Some(gate);
+        self.gate_descriptors(ring);
     }
 
     fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {

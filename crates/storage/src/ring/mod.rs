@@ -62,7 +62,7 @@ pub(crate) use worker_shares::{FileNumber, WorkerShares};
 #[cfg(test)]
 pub(crate) use worker_shares::{WORKERS_FOR_FILES, WORKERS_PER_FILE_MAX};
 pub use workers::Gate;
-use workers::{Job, Workers};
+use workers::{Job, WorkerLimits, Workers};
 
 /// Length of the buffer of [`Ring::zeroes`], bytes.
 pub const ZEROES_BYTES: u32 = 64 << 10;
@@ -111,7 +111,7 @@ pub struct Ring {
     workers: Option<Workers>,
     /// Operations that the additional threads have ended, with their results.
     worked: VecDeque<(u32, i32)>,
-    threads_max: usize,
+    blocked_changes_max: usize,
     worker_shares: WorkerShares,
     /// A buffer of zeroes, which is never written or released.
     zeroes: BufferId,
@@ -149,7 +149,11 @@ impl Ring {
         let driver = match uring {
             Some(uring) => Driver::Uring(Box::new(uring)),
             None => {
-                let threads = threads::Threads::new(config.threads_max, &waker).map_err(resources)?;
+                let limits = WorkerLimits {
+                    threads_max: Some(config.threads_max.max(1)),
+                    changes_max: config.blocked_changes_max(),
+                };
+                let threads = threads::Threads::new(limits, &waker).map_err(resources)?;
                 Driver::Threads(Box::new(threads))
             }
         };
@@ -171,7 +175,7 @@ impl Ring {
             gated: Vec::new(),
             workers: None,
             worked: VecDeque::new(),
-            threads_max: config.threads_max,
+            blocked_changes_max: config.blocked_changes_max(),
             worker_shares: WorkerShares::new(),
             zeroes,
             journal_room,
@@ -477,8 +481,9 @@ impl Ring {
                 self.gated.push(index);
             }
             (Driver::Uring(_), gate) => {
-                let (threads_max, waker) = (self.threads_max, &self.waker);
-                let workers = self.workers.get_or_insert_with(|| Workers::new(threads_max, waker));
+                let limits = WorkerLimits { threads_max: None, changes_max: self.blocked_changes_max };
+                let waker = &self.waker;
+                let workers = self.workers.get_or_insert_with(|| Workers::new(limits, waker));
                 workers.start(Job { op: index, fd: entry.raw(), attempt, gate });
             }
         }
