@@ -65,7 +65,7 @@ use super::{
 use crate::direct::open_direct;
 use crate::filesystem::{file_number, is_memory, may_block};
 use crate::lock::{LockError, lock_image};
-use crate::ring::{Completion, Fd, FdClass, Gate, Ring, read_now};
+use crate::ring::{Completion, Fd, FdClass, FileNumber, Gate, Ring, read_now};
 use crate::token::TokenSpace;
 use crate::volatile::{self, VolatileFile};
 use probe::{direct_block_bytes, mark_of, status};
@@ -81,9 +81,6 @@ const HELPER: u32 = u32::MAX;
 
 /// Pause before a change that the lease gate blocked is retried, nanoseconds.
 const RETRY_NS: u64 = 20_000_000;
-/// Number of I/Os per file that may each occupy a worker thread of the kernel. A shard has 1,024
-/// kernel workers, so even if one filesystem hangs, other files have workers left.
-const WORKERS_MAX: usize = 64;
 
 /// Descriptors of the file in the I/O ring.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +99,10 @@ struct FileBacking {
     /// In a power-cut test: the object that holds unflushed writes.
     volatile: Option<Arc<VolatileFile>>,
     is_block_device: bool,
+    /// Device number of the file's filesystem, or of the block device.
+    device: u64,
+    /// Number of the file on its I/O ring; `None` if no operation is started any more.
+    number: Option<FileNumber>,
     /// Whether the file's timestamps are evidence that it is unchanged.
     has_timestamps: bool,
     /// Name of the content of a file that is locked against writers.
@@ -296,6 +297,8 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         class,
         volatile,
         is_block_device,
+        device: if is_block_device { metadata.rdev() } else { metadata.dev() },
+        number: None,
         has_timestamps,
         constant,
         access,
@@ -375,6 +378,9 @@ impl FileBacking {
             return;
         }
         self.life = Life::Closing;
+        if let Some(number) = self.number.take() {
+            ring.worker_shares().leave(number);
+        }
         let (direct, volatile, is_block_device) =
             (self.direct.take(), self.volatile.clone(), self.is_block_device);
         let below = self.below.take();
@@ -391,6 +397,14 @@ impl FileBacking {
         self.attached.expect("a backing is attached before it is used")
     }
 
+    /// Sets the lease gate of the attached descriptors, if there is one and the file is open.
+    fn gate_descriptors(&self, ring: &mut Ring) {
+        let Some(gate) = self.gate.as_ref().filter(|_| self.life == Life::Open) else { return };
+        let number = self.number.expect("a backing is attached before it is used");
+        let Attached { direct, buffered, .. } = self.attached();
+        direct.into_iter().chain([buffered]).for_each(|fd| ring.set_gate(fd, number, gate.clone()));
+    }
+
     /// Returns true if an operation may occupy a worker thread of the kernel.
     fn occupies_worker(&self, op: IoOp) -> bool {
         match self.class {
@@ -400,11 +414,29 @@ impl FileBacking {
         }
     }
 
-    /// Starts I/Os that wait for a kernel worker, until [`WORKERS_MAX`] I/Os may occupy one.
+    /// Returns the number of kernel workers that I/Os may occupy now. An unaligned transfer has up to
+    /// three operations.
+    fn occupied_workers(&self, ring: &Ring) -> usize {
+        let Attached { direct, buffered, .. } = self.attached();
+        let operations: usize = match self.class {
+            FdClass::Foreign => direct.into_iter().chain([buffered]).map(|fd| ring.in_flight_of(fd)).sum(),
+            _ => 0,
+        };
+        self.working.len().max(operations)
+    }
+
+    /// Starts I/Os that wait for a kernel worker, as far as the file may occupy more workers. Call
+    /// this when I/Os have ended.
     fn resume(&mut self, ring: &mut Ring, now: Instant) {
-        while self.working.len() < WORKERS_MAX
-            && let Some(io) = self.to_work.pop_front()
-        {
+        let Some(number) = self.number else { return };
+        loop {
+            let occupied = self.occupied_workers(ring);
+            let shares = ring.worker_shares();
+            shares.set_occupied(number, occupied);
+            if self.to_work.is_empty() || !shares.may_occupy(number) {
+                return;
+            }
+            let io = self.to_work.pop_front().expect("an I/O waits");
             self.working.insert(io.id);
             self.begin(ring, now, &io);
         }
@@ -488,12 +520,12 @@ impl Driver for FileBacking {
         let direct = self.direct.clone().map(|file| ring.attach(file, self.class));
         let buffered = ring.attach(self.buffered().clone(), self.class);
         self.attached = Some(Attached { direct, buffered, tokens });
+        self.number = Some(ring.worker_shares().join(self.device));
     }
 
     fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
-        let Attached { direct, buffered, .. } = self.attached();
-        direct.into_iter().chain([buffered]).for_each(|fd| ring.set_gate(fd, gate.clone()));
         self.gate = Some(gate);
+        self.gate_descriptors(ring);
     }
 
     fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
@@ -540,7 +572,7 @@ impl Driver for FileBacking {
         }
     }
 
-    fn revoke(&mut self, _ring: &mut Ring, now: Instant) {
+    fn revoke(&mut self, ring: &mut Ring, now: Instant) {
         self.is_lost = true;
         for slot in std::mem::take(&mut self.stopped) {
             self.stop(now, slot);
@@ -548,6 +580,7 @@ impl Driver for FileBacking {
         for io in std::mem::take(&mut self.to_work) {
             self.finish(io.id, Err(IoError::ShuttingDown));
         }
+        self.resume(ring, now);
     }
 
     fn set_wait_max(&mut self, now: Instant, change: WaitMax) {

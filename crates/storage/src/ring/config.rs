@@ -26,8 +26,17 @@ pub struct RingConfig {
     /// Size of the payload memory in bytes; at most 1 GiB less [`ZEROES_BYTES`](super::ZEROES_BYTES) and
     /// [`JOURNAL_ROOM_BYTES`](super::JOURNAL_ROOM_BYTES).
     pub arena_bytes: usize,
-    /// Maximum number of threads of [`RingKind::Threads`].
+    /// Maximum number of threads of [`RingKind::Threads`]. With both implementations, at most half
+    /// as many changes of a file with a [`Gate`](super::Gate) are in system calls that may block.
     pub threads_max: usize,
+}
+
+impl RingConfig {
+    /// Returns the maximum number of changes of a file with a gate that are in system calls that
+    /// may block.
+    pub(super) fn blocked_changes_max(&self) -> usize {
+        (self.threads_max / 2).max(1)
+    }
 }
 
 impl Default for RingConfig {

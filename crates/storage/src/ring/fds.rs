@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::op::{Op, Work};
-use super::workers::Gate;
+use super::worker_shares::FileNumber;
+use super::workers::{FileGate, Gate};
 use super::{Driver, Ring, volatile};
 use crate::volatile::VolatileFile;
 
@@ -47,7 +48,7 @@ pub(super) struct FdEntry {
     pub(super) volatile: Option<Arc<VolatileFile>>,
     /// Gate that must be open when a change of the file's content starts. Changes fail while it is
     /// closed.
-    pub(super) gate: Option<Arc<dyn Gate>>,
+    pub(super) gate: Option<FileGate>,
     pub(super) generation: u16,
     pub(super) in_flight: u32,
     pub(super) detached: bool,
@@ -165,12 +166,14 @@ impl Ring {
     /// Sets a gate: changes of a file start only while `gate` is open. The gate is checked just
     /// before each system call. A change that it blocks ends with -ECANCELED. Changes that would
     /// block in the kernel are made by threads of this process. io_uring's workers would start them
-    /// at an unknown time, without a check. A system call that has started is not stopped.
+    /// at an unknown time, without a check. A system call that has started is not stopped. The
+    /// number of changes of `file` in system calls that may block is limited, over all its
+    /// descriptors; see [`RingConfig::threads_max`](super::RingConfig::threads_max).
     ///
     /// The gate has no effect on [`FdClass::Memory`] and [`FdClass::Volatile`], because other hosts
     /// do not share these files.
-    pub fn set_gate(&mut self, fd: Fd, gate: Arc<dyn Gate>) {
-        self.entry_mut(fd).gate = Some(gate);
+    pub(crate) fn set_gate(&mut self, fd: Fd, file: FileNumber, gate: Arc<dyn Gate>) {
+        self.entry_mut(fd).gate = Some(FileGate { file, gate });
     }
 
     /// Returns the attached descriptor itself, for example to set options.

@@ -31,6 +31,7 @@ mod threads;
 mod uring;
 mod volatile;
 mod waker;
+mod worker_shares;
 mod workers;
 
 #[cfg(test)]
@@ -57,8 +58,11 @@ pub(crate) use op::read_now;
 use op::{Attempt, Message, Op, Pace, Work};
 pub use op::{Completion, Returned, RxBuf};
 pub use waker::Waker;
+pub(crate) use worker_shares::{FileNumber, WorkerShares};
+#[cfg(test)]
+pub(crate) use worker_shares::{WORKERS_FOR_FILES, WORKERS_PER_FILE_MAX};
 pub use workers::Gate;
-use workers::{Job, Workers};
+use workers::{Job, WorkerLimits, Workers};
 
 /// Length of the buffer of [`Ring::zeroes`], bytes.
 pub const ZEROES_BYTES: u32 = 64 << 10;
@@ -107,7 +111,8 @@ pub struct Ring {
     workers: Option<Workers>,
     /// Operations that the additional threads have ended, with their results.
     worked: VecDeque<(u32, i32)>,
-    threads_max: usize,
+    blocked_changes_max: usize,
+    worker_shares: WorkerShares,
     /// A buffer of zeroes, which is never written or released.
     zeroes: BufferId,
     /// The buffer for journal writes; `None` after [`Ring::take_journal_room`].
@@ -144,7 +149,11 @@ impl Ring {
         let driver = match uring {
             Some(uring) => Driver::Uring(Box::new(uring)),
             None => {
-                let threads = threads::Threads::new(config.threads_max, &waker).map_err(resources)?;
+                let limits = WorkerLimits {
+                    threads_max: Some(config.threads_max.max(1)),
+                    changes_max: config.blocked_changes_max(),
+                };
+                let threads = threads::Threads::new(limits, &waker).map_err(resources)?;
                 Driver::Threads(Box::new(threads))
             }
         };
@@ -166,7 +175,8 @@ impl Ring {
             gated: Vec::new(),
             workers: None,
             worked: VecDeque::new(),
-            threads_max: config.threads_max,
+            blocked_changes_max: config.blocked_changes_max(),
+            worker_shares: WorkerShares::new(),
             zeroes,
             journal_room,
             _not_send: PhantomData,
@@ -208,9 +218,20 @@ impl Ring {
         self.waker.clone()
     }
 
+    /// Returns the division of the kernel's workers among the files of backings.
+    pub(crate) fn worker_shares(&mut self) -> &mut WorkerShares {
+        &mut self.worker_shares
+    }
+
     /// Returns the number of operations without a completion.
     pub fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    /// Returns the number of operations on a descriptor without a completion.
+    pub(crate) fn in_flight_of(&self, fd: Fd) -> usize {
+        let entry = &self.fds[usize::from(fd.index)];
+        if entry.generation == fd.generation { entry.in_flight as usize } else { 0 }
     }
 
     /// Reads from a file into `slice`. Result: `slice.len`. Only for this operation, the buffer may
@@ -460,8 +481,9 @@ impl Ring {
                 self.gated.push(index);
             }
             (Driver::Uring(_), gate) => {
-                let (threads_max, waker) = (self.threads_max, &self.waker);
-                let workers = self.workers.get_or_insert_with(|| Workers::new(threads_max, waker));
+                let limits = WorkerLimits { threads_max: None, changes_max: self.blocked_changes_max };
+                let waker = &self.waker;
+                let workers = self.workers.get_or_insert_with(|| Workers::new(limits, waker));
                 workers.start(Job { op: index, fd: entry.raw(), attempt, gate });
             }
         }

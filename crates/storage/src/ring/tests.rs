@@ -6,8 +6,8 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use hob_engine::gather::Gather;
@@ -15,7 +15,7 @@ use hob_engine::io::{BufferSlice, Durability};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Completion, FdClass, Returned, Ring, RingConfig, RingKind, RxBuf};
+use super::{Completion, Fd, FdClass, Gate, Returned, Ring, RingConfig, RingKind, RxBuf};
 use crate::token::Token;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -616,4 +616,75 @@ fn the_ends_of_many_signals_are_seen() {
         assert_eq!(u64::from_ne_bytes(count), 100);
         ring.detach_event(fd);
     });
+}
+
+/// A gate that hangs when a change asks it, as a change of a file that hangs does in its system
+/// call.
+#[derive(Debug, Default)]
+struct HangingGate {
+    asked: AtomicUsize,
+    has_ended: Mutex<bool>,
+    end: Condvar,
+}
+
+impl Gate for HangingGate {
+    fn is_open(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let ended = self.end.wait_while(self.has_ended.lock().unwrap(), |has_ended| !*has_ended);
+        *ended.unwrap()
+    }
+}
+
+#[derive(Debug)]
+struct OpenGate;
+
+impl Gate for OpenGate {
+    fn is_open(&self) -> bool {
+        true
+    }
+}
+
+/// Attaches a file with a gate, with two descriptors like those of a backing.
+fn attach_gated(ring: &mut Ring, gate: &Arc<dyn Gate>) -> [Fd; 2] {
+    let number = ring.worker_shares().join(1);
+    let file = tempfile::tempfile().unwrap();
+    [file.try_clone().unwrap(), file].map(|file| {
+        let fd = ring.attach(OwnedFd::from(file), FdClass::File);
+        ring.set_gate(fd, number, gate.clone());
+        fd
+    })
+}
+
+#[test]
+fn a_file_with_a_gate_that_hangs_delays_no_other_file() {
+    let config = RingConfig { kind: RingKind::IoUring, entries: 8, arena_bytes: 1 << 20, threads_max: 4 };
+    let mut ring = Ring::new(&config).expect("this system has io_uring");
+    let punch = |ring: &mut Ring, at: u32, file: [Fd; 2]| {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        ring.fallocate(token(at), file[at as usize % 2], mode, 0, 4096);
+    };
+    let hanging = Arc::new(HangingGate::default());
+    let gate: Arc<dyn Gate> = hanging.clone();
+    // More files that hang than threads of a pool without io_uring.
+    let hung: Vec<_> = (0..5).map(|_| attach_gated(&mut ring, &gate)).collect();
+    for file in &hung {
+        (0..8).for_each(|at| punch(&mut ring, at, *file));
+    }
+    let gate: Arc<dyn Gate> = Arc::new(OpenGate);
+    let other = attach_gated(&mut ring, &gate);
+    for at in 100..104 {
+        punch(&mut ring, at, other);
+        let completion = next(&mut ring);
+        assert_eq!((completion.token, completion.result), (token(at), 0));
+    }
+    let asked = hanging.asked.load(Ordering::SeqCst);
+    assert!(asked <= 5 * config.blocked_changes_max(), "{asked} changes of five files are in system calls");
+    *hanging.has_ended.lock().unwrap() = true;
+    hanging.end.notify_all();
+    for _ in 0..5 * 8 {
+        assert_eq!(next(&mut ring).result, 0);
+    }
+    for fd in hung.into_iter().chain([other]).flatten() {
+        ring.detach(fd);
+    }
 }

@@ -17,7 +17,7 @@ use super::FdEntry;
 use super::op::Attempt;
 use super::uring::Ended;
 use super::waker::Waker;
-use super::workers::{Job, Workers, run};
+use super::workers::{Job, WorkerLimits, Workers, run};
 
 /// epoll data of the eventfd. The epoll data of other descriptors is their index.
 const EVENT: u64 = u64::MAX;
@@ -50,11 +50,11 @@ impl std::fmt::Debug for Threads {
 }
 
 impl Threads {
-    pub(super) fn new(threads_max: usize, waker: &Waker) -> io::Result<Threads> {
+    pub(super) fn new(limits: WorkerLimits, waker: &Waker) -> io::Result<Threads> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, waker.event(), epoll::EventData::new_u64(EVENT), epoll::EventFlags::IN)?;
         Ok(Threads {
-            workers: Workers::new(threads_max, waker),
+            workers: Workers::new(limits, waker),
             waker: waker.clone(),
             epoll,
             sockets: Vec::new(),

@@ -24,7 +24,7 @@ use crate::buffers::Arena;
 const FIXED_FILES: u32 = 1024;
 
 /// Maximum number of kernel workers for blocking operations, per I/O ring.
-const WORKERS_MAX: u32 = 1024;
+pub(super) const WORKERS_MAX: u32 = 1024;
 
 /// User data of the read that wakes the I/O ring.
 const WAKE: u64 = u64::MAX;

@@ -1,19 +1,28 @@
-//! A bounded pool of threads that make system calls for an I/O ring.
+//! A pool of threads that make system calls for an I/O ring.
 //!
-//! Without io_uring, the pool performs all file I/O. With io_uring, it performs changes of a file
-//! with a [`Gate`] that would block. io_uring would queue them in the kernel, where they cannot be
-//! stopped any more.
+//! Without io_uring, the pool performs all file I/O, and its number of threads is bounded. With
+//! io_uring, it performs changes of a file with a [`Gate`] that would block. io_uring would queue
+//! them in the kernel, where they cannot be stopped any more.
+//!
+//! A file with a gate has a limited number of changes in system calls; its other changes wait in
+//! their order. With io_uring, that is the only limit, so that a file that hangs delays no other.
+//! Idle threads end after [`IDLE_MAX`].
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hob_engine::io::Durability;
 
 use super::op::Attempt;
 use super::waker::Waker;
+use super::worker_shares::FileNumber;
+
+/// Time after which an idle thread ends.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 
 /// Decides whether a file may be changed now. The gate is checked just before each system call that
 /// changes the file.
@@ -22,13 +31,26 @@ pub trait Gate: Send + Sync + std::fmt::Debug {
     fn is_open(&self) -> bool;
 }
 
+/// The gate of a file.
+#[derive(Clone, Debug)]
+pub(super) struct FileGate {
+    pub(super) file: FileNumber,
+    pub(super) gate: Arc<dyn Gate>,
+}
+
+impl FileGate {
+    pub(super) fn is_open(&self) -> bool {
+        self.gate.is_open()
+    }
+}
+
 /// A file operation that a thread of the pool performs.
 pub(super) struct Job {
     pub(super) op: u32,
     pub(super) fd: RawFd,
     pub(super) attempt: Attempt,
     /// Gate that must be open when the system call is made.
-    pub(super) gate: Option<Arc<dyn Gate>>,
+    pub(super) gate: Option<FileGate>,
 }
 
 // SAFETY: the addresses in an attempt belong to an operation that stays in place until its end has
@@ -44,12 +66,52 @@ impl Job {
     }
 }
 
+/// Changes of a file with a gate.
+#[derive(Default)]
+struct GatedFile {
+    /// Number of changes that are in [`Queue::jobs`] or that a thread performs.
+    admitted: usize,
+    waiting: VecDeque<Job>,
+}
+
 #[derive(Default)]
 struct Queue {
+    /// Jobs that any thread may perform.
     jobs: VecDeque<Job>,
+    /// Files with a gate that have jobs.
+    gated: BTreeMap<FileNumber, GatedFile>,
     idle: usize,
     threads: usize,
     closing: bool,
+}
+
+impl Queue {
+    /// Adds a job. Returns false if it waits for other changes of its file, at most `changes_max`
+    /// of which may be in system calls.
+    fn add(&mut self, job: Job, changes_max: usize) -> bool {
+        if let Some(gate) = &job.gate {
+            let file = self.gated.entry(gate.file).or_default();
+            if file.admitted == changes_max {
+                file.waiting.push_back(job);
+                return false;
+            }
+            file.admitted += 1;
+        }
+        self.jobs.push_back(job);
+        true
+    }
+
+    /// Handles the end of a change of a file with a gate: the file's next change takes its place.
+    fn end_change(&mut self, number: FileNumber) {
+        let file = self.gated.get_mut(&number).expect("a file with a change in a thread has an entry");
+        if let Some(next) = file.waiting.pop_front() {
+            return self.jobs.push_back(next);
+        }
+        file.admitted -= 1;
+        if file.admitted == 0 {
+            self.gated.remove(&number);
+        }
+    }
 }
 
 struct Shared {
@@ -67,35 +129,58 @@ impl Shared {
             self.waker.signal();
         }
     }
+
+    /// Performs a job. Then returns the locked queue. If the job's file has a change that waited,
+    /// the change is in the queue now, and the caller takes a job next.
+    fn perform(&self, job: Job) -> MutexGuard<'_, Queue> {
+        let file = job.gate.as_ref().map(|gate| gate.file);
+        self.finish(job.run());
+        let mut queue = lock(&self.queue);
+        if let Some(file) = file {
+            queue.end_change(file);
+        }
+        queue
+    }
+}
+
+/// Limits of a pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkerLimits {
+    /// Maximum number of threads; `None` if the limit of each file is the only one.
+    pub(super) threads_max: Option<usize>,
+    /// Maximum number of changes of a file with a gate that are in system calls.
+    pub(super) changes_max: usize,
 }
 
 pub(super) struct Workers {
     shared: Arc<Shared>,
-    threads_max: usize,
+    limits: WorkerLimits,
 }
 
 impl std::fmt::Debug for Workers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Workers").field("threads_max", &self.threads_max).finish_non_exhaustive()
+        f.debug_struct("Workers").field("limits", &self.limits).finish_non_exhaustive()
     }
 }
 
 impl Workers {
-    pub(super) fn new(threads_max: usize, waker: &Waker) -> Workers {
+    pub(super) fn new(limits: WorkerLimits, waker: &Waker) -> Workers {
         let shared = Shared {
             queue: Mutex::default(),
             work: Condvar::new(),
             done: Mutex::default(),
             waker: waker.clone(),
         };
-        Workers { shared: Arc::new(shared), threads_max: threads_max.max(1) }
+        Workers { shared: Arc::new(shared), limits }
     }
 
     pub(super) fn start(&self, job: Job) {
         let mut queue = lock(&self.shared.queue);
-        queue.jobs.push_back(job);
-        let short = queue.jobs.len() > queue.idle && queue.threads < self.threads_max;
-        if short {
+        if !queue.add(job, self.limits.changes_max) {
+            return;
+        }
+        let may_grow = self.limits.threads_max.is_none_or(|threads_max| queue.threads < threads_max);
+        if may_grow && queue.jobs.len() > queue.idle {
             let shared = self.shared.clone();
             let spawned = std::thread::Builder::new().name("hob-disk-io".into()).spawn(move || work(&shared));
             match spawned {
@@ -104,9 +189,11 @@ impl Workers {
                     // If no thread can be started, the calling thread performs the I/O, which is
                     // slow but correct.
                     tracing::warn!(%error, "cannot start a thread for disk I/O; the shard's thread performs the I/O and blocks meanwhile");
-                    let jobs = std::mem::take(&mut queue.jobs);
-                    drop(queue);
-                    return jobs.into_iter().for_each(|job| self.shared.finish(job.run()));
+                    while let Some(job) = queue.jobs.pop_front() {
+                        drop(queue);
+                        queue = self.shared.perform(job);
+                    }
+                    return;
                 }
                 Err(_) => {}
             }
@@ -128,7 +215,7 @@ impl Drop for Workers {
     }
 }
 
-/// Main loop of each thread, until the I/O ring is dropped.
+/// Main loop of each thread, until the thread is idle for too long or the I/O ring is dropped.
 fn work(shared: &Shared) {
     let mut queue = lock(&shared.queue);
     loop {
@@ -137,13 +224,18 @@ fn work(shared: &Shared) {
                 return;
             }
             queue.idle += 1;
-            queue = shared.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            let (woken, wait) =
+                shared.work.wait_timeout(queue, IDLE_MAX).unwrap_or_else(PoisonError::into_inner);
+            queue = woken;
             queue.idle -= 1;
+            if wait.timed_out() && queue.jobs.is_empty() {
+                queue.threads -= 1;
+                return;
+            }
             continue;
         };
         drop(queue);
-        shared.finish(job.run());
-        queue = lock(&shared.queue);
+        queue = shared.perform(job);
     }
 }
 
@@ -208,5 +300,39 @@ pub(super) fn run(fd: RawFd, attempt: Attempt) -> i32 {
     match result {
         -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
         moved => moved as i32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::worker_shares::WorkerShares;
+    use super::*;
+
+    #[derive(Debug)]
+    struct AlwaysOpen;
+
+    impl Gate for AlwaysOpen {
+        fn is_open(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn changes_of_a_file_wait_in_their_order_and_behind_no_other_file() {
+        let mut shares = WorkerShares::new();
+        let files = [shares.join(1), shares.join(1)];
+        let mut queue = Queue::default();
+        for (op, file) in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 0)] {
+            let gate = FileGate { file: files[file], gate: Arc::new(AlwaysOpen) };
+            let job = Job { op, fd: -1, attempt: Attempt::Nothing, gate: Some(gate) };
+            assert_eq!(queue.add(job, 2), op < 2 || file == 1);
+        }
+        let mut started = Vec::new();
+        while let Some(job) = queue.jobs.pop_front() {
+            started.push(job.op);
+            queue.end_change(job.gate.expect("it has a gate").file);
+        }
+        assert_eq!(started, [0, 1, 4, 2, 3, 5]);
+        assert!(queue.gated.is_empty());
     }
 }

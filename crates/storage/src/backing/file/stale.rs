@@ -124,10 +124,8 @@ impl FileBacking {
         direct.into_iter().chain([buffered]).for_each(|fd| ring.detach(fd));
         let direct = self.direct.clone().map(|file| ring.attach(file, self.class));
         let buffered = ring.attach(self.buffered().clone(), self.class);
-        if let Some(gate) = &self.gate {
-            direct.into_iter().chain([buffered]).for_each(|fd| ring.set_gate(fd, gate.clone()));
-        }
         self.attached = Some(Attached { direct, buffered, tokens });
+        self.gate_descriptors(ring);
         self.stale.since = None;
         self.has_lost |= self.access == Access::ReadWrite;
         self.stale.monitor.note_connected();

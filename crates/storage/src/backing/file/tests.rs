@@ -2,15 +2,19 @@
 
 use std::time::Instant as Clock;
 
-use hob_engine::io::Target;
+use hob_engine::io::{BufferSlice, Target};
 use hob_engine::units::DiskId;
 
 use super::*;
 use crate::backing::Condition;
-use crate::ring::RingConfig;
+use crate::ring::{RingConfig, WORKERS_FOR_FILES, WORKERS_PER_FILE_MAX};
+use crate::token::Token;
 
-/// More than may occupy worker threads.
+/// Number of changes of a file: more than may occupy worker threads.
 const CHANGES: u32 = 200;
+
+/// Number of changes of each of many files.
+const CHANGES_OF_EACH: u32 = 80;
 
 #[test]
 fn sixty_four_operations_of_a_file_occupy_workers_and_the_others_wait() {
@@ -22,19 +26,15 @@ fn sixty_four_operations_of_a_file_occupy_workers_and_the_others_wait() {
     let mut ring = Ring::new(&RingConfig::default()).unwrap();
     let now = Instant(1);
     file.attach(&mut ring, now, TokenSpace::new(1, 0));
-    for number in 0..CHANGES {
-        let (id, offset) = (IoId(number), u64::from(number) * SECTOR_BYTES);
-        let target = Target::Backing(DiskId(0));
-        let io = Io { id, target, op: IoOp::Discard, offset, len: SECTOR_BYTES, slice: None };
-        file.submit(&mut ring, now, &io);
-    }
-    assert_eq!((file.working.len(), file.to_work.len()), (WORKERS_MAX, CHANGES as usize - WORKERS_MAX));
+    start_changes(&mut file, &mut ring, now, CHANGES);
+    let waiting = CHANGES as usize - WORKERS_PER_FILE_MAX;
+    assert_eq!((file.working.len(), file.to_work.len()), (WORKERS_PER_FILE_MAX, waiting));
     let mut done = 0;
     while done < CHANGES {
         ring.submit_and_wait(Duration::ZERO, Some(Duration::from_millis(100))).unwrap();
         while let Some(completion) = ring.next_completion() {
             file.handle_completion(&mut ring, now, completion);
-            assert!(file.working.len() <= WORKERS_MAX);
+            assert!(file.working.len() <= WORKERS_PER_FILE_MAX);
         }
         while let Some((_, result)) = file.poll_done() {
             result.unwrap();
@@ -42,6 +42,103 @@ fn sixty_four_operations_of_a_file_occupy_workers_and_the_others_wait() {
         }
     }
     assert_eq!((file.working.len(), file.to_work.len()), (0, 0));
+}
+
+/// Starts `count` discards of a file.
+fn start_changes(file: &mut FileBacking, ring: &mut Ring, now: Instant, count: u32) {
+    for number in 0..count {
+        let (id, offset) = (IoId(number), u64::from(number) * SECTOR_BYTES);
+        let target = Target::Backing(DiskId(0));
+        let io = Io { id, target, op: IoOp::Discard, offset, len: SECTOR_BYTES, slice: None };
+        file.submit(ring, now, &io);
+    }
+}
+
+/// No end of an operation is handled before all files have started theirs, as on a filesystem that
+/// hangs.
+#[test]
+fn many_files_together_leave_workers_for_the_other_files() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let mut ring = Ring::new(&RingConfig::default()).unwrap();
+    let now = Instant(1);
+    let open = |ring: &mut Ring, number: u16| {
+        let path = dir.path().join(format!("{number}.img"));
+        std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let options = BackingOptions::default();
+        let mut file = open_file(path.to_str().unwrap(), Access::ReadWrite, &options).unwrap();
+        file.attach(ring, now, TokenSpace::new(Token::CALLER, number));
+        file
+    };
+    let mut files: Vec<_> = (0..17).map(|number| open(&mut ring, number)).collect();
+    for file in &mut files {
+        start_changes(file, &mut ring, now, CHANGES_OF_EACH);
+        assert!((1..=WORKERS_PER_FILE_MAX).contains(&file.working.len()));
+    }
+    let occupied: usize = files.iter().map(|file| file.working.len()).sum();
+    assert!(occupied as u64 <= WORKERS_FOR_FILES, "{occupied} workers");
+    // A file that is opened later occupies workers too.
+    let mut late = open(&mut ring, 17);
+    start_changes(&mut late, &mut ring, now, CHANGES_OF_EACH);
+    assert!(!late.working.is_empty());
+    files.push(late);
+    let mut done = vec![0; files.len()];
+    while done.iter().any(|done| *done < CHANGES_OF_EACH) {
+        ring.submit_and_wait(Duration::ZERO, Some(Duration::from_millis(100))).unwrap();
+        while let Some(completion) = ring.next_completion() {
+            let file = &mut files[usize::from(completion.token.owner())];
+            file.handle_completion(&mut ring, now, completion);
+        }
+        for (file, done) in files.iter_mut().zip(&mut done) {
+            while let Some((_, result)) = file.poll_done() {
+                result.unwrap();
+                *done += 1;
+            }
+        }
+    }
+    // A closed file has no part of the workers any more.
+    for file in &mut files {
+        file.close(&mut ring);
+        assert!(file.number.is_none() && file.life == Life::Closing);
+    }
+}
+
+#[test]
+fn each_operation_of_an_unaligned_read_counts() {
+    const READS: u32 = 40;
+    let (_dir, path) = image();
+    let mut file = open_file(path.to_str().unwrap(), Access::ReadWrite, &BackingOptions::default()).unwrap();
+    file.class = FdClass::Foreign;
+    let mut ring = Ring::new(&RingConfig::default()).unwrap();
+    let now = Instant(1);
+    file.attach(&mut ring, now, TokenSpace::new(1, 0));
+    let buffer = ring.arena_mut().alloc(READS as usize * 16384).unwrap();
+    for number in 0..READS {
+        // The first and the last sector are read separately, because only parts of them are read.
+        let slice = BufferSlice { id: buffer, offset: number * 16384 + 100, len: 12288 };
+        let (target, offset) = (Target::Backing(DiskId(0)), u64::from(slice.offset));
+        let io = Io {
+            id: IoId(number),
+            target,
+            op: IoOp::Read,
+            offset,
+            len: u64::from(slice.len),
+            slice: Some(slice),
+        };
+        file.submit(&mut ring, now, &io);
+    }
+    let mut done = 0;
+    while done < READS {
+        // The last read that started may exceed the limit by two operations.
+        assert!(ring.in_flight() <= WORKERS_PER_FILE_MAX + 2, "{} operations", ring.in_flight());
+        ring.submit_and_wait(Duration::ZERO, Some(Duration::from_millis(100))).unwrap();
+        while let Some(completion) = ring.next_completion() {
+            file.handle_completion(&mut ring, now, completion);
+        }
+        while let Some((_, result)) = file.poll_done() {
+            result.unwrap();
+            done += 1;
+        }
+    }
 }
 
 /// A file as on a network filesystem, with a flush that the kernel answered with ESTALE.
