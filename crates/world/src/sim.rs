@@ -155,7 +155,8 @@ pub struct Options {
     /// temporarily unavailable, per mille.
     pub shrink_permille: u32,
     /// In histories with restarts, kills and power cuts alternate, and the power fails while caches are
-    /// being recovered. Silent changes hit the clean sector that was written to the backing last.
+    /// being recovered. Many kills follow the write of a journal page, and there are no crash logs.
+    /// Silent changes hit the clean sector that was written to the backing last.
     pub cuts_in_recovery: bool,
     /// The engine process restarts during a history, and caches may be persistent and write-back.
     pub lives: bool,
