@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use conformance::data::empty_file;
-use conformance::nbd_client::{CMD_WRITE, Client};
+use conformance::nbd_client::{CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, Client};
 use conformance::process::Process;
 use conformance::scratch::{free_port, text, wait_until};
 use conformance::store::ONE_BY_ONE;
@@ -303,10 +303,22 @@ fn a_host_that_was_frozen_past_its_lease_writes_nothing_to_the_backing_when_it_t
     let guests: Vec<Guest> = (0..4).map(|at| Guest::start(a.connect("vm1"), BLOCKS + at, 1)).collect();
     let writes_on = || guests.iter().all(|guest| guest.acknowledged() > 20);
     wait_until("the guests to write", FAIL_OVER_MAX, writes_on);
-    // The host has requests in flight in every state, and requests that it has not read yet.
+    // The host has requests of all kinds in flight in every state, and requests that it has not read
+    // yet. The next owner overwrites all of these blocks, so none of the requests may take effect later.
     let mut burst = a.connect("vm1");
-    for block in (0..BLOCKS).chain(0..BLOCKS) {
-        burst.send(0, CMD_WRITE, block * BLOCK, BLOCK as u32, &filled(7)).expect("room in the socket");
+    let data = filled(7);
+    for turn in 0..2 {
+        for block in 0..BLOCKS {
+            let (command, within, payload) = match (block + turn) % 4 {
+                0 => (CMD_WRITE, 0..BLOCK, &data[..]),
+                1 => (CMD_WRITE, 512..1024, &data[..512]),
+                2 => (CMD_WRITE_ZEROES, 0..BLOCK, &data[..0]),
+                _ => (CMD_TRIM, 0..BLOCK, &data[..0]),
+            };
+            let len = (within.end - within.start) as u32;
+            let sent = burst.send(0, command, block * BLOCK + within.start, len, payload);
+            sent.expect("room in the socket");
+        }
     }
     freezer.freeze();
     b.wait_until_serving("vm1", FAIL_OVER_MAX);

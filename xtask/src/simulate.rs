@@ -43,6 +43,9 @@ enum Kind {
     Sound,
     /// Persistent caches with restarts, where the only device faults are failed flushes of flash
     Flaky,
+    /// Persistent caches with restarts, where journals lose one of two copies and another device fails
+    /// later
+    Copies,
     /// Volatile caches without restarts
     Single,
     /// Hosts that migrate a disk over an unreliable network
@@ -79,4 +82,22 @@ fn run_kind(arguments: &Arguments, kind: Kind, seeds: u64) -> Result<()> {
 
 fn name(kind: Kind) -> String {
     kind.to_possible_value().expect("no kind is skipped").get_name().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The simulation prints its kinds of histories in the command that replays a seed.
+    #[test]
+    fn every_kind_of_the_simulation_is_known() {
+        let program = include_str!("../../crates/world/examples/simulate.rs");
+        let (_, usage) = program.split_once("usage: simulate ").unwrap();
+        let mut printed: Vec<&str> = usage.split(' ').next().unwrap().split('|').collect();
+        let kinds = Kind::value_variants().iter().filter(|kind| !matches!(kind, Kind::All));
+        let mut known: Vec<String> = kinds.map(|kind| name(*kind)).collect();
+        printed.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(printed, known);
+    }
 }

@@ -62,8 +62,12 @@ const LONG_OF_CRATES: [&str; 4] = ["hob_lab", "ownership", "injection", "hob_dae
 /// Test files that move data. These tests run a second time without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
-/// Black-box test files that other steps run.
-const APART: [&str; 5] = ["nbd_psk", "failed_flash", "hung_file", "stale_file", "volatile_backing"];
+/// Test files of the torture harness that start hob. They belong to the torture step.
+pub(crate) const TORTURE: [&str; 5] =
+    ["failed_flash", "hung_file", "losing_flash", "stale_file", "volatile_backing"];
+
+/// Black-box test files that other steps run, besides [`TORTURE`].
+const APART: [&str; 1] = ["nbd_psk"];
 
 /// hob's optional features: TLS by OpenSSL with pre-shared keys, and object stores in clouds.
 const FEATURES: &str = "hob/psk,hob/objects-cloud";
@@ -208,14 +212,32 @@ pub(crate) fn release() -> Result<PathBuf> {
     Ok(shell::target_dir()?.join("release/hob"))
 }
 
-/// Returns the names of the test files in a directory, without [`APART`].
+/// Returns the names of the test files in a directory, without those of other steps.
 fn files(dir: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut files: Vec<String> = names
         .filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned()))
-        .filter(|name| !APART.contains(&name.as_str()))
+        .filter(|name| !APART.iter().chain(&TORTURE).any(|apart| apart == name))
         .collect();
     files.sort();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tests of crates run before hob is built, so a test that starts hob would start an old one.
+    #[test]
+    fn torture_tests_that_start_hob_run_in_the_torture_step() {
+        let tests = shell::root().join("torture/tests");
+        for name in files(&tests).unwrap() {
+            let text = fs::read_to_string(tests.join(format!("{name}.rs"))).unwrap();
+            assert!(!text.contains("conformance::hob"), "{name} is not in TORTURE");
+        }
+        for name in TORTURE {
+            assert!(tests.join(format!("{name}.rs")).is_file(), "{name}");
+        }
+    }
 }

@@ -26,6 +26,9 @@ pub enum DeviceDefect {
     ForgedChecksums,
     /// The backing acknowledges flushes without effect.
     EmptyFlush,
+    /// After a kill, the first flush of the backing does not make data durable that the killed process
+    /// wrote.
+    EmptyFirstFlush,
     /// The backing acknowledges FUA writes before they are durable.
     IgnoredFua,
     /// The backing acknowledges a write that takes effect only at the next write.

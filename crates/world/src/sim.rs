@@ -154,6 +154,10 @@ pub struct Options {
     /// Share of the histories with restarts in which caches return segments and backings are
     /// temporarily unavailable, per mille.
     pub shrink_permille: u32,
+    /// In histories with restarts, kills and power cuts alternate, and the power fails while caches are
+    /// being recovered. Many kills follow the write of a journal page, and there are no crash logs.
+    /// Silent changes hit the clean sector that was written to the backing last.
+    pub cuts_in_recovery: bool,
     /// The engine process restarts during a history, and caches may be persistent and write-back.
     pub lives: bool,
     /// In some histories guests use disks while their caches are being recovered.
@@ -218,6 +222,7 @@ impl Default for Options {
             copy_loss_permille: 100,
             silent_permille: 300,
             shrink_permille: 300,
+            cuts_in_recovery: false,
             lives: false,
             early: true,
             hasty: false,

@@ -86,20 +86,30 @@ fn every_sabotage_of_the_second_half_is_found() {
         (Sabotage::KeepsWordOfHeld, 637),
         (Sabotage::EndsEarly, 989),
         (Sabotage::BelievesAdopted, 198),
-        (Sabotage::UncheckedQueue, 172),
-        (Sabotage::RenewsWhileHung, 13),
-        (Sabotage::NoWatchdog, 13),
     ]);
+}
+
+/// Changes that were queued before a pause must not arrive late, and a host with a hung shard must
+/// lose its lease.
+#[test]
+fn sabotage_of_the_rules_about_queued_changes_and_hung_shards_is_found_soon() {
+    let all = [(Sabotage::UncheckedQueue, 172), (Sabotage::RenewsWhileHung, 13), (Sabotage::NoWatchdog, 13)];
+    assert_found_within(1_000, &all);
 }
 
 #[track_caller]
 fn assert_found(all: &[(Sabotage, u64)]) {
+    assert_found_within(20_000, all);
+}
+
+#[track_caller]
+fn assert_found_within(histories: u64, all: &[(Sabotage, u64)]) {
     let mut missed = Vec::new();
     let only = std::env::var("HOB_SABOTAGE").ok();
     let is_meant = |it: &&(Sabotage, u64)| only.as_ref().is_none_or(|only| *only == format!("{:?}", it.0));
     for (sabotage, first) in all.iter().filter(is_meant) {
         let options = Options { sabotage: Some(*sabotage), ..Options::default() };
-        let mut seeds = std::iter::once(*first).chain(0..20_000);
+        let mut seeds = std::iter::once(*first).chain(0..histories);
         let found = seeds.find_map(|seed| run(seed, &options).err().map(|what| (seed, what.0)));
         match found {
             Some((seed, what)) => println!("{sabotage:?}: seed {seed}: {what}"),

@@ -276,6 +276,14 @@ fn an_unreported_loss_of_data_in_a_killed_daemon_is_noticed() {
     assert!(GONE.iter().any(|reason| what.contains(reason)), "{what}");
 }
 
+/// A flush also covers data that an earlier process wrote to the backing.
+#[test]
+fn a_flush_that_omits_the_writes_of_a_killed_daemon_is_noticed() {
+    let what = caught_over_crashes(Sabotage::Defect(DeviceDefect::EmptyFirstFlush));
+    let reasons = [GONE, &["is not the backing's"]].concat();
+    assert!(reasons.iter().any(|reason| what.contains(reason)), "it was noticed as: {what}");
+}
+
 #[test]
 fn an_ignored_flush_error_of_a_backing_is_noticed() {
     // In that case destaged data counts as clean, and a recovery compares it with a backing that
@@ -356,6 +364,31 @@ fn a_journal_that_keeps_one_copy_is_noticed() {
 fn a_crash_log_that_recovery_ignores_is_noticed() {
     let what = caught_over_crashes(Sabotage::IgnoredCrashLog);
     assert!(what.contains("stale") || what.contains("lost"), "noticed as: {what}");
+}
+
+/// Options in which a killed daemon starts again, another program changes data that was destaged just
+/// before the kill, and the power fails during the recovery.
+fn cut_in_recovery() -> Options {
+    let lives = Options { requests: 400, early: false, ..Options::lives() };
+    Options { cuts_in_recovery: true, silent_permille: 1000, faults: false, ..lives }
+}
+
+#[test]
+fn without_sabotage_power_cuts_in_the_same_recoveries_lose_nothing() {
+    let (mut changed, mut cuts) = (0, 0);
+    for seed in 0..300 {
+        let report = run(seed, &cut_in_recovery()).unwrap();
+        changed += report.changed_silently;
+        cuts += report.power_cuts;
+    }
+    assert!(changed > 100 && cuts > 100, "{changed} changed, {cuts} cuts");
+}
+
+/// Promise 2: flash is flushed before a journal is read (docs/decisions/0065).
+#[test]
+fn a_recovery_from_flash_that_was_not_flushed_is_noticed() {
+    let what = caught_with(Sabotage::UnflushedRecovery, cut_in_recovery());
+    assert!(LOST.iter().any(|reason| what.contains(reason)), "it was noticed as: {what}");
 }
 
 /// As `expect`, with silent changes of backings.

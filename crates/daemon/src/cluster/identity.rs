@@ -1,11 +1,12 @@
 //! This host's identity, by which the cluster distinguishes hosts with the same name.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
 
-use crate::state::CacheOwner;
+use crate::state::{CacheOwner, create_private};
 
 pub(crate) fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -30,8 +31,9 @@ pub(crate) fn identity(directory: &Path) -> anyhow::Result<String> {
             let id = CacheOwner::random().to_string();
             let temporary = directory.join("member.new");
             let written = || -> std::io::Result<()> {
-                fs::write(&temporary, format!("{id}\n"))?;
-                fs::File::open(&temporary)?.sync_all()?;
+                let mut file = create_private(&temporary)?;
+                writeln!(file, "{id}")?;
+                file.sync_all()?;
                 fs::rename(&temporary, &path)?;
                 fs::File::open(directory)?.sync_all()
             };
@@ -39,5 +41,22 @@ pub(crate) fn identity(directory: &Path) -> anyhow::Result<String> {
             Ok(id)
         }
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_identity_is_created_once_and_only_this_user_may_read_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let id = identity(dir.path()).unwrap();
+        let mode = fs::metadata(dir.path().join("member")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(identity(dir.path()).unwrap(), id);
+        assert!(!dir.path().join("member.new").exists());
     }
 }

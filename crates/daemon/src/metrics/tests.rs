@@ -254,6 +254,15 @@ fn the_alerts_know_the_kinds_of_problems() {
 }
 
 #[test]
+fn each_alert_has_its_own_name() {
+    let alerts = include_str!("../../../../dashboard/prometheus/alerts.yml");
+    let names: Vec<&str> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(names.len() > 10, "{names:?}");
+    let mut seen = BTreeSet::new();
+    assert!(names.iter().all(|name| seen.insert(*name)), "{names:?}");
+}
+
+#[test]
 fn unlimited_values_have_no_limit_metric() {
     let qos = Qos { limit: Some(500), shares: 2000, ..Qos::default() };
     let due =

@@ -644,8 +644,9 @@ fn queues_outside_memory_or_of_impossible_sizes_are_refused() {
         (Layout { descriptors: u64::MAX - 15, ..good }, Broken::Rings),
     ] {
         let mut device = Device::new(info(), DiskId(0), 1);
-        let start = Start::new(0, Arc::clone(&rig.map), layout, 0, info().features());
+        let start = Start::new(0, Arc::clone(&rig.map), layout, 7, info().features());
         assert_eq!(device.start(start), Err(expected));
+        assert_eq!(device.poll_stopped(0), Some(7), "{expected:?}: the index at which to start again");
     }
 }
 

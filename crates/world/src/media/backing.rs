@@ -31,6 +31,8 @@ pub struct Backing {
     faults: BackingFaults,
     defect: Option<DeviceDefect>,
     late: Vec<(usize, Tag)>,
+    /// The medium's stamp when a process was killed. `None` after the next successful flush.
+    killed_at: Option<u32>,
     /// True if several hosts use the backing.
     shared: bool,
     /// True if a failed flush loses a random part (none, some or all) of the data that is not
@@ -58,6 +60,7 @@ impl Backing {
             faults,
             defect,
             late: vec![],
+            killed_at: None,
             shared: false,
             loses: false,
         }
@@ -102,6 +105,12 @@ impl Backing {
     /// with each power cut.
     pub fn version(&self) -> u64 {
         u64::from(self.power_cuts) << 32 | u64::from(self.medium.stamp())
+    }
+
+    /// Returns a number that is larger for units of 512 bytes that were changed later. A power cut
+    /// resets all of these numbers.
+    pub fn changed_at(&self, unit: usize) -> u32 {
+        self.medium.changed_at(unit)
     }
 
     /// Returns the content that the backing certainly keeps in a power cut.
@@ -149,7 +158,7 @@ impl Backing {
 
     /// Completes an I/O of the backing.
     pub fn complete(&mut self, id: IoId, rng: &mut SimRng) -> Done {
-        let (mut transfer, flushing) = self.in_flight.remove(&id).expect("in flight");
+        let (mut transfer, mut flushing) = self.in_flight.remove(&id).expect("in flight");
         let io = transfer.io;
         let result = self.result(io.op, rng);
         match (io.op, result) {
@@ -160,7 +169,13 @@ impl Backing {
             }
             (IoOp::Read, Err(_)) => transfer.tags.fill_with(|| content::garbage(rng.roll())),
             (IoOp::Flush, Ok(())) if self.defect == Some(DeviceDefect::EmptyFlush) => {}
-            (IoOp::Flush, Ok(())) => self.medium.settle(&flushing),
+            (IoOp::Flush, Ok(())) => {
+                let killed_at = self.killed_at.take();
+                if self.defect == Some(DeviceDefect::EmptyFirstFlush) {
+                    flushing.retain(|(_, _, stamp)| killed_at.is_none_or(|killed_at| *stamp > killed_at));
+                }
+                self.medium.settle(&flushing);
+            }
             (_, Ok(())) if self.defect == Some(DeviceDefect::EarlyAcknowledgement) => {
                 for (unit, tag) in std::mem::take(&mut self.late) {
                     self.medium.put(unit, tag, rng);
@@ -223,6 +238,7 @@ impl Backing {
             }
         }
         self.late.clear();
+        self.killed_at = (crash == Crash::Kill).then(|| self.medium.stamp());
         if crash == Crash::PowerCut {
             self.medium.cut_power(rng);
             self.power_cuts += 1;

@@ -51,6 +51,11 @@ impl Medium {
         self.stamp
     }
 
+    /// Returns the stamp of the unit's last change.
+    pub(super) fn changed_at(&self, unit: usize) -> u32 {
+        self.now_stamp[unit]
+    }
+
     /// Writes a unit. Sometimes the unit is durable immediately.
     pub(super) fn put(&mut self, unit: usize, tag: Tag, rng: &mut SimRng) {
         self.stamp += 1;

@@ -6,6 +6,7 @@
 
 use hob_engine::Engine;
 use hob_engine::command::{CacheChange, Command};
+use hob_engine::io::{Io, IoOp};
 use hob_engine::units::{BufferId, DiskId, IoId, SECTOR_BYTES};
 
 use super::scenario::End;
@@ -91,6 +92,17 @@ impl Simulation<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Sometimes kills the process when it has written a journal page and not flushed it, in histories
+    /// in which a power cut follows each kill.
+    pub(super) fn maybe_kill_after_page(&mut self, io: &Io) {
+        let ended = self.report.kills + self.report.power_cuts;
+        let is_cut_next = self.scenario.lives.as_ref().is_some_and(|lives| !lives.ends.is_empty());
+        let may = self.options.cuts_in_recovery && is_cut_next && ended.is_multiple_of(2);
+        if may && io.op == IoOp::WriteJournal && self.rng.chance(50) {
+            self.queue.push(self.now, Event::End(End::Kill));
+        }
     }
 
     /// Returns true if the stopping daemon has closed all its disks and caches.

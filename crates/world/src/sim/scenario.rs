@@ -200,7 +200,16 @@ impl Scenario {
             };
             (life, rng.pick(&[End::PowerCut, End::PowerCut, End::PowerCut, End::Kill, End::Stop]))
         });
-        let ends = ends.collect();
+        let mut ends: Vec<(u64, End)> = ends.collect();
+        if options.cuts_in_recovery {
+            // The last element belongs to the first life.
+            for (number, end) in ends.iter_mut().rev().enumerate() {
+                *end = match number % 2 {
+                    0 => (end.0, End::Kill),
+                    _ => (rng.below(1 + 2 * self.flash_ns), End::PowerCut),
+                };
+            }
+        }
         let requests = options.requests / lives as u32;
         let lent = match rng.below(8) {
             0 | 1 => vec![1 << 20],

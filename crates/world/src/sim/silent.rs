@@ -88,8 +88,10 @@ impl Simulation<'_> {
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
         let is_flushed = self.is_flash_flushed;
+        let chance = if self.options.cuts_in_recovery { 1000 } else { 400 };
+        let newest = recovered.and_then(|recovered| self.newest_clean(index, recovered));
         let Some(Silent { rng, .. }) = &mut self.silent else { return };
-        if is_bad || !rng.chance(400) || !is_flushed {
+        if is_bad || !rng.chance(chance) || !is_flushed {
             return;
         }
         let known = recovered.map_or_else(Vec::new, |recovered| recovered.samples(SAMPLES));
@@ -97,7 +99,11 @@ impl Simulation<'_> {
         if !known.is_empty() && rng.chance(800) {
             first = known[rng.below(known.len() as u64) as usize].0 * SECTOR_UNITS as u64;
         }
-        let count = rng.between(1, (units - first).min(24));
+        if let Some(sector) = newest {
+            first = sector * SECTOR_UNITS as u64;
+        }
+        let longest = if newest.is_some() { SECTOR_UNITS as u64 } else { 24 };
+        let count = rng.between(1, (units - first).min(longest));
         let sectors = first / SECTOR_UNITS as u64..(first + count).div_ceil(SECTOR_UNITS as u64);
         if recovered.is_some_and(|it| it.dirty().any(|dirty| sectors.contains(&dirty.sector))) {
             return;
@@ -108,6 +114,23 @@ impl Simulation<'_> {
         let observed = &mut self.silent.as_mut().expect("looked at").disks[index];
         (observed.is_changed, observed.before) = (true, before);
         self.report.changed_silently += 1;
+    }
+
+    /// Returns the clean sector of a recovered cache that was written to the backing last, in
+    /// histories in which silent changes hit this sector. The journal record that made the sector
+    /// clean may not be durable yet.
+    fn newest_clean(&self, index: usize, recovered: &Recovered) -> Option<u64> {
+        if !self.options.cuts_in_recovery {
+            return None;
+        }
+        let disk = &self.disks[index];
+        let changed_at = |sector: u64| {
+            let first = sector * SECTOR_UNITS as u64;
+            let units = first..disk.units().min(first + SECTOR_UNITS as u64);
+            units.map(|unit| disk.backing.changed_at(unit as usize)).max()
+        };
+        let clean = recovered.samples(usize::MAX).into_iter().map(|(sector, _)| sector);
+        clean.max_by_key(|sector| changed_at(*sector))
     }
 
     /// Returns true if the disk's backing was ever changed silently.

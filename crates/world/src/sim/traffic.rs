@@ -453,7 +453,10 @@ impl Simulation<'_> {
                     self.disks[disk].tally.backing_io(failed);
                 }
             }
-            Side::Flash(_) => self.engine.handle_completion(self.now, id, done.result, &done.sums),
+            Side::Flash(_) => {
+                self.engine.handle_completion(self.now, id, done.result, &done.sums);
+                self.maybe_kill_after_page(&done.io);
+            }
         }
         Ok(())
     }
