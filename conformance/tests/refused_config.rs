@@ -8,6 +8,7 @@ use conformance::hob::command;
 use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
+use rustix::process::Signal;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -101,6 +102,32 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
     assert!(daemon.ctl(&["disk", "list"]).contains("more"), "the corrected file counts");
     wait_until("the copy of the corrected file", WAIT_MAX, || {
         std::fs::read_to_string(&kept).is_ok_and(|text| text.contains("more.img"))
+    });
+    daemon.stop();
+}
+
+#[test]
+fn a_failed_reload_is_in_health_until_a_reload_succeeds() {
+    let stage = Stage::new();
+    stage.configure("");
+    let mut daemon = stage.start();
+    stage.configure("shard_count = 3\n");
+    daemon.process.signal(Signal::HUP);
+    wait_until("the report", WAIT_MAX, || {
+        let health = daemon.try_ctl(&["health"]).all();
+        health.contains("config-refused") && health.contains("shard_count")
+    });
+    stage.serves();
+    stage.configure("");
+    daemon.process.signal(Signal::HUP);
+    // No command succeeds while the next program starts.
+    wait_until("the end of the report", WAIT_MAX, || {
+        let health = daemon.try_ctl(&["health", "-o", "json"]).all();
+        // On a busy host, a step of the reload may take longer than its limit.
+        if health.contains("config-refused") && health.contains(" within ") {
+            daemon.process.signal(Signal::HUP);
+        }
+        health.contains("\"status\"") && !health.contains("config-refused")
     });
     daemon.stop();
 }

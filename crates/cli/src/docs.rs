@@ -189,7 +189,8 @@ fn lifecycle_page() -> String {
 fn outcomes_page() -> String {
     let mut page = format!(
         "{GENERATED}# Outcomes\n\nFor operators who read `hob explain`, `hob stats` or the metrics.\n\nEach request of a guest has exactly one \
-         outcome. An outcome is a class; some classes have several reasons.\n\n| class | reason | the requests … |\n|---|---|---|\n"
+         outcome. An outcome is a class; some classes have several reasons.\n\nRequests that the guest's protocol does not allow, such as one outside the disk or a write to a read-only export, \
+         get an error from the NBD, vhost-user or FUSE front end. They have no outcome, and no statistics count them.\n\n| class | reason | the requests … |\n|---|---|---|\n"
     );
     for row in OUTCOMES {
         let reason = if row.reason.is_empty() { String::new() } else { format!("`{}`", row.reason) };

@@ -25,11 +25,13 @@ enum What {
     /// Stop a drain, and the change that waits for it; other tasks cannot be cancelled
     Cancel {
         /// The task's number
+        #[arg(value_parser = task_number)]
         task: u64,
     },
     /// Remove a task that has ended from the list, and its failure from 'hob health'
     Acknowledge {
         /// The task's number
+        #[arg(value_parser = task_number)]
         task: u64,
     },
 }
@@ -41,6 +43,10 @@ pub(super) fn run(args: &Tasks, global: &Global) -> anyhow::Result<()> {
         Some(What::Acknowledge { task }) => client.task_acknowledge(task).await,
     })?;
     print(global.output, &tasks, |tasks| show(tasks))
+}
+
+fn task_number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "a task is a number such as 7; 'hob tasks' shows the numbers".to_owned())
 }
 
 fn show(tasks: &[Task]) -> String {

@@ -150,6 +150,7 @@ fn these_lines_are_refused_with_one_line_that_suggests_a_fix() {
         ("hob drain", "DISK"),
         ("hob drain vm --stop --no-wait", "--no-wait"),
         ("hob cash", "cash"),
+        ("hob tasks acknowledge zz", "a number such as 7"),
         ("hob stats -o yaml", "json"),
         ("hob explain", "DISK"),
         ("hob record vm", "--out"),

@@ -96,7 +96,8 @@ named! {
         /// A change that continued in the background failed, and no operator has acknowledged the
         /// failure.
         TaskFailed = "task-failed",
-        /// The daemon refused hob.toml when it started, and uses the previous configuration.
+        /// The daemon refused hob.toml when it started, or could not reload, and uses the previous
+        /// configuration.
         ConfigRefused = "config-refused",
         /// The last reload did not make a change of hob.toml: it waits for `hob config apply --yes`,
         /// needs commands, or failed.

@@ -28,6 +28,7 @@ mod load;
 mod migration;
 mod name;
 mod named;
+mod parse_error;
 pub mod peer;
 pub mod pem;
 mod placement;
@@ -75,6 +76,7 @@ pub use migration::{
     MigrationStart, MigrationState, Side, Switch, TakeBack,
 };
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
+pub use parse_error::without_type_names;
 pub use placement::{
     AdvisedDisk, AdvisedHost, AdvisedMove, AdvisedStay, ClusterAdvice, ClusterMove, ClusterMoveStart,
     ClusterMoveState,

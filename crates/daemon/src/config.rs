@@ -405,9 +405,22 @@ impl Config {
         self.outcome(found.finish())
     }
 
-    /// Returns an error with these messages, if there are any.
-    pub(crate) fn refuse(&self, what: Vec<String>) -> Result<(), ConfigError> {
-        self.outcome(what.into_iter().map(|what| Finding { line: None, what }).collect())
+    /// Returns an error about a file, user or group that the file names, with the line of the key at
+    /// `path`.
+    pub(crate) fn error_at(&self, path: &str, error: &anyhow::Error) -> ConfigError {
+        let mut what = error.to_string();
+        for cause in error.chain().skip(1).map(ToString::to_string) {
+            // Most messages contain their cause already.
+            if !what.contains(&cause) {
+                what = format!("{what}: {cause}");
+            }
+        }
+        ConfigError { path: self.path.clone(), findings: vec![Finding { line: self.lines.of(path), what }] }
+    }
+
+    /// Returns one error with the messages of these errors, if there are any.
+    pub(crate) fn refuse(&self, errors: Vec<ConfigError>) -> Result<(), ConfigError> {
+        self.outcome(errors.into_iter().flat_map(|error| error.findings).collect())
     }
 
     fn outcome(&self, findings: Vec<Finding>) -> Result<(), ConfigError> {

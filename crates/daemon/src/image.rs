@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hob_storage::backing::qemu_nbd::confine;
-use hob_storage::backing::{Backing, Format, ImageFile, Role};
+use hob_storage::backing::{BACKINGS, Backing, Format, ImageFile, Role};
 use serde::Deserialize;
 
 /// Maximum number of files of an image.
@@ -68,6 +68,18 @@ pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option
         return Err(format!("{backing} has no format: only files and block devices have one"));
     }
     Ok(Some(format))
+}
+
+/// Returns an error for a URI that hob would use as a relative path, with the known URIs.
+pub(crate) fn unknown_scheme(backing: &str) -> Option<String> {
+    let (scheme, _) = backing.split_once("://")?;
+    let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    if !is_scheme {
+        return None;
+    }
+    let known: Vec<&str> = BACKINGS.iter().map(|kind| kind.syntax).collect();
+    Some(format!("hob does not know {scheme}://; a backing is one of: {}", known.join("; ")))
 }
 
 /// Returns the files below an image, from the top down. The files must match the recorded ones, if

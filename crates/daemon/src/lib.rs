@@ -160,11 +160,11 @@ impl Plan {
 
     /// Creates the plan of a daemon from a configuration, and locks the state directory.
     fn of_config(config: Config) -> anyhow::Result<Plan> {
-        let guard = Guard::of_config(&config.control)?;
+        let guard = control_guard(&config)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
             sockets: SocketAccess::of(&config.sockets())?,
-            listen: listen_addresses(&config.listen, &config.nbd)?,
+            listen: addresses_of(&config)?,
             allow: AllowList::new(config.allow.clone()),
             control: config.control.listen.clone(),
             guard,
@@ -182,12 +182,12 @@ impl Plan {
     /// # Errors
     /// Returns all errors of the configuration, one on each line.
     pub fn check_config(config: &Config) -> Result<(), ConfigError> {
-        let mut outside: Vec<String> = Vec::new();
-        outside.extend(Guard::of_config(&config.control).err().map(|error| format!("{error:#}")));
-        outside.extend(listen_addresses(&config.listen, &config.nbd).err().map(|error| format!("{error:#}")));
+        let mut outside: Vec<ConfigError> = Vec::new();
+        outside.extend(control_guard(config).err());
+        outside.extend(addresses_of(config).err());
         // A directory whose state cannot be read is reported once.
         let state = State::read(&config.state_dir).and_then(|_| Store::check_writable(&config.state_dir));
-        outside.extend(state.err().map(|error| format!("{error:#}")));
+        outside.extend(state.err().map(|error| config.error_at("state_dir", &error.into())));
         config.refuse(outside)?;
         config.check_host()
     }
@@ -195,8 +195,8 @@ impl Plan {
     /// Checks that the files, users and groups that a configuration names can be read, as a start
     /// does.
     fn check_names(config: &Config) -> anyhow::Result<()> {
-        Guard::of_config(&config.control)?;
-        listen_addresses(&config.listen, &config.nbd)?;
+        control_guard(config)?;
+        addresses_of(config)?;
         SocketAccess::of(&config.sockets())?;
         Ok(())
     }
@@ -223,6 +223,22 @@ impl Plan {
             content: Content::One { disk: Box::new(disk), cache, force },
         })
     }
+}
+
+/// Loads the access rules of the control API.
+fn control_guard(config: &Config) -> Result<Guard, ConfigError> {
+    Guard::of_config(&config.control).map_err(|error| config.error_at("control", &error))
+}
+
+/// Returns the NBD addresses of a configuration. Reads certificates and keys.
+fn addresses_of(config: &Config) -> Result<Vec<ListenAddress>, ConfigError> {
+    let mut addresses =
+        listen_addresses(&config.listen, &[]).map_err(|error| config.error_at("listen", &error))?;
+    for (number, entry) in config.nbd.iter().enumerate() {
+        let address = listen_addresses(&[], std::slice::from_ref(entry));
+        addresses.extend(address.map_err(|error| config.error_at(&format!("nbd.{number}.tls"), &error))?);
+    }
+    Ok(addresses)
 }
 
 /// Returns the NBD addresses without and with TLS. Reads certificates and keys.

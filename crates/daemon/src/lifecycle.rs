@@ -162,6 +162,9 @@ impl Lifecycle {
                 },
             };
             tracing::error!("not upgraded, and this daemon continues: {why}");
+            if let Some(services) = self.services.get() {
+                services.hob_toml.note_failed_reload(&why);
+            }
             if self.ready.get().is_some() {
                 self.notifier.not_reloading(&why);
             }

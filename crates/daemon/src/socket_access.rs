@@ -94,7 +94,7 @@ pub(crate) fn in_table(table: &str, name: &str) -> Option<u32> {
 /// Deserializes a mode: octal digits in a string, or a number. `"0660"` and `0o660` are equal.
 pub(crate) fn mode_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged)]
+    #[serde(untagged, expecting = "socket_mode is octal digits, such as \"0660\"")]
     enum Mode {
         Digits(String),
         Number(u32),

@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hob_control::{Endpoint, check_name};
+use hob_control::{Endpoint, Size, check_name};
 use hob_storage::backing::below::{Object, Share, below};
 use hob_storage::pool::is_segment_size;
 
@@ -156,6 +156,11 @@ fn check_limits(config: &Config, found: &mut Findings<'_>) {
     ];
     for (name, value, least, most) in table {
         if !(least..=most).contains(&value) {
+            let text = |value: u64| match name {
+                "buffer_bytes_max" | "qos_unit" => Size(value).to_string(),
+                _ => value.to_string(),
+            };
+            let (value, least, most) = (text(value), text(least), text(most));
             let what = format!("limits.{name} = {value}: the value must be {least} to {most}");
             found.add(&format!("limits.{name}"), what);
         }
@@ -281,11 +286,13 @@ fn check_all_names(config: &Config, found: &mut Findings<'_>) {
 fn check_names(kind: &str, names: Vec<(String, String)>, found: &mut Findings<'_>) {
     let mut seen = BTreeSet::new();
     for (at, name) in names {
+        let kind = if at.contains(".export.") { "disk.export" } else { kind };
         if let Err(error) = check_name(&name) {
             found.add(&at, format!("[[{kind}]] '{name}': {error}"));
         }
         if !seen.insert(name.clone()) {
-            found.add(&at, format!("[[{kind}]] '{name}' appears twice"));
+            let why = if kind == "disk.export" { ": disks and exports need different names" } else { "" };
+            found.add(&at, format!("[[{kind}]] '{name}' appears twice{why}"));
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use hob_control::without_type_names;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue, Deserializer};
@@ -50,7 +51,7 @@ pub(super) fn read(text: &str) -> (Option<Config>, Vec<Finding>) {
     let line_of = |offset: usize| text.get(..offset).unwrap_or(text).matches('\n').count() + 1;
     let finding = |error: &toml::de::Error| Finding {
         line: error.span().map(|span| line_of(span.start)),
-        what: error.message().lines().collect::<Vec<_>>().join(" "),
+        what: without_type_names(&error.message().lines().collect::<Vec<_>>().join(" "), "a table"),
     };
     let (mut root, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {

@@ -9,7 +9,7 @@ use axum::http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hob_control::peer::DATA_PROTOCOL;
-use hob_control::{Problem, without_error_numbers};
+use hob_control::{Problem, Size, without_error_numbers, without_type_names};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
@@ -27,8 +27,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, Answer<()>> {
         let bytes = axum::body::Bytes::from_request(request, state).await.map_err(|error| match error {
             BytesRejection::FailedToBufferBody(_) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                let most = super::BODY_BYTES_MAX;
-                Answer::no(StatusCode::PAYLOAD_TOO_LARGE, format!("a request body has at most {most} bytes"))
+                let most = Size(super::BODY_BYTES_MAX as u64).human();
+                Answer::no(StatusCode::PAYLOAD_TOO_LARGE, format!("a request body has at most {most}"))
             }
             _ => Answer::no(
                 StatusCode::BAD_REQUEST,
@@ -37,7 +37,10 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         })?;
         let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
         T::deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| Body(value))).map_err(
-            |error| Answer::no(StatusCode::BAD_REQUEST, format!("the request body is invalid: {error}")),
+            |error| {
+                let what = without_type_names(&error.to_string(), "an object");
+                Answer::no(StatusCode::BAD_REQUEST, format!("the request body is invalid: {what}"))
+            },
         )
     }
 }

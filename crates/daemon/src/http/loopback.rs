@@ -93,7 +93,8 @@ impl Loopback {
 async fn pass_on(State(client): State<Client>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let Ok(body) = axum::body::to_bytes(body, super::BODY_BYTES_MAX).await else {
-        let why = format!("a request body has at most {} bytes", super::BODY_BYTES_MAX);
+        let most = hob_control::Size(super::BODY_BYTES_MAX as u64).human();
+        let why = format!("a request body has at most {most}");
         return Answer::no(StatusCode::PAYLOAD_TOO_LARGE, why).into_response();
     };
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());

@@ -50,7 +50,10 @@ pub enum PoolError {
         path: PathBuf,
     },
     /// The device has no space for one segment, or is smaller than its superblock says.
-    #[error("{path} has {bytes} bytes; at least {needed} are needed", path = path.display())]
+    #[error(
+        "{path} has {}; at least {} are needed", in_units(*bytes), in_units(*needed),
+        path = path.display()
+    )]
     TooSmall {
         /// The device.
         path: PathBuf,
@@ -61,8 +64,9 @@ pub enum PoolError {
     },
     /// The filesystem of the device's file is full.
     #[error(
-        "the filesystem of {path} has no space for {bytes} bytes, which the pool reserves completely. \
+        "the filesystem of {path} has no space for {}, which the pool reserves completely. \
          Choose a smaller size or another filesystem",
+        in_units(*bytes),
         path = path.display()
     )]
     NoSpace {
@@ -170,4 +174,28 @@ pub enum PoolError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+/// Returns a number of bytes in the largest unit of which it is a multiple: `3 MiB`.
+pub(super) fn in_units(bytes: u64) -> String {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    match units.into_iter().find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift) {
+        Some((unit, shift)) => format!("{} {unit}", bytes >> shift),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        let path = PathBuf::from("/a");
+        let error = PoolError::TooSmall { path: path.clone(), bytes: 1 << 10, needed: 3 << 20 };
+        assert_eq!(error.to_string(), "/a has 1 KiB; at least 3 MiB are needed");
+        let error = PoolError::NoSpace { path, bytes: (2 << 40) + (1 << 30) }.to_string();
+        assert!(error.contains("/a has no space for 2049 GiB, which"), "{error}");
+        assert_eq!((in_units(0), in_units(1025)), ("0 bytes".to_owned(), "1025 bytes".to_owned()));
+    }
 }

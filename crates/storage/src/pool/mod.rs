@@ -155,7 +155,8 @@ impl Pool {
             Some(format!("the name of a pool must have 1 to {} bytes", format::NAME_BYTES_MAX))
         } else if !format::is_segment_size(segment_bytes) {
             Some(format!(
-                "the segment size must be a power of two from 1 MiB to 1 GiB, not {segment_bytes} bytes"
+                "the segment size must be a power of two from 1 MiB to 1 GiB, not {}",
+                error::in_units(segment_bytes)
             ))
         } else if devices.is_empty() {
             Some("a pool needs at least one device".to_owned())

@@ -15,13 +15,14 @@ use std::time::Duration;
 
 use hob_control::{Endpoint, PoolCreate, Size};
 use hob_nbd::uri::NbdUri;
-use hob_storage::backing::{BACKINGS, Format};
+use hob_storage::backing::Format;
 
 use super::super::Config;
 use super::answers::query_all;
 use super::{Findings, readable};
 use crate::hardware::Backing;
 use crate::host_memory::HostMemory;
+use crate::image::unknown_scheme;
 use crate::state::State;
 
 /// Maximum time for examining all paths.
@@ -151,18 +152,6 @@ fn check_backing_addresses(config: &Config, found: &mut Findings<'_>) {
             found.add(&format!("disk.{number}.backing"), what);
         }
     }
-}
-
-/// Returns an error for a URI that hob would use as a relative path.
-fn unknown_scheme(backing: &str) -> Option<String> {
-    let (scheme, _) = backing.split_once("://")?;
-    let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
-        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
-    if !is_scheme {
-        return None;
-    }
-    let known: Vec<&str> = BACKINGS.iter().map(|kind| kind.syntax).collect();
-    Some(format!("hob does not know {scheme}://; a backing is one of: {}", known.join("; ")))
 }
 
 /// Returns the paths of the file. Paths of sockets and devices are examined first.

@@ -67,7 +67,7 @@ fn every_mistake_is_found_in_one_pass_with_its_line() {
             (20, "disk two: the disk needs a backing"),
             (21, "shares are low, normal, high"),
             (22, "sometimes"),
-            (24, "'one' appears twice"),
+            (24, "[[disk.export]] 'one' appears twice: disks and exports need different names"),
             (26, "limits.flash_errors_max = 0"),
         ],
     );
@@ -187,4 +187,106 @@ fn a_disk_has_at_most_16_additional_exports() {
     Config::parse(&exports(16)).unwrap();
     let error = Config::parse(&exports(17)).unwrap_err();
     assert!(error.to_string().contains("it has 17 additional exports, and 16 is the maximum"), "{error}");
+}
+
+#[test]
+fn values_of_a_wrong_type_are_named_without_rust_types() {
+    let disk = "[[disk]]\nname = \"d\"\nbacking = \"/d\"\n";
+    let pool = "[[pool]]\nname = \"p\"\ndevices = [\"/p\"]\n";
+    let nbd = "[[nbd]]\nlisten = \"tcp:h:1\"\n";
+    let mut texts: Vec<String> = Vec::new();
+    for value in ["7", "[7]", "\"x\"", "-1", "true", "18446744073709551616"] {
+        for key in [
+            "state_dir",
+            "socket_mode",
+            "ring",
+            "shards",
+            "drain_on_shutdown",
+            "control",
+            "migrate",
+            "peers",
+            "cluster",
+            "limits",
+            "pool",
+            "disk",
+            "storage_policy",
+            "datastore",
+            "nbd",
+            "allow",
+        ] {
+            texts.push(format!("{key} = {value}"));
+        }
+        for key in [
+            "read_only",
+            "cache",
+            "parent_cache",
+            "backing_timeout",
+            "stripe",
+            "export",
+            "qos",
+            "cache.pool",
+            "cache.dirty_start",
+            "cache.dirty_age_max",
+            "cache.persistent",
+            "cache.shares",
+            "qos.limit",
+        ] {
+            texts.push(format!("{disk}{key} = {value}"));
+        }
+        for key in ["size", "segment_size", "devices", "flash_writes"] {
+            texts.push(format!("{pool}{key} = {value}"));
+        }
+        for key in ["connections_max", "buffer_bytes_max", "flash_errors_max", "backing_wait_ms_max"] {
+            texts.push(format!("[limits]\n{key} = {value}"));
+        }
+        for key in ["listen", "token", "client", "tls", "token_file"] {
+            texts.push(format!("[control]\n{key} = {value}"));
+        }
+        texts.push(format!("{nbd}tls = {value}"));
+        texts.push(format!("[[control.token]]\nfile = \"/t\"\nrole = {value}"));
+        texts.push(format!("[[datastore]]\nname = \"s\"\ncapacity = {value}"));
+    }
+    let is_rust = |word: &str| {
+        let is_primitive = ["struct", "enum", "usize", "u8", "u16", "u32", "u64", "i64", "i128", "u128"];
+        let capitals = word.chars().filter(char::is_ascii_uppercase).count();
+        let is_type = capitals > 1 && word.starts_with(|c: char| c.is_ascii_uppercase());
+        is_primitive.contains(&word)
+            || is_type && !word.ends_with("iB") && word.contains(|c: char| c.is_ascii_lowercase())
+    };
+    for text in texts {
+        // Some of the values are valid.
+        let Err(error) = Config::parse(&text) else { continue };
+        let error = error.to_string();
+        let named = error.split(|c: char| !c.is_ascii_alphanumeric()).find(|word| is_rust(word));
+        assert_eq!(named, None, "{text}: {error}");
+    }
+    for (text, part) in [
+        (format!("{disk}cache = 7"), "line 4: invalid type: integer `7`, expected a table"),
+        (format!("{disk}qos = 7"), "line 4: invalid type: integer `7`, expected a table"),
+        ("control = 7".to_owned(), "line 1: invalid type: integer `7`, expected a table"),
+        (format!("{nbd}tls = 7"), "line 3: invalid type: integer `7`, expected a table"),
+        ("shards = \"two\"".to_owned(), "expected an integer from 0 to "),
+        (
+            "[limits]\nbuffer_bytes_max = \"1M\"".to_owned(),
+            "buffer_bytes_max = 1M: the value must be 64M to ",
+        ),
+    ] {
+        let error = Config::parse(&text).unwrap_err().to_string();
+        assert!(error.contains(part), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_missing_certificate_is_named_once_with_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("hob.toml");
+    let text = format!(
+        "state_dir = \"{}\"\n[[nbd]]\nlisten = \"tcp:127.0.0.1:45003\"\n\
+         tls = {{ cert = \"/missing\", key = \"/missing\" }}\n",
+        dir.path().display()
+    );
+    std::fs::write(&path, text).unwrap();
+    let error = crate::Plan::check_config(&Config::load(&path).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("hob.toml:4: ") && error.contains("/missing"), "{error}");
+    assert_eq!(error.matches("No such file").count(), 1, "{error}");
 }

@@ -13,7 +13,7 @@ use hob_storage::backing::{Format, ImageFile};
 use super::Disks;
 use crate::api_error::{ApiError, Result, invalid, open_error};
 use crate::hardware::{Backing, BackingOptions};
-use crate::image::{check_format, files_of};
+use crate::image::{check_format, files_of, unknown_scheme};
 use crate::services::flash::blocking;
 use crate::services::registry::ADDING;
 use crate::state::{DiskState, FileSpec, FormatName, ImageSpec};
@@ -83,6 +83,9 @@ impl Disks {
 /// State files of earlier versions have no image description, because those versions detected the
 /// format at every opening.
 fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled> {
+    if let Some(what) = unknown_scheme(backing) {
+        return Err(invalid!("backing {backing}: {what}"));
+    }
     let path = std::path::absolute(backing).map_err(|error| invalid!("{backing}: {error}"))?;
     let mut notes = Vec::new();
     let is_imported = image.is_none();
@@ -122,7 +125,9 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled> {
         let error = invalid!("{backing} ({} image): {what}", format.title());
         match recorded {
             Some(_) => {
-                error.hint("if this change is intended, remove the disk and add it again to record its files")
+                let how = "if this change is intended, remove the disk and add it again to record its files; if its cache \
+                    may have dirty data, undo the change first and drain the disk with 'hob drain'";
+                error.hint(how)
             }
             None => error,
         }
@@ -239,5 +244,7 @@ mod tests {
         assert_eq!(image_asked("nbd://h/e", None).unwrap(), ImageSpec::default());
         assert!(image_asked("nbd://h/e", Some("raw")).unwrap_err().to_string().contains("nbd://h/e"));
         assert!(image_asked("/d", Some("luks")).unwrap_err().to_string().contains("qcow2"));
+        let refused = settle("ftp://x/y", Some(ImageSpec::default())).err().unwrap().to_string();
+        assert!(refused.contains("does not know ftp://") && refused.contains("nbd://HOST"), "{refused}");
     }
 }

@@ -112,6 +112,19 @@ impl HobToml {
         let _ = self.running.set(config);
     }
 
+    /// Reports in health that a reload or `hob config apply` failed as a whole, until one succeeds.
+    pub(crate) fn note_failed_reload(&self, why: &str) {
+        // Without a file, only the program is reloaded.
+        if self.running.get().is_none_or(|running| running.path().is_none()) {
+            return;
+        }
+        let why = why.lines().collect::<Vec<_>>().join("; ");
+        self.registry.inner().config_refused = Some(format!(
+            "the last reload or 'hob config apply' failed, so the daemon does not use the present hob.toml: {why}. Remove \
+             the cause, and reload again or use 'hob config apply'"
+        ));
+    }
+
     /// Compares the present hob.toml with the running configuration.
     pub(crate) async fn diff(&self) -> Result<ConfigDiff> {
         let (running, config) = self.read_config().await?;
@@ -130,7 +143,8 @@ impl HobToml {
             ApiError::conflict("hob.toml is being applied already")
                 .hint("'hob tasks' shows the changes in progress; repeat the command when they have ended")
         })?;
-        let (running, config) = self.read_config().await?;
+        let (running, config) =
+            self.read_config().await.inspect_err(|error| self.note_failed_reload(&error.problem.error))?;
         let service = self.clone();
         let found = self.found(running, &config).await;
         self.tasks

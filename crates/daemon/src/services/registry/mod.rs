@@ -105,7 +105,8 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) disks: BTreeMap<String, DiskEntry>,
     /// Time that requests wait for the backing of a disk that has no backing timeout of its own.
     pub(in crate::services) wait_max: std::time::Duration,
-    /// Reason why the daemon does not use the current hob.toml, but the last one that it accepted.
+    /// Reason why the daemon does not use the current hob.toml, but the last one that it accepted:
+    /// the current one was refused, or the last reload failed.
     pub(in crate::services) config_refused: Option<String>,
     /// Changes of hob.toml that the last reload did not make.
     pub(in crate::services) config_pending: Vec<PendingChange>,

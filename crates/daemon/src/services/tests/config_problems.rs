@@ -45,6 +45,38 @@ fn a_corrected_file_that_is_applied_is_no_longer_reported_as_refused() {
 }
 
 #[test]
+fn a_failed_reload_is_reported_until_hob_toml_is_applied() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, CACHE, "");
+        let filed = Filed::start(bench, &first).await;
+        let hob_toml = &filed.bench.services.hob_toml;
+        let reasons = async || {
+            let problems = filed.bench.services.observe.health().await.problems.into_iter();
+            let refused = problems.filter(|it| it.kind == hob_control::ProblemKind::ConfigRefused);
+            refused.map(|it| it.reason).collect::<Vec<_>>()
+        };
+        hob_toml.note_failed_reload("some requests were not answered within 8 s");
+        let said = reasons().await;
+        assert!(said.len() == 1 && said[0].contains("does not use the present hob.toml"), "{said:?}");
+        assert!(said[0].contains("not answered within 8 s"), "{said:?}");
+        filed.apply(false).await;
+        assert_eq!(reasons().await, [""; 0]);
+        filed.write(&format!("foo = 1\n{first}"));
+        hob_toml.apply(false).await.unwrap_err();
+        let said = reasons().await;
+        assert!(said.len() == 1 && said[0].contains("unknown field `foo`"), "{said:?}");
+        filed.write(&first);
+        filed.apply(false).await;
+        assert_eq!(reasons().await, [""; 0]);
+        // Without a file, there is nothing to apply.
+        let without = Bench::new();
+        without.services.hob_toml.note_failed_reload("the new program does not start");
+        assert_eq!(without.services.observe.health().await.problems, []);
+    });
+}
+
+#[test]
 fn a_start_with_an_invalid_file_uses_the_file_that_was_applied() {
     run(async |bench| {
         bench.image("vm.img", 64);
