@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use hob_control::{HealthProblem, ProblemKind};
 use hob_storage::pool::OwnerId;
 
 use super::*;
@@ -205,6 +206,12 @@ fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
         assert_eq!(cache.state, CacheState::Stalled);
         let reason = cache.reason.unwrap();
         assert!(reason.contains(&path) && reason.contains("does not answer"), "{reason}");
+        // A write that bypasses the cache is first recorded in the journal.
+        assert!(reason.contains("writes, discards and zeroes may wait too"), "{reason}");
+        let health = bench.services.observe.health().await;
+        let stalled = |problem: &&HealthProblem| problem.kind == ProblemKind::DeviceStalled;
+        let problem = health.problems.iter().find(stalled).expect("the device is named");
+        assert!(problem.reason.contains("requests that need it wait"), "{health:?}");
         let pool = bench.services.observe.pool("p").unwrap();
         assert!(
             pool.devices.iter().any(|device| device.path == path && device.state == DeviceState::Stalled)
