@@ -105,6 +105,15 @@ impl DeviceEntry {
     }
 }
 
+impl Inner {
+    /// Returns the path of a flash device of the disk's cache that does not answer; `None` if none
+    /// hangs.
+    pub(in crate::services) fn silent_flash(&self, disk: &str) -> Option<String> {
+        let device = self.disk(disk).ok()?.stalled_device(self)?;
+        Some(device.path.display().to_string())
+    }
+}
+
 impl DiskEntry {
     pub(in crate::services) fn view(&self, inner: &Inner) -> Disk {
         let (state, reason) = match &self.phase {
