@@ -45,6 +45,18 @@ struct Holds {
 impl Disks {
     /// Returns the effects of a change of a disk without making the change.
     pub(crate) async fn preview(&self, disk: &str, change: &PlannedChange) -> Result<Preview> {
+        let is_offline = matches!(self.registry.inner().disk(disk)?.phase, DiskPhase::Offline(_));
+        let discards = matches!(
+            change,
+            PlannedChange::DiscardDirty
+                | PlannedChange::Event { .. }
+                | PlannedChange::Remove { discard_dirty: true }
+                | PlannedChange::Disable { discard_dirty: true }
+        );
+        if is_offline && !discards {
+            // hob may be opening the disk, and the command would wait for that.
+            self.registry.wait_for_own_work(disk).await?;
+        }
         let spec = self.registry.inner().disk(disk)?.cache().cloned();
         let mut preview = Preview::default();
         let fate = match change {
