@@ -94,6 +94,8 @@ fn a_device_is_removed_from_a_pool_after_its_caches_were_listed() {
     let remove = |device: &str, more: &[&str]| {
         daemon.try_ctl(&[&["pool", "remove-device", "fast", device], more].concat())
     };
+    let refused = daemon.try_ctl(&["pool", "create", "fast", &scratch.text("flash3"), "--dry-run"]);
+    assert!(!refused.success() && refused.stderr.contains("already exists"), "{}", refused.all());
     let rehearsed = remove(&one, &["--dry-run"]);
     assert!(rehearsed.success() && rehearsed.stderr.contains("vm: its cache moves"), "{}", rehearsed.all());
     assert_eq!(pool(&daemon)["devices"].as_array().unwrap().len(), 2, "nothing was changed");

@@ -33,6 +33,11 @@ impl DryRun {
         DryRun { dry_run }
     }
 
+    /// Returns true if the command only shows the changes.
+    pub(super) fn is_dry_run(self) -> bool {
+        self.dry_run
+    }
+
     /// Shows the effects of a change. With `--dry-run` the command ends here.
     pub(super) async fn announce(
         self,
@@ -54,8 +59,11 @@ impl DryRun {
         if is_kept {
             return self.say(disk, Preview::default());
         }
-        let is_here = client.disk(disk).await.is_ok_and(|disk| disk.state == DiskState::Online);
-        if is_here {
+        let here = client.disk(disk).await.ok().filter(|disk| disk.state == DiskState::Online);
+        if let Some(here) = here {
+            if here.cache.is_none() {
+                return self.say(disk, Preview::default());
+            }
             return self.announce(client, disk, &PlannedChange::Disable { discard_dirty: false }).await;
         }
         let effect = format!("{disk}: its cache on its owner is emptied; the owner knows the amount of data");
@@ -96,7 +104,7 @@ impl Confirmation {
 
     /// Returns true if the command only shows the changes.
     pub(super) fn is_dry_run(self) -> bool {
-        self.rehearsal.dry_run
+        self.rehearsal.is_dry_run()
     }
 
     /// Shows the effects of a change, and refuses to lose dirty data without `--yes`. A disk or a
@@ -133,7 +141,8 @@ impl Confirmation {
     }
 
     /// Shows and checks what is lost if devices are overwritten. Without `--force` the daemon does not
-    /// overwrite them. Returns the parameter of the daemon's request.
+    /// overwrite them, and only a dry run needs the preview. Returns the parameter of the daemon's
+    /// request.
     pub(super) async fn check_overwritten(
         self,
         client: &Client,
@@ -141,10 +150,9 @@ impl Confirmation {
         change: &PlannedPoolChange,
         force: bool,
     ) -> anyhow::Result<OnDirty> {
-        if force {
+        if force || self.is_dry_run() {
             return self.check_pool(client, pool, change).await;
         }
-        self.rehearsal.say(pool, Preview::default())?;
         Ok(OnDirty::Drain)
     }
 

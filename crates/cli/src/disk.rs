@@ -5,7 +5,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use hob_control::client::Client;
 use hob_control::{
     BackingState, BackingTimeout, BackingTimeoutChange, Disk as DiskInfo, DiskAdd, DiskChanged, DiskPatch,
-    DiskResize, DrainFor, EVENTS, Effect, LifeEvent, OnClients, PlannedChange, Preview, SharedLimits, Size,
+    DiskResize, DrainFor, EVENTS, Effect, LifeEvent, OnClients, PlannedChange, SharedLimits, Size,
     Verification,
 };
 
@@ -193,10 +193,10 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
                 (patch.vhost_user.map(absolute_or_none), patch.fuse.map(absolute_or_none));
             let patch = DiskPatch { vhost_user, fuse, ..patch };
             converse(global, async |client| {
-                match is_reopened {
-                    true => rehearsal.announce(&client, &disk, &PlannedChange::Reopen).await?,
-                    false => rehearsal.say(&disk, Preview::default())?,
-                };
+                if is_reopened || rehearsal.is_dry_run() {
+                    let change = PlannedChange::SetDisk { patch: Box::new(patch.clone()) };
+                    rehearsal.announce(&client, &disk, &change).await?;
+                }
                 client.disk_patch(&disk, &patch).await.map_err(explain)
             })?
         }

@@ -121,7 +121,7 @@ pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
             let devices: Vec<String> = devices.into_iter().map(absolute).collect();
             let create = PoolCreate { name, devices, size, segment_size, force, flash_writes };
             converse(global, async |client| {
-                let change = PlannedPoolChange::UseDevices { paths: create.devices.clone() };
+                let change = PlannedPoolChange::Create { create: Box::new(create.clone()) };
                 let dirty = consent.check_overwritten(&client, &create.name, &change, force).await?;
                 client.pool_create(&create, dirty).await.map_err(explain)
             })?
@@ -130,7 +130,7 @@ pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
             let path = device.map(absolute).unwrap_or_default();
             let add = DeviceAdd { path, peer, size, force };
             converse(global, async |client| {
-                let change = PlannedPoolChange::UseDevices { paths: vec![add.path.clone()] };
+                let change = PlannedPoolChange::AddDevice { add: Box::new(add.clone()) };
                 let dirty = consent.check_overwritten(&client, &pool, &change, force).await?;
                 client.device_add(&pool, &add, dirty).await.map_err(explain)
             })?

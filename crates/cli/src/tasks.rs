@@ -58,10 +58,10 @@ fn show(tasks: &[Task]) -> String {
 }
 
 fn row(task: &Task) -> Vec<String> {
-    let detail = match (&task.error, &task.dirty) {
-        (Some(error), _) => error.clone(),
-        (None, Some(dirty)) => sentence(dirty),
-        (None, None) => String::new(),
+    let waits = task.waits_for.as_ref().map(|what| format!("waits for {what}"));
+    let detail = match &task.error {
+        Some(error) => error.clone(),
+        None => task.dirty.as_ref().map(sentence).into_iter().chain(waits).collect::<Vec<_>>().join("; "),
     };
     let since = time(task.ended_seconds_ago.unwrap_or(task.age_seconds));
     vec![task.id.to_string(), task.what.clone(), task.subject.clone(), word(&task.state), since, detail]
@@ -83,6 +83,7 @@ mod tests {
             age_seconds: 200,
             ended_seconds_ago: Some(61),
             dirty: None,
+            waits_for: None,
             can_cancel: false,
             error: Some("the task ended unexpectedly".to_owned()),
         };
@@ -92,6 +93,8 @@ mod tests {
         );
         let running = Task { state: TaskState::Running, ended_seconds_ago: None, error: None, ..task };
         assert_eq!(row(&running)[3..], ["running", "3 min 20 s", ""]);
+        let waiting = Task { waits_for: Some("the flash device /f".to_owned()), ..running };
+        assert_eq!(row(&waiting)[5], "waits for the flash device /f");
         assert_eq!(show(&[]), "no tasks");
     }
 }

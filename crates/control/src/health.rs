@@ -82,7 +82,8 @@ named! {
         HostDeviceMissing = "host-device-missing",
         /// A disk's file (FUSE) or vhost-user socket cannot be served.
         ExportFailed = "export-failed",
-        /// The file of a pool or of a backing was removed, renamed or replaced while hob uses it.
+        /// The file of a pool, of a backing, or below an image was removed, renamed or replaced while
+        /// hob uses it.
         FileMissing = "file-missing",
         /// A swap area that should be on is off.
         SwapOff = "swap-off",

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{CachePatch, LifeEvent, Size};
+use crate::{CachePatch, DeviceAdd, DiskPatch, LifeEvent, PoolCreate, Size};
 
 /// `POST /v1/disks/{disk}/preview`: a planned change of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -38,6 +38,11 @@ pub enum PlannedChange {
         /// The settings that change.
         patch: Box<CachePatch>,
     },
+    /// Change settings of the disk.
+    SetDisk {
+        /// The settings that change.
+        patch: Box<DiskPatch>,
+    },
 }
 
 /// `POST /v1/pools/{pool}/preview`: a planned change of a pool.
@@ -49,6 +54,16 @@ pub enum PlannedPoolChange {
     UseDevices {
         /// The devices' paths.
         paths: Vec<String>,
+    },
+    /// Create the pool.
+    Create {
+        /// The new pool.
+        create: Box<PoolCreate>,
+    },
+    /// Add a device to the pool.
+    AddDevice {
+        /// The device.
+        add: Box<DeviceAdd>,
     },
     /// Remove a device from the pool.
     RemoveDevice {
@@ -117,5 +132,9 @@ mod tests {
         assert_eq!(serde_json::to_string(&remove).unwrap(), text);
         let set = r#"{"change":"set","patch":{"mode":"write-back"}}"#;
         assert!(matches!(serde_json::from_str(set).unwrap(), PlannedChange::Set { .. }));
+        let set = r#"{"change":"set-disk","patch":{"stripe":8192}}"#;
+        assert!(matches!(serde_json::from_str(set).unwrap(), PlannedChange::SetDisk { .. }));
+        let create = r#"{"change":"create","create":{"name":"p","devices":["/dev/sdb"]}}"#;
+        assert!(matches!(serde_json::from_str(create).unwrap(), PlannedPoolChange::Create { .. }));
     }
 }

@@ -152,7 +152,8 @@ pub struct Device {
 pub enum DeviceState {
     /// The device is open and in use.
     Online,
-    /// The device does not answer in time. Caches bypass the device until it answers.
+    /// The device does not answer in time. Requests that need the device wait, and caches bypass it for
+    /// other requests.
     Stalled,
     /// The device failed too often and hob stopped using it. Remove the device from the pool, or
     /// add it again.
@@ -390,7 +391,8 @@ pub enum CacheState {
     /// The journal is being read after a restart. Reads go to the backing. Reads of data that may
     /// be dirty wait.
     Recovering,
-    /// The cache's flash does not answer in time, so requests go to the backing.
+    /// The cache's flash does not answer in time. Requests that need it wait, and other requests go to
+    /// the backing.
     Stalled,
     /// All flash of the cache is fenced, and requests go to the backing.
     Fenced,

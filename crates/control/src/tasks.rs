@@ -23,6 +23,10 @@ pub struct Task {
     pub ended_seconds_ago: Option<u64>,
     /// Dirty data that the task still has to destage. Absent unless the task drains a disk.
     pub dirty: Option<Dirty>,
+    /// What the running task waits for, if hob knows it: for example a flash device that does not
+    /// answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
     /// Whether the task can be cancelled. Only drains, changes that wait for a drain, and caches that
     /// shrink can.
     pub can_cancel: bool,

@@ -241,14 +241,7 @@ impl Flash {
         self.with(move |pool| {
             let free = pool.as_ref().map_or(0, |pool| pool.free_segments_beyond(spare));
             if free < least {
-                let (wanted, free) = (least * segment_bytes, free * segment_bytes);
-                let besides = if spare > 0 { " besides the space for journals" } else { "" };
-                return Err(conflict!(
-                    "the pool has {} free{besides} and {} are needed",
-                    Size(free),
-                    Size(wanted)
-                )
-                .hint("add a device, make another cache smaller, or choose a smaller size"));
+                return Err(no_room(free, wanted, segment_bytes));
             }
             let Some(pool) = pool.as_mut().filter(|_| free > 0 && most > 0) else { return Ok(Vec::new()) };
             let count = most.min(free);
@@ -573,6 +566,14 @@ fn release_from(pool: &mut Pool, segments: &[Segment]) {
     if let Err(error) = pool.release(segments) {
         tracing::warn!("{error}");
     }
+}
+
+/// Returns the error for an allocation from a pool with `free` segments that the allocation may use.
+pub(super) fn no_room(free: u64, wanted: Wanted, segment_bytes: u64) -> ApiError {
+    let size = |segments: u64| Size(segments.saturating_mul(segment_bytes));
+    let besides = if wanted.spare > 0 { " besides the space for journals" } else { "" };
+    conflict!("the pool has {} free{besides} and {} are needed", size(free), size(wanted.least))
+        .hint("add a device, make another cache smaller, or choose a smaller size")
 }
 
 /// Converts a storage error into an API error.

@@ -280,6 +280,7 @@ impl Tasks {
             age_seconds: now.duration_since(entry.began).as_secs(),
             ended_seconds_ago: entry.ended.map(|ended| now.duration_since(ended).as_secs()),
             dirty: None,
+            waits_for: None,
             can_cancel: false,
             error: entry.error.clone(),
         };

@@ -315,6 +315,8 @@ pub struct BackingInfo {
     pub times: Option<ChangeTimes>,
     /// Number of the backing's regular file when it was opened; `None` for other backings.
     pub file: Option<FileNumber>,
+    /// Paths of the regular files below an image, and their numbers when it was opened.
+    pub lower_files: Vec<(PathBuf, FileNumber)>,
 }
 
 impl BackingInfo {

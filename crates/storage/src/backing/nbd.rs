@@ -53,6 +53,7 @@ mod tls;
 mod unflushed;
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -310,9 +311,9 @@ impl NbdBacking {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
     }
 
-    /// Sets the number of the image file that the server has open.
-    pub(crate) fn set_file(&mut self, file: Option<FileNumber>) {
-        self.info.file = file;
+    /// Sets the numbers of the image file and of the files below it that the server has open.
+    pub(crate) fn set_files(&mut self, file: Option<FileNumber>, lower_files: Vec<(PathBuf, FileNumber)>) {
+        (self.info.file, self.info.lower_files) = (file, lower_files);
     }
 
     /// Sets a function that is called before each attempt to connect again, in a thread that may

@@ -45,7 +45,7 @@ use super::nbd::{BeforeConnecting, NbdBacking, open_uri};
 use super::{
     BackingInfo, BackingOptions, Driver, Format, Lock, NotShared, OpenError, Parent, Status, WaitMax,
 };
-use crate::filesystem::file_number;
+use crate::filesystem::{FileNumber, file_number};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -78,6 +78,7 @@ pub(super) fn open(
     let image = Image { path: path.clone(), format: image_format, files: options.files.clone() };
     let metadata =
         std::fs::metadata(&path).map_err(|source| OpenError::System { path: path.clone(), source })?;
+    let lower_files = numbers_below(&image);
     let opens = match access {
         Access::ReadWrite if options.locked => Opens::ReadWrite,
         Access::ReadOnly if options.locked => Opens::ReadOnly,
@@ -116,7 +117,7 @@ pub(super) fn open(
                             server.set_content(constant);
                         }
                         let server = Arc::new(server);
-                        inner.set_file(file_number(&metadata));
+                        inner.set_files(file_number(&metadata), lower_files);
                         inner.set_before_connecting(revival(&server));
                         let backing = QemuNbd { inner, server, access, options, constant, parent_state };
                         return Ok(Box::new(backing));
@@ -137,6 +138,14 @@ pub(super) fn open(
         }
     }
     Err(OpenError::Unfit { what: format!("{format} image {spec}"), reason: complaint })
+}
+
+/// Returns the paths and numbers of the regular files below an image. A file that cannot be examined
+/// is left out.
+fn numbers_below(image: &Image) -> Vec<(PathBuf, FileNumber)> {
+    let number = |path: &Path| file_number(&std::fs::metadata(path).ok()?);
+    let files = image.files.iter().map(|file| &file.path);
+    files.filter_map(|path| Some((path.clone(), number(path)?))).collect()
 }
 
 fn uri_of(server: &Server) -> NbdUri {

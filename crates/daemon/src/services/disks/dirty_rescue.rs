@@ -104,10 +104,7 @@ impl Disks {
             let spec = disk.cache().cloned().ok_or_else(|| no_cache(name))?;
             (spec, matches!(disk.phase, DiskPhase::Online(_)))
         };
-        if !is_online {
-            // Another cache could get segments that this one still uses.
-            self.registry.inner().check_left_by_shard(name)?;
-        }
+        self.check_discardable(name)?;
         let Some(journal) = spec.journal else {
             return Ok(vec!["this cache can have no dirty data: the backing has all data".to_owned()]);
         };
@@ -131,6 +128,17 @@ impl Disks {
         }
         tracing::warn!("{name}: {} of dirty data was discarded by command", Size(dirty).human());
         Ok(vec![format!("{} of dirty data is lost", Size(dirty).human())])
+    }
+
+    /// Refuses to discard the cache of an offline disk that its shard still uses. Another cache could
+    /// get segments of this cache.
+    pub(super) fn check_discardable(&self, name: &str) -> Result<()> {
+        let inner = self.registry.inner();
+        let disk = inner.disk(name)?;
+        match disk.cache().is_none() || matches!(disk.phase, DiskPhase::Online(_)) {
+            true => Ok(()),
+            false => inner.check_left_by_shard(name),
+        }
     }
 
     /// Discards the whole cache of an offline disk. The disk restarts with an empty cache and the

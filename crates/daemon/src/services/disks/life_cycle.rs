@@ -6,6 +6,7 @@ use hob_control::{DiskChanged, DrainFor, Effect, LifeEvent};
 use super::Disks;
 use super::dirty_rescue::Afterwards;
 use crate::api_error::Result;
+use crate::services::registry::DiskPhase;
 
 impl Disks {
     /// Handles a life-cycle event of the guest. A drain that the event requires has started when
@@ -30,9 +31,13 @@ impl Disks {
             Effect::Drain => self.pools.drain_for(disk, DrainFor::DiskEvent).await,
             Effect::Empty => self.pools.cache_clear(disk).await,
             Effect::Discard => {
-                let notes = self.give_dirty_up(disk.clone(), Afterwards::Reverted).await?.notes;
+                let discarded = self.give_dirty_up(disk.clone(), Afterwards::Reverted).await?;
+                if matches!(self.registry.inner().disk(&disk)?.phase, DiskPhase::Offline(_)) {
+                    // The whole cache of an offline disk was discarded, so nothing is left to clear.
+                    return Ok(discarded);
+                }
                 let changed = self.pools.cache_clear(disk).await?;
-                Ok(DiskChanged { notes, ..changed })
+                Ok(DiskChanged { notes: discarded.notes, ..changed })
             }
         }
     }

@@ -23,6 +23,19 @@ impl Disks {
     pub(crate) async fn pool_preview(&self, pool: &str, change: &PlannedPoolChange) -> Result<Preview> {
         match change {
             PlannedPoolChange::UseDevices { paths } => Ok(overwritten(paths).await),
+            PlannedPoolChange::Create { create } => {
+                self.registry.inner().check_new_pool(create)?;
+                Ok(if create.force { overwritten(&create.devices).await } else { Preview::default() })
+            }
+            PlannedPoolChange::AddDevice { add } if add.peer.is_some() => {
+                self.registry.inner().pool(pool)?;
+                Ok(Preview::default())
+            }
+            PlannedPoolChange::AddDevice { add } => {
+                self.registry.inner().check_new_device(pool, Path::new(&add.path))?;
+                let paths = std::slice::from_ref(&add.path);
+                Ok(if add.force { overwritten(paths).await } else { Preview::default() })
+            }
             PlannedPoolChange::RemoveDevice { path } => {
                 self.registry.inner().without_device(pool, Path::new(path))
             }
@@ -45,7 +58,10 @@ impl Disks {
             return Ok(());
         }
         let command = match change {
-            PlannedPoolChange::UseDevices { .. } => format!("'hob pool create {pool}"),
+            PlannedPoolChange::UseDevices { .. } | PlannedPoolChange::Create { .. } => {
+                format!("'hob pool create {pool}")
+            }
+            PlannedPoolChange::AddDevice { add } => format!("'hob pool add-device {pool} {}", add.path),
             PlannedPoolChange::RemoveDevice { path } => format!("'hob pool remove-device {pool} {path}"),
             PlannedPoolChange::DiscardOrphan { owner } => format!("'hob pool discard-orphan {pool} {owner}"),
         };

@@ -7,6 +7,7 @@ use hob_control::{CachePatch, Effect, LifeEvent, OnClients, PlannedChange, Previ
 use hob_engine::units::SECTOR_BYTES;
 
 use super::Disks;
+use super::settings::Reopening;
 use crate::api_error::{ApiError, Result, conflict};
 use crate::cache_settings::changed_spec;
 use crate::services::pools::no_cache;
@@ -35,7 +36,8 @@ enum Fate {
 
 /// Amounts of cached and dirty data in a cache, bytes.
 struct Holds {
-    cached: u64,
+    /// Amount of cached data, bytes; `None` while the disk is offline.
+    cached: Option<u64>,
     /// Amount of dirty data, bytes; `None` while the disk is offline.
     dirty: Option<u64>,
 }
@@ -43,24 +45,63 @@ struct Holds {
 impl Disks {
     /// Returns the effects of a change of a disk without making the change.
     pub(crate) async fn preview(&self, disk: &str, change: &PlannedChange) -> Result<Preview> {
+        let is_offline = matches!(self.registry.inner().disk(disk)?.phase, DiskPhase::Offline(_));
+        let discards = matches!(
+            change,
+            PlannedChange::DiscardDirty
+                | PlannedChange::Event { .. }
+                | PlannedChange::Remove { discard_dirty: true }
+                | PlannedChange::Disable { discard_dirty: true }
+        );
+        if is_offline && !discards {
+            // hob may be opening the disk, and the command would wait for that.
+            self.registry.wait_for_own_work(disk).await?;
+        }
         let spec = self.registry.inner().disk(disk)?.cache().cloned();
         let mut preview = Preview::default();
         let fate = match change {
             PlannedChange::Remove { discard_dirty } | PlannedChange::Disable { discard_dirty } => {
+                match change {
+                    PlannedChange::Remove { .. } => self.check_no_clones(disk)?,
+                    _ if spec.is_none() => return Err(no_cache(disk)),
+                    _ => {}
+                }
                 if *discard_dirty {
+                    if spec.as_ref().is_some_and(|spec| spec.journal.is_some()) {
+                        self.check_discardable(disk)?;
+                    }
                     Fate::AllLost
                 } else {
+                    self.check_given_up(disk)?;
                     Fate::Emptied
                 }
             }
-            PlannedChange::Clear => Fate::Emptied,
-            // A volatile cache ends with the open disk.
-            PlannedChange::Reopen => match spec.as_ref().is_some_and(|spec| spec.journal.is_none()) {
-                true => Fate::Emptied,
-                false => Fate::Stays,
-            },
-            PlannedChange::DiscardDirty => Fate::DirtyLost,
-            PlannedChange::Event { event } => fate_of(*event, spec.as_ref()),
+            PlannedChange::Clear => {
+                self.registry.inner().check_clear(disk)?;
+                Fate::Emptied
+            }
+            PlannedChange::Reopen => fate_of_reopening(spec.as_ref()),
+            PlannedChange::SetDisk { patch } => {
+                self.check_patch(disk, patch)?;
+                match self.check_open_settings(disk, patch).await? {
+                    Reopening::Needed => fate_of_reopening(spec.as_ref()),
+                    Reopening::NotNeeded => Fate::Stays,
+                }
+            }
+            PlannedChange::DiscardDirty => {
+                spec.as_ref().ok_or_else(|| no_cache(disk))?;
+                self.check_discardable(disk)?;
+                Fate::DirtyLost
+            }
+            PlannedChange::Event { event } => {
+                let fate = fate_of(*event, spec.as_ref());
+                match fate {
+                    Fate::Emptied if spec.is_some() => self.registry.inner().check_clear(disk)?,
+                    Fate::AllLost => self.check_discardable(disk)?,
+                    _ => {}
+                }
+                fate
+            }
             PlannedChange::Set { patch } => {
                 let (fate, sentence) = self.fate_of_patch(disk, spec.as_ref(), patch)?;
                 preview.effects.extend(sentence);
@@ -144,14 +185,16 @@ impl Disks {
     async fn holds(&self, disk: &str, spec: &CacheSpec) -> Holds {
         let is_offline =
             self.registry.inner().disk(disk).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)));
-        let nothing = Holds { cached: 0, dirty: Some(0).filter(|_| spec.journal.is_none() || !is_offline) };
-        let Ok((shard, id)) = self.registry.shard_of(disk) else { return nothing };
+        let nothing = Some(0).filter(|_| spec.journal.is_none() || !is_offline);
+        let Ok((shard, id)) = self.registry.shard_of(disk) else {
+            return Holds { cached: nothing, dirty: nothing };
+        };
         match shard.stats(id).await {
             Ok(stats) => Holds {
-                cached: stats.blocks_cached * spec.block_size.bytes(),
+                cached: Some(stats.blocks_cached * spec.block_size.bytes()),
                 dirty: Some(stats.sectors_dirty * SECTOR_BYTES),
             },
-            Err(_) => Holds { dirty: None, ..nothing },
+            Err(_) => Holds { cached: None, dirty: None },
         }
     }
 
@@ -164,7 +207,14 @@ impl Disks {
         let before = spec.ok_or_else(|| no_cache(disk))?;
         let context = self.registry.inner().context(&before.pool)?;
         let (wanted, _) = changed_spec(before, patch.size, &patch.settings, context)?;
-        self.registry.inner().check_change(disk, &wanted)?;
+        let resized = CacheSpec { size: wanted.size, shared: wanted.shared, ..before.clone() };
+        {
+            let inner = self.registry.inner();
+            inner.check_change(disk, &wanted)?;
+            if resized != wanted {
+                inner.check_reconfiguration(disk, &resized, &wanted)?;
+            }
+        }
         if before.structure() != wanted.structure() {
             return Ok((Fate::Emptied, None));
         }
@@ -176,6 +226,15 @@ impl Disks {
             )
         };
         Ok((Fate::Stays, shrinks.then(sentence)))
+    }
+}
+
+/// Returns the effect of closing a disk and opening it again. A volatile cache ends with the open
+/// disk.
+fn fate_of_reopening(spec: Option<&CacheSpec>) -> Fate {
+    match spec.is_some_and(|spec| spec.journal.is_none()) {
+        true => Fate::Emptied,
+        false => Fate::Stays,
     }
 }
 
@@ -191,8 +250,9 @@ fn fate_of(event: LifeEvent, spec: Option<&CacheSpec>) -> Fate {
 
 fn describe(disk: &str, fate: Fate, holds: &Holds, preview: &mut Preview) {
     if matches!(fate, Fate::Emptied | Fate::AllLost) {
-        preview.cached = Size(holds.cached);
-        preview.effects.push(format!("{disk}: the cache is emptied; it has {}", Size(holds.cached).human()));
+        preview.cached = Size(holds.cached.unwrap_or(0));
+        let has = holds.cached.map(|cached| format!("; it has {}", Size(cached).human()));
+        preview.effects.push(format!("{disk}: the cache is emptied{}", has.unwrap_or_default()));
     }
     match (fate, holds.dirty) {
         (Fate::Emptied, Some(dirty)) if dirty > 0 => {

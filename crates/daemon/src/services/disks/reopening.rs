@@ -66,16 +66,9 @@ impl Disks {
             return Ok(Vec::new());
         }
         let becomes_read_only = wanted.read_only && !before.read_only;
-        if before.read_only != wanted.read_only {
-            self.exports.check_no_left_file(name, |_| true)?;
-        }
+        self.check_reopen(name, &before, wanted).await?;
         {
             let mut inner = self.registry.inner();
-            inner.check_reopening(
-                name,
-                before.read_only != wanted.read_only,
-                self.peers.cluster().is_some(),
-            )?;
             let disk = inner.disk_mut(name)?;
             if matches!(disk.phase, DiskPhase::Offline(_)) {
                 wanted.apply_to(&mut disk.wanted);
@@ -83,12 +76,6 @@ impl Disks {
             }
         }
         let (shard, id) = self.registry.shard_of(name)?;
-        // A closed disk could not be opened again.
-        if let Some(why) = self.registry.inner().disk(name)?.silent_backing() {
-            return Err(conflict!("{name}: {why}, and this change closes the disk and opens it again")
-                .hint("repeat the change when the backing answers ('hob health')"));
-        }
-        self.check_idle(name).await?;
         self.exports.hide_file(name, OnClients::Refuse).await?;
         if let Err(error) = self.prepare_to_close(name, &shard, id, becomes_read_only).await {
             self.serve_again(name, &shard, id, becomes_read_only).await;
@@ -118,6 +105,37 @@ impl Disks {
         store.into_iter().for_each(|store| self.qos.apply_control(&store));
         self.qos.drop_unused_datastores();
         opened
+    }
+
+    /// Refuses to close a disk and open it again with other settings if this is not possible now.
+    /// Changes nothing.
+    pub(super) async fn check_reopen(
+        &self,
+        name: &str,
+        before: &OpenSettings,
+        wanted: &OpenSettings,
+    ) -> Result<(), ApiError> {
+        let changes_access = before.read_only != wanted.read_only;
+        if changes_access {
+            self.exports.check_no_left_file(name, |_| true)?;
+        }
+        let in_cluster = self.peers.cluster().is_some();
+        let silent = {
+            let inner = self.registry.inner();
+            inner.check_reopening(name, changes_access, in_cluster)?;
+            let disk = inner.disk(name)?;
+            if matches!(disk.phase, DiskPhase::Offline(_)) {
+                return Ok(());
+            }
+            disk.shard()?;
+            disk.silent_backing()
+        };
+        // A closed disk could not be opened again.
+        if let Some(why) = silent {
+            return Err(conflict!("{name}: {why}, and this change closes the disk and opens it again")
+                .hint("repeat the change when the backing answers ('hob health')"));
+        }
+        self.check_idle(name).await
     }
 
     /// Writes out the data that the closed disk must not have in memory or in the cache. Then

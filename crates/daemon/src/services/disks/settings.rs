@@ -10,6 +10,13 @@ use super::reopening::OpenSettings;
 use crate::api_error::ApiError;
 use crate::stripe;
 
+/// Whether a change of settings closes the disk and opens it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reopening {
+    Needed,
+    NotNeeded,
+}
+
 impl Disks {
     pub(crate) async fn disk_patch(&self, disk: String, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
@@ -17,10 +24,7 @@ impl Disks {
     }
 
     async fn patch_disk(&self, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
-        if patch == DiskPatch::default() {
-            return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
-                .hint("name one, for example --backing-timeout 2m or --device on"));
-        }
+        check_not_empty(name, &patch)?;
         let guard = self.registry.guard_disk_for_command(name, "changed").await?;
         match self.change_settings(name, patch).await {
             Ok(notes) => self.pools.finish_disk(name, guard, notes).await,
@@ -38,16 +42,11 @@ impl Disks {
     /// Checks the whole request, and then makes the changes. The caller holds the disk's operation
     /// guard.
     async fn change_settings(&self, name: &str, patch: DiskPatch) -> Result<Vec<String>, ApiError> {
-        let DiskPatch { backing_timeout, stripe, locked, device, read_only, datastore, vhost_user, fuse } =
-            patch;
-        let stripe = stripe.map(|size| stripe::chosen(Some(size)).map_err(ApiError::invalid)).transpose()?;
-        if let Some(store) = datastore.as_deref().and_then(set_value) {
-            check_name(store).map_err(|error| {
-                ApiError::invalid(format!("'{store}' cannot be a datastore's name: {error}"))
-            })?;
-        }
+        self.check_patch(name, &patch)?;
+        let changes_opening = patch.read_only.is_some() || patch.datastore.is_some();
+        let wanted = self.open_settings(name, &patch)?;
+        let DiskPatch { backing_timeout, stripe, locked, device, vhost_user, fuse, .. } = patch;
         let (socket, file) = (vhost_user.as_deref().and_then(set_value), fuse.as_deref().and_then(set_value));
-        self.exports.check_paths(name, socket, file)?;
         match locked {
             Some(true) => self.lock_backing(name).await?,
             Some(false) => self.unlock_backing(name).await?,
@@ -58,8 +57,8 @@ impl Disks {
             Some(BackingTimeoutChange::Set(timeout)) => self.set_backing_timeout(name, Some(timeout))?,
             None => {}
         }
-        if let Some(stripe) = stripe {
-            self.set_stripe(name, stripe)?;
+        if let Some(size) = stripe {
+            self.set_stripe(name, chosen_stripe(size)?)?;
         }
         if vhost_user.is_some() {
             self.exports.set_socket(name, socket).await?;
@@ -68,18 +67,52 @@ impl Disks {
             self.exports.set_file(name, file).await?;
         }
         let mut notes = Vec::new();
-        if read_only.is_some() || datastore.is_some() {
-            let mut wanted = OpenSettings::of(&self.registry.inner().disk(name)?.wanted);
-            wanted.read_only = read_only.unwrap_or(wanted.read_only);
-            if let Some(store) = &datastore {
-                wanted.datastore = set_value(store).map(str::to_owned);
-            }
+        if changes_opening {
             notes = self.reopen_with(name, &wanted).await?;
         }
         if let Some(wanted) = device {
             self.set_device(name, wanted).await?;
         }
         Ok(notes)
+    }
+
+    /// Refuses a request with no or invalid settings, or for an unknown disk. Changes nothing.
+    pub(super) fn check_patch(&self, name: &str, patch: &DiskPatch) -> Result<(), ApiError> {
+        check_not_empty(name, patch)?;
+        patch.stripe.map(chosen_stripe).transpose()?;
+        if let Some(store) = patch.datastore.as_deref().and_then(set_value) {
+            check_name(store).map_err(|error| {
+                ApiError::invalid(format!("'{store}' cannot be a datastore's name: {error}"))
+            })?;
+        }
+        let socket = patch.vhost_user.as_deref().and_then(set_value);
+        self.exports.check_paths(name, socket, patch.fuse.as_deref().and_then(set_value))
+    }
+
+    /// Refuses a request that closes the disk and opens it again, if this is not possible now. Changes
+    /// nothing.
+    pub(super) async fn check_open_settings(
+        &self,
+        name: &str,
+        patch: &DiskPatch,
+    ) -> Result<Reopening, ApiError> {
+        let wanted = self.open_settings(name, patch)?;
+        let before = OpenSettings::of(&self.registry.inner().disk(name)?.wanted);
+        if before == wanted {
+            return Ok(Reopening::NotNeeded);
+        }
+        self.check_reopen(name, &before, &wanted).await?;
+        Ok(Reopening::Needed)
+    }
+
+    /// Returns the settings that are fixed while the disk is open, as they are after the change.
+    fn open_settings(&self, name: &str, patch: &DiskPatch) -> Result<OpenSettings, ApiError> {
+        let mut wanted = OpenSettings::of(&self.registry.inner().disk(name)?.wanted);
+        wanted.read_only = patch.read_only.unwrap_or(wanted.read_only);
+        if let Some(store) = &patch.datastore {
+            wanted.datastore = set_value(store).map(str::to_owned);
+        }
+        Ok(wanted)
     }
 
     fn set_stripe(&self, name: &str, chosen: Option<Size>) -> Result<(), ApiError> {
@@ -111,6 +144,20 @@ impl Disks {
         }
         shown
     }
+}
+
+/// Refuses a request without a setting.
+fn check_not_empty(name: &str, patch: &DiskPatch) -> Result<(), ApiError> {
+    if *patch != DiskPatch::default() {
+        return Ok(());
+    }
+    Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
+        .hint("name one, for example --backing-timeout 2m or --device on"))
+}
+
+/// Returns the stripe size that an operator has chosen; `None` for the detected size.
+fn chosen_stripe(size: Size) -> Result<Option<Size>, ApiError> {
+    stripe::chosen(Some(size)).map_err(ApiError::invalid)
 }
 
 /// Returns the new value of a setting; `None` for an empty text, which removes the setting.

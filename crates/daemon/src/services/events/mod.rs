@@ -126,7 +126,8 @@ impl Events {
                 self.pools.note_health(
                     device,
                     DeviceState::Stalled,
-                    "the device does not answer in time, and caches bypass it",
+                    "the device does not answer in time; requests that need it wait, and caches bypass it for \
+                    other requests",
                 );
             }
             ShardEvent::PeerSilent(device) => {

@@ -166,8 +166,8 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
             ));
         }
         CacheState::Stalled => sentences.push(format!(
-            "The flash of the cache does not answer in time; until it does, requests go to the backing. \
-             'hob pool show {}' shows which device.",
+            "The flash of the cache does not answer in time; until it does, requests that need it wait, and other \
+             requests go to the backing. 'hob pool show {}' shows which device.",
             cache.pool
         )),
         CacheState::Fenced => sentences.push(format!(

@@ -1,6 +1,6 @@
-//! Detects files of pools and backings that were removed, renamed or replaced while hob has them
-//! open. hob continues to use the open file, but would find another file, or no file, when it opens
-//! the path again. So `hob health` reports these files.
+//! Detects files of pools and backings, and files below images, that were removed, renamed or
+//! replaced while hob has them open. hob continues to use the open file, but would find another
+//! file, or no file, when it opens the path again. So `hob health` reports these files.
 //!
 //! Only one check of all paths is in progress at a time, so a filesystem that hangs also delays the
 //! check of files on other filesystems.
@@ -23,8 +23,8 @@ pub(in crate::services) const FILES_EVERY: Duration = Duration::from_secs(5);
 /// Results of the checks of the files that hob has open.
 #[derive(Debug, Default)]
 pub(super) struct OpenFiles {
-    /// The files that are not at their paths, by subject of the health problem.
-    missing: BTreeMap<String, Missing>,
+    /// The files that are not at their paths, by subject of the health problem and path.
+    missing: BTreeMap<(String, PathBuf), Missing>,
     /// True while a thread checks the paths, which may hang.
     is_asked: bool,
 }
@@ -53,13 +53,16 @@ enum Opening {
     Device(DeviceId),
     /// Each opening of a backing has its own monitor.
     Backing(Weak<Monitor>),
+    /// A file below an image, which is opened with the image.
+    LowerFile(Weak<Monitor>),
 }
 
 impl Opening {
     fn is_same(&self, other: &Opening) -> bool {
         match (self, other) {
             (Opening::Device(one), Opening::Device(other)) => one == other,
-            (Opening::Backing(one), Opening::Backing(other)) => one.ptr_eq(other),
+            (Opening::Backing(one), Opening::Backing(other))
+            | (Opening::LowerFile(one), Opening::LowerFile(other)) => one.ptr_eq(other),
             _ => false,
         }
     }
@@ -76,6 +79,11 @@ impl Opening {
                 "its backing file {path} {what} while hob uses it; hob uses the open file until it closes the \
                  disk, and the data of a deleted file is lost then. Rename it back if it exists, or copy the data \
                  of the disk before hob restarts"
+            ),
+            Opening::LowerFile(_) => format!(
+                "the file {path} below its image {what} while hob uses it; hob uses the open file until it closes \
+                 the disk, and then opens the file at the path, which may have other data. Rename it back if it \
+                 exists, or copy the data of the disk before hob restarts"
             ),
         }
     }
@@ -104,28 +112,29 @@ impl Found {
 impl OpenFiles {
     /// Returns the problems for health: subject and reason.
     pub(super) fn problems(&self) -> Vec<(String, String)> {
-        self.missing.iter().map(|(subject, it)| (subject.clone(), it.problem.clone())).collect()
+        self.missing.iter().map(|((subject, _), it)| (subject.clone(), it.problem.clone())).collect()
     }
 
     /// Compares all open files with the files that are at their paths now.
     fn note(&mut self, found: Vec<(OpenFile, Found)>) {
         let mut before = std::mem::take(&mut self.missing);
         for (OpenFile { subject, path, opening, file }, found) in found {
-            let known = before.remove(&subject).filter(|known| known.opening.is_same(&opening));
+            let key = (subject, path);
+            let known = before.remove(&key).filter(|known| known.opening.is_same(&opening));
             let what = match found {
                 Found::File(present) if present == file => continue,
                 Found::File(_) => "was replaced by another file",
                 Found::Nothing => "was removed or renamed",
                 Found::Unknown => {
-                    self.missing.extend(known.map(|known| (subject, known)));
+                    self.missing.extend(known.map(|known| (key, known)));
                     continue;
                 }
             };
-            let problem = opening.problem(&path, what);
+            let problem = opening.problem(&key.1, what);
             if known.is_none() {
-                tracing::warn!("{subject}: {problem}");
+                tracing::warn!("{}: {problem}", key.0);
             }
-            self.missing.insert(subject, Missing { opening, problem });
+            self.missing.insert(key, Missing { opening, problem });
         }
     }
 }
@@ -171,16 +180,23 @@ impl Observe {
         }
         for (name, disk) in &inner.disks {
             if let Some(measure) = &disk.measure
-                && let Some(file) = measure.info.file
                 && matches!(disk.phase, DiskPhase::Online(_))
                 && Backing::is_path(&disk.wanted.backing)
             {
-                files.push(OpenFile {
+                if let Some(file) = measure.info.file {
+                    files.push(OpenFile {
+                        subject: name.clone(),
+                        path: PathBuf::from(&disk.wanted.backing),
+                        opening: Opening::Backing(Arc::downgrade(&measure.monitor)),
+                        file,
+                    });
+                }
+                files.extend(measure.info.lower_files.iter().map(|(path, file)| OpenFile {
                     subject: name.clone(),
-                    path: PathBuf::from(&disk.wanted.backing),
-                    opening: Opening::Backing(Arc::downgrade(&measure.monitor)),
-                    file,
-                });
+                    path: path.clone(),
+                    opening: Opening::LowerFile(Arc::downgrade(&measure.monitor)),
+                    file: *file,
+                }));
             }
         }
         files

@@ -18,6 +18,7 @@ impl Observe {
         for task in shown.iter_mut().filter(|task| task.state == TaskState::Running) {
             task.dirty = inner.dirty_of_task(task);
             task.can_cancel = task.dirty.is_some();
+            task.waits_for = inner.flash_of_task(task);
         }
         shown
     }
@@ -32,6 +33,16 @@ impl Inner {
             _ => return None,
         };
         self.disks.get_key_value(name).map(|(name, disk)| (name.as_str(), disk))
+    }
+
+    /// Returns the flash device for which a change of a disk may wait, because the device does not
+    /// answer.
+    fn flash_of_task(&self, task: &Task) -> Option<String> {
+        let (name, _) = self.disk_of_task(task)?;
+        if task.dirty.as_ref().is_some_and(|dirty| dirty.why.is_some()) {
+            return None;
+        }
+        Some(format!("the flash device {}, which does not answer", self.silent_flash(name)?))
     }
 
     /// Returns the dirty data for which a task waits.

@@ -105,6 +105,15 @@ impl DeviceEntry {
     }
 }
 
+impl Inner {
+    /// Returns the path of a flash device of the disk's cache that does not answer; `None` if none
+    /// hangs.
+    pub(in crate::services) fn silent_flash(&self, disk: &str) -> Option<String> {
+        let device = self.disk(disk).ok()?.stalled_device(self)?;
+        Some(device.path.display().to_string())
+    }
+}
+
 impl DiskEntry {
     pub(in crate::services) fn view(&self, inner: &Inner) -> Disk {
         let (state, reason) = match &self.phase {
@@ -232,15 +241,25 @@ impl DiskEntry {
 
     /// Describes the effect of a hung device on the disk.
     fn silent_device(&self, inner: &Inner) -> Option<String> {
-        let path = self.stalled_device(inner)?.path.display();
-        let is_persistent = self.cache().is_some_and(|spec| spec.journal.is_some());
-        Some(match is_persistent {
+        let device = self.stalled_device(inner)?;
+        let path = device.path.display();
+        if self.cache().is_none_or(|spec| spec.journal.is_none()) {
+            return Some(format!("{path} does not answer, and requests go to the backing"));
+        }
+        let has_journal =
+            device.ids.is_some_and(|ids| self.ring.iter().any(|segment| segment.device == ids.on_shards));
+        Some(match has_journal {
             true => format!(
                 "{path} does not answer: reads of dirty data that only this device has wait for it, \
-                and so do flushes and writes if the device has data that is not durable yet; all \
+                and so do flushes if the device has data that is not durable yet; writes, discards and \
+                zeroes may wait too, because the journal of the cache is on this device; all other \
+                requests go to the backing"
+            ),
+            false => format!(
+                "{path} does not answer: reads of dirty data that only this device has wait for it, \
+                and so do flushes and changes if the device has data that is not durable yet; all \
                 other requests go to the backing"
             ),
-            false => format!("{path} does not answer, and requests go to the backing"),
         })
     }
 

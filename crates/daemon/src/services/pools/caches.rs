@@ -169,19 +169,12 @@ impl Pools {
         wanted: &CacheSpec,
         notes: &mut Vec<String>,
     ) -> Result<()> {
-        let is_online = self.registry.inner().disk(name)?.shard().is_ok();
+        let is_online = {
+            let inner = self.registry.inner();
+            inner.check_reconfiguration(name, before, wanted)?;
+            inner.disk(name)?.shard().is_ok()
+        };
         let leaves_write_back = before.mode == Mode::WriteBack && wanted.mode != Mode::WriteBack;
-        // An operator accepts a changed backing by this setting.
-        let changes_verify_only = CacheSpec { verify: before.verify, ..wanted.clone() } == *before;
-        if !is_online && before.journal.is_some() && !changes_verify_only {
-            return Err(conflict!(
-                "{name} is offline, and its cache may hold data that is not on the backing"
-            )
-            .hint(
-                "change the cache when the disk is online, or discard its dirty data with 'hob \
-                cache discard-dirty'",
-            ));
-        }
         if leaves_write_back {
             let (shard, id) = self.registry.shard_of(name)?;
             self.clean_while_answering(name, &shard, id).await?;
@@ -254,9 +247,8 @@ impl Pools {
         let guard = self.registry.guard_disk_for_command(name, "cleared").await?;
         let has_cache = {
             let inner = self.registry.inner();
+            inner.check_clear(name)?;
             let disk = inner.disk(name)?;
-            disk.cache().ok_or_else(|| no_cache(name))?;
-            disk.shard()?;
             disk.has_cache && !disk.held.is_empty()
         };
         if has_cache {
@@ -305,6 +297,31 @@ impl Pools {
 }
 
 impl Inner {
+    /// Refuses to change the settings of an offline disk's cache that may have dirty data.
+    pub(in crate::services) fn check_reconfiguration(
+        &self,
+        name: &str,
+        before: &CacheSpec,
+        wanted: &CacheSpec,
+    ) -> Result<()> {
+        // An operator accepts a changed backing by this setting.
+        let changes_verify_only = CacheSpec { verify: before.verify, ..wanted.clone() } == *before;
+        if self.disk(name)?.shard().is_ok() || before.journal.is_none() || changes_verify_only {
+            return Ok(());
+        }
+        Err(conflict!("{name} is offline, and its cache may hold data that is not on the backing").hint(
+            "change the cache when the disk is online, or discard its dirty data with 'hob cache \
+            discard-dirty'",
+        ))
+    }
+
+    /// Refuses to empty the cache of a disk that has none or is not served.
+    pub(in crate::services) fn check_clear(&self, name: &str) -> Result<()> {
+        let disk = self.disk(name)?;
+        disk.cache().ok_or_else(|| no_cache(name))?;
+        disk.shard().map(drop)
+    }
+
     /// Returns the properties of a pool on which cache settings depend.
     pub(in crate::services) fn context(&self, pool: &str) -> Result<CacheContext> {
         let entry = self.pool(pool)?;

@@ -93,20 +93,8 @@ impl Pools {
         create: PoolCreate,
         dirty: OnDirty,
     ) -> Result<PoolChanged> {
+        self.registry.inner().check_new_pool(&create)?;
         let PoolCreate { name, devices, size, segment_size, force, flash_writes } = create;
-        check_name(&name).map_err(|error| invalid!("'{name}' cannot be a pool's name: {error}"))?;
-        {
-            let inner = self.registry.inner();
-            if inner.pools.contains_key(&name) {
-                return Err(conflict!("a pool '{name}' already exists").hint("choose another name"));
-            }
-            if inner.pools.len() >= POOLS_MAX {
-                return Err(conflict!("cannot add a pool: hob has at most {POOLS_MAX} pools"));
-            }
-            for path in &devices {
-                inner.check_device_is_new(Path::new(path))?;
-            }
-        }
         if force {
             check_overwritten(&devices, dirty).await?;
         }
@@ -295,7 +283,7 @@ impl Pools {
         let guard = self.registry.guard_pool_for_command(pool, "changed").await?;
         let flash = {
             let inner = self.registry.inner();
-            inner.check_device_is_new(Path::new(&add.path))?;
+            inner.check_new_device(pool, Path::new(&add.path))?;
             inner.pool(pool)?.flash.clone()
         };
         let spec = device_spec(add.path, add.size);
@@ -622,6 +610,25 @@ impl crate::services::registry::Inner {
         let uses =
             |disk: &&crate::services::registry::DiskEntry| disk.cache().is_some_and(|spec| spec.pool == pool);
         self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
+    }
+
+    /// Refuses to create a pool with an invalid or used name, too many pools, or devices in use.
+    pub(in crate::services) fn check_new_pool(&self, create: &PoolCreate) -> Result<()> {
+        let name = &create.name;
+        check_name(name).map_err(|error| invalid!("'{name}' cannot be a pool's name: {error}"))?;
+        if self.pools.contains_key(name) {
+            return Err(conflict!("a pool '{name}' already exists").hint("choose another name"));
+        }
+        if self.pools.len() >= POOLS_MAX {
+            return Err(conflict!("cannot add a pool: hob has at most {POOLS_MAX} pools"));
+        }
+        create.devices.iter().try_for_each(|path| self.check_device_is_new(Path::new(path)))
+    }
+
+    /// Refuses to add a device to an unknown pool, or a device that a pool uses.
+    pub(in crate::services) fn check_new_device(&self, pool: &str, path: &Path) -> Result<()> {
+        self.pool(pool)?;
+        self.check_device_is_new(path)
     }
 
     pub(in crate::services) fn check_device_is_new(&self, path: &Path) -> Result<()> {

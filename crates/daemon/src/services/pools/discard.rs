@@ -1,6 +1,7 @@
 //! Discards a cache's dirty data without help from the backing. The module `disks::abandon` does
 //! the same for a disk that is removed.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use hob_engine::command::{CacheChange, CommandError, Discard};
@@ -8,7 +9,7 @@ use hob_engine::units::DiskId;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Pools;
-use crate::api_error::Result;
+use crate::api_error::{ApiError, Result, conflict};
 use crate::services::registry::{DRAINING, GUARD_EVERY, MIGRATING, OperationGuard};
 use crate::shard_api::{ShardError, ShardHandle};
 
@@ -25,6 +26,12 @@ const DISCARD_MAX: Duration = Duration::from_millis(3500);
 
 /// Maximum time to wait for other changes of the disk to end.
 const GUARD_MAX: Duration = Duration::from_secs(4);
+
+/// Interval at which hob checks whether flash that a discard waits for answers again.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Interval of the log lines while a discard waits for flash that does not answer.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// Name of the operation that removes a disk.
 pub(in crate::services) const REMOVING: &str = "removed";
@@ -43,11 +50,18 @@ impl Pools {
                 Ok(guard) => return Ok(guard),
                 Err(error) => error,
             };
-            let (busy, drains, online) = {
+            let (busy, drains, online, silent) = {
                 let inner = self.registry.inner();
                 let disk = inner.disk(name)?;
                 let drains = disk.busy == Some(DRAINING) || disk.watch.has_pending_drain();
-                (disk.busy, drains, disk.shard().ok().map(|shard| (shard, disk.id)))
+                let online = disk.shard().ok().map(|shard| (shard, disk.id));
+                (disk.busy, drains, online, inner.silent_flash(name))
+            };
+            let error = match (busy, &silent) {
+                (Some(busy), Some(flash)) if busy != DRAINING && busy != MIGRATING => {
+                    waits_for_flash(name, busy, flash)
+                }
+                _ => error,
             };
             let waited = began.elapsed();
             let Some((shard, id)) = online else { return Err(error) };
@@ -60,9 +74,9 @@ impl Pools {
             if waited >= GRACE {
                 shard.expire_requests(id);
             }
-            if waited >= 2 * GRACE && doing == REMOVING {
-                // The operation that holds the guard may wait for requests that cannot be
-                // cancelled.
+            if waited >= 2 * GRACE && doing == REMOVING && silent.is_none() {
+                // The operation that holds the guard may wait for requests to the backing that
+                // cannot be cancelled.
                 self.registry.inner().abandoned.insert(id, name.to_owned());
                 shard.abandon(id);
             }
@@ -71,7 +85,8 @@ impl Pools {
     }
 
     /// Discards the dirty data of a disk that stays in use. Returns false, without a change, if
-    /// requests cannot be cancelled.
+    /// requests to the backing cannot be cancelled. Waits while flash of the cache does not answer,
+    /// because the shard can forget dirty data only with a write to the journal.
     pub(in crate::services) async fn discard_on_shard(
         &self,
         name: &str,
@@ -79,10 +94,43 @@ impl Pools {
         discard: Discard,
     ) -> Result<bool, ShardError> {
         let change = shard.change_cache(id, CacheChange::DiscardDirty(discard));
-        match timeout(DISCARD_MAX, expiring(name, shard, id, change)).await {
-            Ok(Ok(_)) | Ok(Err(ShardError::Command(CommandError::NoCache))) => Ok(true),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Ok(false),
+        tokio::pin!(change);
+        let done = loop {
+            if let Ok(done) = timeout(DISCARD_MAX, expiring(name, shard, id, change.as_mut())).await {
+                break done;
+            }
+            if self.registry.inner().silent_flash(name).is_none() {
+                return Ok(false);
+            }
+            if let Some(done) = self.while_flash_is_silent(name, change.as_mut()).await {
+                break done;
+            }
+        };
+        match done {
+            Ok(_) | Err(ShardError::Command(CommandError::NoCache)) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits for the end of a change of a disk while flash of its cache does not answer. Returns
+    /// `None` if the flash answers first.
+    async fn while_flash_is_silent<T>(
+        &self,
+        name: &str,
+        mut change: Pin<&mut impl Future<Output = T>>,
+    ) -> Option<T> {
+        let mut logged: Option<Instant> = None;
+        loop {
+            let flash = self.registry.inner().silent_flash(name)?;
+            if logged.is_none_or(|logged| logged.elapsed() >= LOG_EVERY) {
+                tracing::warn!(
+                    "disk {name}: discarding its dirty data waits for {flash}, which does not answer"
+                );
+                logged = Some(Instant::now());
+            }
+            if let Ok(done) = timeout(LOOK_EVERY, change.as_mut()).await {
+                return Some(done);
+            }
         }
     }
 
@@ -92,6 +140,14 @@ impl Pools {
         let Ok((shard, id)) = self.registry.shard_of(name) else { return self.take_cache(name).await };
         expiring(name, &shard, id, self.take_cache(name)).await
     }
+}
+
+/// Returns the refusal of a command while another change of the disk waits for flash.
+fn waits_for_flash(name: &str, busy: &str, flash: &str) -> ApiError {
+    conflict!("{name} is being {busy}, and its flash device {flash} does not answer").hint(
+        "repeat the command when the device answers or fails; disconnect a device that never answers \
+        again, or restart the daemon without it",
+    )
 }
 
 /// Waits for the end of a change in which a disk's dirty data is discarded. After [`GRACE`],

@@ -9,6 +9,7 @@ use super::caches::owner_of;
 use super::memory::check_index;
 use super::rings::journal_room;
 use crate::api_error::{ApiError, Result, conflict};
+use crate::services::flash::{Wanted, no_room};
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::state::CacheSpec;
 
@@ -56,9 +57,9 @@ impl Pools {
 }
 
 impl Inner {
-    /// Refuses a change of a disk's cache if the cache would be removed and the new cache would not
-    /// fit in the pool, or if the index of the new cache would not fit in memory. Returns the number
-    /// of segments that shared caches must release first.
+    /// Refuses a change of a disk's cache if the cache would grow or be removed, and the cache after
+    /// the change would not fit in the pool, or if the index of that cache would not fit in memory.
+    /// Returns the number of segments that shared caches must release first for a new cache.
     pub(in crate::services) fn check_change(&self, name: &str, wanted: &CacheSpec) -> Result<u64> {
         let disk = self.disk(name)?;
         let (Some(before), true, DiskPhase::Online(_)) = (disk.cache(), disk.has_cache, &disk.phase) else {
@@ -72,6 +73,10 @@ impl Inner {
             check_index(wanted, segments, Some((before, held)), segment_bytes)?;
         }
         if owner_of(before) == owner_of(wanted) {
+            if grows && before.shared.is_none() {
+                let missing = wanted.size.bytes().div_ceil(segment_bytes).saturating_sub(held);
+                self.check_growth(&wanted.pool, missing)?;
+            }
             return Ok(0);
         }
         let space = self.space_to_replace(name, wanted)?;
@@ -79,6 +84,20 @@ impl Inner {
             return Err(space.refusal(segment_bytes));
         }
         Ok(space.needed.saturating_sub(space.free))
+    }
+
+    /// Refuses to grow a cache of a fixed size by `missing` segments, if the pool does not have them
+    /// even after its shared caches have released segments.
+    fn check_growth(&self, pool: &str, missing: u64) -> Result<()> {
+        let entry = self.pool(pool)?;
+        let spare = if self.has_shared(pool) { self.journal_spare(pool) } else { 0 };
+        let free = entry.free_segments_beyond(spare);
+        let shared: u64 =
+            self.disks.values().filter_map(|disk| disk.spare_segments(pool, entry.segment_bytes)).sum();
+        if missing <= free + shared {
+            return Ok(());
+        }
+        Err(no_room(free, Wanted { least: missing, most: missing, spare }, entry.segment_bytes))
     }
 
     /// Returns the space for a cache that replaces the present cache of a disk.

@@ -96,11 +96,17 @@ impl Registry {
         name: &str,
         doing: &'static str,
     ) -> Result<OperationGuard> {
+        self.wait_for_own_work(name).await?;
+        self.guard_disk(name, doing)
+    }
+
+    /// Waits for the end of the daemon's own work on a disk, as long as a command waits for it.
+    pub(in crate::services) async fn wait_for_own_work(&self, name: &str) -> Result<()> {
         let begin = Instant::now();
         while wait_max(self.inner().disk(name)?).is_some_and(|most| begin.elapsed() < most) {
             tokio::time::sleep(CHECK_EVERY).await;
         }
-        self.guard_disk(name, doing)
+        Ok(())
     }
 
     /// Takes the operation guard of a disk. Waits briefly for the end of the operation in progress,

@@ -5,6 +5,7 @@ use hob_control::{LifeEvent, OnClients, PlannedChange, PlannedPoolChange};
 
 use super::journal_lost::prepare;
 use super::*;
+use crate::api_error::ApiError;
 
 #[test]
 fn dirty_data_is_not_lost_by_a_call_that_does_not_say_so() {
@@ -63,6 +64,44 @@ fn what_a_change_does_is_said_and_not_done() {
         let wrong = bench.services.disks.preview("vm", &set(r#"{"policy":"best"}"#)).await.unwrap_err();
         assert_eq!(wrong.kind, ErrorKind::Invalid);
         assert!(bench.shard.take_changes().is_empty(), "nothing was changed");
+    });
+}
+
+/// A dry run shows the refusal of a command that hob would refuse.
+#[test]
+fn a_preview_is_refused_like_the_command() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 20).await;
+        let (disks, pools) = (&bench.services.disks, &bench.services.pools);
+        let said = |error: ApiError| (error.to_string(), error.kind);
+        let preview =
+            async |disk: &str, change: PlannedChange| said(disks.preview(disk, &change).await.unwrap_err());
+        let stripe = |bytes| DiskPatch { stripe: Some(Size(bytes)), ..DiskPatch::default() };
+        for (disk, patch) in [("none", stripe(8192)), ("vm", stripe(5120)), ("vm", DiskPatch::default())] {
+            let refused = disks.disk_patch(disk.into(), patch.clone()).await.unwrap_err();
+            let change = PlannedChange::SetDisk { patch: Box::new(patch) };
+            assert_eq!(preview(disk, change).await, said(refused));
+        }
+        let patch = CachePatch { size: Some(Size(100 * MIB)), ..CachePatch::default() };
+        let refused = pools.cache_patch("vm".into(), patch.clone()).await.unwrap_err();
+        assert!(refused.to_string().contains("are needed"), "{refused}");
+        assert_eq!(preview("vm", PlannedChange::Set { patch: Box::new(patch) }).await, said(refused));
+        bench.services.registry.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no file".into());
+        let refused = pools.cache_clear("vm".into()).await.unwrap_err();
+        assert_eq!(preview("vm", PlannedChange::Clear).await, said(refused));
+        let refused = disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err();
+        assert_eq!(preview("vm", PlannedChange::Disable { discard_dirty: false }).await, said(refused));
+        let refused = disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap_err();
+        assert_eq!(preview("vm", PlannedChange::Remove { discard_dirty: false }).await, said(refused));
+        let preview = async |pool: &str, change: PlannedPoolChange| {
+            said(disks.pool_preview(pool, &change).await.unwrap_err())
+        };
+        let create = pool_create("p", vec![bench.path("new")], 8);
+        let refused = pools.pool_create(create.clone(), OnDirty::Drain).await.unwrap_err();
+        assert_eq!(preview("p", PlannedPoolChange::Create { create: Box::new(create) }).await, said(refused));
+        let add = DeviceAdd { path: bench.path("new"), size: None, peer: None, force: false };
+        let refused = pools.device_add("none".into(), add.clone(), OnDirty::Drain).await.unwrap_err();
+        assert_eq!(preview("none", PlannedPoolChange::AddDevice { add: Box::new(add) }).await, said(refused));
     });
 }
 

@@ -7,6 +7,7 @@ use hob_engine::io::{IoError, IoOp};
 use hob_engine::units::DeviceId;
 
 use super::journal_lost::{lose, prepare};
+use super::parents::qcow2_above;
 use super::*;
 use crate::metrics::Form;
 use crate::services::observe::Space;
@@ -144,6 +145,30 @@ fn a_file_that_is_renamed_before_the_first_check_is_named() {
         bench.services.observe.check_open_files();
         let health = bench.services.observe.health().await;
         assert_eq!(kinds(&health), [ProblemKind::FileMissing; 2], "{health:?}");
+    });
+}
+
+#[test]
+fn a_file_below_an_image_that_is_replaced_is_named() {
+    run(async |bench| {
+        let base = bench.image("base.img", 8);
+        let backing = qcow2_above(&bench, "vm.qcow2", "raw", "base.img");
+        let add = DiskAdd { name: "vm".into(), backing, ..DiskAdd::default() };
+        bench.services.disks.disk_add(add).await.unwrap();
+        let missing = async || {
+            bench.services.observe.check_open_files();
+            let problems = bench.services.observe.health().await.problems.into_iter();
+            let missing = problems.filter(|problem| problem.kind == ProblemKind::FileMissing);
+            missing.map(|problem| problem.reason).collect::<Vec<String>>()
+        };
+        assert!(missing().await.is_empty());
+        std::fs::rename(&base, bench.path("away.img")).unwrap();
+        bench.image("base.img", 8);
+        let reasons = missing().await;
+        assert!(reasons.len() == 1 && reasons[0].contains(&base), "{reasons:?}");
+        assert!(reasons[0].contains("was replaced by another file"), "{reasons:?}");
+        std::fs::rename(bench.path("away.img"), &base).unwrap();
+        assert!(missing().await.is_empty());
     });
 }
 

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use hob_control::{HealthProblem, ProblemKind, TaskState};
 use hob_storage::pool::OwnerId;
 
 use super::*;
@@ -205,6 +206,12 @@ fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
         assert_eq!(cache.state, CacheState::Stalled);
         let reason = cache.reason.unwrap();
         assert!(reason.contains(&path) && reason.contains("does not answer"), "{reason}");
+        // A write that bypasses the cache is first recorded in the journal.
+        assert!(reason.contains("writes, discards and zeroes may wait too"), "{reason}");
+        let health = bench.services.observe.health().await;
+        let stalled = |problem: &&HealthProblem| problem.kind == ProblemKind::DeviceStalled;
+        let problem = health.problems.iter().find(stalled).expect("the device is named");
+        assert!(problem.reason.contains("requests that need it wait"), "{health:?}");
         let pool = bench.services.observe.pool("p").unwrap();
         assert!(
             pool.devices.iter().any(|device| device.path == path && device.state == DeviceState::Stalled)
@@ -222,6 +229,39 @@ fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
         pass(&bench, 30).await;
         assert!(bench.services.observe.disk("vm").unwrap().cache.is_none());
         assert_eq!(bench.free(), 16);
+    });
+}
+
+/// The backing is healthy: the disk stays online until flash answers, and the flash is named.
+#[test]
+fn a_discard_waits_for_flash_that_does_not_answer_and_keeps_the_disk_online() {
+    run(async |bench| {
+        let silent = prepare(&bench, &["a", "b"], 20).await;
+        let (id, path) = {
+            let mut inner = bench.services.registry.inner();
+            let path = inner.device_on_shards(silent).unwrap().1.path.display().to_string();
+            (inner.disks["vm"].id, path)
+        };
+        bench.shard.set_silent(Some(silent));
+        assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "its flush is not answered");
+        pass(&bench, 10).await;
+        let error = bench.services.disks.discard_dirty("vm".into()).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Busy, "{error}");
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
+        let tasks = bench.services.pools.tasks_view();
+        assert_eq!(tasks.len(), 1, "{tasks:?}");
+        assert!(tasks[0].waits_for.as_ref().is_some_and(|what| what.contains(&path)), "{tasks:?}");
+        let refused = bench.services.disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap_err();
+        let said = refused.to_string();
+        assert!(said.contains(&path) && said.contains("repeat the command when"), "{said}");
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
+        assert!(bench.services.registry.inner().abandoned.is_empty(), "its backing is healthy");
+        bench.shard.set_silent(None);
+        pass(&bench, 30).await;
+        let task = bench.services.pools.tasks_view().remove(0);
+        assert_eq!((task.state, task.error), (TaskState::Done, None));
+        assert!(bench.services.observe.stats("vm").await.unwrap().dirty_bytes <= BLOCK);
+        bench.services.disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
     });
 }
 

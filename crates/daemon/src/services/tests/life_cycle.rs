@@ -2,6 +2,7 @@
 
 use hob_control::{EVENTS, Effect, LifeEvent};
 
+use super::recovery::{LAZY, end, prepare, reason, sectors, write};
 use super::*;
 
 #[test]
@@ -33,5 +34,24 @@ fn every_event_affects_each_kind_of_cache_as_listed() {
         }
         let error = bench.services.disks.disk_event("absent".into(), LifeEvent::Resume).await.unwrap_err();
         assert!(error.to_string().contains("absent"), "{error}");
+    });
+}
+
+/// The whole cache of an offline disk is discarded, so nothing is left to clear.
+#[test]
+fn a_snapshot_revert_of_an_offline_disk_discards_its_cache_and_succeeds() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..10);
+        let away = |dir: &Path| std::fs::rename(dir.join("vm.img"), dir.join("vm.away")).unwrap();
+        let bench = end(bench, false, away).await;
+        reason(&bench);
+        let event = LifeEvent::SnapshotRevert;
+        let changed = bench.services.disks.disk_event("vm".into(), event).await.unwrap();
+        assert!(changed.notes[0].contains("all dirty data is lost"), "{:?}", changed.notes);
+        reason(&bench);
+        std::fs::rename(bench.path("vm.away"), bench.path("vm.img")).unwrap();
+        bench.services.disks.bring_online("vm").await;
+        assert_eq!(sectors(&bench).await, (0, 0));
     });
 }

@@ -87,7 +87,7 @@ fn what_has_no_parent_is_served_and_says_so() {
 }
 
 /// Creates a qcow2 image in the bench's directory, above another file of this directory.
-fn qcow2_above(bench: &Bench, name: &str, format: &str, base: &str) -> String {
+pub(super) fn qcow2_above(bench: &Bench, name: &str, format: &str, base: &str) -> String {
     let path = bench.path(name);
     let mut command = Command::new("qemu-img");
     command.args(["create", "-q", "-f", "qcow2", "-F", format, "-b", &bench.path(base), &path]);
