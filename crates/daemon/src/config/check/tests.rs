@@ -127,7 +127,8 @@ fn pools_and_storage_policies_are_those_of_the_file_and_those_of_the_state() {
     };
     let kept = State { pools: vec![pool], ..State::default() };
     assert_found(&config.check_with(&kept).unwrap_err(), &[(8, "no storage policy 'gold'")]);
-    let error = config.refuse(vec!["the certificate is broken".into()]).unwrap_err();
+    let broken = config.error_at("tls", &anyhow::anyhow!("the certificate is broken"));
+    let error = config.refuse(vec![broken]).unwrap_err();
     assert_eq!(lines(&error), ["the certificate is broken"]);
 }
 
