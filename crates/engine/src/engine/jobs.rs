@@ -263,6 +263,11 @@ impl Engine {
                 let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
                 let found = cache.find(span);
                 for i in 0..span.count {
+                    // An incomplete sector is transferred alone.
+                    let is_part = cache.index.part_in(start + i, start + i + 1).is_some();
+                    if is_part && first < end {
+                        break 'range;
+                    }
                     let goes = |sector| may_go(sector) && kind.takes(&disk.lost, sector);
                     let is_dirty =
                         found.is_some_and(|sector| goes(sector + i)) && !disk.destager.is_moved(start + i);
@@ -275,6 +280,9 @@ impl Engine {
                     }
                     let sector = found.expect("a dirty sector has a frame") + i;
                     push_run(runs, cache.extent(sector, 1), buffer.first_sector() + start + i - first);
+                    if is_part {
+                        break 'range;
+                    }
                 }
             }
         }
@@ -333,14 +341,24 @@ impl Engine {
                     let lock = self.limits.requests_max + job;
                     self.range_locks.permit_changes(lock, |granted| runnable.push_back(granted));
                 }
-                let offset = range.first * SECTOR_BYTES;
-                let len = (range.end * SECTOR_BYTES).min(self.disk(disk).config.size_bytes) - offset;
+                let end = (range.end * SECTOR_BYTES).min(self.disk(disk).config.size_bytes);
                 let DestageBuffer { id, offset: start, .. } = buffer.expect("a transfer has a buffer");
-                let slice = Some(BufferSlice { id, offset: start, len: len as u32 });
-                let op = IoOp::Write(Durability::Volatile);
-                self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, (offset, len), slice, 0);
+                let at = range.first * SECTOR_BYTES;
+                for (from, end) in self.bytes_to_destage(range, end) {
+                    let (len, inside) = (end - from, (from - at) as u32);
+                    let slice = Some(BufferSlice { id, offset: start + inside, len: len as u32 });
+                    let op = IoOp::Write(Durability::Volatile);
+                    self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, (from, len), slice, 0);
+                }
             }
-            Step::BackingWrite | Step::Flush => self.end_job(now, job, result),
+            Step::BackingWrite => {
+                self.jobs[job].failed |= result.is_err();
+                if self.jobs[job].pending == 0 {
+                    let result = if self.jobs[job].failed { Err(IoError::Failed) } else { Ok(()) };
+                    self.end_job(now, job, result);
+                }
+            }
+            Step::Flush => self.end_job(now, job, result),
             step => panic!("I/O of a job in {step:?}"),
         }
     }

@@ -17,6 +17,8 @@ enum Source {
     Memory,
     /// Flash holds every sector of the read; `Engine::runs` has the locations.
     Flash,
+    /// Flash holds only some units of a dirty sector of the read (`incomplete.rs`).
+    Parts,
     /// The backing serves the read. The field is the outcome if no error occurs.
     Backing(Outcome),
 }
@@ -34,7 +36,7 @@ impl Engine {
         let (kind, waiting) = match source {
             // A read into guest memory never fills flash.
             _ if self.is_direct(slot) => (Kind::Read, Kind::Read),
-            Source::Memory | Source::Flash => (Kind::Read, Kind::Fill),
+            Source::Memory | Source::Flash | Source::Parts => (Kind::Read, Kind::Fill),
             // Read-ahead is already reading this data.
             Source::Backing(_) if self.requests[slot].seen.expected => (Kind::Fill, Kind::Fill),
             Source::Backing(outcome) if outcome.would_fill() => (Kind::Fill, Kind::Fill),
@@ -55,7 +57,9 @@ impl Engine {
     /// Starts a read after its range lock was granted.
     pub(super) fn start_read(&mut self, now: Instant, slot: u32) {
         if self.requests[slot].phase == Phase::LockThenBacking {
-            if self.may_read(now, slot) {
+            if self.is_incomplete(self.requests[slot].range) {
+                self.wait_for_parts(now, slot);
+            } else if self.may_read(now, slot) {
                 self.begin_backing_read(now, slot);
             }
             return;
@@ -76,6 +80,9 @@ impl Engine {
         }
         let Engine { disks, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        if disk.part_in(range).is_some() {
+            return Source::Parts;
+        }
         let cache = match disk.serving() {
             Ok(cache) => cache,
             Err(outcome) => return Source::Backing(outcome),
@@ -112,6 +119,8 @@ impl Engine {
             Source::Memory if !self.is_direct(slot) => self.serve_from_memory(now, slot),
             Source::Flash => self.serve_from_flash(now, slot),
             Source::Memory => self.decline(slot),
+            Source::Parts if self.is_direct(slot) => self.decline(slot),
+            Source::Parts => self.wait_for_parts(now, slot),
             Source::Backing(_) if self.is_direct(slot) => self.decline(slot),
             Source::Backing(Outcome::MissFilled) if self.take_extra(now, slot) => {}
             Source::Backing(outcome) => {
