@@ -43,7 +43,6 @@ impl Engine {
                 }
                 self.stop_vacating(disk_id, CommandError::Removing);
                 self.release_recovering(disk_id);
-                self.resume_part_waiters(disk_id, true, false);
                 self.pass_waiting(now, disk_id);
                 // Requests that wait for a QoS limit would delay the removal.
                 self.set_qos(now, disk_id, DiskQos::default());

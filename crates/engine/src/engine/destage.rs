@@ -125,13 +125,10 @@ impl Engine {
     /// Starts the transfers that are needed now, and flushes the backing after completed ones.
     pub(super) fn pump_destage(&mut self, now: Instant, id: DiskId) {
         self.end_late_insisting(now, id);
-        if !self.disk(id).holds {
-            self.resume_part_waiters(id, false, false);
-        }
         while !self.disk(id).holds
             && let Some(slot) = self.disk_mut(id).edge_waiters.pop()
         {
-            self.start_change(now, slot);
+            self.resume(now, slot);
             if self.disk(id).edge_waiters.last() == Some(&slot) {
                 break;
             }
@@ -247,7 +244,6 @@ impl Engine {
             Err(_) => {
                 disk.stats.destage_errors += 1;
                 disk.rest(now);
-                self.resume_part_waiters(id, true, true);
             }
         }
         if moved && let Some(blocks) = self.disk(id).blocks_of(range) {
@@ -433,7 +429,7 @@ impl super::Disk {
             || self.journal.as_ref().is_some_and(|journal| journal.dead || journal.mends)
             || self.cache.as_ref().is_some_and(|cache| cache.config.mode != Mode::WriteBack)
             || !self.destager.order_waiters.is_empty()
-            || self.is_ordered() && self.wants_parts_gone()
+            || self.is_ordered() && self.has_many_parts()
     }
 
     /// Returns the number of destaged sectors after which the backing is flushed. During that
@@ -455,7 +451,7 @@ impl super::Disk {
         let is_full = cache.dirty_permille() >= cache.full_permille();
         let patience = half_age_ns(&destage).map_or(FLUSH_NS_MAX, |half| FLUSH_NS_MAX.min(half / 4));
         // Dirty data that is old enough but not yet allowed to be destaged waits for this flush.
-        let goes = self.everything_goes() || self.vacating.is_some() || self.wants_parts_gone();
+        let goes = self.everything_goes() || self.vacating.is_some() || self.has_many_parts();
         if goes || destage.ordered || is_full || self.due_epoch(now).is_some() {
             return Some(now);
         }
@@ -500,7 +496,7 @@ impl super::Disk {
         if self.draining.is_some() || !self.destager.order_waiters.is_empty() || cache.dirty_permille() > high
         {
             3
-        } else if self.destages_leaving() || self.wants_parts_gone() {
+        } else if self.destages_leaving() || self.has_many_parts() {
             2
         } else if self.backing_in_flight > 0 {
             0

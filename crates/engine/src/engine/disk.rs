@@ -8,7 +8,6 @@ use super::bulk::BulkWrites;
 use super::cache_budget::CacheBudget;
 use super::destager::Destager;
 use super::extra_fill::ReadTime;
-use super::incomplete::PartWaiter;
 use super::maintenance::Maintenance;
 use super::merge::Merger;
 use super::ownership::Ownership;
@@ -103,7 +102,6 @@ pub(super) struct Disk {
     pub(super) answered_discards: u32,
     /// Number of incomplete sectors that writes to flash in progress will leave.
     pub(super) parts_in_flight: u32,
-    pub(super) part_waiters: Vec<PartWaiter>,
     pub(super) backed: Backed,
     pub(super) sync_order: SyncOrder,
     /// Zones with a write to the backing in flight, or with written data that may not be durable
@@ -168,7 +166,6 @@ impl Disk {
             flash_writes: 0,
             answered_discards: 0,
             parts_in_flight: 0,
-            part_waiters: Vec::new(),
             backed: Backed::new(config.size_bytes),
             sync_order: SyncOrder::default(),
             zones: BTreeMap::new(),

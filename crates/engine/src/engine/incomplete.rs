@@ -7,30 +7,32 @@
 //! | event | an incomplete sector |
 //! |---|---|
 //! | a write to flash | has the units of both, and may be complete then |
-//! | a read | waits until the sector is destaged, then reads the backing |
+//! | a read | the backing is read, and the units are copied over its data |
 //! | a change that goes to the backing | is destaged first, as other partly covered dirty sectors |
 //! | destaging | its units are written to the backing; after a flush it leaves the cache |
 //!
-//! So no read is ever answered from an incomplete sector. A read that waits fails if the sector
-//! cannot be destaged.
+//! So no read is answered from an incomplete sector alone.
 
+use super::destage_buffers::DestageBuffer;
 use super::disk::Disk;
+use super::jobs::{Job, JobKind, Step};
 use super::partial::Edge;
 use super::records::Journal;
-use super::{Active, Engine, Phase};
-use crate::command::Copies;
+use super::{Active, Engine, Owner, Pending, Phase};
+use crate::cache::push_run;
 use crate::index::Index;
 use crate::index::parts::{ALL_UNITS, PARTS_MAX, UNIT_BYTES, unit_runs};
-use crate::io::{IoError, Op};
-use crate::outcome::Outcome;
-use crate::range_locks::{Kind, Range};
-use crate::units::{BlockNo, DiskId, Instant, SECTOR_BYTES};
+use crate::io::{BufferCopy, CopyEnd, IoError, IoOp};
+use crate::range_locks::Range;
+use crate::units::{BlockNo, Instant, SECTOR_BYTES};
 
-/// A read that waits until the incomplete sectors of its range are destaged. It has no range lock.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PartWaiter {
-    slot: u32,
-    range: Range,
+/// Returns the byte ranges of the disk that a transfer writes to the backing: all of `start..end`, or
+/// the given units of the sector at `start`.
+pub(super) fn bytes_to_destage(units: u8, start: u64, end: u64) -> Vec<(u64, u64)> {
+    match units {
+        ALL_UNITS => vec![(start, end)],
+        _ => unit_runs(units).map(|part| (start + part.start, start + part.end)).collect(),
+    }
 }
 
 impl Active {
@@ -84,24 +86,17 @@ impl Disk {
         self.cache.as_ref()?.index.part_in(range.first, range.end)
     }
 
-    /// Returns true if reads wait for incomplete sectors, or the cache has many of them. They are then
-    /// destaged before other data.
-    pub(super) fn wants_parts_gone(&self) -> bool {
-        !self.part_waiters.is_empty() || self.incomplete_sectors() as usize > PARTS_MAX / 2
+    /// Returns true if the cache has many incomplete sectors. They are then destaged before other
+    /// data.
+    pub(super) fn has_many_parts(&self) -> bool {
+        self.incomplete_sectors() as usize > PARTS_MAX / 2
     }
 
     /// Returns a block with an incomplete sector that is to be destaged before other data.
     pub(super) fn next_part(&self) -> Option<BlockNo> {
-        let cache = self.cache.as_ref().filter(|_| self.wants_parts_gone())?;
-        let awaited = self.part_waiters.iter().map(|waiter| (waiter.range.first, waiter.range.end));
-        let of = |(mut at, end): (u64, u64)| {
-            std::iter::from_fn(move || {
-                let part = cache.index.part_in(at, end)?;
-                at = part + 1;
-                Some(BlockNo((part >> cache.block_shift()) as u32))
-            })
-        };
-        awaited.chain([(0, u64::MAX)]).flat_map(of).find(|block| self.destager.is_to_do(*block))
+        let cache = self.cache.as_ref().filter(|_| self.has_many_parts())?;
+        let block = |(at, ..): (u64, u64, u8)| BlockNo((at >> cache.block_shift()) as u32);
+        cache.index.parts().map(block).find(|block| self.destager.is_to_do(*block))
     }
 }
 
@@ -135,7 +130,7 @@ impl Engine {
 
     /// Lets flash take the partly covered sectors that neither memory nor flash has without their
     /// other bytes, if the cache may have more incomplete sectors.
-    pub(super) fn leave_edges_incomplete(&mut self, slot: u32) {
+    pub(super) fn leave_edges_incomplete(&mut self, now: Instant, slot: u32) {
         self.merge_recent_edges(slot);
         let active = &self.requests[slot];
         let id = active.range.disk;
@@ -149,6 +144,8 @@ impl Engine {
         };
         let missing: Vec<u64> =
             active.edges_by_sector().filter(is_missing).map(|(sector, _)| sector).collect();
+        let (range, last) = (active.range, active.range.end - 1);
+        let continues = missing.contains(&last);
         let active = &mut self.requests[slot];
         for sector in missing {
             let edge = Edge::Units(active.written_units(sector));
@@ -156,9 +153,12 @@ impl Engine {
             if head && sector == active.range.first {
                 active.edges.head = edge;
             }
-            if tail && sector + 1 == active.range.end {
+            if tail && sector == last {
                 active.edges.tail = edge;
             }
+        }
+        if continues {
+            self.fill_ahead_of_writes(now, range);
         }
     }
 
@@ -175,87 +175,92 @@ impl Engine {
         has_room
     }
 
-    /// Returns the byte ranges that a transfer of dirty sectors writes to the backing, up to byte `end`
-    /// of the disk: the units of an incomplete sector, or all bytes.
-    pub(super) fn bytes_to_destage(&self, range: Range, end: u64) -> Vec<(u64, u64)> {
-        let start = range.first * SECTOR_BYTES;
-        if !self.is_incomplete(range) {
-            return vec![(start, end)];
-        }
-        let parts = unit_runs(self.units_on_flash(range));
-        parts.map(|part| (start + part.start, start + part.end)).collect()
-    }
-
-    /// Makes a read wait, without its range lock, until the incomplete sectors of its range are
-    /// destaged. Fails the read if that is in vain.
-    pub(super) fn wait_for_parts(&mut self, now: Instant, slot: u32) {
-        let Active { request, range, failed, .. } = self.requests[slot];
-        let disk = self.disk(request.disk);
-        let is_lost = disk.cache.as_ref().is_some_and(|cache| {
-            let part = |sector| cache.spans(sector, sector + 1).find_map(|span| cache.find(span));
-            let mut parts = (range.first..range.end).filter(|at| cache.index.part_in(*at, at + 1).is_some());
-            parts.any(|at| part(at).is_some_and(|sector| disk.lost.contains(&sector)))
-        });
-        let error = match (disk.removing.is_some(), is_lost, failed) {
-            (true, ..) => Some((Outcome::Refused, IoError::ShuttingDown)),
-            (_, true, _) => Some((Outcome::DirtyLost, IoError::Failed)),
-            (.., true) => Some((Outcome::BackingError, IoError::Failed)),
-            _ => None,
+    /// Reads the incomplete sectors of a read from sector `next` on, one after the other, and copies
+    /// their units over the data from the backing. Then ends the read.
+    pub(super) fn read_units(&mut self, now: Instant, slot: u32, next: u64) {
+        let range = self.requests[slot].range;
+        let Some(first) = self.disk(range.disk).part_in(Range { first: next, ..range }) else {
+            return self.overlay(now, slot);
         };
-        let is_hint = matches!(request.op, Op::Prefetch | Op::Pull);
-        let error = error.or(self.is_cached_only(slot).then_some((Outcome::PartialMiss, IoError::NotCached)));
-        if is_hint || error.is_some() {
-            let (outcome, error) = error.unwrap_or((Outcome::PartialMiss, IoError::Failed));
-            self.requests[slot].outcome = outcome;
-            self.reply(now, slot, if is_hint { Ok(()) } else { Err(error) });
-            return self.finish(slot);
+        self.requests[slot].phase = Phase::Units(first);
+        let part = Range { first, end: first + 1, ..range };
+        if !self.transfer(now, JobKind::ReadUnits(slot), part) {
+            self.disk_mut(range.disk).edge_waiters.push(slot);
         }
-        self.requests[slot].phase = Phase::Waiting;
-        let runnable = &mut self.runnable;
-        self.range_locks.leave(slot, |granted| runnable.push_back(granted));
-        self.disk_mut(request.disk).part_waiters.push(PartWaiter { slot, range });
-        self.wake(request.disk);
     }
 
-    /// Resumes reads that waited for incomplete sectors: those whose ranges have none any more, or
-    /// all. With `failed`, they fail if their ranges still have incomplete sectors.
-    pub(super) fn resume_part_waiters(&mut self, id: DiskId, all: bool, failed: bool) {
-        let disk = self.disk_mut(id);
-        if disk.part_waiters.is_empty() {
+    /// Starts a job that has received its buffer: reads an incomplete sector from flash. If the sector
+    /// has left the cache, the backing had its units when the read began.
+    pub(super) fn start_units(&mut self, now: Instant, job: u32) {
+        let Job { disk: id, range, buffer, .. } = self.jobs[job];
+        let mut buffer = buffer.expect("a transfer has a buffer");
+        self.destage_buffers.shorten(&mut buffer, SECTOR_BYTES);
+        self.jobs[job].buffer = Some(buffer);
+        let disk = self.disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
+        self.runs.clear();
+        let found = disk.cache.as_ref().filter(|cache| cache.index.part_in(range.first, range.end).is_some());
+        let Some(cache) = found else { return self.end_job(now, job, Ok(())) };
+        for span in cache.spans(range.first, range.end) {
+            let sector = cache.find(span).expect("an incomplete sector has a frame");
+            self.jobs[job].units = cache.index.units(sector);
+            push_run(&mut self.runs, cache.extent(sector, 1), buffer.first_sector());
+        }
+        disk.jobs += 1;
+        self.jobs[job].step = Step::UnitsRead;
+        self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
+    }
+
+    /// Handles the end of an I/O that reads an incomplete sector for a read.
+    pub(super) fn units_io_done(
+        &mut self,
+        now: Instant,
+        job: u32,
+        slot: u32,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
+        let Job { disk: id, range, buffer, units, .. } = self.jobs[job];
+        self.jobs[job].failed |= !self.check_dirty(now, id, io, result, sums);
+        if self.jobs[job].pending > 0 {
             return;
         }
-        let waiters = std::mem::take(&mut disk.part_waiters);
-        let (go, stay): (Vec<_>, Vec<_>) =
-            waiters.into_iter().partition(|waiter| all || disk.part_in(waiter.range).is_none());
-        disk.part_waiters = stay;
-        for PartWaiter { slot, range } in go {
-            self.requests[slot].failed = failed;
-            if self.range_locks.acquire(slot, range, Kind::Fill, Kind::Fill) {
-                self.runnable.push_back(slot);
+        if self.jobs[job].failed {
+            return self.end_job(now, job, Err(IoError::Failed));
+        }
+        let DestageBuffer { id, offset, .. } = buffer.expect("a transfer has a buffer");
+        let (into, start) = self.requests[slot].payload().expect("a read has a buffer");
+        let start = start + ((range.first - self.requests[slot].range.first) * SECTOR_BYTES) as u32;
+        self.copy_out.extend(unit_runs(units).map(|part| {
+            let inside = part.start as u32;
+            BufferCopy {
+                from: CopyEnd::Buffer { id, offset: offset + inside },
+                to: CopyEnd::Buffer { id: into, offset: start + inside },
+                len: (part.end - part.start) as u32,
             }
+        }));
+        self.end_job(now, job, Ok(()));
+    }
+
+    /// Handles the end of a job that read an incomplete sector for a read.
+    pub(super) fn units_read(&mut self, now: Instant, slot: u32, sector: u64, result: Result<(), IoError>) {
+        match result {
+            Ok(()) => self.read_units(now, slot, sector + 1),
+            Err(_) => self.dirty_unread(now, slot),
         }
     }
 }
 
 impl Journal {
-    /// Records the units that a write has delivered of one sector, in these copies of it. A copy whose
-    /// checksum the durable journal does not have gets a record now, because recovery would not learn
-    /// of the units otherwise.
-    pub(super) fn record_units(
-        &mut self,
-        now: Instant,
-        index: &mut Index,
-        units: u8,
-        rewritten: &[u64],
-        copies: Copies,
-    ) {
-        let Some(first) = rewritten.first() else { return };
-        if index.units(*first) == units {
-            return;
+    /// Records the units that a write has delivered of one sector, in these copies of it. The checksums
+    /// are recorded too, so that recovery can tell whether flash has the units. The next overwrite
+    /// therefore waits for a commit.
+    pub(super) fn record_units(&mut self, now: Instant, index: &mut Index, units: u8, copies: &[u64]) {
+        let Some(first) = copies.first() else { return };
+        if index.units(*first) != units {
+            index.set_units(*first, units);
+            copies.iter().for_each(|sector| self.prove_sector(now, index, *sector));
         }
-        index.set_units(*first, units);
-        rewritten.iter().for_each(|sector| self.record_dirty(now, index, *sector));
-        self.stay_unproven(now, index, rewritten, copies);
     }
 }
 

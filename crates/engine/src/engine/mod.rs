@@ -292,6 +292,8 @@ enum Phase {
     BackingRead,
     /// A read waits for a range lock that excludes the destager, and then reads the backing.
     LockThenBacking,
+    /// Incomplete sectors, from this one on, are read over the data from the backing.
+    Units(u64),
     /// Dirty data from flash is read over the data from the backing.
     Overlay,
     BackingChange,

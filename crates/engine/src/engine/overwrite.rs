@@ -146,6 +146,7 @@ impl Journal {
         if copies == Copies::One {
             return;
         }
+        let proves = copies == Copies::Peer;
         let rewritten = std::mem::take(&mut self.overwrites.rewritten);
         let is_first =
             |sector: &u64| index.of_second(*sector).is_none_or(|first| !rewritten.contains(&first));
@@ -156,22 +157,16 @@ impl Journal {
             let is_known = |sector: &u64| {
                 index.is_dirty(*sector) && index.is_unproven(*sector) && !index.is_sum_unknown(*sector)
             };
-            let known: Vec<u64> = [Some(first), second].into_iter().flatten().filter(is_known).collect();
-            known.iter().for_each(|sector| self.record_dirty(now, index, *sector));
-            self.stay_unproven(now, index, &known, copies);
-        }
-    }
-
-    /// Ends the *set* records of unproven sectors, so that the sectors stay unproven if copies on a
-    /// peer do not forbid that.
-    pub(super) fn stay_unproven(&mut self, now: Instant, index: &mut Index, sectors: &[u64], copies: Copies) {
-        for sector in sectors {
-            if copies == Copies::Peer {
-                index.set_unproven(*sector, false);
-                continue;
+            let copies: Vec<u64> = [Some(first), second].into_iter().flatten().filter(is_known).collect();
+            copies.iter().for_each(|sector| self.record_dirty(now, index, *sector));
+            for sector in copies {
+                if proves {
+                    index.set_unproven(sector, false);
+                    continue;
+                }
+                let (frame, block, first) = index.locate(sector);
+                self.record(now, Change::Unproven { frame, block, first, count: 1, after_set: true }, None);
             }
-            let (frame, block, first) = index.locate(*sector);
-            self.record(now, Change::Unproven { frame, block, first, count: 1, after_set: true }, None);
         }
     }
 

@@ -190,9 +190,7 @@ impl Engine {
             }
         }
         // The guest waits for its own edges, so they are read first.
-        let is_in_flash = |first| self.is_in_flash(Range { disk: request.disk, first, end: first + 1 });
-        if last.is_some_and(|last| !is_in_flash(last)) && source == EdgeSource::FlashOrBacking && !is_waiting
-        {
+        if last.is_some() && source == EdgeSource::FlashOrBacking && !is_waiting {
             self.fill_ahead_of_writes(now, range);
         }
         let active = &mut self.requests[slot];
@@ -237,6 +235,7 @@ impl Engine {
                 let Some(sector) = cache.find(span) else { continue };
                 if cache.index.count_servable(sector, 1) == 1 {
                     let is_dirty = cache.index.is_dirty(sector);
+                    self.jobs[job].units = cache.index.units(sector);
                     self.jobs[job].step = if is_dirty { Step::EdgeDirty } else { Step::EdgeClean };
                     push_run(&mut self.runs, cache.extent(sector, 1), buffer.first_sector());
                 }
@@ -246,6 +245,7 @@ impl Engine {
             return self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
         }
         self.jobs[job].step = Step::EdgeBacking;
+        self.jobs[job].units = ALL_UNITS;
         if source == EdgeSource::Flash {
             return self.end_job(now, job, Err(IoError::Failed));
         }
@@ -316,10 +316,9 @@ impl Engine {
     /// Copies the bytes of a sector that the guest did not write next to the bytes that the guest
     /// wrote.
     fn merge_edge(&mut self, job: u32) {
-        let Job { range, buffer, kind, step, .. } = self.jobs[job];
+        let Job { range, buffer, kind, units, .. } = self.jobs[job];
         let JobKind::ReadEdge(slot, _) = kind else { panic!("{kind:?} does not read an edge") };
         let DestageBuffer { id, offset, .. } = buffer.expect("a transfer has a buffer");
-        let units = if step == Step::EdgeDirty { self.units_on_flash(range) } else { ALL_UNITS };
         let from = |inside: u64| CopyEnd::Buffer { id, offset: offset + inside as u32 };
         self.copy_out.extend(self.requests[slot].merge_edge(range, units, from));
     }

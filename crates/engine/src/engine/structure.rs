@@ -595,7 +595,6 @@ impl Engine {
         }
         // The data for which these requests waited may have been dropped with the cache.
         self.end_order_wait(id);
-        self.resume_part_waiters(id, true, false);
         self.unhold(id);
         self.unsettled.push(id);
         if self.disk_mut(id).journal.is_some() {

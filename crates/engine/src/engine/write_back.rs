@@ -197,7 +197,7 @@ impl Engine {
         if !self.take_zeroes(slot) || self.splits_units(slot) {
             return false;
         }
-        self.leave_edges_incomplete(slot);
+        self.leave_edges_incomplete(now, slot);
         if self.read_edges(now, slot, EdgeSource::FlashOrBacking) {
             return true;
         }
@@ -295,7 +295,6 @@ impl Engine {
         let mut written = std::mem::take(&mut self.requests[slot].written);
         let Engine { disks, requests, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
-        let copies = disk.cache.as_ref().map_or(Copies::One, |cache| cache.config.copies);
         written.iter().for_each(|(sector, _)| _ = disk.lost.remove(sector));
         let (journal, index) = disk.journal_and_index().expect("changes wait for flash I/O");
         journal.urgent = true;
@@ -333,7 +332,7 @@ impl Engine {
             }
         }
         for (units, sectors) in rewritten {
-            journal.record_units(now, index, units, &sectors, copies);
+            journal.record_units(now, index, units, &sectors);
         }
     }
 

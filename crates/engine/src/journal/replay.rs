@@ -332,7 +332,7 @@ impl Replay {
         let proved: BTreeSet<(u64, u32)> = proofs.collect();
         let mut superseded = BTreeSet::new();
         for record in tail {
-            if let Kind::Set { sum, dirty: true, second, units } = record.kind {
+            if let Kind::Set { sum, dirty: true, second, .. } = record.kind {
                 let key = (disk_sector(&record, u16::from(record.first)), second);
                 if proved.contains(&(key.0, sum)) || self.is_damaged(&record, on_flash(self.sector(&record)))
                 {
@@ -348,10 +348,6 @@ impl Replay {
                         superseded.insert((key.0, self.restoring.index().sum(sector)));
                         superseded.remove(&(key.0, sum));
                         self.restoring.note_last_sum(sector, sum);
-                        // A killed process had written the data before it made the record.
-                        if self.plan.was_killed {
-                            self.restoring.set_units(key.0, units);
-                        }
                     }
                 }
                 continue;

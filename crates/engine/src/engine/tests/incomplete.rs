@@ -47,50 +47,77 @@ fn a_sector_is_complete_when_all_of_its_units_were_written() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
 }
 
-/// A log of 512-byte writes needs the backing for no sector.
+/// A log of 512-byte writes waits for the backing at no sector, and finds most of them read ahead.
 #[test]
-fn a_log_never_waits_for_the_backing() {
+fn a_log_does_not_wait_for_the_backing() {
     let mut bench = Bench::write_back();
     for at in 0..64 {
-        let write = bench.write(5 * 512 + at * 512, 512);
-        assert_eq!(bench.end_all(), [], "{at}");
-        assert_eq!(bench.outcome(write), Outcome::WriteBack);
+        bench.write(5 * 512 + at * 512, 512);
+        let ended = bench.end_all();
+        assert!(ended.iter().all(|(_, _, len)| *len > 4 * KIB), "{at}: {ended:?}");
         bench.flush();
     }
     assert_eq!(bench.read_alone(4 * KIB, 28 * KIB), Outcome::Hit);
 }
 
+/// The units are copied over the data of the backing, so a read does not wait for the destager.
 #[test]
-fn a_read_waits_until_the_units_are_on_the_backing() {
+fn a_read_gets_the_units_from_flash_and_the_rest_from_the_backing() {
     let mut bench = Bench::write_back();
     bench.write_alone(1024, 512);
     bench.write_alone(3072, 1024);
+    bench.copies.clear();
     let read = bench.read(0, 8 * KIB);
-    let ended = bench.end_all();
-    let write = IoOp::Write(Durability::Volatile);
-    let expected = [(write, 1024, 512), (write, 3072, 1024), (IoOp::Flush, 0, 0), (IoOp::Read, 0, 8 * KIB)];
-    assert_eq!(ended, expected);
-    assert_eq!(bench.outcome(read), Outcome::MissFilled);
-    assert_eq!(bench.dirty(), 0);
-    bench.flush();
-    bench.read_alone(0, 4 * KIB);
-    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
+    let io = bench.only_io();
+    assert_eq!((io.target, io.op, io.len), (backing(), IoOp::Read, 8 * KIB));
+    bench.end(io);
+    let io = bench.only_io();
+    assert_eq!((io.target, io.op, io.len), (Target::Flash(DeviceId(0)), IoOp::Read, 4 * KIB));
+    bench.end(io);
+    bench.settle();
+    assert_eq!(bench.merged(), [(1024, 512), (3072, 1024)]);
+    assert_eq!(bench.outcome(read), Outcome::PartialMiss);
+    assert_eq!((bench.dirty(), bench.read_alone(4 * KIB, 4 * KIB)), (1, Outcome::Hit));
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::PartialMiss, "it is still incomplete");
 }
 
+/// The backing has the rest of the sector, so only the units are written there, and the sector leaves
+/// the cache.
 #[test]
-fn a_read_fails_if_the_units_cannot_be_destaged() {
+fn only_the_units_are_destaged() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    bench.write_alone(3072, 1024);
+    let drain = bench.start_change(CacheChange::Drain);
+    let ended = bench.end_all();
+    let write = IoOp::Write(Durability::Volatile);
+    assert_eq!(ended, [(write, 1024, 512), (write, 3072, 1024), (IoOp::Flush, 0, 0)]);
+    assert_eq!((bench.result(drain), bench.dirty()), (Some(Ok(vec![])), 0));
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+}
+
+/// The sector leaves the cache while a write reads it for its own edge. What flash had of it counts,
+/// not what the index says when the read ends.
+#[test]
+fn a_sector_that_is_destaged_while_a_write_reads_it_does_not_become_complete() {
     let mut bench = Bench::write_back();
     bench.write_alone(1024, 512);
     bench.flush();
-    let read = bench.read(1024, 512);
-    while of_backing(&bench).is_empty() {
+    bench.start_change(CacheChange::Drain);
+    let ends = |io: &Io| io.target == backing() && io.op == IoOp::Flush;
+    while !bench.ios.iter().any(ends) {
         let io = bench.ios.pop_front().expect("it is destaged");
         bench.end(io);
     }
-    let write = bench.only_io();
-    bench.fail(write);
-    assert_eq!(bench.outcome(read), Outcome::BackingError);
-    assert_eq!(bench.dirty(), 1, "nothing is lost");
+    bench.start_change(CacheChange::StopDrain);
+    bench.write(2048, 512);
+    let at = bench.ios.iter().position(|io| io.op == IoOp::Read).expect("the write reads flash");
+    let read = bench.ios.remove(at).expect("found");
+    bench.settle();
+    assert_eq!(bench.dirty(), 0, "the sector is clean");
+    bench.end(read);
+    bench.settle();
+    assert_eq!((bench.dirty(), bench.read_alone(0, 4 * KIB)), (1, Outcome::PartialMiss));
 }
 
 #[test]
@@ -157,9 +184,7 @@ fn the_journal_has_the_units() {
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
     bench.start_change(enable(2, Mode::WriteBack, Some(recovered)));
     bench.settle();
-    let read = bench.read(16 * KIB, 4 * KIB);
-    let write = IoOp::Write(Durability::Volatile);
-    let ended = bench.end_all();
-    assert_eq!(ended[..2], [(write, 16 * KIB + 3584, 512), (IoOp::Flush, 0, 0)]);
-    assert_eq!(bench.outcome(read), Outcome::MissFilled);
+    bench.copies.clear();
+    assert_eq!(bench.read_alone(16 * KIB, 4 * KIB), Outcome::PartialMiss);
+    assert_eq!(bench.merged(), [(3584, 512)]);
 }

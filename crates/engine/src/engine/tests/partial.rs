@@ -8,7 +8,7 @@ use crate::io::CopyEnd;
 
 impl Bench {
     /// Returns the copies since the last call: first byte in the request's buffer, and length.
-    fn merged(&mut self) -> Vec<(u32, u32)> {
+    pub(super) fn merged(&mut self) -> Vec<(u32, u32)> {
         let to = |copy: BufferCopy| match copy.to {
             CopyEnd::Buffer { offset, .. } => (offset, copy.len),
             other => panic!("a copy to {other:?}"),
@@ -403,6 +403,7 @@ fn the_short_last_sector_of_a_disk_goes_past_the_cache() {
 #[test]
 fn writes_that_find_no_buffer_wait() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     let writes: Vec<_> = (0..200).map(|at| bench.write(at * 4 * KIB + 512, 512)).collect();
     assert!(bench.ios.len() < 200, "not all at once");
     bench.settle();
