@@ -9,6 +9,7 @@ pub(crate) mod bitmap;
 mod free;
 mod leaving;
 mod marks;
+pub(crate) mod parts;
 pub(crate) mod restore;
 mod second_copies;
 mod table;
@@ -193,6 +194,9 @@ impl Index {
         }
         (next..frames).for_each(|frame| self.free.push_last(&mut self.block_of, frame));
         self.recount_dirty();
+        if let Some(marks) = other.marks.as_ref().filter(|marks| !marks.parts.is_empty()) {
+            self.adopt_parts(marks.parts.iter().map(|(at, units)| (*at, *units)));
+        }
     }
 
     /// Assigns a frame to a block in the table.

@@ -177,7 +177,7 @@ fn features_of_later_versions_are_refused() {
     for offset in [0, MIB - 4096] {
         let mut page = vec![0; 4096];
         file.read_exact_at(&mut page, offset).unwrap();
-        page[0x70] |= 4;
+        page[0x70] |= 8;
         page[0xC..0x10].fill(0);
         let crc = crc32c::crc32c(&page).to_le_bytes();
         page[0xC..0x10].copy_from_slice(&crc);
@@ -185,7 +185,7 @@ fn features_of_later_versions_are_refused() {
     }
     let refused = Pool::open(std::slice::from_ref(&path)).unwrap_err();
     assert!(matches!(refused, PoolError::Newer { .. }));
-    assert!(refused.to_string().contains("features 0x4"), "{refused}");
+    assert!(refused.to_string().contains("features 0x8"), "{refused}");
 }
 
 /// A device is missing, the cache continues without it and its segment numbers are used again, and

@@ -183,6 +183,11 @@ fn records_applied_in_the_wrong_order_are_noticed() {
 }
 
 #[test]
+fn incomplete_sectors_that_recovery_takes_for_complete_are_noticed() {
+    expect_over_crashes(Sabotage::ForgottenUnits, &["never written there"]);
+}
+
+#[test]
 fn an_overwrite_that_the_journal_does_not_record_is_noticed() {
     expect_over_crashes(Sabotage::IgnoredOverwrites, LOST);
 }

@@ -67,7 +67,7 @@ impl Engine {
         let mut buffer = buffer.expect("a transfer has a buffer");
         let Engine { disks, runs, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
-        let may_read = disk.may_read_ahead();
+        let may_read = disk.may_read_ahead() && disk.part_in(range).is_none();
         let Some(memory) = disk.memory.as_ref().filter(|_| may_read) else {
             return self.end_job(now, job, Ok(()));
         };

@@ -13,6 +13,7 @@ use super::destager::{Epochs, half_age_ns};
 use super::jobs::JobKind;
 use crate::cache::Cache;
 use crate::command::{CacheConfig, CommandError, Copies, Destage, Layout, Mode};
+use crate::index::parts::ALL_UNITS;
 use crate::io::IoError;
 use crate::range_locks::{Kind, Range};
 use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
@@ -127,7 +128,7 @@ impl Engine {
         while !self.disk(id).holds
             && let Some(slot) = self.disk_mut(id).edge_waiters.pop()
         {
-            self.start_change(now, slot);
+            self.resume(now, slot);
             if self.disk(id).edge_waiters.last() == Some(&slot) {
                 break;
             }
@@ -140,7 +141,8 @@ impl Engine {
             disk.destager.rest_until.take_if(|until| *until <= now);
             disk.destager.wake_at = disk.destager.rest_until;
             let newest = disk.due_epoch(now);
-            if newest.is_none() && !disk.destages_leaving() {
+            let has_part = !disk.is_ordered() && disk.next_part().is_some();
+            if newest.is_none() && !disk.destages_leaving() && !has_part {
                 // The flush of destaged data may be waiting for the end of the pause.
                 disk.destager.wake_at = disk.next_age().into_iter().chain(disk.destager.rest_until).min();
                 break;
@@ -319,7 +321,9 @@ impl Engine {
             };
             disk.lost.remove(&sector);
             let second = cache.index.second_sector(sector);
-            match split {
+            // The backing has the other bytes of an incomplete sector.
+            let drops = split || cache.index.units(sector) != ALL_UNITS;
+            match drops {
                 true => journal.drop_sector(now, &mut cache.index, sector),
                 false => journal.clean_sector(now, &mut cache.index, sector),
             }
@@ -327,7 +331,7 @@ impl Engine {
             // of the second copy does not change the first.
             match (second, copies) {
                 (None, _) => {}
-                (Some(second), Copies::TwoOfAll) if !split => {
+                (Some(second), Copies::TwoOfAll) if !drops => {
                     journal.clean_sector(now, &mut cache.index, second);
                 }
                 (Some(second), _) => journal.drop_sector(now, &mut cache.index, second),
@@ -415,12 +419,17 @@ impl super::Disk {
         (oldest < now_epoch).then(|| now_epoch - 1)
     }
 
+    fn is_ordered(&self) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.config.destage.ordered)
+    }
+
     /// Returns true if all dirty data must be destaged.
     fn everything_goes(&self) -> bool {
         self.draining.is_some()
             || self.journal.as_ref().is_some_and(|journal| journal.dead || journal.mends)
             || self.cache.as_ref().is_some_and(|cache| cache.config.mode != Mode::WriteBack)
             || !self.destager.order_waiters.is_empty()
+            || self.is_ordered() && self.has_many_parts()
     }
 
     /// Returns the number of destaged sectors after which the backing is flushed. During that
@@ -442,7 +451,7 @@ impl super::Disk {
         let is_full = cache.dirty_permille() >= cache.full_permille();
         let patience = half_age_ns(&destage).map_or(FLUSH_NS_MAX, |half| FLUSH_NS_MAX.min(half / 4));
         // Dirty data that is old enough but not yet allowed to be destaged waits for this flush.
-        let goes = self.everything_goes() || self.vacating.is_some();
+        let goes = self.everything_goes() || self.vacating.is_some() || self.has_many_parts();
         if goes || destage.ordered || is_full || self.due_epoch(now).is_some() {
             return Some(now);
         }
@@ -487,7 +496,7 @@ impl super::Disk {
         if self.draining.is_some() || !self.destager.order_waiters.is_empty() || cache.dirty_permille() > high
         {
             3
-        } else if self.destages_leaving() {
+        } else if self.destages_leaving() || self.has_many_parts() {
             2
         } else if self.backing_in_flight > 0 {
             0
@@ -501,10 +510,11 @@ impl super::Disk {
     /// segments that are being vacated are eligible.
     fn next_range(&mut self, id: DiskId, newest: Option<u32>) -> Option<Range> {
         let leaves = self.destages_leaving();
+        let part = if self.is_ordered() { None } else { self.next_part() };
         let (cache, destager) = (self.cache.as_mut()?, &mut self.destager);
         destager.keep_order(cache.config.destage.order);
         let leaving = if leaves { destager.next_leaving() } else { None };
-        let BlockNo(block) = match leaving {
+        let BlockNo(block) = match part.or(leaving) {
             Some(block) => block,
             None => destager.next(newest?, |block| cache.was_used(block))?,
         };

@@ -103,6 +103,8 @@ pub(super) struct Destager {
     pub(super) rest_until: Option<Instant>,
     /// Time at which the destager must check for work, even if no event occurs.
     pub(super) wake_at: Option<Instant>,
+    /// True if epochs are the periods between the guest's flushes.
+    is_ordered: bool,
     /// Requests that wait until older data is on the backing.
     pub(super) order_waiters: Vec<u32>,
 }
@@ -316,7 +318,8 @@ impl Destager {
         self.written.contains(&sector) || self.flushing.contains(&sector)
     }
 
-    /// Restarts the destager with these dirty blocks, all in the oldest epoch.
+    /// Restarts the destager with these dirty blocks. If write order is kept and was kept before, the
+    /// blocks keep their epochs. All other blocks are in the oldest epoch.
     pub(super) fn restart(&mut self, epochs: Epochs, dirty: impl Iterator<Item = BlockNo>) {
         // Transfers that wait for their range lock check again which sectors are dirty.
         let before = std::mem::take(self);
@@ -336,7 +339,15 @@ impl Destager {
             write_waiters,
             ..Destager::default()
         };
-        let oldest = self.begin_epochs(epochs);
+        let keeps = epochs == Epochs::Flushes && before.is_ordered;
+        let oldest = if keeps { before.front } else { self.begin_epochs(epochs) };
+        if keeps {
+            (self.is_ordered, self.front) = (true, before.front);
+        }
+        let epoch = |block: &BlockNo| match before.todo.get(block) {
+            Some(todo) if keeps => todo.epoch,
+            _ => oldest,
+        };
         // Queued blocks keep their position.
         let mut dirty: BTreeSet<BlockNo> = dirty.collect();
         let queued = before
@@ -345,16 +356,23 @@ impl Destager {
             .filter(|(block, turn)| before.todo.get(block).is_some_and(|todo| todo.turn == *turn));
         for block in before.picked.iter().chain(queued.map(|(block, _)| block)) {
             if dirty.remove(block) {
-                self.add(*block, oldest);
+                self.add(*block, epoch(block));
             }
         }
-        dirty.into_iter().for_each(|block| _ = self.add(block, oldest));
+        dirty.into_iter().for_each(|block| _ = self.add(block, epoch(&block)));
     }
 
     /// Starts a new numbering of epochs. Returns the epoch of the oldest dirty data.
     fn begin_epochs(&mut self, epochs: Epochs) -> u32 {
-        self.front = if epochs == Epochs::Flushes { self.flushes } else { 0 };
-        self.front.saturating_sub(1)
+        self.is_ordered = epochs == Epochs::Flushes;
+        if self.is_ordered {
+            // The next write belongs to a later epoch than all data that is dirty now.
+            self.flushes = self.flushes.max(1);
+            self.front = self.flushes - 1;
+        } else {
+            self.front = 0;
+        }
+        self.front
     }
 
     /// Changes the period that one epoch covers. If both periods are durations, dirty data keeps
@@ -391,6 +409,11 @@ impl Destager {
         let is_to_do = |block: &&BlockNo| self.todo.contains_key(block);
         let ahead = self.leaving.range(self.cursor..).find(is_to_do);
         ahead.or_else(|| self.leaving.iter().find(is_to_do)).copied()
+    }
+
+    /// Returns true if the block is to be destaged and no transfer has taken it.
+    pub(super) fn is_to_do(&self, block: BlockNo) -> bool {
+        self.todo.contains_key(&block)
     }
 
     /// Returns true if the block is to be destaged and is in a segment that is being vacated.

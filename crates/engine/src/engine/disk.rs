@@ -100,6 +100,8 @@ pub(super) struct Disk {
     pub(super) flash_writes: u32,
     /// Number of acknowledged discards that the backing does not have yet.
     pub(super) answered_discards: u32,
+    /// Number of incomplete sectors that writes to flash in progress will leave.
+    pub(super) parts_in_flight: u32,
     pub(super) backed: Backed,
     pub(super) sync_order: SyncOrder,
     /// Zones with a write to the backing in flight, or with written data that may not be durable
@@ -163,6 +165,7 @@ impl Disk {
             lost: BTreeSet::new(),
             flash_writes: 0,
             answered_discards: 0,
+            parts_in_flight: 0,
             backed: Backed::new(config.size_bytes),
             sync_order: SyncOrder::default(),
             zones: BTreeMap::new(),

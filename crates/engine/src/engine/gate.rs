@@ -236,7 +236,11 @@ impl Engine {
                 | JobKind::Verify
                 | JobKind::ExtraFill(_)
                 | JobKind::Rewrite => true,
-                JobKind::Edges(_) | JobKind::ReadEdge(..) | JobKind::ReadAhead | JobKind::Merged => false,
+                JobKind::Edges(_)
+                | JobKind::ReadEdge(..)
+                | JobKind::ReadUnits(_)
+                | JobKind::ReadAhead
+                | JobKind::Merged => false,
             },
             Owner::Journal(_) => true,
         }

@@ -12,9 +12,11 @@ use std::collections::BTreeSet;
 
 use super::destage_buffers::{DestageBuffer, Least};
 use super::extra_fill::ExpectedUse;
+use super::incomplete::bytes_to_destage;
 use super::partial::EdgeSource;
 use super::{Engine, Owner, Pending};
 use crate::cache::push_run;
+use crate::index::parts::ALL_UNITS;
 use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
 use crate::range_locks::Range;
 use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
@@ -41,6 +43,8 @@ pub(super) struct Job {
     /// Number of the disk's failed flushes and reported losses when the job began to write, read
     /// or flush the backing.
     pub(super) doubts: u64,
+    /// Units that flash has of the only sector that the job reads; all units otherwise.
+    pub(super) units: u8,
 }
 
 /// What a job of the engine does in the background.
@@ -68,12 +72,22 @@ pub(super) enum JobKind {
     Rewrite,
     /// Reads a sector that a request partly covers, under the request's range lock (`partial.rs`).
     ReadEdge(u32, EdgeSource),
+    /// Reads an incomplete sector over the data from the backing, under the range lock of the request
+    /// that reads it (`incomplete.rs`).
+    ReadUnits(u32),
 }
 
 impl JobKind {
     /// Returns true if a job of this kind needs no range lock.
     fn is_at_once(self) -> bool {
-        matches!(self, JobKind::Edges(_) | JobKind::Flush(_) | JobKind::ReadEdge(..) | JobKind::Rewrite)
+        matches!(
+            self,
+            JobKind::Edges(_)
+                | JobKind::Flush(_)
+                | JobKind::ReadEdge(..)
+                | JobKind::ReadUnits(_)
+                | JobKind::Rewrite
+        )
     }
 
     /// Returns true if a job of this kind transfers this dirty sector. `lost` are the sectors that
@@ -119,6 +133,7 @@ pub(super) enum Step {
     EdgeDirty,
     EdgeClean,
     EdgeBacking,
+    UnitsRead,
 }
 
 impl Engine {
@@ -148,6 +163,7 @@ impl Engine {
             buffer: None,
             failed: false,
             doubts: 0,
+            units: ALL_UNITS,
         });
         if !needs_lock || self.lock_job_range(job, range) {
             self.start_job(now, job);
@@ -173,6 +189,7 @@ impl Engine {
             buffer: None,
             failed: false,
             doubts,
+            units: ALL_UNITS,
         });
         self.disk_mut(disk).jobs += 1;
         self.issue(now, Owner::Job(job), disk, Target::Backing(disk), IoOp::Flush, (0, 0), None, 0);
@@ -210,6 +227,7 @@ impl Engine {
             buffer: Some(buffer),
             failed: false,
             doubts: 0,
+            units: ALL_UNITS,
         });
         self.disk_mut(range.disk).jobs += 1;
         job
@@ -249,6 +267,7 @@ impl Engine {
             JobKind::ExtraFill(_) => return self.start_extra_fill(now, job),
             JobKind::Verify => return self.start_verify(now, job),
             JobKind::ReadEdge(..) => return self.start_edge(now, job),
+            JobKind::ReadUnits(_) => return self.start_units(now, job),
             JobKind::Rewrite => return self.start_rewrite(now, job),
             _ => {}
         }
@@ -263,6 +282,11 @@ impl Engine {
                 let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
                 let found = cache.find(span);
                 for i in 0..span.count {
+                    // An incomplete sector is transferred alone.
+                    let is_part = cache.index.part_in(start + i, start + i + 1).is_some();
+                    if is_part && first < end {
+                        break 'range;
+                    }
                     let goes = |sector| may_go(sector) && kind.takes(&disk.lost, sector);
                     let is_dirty =
                         found.is_some_and(|sector| goes(sector + i)) && !disk.destager.is_moved(start + i);
@@ -275,6 +299,10 @@ impl Engine {
                     }
                     let sector = found.expect("a dirty sector has a frame") + i;
                     push_run(runs, cache.extent(sector, 1), buffer.first_sector() + start + i - first);
+                    if is_part {
+                        self.jobs[job].units = cache.index.units(sector);
+                        break 'range;
+                    }
                 }
             }
         }
@@ -311,6 +339,7 @@ impl Engine {
             (_, JobKind::Merged) => return self.merged_done(now, job, result),
             (_, JobKind::Rewrite) => return self.rewrite_io_done(now, job, io, result, sums),
             (_, JobKind::ReadEdge(..)) => return self.edge_io_done(now, job, io, result, sums),
+            (_, JobKind::ReadUnits(slot)) => return self.units_io_done(now, job, slot, io, result, sums),
             _ => {}
         }
         match step {
@@ -333,14 +362,24 @@ impl Engine {
                     let lock = self.limits.requests_max + job;
                     self.range_locks.permit_changes(lock, |granted| runnable.push_back(granted));
                 }
-                let offset = range.first * SECTOR_BYTES;
-                let len = (range.end * SECTOR_BYTES).min(self.disk(disk).config.size_bytes) - offset;
+                let end = (range.end * SECTOR_BYTES).min(self.disk(disk).config.size_bytes);
                 let DestageBuffer { id, offset: start, .. } = buffer.expect("a transfer has a buffer");
-                let slice = Some(BufferSlice { id, offset: start, len: len as u32 });
-                let op = IoOp::Write(Durability::Volatile);
-                self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, (offset, len), slice, 0);
+                let at = range.first * SECTOR_BYTES;
+                for (from, end) in bytes_to_destage(self.jobs[job].units, at, end) {
+                    let (len, inside) = (end - from, (from - at) as u32);
+                    let slice = Some(BufferSlice { id, offset: start + inside, len: len as u32 });
+                    let op = IoOp::Write(Durability::Volatile);
+                    self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, (from, len), slice, 0);
+                }
             }
-            Step::BackingWrite | Step::Flush => self.end_job(now, job, result),
+            Step::BackingWrite => {
+                self.jobs[job].failed |= result.is_err();
+                if self.jobs[job].pending == 0 {
+                    let result = if self.jobs[job].failed { Err(IoError::Failed) } else { Ok(()) };
+                    self.end_job(now, job, result);
+                }
+            }
+            Step::Flush => self.end_job(now, job, result),
             step => panic!("I/O of a job in {step:?}"),
         }
     }
@@ -365,7 +404,7 @@ impl Engine {
             JobKind::ReadAhead => self.ahead_done(job, whole, result),
             JobKind::Verify => self.verify_done(now, job, disk, result),
             JobKind::ExtraFill(_) => self.extra_fill_done(job, range, step),
-            JobKind::Merged | JobKind::ReadEdge(..) | JobKind::Rewrite => {}
+            JobKind::Merged | JobKind::ReadEdge(..) | JobKind::ReadUnits(_) | JobKind::Rewrite => {}
         }
         match kind {
             JobKind::Destage => {
@@ -378,6 +417,7 @@ impl Engine {
             }
             JobKind::Edges(slot) => self.edges_destaged(now, slot, moved, result),
             JobKind::ReadEdge(slot, _) => self.edge_done(slot, whole),
+            JobKind::ReadUnits(slot) => self.units_read(now, slot, whole.first, result),
             JobKind::Flush(_)
             | JobKind::Maintenance(_)
             | JobKind::ReadAhead

@@ -12,6 +12,7 @@ use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending};
 use crate::cache::{Cache, push_run};
 use crate::command::Copies;
+use crate::index::parts::ALL_UNITS;
 use crate::io::{Durability, IoError, IoOp, Target};
 use crate::journal::Change;
 use crate::range_locks::{Kind, Range};
@@ -266,7 +267,8 @@ impl Engine {
                 cache.index.set_dirty(sector);
                 cache.index.set_held(sector, true);
             }
-            let change = Change::Set { frame, block, sector: inside, sum: sums[i], dirty, second: true };
+            let (sum, units) = (sums[i], if dirty { cache.index.units(sector) } else { ALL_UNITS });
+            let change = Change::Set { frame, block, sector: inside, sum, dirty, second: true, units };
             journal.record(now, change, None);
         }
         if self.jobs[job].pending == 0 {

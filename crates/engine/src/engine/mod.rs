@@ -46,6 +46,7 @@ mod extra_fill;
 mod fill;
 mod gate;
 mod growth;
+mod incomplete;
 mod issue;
 mod jobs;
 mod maintenance;
@@ -77,6 +78,7 @@ use crate::admission::Run;
 use crate::cache::FlashRun;
 use crate::command::Event;
 use crate::device::{Devices, Health};
+use crate::index::parts::PARTS_MAX;
 use crate::io::{BufferCopy, BufferSlice, Io, IoError, Op, Reply, Request, Target};
 use crate::memory::Seen;
 use crate::outcome::Outcome;
@@ -147,6 +149,9 @@ pub struct Limits {
     /// Size of one I/O unit, bytes. Shares divide the rate in units per second. Reservations are
     /// units per second, and so are limits that are not in bytes per second.
     pub qos_unit_bytes: u32,
+    /// Maximum number of dirty sectors per cache of which flash has only some 512-byte units
+    /// (`incomplete.rs`), at most 32.
+    pub incomplete_sectors_max: u32,
 }
 
 impl Limits {
@@ -168,6 +173,7 @@ impl Default for Limits {
             verify_bytes_per_s: 128 << 20,
             bulk_run_bytes_min: 0,
             qos_unit_bytes: qos::UNIT_BYTES_DEFAULT,
+            incomplete_sectors_max: PARTS_MAX as u32,
         }
     }
 }
@@ -286,6 +292,8 @@ enum Phase {
     BackingRead,
     /// A read waits for a range lock that excludes the destager, and then reads the backing.
     LockThenBacking,
+    /// Incomplete sectors, from this one on, are read over the data from the backing.
+    Units(u64),
     /// Dirty data from flash is read over the data from the backing.
     Overlay,
     BackingChange,

@@ -11,8 +11,12 @@
 //! |---|---|---|
 //! | partly written a short time ago | in memory (`recent_edges.rs`) | the same |
 //! | dirty, or cached and clean | read from flash | read from flash |
-//! | not cached, or unreadable on flash | read from the backing | not merged |
+//! | not cached, or unreadable on flash | incomplete, or read from the backing | not merged |
 //! | unreadable on flash and on the backing | the write bypasses the cache | not merged |
+//!
+//! Under write-back, flash also takes an edge of which only some 512-byte units are known, and the
+//! sector is then *incomplete* (`incomplete.rs`, docs/decisions/0072). The backing is read only if the
+//! cache has too many incomplete sectors, or if the write does not consist of whole units.
 //!
 //! Under write-through, a write invalidates an edge that is not merged.
 //!
@@ -25,6 +29,7 @@ use super::{Active, Engine, Owner, Pending, Phase};
 use crate::cache::push_run;
 use crate::command::Mode;
 use crate::directory::whole_sectors;
+use crate::index::parts::ALL_UNITS;
 use crate::io::{BufferCopy, BufferSlice, CopyEnd, IoError, IoOp, Target};
 use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
@@ -46,6 +51,8 @@ pub(super) enum Edge {
     Unread,
     /// The request's buffer holds the whole sector.
     Merged,
+    /// The request's buffer holds these units of the sector, and flash takes no others.
+    Units(u8),
     /// The sector could not be read.
     Unreadable,
 }
@@ -53,15 +60,15 @@ pub(super) enum Edge {
 /// The first and the last sector of one write.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Edges {
-    head: Edge,
-    tail: Edge,
+    pub(super) head: Edge,
+    pub(super) tail: Edge,
     /// Number of jobs that are reading these sectors.
     jobs: u8,
 }
 
 impl Active {
     /// Returns whether the first and the last sector are partly covered.
-    fn partial_edges(&self) -> (bool, bool) {
+    pub(super) fn partial_edges(&self) -> (bool, bool) {
         let end = self.request.offset + self.request.len;
         (!self.request.offset.is_multiple_of(SECTOR_BYTES), !end.is_multiple_of(SECTOR_BYTES))
     }
@@ -75,9 +82,9 @@ impl Active {
         (first, first.max(end))
     }
 
-    /// Returns true if the write's buffer holds all of its sectors completely.
-    pub(super) fn is_whole(&self) -> bool {
-        self.held_sectors() == (self.range.first, self.range.end)
+    /// Returns true if flash can take all sectors of the write from the write's buffer.
+    pub(super) fn is_for_flash(&self) -> bool {
+        self.edges_by_sector().all(|(_, edge)| matches!(edge, Edge::Merged | Edge::Units(_)))
     }
 
     /// Returns the sectors that a write covers partly, with the state of each. A change without a
@@ -91,8 +98,18 @@ impl Active {
     }
 
     /// Records that a sector is merged. Returns the memory copies to make for the bytes that the
-    /// guest did not write. `from` returns the place from which a byte of the sector is copied.
-    pub(super) fn merge_edge(&mut self, sector: Range, from: impl Fn(u64) -> CopyEnd) -> Vec<BufferCopy> {
+    /// guest did not write. `from` returns the place from which a byte of the sector is copied;
+    /// `units` are known there.
+    pub(super) fn merge_edge(
+        &mut self,
+        sector: Range,
+        units: u8,
+        from: impl Fn(u64) -> CopyEnd,
+    ) -> Vec<BufferCopy> {
+        let merged = match units | self.written_units(sector.first) {
+            ALL_UNITS => Edge::Merged,
+            units => Edge::Units(units),
+        };
         let (head, tail) = self.partial_edges();
         let (id, offset) = self.payload().expect("the change has a buffer");
         let sector_at = (sector.first - self.range.first) * SECTOR_BYTES;
@@ -103,11 +120,11 @@ impl Active {
         let mut copies = Vec::new();
         if head && sector.first == self.range.first {
             copies.push(copy(0, self.request.offset % SECTOR_BYTES));
-            self.edges.head = Edge::Merged;
+            self.edges.head = merged;
         }
         if tail && sector.end == self.range.end {
             copies.push(copy((self.request.offset + self.request.len) % SECTOR_BYTES, SECTOR_BYTES));
-            self.edges.tail = Edge::Merged;
+            self.edges.tail = merged;
         }
         copies
     }
@@ -163,7 +180,7 @@ impl Engine {
         self.requests[slot].edges.jobs = 1;
         for sector in first.into_iter().chain(last.filter(|last| first != Some(*last))) {
             let edge = Range { disk: request.disk, first: sector, end: sector + 1 };
-            if source == EdgeSource::Flash && !self.is_in_flash(edge) {
+            if source == EdgeSource::Flash && (!self.is_in_flash(edge) || self.is_incomplete(edge)) {
                 continue;
             }
             self.requests[slot].edges.jobs += 1;
@@ -190,7 +207,7 @@ impl Engine {
 
     /// Returns true if reading this edge from flash is possible now and useful. Reading a clean
     /// sector is not useful in a mode that does not copy writes to flash.
-    fn is_in_flash(&self, edge: Range) -> bool {
+    pub(super) fn is_in_flash(&self, edge: Range) -> bool {
         let disk = self.disk(edge.disk);
         let Ok(cache) = disk.looked_up() else { return false };
         let copies_writes = matches!(cache.config.mode, Mode::WriteThrough | Mode::WriteBack);
@@ -218,6 +235,7 @@ impl Engine {
                 let Some(sector) = cache.find(span) else { continue };
                 if cache.index.count_servable(sector, 1) == 1 {
                     let is_dirty = cache.index.is_dirty(sector);
+                    self.jobs[job].units = cache.index.units(sector);
                     self.jobs[job].step = if is_dirty { Step::EdgeDirty } else { Step::EdgeClean };
                     push_run(&mut self.runs, cache.extent(sector, 1), buffer.first_sector());
                 }
@@ -227,6 +245,7 @@ impl Engine {
             return self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
         }
         self.jobs[job].step = Step::EdgeBacking;
+        self.jobs[job].units = ALL_UNITS;
         if source == EdgeSource::Flash {
             return self.end_job(now, job, Err(IoError::Failed));
         }
@@ -297,11 +316,11 @@ impl Engine {
     /// Copies the bytes of a sector that the guest did not write next to the bytes that the guest
     /// wrote.
     fn merge_edge(&mut self, job: u32) {
-        let Job { range, buffer, kind, .. } = self.jobs[job];
+        let Job { range, buffer, kind, units, .. } = self.jobs[job];
         let JobKind::ReadEdge(slot, _) = kind else { panic!("{kind:?} does not read an edge") };
         let DestageBuffer { id, offset, .. } = buffer.expect("a transfer has a buffer");
         let from = |inside: u64| CopyEnd::Buffer { id, offset: offset + inside as u32 };
-        self.copy_out.extend(self.requests[slot].merge_edge(range, from));
+        self.copy_out.extend(self.requests[slot].merge_edge(range, units, from));
     }
 
     /// Handles the end of a job that read an edge of a request. After the last such job, the

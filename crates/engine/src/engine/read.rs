@@ -5,6 +5,7 @@ use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
 use crate::command::{Mode, Role};
 use crate::index::Index;
+use crate::index::parts::ALL_UNITS;
 use crate::io::{IoError, IoOp, Op, PayloadMemory, Request};
 use crate::memory::Ahead;
 use crate::outcome::Outcome;
@@ -54,6 +55,9 @@ impl Engine {
 
     /// Starts a read after its range lock was granted.
     pub(super) fn start_read(&mut self, now: Instant, slot: u32) {
+        if let Phase::Units(next) = self.requests[slot].phase {
+            return self.read_units(now, slot, next);
+        }
         if self.requests[slot].phase == Phase::LockThenBacking {
             if self.may_read(now, slot) {
                 self.begin_backing_read(now, slot);
@@ -93,7 +97,8 @@ impl Engine {
             }
             buffer_sector += span.count;
         }
-        if servable == range.end - range.first {
+        let is_incomplete = cache.index.part_in(range.first, range.end).is_some();
+        if servable == range.end - range.first && !is_incomplete {
             Source::Flash
         } else if servable < valid {
             Source::Backing(Outcome::BypassUnverified)
@@ -277,14 +282,19 @@ impl Engine {
         if self.is_believed(slot) {
             self.compare_with_backing(now, range, sums);
         }
-        if self.find_dirty(range, 0) {
+        self.read_units(now, slot, range.first);
+    }
+
+    /// Reads complete dirty sectors over the data from the backing, and ends the read.
+    pub(super) fn overlay(&mut self, now: Instant, slot: u32) {
+        if self.find_dirty(self.requests[slot].range, 0) {
             self.requests[slot].phase = Phase::Overlay;
             return self.issue_runs(now, slot, IoOp::Read);
         }
         self.end_backing_read(now, slot);
     }
 
-    /// Puts the dirty sectors of a range into `runs`. `buffer_sector` is the position of the range
+    /// Puts the complete dirty sectors of a range into `runs`. `buffer_sector` is the position of the range
     /// in the buffer. Returns false if the range has no dirty sectors.
     pub(super) fn find_dirty(&mut self, range: Range, mut buffer_sector: u64) -> bool {
         let Engine { disks, runs, .. } = self;
@@ -295,7 +305,8 @@ impl Engine {
         };
         for span in cache.spans(range.first, range.end) {
             if let Some(sector) = cache.find(span) {
-                for i in (0..span.count).filter(|i| cache.index.is_dirty(sector + i)) {
+                let goes = |at| cache.index.is_dirty(at) && cache.index.units(at) == ALL_UNITS;
+                for i in (0..span.count).filter(|i| goes(sector + i)) {
                     push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
                 }
             }
@@ -319,21 +330,26 @@ impl Engine {
         if pending > 0 {
             return;
         }
-        if failed && !self.is_range_lost(slot) {
-            // The data became clean during the read and its second copy was removed, so the backing
-            // has the data now.
-            self.requests[slot].failed = false;
-            return match self.range_locks.only_reads(slot) {
-                true => self.enter_backing(now, slot),
-                false => self.read_backing(now, slot),
-            };
+        match failed {
+            true => self.dirty_unread(now, slot),
+            false => self.end_backing_read(now, slot),
         }
-        if failed {
+    }
+
+    /// Handles dirty data of a read that flash did not deliver.
+    pub(super) fn dirty_unread(&mut self, now: Instant, slot: u32) {
+        if self.is_range_lost(slot) {
             self.requests[slot].outcome = Outcome::DirtyLost;
             self.reply(now, slot, Err(IoError::Failed));
             return self.finish(slot);
         }
-        self.end_backing_read(now, slot);
+        // The data became clean during the read and its second copy was removed, so the backing
+        // has the data now.
+        self.requests[slot].failed = false;
+        match self.range_locks.only_reads(slot) {
+            true => self.enter_backing(now, slot),
+            false => self.read_backing(now, slot),
+        }
     }
 
     /// Returns true if a request's range has dirty data that flash did not deliver.

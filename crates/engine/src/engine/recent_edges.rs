@@ -97,8 +97,8 @@ impl Engine {
                 continue;
             }
             let part = Range { disk: range.disk, first: sector, end: sector + 1 };
-            let recent = &self.recent_edges;
-            let copies = self.requests[slot].merge_edge(part, |inside| recent.end(place, inside));
+            let (units, recent) = (self.units_on_flash(part), &self.recent_edges);
+            let copies = self.requests[slot].merge_edge(part, units, |inside| recent.end(place, inside));
             self.copy_out.extend(copies);
         }
     }

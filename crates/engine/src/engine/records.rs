@@ -7,6 +7,7 @@ use super::overwrite::Overwrites;
 use crate::cache::Cache;
 use crate::command::NewRing;
 use crate::index::Index;
+use crate::index::parts::ALL_UNITS;
 use crate::journal::{Change, PAGE_BYTES, Writer};
 use crate::units::{DeviceId, Instant};
 
@@ -221,7 +222,9 @@ impl Journal {
                 index.set_dirty(at);
                 index.set_held(at, true);
             }
-            let change = Change::Set { frame, block, sector: inside, sum, dirty, second: first.is_some() };
+            let units = if dirty { index.units(at) } else { ALL_UNITS };
+            let second = first.is_some();
+            let change = Change::Set { frame, block, sector: inside, sum, dirty, second, units };
             self.record(now, change, None);
         }
     }
@@ -231,7 +234,7 @@ impl Journal {
         let (frame, block, first) = index.locate(sector);
         let change = if index.is_unproven(sector) {
             let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
-            Change::Set { frame, block, sector: first, sum, dirty: false, second }
+            Change::Set { frame, block, sector: first, sum, dirty: false, second, units: ALL_UNITS }
         } else {
             Change::Clean { frame, block, first, count: 1 }
         };
@@ -291,7 +294,8 @@ impl Journal {
     pub(super) fn record_dirty(&mut self, now: Instant, index: &Index, sector: u64) {
         let (frame, block, inside) = index.locate(sector);
         let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
-        self.record(now, Change::Set { frame, block, sector: inside, sum, dirty: true, second }, None);
+        let units = index.units(sector);
+        self.record(now, Change::Set { frame, block, sector: inside, sum, dirty: true, second, units }, None);
     }
 
     /// Drops a sector's data if the sector is valid.

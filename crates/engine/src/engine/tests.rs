@@ -19,6 +19,7 @@ mod fill_granularity;
 mod flash_budget;
 mod growth;
 mod health;
+mod incomplete;
 mod limits;
 mod memory;
 mod mended;

@@ -194,19 +194,23 @@ impl Engine {
             disk.record_eviction(now, evicted);
         }
         self.record_gone(now, request.disk);
-        if !self.take_zeroes(slot) {
+        if !self.take_zeroes(slot) || self.splits_units(slot) {
             return false;
         }
+        self.leave_edges_incomplete(now, slot);
         if self.read_edges(now, slot, EdgeSource::FlashOrBacking) {
             return true;
         }
-        if !self.requests[slot].is_whole() {
+        if !self.requests[slot].is_for_flash() {
             return false;
         }
         if self.must_commit_first(now, slot) {
             self.requests[slot].phase = Phase::CommitThenChange;
             self.commit(slot);
             return true;
+        }
+        if !self.begin_parts(slot) {
+            return self.read_edges(now, slot, EdgeSource::FlashOrBacking);
         }
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.destager.cut(range.first, range.end);
@@ -262,6 +266,8 @@ impl Engine {
             return;
         }
         self.record_written(now, slot);
+        let parts = self.requests[slot].parts();
+        self.disk_mut(request.disk).parts_in_flight -= parts;
         self.note_dirty(now, request.disk, range.first, range.end);
         self.disk_mut(request.disk).flash_writes -= 1;
         if self.requests[slot].failed {
@@ -287,7 +293,8 @@ impl Engine {
     fn record_written(&mut self, now: Instant, slot: u32) {
         let Active { request, failed, .. } = self.requests[slot];
         let mut written = std::mem::take(&mut self.requests[slot].written);
-        let disk = self.disk_mut(request.disk);
+        let Engine { disks, requests, .. } = self;
+        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         written.iter().for_each(|(sector, _)| _ = disk.lost.remove(sector));
         let (journal, index) = disk.journal_and_index().expect("changes wait for flash I/O");
         journal.urgent = true;
@@ -308,6 +315,8 @@ impl Engine {
                 }
             }
         }
+        let active = &requests[slot];
+        let rewritten = if failed { Vec::new() } else { active.rewritten_units(index, &written) };
         for (sector, sum) in written {
             if index.is_unproven(sector) {
                 index.set_valid(sector, sum);
@@ -318,8 +327,12 @@ impl Engine {
                 index.set_valid(sector, sum);
                 index.set_dirty(sector);
                 index.set_held(sector, true);
+                active.note_units(index, sector);
                 journal.record_dirty(now, index, sector);
             }
+        }
+        for (units, sectors) in rewritten {
+            journal.record_units(now, index, units, &sectors);
         }
     }
 
@@ -357,6 +370,7 @@ impl Engine {
         if self.await_journal(now, slot) {
             return;
         }
+        self.requests[slot].forget_units();
         // The backing zeroes only the bytes of a zero write. If flash may have lost the other bytes
         // of the write's edges, the whole sectors are written to the backing as data instead.
         if !request.op.has_buffer() && !self.requests[slot].sends_edges() {

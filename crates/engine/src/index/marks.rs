@@ -25,6 +25,8 @@ pub(super) struct Marks {
     /// Sectors of unknown checksum, because the journal had no checksum of them when the cache was
     /// recovered. hob computes a sector's checksum when it next reads the sector.
     pub(super) unknown: BTreeSet<u64>,
+    /// The units that flash has of each incomplete dirty sector of the disk (`parts.rs`).
+    pub(super) parts: BTreeMap<u64, u8>,
     /// For each frame with a first copy, the frame with its second copy. `first_of` is the reverse.
     pub(super) second_of: BTreeMap<FrameNo, FrameNo>,
     pub(super) first_of: BTreeMap<FrameNo, FrameNo>,
@@ -57,6 +59,7 @@ impl Index {
                 unproven: Bitmap::new(sectors),
                 used: Bitmap::new(sectors >> self.block_shift),
                 unknown: BTreeSet::new(),
+                parts: BTreeMap::new(),
                 second_of: BTreeMap::new(),
                 first_of: BTreeMap::new(),
             })
@@ -111,6 +114,10 @@ impl Index {
             marks.unproven.clear(first, count);
             if !marks.unknown.is_empty() {
                 (first..first + count).for_each(|sector| _ = marks.unknown.remove(&sector));
+            }
+            // Without a first copy, the second copy stays dirty only until the index is made anew.
+            if !marks.parts.is_empty() && !marks.first_of.contains_key(&frame) {
+                self.forget_units(first, count);
             }
         }
         before

@@ -4,8 +4,11 @@
 //! frames. [`Restoring::finish`] makes an index for use from it: second copies leave the table, and
 //! empty frames become free.
 
+use std::collections::BTreeMap;
+
 use super::bitmap::Bitmap;
 use super::free::FreeFrames;
+use super::parts::ALL_UNITS;
 use super::{Index, hash};
 use crate::units::{BlockNo, FrameNo};
 
@@ -24,6 +27,9 @@ pub(crate) enum Copy {
 pub(crate) struct Restoring {
     index: Index,
     second: Bitmap,
+    /// The last recorded units of sectors of the disk that were incomplete. Sectors that are not
+    /// dirty in the end do not count.
+    parts: BTreeMap<u64, u8>,
 }
 
 impl Restoring {
@@ -33,7 +39,7 @@ impl Restoring {
         index.keep_marks();
         index.block_of.fill(NO_BLOCK);
         index.free = FreeFrames::none();
-        Restoring { index, second: Bitmap::new(u64::from(frames)) }
+        Restoring { index, second: Bitmap::new(u64::from(frames)), parts: BTreeMap::new() }
     }
 
     /// Returns the current state. Only the flags and checksums of its sectors are meaningful.
@@ -149,6 +155,23 @@ impl Restoring {
         self.index.set_valid(sector, sum);
     }
 
+    /// Records the units that flash has of a sector of the disk.
+    #[inline]
+    pub(crate) fn set_units(&mut self, disk_sector: u64, units: u8) {
+        match units {
+            ALL_UNITS if self.parts.is_empty() => {}
+            ALL_UNITS => _ = self.parts.remove(&disk_sector),
+            _ => _ = self.parts.insert(disk_sector, units),
+        }
+    }
+
+    /// Replaces the recorded units of all sectors of the disk: all other sectors are complete.
+    #[inline]
+    pub(crate) fn set_parts(&mut self, parts: &[(u64, u8)]) {
+        self.parts.clear();
+        self.parts.extend(parts.iter().copied());
+    }
+
     /// Marks sectors of a frame clean.
     pub(crate) fn clean(&mut self, first: u64, count: u64) {
         self.index.clear_dirty(first, count);
@@ -177,7 +200,7 @@ impl Restoring {
             }
         }
         self.pair();
-        let Restoring { mut index, .. } = self;
+        let Restoring { mut index, parts, .. } = self;
         for frame in 0..frames {
             if index.block_of[frame as usize] == NO_BLOCK {
                 index.free.push_last(&mut index.block_of, frame);
@@ -188,6 +211,7 @@ impl Restoring {
             index.forget_sum(sector);
         }
         index.hold_dirty();
+        index.adopt_parts(parts.into_iter());
         index
     }
 
@@ -211,6 +235,7 @@ impl Restoring {
     /// Returns the same index with fewer frames.
     fn shortened(&self, frames: u32) -> Restoring {
         let mut shorter = Restoring::new(frames, self.index.block_shift);
+        shorter.parts = self.parts.clone();
         for frame in (0..frames).map(FrameNo) {
             let Some(block) = self.block(frame) else { continue };
             shorter.place(frame, block, self.copy(frame));

@@ -6,6 +6,7 @@
 
 use super::crc::Crc;
 use super::{CHANGES_MAX, PAGE_BYTES, ZONES};
+use crate::index::parts::ALL_UNITS;
 use crate::units::SECTOR_BYTES;
 
 const MAGIC: [u8; 4] = *b"hobJ";
@@ -38,6 +39,8 @@ pub(super) const DUMP_BYTES_MIN: usize = PAGE_BYTES - RECORDS_AT - CHANGES_MAX *
 const FLAG_CLEAN: u8 = 1;
 const SET_DIRTY: u8 = 1;
 const SET_SECOND: u8 = 2;
+/// The record has the units of an incomplete sector in place of the number of sectors.
+const SET_UNITS: u8 = 4;
 const NO_BLOCK: u32 = u32::MAX;
 const FRAME_VALID: u8 = 1;
 const FRAME_DIRTY: u8 = 2;
@@ -84,10 +87,21 @@ pub(super) struct Header {
 /// Kind of a change record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    Set { sum: u32, dirty: bool, second: bool },
+    /// `units` are those that flash has of the sector (`index/parts.rs`).
+    Set {
+        sum: u32,
+        dirty: bool,
+        second: bool,
+        units: u8,
+    },
     Clean,
     Drop,
     Unproven,
+    /// The units of an incomplete dirty sector when the page was sealed. Such records follow those of
+    /// changes.
+    Part {
+        units: u8,
+    },
 }
 
 /// A change record. Frame numbers count through the segments by their ordinals.
@@ -96,7 +110,7 @@ pub(super) struct Record {
     pub(super) kind: Kind,
     /// First sector inside the block.
     pub(super) first: u8,
-    /// Number of sectors, 1 to 256; always 1 for a *set* record.
+    /// Number of sectors, 1 to 256; always 1 for a *set* or *part* record.
     pub(super) count: u16,
     pub(super) frame: u32,
     pub(super) block: u32,
@@ -105,16 +119,20 @@ pub(super) struct Record {
 impl Record {
     /// Returns the bytes of the record in a page.
     pub(super) fn bytes(&self) -> [u8; RECORD_BYTES] {
-        let (kind, flags, sum) = match self.kind {
-            Kind::Set { sum, dirty, second } => {
-                let dirty = if dirty { SET_DIRTY } else { 0 };
-                (1, dirty | if second { SET_SECOND } else { 0 }, sum)
-            }
-            Kind::Clean => (2, 0, 0),
-            Kind::Drop => (3, 0, 0),
-            Kind::Unproven => (4, 0, 0),
-        };
         let count = self.count.checked_sub(1).expect("a record has sectors") as u8;
+        let (kind, flags, count, sum) = match self.kind {
+            Kind::Set { sum, dirty, second, units } => {
+                let flags = if dirty { SET_DIRTY } else { 0 } | if second { SET_SECOND } else { 0 };
+                match units {
+                    ALL_UNITS => (1, flags, count, sum),
+                    _ => (1, flags | SET_UNITS, units, sum),
+                }
+            }
+            Kind::Clean => (2, 0, count, 0),
+            Kind::Drop => (3, 0, count, 0),
+            Kind::Unproven => (4, 0, count, 0),
+            Kind::Part { units } => (5, 0, units, 0),
+        };
         let mut bytes = [0; RECORD_BYTES];
         bytes[..4].copy_from_slice(&[kind, flags, self.first, count]);
         bytes[4..8].copy_from_slice(&self.frame.to_le_bytes());
@@ -123,23 +141,28 @@ impl Record {
         bytes
     }
 
+    /// Returns the first sector of the disk that the record describes.
+    pub(super) fn disk_sector(&self, block_shift: u32) -> u64 {
+        (u64::from(self.block) << block_shift) + u64::from(self.first)
+    }
+
     /// Decodes a record; returns `None` if the bytes are not a valid record.
     pub(super) fn read(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
-        let flags = bytes[1];
-        let kind = match bytes[0] {
-            1 => Kind::Set {
-                sum: u32_at(bytes, 12),
-                dirty: flags & SET_DIRTY != 0,
-                second: flags & SET_SECOND != 0,
-            },
-            2 => Kind::Clean,
-            3 => Kind::Drop,
-            4 => Kind::Unproven,
+        let (flags, count) = (bytes[1], u16::from(bytes[3]) + 1);
+        let (dirty, second) = (flags & SET_DIRTY != 0, flags & SET_SECOND != 0);
+        let some_units = Some(bytes[3]).filter(|units| !matches!(*units, 0 | ALL_UNITS));
+        let set = |units| Kind::Set { sum: u32_at(bytes, 12), dirty, second, units };
+        let (kind, count) = match bytes[0] {
+            1 if flags & SET_UNITS != 0 => (set(some_units.filter(|_| dirty)?), 1),
+            1 if count > 1 => return None,
+            1 => (set(ALL_UNITS), 1),
+            2 => (Kind::Clean, count),
+            3 => (Kind::Drop, count),
+            4 => (Kind::Unproven, count),
+            5 => (Kind::Part { units: some_units? }, 1),
             _ => return None,
         };
-        let (first, count) = (bytes[2], u16::from(bytes[3]) + 1);
-        let (frame, block) = (u32_at(bytes, 4), u32_at(bytes, 8));
-        (bytes[0] != 1 || count == 1).then_some(Record { kind, first, count, frame, block })
+        Some(Record { kind, first: bytes[2], count, frame: u32_at(bytes, 4), block: u32_at(bytes, 8) })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::format::SECTORS_MAX;
 use crate::index::Index;
+use crate::index::parts::unit_runs;
 use crate::regions::Regions;
 use crate::units::{FrameNo, SECTOR_BYTES};
 
@@ -61,6 +62,9 @@ pub struct DirtySector {
     pub place: FlashSector,
     /// Position of the second copy on flash, if there is a second copy.
     pub second: Option<FlashSector>,
+    /// The 512-byte units that flash has of the sector: bit *n* for the bytes from 512 *n* on. The
+    /// other bytes on flash have no meaning; the backing has them.
+    pub units: u8,
 }
 
 /// Position of a sector on flash.
@@ -72,6 +76,13 @@ pub struct FlashSector {
     pub sector: u64,
     /// CRC-32C of the sector, if it is known.
     pub sum: Option<u32>,
+}
+
+impl DirtySector {
+    /// Returns the parts of the sector, in bytes from its start, that flash has.
+    pub fn dirty_bytes(&self) -> impl Iterator<Item = std::ops::Range<u64>> + use<> {
+        unit_runs(self.units)
+    }
 }
 
 impl Recovered {
@@ -112,7 +123,8 @@ impl Recovered {
                 let copies = [Some(frame), self.index.second_of(frame)];
                 let mut places = copies.into_iter().flatten().filter_map(place);
                 let sector = self.disk_sector(self.index.first_sector(frame) + i);
-                Some(DirtySector { sector, place: places.next()?, second: places.next() })
+                let units = self.index.units(self.index.first_sector(frame) + i);
+                Some(DirtySector { sector, place: places.next()?, second: places.next(), units })
             })
         })
     }

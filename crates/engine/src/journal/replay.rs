@@ -15,9 +15,13 @@
 //! | *clean* | the frame holds the block | applied; drops undone sectors in the frame |
 //! | *drop* | the frame holds the block | applied |
 //! | *unproven* | the frame holds the block, and the sector is dirty | applied |
+//! | *part* | | ignored |
 //! | *set* clean, *clean*, *drop* | the sector is undone in the frame | also drops an older copy |
 //!
 //! An *applied* record has the same effect as a record before the last known commit.
+//!
+//! The *part* records of a page list all sectors that were incomplete when the page was sealed. They
+//! belong to the page's part of the dump; later *set* records have later changes.
 //!
 //! The older copy in the last row is in another frame, and the undone *set* record would have
 //! replaced it. The record in the last row shows that the backing has newer data than this copy.
@@ -180,12 +184,17 @@ impl Replay {
         let (segments, segment_frames) = (&self.segments, self.plan.segment_frames);
         let (restoring, tail) = (&mut self.restoring, &mut self.tail);
         let in_tail = sequence > self.plan.committed;
+        let mut parts = Vec::new();
         page.records(|record| match place(segments, segment_frames, record.frame) {
+            _ if let Kind::Part { units } = record.kind => {
+                parts.push((record.disk_sector(self.plan.block_shift), units));
+            }
             Some(frame) if in_tail => tail.push(Record { frame, ..record }),
             Some(frame) => apply(restoring, &Record { frame, ..record }),
             None => all_known = false,
         });
         if is_dumped {
+            restoring.set_parts(&parts);
             let dumped = &mut self.dumped;
             page.dump(&mut self.scratch, |number, state| {
                 *dumped += 1;
@@ -323,7 +332,7 @@ impl Replay {
         let proved: BTreeSet<(u64, u32)> = proofs.collect();
         let mut superseded = BTreeSet::new();
         for record in tail {
-            if let Kind::Set { sum, dirty: true, second } = record.kind {
+            if let Kind::Set { sum, dirty: true, second, .. } = record.kind {
                 let key = (disk_sector(&record, u16::from(record.first)), second);
                 if proved.contains(&(key.0, sum)) || self.is_damaged(&record, on_flash(self.sector(&record)))
                 {
@@ -437,9 +446,10 @@ fn apply(restoring: &mut Restoring, record: &Record) {
     let (frame, block) = (FrameNo(record.frame), BlockNo(record.block));
     let first = restoring.index().first_sector(frame) + u64::from(record.first);
     let count = u64::from(record.count);
-    if let Kind::Set { sum, dirty, second } = record.kind {
+    if let Kind::Set { sum, dirty, second, units } = record.kind {
         restoring.place(frame, block, if second { Copy::Second } else { Copy::First });
         restoring.set(first, sum, dirty);
+        restoring.set_units(record.disk_sector(restoring.index().block_shift()), units);
         return;
     }
     if restoring.block(frame) != Some(block) {

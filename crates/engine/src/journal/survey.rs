@@ -258,7 +258,7 @@ impl Record {
     /// Returns the sectors of the disk that the record describes as dirty.
     fn dirty_range(&self, block_shift: u32) -> Option<(u64, u64)> {
         let is_dirty = matches!(self.kind, Kind::Set { dirty: true, .. } | Kind::Unproven);
-        let first = (u64::from(self.block) << block_shift) + u64::from(self.first);
+        let first = self.disk_sector(block_shift);
         is_dirty.then_some((first, first + u64::from(self.count)))
     }
 }

@@ -60,6 +60,8 @@ pub(crate) enum Change {
         dirty: bool,
         /// True for the second copy.
         second: bool,
+        /// Units that flash has of the sector.
+        units: u8,
     },
     /// The sectors became clean.
     Clean { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
@@ -299,7 +301,7 @@ impl Writer {
         assert!(overwritten < self.keep_from.max(1), "page {overwritten} is overwritten, and needed");
 
         self.log_pending();
-        let taken = self.changes_in_page();
+        let taken = self.changes_in_page(CHANGES_MAX - index.parts_count());
         self.recorded += taken as u64;
         if let Some(log) = &mut self.crash_log {
             log.page(sequence, self.recorded);
@@ -311,6 +313,11 @@ impl Writer {
         let mut page = PageBuilder::new(&self.header(sequence, taken == self.pending.len()), out);
         for change in self.pending.drain(..taken) {
             page.record(&self.of.record(&change));
+        }
+        for (_, sector, units) in index.parts() {
+            let (frame, block, first) = index.locate(sector);
+            let (kind, frame) = (Kind::Part { units }, self.of.number(frame));
+            page.record(&Record { kind, first, count: 1, frame, block: block.0 });
         }
         if self.cursor == 0 {
             self.dump_begin = sequence;
@@ -334,13 +341,13 @@ impl Writer {
         sequence
     }
 
-    /// Returns the number of changes in the next page. The *sets* of a dirty sector's two copies
+    /// Returns the number of changes in the next page, at most `room`. The *sets* of a dirty sector's two copies
     /// stay in one page, because a crash that leaves one of two pages must not leave one of two
     /// copies. An *unproven* record stays in the page of the *set* records that it follows. Without
     /// the *unproven* record, recovery would expect the checksum of a sector that may have been
     /// overwritten.
-    fn changes_in_page(&self) -> usize {
-        let most = self.pending.len().min(self.limits.changes);
+    fn changes_in_page(&self, room: usize) -> usize {
+        let most = self.pending.len().min(self.limits.changes).min(room);
         let begins = |at: &usize| match self.pending.get(*at) {
             Some(Change::Unproven { after_set, .. }) => !after_set,
             Some(Change::Set { dirty: true, second: true, .. }) => {
@@ -493,8 +500,8 @@ impl Descriptor {
 
     fn record(&self, change: &Change) -> Record {
         let (kind, frame, block, first, count) = match *change {
-            Change::Set { frame, block, sector, sum, dirty, second, .. } => {
-                (Kind::Set { sum, dirty, second }, frame, block, sector, 1)
+            Change::Set { frame, block, sector, sum, dirty, second, units } => {
+                (Kind::Set { sum, dirty, second, units }, frame, block, sector, 1)
             }
             Change::Clean { frame, block, first, count } => (Kind::Clean, frame, block, first, count),
             Change::Drop { frame, block, first, count } => (Kind::Drop, frame, block, first, count),

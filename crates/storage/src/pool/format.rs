@@ -136,6 +136,8 @@ impl Features {
     pub(super) const JOURNAL: Features = Features(1);
     /// The pool has or had swap areas.
     pub(super) const SWAP: Features = Features(2);
+    /// The pool has or had journal rings that may list incomplete sectors.
+    pub(super) const INCOMPLETE_SECTORS: Features = Features(4);
 
     pub(super) const fn contains(self, other: Features) -> bool {
         self.0 & other.0 == other.0
@@ -147,7 +149,7 @@ impl Features {
 }
 
 /// Features that this version of hob supports.
-const FEATURES_KNOWN: Features = Features::JOURNAL.with(Features::SWAP);
+const FEATURES_KNOWN: Features = Features::JOURNAL.with(Features::SWAP).with(Features::INCOMPLETE_SECTORS);
 
 /// The superblock of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -218,7 +218,7 @@ impl Pool {
         if devices.len() < copies {
             return Err(PoolError::TooFewDevices { copies, segments, devices: devices.len() });
         }
-        self.require(Features::JOURNAL)?;
+        self.require(Features::JOURNAL.with(Features::INCOMPLETE_SECTORS))?;
         let mut ring = Vec::with_capacity(copies);
         for (copy, at) in (0..).zip(devices.into_iter().take(copies)) {
             let device = &mut self.devices[at];

@@ -6,8 +6,11 @@ const CRC: usize = 4;
 const CHANGES: usize = 0x26;
 const RECORDS: usize = 0x280;
 const RECORD_BYTES: usize = 16;
-/// Kind of an *unproven* record, and the offset of the block number in a record.
+/// Kinds of records, the flag of a *set* record with units, and the offset of the block number.
+const SET: u8 = 1;
 const UNPROVEN: u8 = 4;
+const PART: u8 = 5;
+const SET_UNITS: u8 = 4;
 const BLOCK: usize = 8;
 
 /// Reverses the order of a journal page's change records and corrects the page's checksum.
@@ -31,6 +34,24 @@ pub(super) fn misplace_overwrites(page: &mut [u8]) {
     }
     for record in page[RECORDS..end].chunks_mut(RECORD_BYTES).filter(|record| record[0] == UNPROVEN) {
         record[BLOCK] ^= 1;
+    }
+    let sum = checksum(page);
+    page[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// Makes every *set* record of an incomplete sector one of a complete sector, and changes the block
+/// number in each *part* record. Corrects the page's checksum.
+pub(super) fn forget_units(page: &mut [u8]) {
+    let end = end_of_records(page);
+    if end == RECORDS {
+        return;
+    }
+    for record in page[RECORDS..end].chunks_mut(RECORD_BYTES) {
+        match record[0] {
+            SET if record[1] & SET_UNITS != 0 => (record[1], record[3]) = (record[1] & !SET_UNITS, 0),
+            PART => record[BLOCK] ^= 1,
+            _ => {}
+        }
     }
     let sum = checksum(page);
     page[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());

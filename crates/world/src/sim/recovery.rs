@@ -412,6 +412,9 @@ impl Simulation<'_> {
         if self.options.sabotage == Some(Sabotage::IgnoredOverwrites) {
             super::journal_defects::misplace_overwrites(&mut bytes);
         }
+        if self.options.sabotage == Some(Sabotage::ForgottenUnits) {
+            super::journal_defects::forget_units(&mut bytes);
+        }
         Some(bytes)
     }
 

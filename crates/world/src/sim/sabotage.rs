@@ -30,6 +30,8 @@ pub enum Sabotage {
     ReorderedRecords,
     /// Recovery ignores the journal records which say that a checksum is unknown (*unproven*).
     IgnoredOverwrites,
+    /// Recovery takes incomplete sectors for complete ones, although flash has only some units of them.
+    ForgottenUnits,
     /// The daemon reads journals without flushing flash before.
     UnflushedRecovery,
     /// Recovery ignores the crash log.

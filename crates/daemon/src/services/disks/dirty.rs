@@ -56,8 +56,8 @@ impl Dirty {
         self.recovered.summary
     }
 
-    /// Reads every dirty sector in disk order. Calls `take` with the sector's byte range and its
-    /// data, or the reason why flash lost it. Stops at the first error of `take`.
+    /// Reads every dirty sector in disk order. Calls `take` with each dirty byte range of the sector
+    /// and its data, or the reason why flash lost it. Stops at the first error of `take`.
     pub(in crate::services) fn each<E>(
         &mut self,
         mut take: impl FnMut(Range<u64>, Result<&[u8], SectorLost>) -> Result<(), E>,
@@ -67,7 +67,11 @@ impl Dirty {
             let offset = sector.sector * SECTOR_BYTES;
             let len = SECTOR_BYTES.min(disk_bytes.saturating_sub(offset));
             let bytes = self.reader.read_dirty(&self.remains.data, &sector);
-            take(offset..offset + len, bytes.map(|bytes| &bytes[..len as usize]))?;
+            for part in sector.dirty_bytes() {
+                let part = part.start..part.end.min(len);
+                let found = bytes.as_ref().map(|bytes| &bytes[part.start as usize..part.end as usize]);
+                take(offset + part.start..offset + part.end, found.map_err(Clone::clone))?;
+            }
         }
         Ok(())
     }

@@ -231,5 +231,33 @@ fn blocks_in_transfer_are_older_than_the_start_of_write_order() {
     destager.add(BlockNo(2), 1000);
     destager.renumber(Epochs::Time(1_000_000), Epochs::Flushes);
     destager.end_write(2, 3, 2..=2);
-    assert!(destager.epoch(BlockNo(2)).is_some_and(|epoch| epoch < destager.front));
+    assert!(destager.epoch(BlockNo(2)).is_some_and(|epoch| epoch < destager.flushes));
+}
+
+/// A new journal ring, for example for another cache size, does not change the write order.
+#[test]
+fn a_restart_keeps_the_write_order() {
+    let mut destager = Destager::default();
+    destager.restart(Epochs::Flushes, std::iter::empty());
+    for block in [4, 2, 9] {
+        destager.add(BlockNo(block), destager.flushes);
+        destager.flush_point();
+    }
+    let epochs = [4, 2, 9].map(|block| destager.epoch(BlockNo(block)));
+    assert!(epochs.is_sorted_by(|a, b| a < b));
+    // Block 7 was being transferred.
+    let before = (destager.front, destager.flushes);
+    destager.restart(Epochs::Flushes, [2, 4, 7, 9].map(BlockNo).into_iter());
+    assert_eq!([4, 2, 9].map(|block| destager.epoch(BlockNo(block))), epochs);
+    assert_eq!((destager.front, destager.flushes), before);
+    assert_eq!(destager.epoch(BlockNo(7)), Some(destager.front));
+}
+
+/// What is dirty when write order begins to be kept is older than all later writes.
+#[test]
+fn recovered_data_is_older_than_new_writes() {
+    let mut destager = Destager::default();
+    destager.restart(Epochs::Flushes, [3, 5].map(BlockNo).into_iter());
+    assert!([3, 5].iter().all(|block| destager.epoch(BlockNo(*block)) == Some(destager.front)));
+    assert!(destager.front < destager.flushes);
 }

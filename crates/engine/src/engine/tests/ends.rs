@@ -142,6 +142,7 @@ fn a_lost_disk_can_be_removed() {
 fn nobody_waits_in_order_for_a_lost_backing() {
     let ordered = Destage { ordered: true, ..lazy() };
     let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, ordered);
+    bench.engine.limits.incomplete_sectors_max = 0;
     bench.write_alone(0, 4 * KIB);
     bench.flush();
     let write = bench.write(64 * KIB, 512);

@@ -8,7 +8,7 @@ use crate::io::CopyEnd;
 
 impl Bench {
     /// Returns the copies since the last call: first byte in the request's buffer, and length.
-    fn merged(&mut self) -> Vec<(u32, u32)> {
+    pub(super) fn merged(&mut self) -> Vec<(u32, u32)> {
         let to = |copy: BufferCopy| match copy.to {
             CopyEnd::Buffer { offset, .. } => (offset, copy.len),
             other => panic!("a copy to {other:?}"),
@@ -85,6 +85,7 @@ fn a_part_of_a_cached_sector_is_merged_in_flash() {
 #[test]
 fn a_log_reads_its_next_sectors_ahead() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     let mut edges = 0;
     let mut ahead = vec![];
     for _ in 0..2 {
@@ -110,6 +111,7 @@ fn a_log_reads_its_next_sectors_ahead() {
 #[test]
 fn only_runs_of_small_partial_writes_read_ahead() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     for (offset, len) in [
         (0, 8 * KIB),
         (8 * KIB, 4 * KIB),
@@ -130,6 +132,7 @@ fn only_runs_of_small_partial_writes_read_ahead() {
 #[test]
 fn a_log_that_is_faster_than_the_backing_reads_no_sectors_ahead_again() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     let ahead = bench.start_log(0);
     let write = bench.write(8 * KIB, 512);
     assert_eq!(bench.ios.len(), 0, "the write waits");
@@ -144,6 +147,7 @@ fn a_log_that_is_faster_than_the_backing_reads_no_sectors_ahead_again() {
 #[test]
 fn a_backing_that_hangs_gets_one_read_ahead() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     let ahead = bench.start_log(0);
     bench.wait_ms(60_000);
     bench.settle();
@@ -161,6 +165,7 @@ fn a_backing_that_hangs_gets_one_read_ahead() {
 #[test]
 fn a_clone_does_not_read_its_parent_ahead_of_writes() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     for sector in 0..4 {
         let write = bench.write(sector * 4 * KIB, 512);
         while let Some(io) = bench.ios.pop_front() {
@@ -182,6 +187,7 @@ fn a_clone_does_not_read_its_parent_ahead_of_writes() {
 #[test]
 fn a_sector_that_was_written_in_part_a_moment_ago_is_not_read() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     bench.engine.lend_for_edges(BufferId(3 << 20), 64 << 10);
     let write = |bench: &mut Bench, offset, len| {
         let write = bench.write(offset, len);
@@ -205,6 +211,7 @@ fn a_sector_that_was_written_in_part_a_moment_ago_is_not_read() {
 #[test]
 fn a_failed_write_of_a_part_leaves_no_sector_in_memory() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     bench.engine.lend_for_edges(BufferId(3 << 20), 64 << 10);
     bench.write_alone(0, 512);
     bench.write(512, 512);
@@ -224,6 +231,7 @@ fn a_failed_write_of_a_part_leaves_no_sector_in_memory() {
 #[test]
 fn both_edges_are_read_at_once() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     bench.read_alone(0, 4 * KIB);
     let write = bench.write(512, 8 * KIB);
     let edges: Vec<_> = bench.ios.iter().map(|io| (io.target, io.op, io.offset % MIB, io.len)).collect();
@@ -237,6 +245,7 @@ fn both_edges_are_read_at_once() {
 #[test]
 fn two_writes_into_one_sector_take_turns() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     let first = bench.write(0, 512);
     let second = bench.write(512, 512);
     let io = bench.only_io();
@@ -318,6 +327,7 @@ fn an_edge_that_cannot_be_read_sends_the_write_past_the_cache() {
 #[test]
 fn writes_that_flash_refuses_go_to_the_backing_as_whole_sectors() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     bench.write_alone(0, 4 * KIB);
     let write = bench.write(1024, 4 * KIB);
     for _ in 0..2 {
@@ -393,6 +403,7 @@ fn the_short_last_sector_of_a_disk_goes_past_the_cache() {
 #[test]
 fn writes_that_find_no_buffer_wait() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     let writes: Vec<_> = (0..200).map(|at| bench.write(at * 4 * KIB + 512, 512)).collect();
     assert!(bench.ios.len() < 200, "not all at once");
     bench.settle();

@@ -111,6 +111,7 @@ fn long_zeroes_complete_in_flash() {
 #[test]
 fn zeroes_of_parts_of_sectors_complete_in_flash() {
     let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 0;
     bench.write_alone(8 * KIB, 4 * KIB);
     bench.copies.clear();
     let id = bench.request(zeroes(Durability::Volatile), 4 * KIB + 512, 4 * KIB);

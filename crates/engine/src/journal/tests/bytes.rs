@@ -19,7 +19,15 @@ fn sound(block_shift: u32) -> Vec<u8> {
     for frame in 0..6 {
         let block = BlockNo(frame);
         let frame = FrameNo(frame);
-        writer.push(Change::Set { frame, block, sector: 0, sum: 9, dirty: true, second: false });
+        writer.push(Change::Set {
+            frame,
+            block,
+            sector: 0,
+            sum: 9,
+            dirty: true,
+            second: false,
+            units: u8::MAX,
+        });
         writer.push(Change::Unproven { frame, block, first: 0, count: 1 << block_shift, after_set: false });
         let sequence = writer.seal(&index, &mut ring);
         if block.0 < 3 {
@@ -66,7 +74,7 @@ proptest! {
         };
         let records: Vec<Record> = (0..rng.below(CHANGES_MAX + 1)).map(|_| {
             let kind = match rng.below(4) {
-                0 => Kind::Set { sum: rng.next() as u32, dirty: rng.one_in(2), second: rng.one_in(2) },
+                0 => Kind::Set { sum: rng.next() as u32, dirty: rng.one_in(2), second: rng.one_in(2), units: u8::MAX },
                 1 => Kind::Clean,
                 2 => Kind::Drop,
                 _ => Kind::Unproven,

@@ -47,7 +47,8 @@ fn recover(copies: [Dumped; 2], set: [Option<u32>; 2], on_flash: [Option<u32>; 2
     let named = seal(&mut writer);
     writer.committed(named);
     for ((frame, second), sum) in COPIES.into_iter().zip(set) {
-        let record = |sum| Change::Set { frame, block: BLOCK, sector: 0, sum, dirty: true, second };
+        let record =
+            |sum| Change::Set { frame, block: BLOCK, sector: 0, sum, dirty: true, second, units: u8::MAX };
         sum.map(record).into_iter().for_each(|record| writer.push(record));
     }
     seal(&mut writer);

@@ -39,9 +39,14 @@ fn the_golden_ring_of_version_1_is_read() {
     let place = |segment, sector, sum| FlashSector { segment, sector, sum };
     let dirty: Vec<_> = recovered.dirty().collect();
     let expected = [
-        DirtySector { sector: 0, place: place(0, 0, Some(0xA0)), second: Some(place(1, 0, Some(0xA0))) },
-        DirtySector { sector: 1, place: place(0, 1, None), second: None },
-        DirtySector { sector: 600, place: place(0, 6, Some(0x31)), second: None },
+        DirtySector {
+            sector: 0,
+            place: place(0, 0, Some(0xA0)),
+            second: Some(place(1, 0, Some(0xA0))),
+            units: u8::MAX,
+        },
+        DirtySector { sector: 1, place: place(0, 1, None), second: None, units: u8::MAX },
+        DirtySector { sector: 600, place: place(0, 6, Some(0x31)), second: None, units: u8::MAX },
     ];
     assert_eq!(dirty, expected);
     let mut samples = recovered.samples(9);
@@ -98,6 +103,7 @@ fn write_the_golden_ring() {
         sum,
         dirty,
         second: false,
+        units: u8::MAX,
     };
     for _ in 0..22 {
         let sequence = seal(&mut writer);

@@ -264,7 +264,7 @@ impl World {
             self.held_by[sector] = set;
         }
         let (frame, block, sector) = (FrameNo(frame as u32), self.block_no(block), i as u8);
-        self.writer.push(Change::Set { frame, block, sector, sum, dirty, second });
+        self.writer.push(Change::Set { frame, block, sector, sum, dirty, second, units: u8::MAX });
     }
 
     /// Writes one sector to flash.
@@ -352,7 +352,15 @@ impl World {
                 self.held_by[(frame << self.shift) + i] = self.writer.pushed() + 1;
                 let (block, sector) = (self.block_no(block), i as u8);
                 let frame = FrameNo(frame as u32);
-                self.writer.push(Change::Set { frame, block, sector, sum, dirty: true, second });
+                self.writer.push(Change::Set {
+                    frame,
+                    block,
+                    sector,
+                    sum,
+                    dirty: true,
+                    second,
+                    units: u8::MAX,
+                });
             }
             copies.iter().for_each(|(frame, _)| self.push_range(*frame, block, i, 1, unproven(true)));
         }
@@ -394,6 +402,7 @@ impl World {
                 sum: sector.sum,
                 dirty: false,
                 second: false,
+                units: u8::MAX,
             },
             false => Change::Clean { frame: frame_no, block: number, first: i as u8, count: 1 },
         });

@@ -329,7 +329,15 @@ fn chosen_after(committed: &[u32], on_flash: [u32; 2]) -> u32 {
     let block = BlockNo(1);
     for sum in committed {
         for (frame, second) in copies {
-            writer.push(Change::Set { frame, block, sector: 0, sum: *sum, dirty: true, second });
+            writer.push(Change::Set {
+                frame,
+                block,
+                sector: 0,
+                sum: *sum,
+                dirty: true,
+                second,
+                units: u8::MAX,
+            });
         }
         for (frame, _) in copies {
             writer.push(Change::Unproven { frame, block, first: 0, count: 1, after_set: true });
@@ -435,6 +443,7 @@ fn sixteen_million_blocks() {
             sum: index.sum(index.first_sector(frame)),
             dirty: true,
             second: false,
+            units: u8::MAX,
         }
     };
     let mut n = 0;

@@ -208,7 +208,7 @@ fn after_end(before: Holds, tail: &[Change], flash: Option<u32>, was_killed: boo
 fn every_record_in_the_tail_over_every_state() {
     use Holds::*;
     let (frame, block) = (FrameNo(1), BLOCK);
-    let set = |dirty| Change::Set { frame, block, sector: 0, sum: NEW, dirty, second: false };
+    let set = |dirty| Change::Set { frame, block, sector: 0, sum: NEW, dirty, second: false, units: u8::MAX };
     let clean = Change::Clean { frame, block, first: 0, count: 2 };
     let drop = Change::Drop { frame, block, first: 0, count: 2 };
     let unproven = Change::Unproven { frame, block, first: 0, count: 2, after_set: false };
@@ -283,7 +283,15 @@ fn records_of_the_tail_on_a_missing_segment_are_counted() {
     }
     writer.committed(writer.sealed());
     for (frame, block) in [(FrameNo(0), BLOCK), (FrameNo(3), OTHER)] {
-        writer.push(Change::Set { frame, block, sector: 0, sum: NEW, dirty: true, second: false });
+        writer.push(Change::Set {
+            frame,
+            block,
+            sector: 0,
+            sum: NEW,
+            dirty: true,
+            second: false,
+            units: u8::MAX,
+        });
     }
     seal(&mut writer);
     let ring: Copies = vec![ring];
@@ -308,7 +316,15 @@ fn the_two_copies_of_a_sector_are_set_in_one_page() {
         for sector in 0..3 {
             for second in [false, true] {
                 let (frame, block) = (FrameNo(sector * 2 + u32::from(second)), BlockNo(sector));
-                writer.push(Change::Set { frame, block, sector: 0, sum: sector, dirty: true, second });
+                writer.push(Change::Set {
+                    frame,
+                    block,
+                    sector: 0,
+                    sum: sector,
+                    dirty: true,
+                    second,
+                    units: u8::MAX,
+                });
             }
         }
         while writer.pending() > 0 {

@@ -1,0 +1,190 @@
+//! Incomplete sectors: dirty sectors of which flash has only the units that guests wrote.
+
+use super::recovering::{Left, enable};
+use super::write_back::backing;
+use super::*;
+use crate::command::Mode;
+
+/// Returns the I/O of the backing that is in flight, in order: operation, offset and length.
+fn of_backing(bench: &Bench) -> Vec<(IoOp, u64, u64)> {
+    let ios = bench.ios.iter().filter(|io| io.target == backing());
+    ios.map(|io| (io.op, io.offset, io.len)).collect()
+}
+
+impl Bench {
+    /// Completes all I/O. Returns that of the backing.
+    fn end_all(&mut self) -> Vec<(IoOp, u64, u64)> {
+        let mut ended = Vec::new();
+        while let Some(io) = self.ios.pop_front() {
+            if io.target == backing() {
+                ended.push((io.op, io.offset, io.len));
+            }
+            self.end(io);
+        }
+        ended
+    }
+}
+
+/// Issue: "Every write reaches flash under write-back, whatever its size and alignment."
+#[test]
+fn flash_takes_parts_of_sectors_that_are_nowhere_else() {
+    let mut bench = Bench::write_back();
+    for (offset, len, dirty) in [(1024, 512, 1), (12 * KIB + 512, 8 * KIB, 4), (64 * KIB + 3584, 1024, 6)] {
+        let write = bench.write(offset, len);
+        assert_eq!(bench.end_all(), [], "{offset}");
+        assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteBack, dirty));
+    }
+}
+
+#[test]
+fn a_sector_is_complete_when_all_of_its_units_were_written() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    bench.write_alone(0, 1024);
+    let write = bench.write(1536, 2560);
+    assert_eq!(bench.end_all(), []);
+    assert_eq!(bench.outcome(write), Outcome::WriteBack);
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
+}
+
+/// A log of 512-byte writes waits for the backing at no sector, and finds most of them read ahead.
+#[test]
+fn a_log_does_not_wait_for_the_backing() {
+    let mut bench = Bench::write_back();
+    for at in 0..64 {
+        bench.write(5 * 512 + at * 512, 512);
+        let ended = bench.end_all();
+        assert!(ended.iter().all(|(_, _, len)| *len > 4 * KIB), "{at}: {ended:?}");
+        bench.flush();
+    }
+    assert_eq!(bench.read_alone(4 * KIB, 28 * KIB), Outcome::Hit);
+}
+
+/// The units are copied over the data of the backing, so a read does not wait for the destager.
+#[test]
+fn a_read_gets_the_units_from_flash_and_the_rest_from_the_backing() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    bench.write_alone(3072, 1024);
+    bench.copies.clear();
+    let read = bench.read(0, 8 * KIB);
+    let io = bench.only_io();
+    assert_eq!((io.target, io.op, io.len), (backing(), IoOp::Read, 8 * KIB));
+    bench.end(io);
+    let io = bench.only_io();
+    assert_eq!((io.target, io.op, io.len), (Target::Flash(DeviceId(0)), IoOp::Read, 4 * KIB));
+    bench.end(io);
+    bench.settle();
+    assert_eq!(bench.merged(), [(1024, 512), (3072, 1024)]);
+    assert_eq!(bench.outcome(read), Outcome::PartialMiss);
+    assert_eq!((bench.dirty(), bench.read_alone(4 * KIB, 4 * KIB)), (1, Outcome::Hit));
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::PartialMiss, "it is still incomplete");
+}
+
+/// The backing has the rest of the sector, so only the units are written there, and the sector leaves
+/// the cache.
+#[test]
+fn only_the_units_are_destaged() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    bench.write_alone(3072, 1024);
+    let drain = bench.start_change(CacheChange::Drain);
+    let ended = bench.end_all();
+    let write = IoOp::Write(Durability::Volatile);
+    assert_eq!(ended, [(write, 1024, 512), (write, 3072, 1024), (IoOp::Flush, 0, 0)]);
+    assert_eq!((bench.result(drain), bench.dirty()), (Some(Ok(vec![])), 0));
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+}
+
+/// The sector leaves the cache while a write reads it for its own edge. What flash had of it counts,
+/// not what the index says when the read ends.
+#[test]
+fn a_sector_that_is_destaged_while_a_write_reads_it_does_not_become_complete() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    bench.flush();
+    bench.start_change(CacheChange::Drain);
+    let ends = |io: &Io| io.target == backing() && io.op == IoOp::Flush;
+    while !bench.ios.iter().any(ends) {
+        let io = bench.ios.pop_front().expect("it is destaged");
+        bench.end(io);
+    }
+    bench.start_change(CacheChange::StopDrain);
+    bench.write(2048, 512);
+    let at = bench.ios.iter().position(|io| io.op == IoOp::Read).expect("the write reads flash");
+    let read = bench.ios.remove(at).expect("found");
+    bench.settle();
+    assert_eq!(bench.dirty(), 0, "the sector is clean");
+    bench.end(read);
+    bench.settle();
+    assert_eq!((bench.dirty(), bench.read_alone(0, 4 * KIB)), (1, Outcome::PartialMiss));
+}
+
+#[test]
+fn a_change_that_bypasses_flash_destages_the_units_first() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    bench.flush();
+    let zeroes = bench.request(Op::Discard(Durability::Volatile), 0, 2048);
+    let ended = bench.end_all();
+    let write = IoOp::Write(Durability::Volatile);
+    assert_eq!(ended[..2], [(write, 1024, 512), (IoOp::Discard, 0, 2048)]);
+    bench.settle();
+    assert!(bench.answered(zeroes) && bench.dirty() == 0);
+}
+
+#[test]
+fn a_cache_has_a_limited_number_of_incomplete_sectors() {
+    let mut bench = Bench::write_back();
+    bench.engine.limits.incomplete_sectors_max = 3;
+    bench.write_alone(512, 512);
+    bench.write_alone(8 * KIB + 512, 512);
+    let write = bench.write(16 * KIB + 512, 512);
+    assert_eq!(of_backing(&bench), [(IoOp::Read, 16 * KIB, 4 * KIB)]);
+    bench.settle();
+    assert_eq!(bench.outcome(write), Outcome::WriteBack);
+    assert_eq!(bench.read_alone(16 * KIB, 4 * KIB), Outcome::Hit);
+}
+
+/// A part of a unit cannot be recorded.
+#[test]
+fn writes_of_parts_of_units_read_the_backing() {
+    let mut bench = Bench::write_back();
+    bench.write(100, 512);
+    assert_eq!(of_backing(&bench), [(IoOp::Read, 0, 4 * KIB)]);
+    bench.settle();
+    bench.write_alone(8 * KIB, 512);
+    bench.flush();
+    let write = bench.write(8 * KIB + 700, 100);
+    let ended = bench.end_all();
+    assert_eq!(ended[0], (IoOp::Write(Durability::Volatile), 8 * KIB, 512), "the unit is destaged first");
+    bench.settle();
+    assert!(bench.answered(write));
+}
+
+/// The units are known after a restart, also those that later writes added, and the sector is read
+/// from the backing only after they are there.
+#[test]
+fn the_journal_has_the_units() {
+    let mut bench = Bench::write_back();
+    let mut left = Left::default();
+    for offset in [1024, 2048, 16 * KIB + 3584] {
+        bench.write(offset, 512);
+        left.settle(&mut bench);
+        bench.request(Op::Flush, 0, 0);
+        left.settle(&mut bench);
+    }
+    bench.start_change(CacheChange::Close);
+    left.settle(&mut bench);
+    let (_, recovered) = left.recover();
+    let units: Vec<(u64, u8)> = recovered.dirty().map(|dirty| (dirty.sector, dirty.units)).collect();
+    assert_eq!(units, [(0, 0b1_0100), (4, 0b1000_0000)]);
+
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    bench.start_change(enable(2, Mode::WriteBack, Some(recovered)));
+    bench.settle();
+    bench.copies.clear();
+    assert_eq!(bench.read_alone(16 * KIB, 4 * KIB), Outcome::PartialMiss);
+    assert_eq!(bench.merged(), [(3584, 512)]);
+}
