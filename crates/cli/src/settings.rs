@@ -59,8 +59,8 @@ options! {
         /// Number of copies on flash, of all data or only of dirty data
         #[arg(long, value_name = "N", value_parser = words(COPIES))]
         copies: Option<String>,
-        /// Destage in write order, so that the backing always has a past state of the disk; destaging
-        /// is slower
+        /// Destage in write order, so that the backing has a past state of the disk, except after a
+        /// restart of hob until what was dirty then is destaged; destaging is slower
         #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
         ordered: Option<bool>,
         /// After which restarts a persistent cache is compared with its backing

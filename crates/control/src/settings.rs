@@ -101,7 +101,8 @@ settings! {
     copies: String,
     /// Whether destaging keeps a guest's FLUSHes in order: the backing gets no write that followed
     /// a FLUSH before all writes that preceded it, and no write that followed an acknowledged write
-    /// with FUA before that write. Destaging is slower.
+    /// with FUA before that write. Data that was dirty at a restart of hob counts as written between
+    /// two FLUSHes. Destaging is slower.
     ordered: bool,
     /// Whether a persistent cache is compared with its backing after a restart, before it serves:
     /// `auto` (unless there is evidence that the backing is unchanged), `always` or `trust`
