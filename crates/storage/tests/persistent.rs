@@ -148,6 +148,9 @@ fn outdated_segments_are_older_than_the_ring_in_use() {
     assert_eq!(pool.outdated_on(new[0].device, CACHE, 2, &[]), None, "a newer ring is not outdated");
 }
 
+/// Required features of a pool with a journal ring: the journal, and incomplete sectors.
+const RINGS: u64 = 1 | 4;
+
 #[test]
 fn every_device_says_that_there_are_journals_before_there_is_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -157,15 +160,15 @@ fn every_device_says_that_there_are_journals_before_there_is_one() {
     assert!(paths[..2].iter().all(|path| features(path) == [0, 0]), "volatile caches need nothing new");
     pool.allocate_ring(CACHE, 1, 1, 1, &[]).unwrap();
     for path in &paths[..2] {
-        assert!(features(path).contains(&1), "{path:?}");
+        assert!(features(path).contains(&RINGS), "{path:?}");
     }
     pool.add_device(&spec(&paths[2], 2), Overwrite::Refuse).unwrap();
-    assert_eq!(features(&paths[2]), [1, 1], "a new device says so from the start");
+    assert_eq!(features(&paths[2]), [RINGS, RINGS], "a new device says so from the start");
     pool.release(&pool.segments_of(CACHE)).unwrap();
     drop(pool);
     let mut pool = Pool::open(&paths).unwrap();
     pool.set_admission(DeviceId(0), Admission::Out).unwrap();
-    assert_eq!(features(&paths[0]), [1, 1], "and it stays");
+    assert_eq!(features(&paths[0]), [RINGS, RINGS], "and it stays");
 }
 
 #[test]

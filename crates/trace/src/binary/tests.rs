@@ -138,7 +138,7 @@ fn invalid_input_is_refused_with_its_name() {
         (8, &[3], "version 3"),
         (15, &[1], "features"),
         (0x2a, &[2], "disks"),
-        (64 + 20, &[4], "record 1 of the trace: the operation"),
+        (64 + 20, &[4], "record 1 of the trace: this hob does not know the operation"),
         (64 + 24 + 15, &[0x80], "record 2 of the trace: the offset"),
         (64 + 16, &[0, 0, 0, 0], "record 1 of the trace: the length is 0"),
         (64 + 3 * 24 + 8, &[1], "record 4 of the trace: a flush with a range"),

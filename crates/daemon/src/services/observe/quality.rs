@@ -296,7 +296,7 @@ mod tests {
         minutes(&mut quality, 1, 5000, 100, 4000, 0);
         let low = quality.low().unwrap();
         assert!(
-            low.contains("2 % of reads") && low.contains("expects 80 %") && low.contains("hob explain vm"),
+            low.contains("2 % of reads") && low.contains("predicts 80 %") && low.contains("hob explain vm"),
             "{low}"
         );
         minutes(&mut quality, 1, 5000, 3500, 4000, 0);

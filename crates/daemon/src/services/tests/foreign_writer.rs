@@ -114,20 +114,23 @@ fn a_lost_disk_that_its_shard_keeps_is_opened_when_the_shard_has_removed_it() {
         // The cache is in use, so nothing else may use its segments.
         let disks = &bench.services.disks;
         let export = hob_control::ExportDirty { path: bench.path("exported") };
-        // hob tries every 5 s to remove the disk from its shard.
-        let is_busy = || bench.services.registry.inner().disks["vm"].busy.is_some();
-        while is_busy() {
+        // hob tries every 5 s to remove the disk from its shard, and refuses other commands meanwhile.
+        let refusal = async |number: u32| loop {
+            let result = match number {
+                0 => disks.discard_dirty("vm".into()).await,
+                1 => disks.cache_disable("vm".into(), OnDirty::Discard).await,
+                2 => disks.disk_remove("vm".into(), OnDirty::Discard).await,
+                _ => disks.export_dirty("vm".into(), export.clone()).await,
+            };
+            let error = result.unwrap_err().to_string();
+            if !error.contains("is being opened") {
+                return error;
+            }
             tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        let refusals = [
-            disks.discard_dirty("vm".into()).await,
-            disks.cache_disable("vm".into(), OnDirty::Discard).await,
-            disks.disk_remove("vm".into(), OnDirty::Discard).await,
-            disks.export_dirty("vm".into(), export).await,
-        ];
-        for refusal in refusals {
-            let error = refusal.unwrap_err();
-            assert!(error.to_string().contains("its cache is still open"), "{error}");
+        };
+        for number in 0..4 {
+            let error = refusal(number).await;
+            assert!(error.contains("its cache is still open"), "{error}");
         }
         bench.shard.set_keeps_disks(false);
         for _ in 0..600 {

@@ -294,7 +294,7 @@ fn a_flash_write_budget_is_explained() {
     let said = about_budget(&part(7 << 30, 0), "flash");
     assert!(said.contains("10 GiB a day, of which 7 GiB is left: it does not limit"), "{said}");
     let said = about_budget(&part(1 << 30, 80), "flash");
-    assert!(said.contains("stricter (80 %") && said.contains("kept 2 GiB from flash"), "{said}");
+    assert!(said.contains("stricter, by 80 %") && said.contains("kept 2 GiB from flash"), "{said}");
     let said = about_budget(&part(-1 << 30, 100), "flash");
     assert!(said.contains("a debt of 1 GiB") && said.contains("used up"), "{said}");
 }
