@@ -19,7 +19,7 @@ const BEHIND_OCF_MAX: f64 = 0.5;
 const BEHIND_LINUX_MAX: f64 = 2.0;
 /// Minimum number of points by which hob has more hits, if it writes more than OCF's default.
 const HITS_AHEAD_MIN: f64 = 5.0;
-/// Maximum ratio of hob's writes in all rows to those of dm-cache.
+/// Maximum ratio of hob's flash writes to dm-cache's, each summed over the rows with results of both.
 const LINUX_WRITES_MAX: f64 = 1.5;
 
 /// Limits of the results, for the reader.
@@ -107,7 +107,8 @@ impl Row {
 pub(super) struct TracePlayed {
     pub(super) trace: String,
     pub(super) requests: u64,
-    /// Virtual duration in the guest and factor of the speed-up, if there was a guest.
+    /// Duration of the trace in the guest, seconds of virtual time, and the factor by which the trace
+    /// was sped up. `None` if no guest played the trace.
     pub(super) guest: Option<(f64, f64)>,
     /// Maximum delay of a request in the guest, milliseconds of virtual time.
     pub(super) late_ms: u64,

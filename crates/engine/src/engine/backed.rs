@@ -12,8 +12,8 @@
 //!
 //! # Invariant
 //! - A dirty sector becomes clean only after a successful backing flush that began after the
-//!   sector's write ended. No possible loss may have occurred since that write was sent. Until then
-//!   the journal records the sector as dirty.
+//!   sector's write ended. No possible loss may have occurred since that write was sent. Until
+//!   the sector becomes clean, the journal records it as dirty.
 //! - A guest's flush succeeds only if each earlier acknowledged change is durable on flash, was
 //!   covered by a flush of the backing, or was already reported as lost to the guest's session.
 //!

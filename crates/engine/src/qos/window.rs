@@ -128,7 +128,8 @@ pub struct Window {
     /// Highest rate of a measuring interval, units per second.
     peak: u32,
     knee: Knee,
-    /// Time at which the current agreement expires.
+    /// Time until which `size` is the window size on which the hosts agreed. `None` if no agreement is
+    /// valid.
     settled: Option<Instant>,
     /// Phase of the alternation between two whole sizes.
     phase: u64,

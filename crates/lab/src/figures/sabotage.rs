@@ -317,7 +317,8 @@ fn random_writes_fail_with_small_caches_and_writers_that_never_pause() {
 #[test]
 fn query_types_fail_without_a_cache() {
     let uncached: Change = |cases| cases[1].cache = CaseCache::Off;
-    let faster = ["5 %", "25 %", "45 %"].map(|share| format!("no cache against cache, {share} look-ups"));
+    let faster = ["5 %", "25 %", "45 %"]
+        .map(|share| format!("mean response time, no cache against cache, {share} look-ups"));
     let faster: Vec<&str> = faster.iter().map(String::as_str).collect();
     sabotaged("dss-types", &["scale=64", "transactions=210"], &[(&faster, uncached)]);
 }

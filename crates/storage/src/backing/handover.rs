@@ -37,7 +37,8 @@ use crate::token::{Token, TokenSpace};
 /// Longest wait for a peer if this host's own backing also has the data.
 const PEER_WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Longest wait of a read for the owner in standby, nanoseconds.
+/// Time after which a read that the owner could not serve fails, if this host's disk is still in
+/// standby, nanoseconds. Until then the read is retried.
 const STANDBY_NS_MAX: u64 = 30_000_000_000;
 
 /// Pause before a read that failed in standby is retried, nanoseconds.

@@ -260,7 +260,9 @@ fn write_all(
     put(&mut run)
 }
 
-/// Checks that the backing belongs to the replica, as far as hosts can compare that.
+/// Checks that the backing is that of the replica's disk: it is writable, large enough, and has the
+/// same identity. If the identity of this kind of backing can differ between hosts, a different one
+/// is only logged.
 fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<()> {
     let summary = dirty.summary();
     if info.read_only {

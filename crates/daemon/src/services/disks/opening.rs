@@ -57,7 +57,7 @@ struct AddedDisk<'a> {
 pub(in crate::services) const BACKING_CHARS_MAX: usize = 4096;
 
 impl Disks {
-    /// Records the generation of the disk from which on its data in flash is valid. Must be called
+    /// Saves the generation to which the disk's data in flash belongs. Must be called
     /// before the disk is served.
     pub(in crate::services) async fn keep_generation(&self, name: &str, taken: &Taken) -> Result<()> {
         if let Some(why) = &taken.foreign {

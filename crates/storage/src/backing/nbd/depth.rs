@@ -55,7 +55,7 @@ impl OwnRanges {
         Ok(())
     }
 
-    /// Asks about the next range of up to `bytes_max`, within `limit`. Calls `note` with offset and
+    /// Asks `qemu-nbd` which parts of the next `bytes_max` bytes, at most, the image has itself. Waits at most `limit`. Calls `note` with offset and
     /// length of each range that the image has itself, in order. The error is a sentence for users.
     pub(crate) fn ask(
         &mut self,

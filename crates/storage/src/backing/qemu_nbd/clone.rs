@@ -116,14 +116,14 @@ impl QemuNbd {
     }
 }
 
-/// Asks about the next range of an image, and records the answer.
+/// Asks which parts of the next range the image has itself, and records the answer.
 fn ask(ranges: &mut OwnRanges, bytes_max: u64, own: &mut OwnMap) -> Result<(), String> {
     ranges.ask(bytes_max, ANSWER_MAX, &mut |offset, len| own.take(offset, len))?;
     own.note_known(if ranges.is_done() { u64::MAX } else { ranges.at() });
     Ok(())
 }
 
-/// Asks about the rest of an image that is served, until the image is closed.
+/// Asks which parts of the rest of a served image the image has itself, until the image is closed.
 fn ask_while_served(mut ranges: OwnRanges, mut own: OwnMap, server: &Weak<Server>, image: &str) {
     let mut errors = 0;
     while !ranges.is_done() && server.strong_count() > 0 {
