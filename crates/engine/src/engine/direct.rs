@@ -34,7 +34,9 @@ impl Engine {
         let Ok(cache) = disk.looked_up() else { return false };
         let mut spans = cache.spans(offset / SECTOR_BYTES, (offset + len) / SECTOR_BYTES);
         let is_valid = |sector, count| cache.index.count_servable(sector, count) == count;
+        let (first, end) = (offset / SECTOR_BYTES, (offset + len) / SECTOR_BYTES);
         cache.config.mode != Mode::PassThrough
+            && cache.index.part_in(first, end).is_none()
             && spans.all(|span| cache.find(span).is_some_and(|sector| is_valid(sector, span.count)))
     }
 

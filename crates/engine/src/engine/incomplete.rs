@@ -7,6 +7,7 @@
 //! | event | an incomplete sector |
 //! |---|---|
 //! | a write to flash | has the units of both, and may be complete then |
+//! | a failed write to flash | keeps its units: the write delivered the same bytes of them again |
 //! | a read | the backing is read, and the units are copied over its data |
 //! | a change that goes to the backing | is destaged first, as other partly covered dirty sectors |
 //! | destaging | its units are written to the backing; after a flush it leaves the cache |
@@ -45,7 +46,7 @@ impl Active {
     }
 
     /// Returns true if a change consists of whole units.
-    fn has_whole_units(&self) -> bool {
+    pub(super) fn has_whole_units(&self) -> bool {
         (self.request.offset | self.request.len).is_multiple_of(UNIT_BYTES)
     }
 
@@ -56,11 +57,6 @@ impl Active {
             Some((_, Edge::Units(units))) => units,
             _ => ALL_UNITS,
         }
-    }
-
-    /// Returns the number of sectors that a write leaves incomplete.
-    pub(super) fn parts(&self) -> u32 {
-        self.edges_by_sector().filter(|(_, edge)| matches!(edge, Edge::Units(_))).count() as u32
     }
 
     /// Forgets units that only flash can take, before the change goes to the backing.
@@ -162,17 +158,33 @@ impl Engine {
         }
     }
 
-    /// Counts the incomplete sectors of a write to flash. Returns false if there would be too many;
-    /// the write then reads these sectors from the backing.
+    /// Counts the sectors that a write to flash will make incomplete. Returns false if there would be
+    /// too many; the write then reads these sectors from the backing.
     pub(super) fn begin_parts(&mut self, slot: u32) -> bool {
-        let (parts, most) = (self.requests[slot].parts(), self.incomplete_sectors_max());
-        let disk = self.disk_mut(self.requests[slot].range.disk);
-        let has_room = parts == 0 || disk.incomplete_sectors() + parts <= most;
+        let (active, most) = (&self.requests[slot], self.incomplete_sectors_max());
+        let disk = self.disk(active.range.disk);
+        let is_new = |(sector, edge): &(u64, Edge)| {
+            let part = Range { first: *sector, end: sector + 1, ..active.range };
+            matches!(edge, Edge::Units(_)) && disk.part_in(part).is_none()
+        };
+        let new = active.edges_by_sector().filter(is_new).count() as u32;
+        let has_room = new == 0 || disk.incomplete_sectors() + new <= most;
+        let id = active.range.disk;
         match has_room {
-            true => disk.parts_in_flight += parts,
+            true => {
+                self.requests[slot].edges.new_parts = new as u8;
+                self.disk_mut(id).parts_in_flight += new;
+            }
             false => self.requests[slot].forget_units(),
         }
         has_room
+    }
+
+    /// Ends the count of a write to flash that has ended. The cache counts its incomplete sectors now.
+    pub(super) fn end_parts(&mut self, slot: u32) {
+        let new = std::mem::take(&mut self.requests[slot].edges.new_parts);
+        let id = self.requests[slot].range.disk;
+        self.disk_mut(id).parts_in_flight -= u32::from(new);
     }
 
     /// Reads the incomplete sectors of a read from sector `next` on, one after the other, and copies

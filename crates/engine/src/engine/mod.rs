@@ -150,7 +150,7 @@ pub struct Limits {
     /// units per second, and so are limits that are not in bytes per second.
     pub qos_unit_bytes: u32,
     /// Maximum number of dirty sectors per cache of which flash has only some 512-byte units
-    /// (`incomplete.rs`), at most 32.
+    /// (`incomplete.rs`), at most 24.
     pub incomplete_sectors_max: u32,
 }
 

@@ -64,6 +64,8 @@ pub(super) struct Edges {
     pub(super) tail: Edge,
     /// Number of jobs that are reading these sectors.
     jobs: u8,
+    /// Number of these sectors that a write to flash in progress will make incomplete.
+    pub(super) new_parts: u8,
 }
 
 impl Active {

@@ -24,6 +24,7 @@ use crate::admission::AdmissionEffect;
 use crate::cache::push_run;
 use crate::command::{Copies, Layout, Mode, Role};
 use crate::directory::Departure;
+use crate::index::parts::ALL_UNITS;
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::journal::Writer;
 use crate::outcome::Outcome;
@@ -197,6 +198,10 @@ impl Engine {
         if !self.take_zeroes(slot) || self.splits_units(slot) {
             return false;
         }
+        if !self.requests[slot].has_whole_units() {
+            // Sectors that were incomplete when they were merged have left the cache since.
+            self.requests[slot].forget_units();
+        }
         self.leave_edges_incomplete(now, slot);
         if self.read_edges(now, slot, EdgeSource::FlashOrBacking) {
             return true;
@@ -260,14 +265,14 @@ impl Engine {
             self.requests[slot].written.extend((io.sector..).zip(sums.iter().copied()));
         } else {
             self.record_lapsed(now, request.disk, io.sector..io.sector + io.sectors);
+            self.forget_part_sums(request.disk, io.sector..io.sector + io.sectors);
             self.requests[slot].failed = true;
         }
         if pending > 0 {
             return;
         }
         self.record_written(now, slot);
-        let parts = self.requests[slot].parts();
-        self.disk_mut(request.disk).parts_in_flight -= parts;
+        self.end_parts(slot);
         self.note_dirty(now, request.disk, range.first, range.end);
         self.disk_mut(request.disk).flash_writes -= 1;
         if self.requests[slot].failed {
@@ -343,6 +348,15 @@ impl Engine {
         void.for_each(|sector| journal.record_void(now, index, sector..sector + 1));
     }
 
+    /// Accepts any content of incomplete sectors whose overwrite failed. The bytes of their units are the
+    /// same before and after it.
+    fn forget_part_sums(&mut self, disk: DiskId, sectors: std::ops::Range<u64>) {
+        let (_, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
+        let is_part = |sector: &u64| index.is_unproven(*sector) && index.units(*sector) != ALL_UNITS;
+        let parts: Vec<u64> = sectors.filter(is_part).collect();
+        parts.into_iter().for_each(|sector| index.forget_sum(sector));
+    }
+
     /// Answers a change whose data has reached its destination.
     pub(super) fn end_written(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let request = self.requests[slot].request;
@@ -409,6 +423,11 @@ impl Engine {
             let edge = Range { disk: request.disk, first: at, end: at + 1 };
             self.disk(request.disk).is_fresh(JobKind::Edges(slot), edge)
         });
+        if fresh && self.disk(request.disk).journal.as_ref().is_some_and(|journal| journal.dead) {
+            // Without a journal the units of an incomplete sector cannot be destaged yet, and the
+            // backing must not get the change before them.
+            return self.end_change(now, slot, Err(IoError::Failed));
+        }
         if fresh {
             self.requests[slot].phase = Phase::CommitThenChange;
             return self.commit(slot);

@@ -15,8 +15,9 @@ pub(crate) const UNIT_BYTES: u64 = SECTOR_BYTES / 8;
 /// The set of all units of a sector.
 pub(crate) const ALL_UNITS: u8 = u8::MAX;
 
-/// Maximum number of incomplete sectors of a cache. Each journal page lists all of them.
-pub(crate) const PARTS_MAX: usize = 32;
+/// Maximum number of incomplete sectors of a cache. Each journal page lists all of them. After a crash
+/// there may be twice as many: some from change records, and others from a newer part of the dump.
+pub(crate) const PARTS_MAX: usize = 24;
 
 /// Returns the parts of a sector that its units form, in bytes from its start. Adjacent units are one
 /// part.

@@ -165,11 +165,17 @@ impl Restoring {
         }
     }
 
-    /// Replaces the recorded units of all sectors of the disk: all other sectors are complete.
+    /// Sets the recorded units of a block's sectors to those in `parts`, which has sectors of the disk
+    /// with their units. All other sectors of the block are complete.
     #[inline]
-    pub(crate) fn set_parts(&mut self, parts: &[(u64, u8)]) {
-        self.parts.clear();
-        self.parts.extend(parts.iter().copied());
+    pub(crate) fn set_parts(&mut self, block: BlockNo, parts: &[(u64, u8)]) {
+        if parts.is_empty() && self.parts.is_empty() {
+            return;
+        }
+        let first = u64::from(block.0) << self.index.block_shift;
+        let sectors = first..first + (1 << self.index.block_shift);
+        self.parts.retain(|at, _| !sectors.contains(at));
+        self.parts.extend(parts.iter().copied().filter(|(at, _)| sectors.contains(at)));
     }
 
     /// Marks sectors of a frame clean.

@@ -21,7 +21,7 @@
 //! An *applied* record has the same effect as a record before the last known commit.
 //!
 //! The *part* records of a page list all sectors that were incomplete when the page was sealed. They
-//! belong to the page's part of the dump; later *set* records have later changes.
+//! count for the frames that the same page dumps. *Set* records have all other changes of units.
 //!
 //! The older copy in the last row is in another frame, and the undone *set* record would have
 //! replaced it. The record in the last row shows that the backing has newer data than this copy.
@@ -194,12 +194,16 @@ impl Replay {
             None => all_known = false,
         });
         if is_dumped {
-            restoring.set_parts(&parts);
             let dumped = &mut self.dumped;
             page.dump(&mut self.scratch, |number, state| {
                 *dumped += 1;
                 match place(segments, segment_frames, number) {
-                    Some(frame) => restoring.show(FrameNo(frame), state),
+                    Some(frame) => {
+                        restoring.show(FrameNo(frame), state);
+                        if state.has_dirty() {
+                            restoring.set_parts(BlockNo(state.block), &parts);
+                        }
+                    }
                     None => all_known = false,
                 }
             });

@@ -44,6 +44,10 @@ use super::{CHANGES_MAX, ZONES};
 use crate::index::Index;
 use crate::units::{BlockNo, FrameNo};
 
+/// Maximum number of incomplete sectors that a page can list beside the changes that must be in one
+/// page: the records of the two copies of a sector.
+const PARTS_LISTED_MAX: usize = CHANGES_MAX - 4;
+
 /// Maximum number of sealed pages that are not committed, in any ring; small rings allow fewer.
 const UNCOMMITTED_MAX: u64 = 256;
 
@@ -301,7 +305,7 @@ impl Writer {
         assert!(overwritten < self.keep_from.max(1), "page {overwritten} is overwritten, and needed");
 
         self.log_pending();
-        let taken = self.changes_in_page(CHANGES_MAX - index.parts_count());
+        let taken = self.changes_in_page(CHANGES_MAX - index.parts_count().min(PARTS_LISTED_MAX));
         self.recorded += taken as u64;
         if let Some(log) = &mut self.crash_log {
             log.page(sequence, self.recorded);
@@ -314,6 +318,7 @@ impl Writer {
         for change in self.pending.drain(..taken) {
             page.record(&self.of.record(&change));
         }
+        assert!(index.parts_count() <= PARTS_LISTED_MAX, "a page lists all incomplete sectors");
         for (_, sector, units) in index.parts() {
             let (frame, block, first) = index.locate(sector);
             let (kind, frame) = (Kind::Part { units }, self.of.number(frame));

@@ -37,6 +37,7 @@ mod end;
 mod holes;
 mod parts;
 mod probe;
+mod revocation;
 mod stale;
 mod steps;
 
@@ -54,6 +55,7 @@ use hob_engine::io::{Durability, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
 use self::end::FileEnd;
+use self::revocation::RevocableGate;
 use super::below::{self, BelowLocks};
 use super::evidence::{self, ChangeDetector};
 use super::helper::{Ended, Helper, Job};
@@ -116,7 +118,7 @@ struct FileBacking {
     free: Vec<u32>,
     in_flight: usize,
     /// Lease gate, if other hosts may also write the disk.
-    gate: Option<Arc<dyn Gate>>,
+    gate: Option<Arc<RevocableGate>>,
     /// Slots of I/Os that the lease gate or a stale file handle stopped. `retry_at` is the time of
     /// their retry.
     stopped: Vec<u32>,
@@ -524,7 +526,7 @@ impl Driver for FileBacking {
     }
 
     fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
-        self.gate = Some(gate);
+        self.gate = Some(Arc::new(RevocableGate::new(gate)));
         self.gate_descriptors(ring);
     }
 
@@ -574,6 +576,9 @@ impl Driver for FileBacking {
 
     fn revoke(&mut self, ring: &mut Ring, now: Instant) {
         self.is_lost = true;
+        if let Some(gate) = &self.gate {
+            gate.revoke();
+        }
         for slot in std::mem::take(&mut self.stopped) {
             self.stop(now, slot);
         }

@@ -369,7 +369,14 @@ impl Pool {
 
     /// Records a required feature on every device that lacks it.
     fn require(&mut self, feature: Features) -> Result<(), PoolError> {
-        for device in &mut self.devices {
+        let all: Vec<usize> = (0..self.devices.len()).collect();
+        self.require_on(&all, feature)
+    }
+
+    /// Records a required feature on those of these devices that lack it.
+    fn require_on(&mut self, devices: &[usize], feature: Features) -> Result<(), PoolError> {
+        for at in devices {
+            let device = &mut self.devices[*at];
             let old = device.superblock.features;
             if !old.contains(feature) {
                 device.superblock.features = old.with(feature);

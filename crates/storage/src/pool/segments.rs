@@ -218,9 +218,12 @@ impl Pool {
         if devices.len() < copies {
             return Err(PoolError::TooFewDevices { copies, segments, devices: devices.len() });
         }
-        self.require(Features::JOURNAL.with(Features::INCOMPLETE_SECTORS))?;
+        self.require(Features::JOURNAL)?;
+        let devices: Vec<usize> = devices.into_iter().take(copies).collect();
+        // A device that fails writes must not prevent a journal on the other devices.
+        self.require_on(&devices, Features::INCOMPLETE_SECTORS)?;
         let mut ring = Vec::with_capacity(copies);
-        for (copy, at) in (0..).zip(devices.into_iter().take(copies)) {
+        for (copy, at) in (0..).zip(devices) {
             let device = &mut self.devices[at];
             let kind = Kind::Ring { number, copy };
             let take = |ordinal| take_segment(device, Entry::Owned { owner, ordinal, kind });

@@ -54,7 +54,7 @@ impl Disks {
                 | PlannedChange::Disable { discard_dirty: true }
         );
         if is_offline && !discards {
-            // hob may be opening the disk, and the command would wait for that.
+            // The command would wait for hob's own work too.
             self.registry.wait_for_own_work(disk).await?;
         }
         let spec = self.registry.inner().disk(disk)?.cache().cloned();
