@@ -338,3 +338,52 @@ fn the_two_copies_of_a_sector_are_set_in_one_page() {
         }
     }
 }
+
+/// Each page lists the incomplete sectors of its own time. A sector that was dropped since is still
+/// incomplete in an earlier part of the dump, until the page with the *drop* record is there.
+#[test]
+fn a_sector_is_incomplete_until_a_page_records_its_drop() {
+    let mut restoring = Restoring::new(4, 0);
+    for frame in 0..4 {
+        restoring.place(FrameNo(frame), BlockNo(frame), Copy::First);
+        restoring.set(u64::from(frame), NEW, true);
+    }
+    restoring.set_units(1, 0b100);
+    let mut index = restoring.finish(4);
+    let mut writer = Writer::new(descriptor(0, 4, &[0]), 64);
+    writer.limits = Limits { changes: 1, frames: 2, uncommitted: 4 };
+    let mut ring = vec![None; 64];
+    let mut seal = |writer: &mut Writer, index: &Index| {
+        let mut page = Vec::new();
+        let sequence = writer.seal(index, &mut page);
+        ring[sequence as usize] = Some(page);
+    };
+    seal(&mut writer, &index);
+    index.clear_dirty(0, 1);
+    index.clear_valid(1, 1);
+    index.clear_dirty(2, 1);
+    for frame in [0, 2] {
+        let (frame, block) = (FrameNo(frame), BlockNo(frame));
+        writer.push(Change::Clean { frame, block, first: 0, count: 1 });
+    }
+    writer.push(Change::Drop { frame: FrameNo(1), block: BlockNo(1), first: 0, count: 1 });
+    seal(&mut writer, &index);
+    writer.committed(writer.sealed());
+    // This page makes the dump valid.
+    seal(&mut writer, &index);
+    let dirty = |ring: &[Option<Vec<u8>>]| {
+        let ring: Copies = vec![ring.to_vec()];
+        let Ring::Whole(plan) = survey(&ring) else { panic!("it is whole") };
+        let mut replay = replay(plan, &ring, 4 * 4096, &[0]).unwrap();
+        let sums = vec![Some(NEW); replay.to_prove().len()];
+        let recovered = replay.finish(&sums);
+        recovered.dirty().map(|dirty| (dirty.sector, dirty.units)).collect::<Vec<_>>()
+    };
+    let before = ring.clone();
+    writer.committed(writer.sealed());
+    let mut page = Vec::new();
+    let sequence = writer.seal(&index, &mut page);
+    ring[sequence as usize] = Some(page);
+    assert_eq!(dirty(&before), [(1, 0b100), (3, u8::MAX)]);
+    assert_eq!(dirty(&ring), [(3, u8::MAX)]);
+}
