@@ -427,6 +427,8 @@ struct Simulation<'a> {
     /// The failure that the simulation will inject.
     injection: Option<Injection>,
     report: Report,
+    /// A violation that was found where it cannot be returned.
+    found: Option<Violation>,
 }
 
 impl<'a> Simulation<'a> {
@@ -567,6 +569,7 @@ impl<'a> Simulation<'a> {
             has_power: true,
             injection: None,
             report: Report::default(),
+            found: None,
             scenario,
         };
         world.free = world.all_segments();
@@ -637,6 +640,7 @@ impl<'a> Simulation<'a> {
     fn run_until(&mut self, is_enough: impl Fn(&Self) -> bool) -> Result<(), Violation> {
         self.busy_until = self.now;
         while self.has_power && !is_enough(self) {
+            self.found.take().map_or(Ok(()), Err)?;
             let next = self.queue.next_at();
             let due = self.engine.poll_timeout().filter(|due| next.is_none_or(|next| *due < next));
             self.clock += 1;
