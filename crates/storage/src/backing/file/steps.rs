@@ -5,8 +5,7 @@ use hob_engine::units::{Instant, SECTOR_BYTES};
 use rustix::fs::FallocateFlags;
 
 use super::{Attached, FileBacking, Life, RETRY_NS, SEVERAL};
-use crate::ring::Gate as _;
-use crate::ring::{Ring, ZEROES_BYTES};
+use crate::ring::{Gate as _, Ring, ZEROES_BYTES};
 
 pub(super) const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
