@@ -125,12 +125,12 @@ fn a_change_that_bypasses_flash_destages_the_units_first() {
     let mut bench = Bench::write_back();
     bench.write_alone(1024, 512);
     bench.flush();
-    let zeroes = bench.request(Op::Discard(Durability::Volatile), 0, 2048);
+    let discard = bench.request(Op::Discard(Durability::Volatile), 0, 2048);
     let ended = bench.end_all();
     let write = IoOp::Write(Durability::Volatile);
     assert_eq!(ended[..2], [(write, 1024, 512), (IoOp::Discard, 0, 2048)]);
     bench.settle();
-    assert!(bench.answered(zeroes) && bench.dirty() == 0);
+    assert!(bench.answered(discard) && bench.dirty() == 0);
 }
 
 #[test]
@@ -144,6 +144,47 @@ fn a_cache_has_a_limited_number_of_incomplete_sectors() {
     bench.settle();
     assert_eq!(bench.outcome(write), Outcome::WriteBack);
     assert_eq!(bench.read_alone(16 * KIB, 4 * KIB), Outcome::Hit);
+}
+
+/// A sector that is incomplete already needs no further place.
+#[test]
+fn units_are_added_although_the_cache_may_have_no_more_incomplete_sectors() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(512, 512);
+    bench.engine.limits.incomplete_sectors_max = 1;
+    let write = bench.write(1024, 512);
+    assert_eq!(bench.end_all(), []);
+    assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteBack, 1));
+}
+
+/// Flash may have the old or the new content then. The earlier units are the same in both, and reach
+/// the backing before the guest's bytes.
+#[test]
+fn a_failed_write_to_flash_keeps_the_units_that_were_there() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    bench.flush();
+    let write = bench.write(1536, 512);
+    let is_write = |io: &Io| is_flash(io) && io.op == IoOp::Write(Durability::Volatile);
+    let failing = loop {
+        match bench.ios.pop_front().expect("flash is written") {
+            io if is_write(&io) => break io,
+            io => bench.end(io),
+        }
+    };
+    bench.fail(failing);
+    let mut to_backing = Vec::new();
+    while let Some(io) = bench.ios.pop_front() {
+        match (io.target == backing(), io.op) {
+            (false, IoOp::Read) => bench.end_with(io, Ok(()), &[SUM + 1]),
+            (is_backing, _) => {
+                to_backing.extend(is_backing.then_some((io.offset, io.len)));
+                bench.end(io);
+            }
+        }
+    }
+    assert_eq!(to_backing[..2], [(1024, 512), (1536, 512)]);
+    assert!(bench.reply(write).expect("it is answered").result.is_ok() && bench.dirty() == 0);
 }
 
 /// A part of a unit cannot be recorded.
