@@ -2,7 +2,7 @@
 //!
 //! The binary is the one in `HOB_BIN`, or else the release or debug build in the target directory.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -427,9 +427,15 @@ fn wait_for(process: &mut Process, address: &Address) {
 /// only some seconds for its disks, and then lists the slow disks as offline.
 fn wait_for_disks(control: &Path) {
     let start = Instant::now();
-    while start.elapsed() < OPENING_MAX
-        && disks(control).is_ok_and(|list| list.contains("the disk is being opened"))
-    {
+    while start.elapsed() < OPENING_MAX {
+        match disks(control) {
+            Ok(list) if list.contains("the disk is being opened") => {}
+            // The socket was that of a killed daemon. A child process that had not yet executed its
+            // own program still listened on it.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset) => {}
+            _ => return,
+        }
         std::thread::sleep(Duration::from_millis(50));
     }
 }

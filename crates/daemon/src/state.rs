@@ -374,8 +374,23 @@ pub(crate) enum Store {
 }
 
 impl Store {
-    /// Opens the directory, creating it if necessary, and reads the state.
+    /// Opens the directory, creating it if necessary, and reads the state. Waits up to some seconds
+    /// for a daemon that is just ending.
     pub(crate) fn open(directory: &Path) -> Result<(Store, State), StateError> {
+        Self::open_locked(directory, |lock| hob_storage::lock_exclusive(lock))
+    }
+
+    /// Like `open`, but does not wait.
+    #[cfg(test)]
+    pub(crate) fn open_now(directory: &Path) -> Result<(Store, State), StateError> {
+        use rustix::fs::{FlockOperation, flock};
+        Self::open_locked(directory, |lock| flock(lock, FlockOperation::NonBlockingLockExclusive))
+    }
+
+    fn open_locked(
+        directory: &Path,
+        take: impl Fn(&File) -> Result<(), rustix::io::Errno>,
+    ) -> Result<(Store, State), StateError> {
         let error = |doing, path: &Path| {
             let path = path.to_owned();
             move |source| StateError::Io { doing, path, source }
@@ -383,7 +398,7 @@ impl Store {
         fs::create_dir_all(directory).map_err(error("make", directory))?;
         let lock_path = directory.join("lock");
         let lock = create_private(&lock_path).map_err(error("open", &lock_path))?;
-        if let Err(source) = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        if let Err(source) = take(&lock) {
             let source = match source {
                 rustix::io::Errno::WOULDBLOCK => {
                     io::Error::other("another hob daemon uses this state directory")

@@ -33,4 +33,4 @@ mod pauses;
 mod time_limit;
 
 pub use filesystem::{FileNumber, file_number};
-pub use lock::PathLock;
+pub use lock::{PathLock, lock_exclusive};

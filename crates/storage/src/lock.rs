@@ -70,11 +70,12 @@ impl From<LockError> for io::Error {
     }
 }
 
-/// Takes an exclusive lock against other hobs. Waits briefly for a process that is just ending.
+/// Takes an exclusive lock against other hobs. Waits briefly for a process that is just ending, and
+/// for a child process of a killed hob, which has hob's files open until it executes its own program.
 ///
 /// # Errors
 /// Returns `WOULDBLOCK` if another process keeps the lock.
-pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
+pub fn lock_exclusive(file: impl AsFd) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -335,7 +336,7 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let [one, other] = [(); 2].map(|()| open(&dir.path().join("disk")));
-        lock(&one).unwrap();
+        lock_exclusive(&one).unwrap();
         assert!(is_held_by_a_process(other.as_fd()));
         drop(one);
         assert!(!is_held_by_a_process(other.as_fd()));

@@ -475,7 +475,7 @@ fn a_daemon_that_ends_before_it_has_restored_its_state_keeps_the_state_file() {
 /// Opens a state directory when the last task of the previous services has ended.
 async fn open_again(state_dir: &Path) -> (Store, State) {
     loop {
-        match Store::open(state_dir) {
+        match Store::open_now(state_dir) {
             Ok(opened) => return opened,
             Err(_) => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
         }

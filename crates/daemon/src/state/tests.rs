@@ -115,6 +115,20 @@ fn what_is_saved_is_read_back() {
     assert_eq!(state, example());
 }
 
+/// As after a kill between the fork and the exec of a child process of hob.
+#[test]
+fn a_daemon_that_is_just_ending_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path()).unwrap();
+    assert!(Store::open_now(dir.path()).unwrap_err().to_string().contains("another hob daemon"));
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        drop(store);
+    });
+    Store::open(dir.path()).unwrap();
+    ends.join().unwrap();
+}
+
 #[test]
 fn a_file_without_devices_out_has_none() {
     let new = serde_json::to_string(&example()).unwrap();

@@ -151,7 +151,7 @@ impl OpenDevice {
                 "this filesystem has no O_DIRECT; the page cache will hold a second copy of the pool's data"
             );
         }
-        match crate::lock::lock(&data) {
+        match crate::lock::lock_exclusive(&data) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(PoolError::InUse { path: path.into() }),
             Err(errno) => return Err(system("lock it", errno.into())),

@@ -106,7 +106,7 @@ impl Stage {
     async fn start(dir: TempDir, kernel: Arc<FakeKernel>) -> (Stage, State) {
         // The previous services close their files when their last task has ended.
         let (store, kept) = loop {
-            match Store::open(&dir.path().join("state")) {
+            match Store::open_now(&dir.path().join("state")) {
                 Ok(opened) => break opened,
                 Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
             }
