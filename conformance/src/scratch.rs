@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::hob::Daemon;
+use crate::nbd_client::{Address, Client};
+
 /// The ports for tests: below Linux's ephemeral ports, because a killed server starts again at its own
 /// port.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
@@ -63,6 +66,55 @@ impl Scratch {
             self.text("nbd.sock"),
             self.text("ctl.sock"),
         )
+    }
+
+    /// Writes the directory's hob.toml.
+    ///
+    /// # Panics
+    /// Panics if the file cannot be written.
+    #[track_caller]
+    pub fn write_config(&self, text: impl AsRef<str>) {
+        let path = self.path("hob.toml");
+        std::fs::write(&path, text.as_ref()).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
+    }
+
+    /// Starts a daemon with the directory's hob.toml, and waits until its control socket `ctl.sock`
+    /// answers.
+    #[must_use]
+    #[track_caller]
+    pub fn start_daemon(&self) -> Daemon {
+        Daemon::start(&self.path("hob.toml"), &self.path("ctl.sock"))
+    }
+
+    /// Returns the address of the daemon's NBD socket `nbd.sock`.
+    #[must_use]
+    pub fn nbd(&self) -> Address {
+        Address::Unix(self.path("nbd.sock"))
+    }
+
+    /// Opens a new NBD connection to a disk or an export of the daemon.
+    ///
+    /// # Panics
+    /// Panics if the daemon does not serve the disk.
+    #[must_use]
+    #[track_caller]
+    pub fn connect(&self, export: &str) -> Client {
+        Client::connect(&self.nbd(), export).unwrap_or_else(|e| panic!("connect to {export}: {e}"))
+    }
+
+    /// Like `connect`, but waits until the daemon serves the disk.
+    ///
+    /// # Panics
+    /// Panics if the daemon does not serve the disk within a minute.
+    #[must_use]
+    #[track_caller]
+    pub fn connect_when_served(&self, export: &str) -> Client {
+        let mut client = None;
+        wait_until(&format!("{export} to be served"), Duration::from_secs(60), || {
+            client = Client::connect(&self.nbd(), export).ok();
+            client.is_some()
+        });
+        client.expect("it is served")
     }
 }
 

@@ -17,6 +17,20 @@ const READY_MAX: Duration = Duration::from_secs(60);
 /// requests are answered.
 pub const ONE_BY_ONE: [&str; 2] = ["--threads", "1"];
 
+/// Starts nbdkit at `socket` with these arguments, and waits until the socket appears.
+///
+/// # Panics
+/// Panics if nbdkit does not serve in time.
+#[must_use]
+#[track_caller]
+pub fn nbdkit(socket: &Path, args: &[&str]) -> Process {
+    // A killed nbdkit leaves its socket.
+    let _ = std::fs::remove_file(socket);
+    let server = Tool::new("nbdkit").args(["--foreground", "--unix", &text(socket)]).args(args).start();
+    wait_until("nbdkit's socket", READY_MAX, || socket.exists());
+    server
+}
+
 /// A running nbdkit on a Unix socket. Dropping the value ends the process.
 #[derive(Debug)]
 pub struct Store {
@@ -32,9 +46,7 @@ impl Store {
     #[must_use]
     #[track_caller]
     pub fn start(socket: &Path, args: &[&str]) -> Self {
-        let server = Tool::new("nbdkit").args(["--foreground", "--unix", &text(socket)]).args(args).start();
-        wait_until("nbdkit's socket", READY_MAX, || socket.exists());
-        Self { socket: socket.to_owned(), server }
+        Self { socket: socket.to_owned(), server: nbdkit(socket, args) }
     }
 
     /// Sends nbdkit a signal.

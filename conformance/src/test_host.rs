@@ -269,7 +269,7 @@ impl TestHost {
     /// Like `ctl`, but with the command line as one text. Its words must not contain spaces.
     #[track_caller]
     pub fn tell(&self, line: &str) -> String {
-        self.ctl(&line.split_whitespace().collect::<Vec<_>>())
+        self.daemon().tell(line)
     }
 
     /// Runs a client command with any result.
@@ -286,8 +286,7 @@ impl TestHost {
     #[must_use]
     #[track_caller]
     pub fn json(&self, args: &[&str]) -> Value {
-        let said = self.ctl(&[args, &["-o", "json"]].concat());
-        serde_json::from_str(&said).unwrap_or_else(|e| panic!("{args:?}: {e}: {said}"))
+        self.daemon().json(args)
     }
 
     /// Returns a disk's entry in `hob disk list`; null if the disk does not exist.
@@ -332,7 +331,7 @@ impl TestHost {
     /// Returns the NBD address of the daemon.
     #[must_use]
     pub fn nbd(&self) -> Address {
-        Address::Unix(self.path("nbd.sock"))
+        self.scratch.nbd()
     }
 
     /// Opens a new NBD connection to a disk.

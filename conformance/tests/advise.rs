@@ -115,7 +115,7 @@ fn live_curves_are_those_of_the_trace() {
     let trace = Trace::read(&scratch.path("trace"));
     assert_eq!((trace.requests.len() as u64, trace.dropped), (REQUESTS, 0));
 
-    let advice: Value = serde_json::from_str(&hob.ctl(&["advise", "disk", "-o", "json"])).unwrap();
+    let advice: Value = hob.json(&["advise", "disk"]);
     let block_sizes = advice["block_sizes"].as_array().unwrap();
     assert_eq!(block_sizes.len(), 3);
     for learnt in block_sizes {

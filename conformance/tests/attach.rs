@@ -168,7 +168,7 @@ impl Stage {
             scratch.text("ctl.sock"),
             scratch.path("flash"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(config);
         let memory =
             tempfile::Builder::new().prefix("hobt").tempfile_in("/dev/shm").expect("a file in memory");
         let files = [

@@ -9,7 +9,8 @@ use conformance::data::noise_file;
 use conformance::nbd_client::CMD_READ;
 use conformance::process::Process;
 use conformance::scratch::wait_until;
-use conformance::{Hob, MIB, Scratch, Serve, Tool};
+use conformance::store;
+use conformance::{Hob, MIB, Scratch, Serve};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -24,13 +25,7 @@ const ATTEMPTS: u32 = 4;
 /// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
 #[track_caller]
 fn nbdkit(scratch: &Scratch) -> Process {
-    let socket = scratch.path("backing.sock");
-    let _ = std::fs::remove_file(&socket);
-    let server = Tool::new("nbdkit")
-        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "file", &scratch.text("disk.img")])
-        .start();
-    wait_until("nbdkit's socket", Duration::from_secs(60), || socket.exists());
-    server
+    store::nbdkit(&scratch.path("backing.sock"), &["file", &scratch.text("disk.img")])
 }
 
 /// Sends SIGSTOP. The signal takes effect with a delay; when this function returns, no thread of

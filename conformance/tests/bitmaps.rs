@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use conformance::data::{Noise, assert_same_file, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Tool};
 use rustix::process::Signal;
@@ -24,8 +24,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        let config = scratch.daemon_config();
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(scratch.daemon_config());
         noise_file(&scratch.path("disk.img"), DISK, 31);
         let daemon = start(&scratch);
         let pool =
@@ -47,11 +46,11 @@ impl Stage {
     }
 
     fn uri(&self) -> String {
-        Address::Unix(self.scratch.path("nbd.sock")).uri("backup")
+        self.scratch.nbd().uri("backup")
     }
 
     fn client(&self) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").expect("the disk is there")
+        self.scratch.connect("vm")
     }
 
     /// Writes noise at several places.
@@ -121,7 +120,7 @@ impl Stage {
 
 fn start(scratch: &Scratch) -> Daemon {
     let _ = std::fs::remove_file(scratch.path("nbd.sock"));
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let daemon = scratch.start_daemon();
     wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
     daemon
 }

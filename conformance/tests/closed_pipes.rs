@@ -56,7 +56,7 @@ fn a_daemon_continues_when_the_reader_of_its_log_is_gone() {
         scratch.text("state"),
         scratch.text("nbd.sock"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.write_config(config);
     let mut daemon = Command::new(binary())
         .args(["daemon", "--config", &scratch.text("hob.toml")])
         .stderr(Stdio::piped())

@@ -7,7 +7,7 @@ use std::time::Duration;
 use conformance::data::empty_file;
 use conformance::hob::{binary, command};
 use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch, Tool};
+use conformance::{MIB, Scratch, Tool};
 
 #[test]
 fn bash_completes_names_of_disks_pools_and_vms() {
@@ -23,8 +23,8 @@ fn bash_completes_names_of_disks_pools_and_vms() {
         scratch.path("flash"),
         scratch.path("web.img"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.write_config(config);
+    let daemon = scratch.start_daemon();
     let script = command(&["completions", "bash"]);
     assert!(script.success(), "{}", script.all());
     std::fs::write(scratch.path("hob.bash"), script.stdout).unwrap();

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::process::Output;
 use conformance::scratch::wait_until;
 use conformance::vhost_driver::{Driver, Kind};
@@ -32,7 +32,7 @@ impl Stage {
         noise_file(&scratch.path("vm.img"), SIZE, 5);
         let image = std::fs::read(scratch.path("vm.img")).unwrap();
         write_config(&scratch, "");
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        let daemon = scratch.start_daemon();
         daemon.ctl(&["disk", "list"]);
         Stage { daemon, scratch, image }
     }
@@ -43,7 +43,7 @@ impl Stage {
     }
 
     fn connect(&self) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").unwrap()
+        self.scratch.connect("vm")
     }
 
     /// Returns true if the backing lacks data of the disk.
@@ -87,7 +87,7 @@ fn write_config(scratch: &Scratch, settings: &str) {
         scratch.text("pool"),
         scratch.text("vm.img"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.write_config(config);
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_served_disk_follows_its_entry() {
     assert_same(&client.read(0, SIZE as u32).unwrap(), &stage.image, 0, "the disk that can be written again");
     drop(client);
     stage.daemon.stop();
-    let daemon = Daemon::start(&stage.scratch.path("hob.toml"), &stage.scratch.path("ctl.sock"));
+    let daemon = stage.scratch.start_daemon();
     let diff = daemon.try_ctl(&["config", "diff"]);
     assert!(diff.success(), "after a restart: {}", diff.all());
     daemon.stop();

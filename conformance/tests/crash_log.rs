@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use conformance::data::{Noise, empty_file};
 use conformance::hob::binary;
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch};
 
@@ -38,7 +38,7 @@ impl Stage {
             scratch.text("flash"),
             scratch.text("disk.img"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(config);
         Stage { scratch }
     }
 
@@ -56,9 +56,7 @@ impl Stage {
     }
 
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        wait_until("the disk", WAIT_MAX, || Client::connect(&address, "vm").is_ok());
-        Client::connect(&address, "vm").expect("the disk is there")
+        self.scratch.connect_when_served("vm")
     }
 
     /// Waits until the disk has its cache.
@@ -232,10 +230,9 @@ fn a_discarded_cache_leaves_no_crash_log() {
     std::fs::remove_dir_all(stage.scratch.path("state")).unwrap();
     let config = std::fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
     let without_disk = config.split("[[disk]]").next().unwrap();
-    std::fs::write(stage.scratch.path("hob.toml"), without_disk).unwrap();
+    stage.scratch.write_config(without_disk);
     let daemon = stage.start();
-    let pool: serde_json::Value =
-        serde_json::from_str(&daemon.ctl(&["pool", "show", "pool", "-o", "json"])).unwrap();
+    let pool: serde_json::Value = daemon.json(&["pool", "show", "pool"]);
     let owner = pool["orphans"][0]["owner"].as_str().expect("an orphan");
     daemon.ctl(&["pool", "discard-orphan", "pool", owner, "--yes"]);
     assert!(!log.exists(), "the log of the orphan is left");
@@ -250,7 +247,7 @@ fn a_lost_mark_of_changes_in_memory_fails_the_next_flush() {
     let made = conformance::hob::command(&["objects", "create", &spec, "--size", "8M"]);
     assert!(made.success(), "{}", made.all());
     let config = format!("{}[[disk]]\nname = \"vm\"\nbacking = {spec:?}\n", stage.scratch.daemon_config());
-    std::fs::write(stage.scratch.path("hob.toml"), config).unwrap();
+    stage.scratch.write_config(config);
     let killed = |content: u8| {
         let daemon = stage.start();
         stage.connect().write(0, &[content; 4096]).unwrap();

@@ -1,16 +1,16 @@
 //! The backing is a separate NBD server, which fails. Hits and the control API continue. All other
 //! requests wait, and complete correctly when the server is back.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, assert_same_file, empty_file, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::process::Process;
 use conformance::scratch::wait_until;
-use conformance::{Daemon, Hob, MIB, Scratch, Serve, Tool};
+use conformance::store;
+use conformance::{Daemon, Hob, MIB, Scratch, Serve};
 use rustix::process::Signal;
 
 const SIZE: u64 = 32 * MIB;
@@ -25,13 +25,7 @@ const STOP_MAX: Duration = Duration::from_secs(20);
 /// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
 #[track_caller]
 fn nbdkit(scratch: &Scratch) -> Process {
-    let socket = scratch.path("backing.sock");
-    let _ = std::fs::remove_file(&socket);
-    let server = Tool::new("nbdkit")
-        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "file", &scratch.text("disk.img")])
-        .start();
-    wait_until("nbdkit's socket", Duration::from_secs(60), || Path::new(&socket).exists());
-    server
+    store::nbdkit(&scratch.path("backing.sock"), &["file", &scratch.text("disk.img")])
 }
 
 struct Stage {
@@ -190,13 +184,10 @@ fn sigterm_ends_the_server_while_its_backing_is_dead() {
 #[track_caller]
 fn start_daemon(scratch: &Scratch) -> (Daemon, Client) {
     let _ = std::fs::remove_file(scratch.path("ctl.sock"));
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let daemon = scratch.start_daemon();
     let shown = || daemon.ctl(&["disk", "show", "vm", "-o", "json"]);
     wait_until("the cache", PATIENCE, || shown().contains("\"active\""));
-    let address = Address::Unix(scratch.path("nbd.sock"));
-    wait_until("the disk", PATIENCE, || Client::connect(&address, "vm").is_ok());
-    let guest = Client::connect(&address, "vm").expect("the disk is there");
-    (daemon, guest)
+    (daemon, scratch.connect_when_served("vm"))
 }
 
 /// Promise 1: a stop leaves dirty data in the cache if the backing does not answer. It does not wait
@@ -216,7 +207,7 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
             scratch.daemon_config(),
             scratch.text("flash"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(config);
         let (daemon, mut guest) = start_daemon(&scratch);
         let data = Noise::new(53).bytes(MIB as usize);
         guest.write(0, &data).unwrap();

@@ -11,9 +11,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, noise_file};
-use conformance::nbd_client::{Address, CMD_READ, CMD_TRIM, CMD_WRITE_ZEROES, Client, EIO};
+use conformance::nbd_client::{CMD_READ, CMD_TRIM, CMD_WRITE_ZEROES, Client, EIO};
 use conformance::process::Process;
 use conformance::scratch::wait_until;
+use conformance::store::nbdkit;
 use conformance::{Daemon, Loop, MIB, Scratch, Tool, Unmount};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -37,8 +38,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        let config = scratch.daemon_config();
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(scratch.daemon_config());
         noise_file(&scratch.path("disk.img"), SIZE, 1);
         Stage { scratch }
     }
@@ -46,7 +46,7 @@ impl Stage {
     /// Starts a daemon with a pool.
     #[track_caller]
     fn start(&self) -> Daemon {
-        let daemon = Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"));
+        let daemon = self.scratch.start_daemon();
         let flash = self.scratch.text("flash");
         daemon.ctl(&["pool", "create", "fast", &flash, "--size", "64M", "--segment-size", "1M"]);
         daemon
@@ -63,20 +63,13 @@ impl Stage {
 
     #[track_caller]
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        Client::connect(&address, "vm").unwrap_or_else(|e| panic!("connect to vm: {e}"))
+        self.scratch.connect("vm")
     }
 
     /// Starts an `nbdkit` that serves `disk.img` of the scratch directory.
     #[track_caller]
     fn nbdkit(&self) -> Process {
-        let socket = self.scratch.path("backing.sock");
-        let _ = std::fs::remove_file(&socket);
-        let (socket_text, image) = (self.scratch.text("backing.sock"), self.scratch.text("disk.img"));
-        let server =
-            Tool::new("nbdkit").args(["--foreground", "--unix", &socket_text, "file", &image]).start();
-        wait_until("nbdkit's socket", Duration::from_secs(60), || socket.exists());
-        server
+        nbdkit(&self.scratch.path("backing.sock"), &["file", &self.scratch.text("disk.img")])
     }
 
     fn uri(&self) -> String {
@@ -88,14 +81,8 @@ impl Stage {
     }
 }
 
-#[track_caller]
-fn json(daemon: &Daemon, args: &[&str]) -> Value {
-    let text = daemon.ctl(&[args, &["-o", "json"]].concat());
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("hob {args:?} -o json: {e}: {text}"))
-}
-
 fn room(daemon: &Daemon) -> Value {
-    json(daemon, &["pool", "show", "fast"])["devices"][0]["free_segments"].clone()
+    daemon.json(&["pool", "show", "fast"])["devices"][0]["free_segments"].clone()
 }
 
 /// Runs a command, which must end in time while the control API answers other requests.
@@ -179,7 +166,7 @@ fn removes(end: impl Fn(&mut Process), with_drain: bool) {
     ask_backing(&stage, &mut guest);
     ends(&daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
     is_disconnected(&mut guest);
-    assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
+    assert_eq!(daemon.json(&["disk", "list"]), Value::Array(vec![]));
     assert_eq!(room(&daemon), free, "its segments are free");
     server.kill();
     let _server = stage.nbdkit();
@@ -223,12 +210,12 @@ fn a_disk_whose_file_is_open_is_removed_with_force_while_the_backing_hangs() {
         std::thread::sleep(Duration::from_millis(500));
         let refused = daemon.try_ctl(&["disk", "remove", "vm", "--discard-dirty", "--yes"]);
         assert!(!refused.success() && refused.all().contains("vm.img"), "{}", refused.all());
-        assert_eq!(json(&daemon, &["disk", "show", "vm"])["state"], "online");
+        assert_eq!(daemon.json(&["disk", "show", "vm"])["state"], "online");
         assert!(!read.is_finished(), "nothing was changed");
         ends(&daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
         assert!(read.join().unwrap().is_err());
     });
-    assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
+    assert_eq!(daemon.json(&["disk", "list"]), Value::Array(vec![]));
     assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(&fuse), "it is unmounted");
     daemon.stop();
 }
@@ -249,7 +236,7 @@ fn discards(end: impl Fn(&mut Process)) {
         assert_eq!(guest.receive().unwrap().error, EIO, "what waited failed");
     }
     assert_eq!(daemon.stats("vm").number("dirty_bytes"), Some(0.0));
-    assert_eq!(json(&daemon, &["disk", "show", "vm"])["state"], "online");
+    assert_eq!(daemon.json(&["disk", "show", "vm"])["state"], "online");
     server.kill();
     let _server = stage.nbdkit();
     let mut read = Vec::new();
@@ -358,8 +345,7 @@ fn a_disk_on_a_frozen_filesystem_is_removed_within_ten_seconds() {
         wait_until("the end of what hung", Duration::from_secs(60), || {
             daemon.try_ctl(&["disk", "add", "again", "--backing", image]).success()
         });
-        let address = Address::Unix(stage.scratch.path("nbd.sock"));
-        let mut again = Client::connect(&address, "again").unwrap();
+        let mut again = stage.scratch.connect("again");
         is_old_or_new(&again.read(0, SIZE as u32).unwrap());
     });
 }
@@ -369,17 +355,17 @@ fn a_disk_returns_after_discarding_dirty_data_on_a_frozen_filesystem() {
     on_frozen(|stage, daemon, guest, free, frozen, _| {
         ends(daemon, &["cache", "discard-dirty", "vm", "--yes"]);
         is_disconnected(guest);
-        let shown = json(daemon, &["disk", "show", "vm"]);
+        let shown = daemon.json(&["disk", "show", "vm"]);
         assert_eq!(shown["state"], "offline", "{shown}");
         assert!(shown["reason"].as_str().is_some_and(|why| why.contains("hang")), "{shown}");
         assert_eq!(room(daemon), *free);
         // hob does not retry it meanwhile.
         std::thread::sleep(Duration::from_secs(6));
-        let again = json(daemon, &["disk", "show", "vm"]);
+        let again = daemon.json(&["disk", "show", "vm"]);
         assert_eq!(again["reason"], shown["reason"]);
         drop(frozen);
         wait_until("the disk to be back", Duration::from_secs(60), || {
-            json(daemon, &["disk", "show", "vm"])["state"] == "online"
+            daemon.json(&["disk", "show", "vm"])["state"] == "online"
         });
         let mut guest = stage.connect();
         is_old_or_new(&guest.read(0, SIZE as u32).unwrap());
@@ -405,14 +391,14 @@ fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
     wait_until_in_flight(&stage, 1);
     let busy = daemon.try_ctl(&["disk", "remove", "vm", "--force", "--yes"]);
     assert!(!busy.success() && busy.all().contains("as task "), "{}", busy.all());
-    let task = || json(&daemon, &["tasks"])[0].clone();
+    let task = || daemon.json(&["tasks"])[0].clone();
     assert_eq!((&task()["what"], &task()["state"]), (&"disk remove".into(), &"running".into()));
     let cancel = daemon.try_ctl(&["tasks", "cancel", &task()["id"].to_string()]);
     assert!(!cancel.success() && cancel.all().contains("cannot be cancelled"), "{}", cancel.all());
     wait_until("the end of the removal", Duration::from_secs(60), || task()["state"] == "done");
-    assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
+    assert_eq!(daemon.json(&["disk", "list"]), Value::Array(vec![]));
     daemon.ctl(&["tasks", "acknowledge", &task()["id"].to_string()]);
-    assert_eq!(json(&daemon, &["tasks"]), Value::Array(vec![]));
+    assert_eq!(daemon.json(&["tasks"]), Value::Array(vec![]));
     drop(frozen);
     daemon.stop();
     mount.unmount();

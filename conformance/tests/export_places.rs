@@ -50,7 +50,7 @@ impl Stage {
             at("nbd.sock"),
             at("ctl.sock"),
         );
-        fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(config);
         let unmounts = ["vm.img", "backup.img"].map(|name| Unmount::at(&scratch.path(name)));
         let daemon = start(&scratch);
         daemon.ctl(&["pool", "create", "p", &at("flash"), "--size", "64M", "--segment-size", "1M"]);
@@ -117,7 +117,7 @@ impl Stage {
 
 #[track_caller]
 fn start(scratch: &Scratch) -> Daemon {
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let daemon = scratch.start_daemon();
     // The daemon's socket answers when its disks exist.
     daemon.ctl(&["disk", "list"]);
     daemon

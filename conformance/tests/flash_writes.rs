@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use conformance::data::{Noise, noise_file};
 use conformance::hob::command;
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch};
 use serde_json::Value;
@@ -35,19 +35,17 @@ impl Stage {
             scratch.text("pool"),
             scratch.text("disk.img"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = start(&scratch);
+        scratch.write_config(config);
+        let daemon = scratch.start_daemon();
         Stage { scratch, daemon }
     }
 
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        wait_until("the export", WAIT_MAX, || Client::connect(&address, "vm").is_ok());
-        Client::connect(&address, "vm").unwrap()
+        self.scratch.connect_when_served("vm")
     }
 
     fn json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.daemon.ctl(&[args, &["-o", "json"]].concat())).unwrap()
+        self.daemon.json(args)
     }
 
     fn writes(&self) -> Value {
@@ -101,13 +99,9 @@ impl Stage {
     fn restart(self, end: fn(Daemon)) -> Stage {
         let Stage { scratch, daemon } = self;
         end(daemon);
-        let daemon = start(&scratch);
+        let daemon = scratch.start_daemon();
         Stage { scratch, daemon }
     }
-}
-
-fn start(scratch: &Scratch) -> Daemon {
-    Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"))
 }
 
 /// Without a budget, these reads would write several times the cache's size to flash. With the budget

@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use conformance::data::noise_file;
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::process::Process;
 use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch, Tool};
+use conformance::store::nbdkit;
+use conformance::{MIB, Scratch};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -26,7 +27,7 @@ impl Stage {
             scratch.daemon_config(),
             scratch.text("backing.sock"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(config);
         Stage { scratch }
     }
 
@@ -49,27 +50,12 @@ impl Stage {
     }
 
     fn nbdkit_with(&self, filters: &[&str], parameters: &[&str]) -> Process {
-        let socket = self.scratch.path("backing.sock");
-        let _ = std::fs::remove_file(&socket);
         let image = self.scratch.text("disk.img");
-        let server = Tool::new("nbdkit")
-            .args(["--foreground", "--unix", &self.scratch.text("backing.sock")])
-            .args(filters)
-            .args(["file", &image])
-            .args(parameters)
-            .start();
-        wait_until("nbdkit's socket", WAIT_MAX, || socket.exists());
-        server
-    }
-
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+        nbdkit(&self.scratch.path("backing.sock"), &[filters, &["file", &image], parameters].concat())
     }
 
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        wait_until("the export", WAIT_MAX, || Client::connect(&address, "vm").is_ok());
-        Client::connect(&address, "vm").expect("the export is there")
+        self.scratch.connect_when_served("vm")
     }
 
     /// Returns the number of guests in the saved state that have not received the report.
@@ -84,7 +70,7 @@ impl Stage {
 fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
     let stage = Stage::new();
     let mut backing = stage.nbdkit();
-    let mut daemon = stage.start();
+    let mut daemon = stage.scratch.start_daemon();
     for kill in [false, true] {
         let mut guest = stage.connect();
         guest.flush().expect("nothing was lost");
@@ -100,7 +86,7 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
             daemon.stop();
         }
         drop(guest);
-        daemon = stage.start();
+        daemon = stage.scratch.start_daemon();
         let mut guest = stage.connect();
         assert!(
             guest.flush().is_err(),
@@ -116,7 +102,7 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
 fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
     let stage = Stage::new();
     let mut backing = stage.nbdkit();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     let mut guest = stage.connect();
     for round in 0..4 {
         guest.write(MIB, &[round; 4096]).unwrap();
@@ -142,7 +128,7 @@ fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
 fn hob_ends_while_writes_wait_to_be_repeated() {
     let stage = Stage::new();
     let mut backing = stage.nbdkit();
-    let mut daemon = stage.start();
+    let mut daemon = stage.scratch.start_daemon();
     for kill in [false, true] {
         let mut guest = stage.connect();
         guest.flush().expect("nothing was lost");
@@ -156,7 +142,7 @@ fn hob_ends_while_writes_wait_to_be_repeated() {
         }
         drop(guest);
         backing = stage.nbdkit();
-        daemon = stage.start();
+        daemon = stage.scratch.start_daemon();
         let mut guest = stage.connect();
         assert!(guest.flush().is_err(), "only the former hob could repeat the write (kill: {kill})");
         guest.flush().expect("it was told");
@@ -169,7 +155,7 @@ fn hob_ends_while_writes_wait_to_be_repeated() {
 fn removing_a_disk_tells_the_operator_of_an_undelivered_report() {
     let stage = Stage::new();
     let mut backing = stage.nbdkit();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     let mut guest = stage.connect();
     guest.flush().expect("nothing was lost");
     guest.write(MIB, &[7; 4096]).unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, assert_same_file, noise_file};
 use conformance::scratch::wait_until;
-use conformance::{Daemon, Hob, Loop, MIB, Scratch, Serve, Tool, Unmount};
+use conformance::{Hob, Loop, MIB, Scratch, Serve, Tool, Unmount};
 
 const SIZE: u64 = 64 * MIB;
 
@@ -294,9 +294,9 @@ fn open_files_keep_disks_and_not_daemons() {
         scratch.text("other.img"),
         scratch.text("b.img"),
     );
-    fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.write_config(config);
     let start = || {
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        let daemon = scratch.start_daemon();
         // The daemon's socket answers when its disks exist.
         daemon.ctl(&["disk", "list"]);
         daemon

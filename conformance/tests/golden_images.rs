@@ -2,12 +2,11 @@
 //! (docs/decisions/0071). The images are made by qemu-img and read through qemu-nbd.
 
 use std::fs::OpenOptions;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::{Client, read_range};
 use conformance::process::descendants;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Tool};
@@ -93,8 +92,8 @@ impl Stage {
             let image = self.image(clone);
             config += &format!("[[disk]]\nname = \"{clone}\"\nbacking = \"{image}\"\n{settings}\n");
         }
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        self.daemon = Some(Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock")));
+        scratch.write_config(config);
+        self.daemon = Some(scratch.start_daemon());
         for clone in &self.clones {
             wait_until("the clone to be online", PATIENCE, || self.shown(clone)["state"] == "online");
         }
@@ -106,24 +105,16 @@ impl Stage {
 
     #[track_caller]
     fn shown(&self, disk: &str) -> Value {
-        serde_json::from_str(&self.daemon().ctl(&["disk", "show", disk, "-o", "json"])).unwrap()
+        self.daemon().json(&["disk", "show", disk])
     }
 
     fn disks(&self) -> Vec<String> {
-        let disks: Value = serde_json::from_str(&self.daemon().ctl(&["disk", "list", "-o", "json"])).unwrap();
-        let name = |disk: &Value| disk["name"].as_str().unwrap().to_owned();
-        disks.as_array().unwrap().iter().map(name).collect()
+        self.daemon().disks()
     }
 
     #[track_caller]
     fn number(&self, disk: &str, name: &str) -> u64 {
-        let stats = self.daemon().stats(disk);
-        stats.number(name).unwrap_or_else(|| panic!("no {name}: {}", stats.text())) as u64
-    }
-
-    #[track_caller]
-    fn connect(&self, disk: &str) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).unwrap()
+        self.daemon().number(disk, name)
     }
 
     /// Returns the process id of the `qemu-nbd` of the golden image.
@@ -158,19 +149,6 @@ impl Stage {
     }
 }
 
-/// Reads a range of a disk in pieces of about 1 MiB that are not aligned to the image's clusters.
-#[track_caller]
-fn read(client: &mut Client, range: Range<u64>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        let len = (MIB - at % MIB + 12288).min(range.end - at);
-        bytes.extend(client.read(at, len as u32).unwrap());
-        at += len;
-    }
-    bytes
-}
-
 /// Cold reads of a clone hit data that another clone has read. Changes of any kind to one clone are
 /// never visible in another, also after the daemon was killed.
 #[test]
@@ -180,16 +158,16 @@ fn desktops_share_the_blocks_of_their_golden_image_and_nothing_else() {
     stage.start();
     assert_eq!(stage.disks(), ["a", "b", "c", "golden.qcow2"]);
     assert_eq!(stage.shown("golden.qcow2")["clones"], serde_json::json!(["a", "b", "c"]));
-    let offered = Client::connect(&Address::Unix(stage.scratch.path("nbd.sock")), "golden.qcow2");
+    let offered = Client::connect(&stage.scratch.nbd(), "golden.qcow2");
     assert!(offered.is_err(), "the golden image is offered to clients");
-    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|clone| stage.connect(clone));
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|clone| stage.scratch.connect(clone));
     assert_eq!(a.size(), CLONE_SIZE);
 
     let before = stage.backing_bytes();
-    assert_same(&read(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
+    assert_same(&read_range(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
     let cold = stage.backing_bytes() - before;
     for clone in [&mut b, &mut c] {
-        assert_same(&read(clone, 0..SIZE), &stage.golden, 0, "a later clone and the golden image");
+        assert_same(&read_range(clone, 0..SIZE), &stage.golden, 0, "a later clone and the golden image");
     }
     let warm = stage.backing_bytes() - before - cold;
     println!("{cold} bytes were read from the images for the first clone, {warm} for two more");
@@ -204,7 +182,7 @@ fn desktops_share_the_blocks_of_their_golden_image_and_nothing_else() {
     assert!(!refused.success() && refused.all().contains("a, b, c"), "{}", refused.all());
     // Past the end of the golden image there are zeroes, which are the clone's own.
     let tail = vec![0; (CLONE_SIZE - SIZE) as usize];
-    assert_same(&read(&mut a, SIZE..CLONE_SIZE), &tail, SIZE, "the clone past its golden image");
+    assert_same(&read_range(&mut a, SIZE..CLONE_SIZE), &tail, SIZE, "the clone past its golden image");
     assert_eq!(stage.number("a", "shared_read_bytes"), SIZE);
 
     // Writes, discards and zeroes, over the ends of clusters and inside a sector.
@@ -225,16 +203,21 @@ fn desktops_share_the_blocks_of_their_golden_image_and_nothing_else() {
     of_a[24 * MIB as usize..28 * MIB as usize].fill(0);
     b.trim(8 * MIB, 4 * MIB as u32).unwrap();
     let check = |[a, b, c]: [&mut Client; 3], of_a: &[u8], when: &str| {
-        assert_same(&read(a, 0..CLONE_SIZE), of_a, 0, &format!("{when}: the first clone"));
+        assert_same(&read_range(a, 0..CLONE_SIZE), of_a, 0, &format!("{when}: the first clone"));
         for range in [0..8 * MIB, 12 * MIB..CLONE_SIZE] {
             let expected = &of_b[range.start as usize..range.end as usize];
-            assert_same(&read(b, range.clone()), expected, range.start, &format!("{when}: the second clone"));
+            assert_same(
+                &read_range(b, range.clone()),
+                expected,
+                range.start,
+                &format!("{when}: the second clone"),
+            );
         }
-        assert_same(&read(c, 0..CLONE_SIZE), &golden, 0, &format!("{when}: the clone without changes"));
+        assert_same(&read_range(c, 0..CLONE_SIZE), &golden, 0, &format!("{when}: the clone without changes"));
     };
     check([&mut a, &mut b, &mut c], &of_a, "at once");
     // After a trim, the backing decides the content, and the content does not change again.
-    let trimmed = read(&mut b, 8 * MIB..12 * MIB);
+    let trimmed = read_range(&mut b, 8 * MIB..12 * MIB);
     for (name, clone) in [("a", &mut a), ("b", &mut b)] {
         clone.flush().unwrap();
         stage.daemon().ctl(&["drain", name]);
@@ -253,9 +236,9 @@ fn desktops_share_the_blocks_of_their_golden_image_and_nothing_else() {
     // SIGKILL: the next daemon asks again which blocks are the clone's own.
     stage.daemon.take().expect("it runs").kill();
     stage.start();
-    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|clone| stage.connect(clone));
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|clone| stage.scratch.connect(clone));
     check([&mut a, &mut b, &mut c], &of_a, "killed");
-    assert_same(&read(&mut b, 8 * MIB..12 * MIB), &trimmed, 8 * MIB, "killed: what was trimmed");
+    assert_same(&read_range(&mut b, 8 * MIB..12 * MIB), &trimmed, 8 * MIB, "killed: what was trimmed");
     for clone in ["a", "b", "c"] {
         assert!(stage.number(clone, "shared_read_bytes") > 0, "{clone}");
     }
@@ -282,11 +265,11 @@ fn golden_images_of_other_formats_are_shared() {
         let locked = Tool::new("qemu-io").args(["-f", base_format, "-c", "write 0 4k", &stage.base]);
         let locked = locked.run_failing();
         assert!(locked.all().contains("lock"), "{}", locked.all());
-        let (mut a, mut b) = (stage.connect("a"), stage.connect("b"));
+        let (mut a, mut b) = (stage.scratch.connect("a"), stage.scratch.connect("b"));
         let before = stage.backing_bytes();
-        assert_same(&read(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
+        assert_same(&read_range(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
         let cold = stage.backing_bytes() - before;
-        assert_same(&read(&mut b, 0..SIZE), &stage.golden, 0, "the second clone and the golden image");
+        assert_same(&read_range(&mut b, 0..SIZE), &stage.golden, 0, "the second clone and the golden image");
         let warm = stage.backing_bytes() - before - cold;
         assert!(cold >= WRITTEN && warm < MIB, "{base_format}: {cold} and {warm} bytes");
         let bytes = Noise::new(7).bytes(65536);
@@ -295,7 +278,7 @@ fn golden_images_of_other_formats_are_shared() {
         assert!(a.read(3 * MIB - 512, 65536).unwrap() == bytes);
         let range = 2 * MIB..4 * MIB;
         let expected = &stage.golden[range.start as usize..range.end as usize];
-        assert_same(&read(&mut b, range), expected, 2 * MIB, "the other clone");
+        assert_same(&read_range(&mut b, range), expected, 2 * MIB, "the other clone");
         drop((a, b));
         stage.daemon.take().expect("it runs").stop();
     }
@@ -318,7 +301,7 @@ fn a_raw_file_below_a_golden_image_is_locked() {
     assert!(refused.all().contains("lock"), "{}", refused.all());
     // Another reader is not excluded.
     Tool::new("qemu-io").args(["-r", "-f", "raw", "-c", "read 0 4k", &bottom]).run();
-    assert_same(&read(&mut stage.connect("a"), 0..SIZE), &stage.golden, 0, "the clone");
+    assert_same(&read_range(&mut stage.scratch.connect("a"), 0..SIZE), &stage.golden, 0, "the clone");
     stage.daemon.take().expect("it runs").stop();
     write().run();
 }
@@ -330,7 +313,7 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
     let mut stage = Stage::new("raw", "qcow2", &["a", "b"], &[]);
     stage.start();
     for clone in ["a", "b"] {
-        assert_same(&read(&mut stage.connect(clone), 0..SIZE), &stage.golden, 0, clone);
+        assert_same(&read_range(&mut stage.scratch.connect(clone), 0..SIZE), &stage.golden, 0, clone);
     }
     let bytes = Noise::new(9).bytes(MIB as usize);
     let file = OpenOptions::new().write(true).open(&stage.base).unwrap();
@@ -342,7 +325,7 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
         let reason = || stage.shown(clone)["parent_reason"].as_str().unwrap_or_default().to_owned();
         wait_until("the clone to stop sharing", PATIENCE, || reason().contains("has changed"));
         let before = stage.number(clone, "shared_read_bytes");
-        assert_same(&read(&mut stage.connect(clone), 0..SIZE), &stage.golden, 0, clone);
+        assert_same(&read_range(&mut stage.scratch.connect(clone), 0..SIZE), &stage.golden, 0, clone);
         assert_eq!(stage.number(clone, "shared_read_bytes"), before);
     }
     assert!(stage.daemon().process.stderr().contains("a golden image must not change"), "it is logged");
@@ -356,7 +339,7 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
         }
         stage.start();
         for clone in ["a", "b"] {
-            assert_same(&read(&mut stage.connect(clone), 0..SIZE), &stage.golden, 0, clone);
+            assert_same(&read_range(&mut stage.scratch.connect(clone), 0..SIZE), &stage.golden, 0, clone);
             assert!(stage.number(clone, "shared_read_bytes") > 0, "{clone}");
         }
     }
@@ -383,15 +366,15 @@ fn stop(process: Pid) {
 fn changes_while_the_daemon_is_stopped_are_noticed() {
     let mut stage = Stage::new("raw", "qcow2", &["a", "b"], &[]);
     stage.start();
-    let (mut a, mut b) = (stage.connect("a"), stage.connect("b"));
+    let (mut a, mut b) = (stage.scratch.connect("a"), stage.scratch.connect("b"));
     b.write(8 * MIB, &Noise::new(3).bytes(65536)).unwrap();
     b.flush().unwrap();
     stage.daemon().ctl(&["drain", "b"]);
     for clone in [&mut a, &mut b] {
-        read(clone, 0..WRITTEN);
+        read_range(clone, 0..WRITTEN);
     }
     let before = stage.number("a", "shared_read_bytes");
-    read(&mut a, 0..WRITTEN);
+    read_range(&mut a, 0..WRITTEN);
     assert!(stage.number("a", "shared_read_bytes") > before, "the golden image is shared");
 
     let daemon = Pid::from_raw(stage.daemon().process.pid() as i32).expect("a process id");
@@ -410,14 +393,19 @@ fn changes_while_the_daemon_is_stopped_are_noticed() {
     std::thread::sleep(Duration::from_secs(3).saturating_sub(started.elapsed()));
     kill_process(daemon, Signal::CONT).unwrap();
 
-    assert_same(&read(&mut a, 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the changed golden image");
+    assert_same(&read_range(&mut a, 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the changed golden image");
     drop((a, b));
     wait_until("the changed image of the clone", PATIENCE, || {
-        let address = Address::Unix(stage.scratch.path("nbd.sock"));
+        let address = stage.scratch.nbd();
         let read = Client::connect(&address, "b").ok().and_then(|mut b| b.read(8 * MIB, 65536).ok());
         read.is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0xab))
     });
-    assert_same(&read(&mut stage.connect("b"), 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the other clone");
+    assert_same(
+        &read_range(&mut stage.scratch.connect("b"), 2 * MIB..3 * MIB),
+        &bytes,
+        2 * MIB,
+        "the other clone",
+    );
     stage.daemon.take().expect("it runs").stop();
 }
 
@@ -427,7 +415,7 @@ fn changes_while_the_daemon_is_stopped_are_noticed() {
 fn a_parents_disk_that_hangs_delays_its_clones_only_for_seconds() {
     let mut stage = Stage::new("qcow2", "qcow2", &["a"], &[]);
     stage.start();
-    let mut clone = stage.connect("a");
+    let mut clone = stage.scratch.connect("a");
     let check = |clone: &mut Client, at: u64| {
         let bytes = clone.read(at, 65536).unwrap_or_else(|error| panic!("a read at {at}: {error}"));
         assert_same(&bytes, &stage.golden[at as usize..][..65536], at, "the clone and the golden image");
@@ -475,7 +463,7 @@ fn images_without_a_backing_file_are_served_with_the_reason() {
     ]);
     assert!(output.success() && output.all().contains("no parent"), "{}", output.all());
     assert!(stage.shown("alone")["parent_reason"].as_str().unwrap().contains("no parent"));
-    assert_eq!(stage.connect("alone").read(0, 4096).unwrap(), stage.golden[..4096]);
+    assert_eq!(stage.scratch.connect("alone").read(0, 4096).unwrap(), stage.golden[..4096]);
     assert_eq!(stage.disks(), ["alone"]);
     // For a moment, its backing may be slow.
     let health = || stage.daemon().try_ctl(&["health"]).all();
@@ -503,8 +491,8 @@ fn the_more_desktops_the_more_is_saved() {
         let before = stage.backing_bytes();
         for desktop in DESKTOPS {
             let expected = &stage.golden[..BOOT as usize];
-            let mut client = stage.connect(desktop);
-            assert_same(&read(&mut client, 0..BOOT), expected, 0, desktop);
+            let mut client = stage.scratch.connect(desktop);
+            assert_same(&read_range(&mut client, 0..BOOT), expected, 0, desktop);
             // This waits for a fill. With too many fills in flight, hob fills no more.
             client.read(BOOT - 65536, 65536).unwrap();
         }

@@ -92,10 +92,10 @@ fn start(scratch: &Scratch) -> (Daemon, Address) {
         at("nbd.sock"),
         at("ctl.sock")
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.write_config(config);
+    let daemon = scratch.start_daemon();
     daemon.ctl(&["disk", "list"]);
-    (daemon, Address::Unix(scratch.path("nbd.sock")))
+    (daemon, scratch.nbd())
 }
 
 #[test]

@@ -197,8 +197,8 @@ fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
         scratch.text("disk.img"),
         scratch.text("disk2.img"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.write_config(config);
+    let daemon = scratch.start_daemon();
     // Clients can connect when the disks exist, first at the sockets of `listen`. The caller has
     // waited for the control socket.
     wait_until("clients can connect", Duration::from_secs(60), || Address::Tcp(port).open().is_ok());
@@ -236,7 +236,7 @@ fn an_export_is_visible_only_to_permitted_clients() {
         |export: &str| size(&uri(port, export, &host8)).run_failing().stderr.replace(export, "NAME");
     assert_eq!(refusal("vm1"), refusal("vm9"));
     // A client on the Unix socket has no name, so it is not host7.
-    let address = Address::Unix(stage.scratch.path("nbd.sock"));
+    let address = stage.scratch.nbd();
     assert!(Client::connect(&address, "vm1").is_err() && Client::connect(&address, "vm2").is_err());
     daemon.stop();
 }

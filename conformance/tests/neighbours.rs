@@ -13,8 +13,8 @@ use std::time::Duration;
 use conformance::data::{Noise, noise_file};
 use conformance::nbd_client::{Address, CMD_WRITE, CMD_WRITE_ZEROES, Client, FLAG_FUA};
 use conformance::scratch::wait_until;
-use conformance::store::ONE_BY_ONE;
-use conformance::{Daemon, MIB, Scratch, Tool};
+use conformance::store::{ONE_BY_ONE, nbdkit};
+use conformance::{Daemon, MIB, Scratch};
 
 const UNIT: u64 = 512;
 const CLIENTS: u64 = 8;
@@ -195,13 +195,9 @@ fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
     let scratch = Scratch::new();
     noise_file(&scratch.path("flash"), 64 * MIB, 1);
     std::fs::File::create(scratch.path("disk.img")).unwrap().set_len(SIZE).unwrap();
-    let _backing = Tool::new("nbdkit")
-        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "--filter=delay"])
-        .args(ONE_BY_ONE)
-        .arg("file")
-        .args([&scratch.text("disk.img"), "rdelay=1ms", "wdelay=1ms"])
-        .start();
-    wait_until("nbdkit's socket", WAIT_MAX, || scratch.path("backing.sock").exists());
+    let image = scratch.text("disk.img");
+    let slow_file = ["--filter=delay", "file", &image, "rdelay=1ms", "wdelay=1ms"];
+    let _backing = nbdkit(&scratch.path("backing.sock"), &[&ONE_BY_ONE[..], &slow_file].concat());
     let config = format!(
         "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
          [[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsegment_size = \"1M\"\nforce = true\n\
@@ -217,7 +213,7 @@ fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
     std::fs::write(&path, config).unwrap();
     let start = || Daemon::start(&path, &scratch.path("ctl.sock"));
     let mut daemon = start();
-    let address = Address::Unix(scratch.path("nbd.sock"));
+    let address = scratch.nbd();
     let kills = std::env::var("HOB_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(4);
     let (is_over, requests) = (AtomicBool::new(false), AtomicU64::new(0));
     let daemon = std::thread::scope(|scope| {

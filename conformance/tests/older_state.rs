@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use conformance::data::empty_file;
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch};
 
@@ -26,20 +26,11 @@ impl Stage {
     /// Creates a pool with one device, and a disk with a cache in this mode.
     fn new(mode: &str) -> (Stage, Daemon) {
         let scratch = Scratch::new();
-        std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
+        scratch.write_config(scratch.daemon_config());
         empty_file(&scratch.path("disk.img"), SIZE);
         let stage = Stage { scratch };
         let daemon = stage.start();
-        daemon.ctl(&[
-            "pool",
-            "create",
-            "fast",
-            &stage.scratch.text("a"),
-            "--size",
-            "64M",
-            "--segment-size",
-            "1M",
-        ]);
+        daemon.tell(&format!("pool create fast {} --size 64M --segment-size 1M", stage.scratch.text("a")));
         daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("disk.img")]);
         let enable =
             ["cache", "enable", "vm", "--pool", "fast", "--size", "16M", "--mode", mode, "--persistent"];
@@ -57,17 +48,11 @@ impl Stage {
 
     fn start(&self) -> Daemon {
         let _ = std::fs::remove_file(self.scratch.path("ctl.sock"));
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+        self.scratch.start_daemon()
     }
 
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        let mut client = None;
-        wait_until("the disk", WAIT_MAX, || {
-            client = Client::connect(&address, "vm").ok();
-            client.is_some()
-        });
-        client.unwrap()
+        self.scratch.connect_when_served("vm")
     }
 
     fn write(&self, byte: u8) {

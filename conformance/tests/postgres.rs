@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use conformance::data::{Noise, empty_file};
 use conformance::process::Process;
 use conformance::scratch::wait_until;
-use conformance::store::ONE_BY_ONE;
+use conformance::store::{ONE_BY_ONE, nbdkit};
 use conformance::{Daemon, Loop, MIB, Postgres, Scratch, Tool, Unmount};
 use rustix::process::Signal;
 
@@ -184,7 +184,7 @@ impl Stack {
             at("flash1"),
             at("back.sock"),
         );
-        fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(config);
         let mut stack = Self { guest: None, daemon: None, backing: None, scratch, rounds };
         stack.start_backing();
         stack.start_daemon();
@@ -192,19 +192,16 @@ impl Stack {
     }
 
     fn start_backing(&mut self) {
-        let (socket, image) = (self.scratch.path("back.sock"), self.scratch.text("disk.img"));
-        let _ = fs::remove_file(&socket);
-        let tool = Tool::new("nbdkit").args(["--foreground", "--filter=delay", "--unix"]).arg(&socket);
-        let tool = tool.args(ONE_BY_ONE);
-        self.backing = Some(tool.args(["file", &image, "rdelay=4ms", "wdelay=4ms"]).start());
-        wait_until("nbdkit's socket", READY_MAX, || socket.exists());
+        let image = self.scratch.text("disk.img");
+        let slow_file = ["--filter=delay", "file", &image, "rdelay=4ms", "wdelay=4ms"];
+        self.backing = Some(nbdkit(&self.scratch.path("back.sock"), &[&ONE_BY_ONE[..], &slow_file].concat()));
     }
 
     fn start_daemon(&mut self) {
         for socket in ["ctl.sock", "nbd.sock"] {
             let _ = fs::remove_file(self.scratch.path(socket));
         }
-        let daemon = Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"));
+        let daemon = self.scratch.start_daemon();
         // The daemon's socket answers when its disks exist.
         daemon.ctl(&["disk", "list"]);
         self.daemon = Some(daemon);

@@ -4,10 +4,9 @@
 use std::time::{Duration, Instant};
 
 use conformance::data::noise_file;
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch};
-use serde_json::Value;
+use conformance::{MIB, Scratch};
 
 struct Stage {
     scratch: Scratch,
@@ -25,46 +24,21 @@ impl Stage {
                 scratch.text(&format!("{disk}.img"))
             );
         }
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(config);
         Self { scratch }
     }
-
-    #[track_caller]
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
-    }
-
-    #[track_caller]
-    fn connect(&self, disk: &str) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).unwrap()
-    }
-}
-
-#[track_caller]
-fn json(daemon: &Daemon, args: &[&str]) -> Value {
-    serde_json::from_str(&daemon.ctl(&[args, &["-o", "json"]].concat())).unwrap()
 }
 
 #[test]
 fn qos_settings_are_shown_and_survive_a_restart() {
     let stage = Stage::new();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     daemon.ctl(&["qos", "policy", "set", "gold", "--shares", "high", "--reservation", "200"]);
     daemon.ctl(&["qos", "set", "db", "--policy", "gold"]);
     daemon.ctl(&["qos", "set", "scratch", "--limit", "100", "--bytes-limit", "2M", "--flash-limit", "5000"]);
-    daemon.ctl(&[
-        "datastore",
-        "set",
-        "array",
-        "--throttle",
-        "auto",
-        "--latency-ms",
-        "12",
-        "--capacity",
-        "900",
-    ]);
+    daemon.tell("datastore set array --throttle auto --latency-ms 12 --capacity 900");
     let shown = [["qos", "show"].as_slice(), &["qos", "policy", "list"], &["datastore", "list"]];
-    let before = shown.map(|args| json(&daemon, args));
+    let before = shown.map(|args| daemon.json(args));
     assert_eq!(before[0][0]["policy"], "gold");
     assert_eq!((&before[0][0]["shares"], &before[0][0]["reservation"]), (&2000.into(), &200.into()));
     assert_eq!((&before[0][1]["limit"], &before[0][1]["flash_limit"]), (&100.into(), &5000.into()));
@@ -75,14 +49,14 @@ fn qos_settings_are_shown_and_survive_a_restart() {
     let table = daemon.ctl(&["qos", "show"]);
     assert!(table.contains("gold") && table.contains("2 MiB"), "{table}");
     daemon.stop();
-    let daemon = stage.start();
-    assert_eq!(shown.map(|args| json(&daemon, args)), before);
+    let daemon = stage.scratch.start_daemon();
+    assert_eq!(shown.map(|args| daemon.json(args)), before);
 }
 
 #[test]
 fn invalid_requests_are_refused_with_one_line_and_the_numbers() {
     let stage = Stage::new();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     daemon.ctl(&["datastore", "set", "array", "--capacity", "500"]);
     daemon.ctl(&["qos", "set", "db", "--reservation", "300"]);
     for (args, said) in [
@@ -104,7 +78,7 @@ fn invalid_requests_are_refused_with_one_line_and_the_numbers() {
         assert!(output.stderr.contains(said), "{args:?}: {}", output.stderr);
         assert_eq!(output.stderr.lines().count(), 1, "{args:?}: {}", output.stderr);
     }
-    assert_eq!(json(&daemon, &["qos", "show", "db"])["reservation"], 300);
+    assert_eq!(daemon.json(&["qos", "show", "db"])["reservation"], 300);
 }
 
 /// Measures times, but only as bounds that a slow machine cannot violate.
@@ -112,21 +86,12 @@ fn invalid_requests_are_refused_with_one_line_and_the_numbers() {
 fn a_limit_is_kept_on_the_backing_and_not_on_hits() {
     const READS: u64 = 64;
     let stage = Stage::new();
-    let daemon = stage.start();
-    daemon.ctl(&[
-        "pool",
-        "create",
-        "fast",
-        &stage.scratch.text("flash"),
-        "--size",
-        "16M",
-        "--segment-size",
-        "1M",
-    ]);
+    let daemon = stage.scratch.start_daemon();
+    daemon.tell(&format!("pool create fast {} --size 16M --segment-size 1M", stage.scratch.text("flash")));
     let cache = "cache enable scratch --pool fast --size 4M --block-size 4K --fill sectors";
     daemon.ctl(&cache.split(' ').collect::<Vec<_>>());
     daemon.ctl(&["qos", "set", "scratch", "--limit", "40"]);
-    let mut client = stage.connect("scratch");
+    let mut client = stage.scratch.connect("scratch");
     let read_all = |client: &mut Client| {
         let start = Instant::now();
         for sector in 0..READS {

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use conformance::data::noise_file;
 use conformance::hob::command;
-use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
+use conformance::{MIB, Scratch, Tool, Unmount};
 use rustix::process::Signal;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -50,11 +49,7 @@ impl Stage {
         } else {
             format!("{mistake}{}", self.good)
         };
-        std::fs::write(self.scratch.path("hob.toml"), text).unwrap();
-    }
-
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+        self.scratch.write_config(text);
     }
 
     fn check(&self, mistake: &str, mentions: &str) {
@@ -63,9 +58,7 @@ impl Stage {
     }
 
     fn serves(&self) {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        wait_until("the export", WAIT_MAX, || Client::connect(&address, "vm").is_ok());
-        let mut guest = Client::connect(&address, "vm").unwrap();
+        let mut guest = self.scratch.connect_when_served("vm");
         guest.read(0, 4096).expect("the disk is served");
     }
 }
@@ -75,13 +68,13 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
     let stage = Stage::new();
     stage.configure("");
     let kept = stage.scratch.path("state/hob.toml.accepted");
-    let mut daemon = stage.start();
+    let mut daemon = stage.scratch.start_daemon();
     wait_until("the copy of hob.toml", WAIT_MAX, || kept.exists());
     for (mistake, mentions) in MISTAKES {
         stage.configure(mistake);
         stage.check(mistake, mentions);
         daemon.kill();
-        daemon = stage.start();
+        daemon = stage.scratch.start_daemon();
         stage.serves();
         let health = daemon.try_ctl(&["health"]).all();
         assert!(health.contains("config-refused") && health.contains(mentions), "{mistake}: {health}");
@@ -96,7 +89,7 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
     noise_file(&stage.scratch.path("more.img"), MIB, 2);
     stage.configure(&disk);
     daemon.kill();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     let health = daemon.try_ctl(&["health"]).all();
     assert!(!health.contains("config-refused"), "{health}");
     assert!(daemon.ctl(&["disk", "list"]).contains("more"), "the corrected file counts");
@@ -110,7 +103,7 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
 fn a_failed_reload_is_in_health_until_a_reload_succeeds() {
     let stage = Stage::new();
     stage.configure("");
-    let mut daemon = stage.start();
+    let mut daemon = stage.scratch.start_daemon();
     stage.configure("shard_count = 3\n");
     daemon.process.signal(Signal::HUP);
     wait_until("the report", WAIT_MAX, || {

@@ -29,8 +29,8 @@ fn a_disk_is_not_served_from_another_device_than_before() {
     let link = scratch.path("volume");
     point(&link, one.device());
     let config = format!("{}[[disk]]\nname = \"d\"\nbacking = {link:?}\n", scratch.daemon_config());
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let start = || Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.write_config(config);
+    let start = || scratch.start_daemon();
     let shown = |daemon: &Daemon| daemon.ctl(&["disk", "show", "d", "-o", "json"]);
     let is_online = |daemon: &Daemon| shown(daemon).contains("\"online\"");
 
@@ -55,8 +55,8 @@ fn a_file_and_a_loop_device_over_it_are_not_two_disks() {
     let file = scratch.text("file.img");
     empty_file(&scratch.path("file.img"), 16 * MIB);
     let over_it = Loop::on(&scratch.path("file.img"), false);
-    std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.write_config(scratch.daemon_config());
+    let daemon = scratch.start_daemon();
     for [first, second] in [[file.as_str(), over_it.device()], [over_it.device(), file.as_str()]] {
         daemon.ctl(&["disk", "add", "first", "--backing", first]);
         let output = daemon.try_ctl(&["disk", "add", "second", "--backing", second]);

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::process::Process;
 use conformance::scratch::wait_until;
-use conformance::{Hob, MIB, Scratch, Serve, Tool};
+use conformance::store;
+use conformance::{Hob, MIB, Scratch, Serve};
 use serde_json::Value;
 
 const SIZE: u64 = 96 * MIB;
@@ -34,14 +35,8 @@ fn nbdkit(scratch: &Scratch) -> Process {
 /// Starts an `nbdkit` like [`nbdkit`], each write of which takes at least `delay`.
 #[track_caller]
 fn delayed_nbdkit(scratch: &Scratch, delay: &str) -> Process {
-    let socket = scratch.path("backing.sock");
-    let _ = std::fs::remove_file(&socket);
-    let server = Tool::new("nbdkit")
-        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "--filter=delay"])
-        .args(["file", &scratch.text("disk.img"), &format!("wdelay={delay}")])
-        .start();
-    wait_until("nbdkit's socket", Duration::from_secs(60), || socket.exists());
-    server
+    let (image, delay) = (scratch.text("disk.img"), format!("wdelay={delay}"));
+    store::nbdkit(&scratch.path("backing.sock"), &["--filter=delay", "file", &image, &delay])
 }
 
 /// hob on nbdkit, with a cache of four segments: one and a half clean, one dirty, the rest free.
@@ -130,7 +125,7 @@ impl Stage {
         command.args(args).args(["--control", self.hob.control()]);
         let change = Process::start("hob", &mut command).expect("hob starts");
         wait_until("a change that waits", WAIT_MAX, || {
-            let tasks: Value = serde_json::from_str(&self.hob.ctl(&["tasks", "-o", "json"])).expect("JSON");
+            let tasks: Value = self.hob.json(&["tasks"]);
             tasks.as_array().expect("a list").iter().any(|task| task["can_cancel"] == true)
         });
         change
@@ -154,7 +149,7 @@ impl Stage {
 
     /// Returns the newest drain in the list of tasks, also one before another change; or `Null`.
     fn drain_task(&self) -> Value {
-        let tasks: Value = serde_json::from_str(&self.hob.ctl(&["tasks", "-o", "json"])).expect("JSON");
+        let tasks: Value = self.hob.json(&["tasks"]);
         let mut newest_first = tasks.as_array().expect("a list").iter().rev();
         let is_drain = |what: &str| what == "drain" || what.starts_with("drain for ");
         newest_first.find(|task| task["what"].as_str().is_some_and(is_drain)).cloned().unwrap_or_default()
@@ -245,7 +240,7 @@ fn a_shrink_that_waits_is_a_task_with_progress_that_can_be_cancelled() {
     stage.backing.kill();
     let resize = stage.begin_shrink();
     let task = |stage: &Stage| {
-        let tasks: Value = serde_json::from_str(&stage.hob.ctl(&["tasks", "-o", "json"])).expect("JSON");
+        let tasks: Value = stage.hob.json(&["tasks"]);
         let mut tasks = tasks.as_array().expect("a list").iter();
         tasks.find(|task| task["what"] == "cache set").cloned().unwrap_or_default()
     };

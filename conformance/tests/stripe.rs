@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::Read;
 
 use conformance::data::{Noise, assert_same, empty_file};
-use conformance::nbd_client::{Address, Client};
 use conformance::{Daemon, KIB, MIB, Scratch, Store};
 use serde_json::Value;
 
@@ -37,7 +36,7 @@ impl Stage {
             ],
         );
         write_config(&scratch, &backing, "");
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        let daemon = scratch.start_daemon();
         Stage { daemon, scratch, backing, rounds: 0 }
     }
 
@@ -80,7 +79,7 @@ impl Stage {
         self.rounds += 1;
         let data = Noise::new(self.rounds).bytes(WRITTEN as usize);
         let before = self.writes().len();
-        let mut client = Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").unwrap();
+        let mut client = self.scratch.connect("vm");
         for (chunk, at) in data.chunks(128 << 10).zip((0..).step_by(128 << 10)) {
             client.write(at, chunk).unwrap();
         }
@@ -122,7 +121,7 @@ fn write_config(scratch: &Scratch, backing: &Store, settings: &str) {
         scratch.text("pool"),
         backing.backing(""),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.write_config(config);
 }
 
 #[test]
@@ -157,8 +156,8 @@ fn the_destager_writes_whole_stripes_of_the_size_in_effect() {
 fn a_new_disk_has_the_stripe_size_of_its_command() {
     let scratch = Scratch::new();
     empty_file(&scratch.path("disk.img"), MIB);
-    std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
-    let start = || Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.write_config(scratch.daemon_config());
+    let start = || scratch.start_daemon();
     let daemon = start();
     daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("disk.img"), "--stripe", "192K"]);
     daemon.stop();

@@ -57,14 +57,9 @@ impl Stage {
     fn new() -> Self {
         let scratch = Scratch::new();
         let config = scratch.daemon_config();
-        fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(config);
         let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on a disk");
         Self { scratch, _off: Off(disk.path().to_owned()), disk }
-    }
-
-    #[track_caller]
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
     }
 
     fn pool_file(&self) -> PathBuf {
@@ -74,7 +69,7 @@ impl Stage {
     /// Starts a daemon with a pool of `mib` MiB.
     #[track_caller]
     fn with_pool(&self, mib: u64) -> Daemon {
-        let daemon = self.start();
+        let daemon = self.scratch.start_daemon();
         let size = format!("{mib}M");
         let file = text(&self.pool_file());
         daemon.ctl(&["pool", "create", "fast", &file, "--size", &size, "--segment-size", "1M"]);
@@ -176,13 +171,13 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
 
     // Another daemon without the first daemon's state leaves the file unchanged.
     fs::rename(dir.join("state"), dir.join("state.away")).unwrap();
-    let other = stage.start();
+    let other = stage.scratch.start_daemon();
     refused(&other, &["pool", "create", "other", &file, "--force"], "is on /dev/loop");
     drop(other.stop());
     fs::remove_dir_all(dir.join("state")).unwrap();
     fs::rename(dir.join("state.away"), dir.join("state")).unwrap();
 
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     let area = &areas(&daemon)[0];
     assert_eq!(
         (area["state"].as_str(), area["loop_device"].as_str()),
@@ -220,14 +215,14 @@ fn active_swap_areas_are_turned_on_at_the_start() {
     Tool::new("swapoff").arg(&before[0]).limit(PATIENCE).run();
     wait_until("the loop device goes", PATIENCE, || loops_below(stage.disk.path()).is_empty());
 
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     wait_until("it is on again", PATIENCE, || areas(&daemon)[0]["state"] == "on");
     let states: Vec<Value> = areas(&daemon).iter().map(|area| area["state"].clone()).collect();
     assert_eq!(states, ["on", "off"]);
     daemon.ctl(&["swap", "off", "a"]);
     daemon.ctl(&["swap", "off", "b"]);
     drop(daemon.stop());
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     assert!(areas(&daemon).iter().all(|area| area["state"] == "off"), "{:?}", areas(&daemon));
     drop(daemon.stop());
 }

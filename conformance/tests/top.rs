@@ -136,14 +136,14 @@ fn a_daemon_that_is_not_in_order_is_a_status_for_scripts() {
         scratch.text("ctl.sock"),
         scratch.text("nothing.img"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let daemon = conformance::Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.write_config(config);
+    let daemon = scratch.start_daemon();
     let health = daemon.try_ctl(&["health"]);
     assert_eq!(health.status.and_then(|status| status.code()), Some(1));
     assert!(health.stdout.contains("disk-offline  mail") && health.stderr.is_empty(), "{}", health.all());
     let json = daemon.try_ctl(&["health", "-o", "json"]).stdout;
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["problems"][0]["kind"], "disk-offline");
-    let top: Value = serde_json::from_str(&daemon.ctl(&["top", "-b", "-o", "json"])).unwrap();
+    let top: Value = daemon.json(&["top", "-b"]);
     assert_eq!((top[0]["state"].as_str(), &top[0]["iops"]), (Some("offline"), &Value::Null));
     daemon.stop();
 }

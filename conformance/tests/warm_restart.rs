@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch};
 
@@ -31,13 +31,12 @@ struct Stage {
 impl Stage {
     fn new(settings: &[&str]) -> (Stage, Daemon) {
         let scratch = Scratch::new();
-        let config = scratch.daemon_config();
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(scratch.daemon_config());
         noise_file(&scratch.path("disk.img"), SIZE, 90);
         let content = std::fs::read(scratch.path("disk.img")).unwrap();
         OpenOptions::new().write(true).open(scratch.path("disk.img")).unwrap().set_len(DISK).unwrap();
         let stage = Stage { scratch, content };
-        let daemon = stage.start();
+        let daemon = stage.scratch.start_daemon();
         daemon.ctl(&["pool", "create", "fast", &stage.scratch.text("flash"), "--size", "1200M"]);
         daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("disk.img")]);
         let enable = ["cache", "enable", "vm", "--pool", "fast", "--size", "1G", "--block-size", "4K"];
@@ -45,25 +44,15 @@ impl Stage {
         (stage, daemon)
     }
 
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
-    }
-
     /// Kills the daemon with SIGKILL, and starts it again.
     fn kill(&self, mut daemon: Daemon) -> Daemon {
         daemon.process.kill();
-        self.start()
+        self.scratch.start_daemon()
     }
 
     /// Connects as soon as the socket answers.
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        let mut client = None;
-        wait_until("the disk", Duration::from_secs(60), || {
-            client = Client::connect(&address, "vm").ok();
-            client.is_some()
-        });
-        client.unwrap()
+        self.scratch.connect_when_served("vm")
     }
 
     /// Reads the written data and checks it; returns the number of hits.
@@ -93,8 +82,7 @@ impl Stage {
     }
 
     fn state(daemon: &Daemon) -> String {
-        let shown: serde_json::Value =
-            serde_json::from_str(&daemon.ctl(&["disk", "show", "vm", "-o", "json"])).unwrap();
+        let shown: serde_json::Value = daemon.json(&["disk", "show", "vm"]);
         shown["cache"]["state"].as_str().unwrap().to_owned()
     }
 
@@ -141,7 +129,7 @@ fn a_cache_over_an_unchanged_file_is_warm_within_seconds_and_without_a_compariso
             daemon.stop();
         }
         let start = Instant::now();
-        daemon = stage.start();
+        daemon = stage.scratch.start_daemon();
         Stage::wait_for_cache(&daemon);
         let mut client = stage.connect();
         assert_eq!(stage.pass(&daemon, &mut client), COUNT, "kill: {kill}: {}", daemon.stats("vm").text());
@@ -156,7 +144,7 @@ fn a_cache_over_an_unchanged_file_is_warm_within_seconds_and_without_a_compariso
     daemon.kill();
     let file = OpenOptions::new().write(true).open(stage.scratch.path("disk.img")).unwrap();
     file.write_all_at(&stage.content[..512], 0).unwrap();
-    daemon = stage.start();
+    daemon = stage.scratch.start_daemon();
     Stage::wait_for_cache(&daemon);
     Stage::wait_for_verification(&daemon);
     let stats = daemon.stats("vm");
@@ -214,7 +202,7 @@ fn data_written_before_the_cache_is_recovered_is_never_stale() {
             _ => {
                 // The daemon stops normally, also during the recovery.
                 daemon.stop();
-                daemon = stage.start();
+                daemon = stage.scratch.start_daemon();
             }
         }
         stage.pass(&daemon, &mut stage.connect());
@@ -255,10 +243,8 @@ fn dirty_data_stays_in_flash_if_the_file_was_changed_after_a_kill() {
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     file.write_all_at(&backup, 0).unwrap();
     file.set_modified(std::time::SystemTime::now() + Duration::from_secs(600)).unwrap();
-    daemon = stage.start();
-    let show = |daemon: &Daemon| -> serde_json::Value {
-        serde_json::from_str(&daemon.ctl(&["disk", "show", "vm", "-o", "json"])).unwrap()
-    };
+    daemon = stage.scratch.start_daemon();
+    let show = |daemon: &Daemon| -> serde_json::Value { daemon.json(&["disk", "show", "vm"]) };
     let refusal = "its backing was changed by another program at ";
     wait_until("the refusal", Duration::from_secs(60), || {
         show(&daemon)["reason"].as_str().is_some_and(|why| why.contains(refusal))

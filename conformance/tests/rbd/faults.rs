@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::process::Process;
 use conformance::scratch::wait_until;
 use conformance::{Cluster, Daemon, MIB, Scratch, Tool};
@@ -62,45 +62,19 @@ impl Stage {
         std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(SIZE).unwrap();
         cluster.import(&file, "disk");
         std::fs::remove_file(&file).unwrap();
-        let config = scratch.daemon_config();
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        scratch.write_config(scratch.daemon_config());
+        let daemon = scratch.start_daemon();
         wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
-        daemon.ctl(&[
-            "pool",
-            "create",
-            "fast",
-            &scratch.text("flash"),
-            "--size",
-            "192M",
-            "--segment-size",
-            "1M",
-        ]);
+        daemon.tell(&format!("pool create fast {} --size 192M --segment-size 1M", scratch.text("flash")));
         daemon.ctl(&["disk", "add", "vm", "--backing", &cluster.spec("disk")]);
         let size = format!("{}M", CACHE / MIB);
-        daemon.ctl(&[
-            "cache",
-            "enable",
-            "vm",
-            "--pool",
-            "fast",
-            "--size",
-            &size,
-            "--block-size",
-            "4K",
-            "--mode",
-            "write-back",
-        ]);
+        daemon.tell(&format!("cache enable vm --pool fast --size {size} --block-size 4K --mode write-back"));
         daemon.ctl(&["export", "add", "vm", "cold", "--read-only", "--no-promote"]);
         Stage { daemon, scratch, cluster, image }
     }
 
-    fn address(&self) -> Address {
-        Address::Unix(self.scratch.path("nbd.sock"))
-    }
-
     fn connect(&self) -> Client {
-        Client::connect(&self.address(), "vm").unwrap()
+        Client::connect(&self.scratch.nbd(), "vm").unwrap()
     }
 
     /// Reads the hot range into the cache.
@@ -119,7 +93,7 @@ impl Stage {
 
     fn fio(&self, seconds: u64) -> Process {
         Tool::new("fio")
-            .args(["--name=verify", "--ioengine=nbd", "--uri", &self.address().uri("vm")])
+            .args(["--name=verify", "--ioengine=nbd", "--uri", &self.scratch.nbd().uri("vm")])
             .args(["--rw=randwrite", "--bsrange=512-64k", "--blockalign=512", "--iodepth=16"])
             .args([format!("--offset={}", WRITTEN.start), format!("--size={}", WRITTEN.end - WRITTEN.start)])
             .args([format!("--runtime={seconds}"), "--time_based".into(), "--serialize_overlap=1".into()])
@@ -217,7 +191,7 @@ fn fio_verifies_while_osds_are_killed_paused_and_restarted() {
     stage.warm_up();
     let over = AtomicBool::new(false);
     let mut hits = Hits::new(stage.connect());
-    let cold = Client::connect(&stage.address(), "cold").unwrap();
+    let cold = Client::connect(&stage.scratch.nbd(), "cold").unwrap();
     let mut fio = stage.fio(seconds);
     let (rounds, read) = std::thread::scope(|scope| {
         let reader = scope.spawn(|| read_cold(cold, &stage.image, &over));
