@@ -68,7 +68,13 @@ impl Scratch {
         )
     }
 
-    /// Writes the directory's hob.toml.
+    /// Writes a hob.toml that consists of `daemon_config` and these sections.
+    #[track_caller]
+    pub fn configure(&self, sections: &str) {
+        self.write_config(self.daemon_config() + sections);
+    }
+
+    /// Writes any hob.toml.
     ///
     /// # Panics
     /// Panics if the file cannot be written.

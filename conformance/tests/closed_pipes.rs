@@ -51,12 +51,7 @@ fn a_daemon_continues_when_the_reader_of_its_log_is_gone() {
     let scratch = Scratch::new();
     let (control, image) = (scratch.text("ctl.sock"), scratch.path("disk.img"));
     empty_file(&image, 1 << 20);
-    let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{control}\"]\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-    );
-    scratch.write_config(config);
+    scratch.configure("");
     let mut daemon = Command::new(binary())
         .args(["daemon", "--config", &scratch.text("hob.toml")])
         .stderr(Stdio::piped())

@@ -15,15 +15,12 @@ fn bash_completes_names_of_disks_pools_and_vms() {
     empty_file(&scratch.path("web.img"), 4 * MIB);
     let control = format!("unix:{}", scratch.text("ctl.sock"));
     let config = format!(
-        "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [{control:?}]\n\
-         [[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = \"64M\"\n\
+        "[[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = \"64M\"\n\
          [[disk]]\nname = \"web\"\nbacking = {:?}\n",
-        scratch.path("state"),
-        scratch.text("nbd.sock"),
         scratch.path("flash"),
         scratch.path("web.img"),
     );
-    scratch.write_config(config);
+    scratch.configure(&config);
     let daemon = scratch.start_daemon();
     let script = command(&["completions", "bash"]);
     assert!(script.success(), "{}", script.all());

@@ -79,15 +79,14 @@ impl Stage {
 
 fn write_config(scratch: &Scratch, settings: &str) {
     let config = format!(
-        "{}[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+        "[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
          [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n{settings}\n\
          cache = {{ pool = \"p\", size = \"8M\", mode = \"write-back\", dirty_age_max = 0, dirty_start = 90, \
          dirty_full = 95 }}\n",
-        scratch.daemon_config(),
         scratch.text("pool"),
         scratch.text("vm.img"),
     );
-    scratch.write_config(config);
+    scratch.configure(&config);
 }
 
 #[test]

@@ -31,14 +31,13 @@ impl Stage {
         let scratch = Scratch::new();
         empty_file(&scratch.path("disk.img"), 8 * MIB);
         let config = format!(
-            "{}[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"48M\"\nsegment_size = \"1M\"\n\
+            "[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"48M\"\nsegment_size = \"1M\"\n\
              [[disk]]\nname = \"vm\"\nbacking = {:?}\n\
              [disk.cache]\npool = \"pool\"\nsize = \"8M\"\nmode = \"write-back\"\ndirty_age_max = 600\n",
-            scratch.daemon_config(),
             scratch.text("flash"),
             scratch.text("disk.img"),
         );
-        scratch.write_config(config);
+        scratch.configure(&config);
         Stage { scratch }
     }
 
@@ -246,8 +245,8 @@ fn a_lost_mark_of_changes_in_memory_fails_the_next_flush() {
     let spec = format!("objects+file://{}", stage.scratch.text("objects"));
     let made = conformance::hob::command(&["objects", "create", &spec, "--size", "8M"]);
     assert!(made.success(), "{}", made.all());
-    let config = format!("{}[[disk]]\nname = \"vm\"\nbacking = {spec:?}\n", stage.scratch.daemon_config());
-    stage.scratch.write_config(config);
+    let config = format!("[[disk]]\nname = \"vm\"\nbacking = {spec:?}\n");
+    stage.scratch.configure(&config);
     let killed = |content: u8| {
         let daemon = stage.start();
         stage.connect().write(0, &[content; 4096]).unwrap();

@@ -20,13 +20,7 @@ struct Stage {
 impl Stage {
     fn new(more: &str) -> Self {
         let scratch = Scratch::new();
-        let config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n{more}\n[control]\nlisten = [\"unix:{}\"]\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-        );
-        scratch.write_config(config);
+        scratch.configure(more);
         let images = (0..3)
             .map(|n| {
                 let path = scratch.path(&format!("disk{n}.img"));

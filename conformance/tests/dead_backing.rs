@@ -200,14 +200,13 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
         let mut backing = nbdkit(&scratch);
         let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
         let config = format!(
-            "{}[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+            "[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
              [[disk]]\nname = \"vm\"\nbacking = {uri:?}\n\
              [disk.cache]\npool = \"pool\"\nsize = \"16M\"\nmode = \"write-back\"\ndirty_age_max = 600\n\
              dirty_start = 90\ndirty_stop = 80\ndirty_full = 95\n",
-            scratch.daemon_config(),
             scratch.text("flash"),
         );
-        scratch.write_config(config);
+        scratch.configure(&config);
         let (daemon, mut guest) = start_daemon(&scratch);
         let data = Noise::new(53).bytes(MIB as usize);
         guest.write(0, &data).unwrap();

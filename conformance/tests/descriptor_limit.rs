@@ -45,7 +45,7 @@ fn image(path: &Path) -> String {
 #[test]
 fn the_limit_of_open_files_is_raised() {
     let scratch = Scratch::new();
-    scratch.write_config(scratch.daemon_config());
+    scratch.configure("");
     let daemon = start(&scratch, "64:2048");
     assert_eq!(soft_limit(daemon.process.pid()), 2048);
     daemon.ctl(&["disk", "add", "vm", "--backing", &image(&scratch.path("vm.img"))]);
@@ -61,7 +61,7 @@ fn the_limit_of_open_files_is_raised() {
 #[test]
 fn a_disk_beyond_the_limit_of_open_files_is_refused_and_the_others_are_served() {
     let scratch = Scratch::new();
-    scratch.write_config(scratch.daemon_config());
+    scratch.configure("");
     let daemon = start(&scratch, "200:200");
     let mut added = 0;
     let refused = loop {
@@ -96,12 +96,12 @@ fn a_disk_beyond_the_limit_of_open_files_is_refused_and_the_others_are_served() 
 fn disks_of_hob_toml_beyond_the_limit_of_open_files_are_refused_at_the_start() {
     const DISKS: usize = 40;
     let scratch = Scratch::new();
-    let mut config = scratch.daemon_config();
+    let mut config = String::new();
     for disk in 0..DISKS {
         let backing = image(&scratch.path(&format!("vm{disk}.img")));
         let _ = write!(config, "[[disk]]\nname = \"vm{disk}\"\nbacking = \"{backing}\"\n");
     }
-    scratch.write_config(config);
+    scratch.configure(&config);
     let daemon = start(&scratch, "120:120");
     let health = || daemon.try_ctl(&["health"]).all();
     wait_until("the disks that do not fit", WAIT_MAX, || health().contains("of 120 files are open"));
@@ -120,12 +120,12 @@ fn disks_of_hob_toml_beyond_the_limit_of_open_files_are_refused_at_the_start() {
 fn clients_leave_descriptors_for_the_daemon_and_an_upgrade_that_lacks_them_is_refused() {
     const LIMIT: usize = 200;
     let scratch = Scratch::new();
-    let mut config = scratch.daemon_config();
+    let mut config = String::new();
     for disk in 0..4 {
         let backing = image(&scratch.path(&format!("vm{disk}.img")));
         let _ = write!(config, "[[disk]]\nname = \"vm{disk}\"\nbacking = \"{backing}\"\n");
     }
-    scratch.write_config(config);
+    scratch.configure(&config);
     let mut daemon = start(&scratch, &format!("{LIMIT}:{LIMIT}"));
     let address = scratch.nbd();
     wait_until("the listener", WAIT_MAX, || scratch.path("nbd.sock").exists());

@@ -38,7 +38,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        scratch.write_config(scratch.daemon_config());
+        scratch.configure("");
         noise_file(&scratch.path("disk.img"), SIZE, 1);
         Stage { scratch }
     }

@@ -184,7 +184,7 @@ struct Stage {
 impl Stage {
     fn new(before: Before) -> Stage {
         let scratch = Scratch::new();
-        scratch.write_config(scratch.daemon_config());
+        scratch.configure("");
         for dir in ["srv", "srv/objects", "backup"] {
             std::fs::create_dir(scratch.path(dir)).unwrap();
         }

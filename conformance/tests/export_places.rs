@@ -44,13 +44,7 @@ impl Stage {
         let at = |name: &str| scratch.text(name);
         noise_file(&scratch.path("disk.img"), DISK, 71);
         let image = fs::read(scratch.path("disk.img")).unwrap();
-        let config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-            at("state"),
-            at("nbd.sock"),
-            at("ctl.sock"),
-        );
-        scratch.write_config(config);
+        scratch.configure("");
         let unmounts = ["vm.img", "backup.img"].map(|name| Unmount::at(&scratch.path(name)));
         let daemon = start(&scratch);
         daemon.ctl(&["pool", "create", "p", &at("flash"), "--size", "64M", "--segment-size", "1M"]);

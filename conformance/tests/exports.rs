@@ -21,7 +21,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        scratch.write_config(scratch.daemon_config());
+        scratch.configure("");
         noise_file(&scratch.path("disk.img"), DISK, 91);
         let image = std::fs::read(scratch.path("disk.img")).unwrap();
         let daemon = start(&scratch);

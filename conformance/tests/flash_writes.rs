@@ -28,14 +28,13 @@ impl Stage {
     fn new(budget: &str, cache: &str) -> Stage {
         let scratch = Scratch::new();
         noise_file(&scratch.path("disk.img"), DISK, 7);
-        let mut config = scratch.daemon_config();
-        config += &format!(
+        let config = format!(
             "[[pool]]\nname = \"flash\"\ndevices = [\"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n{budget}\n\
              [[disk]]\nname = \"vm\"\nbacking = \"{}\"\ncache = {{ pool = \"flash\", size = {CACHE}, {cache} }}\n",
             scratch.text("pool"),
             scratch.text("disk.img"),
         );
-        scratch.write_config(config);
+        scratch.configure(&config);
         let daemon = scratch.start_daemon();
         Stage { scratch, daemon }
     }

@@ -23,11 +23,10 @@ impl Stage {
         let scratch = Scratch::new();
         noise_file(&scratch.path("disk.img"), 8 * MIB, 1);
         let config = format!(
-            "{}[[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n",
-            scratch.daemon_config(),
+            "[[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n",
             scratch.text("backing.sock"),
         );
-        scratch.write_config(config);
+        scratch.configure(&config);
         Stage { scratch }
     }
 

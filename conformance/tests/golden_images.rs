@@ -83,8 +83,7 @@ impl Stage {
     #[track_caller]
     fn start_with(&mut self, settings: &str) {
         let scratch = &self.scratch;
-        let mut config = scratch.daemon_config();
-        config += &format!(
+        let mut config = format!(
             "[[pool]]\nname = \"fast\"\ndevices = [\"{}\"]\nsize = \"320M\"\nsegment_size = \"1M\"\n",
             scratch.text("fast")
         );
@@ -92,7 +91,7 @@ impl Stage {
             let image = self.image(clone);
             config += &format!("[[disk]]\nname = \"{clone}\"\nbacking = \"{image}\"\n{settings}\n");
         }
-        scratch.write_config(config);
+        scratch.configure(&config);
         self.daemon = Some(scratch.start_daemon());
         for clone in &self.clones {
             wait_until("the clone to be online", PATIENCE, || self.shown(clone)["state"] == "online");

@@ -85,14 +85,7 @@ fn are_all_raw(address: &Address, headers: &[Header], scratch: &Scratch) {
 }
 
 fn start(scratch: &Scratch) -> (Daemon, Address) {
-    let at = |name: &str| scratch.text(name);
-    let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-        at("state"),
-        at("nbd.sock"),
-        at("ctl.sock")
-    );
-    scratch.write_config(config);
+    scratch.configure("");
     let daemon = scratch.start_daemon();
     daemon.ctl(&["disk", "list"]);
     (daemon, scratch.nbd())

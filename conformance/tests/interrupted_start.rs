@@ -24,7 +24,7 @@ const STOP_MAX: Duration = Duration::from_secs(60);
 /// A configuration without pools and disks, which only the state file has.
 fn configure(scratch: &Scratch) {
     noise_file(&scratch.path("disk.img"), DISK, 61);
-    scratch.write_config(scratch.daemon_config());
+    scratch.configure("");
 }
 
 /// Starts hob and sends the signal after the pause.

@@ -237,13 +237,11 @@ impl Stage {
             (0..devices).map(|n| format!("{:?}", scratch.text(&format!("flash{n}")))).collect();
         let ring = std::env::var("HOB_RING").unwrap_or_else(|_| "auto".to_owned());
         let config = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\nring = \"{ring}\"\n[control]\nlisten = [\"unix:{}\"]\n\
+            "ring = \"{ring}\"\n{}\
              [[pool]]\nname = \"pool\"\ndevices = [{}]\nsize = {POOL_FILE}\nsegment_size = \"1M\"\n\
              [[disk]]\nname = \"disk\"\nbacking = {:?}\n\
              [disk.cache]\npool = \"pool\"\nsize = \"24M\"\nmode = \"write-back\"\ndirty_age_max = 2\n{settings}\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
+            scratch.daemon_config(),
             flash.join(", "),
             backing,
         );

@@ -189,15 +189,11 @@ fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
     let scratch = &stage.scratch;
     noise_file(&scratch.path("disk2.img"), 2 * SIZE, 63);
     let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n{more}\n[control]\nlisten = [\"unix:{}\"]\n\
-         [[disk]]\nname = \"vm1\"\nbacking = \"{}\"\n[[disk]]\nname = \"vm2\"\nbacking = \"{}\"\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-        scratch.text("ctl.sock"),
+        "{more}\n[[disk]]\nname = \"vm1\"\nbacking = \"{}\"\n[[disk]]\nname = \"vm2\"\nbacking = \"{}\"\n",
         scratch.text("disk.img"),
         scratch.text("disk2.img"),
     );
-    scratch.write_config(config);
+    scratch.configure(&config);
     let daemon = scratch.start_daemon();
     // Clients can connect when the disks exist, first at the sockets of `listen`. The caller has
     // waited for the control socket.

@@ -6,7 +6,6 @@
 //! units alternate, so sectors of 4 KiB are shared by up to eight clients, and runs cross sector
 //! boundaries. `HOB_KILLS` is the number of kills (default 4).
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use conformance::data::{Noise, noise_file};
 use conformance::nbd_client::{Address, CMD_WRITE, CMD_WRITE_ZEROES, Client, FLAG_FUA};
 use conformance::scratch::wait_until;
 use conformance::store::{ONE_BY_ONE, nbdkit};
-use conformance::{Daemon, MIB, Scratch};
+use conformance::{MIB, Scratch};
 
 const UNIT: u64 = 512;
 const CLIENTS: u64 = 8;
@@ -199,20 +198,14 @@ fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
     let slow_file = ["--filter=delay", "file", &image, "rdelay=1ms", "wdelay=1ms"];
     let _backing = nbdkit(&scratch.path("backing.sock"), &[&ONE_BY_ONE[..], &slow_file].concat());
     let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-         [[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsegment_size = \"1M\"\nforce = true\n\
+        "[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsegment_size = \"1M\"\nforce = true\n\
          [[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n\
          [disk.cache]\npool = \"p\"\nsize = \"4M\"\nmode = \"write-back\"\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-        scratch.text("ctl.sock"),
         scratch.text("flash"),
         scratch.text("backing.sock"),
     );
-    let path: PathBuf = scratch.path("hob.toml");
-    std::fs::write(&path, config).unwrap();
-    let start = || Daemon::start(&path, &scratch.path("ctl.sock"));
-    let mut daemon = start();
+    scratch.configure(&config);
+    let mut daemon = scratch.start_daemon();
     let address = scratch.nbd();
     let kills = std::env::var("HOB_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(4);
     let (is_over, requests) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -242,7 +235,7 @@ fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
                 break;
             }
             daemon.kill();
-            daemon = start();
+            daemon = scratch.start_daemon();
         }
         std::thread::sleep(Duration::from_secs(2));
         wait_for_requests();

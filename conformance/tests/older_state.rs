@@ -26,7 +26,7 @@ impl Stage {
     /// Creates a pool with one device, and a disk with a cache in this mode.
     fn new(mode: &str) -> (Stage, Daemon) {
         let scratch = Scratch::new();
-        scratch.write_config(scratch.daemon_config());
+        scratch.configure("");
         empty_file(&scratch.path("disk.img"), SIZE);
         let stage = Stage { scratch };
         let daemon = stage.start();

@@ -39,14 +39,9 @@ fn os_brick() -> PathBuf {
 fn os_brick_caches_volumes_with_hob() {
     let scratch = Scratch::new();
     let control = format!("unix:{}", scratch.text("ctl.sock"));
-    let config = format!(
-        "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [{control:?}]\n\
-         [[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = \"96M\"\n",
-        scratch.path("state"),
-        scratch.text("nbd.sock"),
-        scratch.path("flash"),
-    );
-    scratch.write_config(config);
+    let pool =
+        format!("[[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = \"96M\"\n", scratch.path("flash"));
+    scratch.configure(&pool);
     let settings = format!(
         "[hob]\npool = flash\ncontrol = {control}\ndirectory = {}\nprogram = {}\n",
         scratch.text(""),

@@ -35,7 +35,7 @@ fn pool(daemon: &Daemon) -> Value {
 
 /// Starts a daemon with 1 MiB of dirty data in a cache on two devices.
 fn prepare(scratch: &Scratch) -> Daemon {
-    scratch.write_config(scratch.daemon_config());
+    scratch.configure("");
     empty_file(&scratch.path("disk.img"), 16 * MIB);
     let daemon = scratch.start_daemon();
     let (one, two) = (scratch.text("flash1"), scratch.text("flash2"));
@@ -149,14 +149,13 @@ fn a_lost_state_directory_serves_no_old_data() {
     prepare(&scratch).kill();
     std::fs::remove_dir_all(scratch.path("state")).unwrap();
     let config = format!(
-        "{}[[pool]]\nname = \"fast\"\ndevices = [{:?}, {:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+        "[[pool]]\nname = \"fast\"\ndevices = [{:?}, {:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
          [[disk]]\nname = \"vm\"\nbacking = {:?}\n",
-        scratch.daemon_config(),
         scratch.text("flash1"),
         scratch.text("flash2"),
         scratch.text("disk.img"),
     );
-    scratch.write_config(config);
+    scratch.configure(&config);
     let daemon = scratch.start_daemon();
     let address = scratch.nbd();
     assert!(Client::connect(&address, "vm").is_err(), "the backing's old data is served");

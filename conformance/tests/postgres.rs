@@ -173,18 +173,14 @@ impl Stack {
         let rounds = rounds.map_or(1, |n| n.parse().expect("HOB_POSTGRES_ROUNDS is a number"));
         let at = |name: &str| scratch.text(name);
         let config = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-             [[pool]]\nname = \"pool\"\ndevices = [{:?}, {:?}]\nsize = {FLASH}\nsegment_size = \"1M\"\n\
+            "[[pool]]\nname = \"pool\"\ndevices = [{:?}, {:?}]\nsize = {FLASH}\nsegment_size = \"1M\"\n\
              [[disk]]\nname = \"db\"\nbacking = \"nbd+unix:///?socket={}\"\n\
              [disk.cache]\npool = \"pool\"\nsize = \"64M\"\nmode = \"write-back\"\ncopies = \"2-dirty\"\ndirty_age_max = 2\n",
-            at("state"),
-            at("nbd.sock"),
-            at("ctl.sock"),
             at("flash0"),
             at("flash1"),
             at("back.sock"),
         );
-        scratch.write_config(config);
+        scratch.configure(&config);
         let mut stack = Self { guest: None, daemon: None, backing: None, scratch, rounds };
         stack.start_backing();
         stack.start_daemon();

@@ -16,7 +16,7 @@ impl Stage {
     /// Creates two disks on one datastore.
     fn new() -> Self {
         let scratch = Scratch::new();
-        let mut config = scratch.daemon_config();
+        let mut config = String::new();
         for disk in ["db", "scratch"] {
             noise_file(&scratch.path(&format!("{disk}.img")), MIB, 7);
             config += &format!(
@@ -24,7 +24,7 @@ impl Stage {
                 scratch.text(&format!("{disk}.img"))
             );
         }
-        scratch.write_config(config);
+        scratch.configure(&config);
         Self { scratch }
     }
 }

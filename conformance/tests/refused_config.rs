@@ -31,14 +31,8 @@ impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
         noise_file(&scratch.path("disk.img"), 4 * MIB, 1);
-        let good = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-             [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-            scratch.text("disk.img"),
-        );
+        let disk = format!("[[disk]]\nname = \"vm\"\nbacking = \"{}\"\n", scratch.text("disk.img"));
+        let good = scratch.daemon_config() + &disk;
         Stage { scratch, good }
     }
 

@@ -28,8 +28,8 @@ fn a_disk_is_not_served_from_another_device_than_before() {
     let (one, other) = (Loop::on(&one, false), Loop::on(&other, false));
     let link = scratch.path("volume");
     point(&link, one.device());
-    let config = format!("{}[[disk]]\nname = \"d\"\nbacking = {link:?}\n", scratch.daemon_config());
-    scratch.write_config(config);
+    let config = format!("[[disk]]\nname = \"d\"\nbacking = {link:?}\n");
+    scratch.configure(&config);
     let start = || scratch.start_daemon();
     let shown = |daemon: &Daemon| daemon.ctl(&["disk", "show", "d", "-o", "json"]);
     let is_online = |daemon: &Daemon| shown(daemon).contains("\"online\"");
@@ -55,7 +55,7 @@ fn a_file_and_a_loop_device_over_it_are_not_two_disks() {
     let file = scratch.text("file.img");
     empty_file(&scratch.path("file.img"), 16 * MIB);
     let over_it = Loop::on(&scratch.path("file.img"), false);
-    scratch.write_config(scratch.daemon_config());
+    scratch.configure("");
     let daemon = scratch.start_daemon();
     for [first, second] in [[file.as_str(), over_it.device()], [over_it.device(), file.as_str()]] {
         daemon.ctl(&["disk", "add", "first", "--backing", first]);

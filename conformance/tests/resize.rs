@@ -20,7 +20,7 @@ struct Stage {
 impl Stage {
     fn new(mib: u64) -> Stage {
         let scratch = Scratch::new();
-        scratch.write_config(scratch.daemon_config());
+        scratch.configure("");
         empty_file(&scratch.path("disk.img"), mib * MIB);
         Stage { scratch }
     }

@@ -37,8 +37,7 @@ struct Guest {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        let mut config = scratch.daemon_config();
-        config += &format!(
+        let mut config = format!(
             "[[pool]]\nname = \"flash\"\ndevices = [\"{}\", \"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n",
             scratch.text("a"),
             scratch.text("b"),
@@ -52,7 +51,7 @@ impl Stage {
                 scratch.text(&image)
             );
         }
-        scratch.write_config(config);
+        scratch.configure(&config);
         let content = |disk| std::fs::read(scratch.path(&format!("{disk}.img"))).unwrap();
         let contents = DISKS.iter().map(|disk| Arc::new(Mutex::new(content(disk)))).collect();
         let daemon = start(&scratch);
@@ -180,8 +179,7 @@ fn sizes_follow_the_load_and_no_byte_is_wrong() {
 #[test]
 fn disks_of_a_full_pool_are_served_after_an_upgrade_and_restarts() {
     let scratch = Scratch::new();
-    let mut config = scratch.daemon_config();
-    config += &format!(
+    let mut config = format!(
         "[[pool]]\nname = \"flash\"\ndevices = [\"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n",
         scratch.text("a"),
     );
@@ -194,7 +192,7 @@ fn disks_of_a_full_pool_are_served_after_an_upgrade_and_restarts() {
             scratch.text(disk)
         );
     }
-    scratch.write_config(config);
+    scratch.configure(&config);
     let mut daemon = start(&scratch);
     let address = scratch.nbd();
     let connect = |disk: &&str| Client::connect(&address, disk).unwrap();

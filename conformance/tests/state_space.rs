@@ -18,7 +18,7 @@ fn a_nearly_full_state_directory_is_in_health_until_it_has_space() {
     std::fs::create_dir(&state).unwrap();
     let _unmount = Unmount::at(&state);
     Tool::new("mount").args(["-t", "tmpfs", "-o", "size=64M", "tmpfs", &scratch.text("state")]).run();
-    scratch.write_config(scratch.daemon_config());
+    scratch.configure("");
     let daemon = scratch.start_daemon();
     let health = || daemon.try_ctl(&["health"]).all();
     assert!(!health().contains("state-space-low"), "{}", health());

@@ -113,15 +113,14 @@ fn stripe(daemon: &Daemon, disk: &str) -> (Option<u64>, Option<u64>) {
 
 fn write_config(scratch: &Scratch, backing: &Store, settings: &str) {
     let config = format!(
-        "{}[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+        "[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
          [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n{settings}\n\
          cache = {{ pool = \"p\", size = \"32M\", block_size = \"64K\", admission = \"always\", \
          mode = \"write-back\", dirty_age_max = 0, dirty_start = 90, dirty_full = 95 }}\n",
-        scratch.daemon_config(),
         scratch.text("pool"),
         backing.backing(""),
     );
-    scratch.write_config(config);
+    scratch.configure(&config);
 }
 
 #[test]
@@ -156,7 +155,7 @@ fn the_destager_writes_whole_stripes_of_the_size_in_effect() {
 fn a_new_disk_has_the_stripe_size_of_its_command() {
     let scratch = Scratch::new();
     empty_file(&scratch.path("disk.img"), MIB);
-    scratch.write_config(scratch.daemon_config());
+    scratch.configure("");
     let start = || scratch.start_daemon();
     let daemon = start();
     daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("disk.img"), "--stripe", "192K"]);

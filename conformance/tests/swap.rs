@@ -56,8 +56,7 @@ struct Stage {
 impl Stage {
     fn new() -> Self {
         let scratch = Scratch::new();
-        let config = scratch.daemon_config();
-        scratch.write_config(config);
+        scratch.configure("");
         let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on a disk");
         Self { scratch, _off: Off(disk.path().to_owned()), disk }
     }

@@ -45,13 +45,11 @@ impl Stage {
         let unmount = Unmount::at(&scratch.path("vm.img"));
         let at = |name: &str| scratch.text(name);
         let config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n{more}\n[control]\nlisten = [\"unix:{}\"]\n\
+            "{more}\n{}\
              [[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"256M\"\nsegment_size = \"1M\"\n\
              [[disk]]\nname = \"vm\"\nbacking = \"{}\"\nfuse = \"{}\"\n\
              cache = {{ pool = \"p\", size = \"48M\", {settings} }}\n",
-            at("state"),
-            at("nbd.sock"),
-            at("ctl.sock"),
+            scratch.daemon_config(),
             at("pool"),
             at("disk.img"),
             at("vm.img"),

@@ -31,7 +31,7 @@ struct Stage {
 impl Stage {
     fn new(settings: &[&str]) -> (Stage, Daemon) {
         let scratch = Scratch::new();
-        scratch.write_config(scratch.daemon_config());
+        scratch.configure("");
         noise_file(&scratch.path("disk.img"), SIZE, 90);
         let content = std::fs::read(scratch.path("disk.img")).unwrap();
         OpenOptions::new().write(true).open(scratch.path("disk.img")).unwrap().set_len(DISK).unwrap();

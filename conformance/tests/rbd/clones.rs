@@ -53,7 +53,7 @@ impl Stage {
     #[track_caller]
     fn start(&mut self, clones: &[&str], settings: &str) {
         let scratch = &self.scratch;
-        let mut config = scratch.daemon_config();
+        let mut config = String::new();
         for pool in ["fast", "other"] {
             config += &format!(
                 "[[pool]]\nname = \"{pool}\"\ndevices = [\"{}\"]\nsize = \"256M\"\nsegment_size = \"1M\"\n",
@@ -66,7 +66,7 @@ impl Stage {
                 self.cluster.spec(clone)
             );
         }
-        scratch.write_config(config);
+        scratch.configure(&config);
         self.daemon = Some(scratch.start_daemon());
         for clone in clones {
             wait_until("the disk to be online", ONLINE_MAX, || self.shown(clone)["state"] == "online");

@@ -62,7 +62,7 @@ impl Stage {
         std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(SIZE).unwrap();
         cluster.import(&file, "disk");
         std::fs::remove_file(&file).unwrap();
-        scratch.write_config(scratch.daemon_config());
+        scratch.configure("");
         let daemon = scratch.start_daemon();
         wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
         daemon.tell(&format!("pool create fast {} --size 192M --segment-size 1M", scratch.text("flash")));

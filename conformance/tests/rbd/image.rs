@@ -38,17 +38,13 @@ fn image(cluster: &Cluster, scratch: &Scratch, seed: u64) -> Vec<u8> {
 #[track_caller]
 fn daemon(cluster: &Cluster, scratch: &Scratch) -> Daemon {
     let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-         [[pool]]\nname = \"fast\"\ndevices = [\"{}\"]\nsize = \"96M\"\nsegment_size = \"1M\"\n\
+        "[[pool]]\nname = \"fast\"\ndevices = [\"{}\"]\nsize = \"96M\"\nsegment_size = \"1M\"\n\
          [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n\
          cache = {{ pool = \"fast\", size = \"40M\", block_size = \"4K\", mode = \"write-back\" }}\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-        scratch.text("ctl.sock"),
         scratch.text("flash"),
         cluster.spec("disk"),
     );
-    scratch.write_config(config);
+    scratch.configure(&config);
     let daemon = scratch.start_daemon();
     wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
     daemon
