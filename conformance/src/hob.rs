@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::hosts::Host;
 use crate::nbd_client::{Address, Client};
 use crate::process::{Output, Process};
-use crate::scratch::{Scratch, free_port, text};
+use crate::scratch::{Scratch, free_port, text, wait_for};
 use crate::stats::Stats;
 
 /// Maximum time until a server's socket answers.
@@ -257,6 +257,33 @@ impl Hob {
     pub fn stats(&self) -> Stats {
         let out = self.ctl(&["stats", "disk", "-o", "json"]);
         Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
+    }
+
+    /// Starts `hob record` of the disk into the file `out`, which is replaced, with these further
+    /// options.
+    #[must_use]
+    #[track_caller]
+    pub fn start_record(&self, out: &Path, options: &[&str]) -> Process {
+        let _ = std::fs::remove_file(out);
+        let mut command = Command::new(binary());
+        command.args(["record", "disk", "--out", &text(out), "--control", &self.control]).args(options);
+        Process::start("hob record", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"))
+    }
+
+    /// Like `start_record`, and waits until the recording has begun.
+    #[must_use]
+    #[track_caller]
+    pub fn record(&self, out: &Path, options: &[&str]) -> Process {
+        let process = self.start_record(out, options);
+        wait_for("a recording", || self.is_recorded());
+        process
+    }
+
+    /// Returns true during a recording of the disk.
+    #[must_use]
+    #[track_caller]
+    pub fn is_recorded(&self) -> bool {
+        self.json(&["disk", "show", "disk"])["recording"].is_object()
     }
 
     /// Sends SIGTERM, and checks the end: status 0, sockets removed.

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::hob::Daemon;
 use crate::nbd_client::{Address, Client};
 
@@ -92,6 +94,17 @@ impl Scratch {
         Daemon::start(&self.path("hob.toml"), &self.path("ctl.sock"))
     }
 
+    /// Returns the state that the daemon has saved.
+    ///
+    /// # Panics
+    /// Panics if there is no saved state.
+    #[must_use]
+    #[track_caller]
+    pub fn saved_state(&self) -> Value {
+        let text = std::fs::read_to_string(self.path("state/state.json")).expect("a saved state");
+        serde_json::from_str(text.trim_end()).expect("JSON")
+    }
+
     /// Returns the address of the daemon's NBD socket `nbd.sock`.
     #[must_use]
     pub fn nbd(&self) -> Address {
@@ -116,7 +129,7 @@ impl Scratch {
     #[track_caller]
     pub fn connect_when_served(&self, export: &str) -> Client {
         let mut client = None;
-        wait_until(&format!("{export} to be served"), Duration::from_secs(60), || {
+        wait_for(&format!("{export} to be served"), || {
             client = Client::connect(&self.nbd(), export).ok();
             client.is_some()
         });
@@ -155,6 +168,18 @@ pub fn free_port() -> u16 {
         }
     }
     panic!("the ports {PORTS:?} are all taken")
+}
+
+/// Usual time within which a condition becomes true, on a busy host.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Calls `done` until `done` returns true, like [`wait_until`] with the usual limit of a minute.
+///
+/// # Panics
+/// Panics if a minute passes before `done` returns true.
+#[track_caller]
+pub fn wait_for(what: &str, done: impl FnMut() -> bool) {
+    wait_until(what, WAIT_MAX, done);
 }
 
 /// Shortest and longest pause between two calls in [`wait_until`].

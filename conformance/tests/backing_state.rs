@@ -28,20 +28,6 @@ fn nbdkit(scratch: &Scratch) -> Process {
     store::nbdkit(&scratch.path("backing.sock"), &["file", &scratch.text("disk.img")])
 }
 
-/// Sends SIGSTOP. The signal takes effect with a delay; when this function returns, no thread of
-/// the server runs.
-#[track_caller]
-fn stop(server: &mut Process) {
-    server.signal(Signal::STOP);
-    let tasks = format!("/proc/{}/task", server.pid());
-    wait_until("the stop of every thread", Duration::from_secs(60), || {
-        std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
-            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
-        })
-    });
-}
-
 fn json(hob: &Hob, args: &[&str]) -> Value {
     let output = hob.try_ctl(&[args, &["-o", "json"]].concat());
     serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {}", output.all()))
@@ -112,7 +98,7 @@ fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration
         json(hob, &["disk", "show", "disk"])["backing_state"]["state"] == "connected"
     });
 
-    stop(server);
+    server.pause();
     client.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
     let hang = seen(hob, "the hang in health", &["backing-slow"]);
     is_everywhere(hob, "slow", "backing-slow", "answers slowly");
@@ -127,7 +113,7 @@ fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration
 
     // The guest requests nothing. hob asks an idle server after two seconds, and the answer is late
     // after two more.
-    stop(server);
+    server.pause();
     let idle_hang = seen(hob, "the hang of an idle server", &["backing-slow"]);
     server.signal(Signal::CONT);
     let after_idle_hang = seen(hob, "health after the idle hang", &[]);

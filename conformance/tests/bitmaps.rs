@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use conformance::data::{Noise, assert_same_file, noise_file};
 use conformance::nbd_client::Client;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch, Tool};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -121,7 +121,7 @@ impl Stage {
 fn start(scratch: &Scratch) -> Daemon {
     let _ = std::fs::remove_file(scratch.path("nbd.sock"));
     let daemon = scratch.start_daemon();
-    wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
+    wait_for("the NBD socket", || scratch.path("nbd.sock").exists());
     daemon
 }
 
@@ -213,7 +213,7 @@ fn an_upgrade_keeps_dirty_bitmaps() {
     for upgrades in 1..=2 {
         std::thread::sleep(Duration::from_millis(500));
         stage.daemon.process.signal(Signal::HUP);
-        wait_until("the upgrade", Duration::from_secs(60), || ready(&stage) > upgrades);
+        wait_for("the upgrade", || ready(&stage) > upgrades);
     }
     writer.join().expect("the client stays");
     let expected: Vec<_> = (0..DISK / GRANULE).step_by(2).map(|at| (at * GRANULE, GRANULE)).collect();

@@ -2,11 +2,10 @@
 //! attached VMs.
 
 use std::os::unix::fs::symlink;
-use std::time::Duration;
 
 use conformance::data::empty_file;
 use conformance::hob::{binary, command};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{MIB, Scratch, Tool};
 
 #[test]
@@ -39,11 +38,11 @@ fn bash_completes_names_of_disks_pools_and_vms() {
         bash.env("HOB_CONTROL", &control).env("PATH", &path).run().trim().to_owned()
     };
     // Without an answer of the daemon in time, hob completes no names.
-    wait_until("names", Duration::from_secs(60), || completed("hob disk show ") == "web");
-    wait_until("names", Duration::from_secs(60), || completed("hob stats w") == "web");
+    wait_for("names", || completed("hob disk show ") == "web");
+    wait_for("names", || completed("hob stats w") == "web");
     assert_eq!(completed("hob stats x"), "");
-    wait_until("names", Duration::from_secs(60), || completed("hob pool show ") == "flash");
-    wait_until("names", Duration::from_secs(60), || completed("hob cache enable web --pool ") == "flash");
+    wait_for("names", || completed("hob pool show ") == "flash");
+    wait_for("names", || completed("hob cache enable web --pool ") == "flash");
     assert!(completed("hob cache enable web --p").contains("--pool"), "options are still completed");
     assert!(completed("hob di").contains("disk"), "commands are still completed");
     // Attached VMs. bash makes words of the parts of a target.

@@ -1,20 +1,16 @@
 //! Changes of a disk's entry in hob.toml take effect while the disk is served: its vhost-user socket,
 //! its datastore, and whether it is read-only.
 
-use std::time::Duration;
-
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::Client;
 use conformance::process::Output;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::vhost_driver::{Driver, Kind};
 use conformance::{Daemon, MIB, Scratch};
 use rustix::process::Signal;
 use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
-
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// NBD transmission flag of a read-only export.
 const READ_ONLY: u16 = 1 << 1;
@@ -112,7 +108,7 @@ fn a_served_disk_follows_its_entry() {
     assert!(said.contains("stop the guest") && said.contains("applied:     disk vm: vhost_user"), "{said}");
     assert_same(&client.read(MIB, MIB as u32).unwrap(), &data, MIB, "the data of a client that stays");
     drop(client);
-    wait_until("the end of the client", WAIT_MAX, || stage.apply().success());
+    wait_for("the end of the client", || stage.apply().success());
     stage.applied();
     assert_eq!(stage.datastore(), "array");
     assert!(stage.is_dirty(), "the cache keeps its dirty data");
@@ -127,7 +123,7 @@ fn a_served_disk_follows_its_entry() {
     assert_eq!(guest.run(Kind::Read, MIB, 4096), Some(0), "the guest is still served");
     assert!(!other.exists());
     drop(guest);
-    wait_until("the end of the guest", WAIT_MAX, || stage.apply().success());
+    wait_for("the end of the guest", || stage.apply().success());
     stage.applied();
     assert!(!one.exists() && other.exists());
 
@@ -146,7 +142,7 @@ fn a_served_disk_follows_its_entry() {
 
     // And everything as before.
     stage.configure("");
-    wait_until("the end of the clients", WAIT_MAX, || stage.apply().success());
+    wait_for("the end of the clients", || stage.apply().success());
     stage.applied();
     assert!(!other.exists());
     assert_ne!(stage.datastore(), "array");
@@ -173,9 +169,9 @@ fn a_reload_reports_what_it_cannot_apply() {
     let starts = |stage: &Stage| stage.daemon.process.stderr().matches("the control API is at").count();
     let before = starts(&stage);
     stage.daemon.process.signal(Signal::HUP);
-    wait_until("the reload", WAIT_MAX, || starts(&stage) > before);
+    wait_for("the reload", || starts(&stage) > before);
     let health = || stage.daemon.try_ctl(&["health"]).all();
-    wait_until("the report", WAIT_MAX, || {
+    wait_for("the report", || {
         let health = health();
         health.contains("config-pending") && health.contains("not applied: vm has 1 client connected")
     });
@@ -187,7 +183,7 @@ fn a_reload_reports_what_it_cannot_apply() {
     );
     assert_ne!(stage.datastore(), "array");
     drop(client);
-    wait_until("the end of the client", WAIT_MAX, || stage.apply().success());
+    wait_for("the end of the client", || stage.apply().success());
     assert_eq!(stage.datastore(), "array");
     assert!(!health().contains("config-pending"), "{}", health());
     stage.daemon.stop();

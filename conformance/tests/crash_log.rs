@@ -10,10 +10,9 @@ use std::time::Duration;
 use conformance::data::{Noise, empty_file};
 use conformance::hob::binary;
 use conformance::nbd_client::Client;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch};
 
-const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Number of flushes before a kill, and the time between them.
 const PAGES: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(250);
@@ -61,7 +60,7 @@ impl Stage {
     /// Waits until the disk has its cache.
     fn wait_for_cache(&self, daemon: &Daemon) {
         let shown = || daemon.ctl(&["disk", "show", "vm", "-o", "json"]);
-        wait_until("the cache", WAIT_MAX, || shown().contains("\"active\""));
+        wait_for("the cache", || shown().contains("\"active\""));
     }
 
     /// Kills the daemon with a write that was acknowledged after the last flush.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use conformance::data::{Noise, assert_same, empty_file, noise_file};
 use conformance::nbd_client::{CMD_READ, Client, EIO};
 use conformance::process::Process;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::store::nbdkit;
 use conformance::{Daemon, MIB, Scratch, Tool};
 
@@ -209,7 +209,7 @@ fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     daemon.ctl(&["disk", "add", "vm1", "--backing", &stage.scratch.text("disk1.img")]);
     let (mut dead, mut well) = (stage.connect(0), stage.connect(1));
     // A server that stalls for longer than the bound costs a read an error.
-    wait_until("a read", Duration::from_secs(60), || dead.read(0, 4096).is_ok());
+    wait_for("a read", || dead.read(0, 4096).is_ok());
     backing.kill();
     let start = Instant::now();
     let cookie = dead.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
@@ -246,9 +246,9 @@ fn a_disks_vhost_user_socket_survives_a_restart() {
     daemon.ctl(&["disk", "add", "vm1", "--backing", &other]);
     drop(daemon);
     let daemon = stage.scratch.start_daemon();
-    wait_until("the socket", Duration::from_secs(60), || stage.scratch.path("vm.sock").exists());
+    wait_for("the socket", || stage.scratch.path("vm.sock").exists());
     let connect = || Driver::connect(&stage.scratch.path("vm.sock"));
-    wait_until("a connection", Duration::from_secs(60), || connect().is_ok());
+    wait_for("a connection", || connect().is_ok());
     let mut driver = connect().expect("the server takes a machine");
     assert_eq!(driver.run(Kind::Read, MIB, 4096), Some(0));
     assert_same(
@@ -279,7 +279,7 @@ fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     daemon.ctl(&["disk", "add", "vm0", "--backing", &uri, "--backing-timeout", "2s"]);
     let mut guest = stage.connect(0);
     // A server that stalls for longer than the limit costs a read an error.
-    wait_until("a read", Duration::from_secs(60), || guest.read(0, 4096).is_ok());
+    wait_for("a read", || guest.read(0, 4096).is_ok());
     backing.kill();
     let start = Instant::now();
     guest.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
@@ -288,7 +288,7 @@ fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     assert!(start.elapsed() > Duration::from_millis(1900), "{:?}", start.elapsed());
     // The backing returns and fails again; without a limit, a request waits for longer than before.
     let mut backing = stage.nbdkit();
-    wait_until("the disk to be back", Duration::from_secs(60), || guest.read(MIB, 4096).is_ok());
+    wait_for("the disk to be back", || guest.read(MIB, 4096).is_ok());
     backing.kill();
     set_timeout("forever");
     assert_eq!(daemon.json(&["disk", "show", "vm0"])["backing_timeout"], "forever");

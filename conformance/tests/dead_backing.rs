@@ -8,16 +8,13 @@ use std::time::{Duration, Instant};
 use conformance::data::{Noise, assert_same, assert_same_file, empty_file, noise_file};
 use conformance::nbd_client::Client;
 use conformance::process::Process;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::store;
 use conformance::{Daemon, Hob, MIB, Scratch, Serve};
 use rustix::process::Signal;
 
 const SIZE: u64 = 32 * MIB;
 const WARM: u64 = 4 * MIB;
-
-/// Maximum time until a disk or a cache is there.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Maximum time of a stop whose backing does not answer. It usually takes 2 to 6 s.
 const STOP_MAX: Duration = Duration::from_secs(20);
@@ -47,7 +44,7 @@ impl Stage {
         let hob = Serve::disk(&uri).cached(&scratch.path("pool"), "16M", "4K").start(&scratch);
         let mut client = hob.connect();
         // hob fills flash while it replies: read until a whole pass has only hits.
-        wait_until("the first part to be cached", Duration::from_secs(60), || {
+        wait_for("the first part to be cached", || {
             let before = hob.stats().hits();
             for at in (0..WARM).step_by(65536) {
                 client.read(at, 65536).unwrap();
@@ -186,7 +183,7 @@ fn start_daemon(scratch: &Scratch) -> (Daemon, Client) {
     let _ = std::fs::remove_file(scratch.path("ctl.sock"));
     let daemon = scratch.start_daemon();
     let shown = || daemon.ctl(&["disk", "show", "vm", "-o", "json"]);
-    wait_until("the cache", PATIENCE, || shown().contains("\"active\""));
+    wait_for("the cache", || shown().contains("\"active\""));
     (daemon, scratch.connect_when_served("vm"))
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use conformance::data::noise_file;
 use conformance::hob::{Daemon, binary};
 use conformance::nbd_client::Client;
-use conformance::scratch::{text, wait_until};
+use conformance::scratch::{text, wait_for};
 use conformance::tool::find;
 use conformance::{MIB, Scratch};
 use rustix::process::Signal;
@@ -104,7 +104,7 @@ fn disks_of_hob_toml_beyond_the_limit_of_open_files_are_refused_at_the_start() {
     scratch.configure(&config);
     let daemon = start(&scratch, "120:120");
     let health = || daemon.try_ctl(&["health"]).all();
-    wait_until("the disks that do not fit", WAIT_MAX, || health().contains("of 120 files are open"));
+    wait_for("the disks that do not fit", || health().contains("of 120 files are open"));
     let listed = daemon.ctl(&["disk", "list"]);
     let online: Vec<_> = listed.lines().filter(|line| line.contains("online")).collect();
     assert!(!online.is_empty(), "{listed}");
@@ -128,7 +128,7 @@ fn clients_leave_descriptors_for_the_daemon_and_an_upgrade_that_lacks_them_is_re
     scratch.configure(&config);
     let mut daemon = start(&scratch, &format!("{LIMIT}:{LIMIT}"));
     let address = scratch.nbd();
-    wait_until("the listener", WAIT_MAX, || scratch.path("nbd.sock").exists());
+    wait_for("the listener", || scratch.path("nbd.sock").exists());
     let mut clients = Vec::new();
     let refused = loop {
         match Client::connect(&address, &format!("vm{}", clients.len() % 4)) {
@@ -140,7 +140,7 @@ fn clients_leave_descriptors_for_the_daemon_and_an_upgrade_that_lacks_them_is_re
     let listed = daemon.try_ctl(&["disk", "list"]);
     assert!(listed.success() && listed.stdout.matches("online").count() == 4, "{}", listed.all());
     daemon.process.signal(Signal::HUP);
-    wait_until("the refusal", WAIT_MAX, || {
+    wait_for("the refusal", || {
         daemon.process.stderr().contains("no descriptors for an upgrade with all clients")
     });
     for client in &mut clients {
@@ -151,7 +151,7 @@ fn clients_leave_descriptors_for_the_daemon_and_an_upgrade_that_lacks_them_is_re
     // hob refuses it as long as it has not closed the other clients' connections.
     let refusals = |log: &str| log.matches("no descriptors for an upgrade with all clients").count();
     let is_begun = |log: &str| log.contains("taking over");
-    wait_until("the upgrade", WAIT_MAX, || {
+    wait_for("the upgrade", || {
         let mut log = daemon.process.stderr();
         let (before, start) = (refusals(&log), Instant::now());
         daemon.process.signal(Signal::HUP);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use conformance::data::{assert_same, noise_file};
 use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::vhost_driver::{DATA_BYTES, Driver, Kind};
 use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
 use rustix::process::Signal;
@@ -76,9 +76,7 @@ impl Stage {
     #[track_caller]
     fn warm_up(&self) {
         let mut guest = self.connect("vm").unwrap();
-        wait_until("the hot part to be cached", Duration::from_secs(60), || {
-            self.hot_hits(&mut guest) == HOT / MIB
-        });
+        wait_for("the hot part to be cached", || self.hot_hits(&mut guest) == HOT / MIB);
     }
 
     /// Reads the hot part in pieces of 1 MiB, and returns the number of hits.
@@ -246,7 +244,7 @@ fn upgrade(stage: &mut Stage) {
     let done = |log: &str| log.matches("the control API is at").count();
     let before = done(&process.stderr());
     process.signal(Signal::HUP);
-    wait_until("the upgrade", Duration::from_secs(60), || done(&process.stderr()) > before);
+    wait_for("the upgrade", || done(&process.stderr()) > before);
     stage.daemon.ctl(&["disk", "list"]);
 }
 

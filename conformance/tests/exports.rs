@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{assert_same, noise_file};
 use conformance::nbd_client::{CMD_WRITE, Client, EPERM};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch, Tool};
 
 const DISK: u64 = 128 * MIB;
@@ -48,7 +48,7 @@ impl Stage {
 
 fn start(scratch: &Scratch) -> Daemon {
     let daemon = scratch.start_daemon();
-    wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
+    wait_for("the NBD socket", || scratch.path("nbd.sock").exists());
     daemon
 }
 
@@ -82,7 +82,7 @@ fn a_backup_does_not_wash_the_cache() {
     let stage = Stage::new();
     let mut client = stage.connect("vm");
     let mut dice = 7;
-    wait_until("the hot part to be cached", Duration::from_secs(60), || {
+    wait_for("the hot part to be cached", || {
         let before = stage.reads();
         for offset in (0..CACHE * 3 / 4).step_by(MIB as usize) {
             client.read(offset, MIB as u32).unwrap();

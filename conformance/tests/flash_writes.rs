@@ -6,7 +6,7 @@ use std::time::Duration;
 use conformance::data::{Noise, noise_file};
 use conformance::hob::command;
 use conformance::nbd_client::Client;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch};
 use serde_json::Value;
 
@@ -14,9 +14,6 @@ const DISK: u64 = 128 * MIB;
 const CACHE: u64 = 16 * MIB;
 const HOT: u64 = 8 * MIB;
 const BLOCK: u64 = 16384;
-
-/// Time in which a budget takes effect, and in which health reports a problem.
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 struct Stage {
     scratch: Scratch,
@@ -58,7 +55,7 @@ impl Stage {
 
     /// Waits until the cache has its part of the budget.
     fn until_divided(&self) {
-        wait_until("the cache's part of the budget", WAIT_MAX, || {
+        wait_for("the cache's part of the budget", || {
             self.json(&["disk", "show", "vm"])["cache"]["flash_writes"].is_object()
         });
     }
@@ -66,7 +63,7 @@ impl Stage {
     /// Waits until the daemon has counted everything that was written.
     fn until_counted(&self) {
         let mut last = u64::MAX;
-        wait_until("the end of flash writes", WAIT_MAX, || {
+        wait_for("the end of flash writes", || {
             std::thread::sleep(Duration::from_millis(2500));
             let now = self.number("written");
             std::mem::replace(&mut last, now) == now
@@ -131,7 +128,7 @@ fn flash_writes_stay_within_a_small_budget_while_hits_go_on() {
     assert!(shown.contains("1 MiB a day (1M/day)"), "{shown}");
     // The same load without a budget writes several times as much.
     stage.daemon.ctl(&["pool", "set", "flash", "--flash-writes", "off"]);
-    wait_until("the end of the limit", WAIT_MAX, || {
+    wait_for("the end of the limit", || {
         stage.json(&["disk", "show", "vm"])["cache"]["flash_writes"].is_null()
     });
     for _ in 0..8 {
@@ -181,10 +178,10 @@ fn dirty_data_that_exceeds_the_budget_is_written_and_reported() {
     let before = stage.daemon.stats("vm").reason("write", "to-flash");
     (0..4 * MIB / BLOCK).for_each(|at| guest.write(at * BLOCK, &[1; BLOCK as usize]).unwrap());
     assert_eq!(stage.daemon.stats("vm").reason("write", "to-flash") - before, 4 * MIB / BLOCK);
-    wait_until("a health problem", WAIT_MAX, || output().contains("flash-writes-exceeded"));
+    wait_for("a health problem", || output().contains("flash-writes-exceeded"));
     assert!(stage.number("unrefusable") >= 4 * MIB && stage.number("debt") > 0, "{}", stage.writes());
     stage.daemon.ctl(&["pool", "set", "flash", "--flash-writes", "1000 DWPD"]);
-    wait_until("the end of the problem", WAIT_MAX, || !output().contains("flash-writes-exceeded"));
+    wait_for("the end of the problem", || !output().contains("flash-writes-exceeded"));
 }
 
 /// hob refuses an invalid budget with one line that shows the valid forms.

@@ -6,11 +6,10 @@ use std::time::Duration;
 use conformance::data::noise_file;
 use conformance::nbd_client::Client;
 use conformance::process::Process;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::store::nbdkit;
 use conformance::{MIB, Scratch};
 use rustix::process::Signal;
-use serde_json::Value;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -44,7 +43,7 @@ impl Stage {
         let server =
             self.nbdkit_with(&filters, &["error-pwrite=EIO", "error-pwrite-rate=100%", logged.as_str()]);
         let has_refused = || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("error=EIO"));
-        wait_until("a refused write", WAIT_MAX, has_refused);
+        wait_for("a refused write", has_refused);
         server
     }
 
@@ -59,8 +58,7 @@ impl Stage {
 
     /// Returns the number of guests in the saved state that have not received the report.
     fn owed(&self) -> u64 {
-        let text = std::fs::read_to_string(self.scratch.path("state/state.json")).expect("a saved state");
-        let state: Value = serde_json::from_str(text.trim_end()).expect("JSON");
+        let state = self.scratch.saved_state();
         state["disks"][0]["flush_failures_owed"].as_u64().unwrap_or(0)
     }
 }
@@ -76,7 +74,7 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
         guest.write(MIB, &[7; 4096]).unwrap();
         backing.kill();
         backing = stage.refusing_nbdkit();
-        wait_until("the loss in the state", WAIT_MAX, || stage.owed() == 1);
+        wait_for("the loss in the state", || stage.owed() == 1);
         backing.kill();
         backing = stage.nbdkit();
         if kill {
@@ -92,7 +90,7 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
             "the acknowledged write may be lost, and this is its guest (kill: {kill})"
         );
         guest.flush().expect("it was told");
-        wait_until("the end of the debt", WAIT_MAX, || stage.owed() == 0);
+        wait_for("the end of the debt", || stage.owed() == 0);
     }
     daemon.stop();
 }
@@ -119,7 +117,7 @@ fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
         let image = std::fs::read(stage.scratch.path("disk.img")).unwrap();
         assert_eq!(image[MIB as usize..][..4096], [round; 4096]);
     }
-    wait_until("the end of the risk in the state", WAIT_MAX, || stage.owed() == 0);
+    wait_for("the end of the risk in the state", || stage.owed() == 0);
     daemon.stop();
 }
 
@@ -133,7 +131,7 @@ fn hob_ends_while_writes_wait_to_be_repeated() {
         guest.flush().expect("nothing was lost");
         guest.write(MIB, &[7; 4096]).unwrap();
         backing.kill();
-        wait_until("the risk in the state", WAIT_MAX, || stage.owed() == 1);
+        wait_for("the risk in the state", || stage.owed() == 1);
         if kill {
             daemon.kill();
         } else {
@@ -160,7 +158,7 @@ fn removing_a_disk_tells_the_operator_of_an_undelivered_report() {
     guest.write(MIB, &[7; 4096]).unwrap();
     backing.kill();
     let _backing = stage.refusing_nbdkit();
-    wait_until("the loss in the state", WAIT_MAX, || stage.owed() == 1);
+    wait_for("the loss in the state", || stage.owed() == 1);
     drop(guest);
     let removed = daemon.try_ctl(&["disk", "remove", "vm"]);
     assert!(removed.success(), "{}", removed.all());

@@ -9,7 +9,7 @@ use conformance::data::{Noise, assert_same, noise_file};
 use conformance::hob::{CRASH_LOG_DIR, binary};
 use conformance::nbd_client::{Address, Client};
 use conformance::process::Process;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{MIB, Scratch, Serve, Tool};
 use rustix::process::Signal;
 
@@ -119,7 +119,7 @@ fn an_image_is_served_after_a_daemon_was_killed_while_it_opened_it() {
             command.env(CRASH_LOG_DIR, scratch.dir());
             interrupt(&mut command, pause_ms, signal);
             let daemon = scratch.start_daemon();
-            wait_until("the image", Duration::from_secs(60), || {
+            wait_for("the image", || {
                 daemon.ctl(&["disk", "show", "vm", "-o", "json"]).contains("\"online\"")
             });
             daemon.stop();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use conformance::authority::Files;
 use conformance::data::Noise;
 use conformance::process::Output;
-use conformance::scratch::wait_until;
+use conformance::scratch::{wait_for, wait_until};
 use conformance::{Authority, MIB, Plan, Scratch, TestHost, Tool, Written};
 use serde_json::Value;
 
@@ -143,7 +143,7 @@ fn move_on(format: &'static str, mode: &str, cache: &str) -> (Value, f64) {
     let over: Value = serde_json::from_str(&over.stdout).unwrap();
     assert_eq!(over["state"], "over", "{over}");
     assert_eq!(stage.a.state("vm"), "away");
-    wait_until("B has it", Duration::from_secs(60), || stage.b.state("vm") == "online");
+    wait_for("B has it", || stage.b.state("vm") == "online");
     let cache_mode = stage.b.disk("vm")["cache"]["mode"].clone();
     assert_eq!(cache_mode, mode);
     // A tombstone serves no client and uses no space.
@@ -222,7 +222,7 @@ fn a_migration_is_cancelled_finished_and_reversed() {
     stage.migrated(&["--switch", "ask", "--wait", "warm"]);
     let kept = stage.a.ctl(&["migrate", "vm", "--cancel", "-o", "json"]);
     assert!(kept.contains("\"kept\""), "{kept}");
-    wait_until("B gave it up", Duration::from_secs(60), || stage.b.state("vm") == "absent");
+    wait_for("B gave it up", || stage.b.state("vm") == "absent");
     let mode = stage.a.disk("vm")["cache"]["mode"].clone();
     assert_eq!(mode, "write-back");
     stage.migrated(&["--wait", "warm"]);
@@ -243,7 +243,7 @@ fn a_migration_is_cancelled_finished_and_reversed() {
     stage.a.kill();
     assert!(!stage.b.try_ctl(&["migrate", "vm", "--take-back"]).success());
     stage.b.ctl(&["migrate", "vm", "--take-back", "--force", "--yes"]);
-    wait_until("B has it", Duration::from_secs(60), || stage.b.state("vm") == "online");
+    wait_for("B has it", || stage.b.state("vm") == "online");
 }
 
 #[test]

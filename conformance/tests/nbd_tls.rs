@@ -3,7 +3,7 @@
 use conformance::authority::{Authority, Files, secret};
 use conformance::data::{Noise, assert_same_file, noise_file};
 use conformance::nbd_client::{Address, Client};
-use conformance::scratch::{free_port, text, wait_until};
+use conformance::scratch::{free_port, text, wait_for};
 use conformance::{Daemon, Hob, MIB, Scratch, Serve, Tool};
 use serde_json::Value;
 use std::time::Duration;
@@ -197,7 +197,7 @@ fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
     let daemon = scratch.start_daemon();
     // Clients can connect when the disks exist, first at the sockets of `listen`. The caller has
     // waited for the control socket.
-    wait_until("clients can connect", Duration::from_secs(60), || Address::Tcp(port).open().is_ok());
+    wait_for("clients can connect", || Address::Tcp(port).open().is_ok());
     daemon
 }
 

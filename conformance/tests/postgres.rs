@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, empty_file};
 use conformance::process::Process;
-use conformance::scratch::wait_until;
+use conformance::scratch::{wait_for, wait_until};
 use conformance::store::{ONE_BY_ONE, nbdkit};
 use conformance::{Daemon, Loop, MIB, Postgres, Scratch, Tool, Unmount};
 use rustix::process::Signal;
@@ -34,8 +34,6 @@ const PROGRESS: u64 = 10;
 const PROGRESS_MAX: Duration = Duration::from_secs(180);
 /// Time for which QEMU's client keeps requests without a connection, seconds.
 const RECONNECT_S: u32 = 300;
-const READY_MAX: Duration = Duration::from_secs(60);
-
 /// One fault under load, and the action that ends it.
 struct Step {
     name: &'static str,
@@ -215,14 +213,12 @@ impl Stack {
             .args(["--blockdev", &disk, "--nbd-server", &server])
             .args(["--export", "type=nbd,id=export,node-name=disk,name=disk,writable=on"])
             .start();
-        wait_until("QEMU's socket", READY_MAX, || at("vm.sock").exists());
+        wait_for("QEMU's socket", || at("vm.sock").exists());
         fs::write(at("vm.img"), b"").unwrap();
         let unmount_file = Unmount::at(&at("vm.img"));
         let uri = format!("nbd+unix:///disk?socket={}", self.scratch.text("vm.sock"));
         let nbdfuse = Tool::new("nbdfuse").arg(at("vm.img")).arg(uri).start();
-        wait_until("nbdfuse's file", READY_MAX, || {
-            fs::metadata(at("vm.img")).is_ok_and(|file| file.len() == DISK)
-        });
+        wait_for("nbdfuse's file", || fs::metadata(at("vm.img")).is_ok_and(|file| file.len() == DISK));
         let device = Loop::on(&at("vm.img"), true);
         let unmount = Unmount::at(&at("mnt"));
         self.guest = Some(Guest { _unmount: unmount, device, nbdfuse, _unmount_file: unmount_file, qemu });

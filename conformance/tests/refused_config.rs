@@ -1,15 +1,11 @@
 //! If hob.toml is invalid, a daemon starts with the last hob.toml that it accepted, and reports this
 //! in health. A daemon that was never started before does not start.
 
-use std::time::Duration;
-
 use conformance::data::noise_file;
 use conformance::hob::command;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{MIB, Scratch, Tool, Unmount};
 use rustix::process::Signal;
-
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Invalid last lines of hob.toml, and the report in health for each.
 const MISTAKES: [(&str, &str); 4] = [
@@ -63,7 +59,7 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
     stage.configure("");
     let kept = stage.scratch.path("state/hob.toml.accepted");
     let mut daemon = stage.scratch.start_daemon();
-    wait_until("the copy of hob.toml", WAIT_MAX, || kept.exists());
+    wait_for("the copy of hob.toml", || kept.exists());
     for (mistake, mentions) in MISTAKES {
         stage.configure(mistake);
         stage.check(mistake, mentions);
@@ -87,7 +83,7 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
     let health = daemon.try_ctl(&["health"]).all();
     assert!(!health.contains("config-refused"), "{health}");
     assert!(daemon.ctl(&["disk", "list"]).contains("more"), "the corrected file counts");
-    wait_until("the copy of the corrected file", WAIT_MAX, || {
+    wait_for("the copy of the corrected file", || {
         std::fs::read_to_string(&kept).is_ok_and(|text| text.contains("more.img"))
     });
     daemon.stop();
@@ -100,7 +96,7 @@ fn a_failed_reload_is_in_health_until_a_reload_succeeds() {
     let mut daemon = stage.scratch.start_daemon();
     stage.configure("shard_count = 3\n");
     daemon.process.signal(Signal::HUP);
-    wait_until("the report", WAIT_MAX, || {
+    wait_for("the report", || {
         let health = daemon.try_ctl(&["health"]).all();
         health.contains("config-refused") && health.contains("shard_count")
     });
@@ -108,7 +104,7 @@ fn a_failed_reload_is_in_health_until_a_reload_succeeds() {
     stage.configure("");
     daemon.process.signal(Signal::HUP);
     // No command succeeds while the next program starts.
-    wait_until("the end of the report", WAIT_MAX, || {
+    wait_for("the end of the report", || {
         let health = daemon.try_ctl(&["health", "-o", "json"]).all();
         // On a busy host, a step of the reload may take longer than its limit.
         if health.contains("config-refused") && health.contains(" within ") {

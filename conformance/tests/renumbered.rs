@@ -3,14 +3,10 @@
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::time::Duration;
 
 use conformance::data::empty_file;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, Loop, MIB, Scratch, Tool};
-
-/// Maximum time until a disk is online. hob tries to open an offline disk every few seconds.
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 fn point(link: &Path, device: &str) {
     let _ = std::fs::remove_file(link);
@@ -35,17 +31,17 @@ fn a_disk_is_not_served_from_another_device_than_before() {
     let is_online = |daemon: &Daemon| shown(daemon).contains("\"online\"");
 
     let daemon = start();
-    wait_until("the disk", WAIT_MAX, || is_online(&daemon));
+    wait_for("the disk", || is_online(&daemon));
     daemon.kill();
     point(&link, other.device());
     let daemon = start();
-    wait_until("the reason", WAIT_MAX, || shown(&daemon).contains("another device than before"));
+    wait_for("the reason", || shown(&daemon).contains("another device than before"));
     let uri = format!("nbd+unix:///d?socket={}", scratch.text("nbd.sock"));
     let opened = Tool::new("qemu-img").args(["info", "-f", "raw", &uri]).output();
     assert!(!opened.success() && !is_online(&daemon), "{}", opened.all());
     // The links are right again.
     point(&link, one.device());
-    wait_until("the disk", WAIT_MAX, || is_online(&daemon));
+    wait_for("the disk", || is_online(&daemon));
     daemon.stop();
 }
 

@@ -11,7 +11,7 @@ use conformance::authority::{Authority, Files, secret};
 use conformance::data::noise_file;
 use conformance::hob::{Daemon, command};
 use conformance::nbd_client::{Address, Client};
-use conformance::scratch::{free_port, text, wait_until};
+use conformance::scratch::{free_port, text, wait_for};
 use conformance::{MIB, Scratch, Tool};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -93,7 +93,7 @@ impl Stage {
         let daemon = scratch.start_daemon();
         let stage = Stage { daemon, nbd_port, nbd_tls_port, control_port, server, client, scratch };
         let ready = || Client::connect(&Address::Tcp(nbd_port), "vm").is_ok();
-        wait_until("the disk", Duration::from_secs(60), ready);
+        wait_for("the disk", ready);
         stage
     }
 

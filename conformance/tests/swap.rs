@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use conformance::process::Process;
-use conformance::scratch::{text, wait_until};
+use conformance::scratch::{text, wait_for};
 use conformance::{Daemon, Loop, MIB, Scratch, Serve, Tool, Unmount};
 use serde_json::Value;
 
@@ -134,7 +134,7 @@ fn pager(dir: &Path) -> Process {
 
 #[track_caller]
 fn wait_for(pager: &mut Process, dir: &Path, file: &str) {
-    wait_until(file, PATIENCE, || {
+    wait_for(file, || {
         assert!(pager.poll().is_none_or(|status| status.success()), "{}", pager.stderr());
         dir.join(file).exists()
     });
@@ -189,7 +189,7 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
 
     daemon.ctl(&["swap", "off", "swap0"]);
     // Another test may use its number now.
-    wait_until("the loop device goes", PATIENCE, || loops_below(stage.disk.path()).is_empty());
+    wait_for("the loop device goes", || loops_below(stage.disk.path()).is_empty());
     fs::write(dir.join("all"), "").unwrap();
     wait_for(&mut pager, dir, "all-good");
     assert!(pager.wait(PATIENCE).is_some_and(|status| status.success()), "{}", pager.stderr());
@@ -212,10 +212,10 @@ fn active_swap_areas_are_turned_on_at_the_start() {
     assert!(before.len() == 1 && is_on(&before[0]), "the end of the daemon is not the end of swap");
     // As the host does at shutdown.
     Tool::new("swapoff").arg(&before[0]).limit(PATIENCE).run();
-    wait_until("the loop device goes", PATIENCE, || loops_below(stage.disk.path()).is_empty());
+    wait_for("the loop device goes", || loops_below(stage.disk.path()).is_empty());
 
     let daemon = stage.scratch.start_daemon();
-    wait_until("it is on again", PATIENCE, || areas(&daemon)[0]["state"] == "on");
+    wait_for("it is on again", || areas(&daemon)[0]["state"] == "on");
     let states: Vec<Value> = areas(&daemon).iter().map(|area| area["state"].clone()).collect();
     assert_eq!(states, ["on", "off"]);
     daemon.ctl(&["swap", "off", "a"]);

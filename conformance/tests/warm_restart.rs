@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::Client;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch};
 
 /// Size of the first part of the disk, which is read, bytes.
@@ -70,9 +70,7 @@ impl Stage {
     #[track_caller]
     fn warm(&self, daemon: &Daemon) {
         let mut client = self.connect();
-        wait_until("a pass that consists of hits", Duration::from_secs(60), || {
-            self.pass(daemon, &mut client) == COUNT
-        });
+        wait_for("a pass that consists of hits", || self.pass(daemon, &mut client) == COUNT);
         // A page of the journal is valid when a later page records that it is durable.
         for at in [SIZE, 2 * SIZE] {
             std::thread::sleep(Duration::from_millis(1500));
@@ -88,15 +86,13 @@ impl Stage {
 
     /// Returns true if the saved state has the file's present times.
     fn has_evidence(&self) -> bool {
-        let text = std::fs::read_to_string(self.scratch.path("state/state.json")).expect("a saved state");
-        let state: serde_json::Value = serde_json::from_str(text.trim_end()).expect("JSON");
+        let state = self.scratch.saved_state();
         !state["disks"][0]["cache"]["journal"]["evidence"].is_null()
     }
 
     /// Returns true if the daemon has recorded that it serves the disk with its present journal ring.
     fn is_recorded(&self) -> bool {
-        let text = std::fs::read_to_string(self.scratch.path("state/state.json")).expect("a saved state");
-        let state: serde_json::Value = serde_json::from_str(text.trim_end()).expect("JSON");
+        let state = self.scratch.saved_state();
         let ring = state["disks"][0]["cache"]["journal"]["ring"].as_u64().expect("a ring").to_string();
         let recorded = std::fs::read_to_string(self.scratch.path("state/last-served")).unwrap_or_default();
         recorded.split_whitespace().nth(1) == Some(ring.as_str())
@@ -104,14 +100,14 @@ impl Stage {
 
     #[track_caller]
     fn wait_for_verification(daemon: &Daemon) {
-        wait_until("the comparison with the backing", Duration::from_secs(60), || {
+        wait_for("the comparison with the backing", || {
             daemon.stats("vm").number("unverified_bytes") == Some(0.0)
         });
     }
 
     #[track_caller]
     fn wait_for_cache(daemon: &Daemon) {
-        wait_until("the cache", Duration::from_secs(60), || Self::state(daemon) == "active");
+        wait_for("the cache", || Self::state(daemon) == "active");
     }
 }
 
@@ -123,7 +119,7 @@ fn a_cache_over_an_unchanged_file_is_warm_within_seconds_and_without_a_compariso
     stage.warm(&daemon);
     for kill in [false, true] {
         if kill {
-            wait_until("recorded evidence", Duration::from_secs(60), || stage.has_evidence());
+            wait_for("recorded evidence", || stage.has_evidence());
             daemon.kill();
         } else {
             daemon.stop();
@@ -232,12 +228,12 @@ fn dirty_data_stays_in_flash_if_the_file_was_changed_after_a_kill() {
     client.write(0, &data).unwrap();
     client.flush().unwrap();
     stage.content[..REQUEST as usize].copy_from_slice(&data);
-    wait_until("a record", Duration::from_secs(60), || stage.is_recorded());
+    wait_for("a record", || stage.is_recorded());
     // Nothing was changed, so the disk is served.
     daemon = stage.kill(daemon);
     stage.pass(&daemon, &mut stage.connect());
     Stage::wait_for_cache(&daemon);
-    wait_until("another record", Duration::from_secs(60), || stage.is_recorded());
+    wait_for("another record", || stage.is_recorded());
     daemon.kill();
     let path = stage.scratch.path("disk.img");
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
@@ -246,9 +242,7 @@ fn dirty_data_stays_in_flash_if_the_file_was_changed_after_a_kill() {
     daemon = stage.scratch.start_daemon();
     let show = |daemon: &Daemon| -> serde_json::Value { daemon.json(&["disk", "show", "vm"]) };
     let refusal = "its backing was changed by another program at ";
-    wait_until("the refusal", Duration::from_secs(60), || {
-        show(&daemon)["reason"].as_str().is_some_and(|why| why.contains(refusal))
-    });
+    wait_for("the refusal", || show(&daemon)["reason"].as_str().is_some_and(|why| why.contains(refusal)));
     let shown = show(&daemon);
     assert_eq!(shown["state"], "offline", "{shown}");
     let why = shown["reason"].as_str().unwrap();
@@ -257,10 +251,8 @@ fn dirty_data_stays_in_flash_if_the_file_was_changed_after_a_kill() {
     file.read_exact_at(&mut found, 0).unwrap();
     assert_same(&found, &backup, 0, "the backing");
     // hob may be trying to open the disk again.
-    wait_until("the setting", Duration::from_secs(60), || {
-        daemon.try_ctl(&["cache", "set", "vm", "--verify", "trust"]).success()
-    });
-    wait_until("the accepted disk", Duration::from_secs(60), || show(&daemon)["state"] == "online");
+    wait_for("the setting", || daemon.try_ctl(&["cache", "set", "vm", "--verify", "trust"]).success());
+    wait_for("the accepted disk", || show(&daemon)["state"] == "online");
     stage.pass(&daemon, &mut stage.connect());
     daemon.ctl(&["drain", "vm"]);
     file.read_exact_at(&mut found, 0).unwrap();

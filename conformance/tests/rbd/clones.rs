@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::{Client, read_range};
-use conformance::scratch::wait_until;
+use conformance::scratch::{wait_for, wait_until};
 use conformance::{Cluster, Daemon, MIB, Scratch};
 use serde_json::Value;
 
@@ -195,7 +195,7 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     stage.daemon().ctl(&["disk", "remove", "a"]);
     assert_eq!(stage.disks(), ["b", PARENT]);
     stage.daemon().ctl(&["disk", "remove", "b"]);
-    wait_until("the parent's disk to go", Duration::from_secs(60), || stage.disks().is_empty());
+    wait_for("the parent's disk to go", || stage.disks().is_empty());
     stage.daemon.take().expect("it runs").stop();
     assert_same(&stage.cluster.export("a"), &of_a, 0, "the cluster's image and what was written");
     let of_b = stage.cluster.export("b");

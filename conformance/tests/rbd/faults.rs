@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::Client;
 use conformance::process::Process;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Cluster, Daemon, MIB, Scratch, Tool};
 
 /// The range that is read repeatedly, and is in the cache from the beginning.
@@ -64,7 +64,7 @@ impl Stage {
         std::fs::remove_file(&file).unwrap();
         scratch.configure("");
         let daemon = scratch.start_daemon();
-        wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
+        wait_for("the NBD socket", || scratch.path("nbd.sock").exists());
         daemon.tell(&format!("pool create fast {} --size 192M --segment-size 1M", scratch.text("flash")));
         daemon.ctl(&["disk", "add", "vm", "--backing", &cluster.spec("disk")]);
         let size = format!("{}M", CACHE / MIB);
@@ -82,7 +82,7 @@ impl Stage {
     fn warm_up(&self) {
         let mut client = self.connect();
         let reads = (HOT.end - HOT.start) / MIB;
-        wait_until("the hot part to be cached", Duration::from_secs(60), || {
+        wait_for("the hot part to be cached", || {
             let before = self.daemon.stats("vm").hits();
             for at in HOT.step_by(MIB as usize) {
                 client.read(at, MIB as u32).unwrap();
@@ -157,7 +157,7 @@ fn round(cluster: &mut Cluster, number: usize, hits: &mut Hits, image: &[u8]) {
     cluster.kill(victim);
     hits.read(image, AWAY);
     cluster.restart(victim);
-    wait_until("the OSD to be back", Duration::from_secs(60), || {
+    wait_for("the OSD to be back", || {
         hits.read(image, Duration::from_millis(300));
         cluster.is_up(victim)
     });

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::{CMD_WRITE, Client, EPERM};
-use conformance::scratch::wait_until;
+use conformance::scratch::{wait_for, wait_until};
 use conformance::{Cluster, Daemon, MIB, Scratch, Serve, Tool};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -46,7 +46,7 @@ fn daemon(cluster: &Cluster, scratch: &Scratch) -> Daemon {
     );
     scratch.configure(&config);
     let daemon = scratch.start_daemon();
-    wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
+    wait_for("the NBD socket", || scratch.path("nbd.sock").exists());
     daemon
 }
 
