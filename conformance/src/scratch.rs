@@ -124,7 +124,7 @@ impl Scratch {
     /// Like `connect`, but waits until the daemon serves the disk.
     ///
     /// # Panics
-    /// Panics if the daemon does not serve the disk within a minute.
+    /// Panics if the daemon does not serve the disk within three minutes.
     #[must_use]
     #[track_caller]
     pub fn connect_when_served(&self, export: &str) -> Client {
@@ -171,12 +171,12 @@ pub fn free_port() -> u16 {
 }
 
 /// Usual time within which a condition becomes true, on a busy host.
-const WAIT_MAX: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(180);
 
-/// Calls `done` until `done` returns true, like [`wait_until`] with the usual limit of a minute.
+/// Calls `done` until `done` returns true, like [`wait_until`] with the usual limit of three minutes.
 ///
 /// # Panics
-/// Panics if a minute passes before `done` returns true.
+/// Panics if three minutes pass before `done` returns true.
 #[track_caller]
 pub fn wait_for(what: &str, done: impl FnMut() -> bool) {
     wait_until(what, WAIT_MAX, done);

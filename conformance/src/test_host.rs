@@ -5,7 +5,6 @@
 
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -16,7 +15,7 @@ use crate::hob::Daemon;
 use crate::hosts::Host;
 use crate::nbd_client::{Address, Client};
 use crate::process::Output;
-use crate::scratch::{Scratch, free_port, text, wait_until};
+use crate::scratch::{Scratch, free_port, text, wait_for};
 
 /// Address of all hosts, unless they have a network of their own.
 const LOOPBACK: &str = "127.0.0.1";
@@ -324,8 +323,8 @@ impl TestHost {
     /// # Panics
     /// Panics if this host does not serve the disk in time.
     #[track_caller]
-    pub fn wait_until_serving(&self, disk: &str, limit: Duration) {
-        wait_until(&format!("{disk} to be served by {}", self.name), limit, || self.serves(disk));
+    pub fn wait_until_serving(&self, disk: &str) {
+        wait_for(&format!("{disk} to be served by {}", self.name), || self.serves(disk));
     }
 
     /// Returns the NBD address of the daemon.

@@ -112,9 +112,7 @@ impl Stage {
     }
 
     fn bitmaps(&self) -> Vec<Value> {
-        let text = self.daemon.ctl(&["bitmap", "list", "vm", "-o", "json"]);
-        let value: Value = serde_json::from_str(&text).unwrap();
-        value["bitmaps"].as_array().expect("a list").clone()
+        self.daemon.json(&["bitmap", "list", "vm"])["bitmaps"].as_array().expect("a list").clone()
     }
 }
 

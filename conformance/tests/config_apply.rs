@@ -68,8 +68,7 @@ impl Stage {
     }
 
     fn datastore(&self) -> Value {
-        let text = self.daemon.ctl(&["qos", "show", "vm", "-o", "json"]);
-        serde_json::from_str::<Value>(&text).unwrap()["datastore"].clone()
+        self.daemon.json(&["qos", "show", "vm"])["datastore"].clone()
     }
 }
 

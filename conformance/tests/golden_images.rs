@@ -8,7 +8,7 @@ use std::time::Duration;
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::{Client, read_range};
 use conformance::process::descendants;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch, Tool};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -19,8 +19,6 @@ const WRITTEN: u64 = 32 * MIB;
 
 /// Size of clones that are larger than their golden image, bytes.
 const CLONE_SIZE: u64 = 56 * MIB;
-
-const PATIENCE: Duration = Duration::from_secs(120);
 
 const SHARING: &str = "share_parent = true\nparent_cache = \"64M\"\n\
     cache = { pool = \"fast\", size = \"24M\", block_size = \"4K\", mode = \"write-back\" }";
@@ -73,7 +71,7 @@ impl Stage {
     fn start(&mut self) {
         self.start_with(SHARING);
         for clone in &self.clones {
-            wait_until("the clone to share its parent", PATIENCE, || {
+            wait_for("the clone to share its parent", || {
                 self.shown(clone)["parent"] == self.base_name.as_str()
             });
         }
@@ -94,7 +92,7 @@ impl Stage {
         scratch.configure(&config);
         self.daemon = Some(scratch.start_daemon());
         for clone in &self.clones {
-            wait_until("the clone to be online", PATIENCE, || self.shown(clone)["state"] == "online");
+            wait_for("the clone to be online", || self.shown(clone)["state"] == "online");
         }
     }
 
@@ -246,7 +244,7 @@ fn desktops_share_the_blocks_of_their_golden_image_and_nothing_else() {
     stage.daemon().ctl(&["disk", "remove", "b"]);
     assert_eq!(stage.disks(), ["c", "golden.qcow2"]);
     stage.daemon().ctl(&["disk", "remove", "c"]);
-    wait_until("the parent's disk to go", PATIENCE, || stage.disks().is_empty());
+    wait_for("the parent's disk to go", || stage.disks().is_empty());
     stage.daemon.take().expect("it runs").stop();
     assert_same(&stage.content("a"), &of_a, 0, "the first clone's image");
     let of_b = stage.content("b");
@@ -322,7 +320,7 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
     stage.golden[2 * MIB as usize..3 * MIB as usize].copy_from_slice(&bytes);
     for clone in ["a", "b"] {
         let reason = || stage.shown(clone)["parent_reason"].as_str().unwrap_or_default().to_owned();
-        wait_until("the clone to stop sharing", PATIENCE, || reason().contains("has changed"));
+        wait_for("the clone to stop sharing", || reason().contains("has changed"));
         let before = stage.number(clone, "shared_read_bytes");
         assert_same(&read_range(&mut stage.scratch.connect(clone), 0..SIZE), &stage.golden, 0, clone);
         assert_eq!(stage.number(clone, "shared_read_bytes"), before);
@@ -351,7 +349,7 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
 fn stop(process: Pid) {
     kill_process(process, Signal::STOP).unwrap();
     let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
-    wait_until("the stop of every thread", PATIENCE, || {
+    wait_for("the stop of every thread", || {
         std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
@@ -394,7 +392,7 @@ fn changes_while_the_daemon_is_stopped_are_noticed() {
 
     assert_same(&read_range(&mut a, 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the changed golden image");
     drop((a, b));
-    wait_until("the changed image of the clone", PATIENCE, || {
+    wait_for("the changed image of the clone", || {
         let address = stage.scratch.nbd();
         let read = Client::connect(&address, "b").ok().and_then(|mut b| b.read(8 * MIB, 65536).ok());
         read.is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0xab))
@@ -420,9 +418,7 @@ fn a_parents_disk_that_hangs_delays_its_clones_only_for_seconds() {
         assert_same(&bytes, &stage.golden[at as usize..][..65536], at, "the clone and the golden image");
     };
     check(&mut clone, 0);
-    wait_until("the parent's disk to cache the data", PATIENCE, || {
-        stage.number(&stage.base_name, "sectors_valid") >= 16
-    });
+    wait_for("the parent's disk to cache the data", || stage.number(&stage.base_name, "sectors_valid") >= 16);
     let pid = stage.server_of_golden_image();
     kill_process(pid, Signal::STOP).unwrap();
     let before = stage.number("a", "shared_read_bytes");
@@ -435,7 +431,7 @@ fn a_parents_disk_that_hangs_delays_its_clones_only_for_seconds() {
     // The parent's disk answers the reads late, which changes nothing.
     kill_process(pid, Signal::CONT).unwrap();
     let mut at = 16 * MIB;
-    wait_until("the parent's disk to serve its clone again", PATIENCE, || {
+    wait_for("the parent's disk to serve its clone again", || {
         let before = stage.number("a", "shared_read_bytes");
         check(&mut clone, at);
         // The clone may have the data itself now.
@@ -466,7 +462,7 @@ fn images_without_a_backing_file_are_served_with_the_reason() {
     assert_eq!(stage.disks(), ["alone"]);
     // For a moment, its backing may be slow.
     let health = || stage.daemon().try_ctl(&["health"]).all();
-    wait_until("health without the disk", PATIENCE, || !health().contains("alone"));
+    wait_for("health without the disk", || !health().contains("alone"));
     stage.daemon.take().expect("it runs").stop();
 }
 
@@ -484,7 +480,7 @@ fn the_more_desktops_the_more_is_saved() {
         if figures.len() == 1 {
             for desktop in DESKTOPS {
                 let is_shared = || stage.shown(desktop)["parent"] == stage.base_name.as_str();
-                wait_until("the desktop to share its parent", PATIENCE, is_shared);
+                wait_for("the desktop to share its parent", is_shared);
             }
         }
         let before = stage.backing_bytes();
@@ -500,7 +496,7 @@ fn the_more_desktops_the_more_is_saved() {
         let flash =
             || -> u64 { stage.disks().iter().map(|disk| 4096 * stage.number(disk, "sectors_valid")).sum() };
         let filled = if figures.is_empty() { 10 * BOOT } else { BOOT };
-        wait_until("the end of the fills", PATIENCE, || flash() >= filled / 10 * 9);
+        wait_for("the end of the fills", || flash() >= filled / 10 * 9);
         let flash = flash();
         println!("{} disks: {read} bytes from the images, {flash} in flash", stage.disks().len());
         figures.push((read, flash));

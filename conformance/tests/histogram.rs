@@ -153,8 +153,7 @@ fn the_daemons_histograms_match_its_trace() {
     assert_eq!((trace.requests.len() as u64, trace.dropped), (2 * REQUESTS, 0));
 
     let csv = scratch.text("histograms.csv");
-    let found = hob.ctl(&["histogram", "disk", "-o", "json", "--csv", &csv]);
-    let found: Value = serde_json::from_str(&found).unwrap();
+    let found = hob.json(&["histogram", "disk", "--csv", &csv]);
     let histograms = found["histograms"].as_array().unwrap();
     assert_eq!(histograms.len(), 18, "six metrics of three classes");
     histograms.iter().for_each(|histogram| check(&trace, histogram));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use conformance::data::{Noise, noise_file};
 use conformance::nbd_client::{Address, CMD_WRITE, CMD_WRITE_ZEROES, Client, FLAG_FUA};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::store::{ONE_BY_ONE, nbdkit};
 use conformance::{MIB, Scratch};
 
@@ -21,8 +21,6 @@ const SIZE: u64 = 8 * MIB;
 const UNITS: u64 = SIZE / UNIT;
 /// Number of units that receive half of all requests.
 const HOT_UNITS: u64 = 64 * 8;
-const WAIT_MAX: Duration = Duration::from_secs(120);
-
 /// Number of requests of all clients before each kill.
 const REQUESTS_MIN: u64 = 100;
 
@@ -82,7 +80,7 @@ struct Guest {
 
 impl Guest {
     fn connect(&self) -> Client {
-        wait_until("the export", WAIT_MAX, || Client::connect(&self.address, "vm").is_ok());
+        wait_for("the export", || Client::connect(&self.address, "vm").is_ok());
         Client::connect(&self.address, "vm").expect("the export is there")
     }
 
@@ -223,7 +221,7 @@ fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
         // On a busy host, clients have only compared their units after some seconds.
         let wait_for_requests = || {
             let before = requests.load(Ordering::Relaxed);
-            wait_until("requests of the clients", WAIT_MAX, || {
+            wait_for("requests of the clients", || {
                 requests.load(Ordering::Relaxed) >= before + REQUESTS_MIN
                     || guests.iter().any(|guest| guest.is_finished())
             });

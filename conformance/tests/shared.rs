@@ -77,8 +77,7 @@ impl Stage {
     }
 
     fn shared(&self) -> Value {
-        let pool = self.daemon.ctl(&["pool", "show", "flash", "-o", "json"]);
-        serde_json::from_str::<Value>(&pool).unwrap()["shared"].clone()
+        self.daemon.json(&["pool", "show", "flash"])["shared"].clone()
     }
 
     /// Returns the size of a disk's cache in MiB.

@@ -103,8 +103,7 @@ impl Stage {
     }
 
     fn shown(&self) -> Value {
-        let output = self.hob.ctl(&["disk", "show", "disk", "-o", "json"]);
-        serde_json::from_str(&output).expect("JSON")
+        self.hob.json(&["disk", "show", "disk"])
     }
 
     /// Starts a command that halves the cache, and does not wait for its end.

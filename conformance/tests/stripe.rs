@@ -5,7 +5,6 @@ use std::io::Read;
 
 use conformance::data::{Noise, assert_same, empty_file};
 use conformance::{Daemon, KIB, MIB, Scratch, Store};
-use serde_json::Value;
 
 /// Number of bytes that each round writes: whole stripes of every size in this file.
 const WRITTEN: u64 = 5376 * KIB;
@@ -106,8 +105,7 @@ impl Stage {
 /// Returns the stripe size of a disk that the operator chose, and the size in effect, in bytes.
 #[track_caller]
 fn stripe(daemon: &Daemon, disk: &str) -> (Option<u64>, Option<u64>) {
-    let text = daemon.ctl(&["disk", "show", disk, "-o", "json"]);
-    let shown: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    let shown = daemon.json(&["disk", "show", disk]);
     (shown["stripe"].as_u64(), shown["stripe_in_effect"].as_u64())
 }
 

@@ -112,8 +112,7 @@ fn is_on(device: &str) -> bool {
 
 #[track_caller]
 fn areas(daemon: &Daemon) -> Vec<Value> {
-    let text = daemon.ctl(&["swap", "list", "-o", "json"]);
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+    daemon.json(&["swap", "list"])
 }
 
 #[track_caller]

@@ -45,8 +45,7 @@ fn top_shows_the_current_activity_in_one_table() {
         let mut json = Value::Null;
         // The load may get no processor for longer than the interval.
         wait_until("requests in an interval", SHOWN_MAX, || {
-            let shown = hob.ctl(&["top", "--once", "--interval", "0.5", "-o", "json"]);
-            json = serde_json::from_str(&shown).expect("JSON");
+            json = hob.json(&["top", "--once", "--interval", "0.5"]);
             json[0]["iops"].as_f64().is_some_and(|iops| iops > 10.0)
         });
         (json, hob.ctl(&["top", "-b", "--interval", "0.5", "--sort", "disk"]))
@@ -61,8 +60,7 @@ fn top_shows_the_current_activity_in_one_table() {
     let lines: Vec<&str> = table.lines().collect();
     assert!(lines.len() == 2 && lines[0].starts_with("DISK") && lines[1].starts_with("disk"), "{table}");
     // There is no load any more.
-    let idle: Value =
-        serde_json::from_str(&hob.ctl(&["top", "-b", "-o", "json", "--interval", "0.2"])).unwrap();
+    let idle: Value = hob.json(&["top", "-b", "--interval", "0.2"]);
     assert_eq!((idle[0]["iops"].as_f64(), &idle[0]["latency_p99_ns"]), (Some(0.0), &Value::Null));
     hob.stop();
 }

@@ -6,17 +6,13 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::{Client, read_range};
-use conformance::scratch::{wait_for, wait_until};
+use conformance::scratch::wait_for;
 use conformance::{Cluster, Daemon, MIB, Scratch};
 use serde_json::Value;
 
 /// Size of the golden image, bytes; the last third was never written.
 const SIZE: u64 = 48 * MIB;
 const WRITTEN: u64 = 32 * MIB;
-
-/// Maximum time until a daemon's disks are online. The cluster waits half a minute for clients that
-/// died.
-const ONLINE_MAX: Duration = Duration::from_secs(180);
 
 /// Default name of the parent's disk.
 const PARENT: &str = "rbd-golden-base";
@@ -69,7 +65,7 @@ impl Stage {
         scratch.configure(&config);
         self.daemon = Some(scratch.start_daemon());
         for clone in clones {
-            wait_until("the disk to be online", ONLINE_MAX, || self.shown(clone)["state"] == "online");
+            wait_for("the disk to be online", || self.shown(clone)["state"] == "online");
         }
     }
 
@@ -184,7 +180,7 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     stage.daemon.take().expect("it runs").kill();
     let mut stage = stage;
     stage.start(&["a", "b"], SHARING);
-    wait_until("the parent's disk", ONLINE_MAX, || stage.shown("a")["parent"] == PARENT);
+    wait_for("the parent's disk", || stage.shown("a")["parent"] == PARENT);
     let (mut a, mut b) = (stage.scratch.connect("a"), stage.scratch.connect("b"));
     let golden = stage.golden.clone();
     assert_same(&read_range(&mut a, 0..SIZE), &of_a, 0, "killed: the first clone and what was written");
@@ -226,7 +222,7 @@ fn objects_that_a_clone_hid_before_it_had_an_object_map_stay_hidden() {
         }
         stage.start(&["a"], settings);
         if is_mended {
-            wait_until("the parent's disk", ONLINE_MAX, || stage.shown("a")["parent"] == PARENT);
+            wait_for("the parent's disk", || stage.shown("a")["parent"] == PARENT);
         } else {
             let shown = stage.shown("a");
             assert!(shown["parent_reason"].to_string().contains("rebuild IMAGE@s"), "{shown}");
@@ -282,7 +278,7 @@ fn guests_of_clones_see_no_flash_errors_and_no_flattening() {
     // The configuration has no size: the parent's disk receives its cache by command, like any
     // disk.
     stage.daemon().tell(&format!("cache enable {PARENT} --pool other --size 40M --block-size 16K"));
-    wait_until("the parent's disk", ONLINE_MAX, || stage.shown("b")["parent"] == PARENT);
+    wait_for("the parent's disk", || stage.shown("b")["parent"] == PARENT);
     let over = AtomicBool::new(false);
     let (mut a, of_a, mut b, of_b) = std::thread::scope(|scope| {
         let run = |name: &str, seed: u64| {

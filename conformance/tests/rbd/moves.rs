@@ -1,17 +1,13 @@
 //! A disk on Ceph RBD moves between hosts with its cache: only the host that may write has the
 //! image locked.
 
-use std::time::Duration;
-
 use conformance::data::noise_file;
 use conformance::nbd_client::Client;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Authority, Cluster, MIB, Plan, TestHost};
 use serde_json::Value;
 
 const SIZE: u64 = 32 * MIB;
-const SOON: Duration = Duration::from_secs(120);
-
 /// Starts a daemon that other hosts can reach, with a pool and without disks.
 #[track_caller]
 fn host(authority: &Authority) -> TestHost {
@@ -60,11 +56,11 @@ fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
     assert_eq!(there.read(2 * MIB, 65536).unwrap(), [2; 65536], "it reads what the owner has");
     // The first write on this host takes the disk over.
     write(&mut there, 3 * MIB, 3);
-    wait_until("the first host to have given it up", SOON, || a.state("vm") == "away");
+    wait_for("the first host to have given it up", || a.state("vm") == "away");
     let second = lockers(&cluster);
     assert!(second.len() == 1 && second != first, "{first:?} and {second:?}");
     assert!(client.write(4 * MIB, &[9; 4096]).is_err(), "the first host takes no write any more");
-    wait_until("the first host to need nothing more", SOON, || {
+    wait_for("the first host to need nothing more", || {
         let shown = a.try_ctl(&["migrate", "vm", "-o", "json"]);
         let shown: Value = serde_json::from_str(&shown.stdout).unwrap_or_default();
         shown["state"] == "over" || shown["state"] == "away"
