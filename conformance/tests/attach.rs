@@ -161,7 +161,7 @@ impl Stage {
         // QEMU knows the image by a link, like a logical volume.
         std::os::unix::fs::symlink(&volume, &file).unwrap();
         let config =
-            format!("[[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"96M\"\n", scratch.path("flash"),);
+            format!("[[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"96M\"\n", scratch.path("flash"));
         scratch.configure(&config);
         let memory =
             tempfile::Builder::new().prefix("hobt").tempfile_in("/dev/shm").expect("a file in memory");

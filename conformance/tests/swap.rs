@@ -112,7 +112,7 @@ fn is_on(device: &str) -> bool {
 
 #[track_caller]
 fn areas(daemon: &Daemon) -> Vec<Value> {
-    daemon.json(&["swap", "list"])
+    daemon.json(&["swap", "list"]).as_array().expect("a list").clone()
 }
 
 #[track_caller]
