@@ -130,7 +130,8 @@ pub(super) fn recommending(mut advice: Advice, held: &CollectedTrace, options: &
     }
     advice.summary = summary + ".";
     advice.command = format!(
-        "hob cache enable DISK --pool POOL{} --size {} --block-size {} --policy {policy} --admission {admission}",
+        "hob cache enable DISK --pool POOL{} --size {} --block-size {} --policy {policy} --admission {admission} \
+         --fill sectors",
         if back.is_some() { " --preset auto" } else { "" },
         typed(setting.cache_bytes),
         typed(setting.block_bytes.into()),
@@ -325,17 +326,17 @@ fn push_fill(advice: &mut Advice) {
     let (Some(filled), Some(advised)) = (&advice.preset_fill, &advice.recommendation) else { return };
     let own = &advised.write_through;
     let hits = if looks_equal(filled, own) {
-        "has as many hits".to_owned()
+        "it has as many hits".to_owned()
     } else {
         format!(
-            "serves {} of the reads instead of {}",
+            "it serves {} of the reads instead of {}",
             percent(filled.read_hit_ratio),
             percent(own.read_hit_ratio)
         )
     };
     let sentence = format!(
-        "Fill: the figures are those of --fill sectors. The preset has fill auto, which also reads data next to a miss: \
-         it {hits}, {}.",
+        "Fill: the command has --fill sectors, because the figures are for it. Without it, the cache has the preset's fill \
+         auto, which also reads data next to a miss: {hits}, {}.",
         writes_compared(filled, own),
     );
     advice.why.push(sentence);

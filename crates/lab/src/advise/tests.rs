@@ -479,7 +479,8 @@ fn the_page_and_the_text_have_the_results() {
     assert!(found.command.contains(" --admission "), "{}", found.command);
 }
 
-/// The presets of the advised command fill more than sectors, so the advice has both results.
+/// The presets of the advised command fill more than sectors, so the command names the fill of the
+/// figures, and the advice has both results.
 #[test]
 fn the_fill_of_the_preset_is_compared_with_sectors() {
     let (records, found) = &*SMALL_READS;
@@ -490,6 +491,7 @@ fn the_fill_of_the_preset_is_compared_with_sectors() {
     assert_ne!(filled.flash_write_bytes, own.flash_write_bytes, "data next to a miss is written too");
     let why = found.why.iter().find(|why| why.starts_with("Fill: ")).unwrap();
     assert!(why.contains("--fill sectors") && why.contains("to flash"), "{why}");
+    assert!(found.command.ends_with(" --fill sectors"), "{}", found.command);
     assert!(page(found, "").contains("as with --fill sectors"));
     for name in ["vfrc", "auto"] {
         assert_eq!(hob_engine::preset::preset(name).unwrap().fill, Fill::Auto, "the sentence says so");
