@@ -297,7 +297,7 @@ impl LiveAdvice {
         let left = self.data_missing_ns.map(|left_ns| Unit::Seconds.text(left_ns as f64 / 1e9));
         match self.confidence {
             Confidence::Low => {
-                let takes = |left| format!(", which takes about {left} more at the present rate");
+                let takes = |left: String| format!(", which takes about {left} more at the present rate");
                 let more = left.map_or(String::new(), takes);
                 format!(
                     "Confidence: low, too little data. There were {} reads in {}; advice needs {READS_TELLING}{more}.",
