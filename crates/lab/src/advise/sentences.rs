@@ -326,17 +326,17 @@ fn push_fill(advice: &mut Advice) {
     let (Some(filled), Some(advised)) = (&advice.preset_fill, &advice.recommendation) else { return };
     let own = &advised.write_through;
     let hits = if looks_equal(filled, own) {
-        "it has as many hits".to_owned()
+        "has as many hits".to_owned()
     } else {
         format!(
-            "it serves {} of the reads instead of {}",
+            "serves {} of the reads instead of {}",
             percent(filled.read_hit_ratio),
             percent(own.read_hit_ratio)
         )
     };
     let sentence = format!(
-        "Fill: the command has --fill sectors, because the figures are for it. Without it, the cache has the preset's fill \
-         auto, which also reads data next to a miss: {hits}, {}.",
+        "Fill: the command has --fill sectors, like the figures. The preset's fill auto also reads data next to a miss: it \
+         {hits}, {}.",
         writes_compared(filled, own),
     );
     advice.why.push(sentence);
