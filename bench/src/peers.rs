@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use hob_trace::{self, Op, OpenOptions, Record, csv};
 
 use super::hob;
-use super::traces::{Caches, Cell, Selection, Trace, simulate};
+use super::traces::{Caches, Cell, NO_TRACES, Selection, Trace, simulate};
 use crate::shell;
 use linux::LinuxCaches;
 use results::{HOB, Played, Results, Row, TracePlayed};
@@ -64,7 +64,7 @@ struct Peers {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let Some(traces) = arguments.selection.find()? else {
-        println!("skipped: HOB_TRACES names no directory with traces");
+        println!("{NO_TRACES}");
         return Ok(());
     };
     let hob = hob(arguments.hob.as_deref())?;

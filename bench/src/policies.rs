@@ -5,26 +5,24 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use hob_engine::policy::POLICIES;
 use serde_json::json;
 
 use super::hob;
-use super::traces::{Caches, Cell, Selection, Trace, simulate};
+use super::traces::{Caches, Cell, NO_TRACES, Selection, Trace, simulate};
 use crate::shell;
 
-/// All values of policy, admission and block size. The best combination is searched among these.
-const ALL: Caches<'_> = Caches {
-    policies: &["s3-fifo", "lru", "lirs", "wtinylfu", "arc", "clock2qplus", "2q"],
-    admissions: &[
-        "always",
-        "always+not-sequential:512K",
-        "while-free",
-        "nth-access:3",
-        "ghost",
-        "ghost+not-sequential:512K",
-    ],
-    block_sizes: &["4K", "16K"],
-    fill: "sectors",
-};
+/// All admissions of the simulated caches, which have each policy of [`POLICIES`]. The best
+/// combination is searched among these.
+const ADMISSIONS: [&str; 6] = [
+    "always",
+    "always+not-sequential:512K",
+    "while-free",
+    "nth-access:3",
+    "ghost",
+    "ghost+not-sequential:512K",
+];
+const BLOCK_SIZES: [&str; 2] = ["4K", "16K"];
 
 /// Configurations that are compared with the best combination: name, policy, admission and fill.
 const COMPARED: [(&str, &str, &str, &str); 4] = [
@@ -53,7 +51,7 @@ struct Row {
     /// Results of the compared configurations, in the order of [`COMPARED`].
     compared: [Cell; COMPARED.len()],
     /// Read hits of each policy with its best admission and block size, percent, in the order of
-    /// [`ALL`].
+    /// [`POLICIES`].
     policies: Vec<f64>,
 }
 
@@ -65,7 +63,7 @@ impl Row {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let Some(traces) = arguments.selection.find()? else {
-        println!("skipped: HOB_TRACES names no directory with traces");
+        println!("{NO_TRACES}");
         return Ok(());
     };
     let hob = hob(arguments.hob.as_deref())?;
@@ -87,8 +85,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let row = |row: &Row| {
             let named = COMPARED.iter().zip(&row.compared).map(|((name, ..), of)| (*name, cell(of)));
             let compared: BTreeMap<&str, serde_json::Value> = named.collect();
-            let policies: BTreeMap<&str, f64> =
-                ALL.policies.iter().copied().zip(row.policies.iter().copied()).collect();
+            let names = POLICIES.iter().map(|policy| policy.name);
+            let policies: BTreeMap<&str, f64> = names.zip(row.policies.iter().copied()).collect();
             json!({
                 "trace": row.trace, "cache_bytes": row.best.cache_bytes, "best": cell(&row.best),
                 "compared": compared, "policies_read_hits_percent": policies,
@@ -103,7 +101,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 /// Simulates all caches on a trace. Returns one row for each size.
 fn compare(hob: &std::path::Path, trace: &Trace, size: &str) -> Result<Vec<Row>> {
-    let all = simulate(hob, &trace.path, size, ALL)?;
+    let policies: Vec<&str> = POLICIES.iter().map(|policy| policy.name).collect();
+    let all =
+        Caches { policies: &policies, admissions: &ADMISSIONS, block_sizes: &BLOCK_SIZES, fill: "sectors" };
+    let all = simulate(hob, &trace.path, size, all)?;
     let mut compared = Vec::new();
     for (_, policy, admission, fill) in COMPARED {
         let caches = Caches { policies: &[policy], admissions: &[admission], block_sizes: &["4K"], fill };
@@ -122,15 +123,14 @@ fn compare(hob: &std::path::Path, trace: &Trace, size: &str) -> Result<Vec<Row>>
         let fills_sectors = cells.iter().zip(COMPARED).filter(|(_, (.., fill))| *fill == "sectors");
         let comparable = all.iter().chain(fills_sectors.map(|(cell, _)| cell));
         let best = comparable.filter(is_size).max_by(|a, b| a.hits().total_cmp(&b.hits()));
-        // Names of policies may have hyphens or not.
         let hits = |policy: &&str| {
-            let is_policy = |cell: &&Cell| cell.policy.replace('-', "") == policy.replace('-', "");
+            let is_policy = |cell: &&Cell| cell.policy == *policy;
             all.iter().filter(is_size).filter(is_policy).map(Cell::hits).fold(0.0, f64::max)
         };
         rows.push(Row {
             trace: trace.name.clone(),
             best: best.context("no result has this size")?.clone(),
-            policies: ALL.policies.iter().map(hits).collect(),
+            policies: policies.iter().map(hits).collect(),
             compared: cells,
         });
     }
@@ -168,7 +168,7 @@ fn show_policies(rows: &[Row]) {
         "\nread hits in percent of each policy with its best admission and block size, and gap to the best policy\n"
     );
     print!("{:<34} {:>9}", "trace", "cache MiB");
-    ALL.policies.iter().for_each(|name| print!("  {name:>12}"));
+    POLICIES.iter().for_each(|policy| print!("  {:>13}", policy.name));
     println!();
     let gaps = |row: &Row| {
         let best = row.policies.iter().copied().fold(0.0, f64::max);
@@ -177,14 +177,14 @@ fn show_policies(rows: &[Row]) {
     for row in rows {
         print!("{:<34} {:>9.1}", row.trace, row.best.cache_bytes as f64 / f64::from(1 << 20));
         for (hits, gap) in row.policies.iter().zip(gaps(row)) {
-            print!("  {:>12}", format!("{hits:.1} -{gap:.1}"));
+            print!("  {:>13}", format!("{hits:.1} -{gap:.1}"));
         }
         println!();
     }
     print!("{:<34} {:>9}", "mean gap", "");
-    for policy in 0..ALL.policies.len() {
+    for policy in 0..POLICIES.len() {
         let mean = rows.iter().map(|row| gaps(row)[policy]).sum::<f64>() / rows.len() as f64;
-        print!("  {:>12}", format!("-{mean:.2}"));
+        print!("  {:>13}", format!("-{mean:.2}"));
     }
     println!();
 }

@@ -1,7 +1,8 @@
 //! Real traces for benchmarks, and simulations of caches on them.
 //!
 //! The environment variable `HOB_TRACES` names a directory with traces in any format that
-//! `hob lab` reads. The traces are not part of the project.
+//! `hob lab` reads. Without it, the traces in `shared/traces` beside the repository are used, if
+//! there is such a directory. The traces are not part of the project.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,13 +10,22 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+use crate::shell;
+
+/// Directory of the traces if `HOB_TRACES` is not set, relative to the repository.
+const TRACES_DEFAULT: &str = "../shared/traces";
+
+/// Message of a benchmark that finds no directory of traces.
+pub(crate) const NO_TRACES: &str =
+    "skipped: HOB_TRACES names no directory with traces, and there is no ../shared/traces";
+
 /// Endings of the names of trace files.
 const ENDINGS: [&str; 3] = [".csv", ".csv.zst", ".csv.gz"];
 
 /// Which traces to use.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Selection {
-    /// Directory of the traces [default: HOB_TRACES]
+    /// Directory of the traces [default: HOB_TRACES, or ../shared/traces beside the repository]
     #[arg(long, value_name = "DIR")]
     traces: Option<PathBuf>,
     /// Use only traces whose names contain one of these words
@@ -38,7 +48,9 @@ impl Selection {
     /// Returns the selected traces by name; `None` if there is no directory of traces.
     pub(crate) fn find(&self) -> Result<Option<Vec<Trace>>> {
         let named = std::env::var_os("HOB_TRACES").map(PathBuf::from);
-        let Some(directory) = self.traces.clone().or(named) else { return Ok(None) };
+        let Some(directory) = self.traces.clone().or(named).or_else(|| traces_beside(&shell::root())) else {
+            return Ok(None);
+        };
         let mut found = Vec::new();
         let entries =
             std::fs::read_dir(&directory).with_context(|| format!("read {}", directory.display()))?;
@@ -54,6 +66,11 @@ impl Selection {
         ensure!(!found.is_empty(), "{} has no such trace (.csv, .csv.zst, .csv.gz)", directory.display());
         Ok(Some(found))
     }
+}
+
+/// Returns the directory [`TRACES_DEFAULT`] of a repository, if it exists.
+fn traces_beside(repository: &Path) -> Option<PathBuf> {
+    Some(repository.join(TRACES_DEFAULT)).filter(|directory| directory.is_dir())
 }
 
 /// Result of a simulated cache. The fields are those of `hob lab sim -o json`.
@@ -105,4 +122,26 @@ pub(crate) fn simulate(hob: &Path, trace: &Path, size: &str, caches: Caches<'_>)
     ensure!(output.status.success(), "hob lab sim: {}", String::from_utf8_lossy(&output.stderr));
     let answer: Answer = serde_json::from_slice(&output.stdout).context("read the results of hob lab sim")?;
     Ok(answer.results)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_beside_the_repository_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let repository = dir.path().join("hob");
+        let traces = dir.path().join("shared/traces");
+        std::fs::create_dir(&repository).unwrap();
+        assert_eq!(traces_beside(&repository), None);
+        std::fs::create_dir_all(&traces).unwrap();
+        std::fs::write(traces.join("web.csv.zst"), "").unwrap();
+        let found = traces_beside(&repository);
+        assert!(found.is_some());
+        let selection = Selection { traces: found, only: Vec::new(), size: String::new() };
+        let names: Vec<String> =
+            selection.find().unwrap().unwrap().into_iter().map(|trace| trace.name).collect();
+        assert_eq!(names, ["web"]);
+    }
 }

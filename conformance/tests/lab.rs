@@ -286,6 +286,13 @@ fn a_generated_trace_has_the_requested_parameters() {
         let rows = report["curves"][0]["rows"].as_array().unwrap();
         rows.iter().map(|row| row["read_hit_ratio"].as_f64().unwrap()).collect()
     };
+    // A curve of some eighty blocks is not presented as a good one.
+    let few = json(&["lab", "mrc", &trace, "--sample", "0.01", "-o", "json"]);
+    for (report, warns) in [(&exact, false), (&sampled, false), (&few, true)] {
+        let notes = report["notes"].as_array().unwrap();
+        let warning = notes.iter().any(|note| note.as_str().unwrap().contains("the curve is inaccurate"));
+        assert_eq!(warning, warns, "{notes:?}");
+    }
     let (exact, sampled) = (ratios(&exact), ratios(&sampled));
     assert!(exact.len() == 7 && exact.is_sorted() && exact[6] > 0.5, "{exact:?}");
     let error = exact.iter().zip(&sampled).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);

@@ -1,8 +1,10 @@
 //! Life cycle of VMs: snapshots contain all data, and after a revert no later data is read.
 
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use conformance::data::{Noise, assert_same, noise_file};
+use conformance::scratch::wait_until;
 use conformance::{Hob, MIB, Scratch, Serve};
 
 const DISK: u64 = 16 * MIB;
@@ -86,6 +88,36 @@ fn after_a_revert_the_disk_has_its_earlier_content() {
     stage.hob.ctl(&["drain", "disk"]);
     assert_same(&stage.image(), &wanted, 0, "the backing and the snapshot");
     stage.hob.stop();
+}
+
+/// SYSTEMS §1: "The cache is emptied by a cold restart of the machine, by suspend/resume, […] by
+/// snapshot consolidation and by snapshot revert."
+#[test]
+fn a_vfrc_cache_is_emptied_by_the_events_of_its_source() {
+    let scratch = Scratch::new();
+    noise_file(&scratch.path("disk.img"), DISK, 21);
+    let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K");
+    let hob = serve.arg("--preset", "vfrc").start(&scratch);
+    let mut client = hob.connect();
+    let mut is_hit = || {
+        let before = hob.stats().hits();
+        client.read(MIB, MIB as u32).unwrap();
+        hob.stats().hits() > before
+    };
+    for (event, empties) in [
+        ("suspend", false),
+        ("resume", true),
+        ("snapshot-create", false),
+        ("snapshot-consolidate", true),
+        ("snapshot-revert", true),
+        ("cold-restart", true),
+    ] {
+        // Flash may get the data after the reply.
+        wait_until("a hit", Duration::from_secs(60), &mut is_hit);
+        hob.ctl(&["disk", "event", "disk", event]);
+        assert_eq!(is_hit(), !empties, "after {event}");
+    }
+    hob.stop();
 }
 
 #[test]

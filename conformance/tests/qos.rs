@@ -54,6 +54,24 @@ fn qos_settings_are_shown_and_survive_a_restart() {
 }
 
 #[test]
+fn shares_of_hob_toml_without_effect_are_reported_at_the_start() {
+    let stage = Stage::new();
+    let config = stage.scratch.path("hob.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    // The last table of the file is a disk.
+    std::fs::write(&config, text + "qos = { shares = \"high\" }\n").unwrap();
+    let daemon = stage.start();
+    wait_until("the report in the log", Duration::from_secs(60), || {
+        daemon.process.stderr().contains("set array --throttle auto")
+    });
+    let policy = ["qos", "policy", "set", "gold", "--shares", "high"];
+    assert!(!daemon.ctl(&policy).contains("note: "), "no disk follows the policy");
+    daemon.ctl(&["qos", "set", "db", "--policy", "gold"]);
+    let said = daemon.ctl(&policy);
+    assert!(said.contains("note: shares and reservations have no effect yet"), "{said}");
+}
+
+#[test]
 fn invalid_requests_are_refused_with_one_line_and_the_numbers() {
     let stage = Stage::new();
     let daemon = stage.scratch.start_daemon();

@@ -191,6 +191,19 @@ mod tests {
             (&"cache".into(), &(8 << 20).into())
         );
         assert_eq!(json["target"]["best_read_hit_ratio"], 0.75);
+        assert!(json["confidence"] == "steady" && json["data_missing_ns"].is_null(), "{json}");
+    }
+
+    #[test]
+    fn an_answer_with_few_reads_says_for_how_long_data_is_missing() {
+        let mut learnt = learnt(&[(0, 1.0), (8 << 20, 0.25)], 4096);
+        learnt.reads = 2000;
+        let advice = super::live(&taken(&learnt).unwrap(), &LiveOptions::default());
+        let json = serde_json::to_value(&advice).unwrap();
+        // 8000 more reads at 2000 reads a second.
+        assert!(json["confidence"] == "low" && json["data_missing_ns"] == 4_000_000_000_u64, "{json}");
+        let reason = json["confidence_reason"].as_str().unwrap();
+        assert!(reason.contains("2000 reads in 1 s") && reason.contains("about 4 s more"), "{reason}");
     }
 
     #[test]

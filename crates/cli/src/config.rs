@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use hob_control::{ConfigApplied, ConfigApply, ConfigDiff, ConfigRemedy};
 
-use super::output::{print, table};
+use super::output::{print, table, with_notes};
 use super::remote::ask;
 use super::{Global, NotInOrder};
 
@@ -57,11 +57,12 @@ fn show(diff: &ConfigDiff) -> String {
 }
 
 fn show_applied(applied: &ConfigApplied) -> String {
-    let ConfigApplied { done, failed, left } = applied;
+    let ConfigApplied { done, failed, left, notes } = applied;
     if done.is_empty() && failed.is_empty() && left.is_empty() {
         return "there is nothing to do".to_owned();
     }
     let lines =
         |word: &str, all: &[String]| all.iter().map(|what| format!("{word} {what}\n")).collect::<String>();
-    lines("applied:    ", done) + &lines("not applied:", failed) + &lines("not applied:", left)
+    let text = lines("applied:    ", done) + &lines("not applied:", failed) + &lines("not applied:", left);
+    with_notes(text.trim_end().to_owned(), notes)
 }

@@ -97,7 +97,9 @@ pub(super) fn run(command: Qos, global: &Global) -> anyhow::Result<()> {
         Qos::Policy(Policy::Set { name, rules }) => {
             let patch = QosPatch::from(rules);
             let policy = ask(global, async |client| client.storage_policy_set(&name, &patch).await)?;
-            print(global.output, &policy, |policy| policies(std::slice::from_ref(policy)))
+            print(global.output, &policy, |policy| {
+                with_notes(policies(std::slice::from_ref(policy)), &policy.notes)
+            })
         }
         Qos::Policy(Policy::Remove { name }) => {
             let policy = ask(global, async |client| client.storage_policy_remove(&name).await)?;

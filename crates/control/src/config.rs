@@ -67,6 +67,9 @@ pub struct ConfigApplied {
     pub failed: Vec<String>,
     /// Differences that remain, with the action that each needs.
     pub left: Vec<String>,
+    /// Remarks about the changes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 impl ConfigDifference {

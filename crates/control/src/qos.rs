@@ -97,6 +97,9 @@ pub struct StoragePolicy {
     pub qos: Qos,
     /// Names of the disks that follow the policy.
     pub disks: Vec<String>,
+    /// Remarks about the change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// The storage that several backings share and compete for.

@@ -538,6 +538,10 @@ impl State {
                     self.events.push(ShardEvent::JournalLost(disk));
                     continue;
                 }
+                Event::DiscardUnrecorded(disk) => {
+                    self.events.push(ShardEvent::DiscardUnrecorded(disk));
+                    continue;
+                }
                 Event::JournalCopyLost(disk) => {
                     self.events.push(ShardEvent::JournalCopyLost(disk));
                     continue;

@@ -363,6 +363,11 @@ pub enum CacheChange {
     /// cache destages only data that the journal ring durably records as dirty: where newer data
     /// was written, the journal ring may describe older, clean data. Takes effect immediately.
     LossRecorded(u32),
+    /// The daemon has durably recorded that recovery must discard the dirty data of journal rings up
+    /// to this number. A discard of dirty data waits for this command if the journal cannot be
+    /// written ([`Event::DiscardUnrecorded`]). Takes effect immediately, also while the disk is being
+    /// removed.
+    DiscardRecorded(u32),
     /// Close the journal: make all records durable and mark the journal ring as cleanly closed.
     /// From then on requests bypass the cache; requests that need dirty data wait.
     Close,
@@ -548,6 +553,10 @@ pub enum Event {
     /// daemon provides a new journal, or drains the cache, records that it is gone and disables it.
     /// Changes and flushes that have waited for half a minute fail.
     JournalLost(DiskId),
+    /// A discard of a disk's dirty data waits for [`CacheChange::DiscardRecorded`], because the lost
+    /// journal still describes the data as dirty. Without the record, the discarded data would be
+    /// back after a restart.
+    DiscardUnrecorded(DiskId),
     /// The engine does not write one copy of a cache's journal ring any more, so this copy becomes
     /// older than the other copies.
     JournalCopyLost(DiskId),

@@ -10,9 +10,9 @@ macro_rules! row {
 /// Sentence, text of the test file, path of the test file, and name of the test.
 type Row = (&'static str, &'static str, &'static str, &'static str);
 
-/// The sentences that a test of hob can show, with their tests. Not included: suspend and resume of
-/// a VM, which hob sees as a closed connection, and statements about the tools of the sources.
-const SENTENCES: [Row; 47] = [
+/// The sentences that a test of hob can show, with their tests. Not included: the names of the
+/// sources' own programs, such as `esxcli`.
+const SENTENCES: [Row; 66] = [
     // §1
     row!(
         "devices are aggregated into one flash resource",
@@ -20,9 +20,19 @@ const SENTENCES: [Row; 47] = [
         "a_device_is_removed_from_a_pool_under_three_disks"
     ),
     row!(
+        "flash devices of any type (PCIe card, SAS/SATA SSD)",
+        "crates/lab/src/figures/sabotage.rs",
+        "hits_miss_the_ratings_on_a_device_of_half_the_speed_and_in_another_order"
+    ),
+    row!(
         "each device is opted in or left out",
         "conformance/tests/daemon.rs",
         "a_device_of_another_pool_is_refused"
+    ),
+    row!(
+        "the resource is used for read caches of virtual disks",
+        "conformance/tests/daemon.rs",
+        "a_device_is_removed_from_a_pool_under_three_disks"
     ),
     row!(
         "the resource is used for the host's swap file",
@@ -86,12 +96,22 @@ const SENTENCES: [Row; 47] = [
         "flush_and_fua_reach_the_backing_first"
     ),
     row!(
+        "fill and eviction happen in whole cache blocks, I/O does not",
+        "crates/engine/src/engine/tests/blocks.rs",
+        "one_request_may_evict_several_blocks"
+    ),
+    row!(
         "a 4 KB miss evicts one whole block and stores 4 KB",
         "crates/engine/src/engine/tests/blocks.rs",
         "a_small_miss_evicts_a_whole_block_and_stores_only_itself"
     ),
     row!(
-        "a later read of an invalid part is a miss",
+        "the other 60 KB are invalid, and a later read of an invalid part is a miss",
+        "crates/engine/src/engine/tests/blocks.rs",
+        "a_small_miss_evicts_a_whole_block_and_stores_only_itself"
+    ),
+    row!(
+        "the unread 60 KB is not fetched",
         "crates/engine/src/engine/tests/blocks.rs",
         "a_small_miss_evicts_a_whole_block_and_stores_only_itself"
     ),
@@ -119,6 +139,16 @@ const SENTENCES: [Row; 47] = [
         "the cache is emptied by a cold restart",
         "conformance/tests/cold_warm.rs",
         "a_restart_makes_it_cold"
+    ),
+    row!(
+        "the cache is emptied by suspend/resume",
+        "conformance/tests/life_cycle.rs",
+        "a_vfrc_cache_is_emptied_by_the_events_of_its_source"
+    ),
+    row!(
+        "the cache is emptied by snapshot consolidation",
+        "conformance/tests/life_cycle.rs",
+        "a_vfrc_cache_is_emptied_by_the_events_of_its_source"
     ),
     row!(
         "the cache is emptied by migration without the cache",
@@ -171,20 +201,70 @@ const SENTENCES: [Row; 47] = [
         "checks_that_do_not_depend_on_the_workload_pass"
     ),
     row!(
+        "start at 20 % of the disk",
+        "crates/engine/tests/sizing_by_hand.rs",
+        "statistics_show_whether_a_cache_is_too_large_or_too_small"
+    ),
+    row!(
+        "numBlocksCurrentlyCached < numBlocks: over-provisioned",
+        "crates/engine/tests/sizing_by_hand.rs",
+        "statistics_show_whether_a_cache_is_too_large_or_too_small"
+    ),
+    row!(
         "numBlocksCurrentlyCached < numBlocks: over-provisioned",
         "crates/lab/src/figures/sabotage.rs",
         "sizing_statistics_fail_with_the_caches_exchanged"
+    ),
+    row!(
+        "equal, with many blocks per eviction and a low hit rate: under-provisioned",
+        "crates/engine/tests/sizing_by_hand.rs",
+        "statistics_show_whether_a_cache_is_too_large_or_too_small"
+    ),
+    row!(
+        "vary the size and watch",
+        "crates/engine/tests/sizing_by_hand.rs",
+        "statistics_show_whether_a_cache_is_too_large_or_too_small"
     ),
     row!(
         "block size: the dominant I/O size, read off a histogram",
         "conformance/tests/histogram.rs",
         "the_daemons_histograms_match_its_trace"
     ),
+    row!(
+        "figures: mean latencies of the hardware-monitoring and the web-proxy trace",
+        "crates/lab/src/figures/sabotage.rs",
+        "latencies_fail_with_a_small_cache_and_a_slow_backing"
+    ),
+    row!(
+        "figure: block-size sweep",
+        "crates/lab/src/figures/sabotage.rs",
+        "block_sizes_fail_in_another_order_and_on_a_slow_backing"
+    ),
+    row!(
+        "figures: decision-support DB and DVD Store",
+        "crates/lab/src/figures/sabotage.rs",
+        "databases_fail_on_other_arrays_and_with_small_caches"
+    ),
+    row!(
+        "figure: Oracle I/O calibration",
+        "crates/lab/src/figures/sabotage.rs",
+        "the_calibration_fails_on_fast_disks_and_with_a_tiny_cache"
+    ),
+    row!(
+        "device ratings: PCIe card 750 K random-read IOPS, SATA SSD 39.5 K",
+        "crates/lab/src/figures/sabotage.rs",
+        "hits_miss_the_ratings_on_a_device_of_half_the_speed_and_in_another_order"
+    ),
     // §5
     row!(
         "shares: proportion under contention",
         "crates/engine/src/qos/tests.rs",
         "shares_are_proportional_under_contention"
+    ),
+    row!(
+        "low/normal/high = 500/1000/2000",
+        "crates/daemon/src/state/qos.rs",
+        "levels_of_shares_are_those_of_storage_io_control"
     ),
     row!(
         "limit: upper bound",
@@ -217,6 +297,11 @@ const SENTENCES: [Row; 47] = [
         "the_unit_of_io_can_be_chosen"
     ),
     row!(
+        "mClock: reservation, limit and proportional tags",
+        "crates/engine/tests/mclock.rs",
+        "reservation_limit_and_proportional_tags_hold_together"
+    ),
+    row!(
         "dmClock spreads it over servers",
         "conformance/tests/qos_hosts.rs",
         "shares_and_reservations_hold_across_hosts"
@@ -229,15 +314,17 @@ const SENTENCES: [Row; 47] = [
     // §6
     row!(
         "I/O histograms per disk: length, seek distance, outstanding, latency, interarrival",
-        "crates/engine/src/vscsi/tests.rs",
-        "tables_are_in_the_order_of_their_enums"
+        "conformance/tests/histogram.rs",
+        "the_daemons_histograms_match_its_trace"
     ),
+    row!("all / reads / writes", "conformance/tests/histogram.rs", "the_daemons_histograms_match_its_trace"),
     row!("all / reads / writes", "crates/engine/src/vscsi/tests.rs", "classes_do_not_see_each_other"),
     row!(
         "accurate trace replay with original timing against a disk",
         "conformance/tests/replay.rs",
         "a_replayed_recording_is_recorded_the_same"
     ),
+    row!("fio as load generator", "conformance/tests/fio_verify.rs", "an_unchanged_cache_verifies"),
     row!(
         "tile-based mixed load with QoS limits",
         "crates/lab/src/figures/sabotage.rs",

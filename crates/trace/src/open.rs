@@ -197,6 +197,9 @@ fn open_counted(
             return Err(failed.as_ref().map_or(error, unreadable));
         }
     };
+    if options.format.is_some() {
+        formats::check_separators(name, &head, format)?;
+    }
     let settings = Settings { page_bytes: u64::from(options.page_bytes.unwrap_or(512).max(1)) };
     let parser = format.parser(&head, &settings).map_err(|reason| match &failed {
         Some(error) => unreadable(error),

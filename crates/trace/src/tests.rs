@@ -157,8 +157,19 @@ fn a_file_that_is_no_trace_is_refused_by_name() {
         }
     }
     assert_eq!(read("ts_us,op,offset,size\n0,R,0,512", &SKIP).records.len(), 1);
-    let error = refused("ts_us;op;offset;size\n1;R;0;512\n2;W;0;512\n", "a.csv", &SKIP);
+    let semicolons = "ts_us;op;offset;size\n1;R;0;512\n2;W;0;512\n";
+    let error = refused(semicolons, "a.csv", &SKIP);
     assert!(error.contains("separated by semicolons: replace them with commas"), "{error}");
+    for format in ["csv", "msr", "alibaba", "fio2"] {
+        let named = OpenOptions { format: Some(FormatInfo::named(format).unwrap()), ..SKIP };
+        let error = refused(semicolons, "A.csv", &named);
+        let expected = format!("A.csv is not a trace in the format {format}: its columns are separated by");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    // The columns of this format are separated by semicolons.
+    let named = OpenOptions { format: Some(FormatInfo::named("blkreplay").unwrap()), ..SKIP };
+    assert!(read(semicolons, &named).records.is_empty());
+    assert_eq!(read("0.5; 8; 8; R; 0\n", &named).records.len(), 1);
     let mut tar = vec![0; 512];
     tar[257..262].copy_from_slice(b"ustar");
     assert!(refused(tar, "a.tar", &SKIP).contains("is a tar archive: unpack it"));

@@ -273,6 +273,8 @@ enum Event {
     Refusal(usize),
     /// The daemon has recorded that the journal of a disk's cache was lost.
     RecordLoss(usize),
+    /// The daemon records that the dirty data of a lost journal is discarded.
+    RecordDiscard(usize),
     /// Makes the cache of this disk return segments.
     GiveBack(usize, Vacate),
 }
@@ -740,6 +742,10 @@ impl<'a> Simulation<'a> {
             }
             Event::RecordLoss(disk) => {
                 self.record_loss(disk);
+                Ok(())
+            }
+            Event::RecordDiscard(disk) => {
+                self.record_discard(disk);
                 Ok(())
             }
             Event::GiveBack(disk, which) => self.give_back_vacated(disk, which),

@@ -48,8 +48,8 @@ const RULES: &[Rule] = &[
     Rule { name: "conformance", may_name: &[] },
     Rule { name: "torture", may_name: &["conformance"] },
     Rule { name: "xtask", may_name: &[] },
-    // Benchmarks read traces, and use the lab's charts.
-    Rule { name: "bench", may_name: &["conformance", "hob-trace", "hob-lab", "xtask"] },
+    // Benchmarks read traces, use the lab's charts, and compare all policies of the engine.
+    Rule { name: "bench", may_name: &["conformance", "hob-engine", "hob-trace", "hob-lab", "xtask"] },
 ];
 
 /// Crates that may use JSON and HTTP. Test programs parse the JSON of other programs and are not

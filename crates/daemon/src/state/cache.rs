@@ -187,6 +187,10 @@ pub(crate) struct JournalSpec {
     /// rings was lost.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) lost_ring: u32,
+    /// Recovery must discard dirty data of journal rings up to this number: a command discarded it
+    /// when the journal could not be written any more.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) discarded_ring: u32,
     /// State of the backing when the cache was closed, until the cache is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
@@ -263,6 +267,7 @@ impl JournalSpec {
             owner: CacheOwner::random(),
             ring: 0,
             lost_ring: 0,
+            discarded_ring: 0,
             closed: None,
             evidence: None,
             used: None,

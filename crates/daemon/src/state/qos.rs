@@ -182,3 +182,18 @@ impl std::str::FromStr for ControlSpec {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SYSTEMS §5: "low/normal/high = 500/1000/2000".
+    #[test]
+    fn levels_of_shares_are_those_of_storage_io_control() {
+        for (level, shares) in [("low", 500), ("normal", 1000), ("high", 2000)] {
+            let patch = QosPatch { shares: Some(level.to_owned()), ..QosPatch::default() };
+            assert_eq!(patched_qos(Qos::default(), &patch).unwrap().shares, shares, "{level}");
+        }
+        assert_eq!(Qos::default().shares, 1000, "normal is the default");
+    }
+}

@@ -78,6 +78,7 @@ fn example() -> State {
                     owner: CacheOwner(0xF123_4567_89AB_CDEF_0123_4567_89AB_CDEF),
                     ring: 7,
                     lost_ring: 6,
+                    discarded_ring: 5,
                     closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
                     evidence: Some(ChangeToken(0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF)),
                     used: None,

@@ -17,8 +17,10 @@
 //! after [`WAIT_NS_MAX`] without a new journal, and later requests fail immediately.
 
 use super::backed::RESENDS_MAX;
+use super::disk::Disk;
 use super::partial::Edges;
 use super::{Active, Engine, Phase};
+use crate::command::Event;
 use crate::io::IoError;
 use crate::outcome::Outcome;
 use crate::range_locks::Kind;
@@ -139,5 +141,36 @@ impl Engine {
             active.range.end = active.range.first;
             self.end_written(now, slot, Err(IoError::Failed));
         }
+    }
+
+    /// Reports once that a discard of dirty data waits until the daemon has recorded it.
+    pub(super) fn ask_for_record(&mut self, id: DiskId) {
+        let journal = self.journal_mut(id).expect("a persistent cache has a journal");
+        if !std::mem::replace(&mut journal.discard_reported, true) {
+            self.event_out.push_back(Event::DiscardUnrecorded(id));
+        }
+    }
+}
+
+impl Disk {
+    /// Records that recovery must not use clean data of journal rings up to this number, including
+    /// the journal ring that is restored if the current change fails.
+    pub(super) fn record_loss(&mut self, upto: u32) {
+        let old = self.opening.as_deref_mut().and_then(|opening| opening.old.as_mut());
+        let old_journal = old.and_then(|(_, journal)| journal.as_deref_mut());
+        for journal in self.journal.as_deref_mut().into_iter().chain(old_journal) {
+            journal.loss_recorded |= journal.ring.number <= upto;
+        }
+    }
+
+    /// Records that recovery must discard dirty data of journal rings up to this number.
+    pub(super) fn record_discard(&mut self, upto: u32) {
+        if let Some(journal) = self.journal.as_deref_mut() {
+            journal.discard_recorded |= journal.ring.number <= upto;
+        }
+    }
+
+    pub(super) fn is_discard_recorded(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.discard_recorded)
     }
 }

@@ -33,6 +33,12 @@ impl Engine {
                 Ok(())
             }
             (_, None) => Err(CommandError::NoSuchDisk),
+            (Command::Cache(CacheChange::DiscardRecorded(upto)), Some(disk)) => {
+                disk.record_discard(upto);
+                self.pump_structure(now, disk_id);
+                self.done(id, disk_id, Ok(Vec::new()));
+                return self.run(now);
+            }
             (_, Some(disk)) if disk.removing.is_some() => Err(CommandError::Removing),
             (Command::RemoveDisk, Some(disk)) => {
                 disk.removing = Some(id);
@@ -423,6 +429,7 @@ impl Disk {
                 | CacheChange::StopDrain
                 | CacheChange::Vacate(_)
                 | CacheChange::LossRecorded(_)
+                | CacheChange::DiscardRecorded(_)
                 | CacheChange::DiscardDirty(_)
                 | CacheChange::Expect(_)
                 | CacheChange::Close,

@@ -58,6 +58,10 @@ pub(super) struct Journal {
     pub(super) dead: bool,
     /// True if the daemon has recorded that recovery must not use clean data of this journal ring.
     pub(super) loss_recorded: bool,
+    /// True if the daemon has recorded that recovery must discard dirty data of this journal ring.
+    pub(super) discard_recorded: bool,
+    /// True if the engine has reported that a discard waits for that record.
+    pub(super) discard_reported: bool,
     /// True if an excluded device flushes again. The device is used again when no data is dirty.
     pub(super) mends: bool,
     /// True if a flush failed on a device that holds the only copy of data. Dirty data on this
@@ -139,6 +143,8 @@ impl Journal {
             oldest: None,
             dead: false,
             loss_recorded: false,
+            discard_recorded: false,
+            discard_reported: false,
             mends: false,
             distrusted: false,
             lost_at: None,

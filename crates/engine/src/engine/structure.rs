@@ -42,7 +42,7 @@ pub(super) struct Opening {
     kind: Kind,
     stage: Stage,
     /// The cache before the change, and its journal.
-    old: Option<(Cache, Option<Box<Journal>>)>,
+    pub(super) old: Option<(Cache, Option<Box<Journal>>)>,
     /// Segments that are released if the change succeeds.
     released: Vec<Segment>,
     /// True if a flush of flash failed during the change, so that the old journal ring is not
@@ -235,7 +235,8 @@ impl Engine {
             | CacheChange::Drain
             | CacheChange::StopDrain
             | CacheChange::Vacate(_)
-            | CacheChange::LossRecorded(_) => panic!("these do not wait"),
+            | CacheChange::LossRecorded(_)
+            | CacheChange::DiscardRecorded(_) => panic!("these do not wait"),
         };
         let distrusted = disk.journal.as_ref().is_some_and(|journal| journal.distrusted);
         if distrusted && cache.index.dirty_sectors() > 0 {
@@ -322,11 +323,11 @@ impl Engine {
                 return match kind {
                     // No data is dirty, and the daemon records that the cache has ended.
                     Kind::Void => self.complete(now, id, kind),
-                    // The daemon has recorded that the journal ring must not be used any more.
-                    Kind::Discard(discard) => {
+                    Kind::Discard(discard) if disk.is_discard_recorded() => {
                         disk.discard(now, discard);
                         self.complete(now, id, kind)
                     }
+                    Kind::Discard(_) => self.ask_for_record(id),
                     _ => self.abandon(now, id, CommandError::JournalFailed),
                 };
             }
@@ -624,16 +625,6 @@ impl Engine {
 }
 
 impl Disk {
-    /// Records that recovery must not use clean data of journal rings up to this number, including
-    /// the journal ring that is restored if the current change fails.
-    pub(super) fn record_loss(&mut self, upto: u32) {
-        let old = self.opening.as_deref_mut().and_then(|opening| opening.old.as_mut());
-        let old_journal = old.and_then(|(_, journal)| journal.as_deref_mut());
-        for journal in self.journal.as_deref_mut().into_iter().chain(old_journal) {
-            journal.loss_recorded |= journal.ring.number <= upto;
-        }
-    }
-
     /// Discards the cache's dirty data. The backing may have received a part of the discarded data.
     /// A later read may put this part into the cache as clean data, and then the backing may still
     /// lose it. Bypass marks make recovery drop such clean data.
@@ -762,6 +753,7 @@ impl Cache {
             | CacheChange::Fill(_)
             | CacheChange::Expect(_)
             | CacheChange::LossRecorded(_)
+            | CacheChange::DiscardRecorded(_)
             | CacheChange::Grow(..)
             | CacheChange::GrowDisk(..)
             | CacheChange::DiscardDirty(_)

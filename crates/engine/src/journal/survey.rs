@@ -303,6 +303,12 @@ impl Plan {
         self.continue_with_records(found.map_or(Vec::new(), |found| found.records));
     }
 
+    /// Returns true if records of the crash log changed which sectors are dirty or valid, other than by
+    /// making them dirty. A power failure undoes these records until a new journal ring is complete.
+    pub fn relies_on_crash_log(&self) -> bool {
+        self.logged.iter().any(|record| record.dirty_range(self.block_shift).is_none())
+    }
+
     pub(super) fn continue_with_records(&mut self, records: Vec<Record>) {
         let fits = |record: &Record| {
             let sectors = sectors_of_block(self.disk_bytes, self.block_shift, record.block);

@@ -147,6 +147,11 @@ pub struct LiveAdvice {
     pub verdict: Verdict,
     /// Confidence in the advice.
     pub confidence: Confidence,
+    /// The confidence and its reason in one or more sentences.
+    pub confidence_reason: String,
+    /// Time until there is enough data for good confidence, at the present rate of reads,
+    /// nanoseconds; `None` if there is enough, or if the time is unknown because nothing was read.
+    pub data_missing_ns: Option<u64>,
     /// The advice in one or two sentences.
     pub summary: String,
     /// Command that the user should run; empty if no change is needed. The user adds the name of
@@ -244,6 +249,19 @@ impl Live {
         }
     }
 
+    /// Returns [`LiveAdvice::data_missing_ns`].
+    fn data_missing_ns(&self) -> Option<u64> {
+        let elapsed_ns = self.elapsed_ns as f64;
+        match self.confidence() {
+            Confidence::Low if self.reads == 0 => None,
+            Confidence::Low => {
+                Some(((READS_TELLING - self.reads) as f64 * elapsed_ns / self.reads as f64) as u64)
+            }
+            Confidence::WarmingUp => Some((SETTLED_S * 1e9 - elapsed_ns) as u64),
+            Confidence::Steady => None,
+        }
+    }
+
     /// Returns the highest measured hit ratio, and the reads from which it was measured. Returns
     /// `None` if the disk has no cache.
     fn served_most(&self) -> Option<(f64, String)> {
@@ -276,16 +294,11 @@ impl LiveAdvice {
     fn confidence_sentence(&self) -> String {
         let first = percent(self.recent.first_share);
         let recent = self.recent.reads;
+        let left = self.data_missing_ns.map(|left_ns| Unit::Seconds.text(left_ns as f64 / 1e9));
         match self.confidence {
             Confidence::Low => {
-                let rate = self.reads as f64 / self.elapsed_ns.max(1) as f64;
-                let left_s = (READS_TELLING - self.reads) as f64 / rate / 1e9;
-                let more = match self.reads {
-                    0 => String::new(),
-                    _ => {
-                        format!(", which takes about {} more at the present rate", Unit::Seconds.text(left_s))
-                    }
-                };
+                let takes = |left: String| format!(", which takes about {left} more at the present rate");
+                let more = left.map_or(String::new(), takes);
                 format!(
                     "Confidence: low, too little data. There were {} reads in {}; advice needs {READS_TELLING}{more}.",
                     self.reads,
@@ -296,7 +309,7 @@ impl LiveAdvice {
                 "Confidence: low while the load warms up. {first} of the last {recent} reads asked for new data. It is \
                  good at {} or less, and in any case after a day of requests, which takes {} more.",
                 percent(FIRST_SHARE_WARM),
-                Unit::Seconds.text(SETTLED_S - self.elapsed_ns as f64 / 1e9),
+                left.unwrap_or_default(),
             ),
             Confidence::Steady if self.recent.first_share > FIRST_SHARE_WARM && self.recent.fits() => {
                 format!(
@@ -324,6 +337,8 @@ pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
         disk: disk.disk.clone(),
         verdict: if chosen.is_some() { Verdict::Cache } else { Verdict::NoCache },
         confidence: disk.confidence(),
+        confidence_reason: String::new(),
+        data_missing_ns: disk.data_missing_ns(),
         summary: String::new(),
         command: String::new(),
         why: Vec::new(),
@@ -350,6 +365,7 @@ pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
         None => refuse(&mut advice, disk),
     }
     push_caveats(&mut advice, disk, options);
+    advice.confidence_reason = advice.confidence_sentence();
     advice
 }
 
@@ -662,7 +678,7 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
 
 /// Returns the advice as plain text.
 pub fn live_text(advice: &LiveAdvice) -> String {
-    let mut out = filled("", &advice.confidence_sentence());
+    let mut out = filled("", &advice.confidence_reason);
     out.push('\n');
     out += &filled("", &advice.summary);
     if !advice.command.is_empty() {

@@ -130,7 +130,8 @@ pub(super) fn recommending(mut advice: Advice, held: &CollectedTrace, options: &
     }
     advice.summary = summary + ".";
     advice.command = format!(
-        "hob cache enable DISK --pool POOL{} --size {} --block-size {} --policy {policy} --admission {admission}",
+        "hob cache enable DISK --pool POOL{} --size {} --block-size {} --policy {policy} --admission {admission} \
+         --fill sectors",
         if back.is_some() { " --preset auto" } else { "" },
         typed(setting.cache_bytes),
         typed(setting.block_bytes.into()),
@@ -334,8 +335,8 @@ fn push_fill(advice: &mut Advice) {
         )
     };
     let sentence = format!(
-        "Fill: the figures are those of --fill sectors. The preset has fill auto, which also reads data next to a miss: \
-         it {hits}, {}.",
+        "Fill: the command has --fill sectors, like the figures. The preset's fill auto also reads data next to a miss: it \
+         {hits}, {}.",
         writes_compared(filled, own),
     );
     advice.why.push(sentence);

@@ -441,6 +441,7 @@ impl Shard {
                 );
                 ShardEvent::JournalLost(disk)
             }
+            Event::DiscardUnrecorded(disk) => ShardEvent::DiscardUnrecorded(disk),
             Event::JournalCopyLost(disk) => ShardEvent::JournalCopyLost(disk),
         };
         self.commands.report(report);

@@ -271,6 +271,23 @@ pub(super) fn detect(head: &Head<'_>) -> anyhow::Result<&'static FormatInfo> {
     }
 }
 
+/// Checks that the columns of a trace are not separated by semicolons if the format that the user
+/// gave has other separators. All lines would be invalid.
+///
+/// # Errors
+/// Returns an error if nearly all first lines have semicolons, and the format reads none of them.
+pub(super) fn check_separators(name: &str, head: &Head<'_>, format: &FormatInfo) -> anyhow::Result<()> {
+    let has_semicolons = format.name == blkreplay::FORMAT.name;
+    if has_semicolons || !head.has_semicolons() || (format.detect)(head) != Likeness::No {
+        return Ok(());
+    }
+    bail!(
+        "{name} is not a trace in the format {}: its columns are separated by semicolons; replace them with the \
+         separator of the format, for example commas (tr ';' ',' < FILE > NEW)",
+        format.name
+    )
+}
+
 fn package(bytes: &[u8]) -> Option<&'static str> {
     match bytes {
         [b'P', b'K', 3, 4, ..] => Some("zip archive"),

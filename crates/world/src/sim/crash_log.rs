@@ -28,6 +28,8 @@ pub(super) struct CrashLog {
     /// Number of the first journal ring for which the engine got the log since the last power
     /// failure.
     first_ring: Option<u32>,
+    /// Recovery found records in the log that a power failure undoes.
+    is_relied_on: bool,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,8 @@ impl CrashLog {
     /// Returns an empty crash log for a disk, if disks in the history of this seed have crash logs.
     fn of(seed: u64) -> Option<CrashLog> {
         let bytes = Arc::new(Mutex::new(vec![0; CRASH_LOG_BYTES]));
-        SimRng::new(seed ^ SALT).chance(750).then_some(CrashLog { bytes, is_used: false, first_ring: None })
+        let log = CrashLog { bytes, is_used: false, first_ring: None, is_relied_on: false };
+        SimRng::new(seed ^ SALT).chance(750).then_some(log)
     }
 
     /// Models the end of an engine process. Returns true if the log saves all acknowledged writes.
@@ -53,6 +56,7 @@ impl CrashLog {
             self.bytes.lock().expect("no thread panics").fill(0);
             self.first_ring = None;
         }
+        self.is_relied_on = false;
         std::mem::take(&mut self.is_used) && end != End::PowerCut
     }
 }
@@ -78,13 +82,19 @@ impl Simulation<'_> {
     }
 
     /// Continues a journal with its crash log.
-    pub(super) fn continue_with_log(&self, disk: usize, plan: &mut Plan) {
+    pub(super) fn continue_with_log(&mut self, disk: usize, plan: &mut Plan) {
         if self.options.sabotage == Some(Sabotage::IgnoredCrashLog) {
             return;
         }
-        if let Some(log) = &self.disks[disk].crash_log {
+        if let Some(log) = &mut self.disks[disk].crash_log {
             plan.continue_with(&log.bytes.lock().expect("no thread panics"));
+            log.is_relied_on |= plan.relies_on_crash_log();
         }
+    }
+
+    /// Returns true if the present recovery of the disk's cache relies on its crash log.
+    pub(super) fn relies_on_crash_log(&self, disk: usize) -> bool {
+        self.disks[disk].crash_log.as_ref().is_some_and(|log| log.is_relied_on)
     }
 
     /// Checks that the crash log belongs to the recovered journal ring, if the engine used the log

@@ -47,6 +47,9 @@ pub(super) struct Owner {
     /// Recovery must not use clean data of journal rings up to this number, because one of these
     /// rings was lost.
     lost_upto: u32,
+    /// Recovery must discard dirty data of journal rings up to this number, because a command
+    /// discarded it when one of these rings was lost.
+    discarded_upto: u32,
     /// Number of the newest journal ring when a ring lost a copy on a device that still has its
     /// other data; `None` after a later ring is complete.
     lacks_copy_upto: Option<u32>,
@@ -76,6 +79,7 @@ impl Owner {
             evidence: None,
             journal_lost: false,
             lost_upto: 0,
+            discarded_upto: 0,
             lacks_copy_upto: None,
             has_volatile_copies: false,
             doubtful_upto: 0,
@@ -105,6 +109,22 @@ impl Owner {
     /// Returns true if the loss of this journal ring is recorded.
     pub(super) fn has_recorded_loss(&self, ring: u32) -> bool {
         ring <= self.lost_upto
+    }
+
+    /// Records that the dirty data of the rings up to this number is discarded.
+    pub(super) fn record_discard(&mut self, ring: u32) {
+        self.discarded_upto = ring;
+    }
+
+    /// Returns the highest journal ring number, without the rings in `pending`, which belong to later
+    /// commands.
+    pub(super) fn ring_in_service(&self, pending: &[u32]) -> u32 {
+        self.rings.keys().rev().find(|number| !pending.contains(number)).copied().unwrap_or(0)
+    }
+
+    /// Returns true if the dirty data of this journal ring was discarded.
+    pub(super) fn has_recorded_discard(&self, ring: u32) -> bool {
+        ring <= self.discarded_upto
     }
 
     /// Records that a copy of a journal ring is not written any more. The ring may not be complete
@@ -148,8 +168,7 @@ impl Owner {
     /// Records that the cache's journal was closed, unless it is lost. Rings in `pending` belong to
     /// later commands, and may be complete before these commands end.
     pub(super) fn close(&mut self, pending: &[u32]) {
-        let in_service = self.rings.keys().rev().find(|number| !pending.contains(number));
-        (self.closed, self.closed_at) = (!self.journal_lost, in_service.copied().unwrap_or(0));
+        (self.closed, self.closed_at) = (!self.journal_lost, self.ring_in_service(pending));
         self.left_unclean = false;
     }
 

@@ -130,6 +130,10 @@ impl Simulation<'_> {
                 self.change_waits(disk.0 as usize);
                 Ok(())
             }
+            Event::DiscardUnrecorded(disk) => {
+                self.discard_is_unrecorded(disk.0 as usize);
+                Ok(())
+            }
             Event::JournalCopyLost(disk) => {
                 self.journal_copy_is_lost(disk);
                 Ok(())

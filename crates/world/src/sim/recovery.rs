@@ -140,19 +140,21 @@ impl Simulation<'_> {
             self.disks[index].generation += 1;
         }
         self.disks[index].gives_up = false;
-        if noticed && self.options.sabotage != Some(Sabotage::ServedStale) {
+        let is_served_stale = self.options.sabotage == Some(Sabotage::ServedStale);
+        if noticed && !is_served_stale {
             recovered.drop_clean();
-            if summary.sectors_dirty > 0 {
-                recovered.discard_dirty();
-                self.report.discards += 1;
-                if !is_early {
-                    // The discard is complete only with the new journal ring. After a crash before
-                    // that, the dirty data is back, and the next recovery may compare other
-                    // sectors.
-                    self.distrust_bitmaps(index);
-                    self.forget(index);
-                    self.disks[index].gives_up = true;
-                }
+        }
+        let is_discarded =
+            self.disks[index].owner.as_ref().is_some_and(|owner| owner.has_recorded_discard(number));
+        if (noticed && !is_served_stale || is_discarded) && summary.sectors_dirty > 0 {
+            recovered.discard_dirty();
+            self.report.discards += 1;
+            if !is_early {
+                // The discard is complete only with the new journal ring. After a crash before that,
+                // the dirty data is back, and the next recovery may compare other sectors.
+                self.distrust_bitmaps(index);
+                self.forget(index);
+                self.disks[index].gives_up = true;
             }
         }
         self.judge_evidence(index, number, &mut recovered);

@@ -83,15 +83,15 @@ impl Simulation<'_> {
     /// Sometimes changes a backing silently while no daemon serves it. The backing's identity does
     /// not show the change, and the sampled sectors may be unchanged. Sectors that are dirty in the
     /// cache are not changed, because their data on the backing is outdated anyway. If flash could
-    /// not be flushed before the recovery, a power cut can make more sectors dirty, so nothing is
-    /// changed.
+    /// not be flushed before the recovery, or if only the crash log records that sectors are clean, a
+    /// power cut can make more sectors dirty, so nothing is changed (docs/decisions/0065).
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
-        let is_flushed = self.is_flash_flushed;
+        let is_durable = self.is_flash_flushed && !self.relies_on_crash_log(index);
         let chance = if self.options.cuts_in_recovery { 1000 } else { 400 };
         let newest = recovered.and_then(|recovered| self.newest_clean(index, recovered));
         let Some(Silent { rng, .. }) = &mut self.silent else { return };
-        if is_bad || !rng.chance(chance) || !is_flushed {
+        if is_bad || !rng.chance(chance) || !is_durable {
             return;
         }
         let known = recovered.map_or_else(Vec::new, |recovered| recovered.samples(SAMPLES));

@@ -208,6 +208,9 @@ impl Disks {
 
     /// Drops the cache of an abandoned disk. Returns its segments.
     async fn drop_cache(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Vec<Segment> {
+        // The caller has recorded the end of the cache, whatever its journal says.
+        let recorded = shard.change_cache(id, CacheChange::DiscardRecorded(u32::MAX)).await;
+        tracing::debug!("{name}: {recorded:?}");
         let mut result = Err(ShardError::Command(CommandError::Dirty));
         for _ in 0..DISABLE_TRIES {
             let discarded = shard.change_cache(id, CacheChange::DiscardDirty(Discard::Silent)).await;

@@ -505,6 +505,13 @@ impl Recovery {
             self.note("its journal could not be written any more; clean data in its cache is dropped");
             recovered = changed(recovered, Recovered::drop_clean).await?;
         }
+        if recovered.summary.sectors_dirty > 0 && summary.ring <= self.journal.discarded_ring {
+            self.note(format!(
+                "{} of dirty data in its cache was discarded by command, when its journal could not be written any more",
+                bytes(recovered.summary.sectors_dirty)
+            ));
+            recovered = changed(recovered, Recovered::discard_dirty).await?;
+        }
         if recovered.summary.sectors_dirty > 0 && !self.may_be_dirty {
             let outdated = bytes(recovered.summary.sectors_dirty);
             self.note(match &self.outdated_by {

@@ -179,6 +179,10 @@ impl Events {
                 let pools = self.pools.clone();
                 spawn(async move { pools.replace_journal(disk).await });
             }
+            ShardEvent::DiscardUnrecorded(disk) => {
+                let pools = self.pools.clone();
+                spawn(async move { pools.record_discard(disk).await });
+            }
             ShardEvent::JournalCopyLost(disk) => {
                 let pools = self.pools.clone();
                 spawn(async move { pools.replace_journal_copy(disk).await });

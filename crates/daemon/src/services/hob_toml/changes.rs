@@ -38,6 +38,17 @@ pub(super) enum Change {
     Datastore(String, DatastorePatch),
 }
 
+impl Change {
+    /// Returns true if the change concerns shares, reservations, or the throttling of a datastore.
+    pub(super) fn changes_qos(&self) -> bool {
+        match self {
+            Change::Qos(..) | Change::Policy(..) | Change::Datastore(..) => true,
+            Change::AddDisk(disk) => disk.qos.is_some(),
+            _ => false,
+        }
+    }
+}
+
 impl HobToml {
     pub(super) async fn make(&self, change: Change) -> Result<()> {
         match change {

@@ -280,7 +280,9 @@ impl HobToml {
             }
             later.extend(with_them);
         }
-        let (applied, mut pending) = self.make_all(changed, false).await;
+        let (mut applied, mut pending) = self.make_all(changed, false).await;
+        // A start also reports shares and reservations that were not changed.
+        applied.notes = self.qos.without_effect();
         log(&applied, &pending);
         // Health reports the disk of a cache that cannot be created.
         pending.retain(|it| !is_refused(&it.difference));
@@ -382,6 +384,7 @@ impl HobToml {
         let (mut applied, mut unmade) = (ConfigApplied::default(), Vec::new());
         let is_made = |difference: &ConfigDifference| yes || difference.by == ConfigRemedy::Apply;
         let mut releases: BTreeMap<usize, Result<()>> = BTreeMap::new();
+        let mut has_qos_changed = false;
         for step in in_order(found, |it| it.change.is_some() && is_made(&it.difference)) {
             let (Found { difference, change }, released) = match step {
                 Step::Make(found) => (found, None),
@@ -400,6 +403,7 @@ impl HobToml {
             let (mut failure, mut is_delayed) = (None, false);
             match change {
                 Some(change) if is_made(&difference) => {
+                    let changes_qos = change.changes_qos();
                     let made = match released {
                         None => self.make(change).await,
                         Some(Err(error)) => Err(error),
@@ -407,6 +411,7 @@ impl HobToml {
                     };
                     match made {
                         Ok(()) => {
+                            has_qos_changed |= changes_qos;
                             applied.done.push(format!("{what}: {}", effect_of(&difference.action)));
                             continue;
                         }
@@ -424,6 +429,9 @@ impl HobToml {
                 None => applied.left.push(format!("{what}: {}", difference.action)),
             }
             unmade.push(PendingChange { difference, failure, is_delayed });
+        }
+        if has_qos_changed {
+            applied.notes = self.qos.without_effect();
         }
         (applied, unmade)
     }
@@ -497,7 +505,7 @@ fn is_due(inner: &Inner, it: &PendingChange, guests_had_time: bool) -> bool {
 
 /// Logs the changes of hob.toml that were made, and those that were not.
 fn log(applied: &ConfigApplied, unmade: &[PendingChange]) {
-    let ConfigApplied { done, failed, left } = applied;
+    let ConfigApplied { done, failed, left, notes } = applied;
     done.iter().for_each(|what| tracing::info!("hob.toml was changed; applied: {what}"));
     let delayed: Vec<&PendingChange> = unmade.iter().filter(|it| it.is_delayed).collect();
     delayed.iter().for_each(|it| tracing::info!("hob.toml was changed: {}", it.reason()));
@@ -509,6 +517,7 @@ fn log(applied: &ConfigApplied, unmade: &[PendingChange]) {
     left.iter().for_each(|what| {
         tracing::warn!("hob.toml was changed, and this change is not applied yet: {what}");
     });
+    notes.iter().for_each(|note| tracing::warn!("{note}"));
 }
 
 /// Returns the key in the saved definitions of a change that was not made.

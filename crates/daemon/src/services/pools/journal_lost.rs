@@ -96,6 +96,30 @@ impl Pools {
         }
     }
 
+    /// Saves that dirty data of a lost journal is discarded, for which a discard on the shard waits.
+    /// The journal still describes the data as dirty.
+    pub(in crate::services) async fn record_discard(&self, id: DiskId) {
+        while let Some((name, _)) = self.ring_of(id) {
+            let Err(error) = self.try_to_record_discard(&name, id).await else { return };
+            tracing::error!("disk {name}: the discard of its dirty data could not be recorded: {error}");
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
+    }
+
+    async fn try_to_record_discard(&self, name: &str, id: DiskId) -> Result<()> {
+        let number = {
+            let mut inner = self.registry.inner();
+            let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
+            let Some(journal) = &mut spec.journal else { return Ok(()) };
+            journal.discarded_ring = journal.ring;
+            journal.ring
+        };
+        self.registry.save_first().await?;
+        let (shard, _) = self.registry.shard_of(name)?;
+        shard.change_cache(id, CacheChange::DiscardRecorded(number)).await?;
+        Ok(())
+    }
+
     /// Saves that the journal was lost. The journal may describe older, clean data at positions
     /// where the backing receives newer data from now on.
     async fn record_loss(&self, name: &str, id: DiskId) -> Result<()> {

@@ -4,7 +4,7 @@
 mod agreement;
 mod datastores;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hob_control::{DiskQos, Qos, QosPatch, StoragePolicy, check_name};
@@ -93,6 +93,12 @@ impl QosService {
     pub(crate) fn disk(&self, disk: &str) -> Result<DiskQos> {
         let rules = self.rules();
         Ok(rules.disk_view(self.registry.inner().disk(disk)?))
+    }
+
+    /// Returns a note for each datastore whose disks have shares or reservations without effect.
+    pub(super) fn without_effect(&self) -> Vec<String> {
+        let rules = self.rules();
+        rules.all_without_effect(self.registry.inner().disks.values())
     }
 
     pub(crate) fn policies(&self) -> Vec<StoragePolicy> {
@@ -235,8 +241,10 @@ impl QosService {
             }
         }
         self.registry.save().await?;
-        let qos = self.rules().policy(name)?;
-        Ok(policy_view(&self.registry.inner(), name, qos))
+        let rules = self.rules();
+        let inner = self.registry.inner();
+        let notes = rules.all_without_effect(inner.disks.values().filter(|disk| follows(disk, name)));
+        Ok(StoragePolicy { notes, ..policy_view(&inner, name, rules.policy(name)?) })
     }
 
     /// Sends the entitlement of an online disk to its shard.
@@ -335,6 +343,12 @@ impl Rules {
         })
     }
 
+    /// Returns the notes of [`without_effect`](Self::without_effect), one for each datastore.
+    fn all_without_effect<'a>(&self, disks: impl Iterator<Item = &'a DiskEntry>) -> Vec<String> {
+        let notes: BTreeSet<String> = disks.filter_map(|disk| self.without_effect(disk)).collect();
+        notes.into_iter().collect()
+    }
+
     /// Returns the sum of all reservations on a datastore, in units per second.
     fn reserved(&self, inner: &Inner, datastore: &str) -> u64 {
         let on_it = inner.disks.values().filter(|disk| disk.datastore.as_deref() == Some(datastore));
@@ -360,10 +374,14 @@ impl Rules {
 }
 
 fn policy_view(inner: &Inner, name: &str, qos: Qos) -> StoragePolicy {
-    let has =
-        |disk: &&DiskEntry| disk.wanted.qos.as_ref().is_some_and(|spec| spec.policy.as_deref() == Some(name));
-    let disks = inner.disks.values().filter(has).map(|disk| disk.wanted.name.clone()).collect();
-    StoragePolicy { name: name.to_owned(), qos, disks }
+    let disks = inner.disks.values().filter(|disk| follows(disk, name));
+    let disks = disks.map(|disk| disk.wanted.name.clone()).collect();
+    StoragePolicy { name: name.to_owned(), qos, disks, notes: Vec::new() }
+}
+
+/// Returns true if the disk follows this storage policy.
+fn follows(disk: &DiskEntry, policy: &str) -> bool {
+    disk.wanted.qos.as_ref().is_some_and(|spec| spec.policy.as_deref() == Some(policy))
 }
 
 fn two_rules() -> ApiError {

@@ -93,6 +93,37 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
     });
 }
 
+/// The lost journal still describes the discarded data as dirty.
+#[test]
+fn what_was_discarded_without_a_journal_stays_discarded_after_a_kill() {
+    run(async |bench| {
+        let bench = bench.with_state();
+        let device = prepare(&bench, &["a"], 20).await;
+        let id = bench.services.registry.inner().disks["vm"].id;
+        bench.shard.set_sick(device);
+        assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "the journal is lost");
+        bench.shard.take_events();
+        let services = bench.services.clone();
+        let discard = tokio::spawn(async move { services.disks.discard_dirty("vm".into()).await });
+        let mut is_asked = false;
+        while !discard.is_finished() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let asks = |event: &ShardEvent| matches!(event, ShardEvent::DiscardUnrecorded(_));
+            for event in bench.shard.take_events().into_iter().filter(asks) {
+                is_asked = true;
+                bench.services.events.handle(event);
+            }
+        }
+        let changed = discard.await.unwrap().unwrap();
+        assert!(is_asked && changed.notes.concat().contains("of dirty data is lost"), "{:?}", changed.notes);
+        let journal =
+            bench.services.registry.inner().disks["vm"].wanted.cache.clone().unwrap().journal.unwrap();
+        assert!(journal.ring > 0 && journal.discarded_ring == journal.ring, "{journal:?}");
+        let bench = super::recovery::crash(bench).await;
+        assert_eq!(bench.services.observe.stats("vm").await.unwrap().dirty_bytes, 0);
+    });
+}
+
 /// The removal of a cache can still fail after its journal id was replaced in the saved state. A ring
 /// that is made meanwhile belongs to the cache in service, so that the next daemon finds the dirty
 /// data of this cache by the id that the state has then.

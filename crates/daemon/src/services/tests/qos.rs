@@ -2,6 +2,7 @@
 
 use hob_control::{Arrival, CarryMode, DatastorePatch, DiskQos, QosPatch};
 
+use super::config::{Filed, text};
 use super::*;
 
 fn reserves(units: u32) -> QosPatch {
@@ -159,6 +160,48 @@ fn shares_without_effect_are_reported_until_the_datastore_is_throttled() {
         let throttle = DatastorePatch { control: Some("auto".into()), ..DatastorePatch::default() };
         bench.services.qos.datastore_set("array".into(), throttle).await.unwrap();
         assert!(!has_note(&set(shares("high")).await));
+    });
+}
+
+#[test]
+fn a_storage_policy_without_effect_is_reported_once_for_each_datastore() {
+    run(async |bench| {
+        for disk in ["one", "two"] {
+            bench.disk_on(disk, "array").await;
+        }
+        let shares = |name: &str| QosPatch { shares: Some(name.into()), ..QosPatch::default() };
+        let set = async |patch| bench.services.qos.policy_set("gold".into(), patch).await.unwrap().notes;
+        assert!(set(shares("high")).await.is_empty(), "no disk follows the policy");
+        let gold = QosPatch { policy: Some("gold".into()), ..QosPatch::default() };
+        for disk in ["one", "two"] {
+            bench.give(disk, gold.clone()).await.unwrap();
+        }
+        let notes = set(shares("low")).await;
+        assert!(notes.len() == 1 && notes[0].contains("set array --throttle auto"), "{notes:?}");
+        assert!(set(shares("normal")).await.is_empty());
+        let throttle = DatastorePatch { control: Some("auto".into()), ..DatastorePatch::default() };
+        bench.services.qos.datastore_set("array".into(), throttle).await.unwrap();
+        assert!(set(shares("high")).await.is_empty());
+    });
+}
+
+#[test]
+fn an_applied_file_reports_shares_without_effect() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let file = |bench: &Bench, shares: &str, more: &str| {
+            text(bench, &format!("datastore = \"array\"\n{shares}"), more)
+        };
+        let first = file(&bench, "", "");
+        let filed = Filed::start(bench, &first).await;
+        filed.write(&file(&filed.bench, "qos = { shares = \"high\" }", ""));
+        let applied = filed.apply(false).await;
+        assert!(applied.notes.iter().any(|note| note.contains("set array --throttle auto")), "{applied:?}");
+        // The throttling is applied before the shares.
+        let throttled = "[[datastore]]\nname = \"array\"\nthrottle = \"auto\"";
+        filed.write(&file(&filed.bench, "qos = { shares = \"low\" }", throttled));
+        let applied = filed.apply(false).await;
+        assert!(applied.done.len() == 2 && applied.notes.is_empty(), "{applied:?}");
     });
 }
 

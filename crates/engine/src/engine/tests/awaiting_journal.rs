@@ -353,3 +353,32 @@ fn a_failed_flush_of_flash_is_not_tried_again() {
     assert!(bench.result(renew).expect("done").is_ok());
     assert_eq!(bench.reply(flush).expect("answered").result, Ok(()));
 }
+
+/// The lost journal ring still describes discarded data as dirty, so the daemon records the discard
+/// first. It may do so while the disk is being removed.
+#[test]
+fn a_discard_without_a_journal_waits_until_it_is_recorded() {
+    for is_removed in [false, true] {
+        let mut bench = Bench::write_back();
+        bench.write_alone(0, 4 * KIB);
+        bench.request(Op::Flush, 0, 0);
+        while let Some(io) = bench.ios.pop_front() {
+            match io.target {
+                target if target == flash(RING_DEVICE) => bench.fail(io),
+                _ => bench.end(io),
+            }
+        }
+        assert!(bench.events.contains(&Event::JournalLost(DISK)));
+        let discard = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
+        bench.settle();
+        assert!(bench.events.contains(&Event::DiscardUnrecorded(DISK)));
+        if is_removed {
+            bench.start_command(Command::RemoveDisk);
+        }
+        assert_eq!(bench.change(CacheChange::DiscardRecorded(0)), Ok(vec![]));
+        assert_eq!((bench.result(discard), bench.dirty()), (None, 1), "this ring has a higher number");
+        assert_eq!(bench.change(CacheChange::DiscardRecorded(1)), Ok(vec![]));
+        bench.settle();
+        assert_eq!((bench.result(discard), bench.dirty()), (Some(Ok(vec![])), 0));
+    }
+}

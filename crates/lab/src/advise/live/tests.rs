@@ -149,7 +149,9 @@ fn a_useless_cache_is_reported() {
     let mut idle = disk(None);
     (idle.reads, idle.read_bytes) = (0, 0);
     idle.block_sizes = vec![curve(4096, &[(0, 0.0)])];
-    assert!(advice(&idle, None).summary.contains("nothing was read"));
+    let nothing = advice(&idle, None);
+    assert!(nothing.summary.contains("nothing was read"));
+    assert_eq!((nothing.confidence, nothing.data_missing_ns), (Confidence::Low, None));
     let mut cold = disk(None);
     cold.block_sizes = vec![curve(4096, &[(0, 0.0), (960 * MIB, 0.03)])];
     let advice = advice(&cold, None);
@@ -166,6 +168,9 @@ fn unknown_values_are_reported() {
     assert!(advice.wear.is_none(), "5 s are no day");
     assert_eq!(advice.confidence, Confidence::Low);
     assert!(live_text(&advice).starts_with("Confidence: low, too little data. There were 900 reads in "));
+    // 9100 reads more at 180 reads a second.
+    assert_eq!(advice.data_missing_ns, Some(50_555_555_555));
+    assert!(advice.confidence_reason.ends_with("which takes about 50.6 s more at the present rate."));
     for part in ["95 % you asked for: 80 %", "learnt in 5 s"] {
         assert!(advice.caveats.iter().any(|caveat| caveat.contains(part)), "{part}: {:?}", advice.caveats);
     }
@@ -184,6 +189,7 @@ fn a_young_cache_is_not_made_smaller() {
         let advice = advice(&young, target);
         assert_eq!((advice.confidence, advice.command.as_str()), (Confidence::WarmingUp, ""));
         assert!(advice.summary.contains("at 512 MiB for now"), "{}", advice.summary);
+        assert_eq!(advice.data_missing_ns, Some(23 * HOUR_NS));
         assert!(advice.wear.is_none(), "the writes of a warm-up are no day's writes");
         assert!(live_text(&advice).starts_with("Confidence: low while the load warms up. 30"));
         let words = live_text(&advice).split_whitespace().collect::<Vec<_>>().join(" ");
@@ -195,6 +201,7 @@ fn a_young_cache_is_not_made_smaller() {
     (young.recent.latest_reads, young.recent.latest_hit_ratio) = (1500, 0.992);
     let fits = advice(&young, Some(0.7));
     assert_eq!((fits.confidence, fits.command.as_str()), (Confidence::Steady, "hob cache resize vm 64M"));
+    assert_eq!(fits.data_missing_ns, None);
     assert!(fits.wear.is_none(), "the recent requests are those of the warm-up");
     let text = live_text(&fits);
     assert!(text.starts_with("Confidence: good. 99.2 % of the latest 1500 reads were served"), "{text}");
