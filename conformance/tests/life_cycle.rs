@@ -1,10 +1,9 @@
 //! Life cycle of VMs: snapshots contain all data, and after a revert no later data is read.
 
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Hob, MIB, Scratch, Serve};
 
 const DISK: u64 = 16 * MIB;
@@ -113,7 +112,7 @@ fn a_vfrc_cache_is_emptied_by_the_events_of_its_source() {
         ("cold-restart", true),
     ] {
         // Flash may get the data after the reply.
-        wait_until("a hit", Duration::from_secs(60), &mut is_hit);
+        wait_for("a hit", &mut is_hit);
         hob.ctl(&["disk", "event", "disk", event]);
         assert_eq!(is_hit(), !empties, "after {event}");
     }

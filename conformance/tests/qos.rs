@@ -56,14 +56,11 @@ fn qos_settings_are_shown_and_survive_a_restart() {
 #[test]
 fn shares_of_hob_toml_without_effect_are_reported_at_the_start() {
     let stage = Stage::new();
-    let config = stage.scratch.path("hob.toml");
-    let text = std::fs::read_to_string(&config).unwrap();
+    let text = std::fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
     // The last table of the file is a disk.
-    std::fs::write(&config, text + "qos = { shares = \"high\" }\n").unwrap();
-    let daemon = stage.start();
-    wait_until("the report in the log", Duration::from_secs(60), || {
-        daemon.process.stderr().contains("set array --throttle auto")
-    });
+    stage.scratch.write_config(text + "qos = { shares = \"high\" }\n");
+    let daemon = stage.scratch.start_daemon();
+    wait_for("the report in the log", || daemon.process.stderr().contains("set array --throttle auto"));
     let policy = ["qos", "policy", "set", "gold", "--shares", "high"];
     assert!(!daemon.ctl(&policy).contains("note: "), "no disk follows the policy");
     daemon.ctl(&["qos", "set", "db", "--policy", "gold"]);
