@@ -12,6 +12,7 @@ mod tree;
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::process::Process;
@@ -57,6 +58,9 @@ const ROOT: &str = include_str!("guest/root.sh");
 
 /// fio's job in each round.
 const VERIFY: &str = include_str!("guest/verify.fio");
+
+/// Held by the only running test that has an emulated VM.
+static CORES: Mutex<()> = Mutex::new(());
 
 /// The kernel's command line. If the host stalls, the guest's kernel would take that for a lockup, and
 /// print stacks in which the scripts find words like `timeout`. `nowatchdog` and `rcu_cpu_stall_suppress`
@@ -131,6 +135,13 @@ impl Disk {
             }
         }
     }
+}
+
+/// Waits until no other test of this test program has the result of this function. An emulated VM
+/// needs a core, and some tests measure its pauses, so only one of them runs at a time.
+#[must_use]
+pub fn cores() -> MutexGuard<'static, ()> {
+    CORES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Boots a VM with the export at `uri` as its disk, and returns the console's output.

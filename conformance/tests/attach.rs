@@ -7,10 +7,9 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use conformance::guest::{COMPLAINTS, Disk, SENTINEL, end_load, loaded};
+use conformance::guest::{COMPLAINTS, Disk, SENTINEL, cores, end_load, loaded};
 use conformance::hob::binary;
 use conformance::load::{check_image, image};
 use conformance::process::Process;
@@ -32,13 +31,6 @@ const PAUSE_MS_MAX: u64 = 100;
 /// Maximum of the shortest pause if other programs use the processors, milliseconds. The host may
 /// stall in some of the pauses.
 const BUSY_PAUSE_MS_MAX: u64 = 2000;
-
-/// An emulated VM needs a core, so only one test runs at a time.
-static CORES: Mutex<()> = Mutex::new(());
-
-fn cores() -> MutexGuard<'static, ()> {
-    CORES.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// QEMU's options for the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,9 +6,9 @@
 mod kills;
 
 use std::os::unix::fs::symlink;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use conformance::guest::cores;
 use conformance::hob::binary;
 use conformance::process::Output;
 use conformance::{Authority, Scratch, Tool};
@@ -20,14 +20,6 @@ const PAUSE_MS_MAX: u64 = 100;
 /// Maximum of the shortest pause if other programs use the processors, milliseconds. The host may
 /// stall in some of the pauses.
 const BUSY_PAUSE_MS_MAX: u64 = 2000;
-
-/// An emulated guest needs a core, and another test measures pauses, so these tests do not run at the
-/// same time.
-static CORES: Mutex<()> = Mutex::new(());
-
-fn cores() -> MutexGuard<'static, ()> {
-    CORES.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Returns a domain with this XML element as its disk.
 fn domain(disk: &str) -> String {

@@ -6,10 +6,9 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use conformance::guest::{COMPLAINTS, Disk, SENTINEL, end_load, loaded};
+use conformance::guest::{COMPLAINTS, Disk, SENTINEL, cores, end_load, loaded};
 use conformance::load::{BLOCK_BYTES, check_image, image};
 use conformance::process::Process;
 use conformance::qmp::Monitor;
@@ -46,13 +45,6 @@ const READS_MIN: u64 = 1000;
 /// docs/MIGRATION.md (`HOB_QUIET=1`).
 fn window() -> Duration {
     Duration::from_secs(if std::env::var_os("HOB_QUIET").is_some() { 10 } else { 4 })
-}
-
-/// An emulated VM needs a core, so only one test runs at a time.
-static CORES: Mutex<()> = Mutex::new(());
-
-fn cores() -> MutexGuard<'static, ()> {
-    CORES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A host with its daemon.

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use conformance::guest::{COMMAND_LINE, COMPLAINTS, SENTINEL, end_load, loaded_vm};
+use conformance::guest::{COMMAND_LINE, COMPLAINTS, SENTINEL, cores, end_load, loaded_vm};
 use conformance::load::{check_image, image};
 use conformance::process::Process;
 use conformance::scratch::{text, wait_for, wait_until};
@@ -74,7 +74,7 @@ fn wait_for(script: &mut Process, what: &str, limit: Duration, is_done: impl Fn(
 
 #[test]
 fn hob_that_is_killed_at_any_step_of_a_domain_loses_nothing() {
-    let _cores = super::cores();
+    let _cores = cores();
     let scratch = Scratch::new();
     let rounds: u32 =
         std::env::var("HOB_ROUNDS").map_or(1, |rounds| rounds.parse().expect("HOB_ROUNDS is a number"));
