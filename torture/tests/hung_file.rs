@@ -22,7 +22,7 @@ const REQUEST_MAX: Duration = Duration::from_secs(1);
 /// that waits for the hung file system ends in no attempt.
 const ATTEMPTS_MAX: u32 = 5;
 
-/// Maximum time until a request reaches the file system, or ends once the file system answers.
+/// Maximum time of a command once the file system answers.
 const WAIT_MAX: Duration = Duration::from_secs(180);
 
 /// Maximum time until a command refuses a path that hangs. The command may wait for one second, but
