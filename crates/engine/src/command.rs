@@ -77,8 +77,8 @@ pub struct Destage {
     pub dirty_age_ms_max: u64,
     /// Maximum length of one I/O that destages adjacent dirty data, bytes.
     pub io_bytes_max: u32,
-    /// True if the backing must always hold a state that existed. Then data written after a guest's
-    /// flush is destaged only after all data written before the flush.
+    /// True if the backing must always have content that the disk had at some time. Then data
+    /// written after a guest's flush is destaged only after all data written before the flush.
     pub ordered: bool,
 }
 
@@ -363,7 +363,7 @@ pub enum CacheChange {
     /// cache destages only data that the journal ring durably records as dirty: where newer data
     /// was written, the journal ring may describe older, clean data. Takes effect immediately.
     LossRecorded(u32),
-    /// Close the journal: make all records durable and mark the journal ring as cleanly closed.
+    /// Closes the journal: makes all records durable and marks the journal ring as cleanly closed.
     /// From then on requests bypass the cache; requests that need dirty data wait.
     Close,
 }

@@ -1,7 +1,7 @@
 //! Holds the success of a flush back until all flushes that overlapped with it have ended.
 //!
-//! Flushes of one device or server may overlap. If some data is lost, the loss may be reported to
-//! only one of them. Another one then finds no data left to write, and its success may arrive
+//! Flushes of one device or server may overlap. If some data is lost, only one of these flushes may
+//! report the loss. Another flush then finds no data left to write, and its success may arrive
 //! before the failure. So a success is handled only after all flushes have ended that were in
 //! flight when it arrived. A failure is handled at once, and so before the success. A durable write
 //! (FUA) counts as a flush.
@@ -126,7 +126,7 @@ mod tests {
         order.end(2);
         assert_eq!(order.poll_released(), Some((1, 'x')));
         assert!(!order.is_held(1));
-        // It arrives first: the caller has handled it, and the success waits for nothing.
+        // The failure arrives first: the caller has handled it, and the success waits for nothing.
         let mut order = in_flight([1, 2]);
         order.end(2);
         assert!(!succeed(&mut order, 1));

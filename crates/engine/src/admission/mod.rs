@@ -1,5 +1,5 @@
-//! Admission: decides which blocks enter a cache. The backing serves a refused block, which costs
-//! no flash write and no eviction.
+//! Admission: decides which blocks enter a cache. The backing serves a refused block, without a
+//! flash write and without an eviction.
 //!
 //! An admission has four parts. The first is the required popularity of a block. The second is the
 //! length of a sequential run above which requests bypass the cache. The third is the fill level
@@ -266,8 +266,8 @@ impl Gate {
         self.admit_after(block, effect, room, 1)
     }
 
-    /// Returns the same as [`admit`](Self::admit) if a flash write budget requires at least this
-    /// number of accesses. 1 requires nothing beyond the admission rule.
+    /// Does the same as [`admit`](Self::admit), but also requires `accesses_min` accesses, because
+    /// of a flash write budget. The value 1 adds no requirement.
     pub(crate) fn admit_after(
         &mut self,
         block: BlockNo,
@@ -276,7 +276,7 @@ impl Gate {
         accesses_min: u8,
     ) -> bool {
         let has_free = room.has_free;
-        // These writes are not counted as accesses. If they were, a stream of writes would displace
+        // Refused writes are not counted as accesses. Otherwise a stream of writes would displace
         // the counts of reads.
         if self.reads_only && effect == AdmissionEffect::CleanWrite {
             return false;

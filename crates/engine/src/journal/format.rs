@@ -39,7 +39,7 @@ pub(super) const DUMP_BYTES_MIN: usize = PAGE_BYTES - RECORDS_AT - CHANGES_MAX *
 const FLAG_CLEAN: u8 = 1;
 const SET_DIRTY: u8 = 1;
 const SET_SECOND: u8 = 2;
-/// The record has the units of an incomplete sector in place of the number of sectors.
+/// Flag of a *set* record with the units of an incomplete sector in place of a number of sectors.
 const SET_UNITS: u8 = 4;
 const NO_BLOCK: u32 = u32::MAX;
 const FRAME_VALID: u8 = 1;
