@@ -37,7 +37,7 @@
 //! BLOCK_STATUS, everything counts as data. A minimum block size above a sector is refused. A
 //! smaller minimum becomes the disk's minimum block size ([`BackingInfo::block_bytes_min`]), and
 //! unaligned requests are refused. An export that is smaller after a reconnection is another disk,
-//! and all I/O fails from then on. A larger export has grown. A command grows the disk.
+//! and all I/O fails from then on. A larger export has grown, and the disk grows only by a command.
 
 pub(crate) mod connect;
 pub(crate) mod depth;

@@ -21,7 +21,7 @@ pub(super) fn can_punch(file: &File, path: &Path, metadata: &Metadata, is_locked
 }
 
 /// Makes a hole in an unnamed file of the same filesystem, so that the file itself does not change.
-/// Returns `None` if there is no such file.
+/// Returns `None` if the unnamed file cannot be created.
 fn can_punch_beside(path: &Path, metadata: &Metadata) -> Option<bool> {
     let folder = path.canonicalize().ok()?.parent()?.to_owned();
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;

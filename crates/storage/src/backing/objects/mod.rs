@@ -319,7 +319,7 @@ impl Driver for Objects {
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, _now: Instant, _completion: Completion) {
-        // Read before completions are taken: nothing follows it.
+        // `closed` is read before the completions are taken, because no completion follows it.
         let is_closed = self.worker.completions.closed.load(Ordering::Acquire);
         self.fetch(ring);
         match self.attached.take_if(|_| is_closed) {

@@ -246,8 +246,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain list of which sectors anybody touched: no byte that was touched goes to the parent, what is in a touched object
-        /// does not either, everything else in common does, and the parts cover the range once.
+        /// Compares the map with a plain list of written sectors. Written objects are the clone's
+        /// own, all other common data is the parent's, and the parts cover the range once.
         #[test]
         fn parts_are_right(
             shift in 12u32..16, common in 0u64..40, cut in 0u64..60,
