@@ -31,7 +31,7 @@ const BLOCK_BYTES: u32 = 4096;
 /// first.
 const TRIES: usize = 16;
 
-/// `struct loop_info64`
+/// The kernel's `struct loop_info64`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Info {
@@ -50,7 +50,7 @@ struct Info {
     init: [u64; 2],
 }
 
-/// `struct loop_config`
+/// The kernel's `struct loop_config`.
 #[repr(C)]
 struct Config {
     fd: u32,

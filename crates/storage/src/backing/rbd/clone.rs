@@ -23,11 +23,11 @@ use crate::backing::{NotShared, OwnMap, Parent};
 
 /// `RBD_FEATURE_STRIPINGV2`.
 const FEATURE_STRIPING: u64 = 1 << 1;
-/// `RBD_FEATURE_FAST_DIFF`.
+/// The constant `RBD_FEATURE_FAST_DIFF` of librbd.
 const FEATURE_FAST_DIFF: u64 = 1 << 4;
 /// `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID`.
 const FLAGS_INVALID: u64 = 3;
-/// `RBD_SNAP_NAMESPACE_TYPE_USER`.
+/// The constant `RBD_SNAP_NAMESPACE_TYPE_USER` of librbd.
 const SNAPSHOT_OF_USER: c_int = 0;
 
 /// A parent image, as librbd names it.
