@@ -54,7 +54,7 @@ pub(crate) enum DeviceError {
     InUse {
         /// The device or link.
         path: PathBuf,
-        /// Its user.
+        /// The program or daemon that uses the device.
         what: String,
     },
     /// A system call failed.

@@ -292,7 +292,8 @@ impl Flash {
                 let anywhere: AllocateRing = Pool::allocate_ring_anywhere;
                 let mut attempts = match copies {
                     RingCopies::Here(copies) => vec![(here, copies), (here, 1)],
-                    // The last one is for failed local flash: the cache uses only data on its peer.
+                    // The last choice is for failed local flash: the cache uses only data on its
+                    // peer.
                     RingCopies::OneFar => vec![(far, 2), (here, 1), (far, 1)],
                 };
                 match copies {

@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(answers.next(), None);
     }
 
-    /// Thousands of files may each need a moment.
+    /// Each of thousands of files may need a moment, but the wait for all of them is limited.
     #[test]
     fn many_slow_answers_do_not_extend_the_wait() {
         let (sender, receiver) = mpsc::channel();

@@ -92,7 +92,8 @@ mod tests {
     #[test]
     fn every_case_has_its_verdict() {
         use Verdict::{Believe, Empty, Refuse, Verify as Compare};
-        // Same, changed, sample, and the verdicts without and with dirty data.
+        // Each row: whether the backing is the same, whether it changed, whether the sample fits,
+        // and the decisions without and with dirty data.
         let table = [
             (Same::No, Changed::No, Sample::Fits, Empty, Refuse),
             (Same::No, Changed::No, Sample::Differs, Empty, Refuse),

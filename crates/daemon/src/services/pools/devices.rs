@@ -34,8 +34,8 @@ impl Pools {
             .await
     }
 
-    /// Creates a pool. With `force`, its devices may have dirty data of other pools only if `dirty`
-    /// is [`OnDirty::Discard`]; also in the next functions.
+    /// Creates a pool. With `force`, a device may have dirty data of another pool only if `dirty`
+    /// is [`OnDirty::Discard`]. The next functions have the same rule.
     pub(crate) async fn pool_create(&self, create: PoolCreate, dirty: OnDirty) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks

@@ -1,7 +1,7 @@
 //! Handles a cache whose journal cannot be written any more. Until the cache has a new journal or
 //! is removed, changes of its disk wait, and fail after half a minute. First the state file records
-//! the loss of the journal, so that recovery after a crash does not use its clean data. Then the
-//! following actions are tried repeatedly, the cheapest first:
+//! the loss of the journal, so that recovery after a crash does not use the clean data that this
+//! journal describes. Then the following actions are tried repeatedly, the cheapest first:
 //!
 //! 1. a new journal on devices other than the failed one;
 //! 2. after a drain, a new journal, because the contents of the failed device no longer matter;

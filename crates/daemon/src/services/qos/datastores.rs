@@ -39,7 +39,7 @@ pub(super) struct DatastoreEntry {
     pub(super) home: Option<ShardHandle>,
     /// Rate per share in the last agreement.
     pub(super) level: Option<f64>,
-    /// Shared with each [`DatastoreUse`].
+    /// Counts the users of the datastore: each [`DatastoreUse`] has a clone.
     uses: Arc<()>,
 }
 
