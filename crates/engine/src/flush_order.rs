@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(released(&mut order), [3, 1, 4]);
     }
 
-    /// 1 overlaps with 2, and 2 with 3, but 1 and 3 do not overlap.
+    /// Flush 1 overlaps with flush 2, and 2 with 3, but 1 and 3 do not overlap.
     #[test]
     fn a_success_waits_for_no_flush_that_began_after_it_ended() {
         for is_success in [true, false] {

@@ -205,7 +205,8 @@ fn a_hit_that_promotes_nothing_keeps_no_block() {
     }
 }
 
-/// Writes through such an export are normal writes: cached data of the range is updated.
+/// A write by a client with `Promote::Never` is a normal write: cached data of the range is
+/// updated.
 #[test]
 fn a_write_through_such_an_export_is_a_write() {
     let mut bench = Bench::cached(16, 4 * KIB);

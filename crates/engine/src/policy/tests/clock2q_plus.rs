@@ -7,7 +7,8 @@ use super::super::ghost::Ghost;
 use super::models::{self, Model};
 use super::*;
 
-/// 40 frames: 4 in the small queue, of which 2 are in the window; 20 blocks are remembered.
+/// The cache has 40 frames: 4 in the small queue, of which 2 are in the window. It remembers 20
+/// blocks.
 #[test]
 fn uses_within_the_window_do_not_count() {
     let mut replay = Replay::new("clock2qplus", 40);
@@ -111,7 +112,8 @@ impl Model for Model2QPlus {
     }
 }
 
-/// With a ghost that is large enough to be exact: the usual ghost forgets some blocks early.
+/// Compares the policy with its model. The ghost is so large that it is exact: the usual ghost
+/// forgets some blocks early.
 #[test]
 fn is_its_model() {
     let policy = |frames| -> Box<dyn Policy> {

@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(parts(&OwnMap::new(OBJECT, 0), 5, 5), [(true, 5, 5)]);
     }
 
-    /// A clone is served while a thread fills its map.
+    /// While a thread fills the map of a served clone, unknown objects count as the clone's own.
     #[test]
     fn what_is_not_known_yet_is_the_clones() {
         let mut served = OwnMap::unknown(OBJECT, 4 * OBJECT + 4096);
