@@ -27,8 +27,8 @@ const RESERVED: u64 = 64;
 /// Number of the reserved descriptors that clients of disks cannot use.
 const NOT_FOR_CLIENTS: u64 = 32;
 
-/// Number of descriptors that are reserved for disks whose backings are being opened. These may not
-/// be open yet.
+/// Number of descriptors that are reserved for disks whose backings are being opened. These
+/// descriptors may not be in use yet.
 static OPENING: AtomicU64 = AtomicU64::new(0);
 
 /// Notifies waiting tasks that [`OPENING`] became smaller.

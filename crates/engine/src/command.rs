@@ -381,7 +381,7 @@ pub enum Discard {
 /// Segments that a cache will release soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vacate {
-    /// This number of segments, namely the segments with the fewest blocks.
+    /// The segments with the fewest blocks; the value is the number of segments.
     Emptiest(u32),
     /// All segments on a device.
     Device(DeviceId),

@@ -56,8 +56,8 @@ pub(crate) struct Placed {
 /// Whether a block leaves a segment that is being vacated, when a write makes the block dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
-    /// The block stays in the segment that is being vacated, and becomes dirty there. It is already
-    /// partly dirty, is in use, or no other frame is free.
+    /// The block stays in the segment that is being vacated, and becomes dirty there. The block is
+    /// already partly dirty or in use, or no other frame is free.
     Stays,
     /// The durable journal may record the block as dirty, so a commit must come first.
     AfterCommit,

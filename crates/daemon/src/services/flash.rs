@@ -61,7 +61,7 @@ type AllocateRing =
 /// Number and locations of the copies of a journal ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RingCopies {
-    /// This many copies of the journal, all on local devices.
+    /// All copies of the journal are on local devices; the value is the number of copies.
     Here(usize),
     /// Two copies: one on a local device, and the second on another host.
     OneFar,

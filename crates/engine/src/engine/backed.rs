@@ -282,9 +282,9 @@ impl Backed {
 
     /// Returns true if a flush of the session must fail because of a failure that was not reported
     /// to the session. `bypassed` is the value of that field when the flush began. A flush that
-    /// began before the end of the last possibly lost change does not count as a report. This holds
-    /// for changes of other sessions too: a flush covers the changes of all sessions, because one
-    /// guest may have several connections (NBD's `CAN_MULTI_CONN`).
+    /// began before the end of the last possibly lost change does not count as a report. The change
+    /// may be one of another session: a flush covers the changes of all sessions, because one guest
+    /// may have several connections (NBD's `CAN_MULTI_CONN`).
     pub(super) fn tell(&mut self, session: SessionId, bypassed: u64) -> bool {
         if !self.owes(session) {
             return false;
@@ -368,8 +368,8 @@ impl Backed {
 
 impl Engine {
     /// Begins a session (see [`RequestId::session`]) on a disk. The session's flushes report later
-    /// losses of acknowledged changes. They also report one earlier loss, if an ended session did
-    /// not receive the report of that loss.
+    /// losses of acknowledged changes. These flushes also report one earlier loss, if an ended
+    /// session did not receive the report of that loss.
     pub fn begin_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.begin_session(session);

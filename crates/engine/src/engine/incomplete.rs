@@ -83,7 +83,7 @@ impl Disk {
         self.cache.as_ref()?.index.part_in(range.first, range.end)
     }
 
-    /// Returns true if the cache has many incomplete sectors. They are then destaged before other
+    /// Returns true if the cache has so many incomplete sectors that they are destaged before other
     /// data.
     pub(super) fn has_many_parts(&self) -> bool {
         self.incomplete_sectors() as usize > PARTS_MAX / 2

@@ -132,8 +132,8 @@ impl Active {
     }
 
     /// Returns true if a change sends the other bytes of its edges to the backing with the guest's
-    /// bytes. This is necessary if flash may have lost the other bytes, or if the dirty sectors are
-    /// dropped from flash because the write replaces them.
+    /// bytes. The backing needs these bytes if flash may have lost them, or if the dirty sectors
+    /// are dropped from flash because the write replaces them.
     pub(super) fn sends_edges(&self) -> bool {
         let is_merged = self.edges.head == Edge::Merged || self.edges.tail == Edge::Merged;
         is_merged && (self.failed || self.over_dirty)

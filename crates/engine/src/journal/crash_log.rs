@@ -8,8 +8,8 @@
 //! journal tail. If the data on flash has a different checksum than the *set* record of a dirty
 //! sector, the sector is damaged, because its data was written before the record was made.
 //!
-//! A power failure empties the memory. That is permitted, because a power failure may lose
-//! unflushed writes.
+//! The crash log need not survive a power failure, because a power failure may lose unflushed
+//! writes.
 //!
 //! # Layout
 //! The log has 256 KiB for records, then 16 KiB for pages. Each entry takes 32 bytes. Entry *n* is

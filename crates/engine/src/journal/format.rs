@@ -309,8 +309,8 @@ impl FrameState {
         Some(at)
     }
 
-    /// Decodes the rest of a frame that has one sector. This is a fast path, because a dump can
-    /// have millions of such frames.
+    /// Decodes the rest of a frame that has one sector. This function is a fast path, because a
+    /// dump can have millions of such frames.
     fn read_single(&mut self, flags: u8, rest: &[u8]) -> Option<usize> {
         let bit = |mask| u64::from(flags & mask != 0);
         let (valid, dirty, unproven) = (bit(FRAME_VALID), bit(FRAME_DIRTY), bit(FRAME_UNPROVEN));

@@ -231,9 +231,8 @@ impl Replay {
         std::hint::black_box(seen);
     }
 
-    /// Returns the cache sectors to read, in ascending order. These are the sectors that *set*
-    /// records of the journal tail call dirty, sectors whose two copies may differ, and samples of
-    /// their segments.
+    /// Returns the cache sectors to read, in ascending order: the sectors that *set* records of the
+    /// journal tail call dirty, sectors whose two copies may differ, and samples of their segments.
     fn find_doubtful(&self) -> Vec<u64> {
         let index = self.restoring.index();
         let unproven = self.tail.iter().filter(|record| record.kind == Kind::Unproven);

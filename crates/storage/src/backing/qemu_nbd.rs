@@ -221,7 +221,7 @@ impl ImageLock {
 /// An NBD backing whose server is a child process of hob.
 struct QemuNbd {
     inner: NbdBacking,
-    // This is dropped after the connection to the child.
+    // The server is dropped after the connection to the child.
     server: Arc<Server>,
     access: Access,
     options: BackingOptions,

@@ -33,7 +33,7 @@ pub(super) fn query_all<T: Send + 'static, R: Send + 'static>(
     all
 }
 
-/// Iterator over answers. It ends when the thread ends, or when the time for all answers is over.
+/// Iterator over answers, which ends when the thread ends or the time for all answers is over.
 #[derive(Debug)]
 struct Answers<T> {
     receiver: Receiver<T>,

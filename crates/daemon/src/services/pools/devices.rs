@@ -428,7 +428,7 @@ impl Pools {
                 .map(|disk| disk.wanted.name.clone())
                 .collect()
         };
-        // This takes the guards of all disks before the first move: if a disk is busy, hob refuses
+        // The guards of all disks are taken before the first move: if a disk is busy, hob refuses
         // the command instead of moving only some caches.
         let guards = disks.iter().map(|disk| self.registry.guard_disk(disk, "moved to another device"));
         let guards = guards.collect::<Result<Vec<_>, _>>()?;

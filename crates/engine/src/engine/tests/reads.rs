@@ -156,8 +156,8 @@ fn without_a_cache_the_backing_serves() {
     assert_eq!(reads.map(|id| bench.outcome(id)), [Outcome::CacheOff; 2]);
 }
 
-/// A backup reads everything once. It is served from the cache where possible, and does not change
-/// the cache.
+/// A backup, which reads everything once, is served from the cache where possible, and does not
+/// change the cache.
 #[test]
 fn a_read_that_promotes_nothing_leaves_no_trace() {
     let mut bench = Bench::cached(16, 4 * KIB);

@@ -15,7 +15,7 @@ fn full(frames: u32, block_shift: u32) -> Index {
     restoring.finish(frames)
 }
 
-/// As many changes as possible, with commits as late as possible: no needed page is ever
+/// Makes as many changes as possible, with commits as late as possible: no needed page is ever
 /// overwritten (`seal` asserts this).
 #[test]
 fn a_ring_of_the_least_length_is_long_enough() {
