@@ -44,7 +44,7 @@ pub enum Popularity {
     #[default]
     Always,
     /// Clean blocks are admitted only while there are free frames, and written blocks always.
-    /// SmartX ZBS does the same.
+    /// SmartX ZBS uses this rule too.
     WhileFree,
     /// The block must have been accessed this number of times (2 to [`ACCESSES_MAX`]), including
     /// the current access. Only recent accesses count: an access is forgotten after as many other

@@ -9,10 +9,10 @@
 
 use hob_engine::preset::Verify;
 
-/// Whether the backing is the one that the cache belongs to.
+/// Whether the cache belongs to the backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::services) enum Same {
-    /// Size and identity are the same.
+    /// The backing has the size and the identity that the journal recorded.
     Yes,
     /// The backing is larger, and its identity matches the same backing at its earlier size.
     Grown,

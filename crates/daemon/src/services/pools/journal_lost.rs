@@ -8,7 +8,7 @@
 //! 3. a new cache in place of the old one. The state file records this first, so that the old data
 //!    is never used again. Without space for a new cache, the disk continues without one.
 //!
-//! Unreadable dirty data is not discarded here. Only a command does that (`hob cache
+//! Unreadable dirty data is not discarded here. Only a command discards it (`hob cache
 //! discard-dirty`).
 
 use std::time::Duration;

@@ -44,8 +44,8 @@ pub(super) struct DatastoreEntry {
 }
 
 /// Keeps a datastore and its id in existence while a disk of the datastore is being opened, or
-/// while a flash lease is served. For an open disk, the name of the datastore in the disk's entry
-/// does that.
+/// while a flash lease is served. An open disk needs no such value, because its entry has the name
+/// of the datastore.
 #[derive(Clone, Debug)]
 pub(in crate::services) struct DatastoreUse {
     _of: Arc<()>,

@@ -8,8 +8,8 @@
 //!
 //! The object map (`fast-diff`) lists the existing objects. Without it librbd would check each
 //! object, and would skip empty objects that hide the parent's objects. Images without an object
-//! map therefore share nothing. librbd reads the maps of all snapshots for the list. If one of them
-//! is invalid, it silently checks each object. So all maps are checked before and after.
+//! map therefore share nothing. librbd reads the maps of all snapshots for the list. If a map is
+//! invalid, librbd silently checks each object. So all maps are checked before and after.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
