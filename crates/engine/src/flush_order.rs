@@ -3,8 +3,8 @@
 //! Flushes of one device or server may overlap. If some data is lost, only one of these flushes may
 //! report the loss. Another flush then finds no data left to write, and its success may arrive
 //! before the failure. So a success is handled only after all flushes have ended that were in
-//! flight when it arrived. A failure is handled at once, and so before the success. A durable write
-//! (FUA) counts as a flush.
+//! flight when it arrived. A failure is handled at once, and so before the success of a flush that
+//! overlapped with it. A durable write (FUA) counts as a flush.
 
 use std::collections::VecDeque;
 

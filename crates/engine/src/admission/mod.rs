@@ -1,11 +1,10 @@
 //! Admission: decides which blocks enter a cache. The backing serves a refused block, without a
 //! flash write and without an eviction.
 //!
-//! An admission has four parts. The first is the required popularity of a block. The second is the
-//! length of a sequential run above which requests bypass the cache. The third is the fill level
-//! below which every request is admitted. The fourth is whether written blocks are admitted. Users
-//! write `always`, `while-free`, `nth-access:3` or `ghost`, each optionally with
-//! `+not-sequential:512K`, `+while-filling:80%` and `+reads-only`.
+//! An admission has four parts: the required popularity of a block, the length of a sequential run
+//! above which requests bypass the cache, the fill level below which every request is admitted, and
+//! whether written blocks are admitted. Users write `always`, `while-free`, `nth-access:3` or
+//! `ghost`, each optionally with `+not-sequential:512K`, `+while-filling:80%` and `+reads-only`.
 
 mod popularity;
 pub(crate) mod streams;

@@ -16,7 +16,8 @@ use crate::index::hash;
 use crate::units::{BlockNo, FrameNo};
 
 /// A miss fills the cache back to a multiple of 2^`SHIFT_BEFORE` sectors, and forward to a multiple
-/// of 2^`SHIFT_AFTER` sectors. Guests use sectors after a request more often.
+/// of 2^`SHIFT_AFTER` sectors. Guests use the sectors after a request more often than those before
+/// it.
 const SHIFT_BEFORE: u32 = 2;
 const SHIFT_AFTER: u32 = 4;
 /// Maximum share of the frames for extra blocks, percent. 3 and 20 percent had fewer hits on real

@@ -432,8 +432,8 @@ impl super::Disk {
             || self.is_ordered() && self.has_many_parts()
     }
 
-    /// Returns the number of destaged sectors after which the backing is flushed. During that
-    /// flush, no more than this number is destaged.
+    /// Returns the number of destaged sectors after which the backing is flushed. During a flush of
+    /// the backing, at most this number of sectors is destaged.
     fn unflushed_max(&self) -> u64 {
         self.cache.as_ref().map_or(1, |cache| (cache.sectors() / 16).clamp(1, UNFLUSHED_MAX))
     }

@@ -97,8 +97,8 @@ pub(super) enum Kind {
     Clean,
     Drop,
     Unproven,
-    /// The units of an incomplete dirty sector when the page was sealed. Such records follow those of
-    /// changes.
+    /// The units of an incomplete dirty sector when the page was sealed. On a page, *part* records
+    /// follow the records of changes.
     Part {
         units: u8,
     },

@@ -213,7 +213,7 @@ impl Files {
         self.overlap > 256 + 8
     }
 
-    /// Runs every FUSE connection that has work. Returns false if there is none.
+    /// Runs every FUSE connection that has work. Returns false if no connection has work.
     pub(super) fn pump(
         &mut self,
         now: Instant,

@@ -134,7 +134,7 @@ pub(super) fn times_at_opening(file: impl AsFd) -> Option<ChangeTimes> {
 }
 
 /// Returns true if the file's filesystem has reliable timestamps. Waits while a network filesystem
-/// does not answer, so it is called while a disk is opened.
+/// does not answer, so call this function only while a disk is opened.
 pub(super) fn has_timestamps(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| FILESYSTEMS.contains(&(system.f_type as u64 & 0xffff_ffff)))
 }

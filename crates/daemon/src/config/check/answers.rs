@@ -1,7 +1,8 @@
 //! Answers of a thread that asks filesystems, which may hang.
 //!
-//! The wait for all answers together is limited. It consists of turns ([`TURN`]): a pause of this process
-//! (SIGSTOP, a suspended VM, a host without a free processor) uses up at most one turn.
+//! The wait for all answers together is limited. The wait consists of turns ([`TURN`]): a pause of
+//! this process (SIGSTOP, a suspended VM, a host without a free processor) uses up at most one
+//! turn.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};

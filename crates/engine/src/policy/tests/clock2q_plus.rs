@@ -61,8 +61,8 @@ struct Model2QPlus {
     frames: usize,
     small: VecDeque<(u32, bool, usize)>,
     main: VecDeque<(u32, bool)>,
-    /// The last blocks that left the small queue, at most the ghost's size; `None` for a block that
-    /// returned.
+    /// The blocks that left the small queue last, at most as many as the ghost remembers; `None`
+    /// for a block that returned.
     ghost: VecDeque<Option<u32>>,
     insertions: usize,
 }
