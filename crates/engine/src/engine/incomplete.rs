@@ -125,9 +125,9 @@ impl Engine {
         !active.has_whole_units() && active.edges_by_sector().any(|(sector, _)| is_part(sector))
     }
 
-    /// Lets flash take the partly covered sectors of a write without the bytes that the guest did
-    /// not write. Applies to sectors that are neither in memory nor on flash. Does nothing if the
-    /// cache may have no more incomplete sectors.
+    /// Lets flash take the partly covered sectors of a write that are neither in memory nor on
+    /// flash, without the bytes that the guest did not write. Does nothing if the cache may have no
+    /// more incomplete sectors.
     pub(super) fn leave_edges_incomplete(&mut self, now: Instant, slot: u32) {
         self.merge_recent_edges(slot);
         let active = &self.requests[slot];

@@ -1,5 +1,5 @@
 //! Reads and prefetches. Memory or flash serves a read if every sector of the read is valid there.
-//! If not, the backing serves the whole read.
+//! If any sector is not valid there, the backing serves the whole read.
 
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;

@@ -34,8 +34,8 @@ pub struct Bidder {
     pub least: u64,
     /// Largest size, segments; at least `least`.
     pub most: u64,
-    /// Value of each size in [`GRID`]; no value is lower than that of a smaller size. Empty if no
-    /// size has a value.
+    /// Value of each size in [`GRID`]; no value is lower than that of a smaller size. The list is
+    /// empty if no size has a value.
     pub(super) values: Vec<f64>,
 }
 
