@@ -1,4 +1,4 @@
-//! A shard for tests. It has a real engine, but moves no payload.
+//! A shard for tests, with a real engine, that moves no payload.
 //!
 //! The shard is a task of the test's runtime, whose time tests can advance. Tests can make the
 //! shard hang, make backings fail, and send writes as a guest. Guests write only zeroes, which the

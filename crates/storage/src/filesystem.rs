@@ -1,5 +1,5 @@
-//! Properties of a file's filesystem: data in memory, and operations that never block their caller.
-//! The file's number in it.
+//! Properties of a file's filesystem: whether its data is in memory, and whether operations on the
+//! file may block. Also the number of the file in its filesystem.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;

@@ -313,8 +313,9 @@ impl Engine {
     }
 
     /// Excludes a device that cannot make data durable. Returns true if every byte on that device
-    /// has another copy: the journal ring and all dirty data are on other devices too, of which no
-    /// flush failed. A write in progress becomes dirty later, but a part of it may be lost already.
+    /// has another copy: the journal ring and all dirty data are also on other devices, and no
+    /// flush of those devices failed. The data of a write in progress counts, because part of it
+    /// may be lost already.
     fn spare_device(&mut self, id: DiskId, device: DeviceId) -> bool {
         let disk = self.disks[id.0 as usize].as_mut().expect("disks outlive their I/O");
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };

@@ -215,7 +215,8 @@ impl Destager {
     /// were overwritten during the write return to the destage queue.
     pub(super) fn end_write(&mut self, first: u64, end: u64, blocks: RangeInclusive<u32>) {
         if self.writing.remove(&first).is_none() {
-            // A request's edges: the request's lock excludes everything else.
+            // These sectors are a request's edges, and the request's range lock excludes other
+            // uses.
             return;
         }
         self.overwritten.retain(|sector| !(first..end).contains(sector));

@@ -99,8 +99,8 @@ impl Engine {
                             filled += 1;
                         }
                     }
-                    // Both copies of this block are charged to the budget before the next block is
-                    // judged.
+                    // Both copies of this block are charged before the budget decides about the
+                    // next block.
                     if effect != AdmissionEffect::Pulled {
                         cache.charge(filled);
                     }

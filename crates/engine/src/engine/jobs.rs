@@ -72,8 +72,8 @@ pub(super) enum JobKind {
     Rewrite,
     /// Reads a sector that a request partly covers, under the request's range lock (`partial.rs`).
     ReadEdge(u32, EdgeSource),
-    /// Reads an incomplete sector over the data from the backing, under the range lock of the request
-    /// that reads it (`incomplete.rs`).
+    /// Reads an incomplete sector from flash for a read whose other data came from the backing,
+    /// under the range lock of that read (`incomplete.rs`).
     ReadUnits(u32),
 }
 

@@ -348,8 +348,8 @@ impl Engine {
         void.for_each(|sector| journal.record_void(now, index, sector..sector + 1));
     }
 
-    /// Accepts any content of incomplete sectors whose overwrite failed. The bytes of their units are the
-    /// same before and after it.
+    /// Accepts any content of incomplete sectors whose overwrite failed: each unit has its old
+    /// bytes, or those of the write.
     fn forget_part_sums(&mut self, disk: DiskId, sectors: std::ops::Range<u64>) {
         let (_, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
         let is_part = |sector: &u64| index.is_unproven(*sector) && index.units(*sector) != ALL_UNITS;

@@ -1,5 +1,5 @@
-//! Dirty sectors of which flash has only some parts, because guests wrote only these and flash had
-//! no other content of the sector (docs/decisions/0072).
+//! Dirty sectors of which flash has only some parts, because guests wrote only these parts and the
+//! rest of the sector was not cached (docs/decisions/0072).
 //!
 //! A *unit* is 512 bytes. A set of a sector's units is a byte: bit *n* is the unit at bytes
 //! 512 *n* to 512 *n* + 511. The sector's other bytes on flash have no meaning.
@@ -19,8 +19,8 @@ pub(crate) const ALL_UNITS: u8 = u8::MAX;
 /// there may be twice as many: some from change records, and others from a newer part of the dump.
 pub(crate) const PARTS_MAX: usize = 24;
 
-/// Returns the parts of a sector that its units form, in bytes from its start. Adjacent units are one
-/// part.
+/// Returns the byte ranges of a sector that these units cover, from the sector's start. Adjacent
+/// units form one range.
 pub(crate) fn unit_runs(units: u8) -> impl Iterator<Item = Range<u64>> {
     let mut left = u16::from(units);
     std::iter::from_fn(move || {

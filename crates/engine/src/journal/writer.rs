@@ -346,11 +346,11 @@ impl Writer {
         sequence
     }
 
-    /// Returns the number of changes in the next page, at most `room`. The *sets* of a dirty sector's two copies
-    /// stay in one page, because a crash that leaves one of two pages must not leave one of two
-    /// copies. An *unproven* record stays in the page of the *set* records that it follows. Without
-    /// the *unproven* record, recovery would expect the checksum of a sector that may have been
-    /// overwritten.
+    /// Returns the number of changes in the next page, at most `room`. The *sets* of a dirty
+    /// sector's two copies stay in one page, because a crash that leaves one of two pages must not
+    /// leave one of two copies. An *unproven* record stays in the page of the *set* records that it
+    /// follows. Without the *unproven* record, recovery would expect the checksum of a sector that
+    /// may have been overwritten.
     fn changes_in_page(&self, room: usize) -> usize {
         let most = self.pending.len().min(self.limits.changes).min(room);
         let begins = |at: &usize| match self.pending.get(*at) {

@@ -204,8 +204,8 @@ impl Live {
         }
     }
 
-    /// Returns the current result. This takes time in proportion to the length of the curves, some
-    /// ten thousand steps.
+    /// Returns the current result. The call takes time in proportion to the length of the curves,
+    /// some ten thousand steps.
     pub fn report(&self, now: Instant) -> Sizing {
         Sizing {
             elapsed_ns: now - self.since,

@@ -361,8 +361,8 @@ impl Device {
         let mut device = Device { open, superblock, copy: 0, table, flushes: DeviceFlushes::default() };
         let formatted = device.write_first();
         if formatted.is_err() {
-            // Otherwise the next attempt would refuse the device, because it may have a superblock
-            // or a segment table.
+            // Without the wipe, the next attempt would refuse the device, which may have a
+            // superblock or a segment table.
             let _ = device.open.wipe();
         }
         formatted.map(|()| device)

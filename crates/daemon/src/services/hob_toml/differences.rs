@@ -174,7 +174,8 @@ impl Inner {
         }
     }
 
-    /// Returns deleted entries of the file, which had the definitions `before`, whose objects still exist.
+    /// Returns the entries that were deleted from hob.toml and whose objects still exist. `before`
+    /// has the definitions of these entries.
     fn deleted(
         &self,
         config: &Config,

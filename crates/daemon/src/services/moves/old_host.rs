@@ -44,7 +44,7 @@ struct Work {
 }
 
 impl Work {
-    /// Writes the order's progress to etcd, unless the order was cancelled in the meantime.
+    /// Writes the progress of the order to etcd, unless the order was cancelled in the meantime.
     async fn say(&mut self, state: ClusterMoveState, note: Option<String>) -> Result<()> {
         if self.order.state == state && self.order.note == note {
             return self.read().await.map(drop);

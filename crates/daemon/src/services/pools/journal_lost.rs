@@ -1,14 +1,14 @@
 //! Handles a cache whose journal cannot be written any more. Until the cache has a new journal or
 //! is removed, changes of its disk wait, and fail after half a minute. First the state file records
-//! the loss of the journal, so that recovery after a crash does not use its clean data. Then the
-//! following actions are tried repeatedly, the cheapest first:
+//! the loss of the journal, so that recovery after a crash does not use the clean data that this
+//! journal describes. Then the following actions are tried repeatedly, the cheapest first:
 //!
 //! 1. a new journal on devices other than the failed one;
 //! 2. after a drain, a new journal, because the contents of the failed device no longer matter;
 //! 3. a new cache in place of the old one. The state file records this first, so that the old data
 //!    is never used again. Without space for a new cache, the disk continues without one.
 //!
-//! Unreadable dirty data is not discarded here. Only a command does that (`hob cache
+//! Unreadable dirty data is not discarded here. Only a command discards it (`hob cache
 //! discard-dirty`).
 
 use std::time::Duration;

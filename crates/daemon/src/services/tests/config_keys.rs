@@ -11,7 +11,7 @@ use super::config::Filed;
 use super::*;
 use crate::state::ShareSpec;
 
-/// `DIR`, `SIZE` and `LARGER` are replaced.
+/// A hob.toml in which the tests replace `DIR`, `SIZE` and `LARGER`.
 const BASE: &str = r#"state_dir = "DIR/state"
 [[storage_policy]]
 name = "gold"

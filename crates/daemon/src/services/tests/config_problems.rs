@@ -3,7 +3,7 @@
 use super::config::{CACHE, Filed, RETURNED, text};
 use super::*;
 
-/// At a reload, the recovery of a persistent cache is such an operation.
+/// At a reload, the recovery of a disk's cache may be in progress. hob changes the disk afterwards.
 #[test]
 fn a_reload_makes_a_change_when_another_operation_on_the_disk_has_ended() {
     run(async |bench| {

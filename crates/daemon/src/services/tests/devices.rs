@@ -34,7 +34,7 @@ fn a_device_that_was_opened_is_closed_again_and_is_there_when_it_works() {
         bench.pool(&["a"], 4).await;
         assert_eq!(bench.state_of("a"), Some(DeviceState::Offline));
         assert_eq!(bench.shard.devices(), [], "no shard has it");
-        // It fails once more, and then works.
+        // The device fails once more, and then works.
         bench.services.pools.retry_devices("p").await;
         assert_eq!((bench.state_of("a"), bench.shard.devices()), (Some(DeviceState::Offline), vec![]));
         sick.set_refuses_devices(false);

@@ -47,7 +47,8 @@ fn a_sector_is_complete_when_all_of_its_units_were_written() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
 }
 
-/// A log of 512-byte writes waits for the backing at no sector, and finds most of them read ahead.
+/// A log of 512-byte writes never waits for the backing, because most of its sectors are read
+/// ahead.
 #[test]
 fn a_log_does_not_wait_for_the_backing() {
     let mut bench = Bench::write_back();
@@ -60,7 +61,8 @@ fn a_log_does_not_wait_for_the_backing() {
     assert_eq!(bench.read_alone(4 * KIB, 28 * KIB), Outcome::Hit);
 }
 
-/// The units are copied over the data of the backing, so a read does not wait for the destager.
+/// A read copies the units from flash over the data of the backing, so it does not wait for the
+/// destager.
 #[test]
 fn a_read_gets_the_units_from_flash_and_the_rest_from_the_backing() {
     let mut bench = Bench::write_back();
@@ -81,8 +83,8 @@ fn a_read_gets_the_units_from_flash_and_the_rest_from_the_backing() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::PartialMiss, "it is still incomplete");
 }
 
-/// The backing has the rest of the sector, so only the units are written there, and the sector leaves
-/// the cache.
+/// The backing has the rest of the sector. So the destager writes only the units, and drops the
+/// sector from the cache.
 #[test]
 fn only_the_units_are_destaged() {
     let mut bench = Bench::write_back();
@@ -96,8 +98,8 @@ fn only_the_units_are_destaged() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// The sector leaves the cache while a write reads it for its own edge. What flash had of it counts,
-/// not what the index says when the read ends.
+/// A write reads an incomplete sector from flash, and the sector leaves the cache meanwhile. What
+/// flash had of the sector counts, not what the index says when the read ends.
 #[test]
 fn a_sector_that_is_destaged_while_a_write_reads_it_does_not_become_complete() {
     let mut bench = Bench::write_back();
@@ -146,7 +148,7 @@ fn a_cache_has_a_limited_number_of_incomplete_sectors() {
     assert_eq!(bench.read_alone(16 * KIB, 4 * KIB), Outcome::Hit);
 }
 
-/// A sector that is incomplete already needs no further place.
+/// A sector that is already incomplete does not count again when a write adds units to it.
 #[test]
 fn units_are_added_although_the_cache_may_have_no_more_incomplete_sectors() {
     let mut bench = Bench::write_back();
@@ -157,8 +159,8 @@ fn units_are_added_although_the_cache_may_have_no_more_incomplete_sectors() {
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteBack, 1));
 }
 
-/// Flash may have the old or the new content then. The earlier units are the same in both, and reach
-/// the backing before the guest's bytes.
+/// After a failed write, flash may have the old or the new content of a sector. The earlier units
+/// are the same in both, and reach the backing before the guest's bytes.
 #[test]
 fn a_failed_write_to_flash_keeps_the_units_that_were_there() {
     let mut bench = Bench::write_back();
@@ -187,7 +189,7 @@ fn a_failed_write_to_flash_keeps_the_units_that_were_there() {
     assert!(bench.reply(write).expect("it is answered").result.is_ok() && bench.dirty() == 0);
 }
 
-/// A part of a unit cannot be recorded.
+/// The journal cannot record a part of a unit, so a write of such a part reads the backing.
 #[test]
 fn writes_of_parts_of_units_read_the_backing() {
     let mut bench = Bench::write_back();
@@ -203,8 +205,8 @@ fn writes_of_parts_of_units_read_the_backing() {
     assert!(bench.answered(write));
 }
 
-/// The units are known after a restart, also those that later writes added, and the sector is read
-/// from the backing only after they are there.
+/// The journal records the units that flash has, also those that later writes added. After a
+/// restart, a read of the sector uses these units and the backing.
 #[test]
 fn the_journal_has_the_units() {
     let mut bench = Bench::write_back();
