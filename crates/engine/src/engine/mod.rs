@@ -663,7 +663,7 @@ impl Engine {
         };
         match self.requests[slot].request.op {
             Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.start_read(now, slot),
-            Op::Flush => self.start_flush(now, slot),
+            Op::Flush | Op::DaemonFlush => self.start_flush(now, slot),
             Op::Settle => self.start_settle(now, slot),
             Op::Forget => self.start_forget(now, slot),
             _ => self.start_change(now, slot),
