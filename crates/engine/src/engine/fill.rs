@@ -45,6 +45,9 @@ impl Engine {
         if disk.ownership.role == Role::Standby && request.op != Op::Pull {
             return Err(Outcome::BypassStandby);
         }
+        if disk.journal.as_ref().is_some_and(|journal| journal.has_unawaited_marks) {
+            return Err(Outcome::MissFlashBusy);
+        }
         let limit = disk.flash_budget.limit();
         let cache = disk.serving()?;
         match (cache.config.mode, request.op) {

@@ -441,7 +441,7 @@ impl Engine {
             return;
         }
         self.answer_discard(now, slot);
-        if self.mark_zones(slot) {
+        if self.mark_zones(now, slot) {
             self.requests[slot].phase = Phase::CommitThenThrough;
             return self.commit(slot);
         }
@@ -533,8 +533,15 @@ impl Engine {
     /// lack. Returns true if bypass marks, of these or other zones, are not durable yet. The caller
     /// must then commit the journal before it sends the write to the backing. A lost journal gets
     /// no marks and needs no commit.
-    fn mark_zones(&mut self, slot: u32) -> bool {
-        let Active { request, .. } = self.requests[slot];
+    ///
+    /// Invariant: while the backing has a change that it may lose, recovery uses no clean data of the
+    /// changed sectors. Either the bypass mark is durable, or the journal has no such data: neither
+    /// the index nor a state of the journal that a crash may leave has the sectors, and no fill
+    /// records them before the mark is durable. In the second case a change does not wait for a
+    /// device that does not answer.
+    fn mark_zones(&mut self, now: Instant, slot: u32) -> bool {
+        let Active { request, range, .. } = self.requests[slot];
+        self.record_gone(now, request.disk);
         let zones = self.zones_of(slot);
         let disk = self.disk_mut(request.disk);
         let journal = disk.journal.as_mut().expect("the cache is persistent");
@@ -549,7 +556,62 @@ impl Engine {
         // A mark that another request has just set may not be durable yet either.
         let waits = new || !journal.dead && journal.marks_pending();
         self.requests[slot].zoned = true;
-        waits
+        if !waits || self.journal_may_have(range) || !self.commits_stall(request.disk) {
+            return waits;
+        }
+        let journal = self.journal_mut(request.disk).expect("the cache is persistent");
+        journal.has_unawaited_marks = true;
+        journal.ask();
+        self.wake(request.disk);
+        false
+    }
+
+    /// Returns true if recovery after a crash now might use data of these sectors from the journal:
+    /// the cache has them, or the record that it dropped them is not durable.
+    fn journal_may_have(&self, range: Range) -> bool {
+        let disk = self.disk(range.disk);
+        let (Some(cache), Some(journal)) = (&disk.cache, &disk.journal) else { return true };
+        let has = |sector| cache.index.is_valid(sector) || cache.index.is_held(sector);
+        !journal.writer.exists()
+            || cache.spans(range.first, range.end).any(|span| {
+                let mut found = cache.find(span).into_iter().flat_map(|first| first..first + span.count);
+                journal.writer.has_undurable_drop(span.block) || found.any(has)
+            })
+    }
+
+    /// Returns true if a device that a commit of the disk's journal may need does not answer.
+    fn commits_stall(&mut self, id: DiskId) -> bool {
+        let Engine { disks, devices, .. } = self;
+        let disk = disks[id.0 as usize].as_ref().expect("disks outlive their requests");
+        let of_ring = disk.journal.iter().flat_map(|journal| journal.segments());
+        let of_data = disk.cache.iter().flat_map(|cache| cache.segments.iter().map(|segment| segment.place));
+        of_ring.chain(of_data).any(|segment| devices.get(segment.device).is_stalled())
+    }
+
+    /// Starts the changes again that wait for a commit which a device delays, and which may go to the
+    /// backing without it.
+    pub(super) fn retry_unneeded_commits(&mut self, id: DiskId) {
+        if !self.commits_stall(id) {
+            return;
+        }
+        let Some(journal) = &self.disk(id).journal else { return };
+        let in_round = journal.round.iter().flat_map(|round| &round.waiters);
+        let goes = |slot: &&u32| {
+            let active = &self.requests[**slot];
+            // An acknowledged discard that starts again would be abandoned.
+            let waits = active.phase == Phase::CommitThenThrough && !active.is_answered;
+            waits && !self.journal_may_have(active.range)
+        };
+        let again: Vec<u32> = journal.waiting.iter().chain(in_round).filter(goes).copied().collect();
+        let journal = self.journal_mut(id).expect("just seen");
+        journal.waiting.retain(|slot| !again.contains(slot));
+        if let Some(round) = &mut journal.round {
+            round.waiters.retain(|slot| !again.contains(slot));
+        }
+        for slot in again {
+            self.leave_zones(slot);
+            self.runnable.push_back(slot);
+        }
     }
 
     /// Stops counting the request as a writer of its zones, because it sent no write to the
