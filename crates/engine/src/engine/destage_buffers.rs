@@ -30,6 +30,13 @@ pub(super) enum Least {
     /// At least this number of bytes. A disk without any buffer may get less, so that its destaging
     /// continues.
     Bytes(u64),
+    /// The whole number of bytes, or a whole number of stripes of the backing.
+    Stripes {
+        /// Size of a stripe, bytes.
+        stripe: u64,
+        /// The fewest bytes that are useful, a multiple of the stripe.
+        least: u64,
+    },
 }
 
 impl Default for DestageBuffers {
@@ -92,6 +99,16 @@ impl DestageBuffers {
         self.shares.enlarge(u64::from(grains) * u64::from(grain_bytes));
     }
 
+    /// Returns the size of the longest buffer, bytes.
+    pub(super) fn longest(&self) -> u64 {
+        self.at_most(u64::MAX)
+    }
+
+    /// Returns true if any part of a buffer is in use.
+    pub(super) fn is_any_used(&self) -> bool {
+        self.buffers.iter().any(|buffer| buffer.free != mask(0, buffer.grains))
+    }
+
     /// Returns true if the engine has at least one destage buffer.
     pub(super) fn is_any(&self) -> bool {
         !self.buffers.is_empty()
@@ -123,6 +140,11 @@ impl DestageBuffers {
             Least::Bytes(least) if allowed >= least.min(bytes) => Some((allowed, least.min(bytes))),
             Least::Bytes(_) if has_none => Some((allowed.max(1), allowed.min(1))),
             Least::Bytes(_) => None,
+            Least::Stripes { stripe, least } => {
+                let most = if allowed == bytes { bytes } else { allowed / stripe * stripe };
+                let least = least.min(bytes);
+                (most > 0 && most >= least).then_some((most, least))
+            }
         }
     }
 

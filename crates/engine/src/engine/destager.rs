@@ -101,6 +101,9 @@ pub(super) struct Destager {
     pub(super) moving: u64,
     pub(super) failures: u32,
     pub(super) rest_until: Option<Instant>,
+    /// Time until which transfers wait for a buffer of whole stripes of the backing. It stays set until
+    /// such a buffer is free.
+    pub(super) stripe_wait_until: Option<Instant>,
     /// Time at which the destager must check for work, even if no event occurs.
     pub(super) wake_at: Option<Instant>,
     /// True if epochs are the periods between the guest's flushes.
