@@ -44,6 +44,7 @@ mod disk;
 mod early_discard;
 mod extra_fill;
 mod fill;
+mod flash_written;
 mod gate;
 mod growth;
 mod incomplete;
@@ -71,6 +72,7 @@ mod verify;
 mod write;
 mod write_back;
 mod zeroes;
+mod zones;
 
 use std::collections::{BTreeMap, VecDeque};
 
