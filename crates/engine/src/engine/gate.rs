@@ -5,9 +5,9 @@
 //! closed gate, an I/O waits for its turn among the I/Os of all disks (`qos/`). A guest's I/O
 //! belongs to its disk's flow. Background I/O of all disks is one flow with [`BACKGROUND_SHARES`]:
 //! fills after the reply, extra fills, destaging, cache maintenance, the flushes that belong to
-//! this work, and flushes that the daemon requests. Journal I/O bypasses the gates, because guests' flushes wait for journal I/O, and
-//! because it is small. The engine treats a waiting I/O as in flight, except in the time limit for
-//! stalled devices.
+//! this work, and flushes that the daemon requests. Journal I/O bypasses the gates, because guests'
+//! flushes wait for journal I/O, and because it is small. The engine treats a waiting I/O as in
+//! flight, except in the time limit for stalled devices.
 
 use super::disk::Disk;
 use super::jobs::JobKind;
