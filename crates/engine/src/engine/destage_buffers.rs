@@ -377,6 +377,22 @@ mod tests {
         }
     }
 
+    /// With the rest of its share, a disk gets as many whole stripes as fit, or waits.
+    #[test]
+    fn a_share_is_used_in_whole_stripes() {
+        let mut destage_buffers = DestageBuffers::default();
+        destage_buffers.add(BufferId(1), MIB);
+        destage_buffers.shares.join(DISK, DatastoreId(0));
+        let least = Least::Stripes { stripe: 192 << 10, least: 192 << 10 };
+        let first = destage_buffers.take(DISK, 384 << 10, least).expect("the buffer is free");
+        assert_eq!(destage_buffers.shares.allowance(DISK, MIB.into()), 512 << 10);
+        let second = destage_buffers.take(DISK, 576 << 10, least).expect("two stripes of three");
+        assert_eq!((first.len, second.len), (384 << 10, 384 << 10));
+        assert!(!destage_buffers.has(DISK, 192 << 10, least));
+        destage_buffers.give_back(&first);
+        assert!(destage_buffers.has(DISK, 192 << 10, least));
+    }
+
     /// An I/O hangs in the kernel, and its disk is removed. The memory is used again when the
     /// kernel has returned it.
     #[test]
