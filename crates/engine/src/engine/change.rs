@@ -325,7 +325,7 @@ impl Engine {
         if disk.journal.is_some() {
             // Dirty data on the device may still be readable. The daemon decides when the cache
             // leaves the device.
-            return;
+            return self.retry_unneeded_commits(id);
         }
         for device in on.into_iter().filter(|device| self.devices.get(*device).is_fenced()) {
             let is_leaving = |(command, change): &(Option<CommandId>, CacheChange)| {

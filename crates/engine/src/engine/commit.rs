@@ -234,6 +234,7 @@ impl Engine {
         let Commit { upto, waiters, releases, .. } = journal.round.take().expect("a commit is in progress");
         journal.writer.committed(upto);
         journal.durable = upto;
+        journal.has_unawaited_marks &= journal.marks_pending();
         let shift = index.block_shift();
         for sector in releases {
             // A later record, which is not durable yet, will release this sector.

@@ -176,7 +176,10 @@ impl Engine {
             // A transfer whose sectors are no longer dirty ends immediately.
             self.disk_mut(id).destager.begin_transfer(range.end - range.first);
             if !self.transfer(now, JobKind::Destage, range) {
-                self.disk_mut(id).destager.end_transfer(range.end - range.first);
+                let destager = &mut self.disk_mut(id).destager;
+                destager.end_transfer(range.end - range.first);
+                let waits_until = destager.stripe_wait_until.filter(|end| *end > now);
+                destager.wake_at = destager.wake_at.into_iter().chain(waits_until).min();
                 self.put_back(id, range);
                 break;
             }

@@ -129,7 +129,7 @@ impl Disk {
             && self.draining.is_none()
             && self.vacating.is_none()
             && self.ownership.role == Role::Here
-            && !self.journal.as_ref().is_some_and(|journal| journal.dead);
+            && !self.journal.as_ref().is_some_and(|journal| journal.dead || journal.has_unawaited_marks);
         is_filled && is_calm
     }
 }

@@ -44,6 +44,7 @@ mod disk;
 mod early_discard;
 mod extra_fill;
 mod fill;
+mod flash_written;
 mod gate;
 mod growth;
 mod incomplete;
@@ -71,6 +72,7 @@ mod verify;
 mod write;
 mod write_back;
 mod zeroes;
+mod zones;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -663,7 +665,7 @@ impl Engine {
         };
         match self.requests[slot].request.op {
             Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.start_read(now, slot),
-            Op::Flush => self.start_flush(now, slot),
+            Op::Flush | Op::DaemonFlush => self.start_flush(now, slot),
             Op::Settle => self.start_settle(now, slot),
             Op::Forget => self.start_forget(now, slot),
             _ => self.start_change(now, slot),

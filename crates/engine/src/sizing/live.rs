@@ -150,7 +150,7 @@ impl Live {
                 self.seen.write_bytes += request.len;
                 self.windows[1].write_bytes += request.len;
             }
-            Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer => return,
+            Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::DaemonFlush | Op::ReadForPeer => return,
             Op::Prefetch | Op::Discard(_) | Op::WriteZeroes(..) => {}
         }
         note(&mut self.small, request);
@@ -248,7 +248,7 @@ fn note<const SECTORS: usize>(sampler: &mut Sampler<SECTORS>, request: &Request)
             access(sampler, whole, 0);
         }
         Op::Discard(_) | Op::WriteZeroes(..) => invalidate(sampler, covered),
-        Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer => {}
+        Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::DaemonFlush | Op::ReadForPeer => {}
     }
 }
 

@@ -1,7 +1,7 @@
 //! Incomplete sectors: dirty sectors of which flash has only the units that guests wrote.
 
 use super::recovering::{Left, enable};
-use super::write_back::backing;
+use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, ring};
 use super::*;
 use crate::command::Mode;
 
@@ -203,6 +203,89 @@ fn writes_of_parts_of_units_read_the_backing() {
     assert_eq!(ended[0], (IoOp::Write(Durability::Volatile), 8 * KIB, 512), "the unit is destaged first");
     bench.settle();
     assert!(bench.answered(write));
+}
+
+/// Both writes are in flight at once and overlap in a part of a unit. The units of the first one reach
+/// the backing before the second one.
+#[test]
+fn a_write_of_parts_of_units_waits_for_the_units_that_it_overlaps() {
+    let mut bench = Bench::write_back();
+    let units = bench.write(1024, 512);
+    let parts = bench.write(1200, 600);
+    let ended = bench.end_all().into_iter().filter(|(op, ..)| *op == VOLATILE);
+    assert_eq!(ended.collect::<Vec<_>>(), [(VOLATILE, 1024, 512), (VOLATILE, 1200, 600)]);
+    assert_eq!(bench.outcome(units), Outcome::WriteBack);
+    assert_eq!((bench.outcome(parts), bench.dirty()), (Outcome::WriteNotCopied, 0));
+}
+
+/// The same two writes in the other order: the sector is complete when the second one is merged.
+#[test]
+fn units_are_merged_with_a_write_of_parts_of_them() {
+    let mut bench = Bench::write_back();
+    let parts = bench.write(1200, 600);
+    let units = bench.write(1024, 512);
+    assert_eq!(bench.end_all(), [(IoOp::Read, 0, 4 * KIB)]);
+    assert_eq!((bench.outcome(parts), bench.outcome(units)), (Outcome::WriteBack, Outcome::WriteBack));
+    assert_eq!((bench.dirty(), bench.read_alone(0, 4 * KIB)), (1, Outcome::Hit));
+}
+
+/// A write waits for a commit, without which the units under it must not be destaged, and the journal
+/// is lost. The write does not try again and again: it waits for the next journal.
+#[test]
+fn a_write_over_units_that_no_journal_has_waits_for_the_next_journal() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    let write = bench.write(1200, 600);
+    while let Some(io) = bench.ios.pop_front() {
+        assert!(io.target != backing(), "{io:?}");
+        match io.target == flash(RING_DEVICE) {
+            true => bench.fail(io),
+            false => bench.end(io),
+        }
+    }
+    assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    bench.wait_ms(5_000);
+    assert_eq!((bench.answered(write), bench.dirty(), bench.ios.len()), (false, 1, 0));
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    let ended = bench.end_all();
+    assert!(bench.result(renew).expect("done").is_ok());
+    let first = ended.iter().find(|(op, ..)| *op == VOLATILE);
+    assert_eq!(first, Some(&(VOLATILE, 1024, 512)), "{ended:?}");
+    assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
+}
+
+/// A write to flash over an incomplete sector fails when the journal is lost already. The earlier units
+/// reach the backing before the guest's bytes, and the reply waits for the next journal.
+#[test]
+fn a_failed_write_over_units_ends_although_the_journal_is_lost() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    bench.flush();
+    let write = bench.write(1536, 512);
+    let is_write = |io: &Io| is_flash(io) && io.op == VOLATILE;
+    let failing = loop {
+        match bench.ios.pop_front().expect("flash is written") {
+            io if is_write(&io) => break io,
+            io => bench.end(io),
+        }
+    };
+    bench.write_alone(64 * KIB, 4 * KIB);
+    bench.request(Op::Flush, 0, 0);
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target == flash(RING_DEVICE) {
+            true => bench.fail(io),
+            false => bench.end(io),
+        }
+    }
+    assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    bench.fail(failing);
+    let writes: Vec<_> = bench.end_all().into_iter().filter(|(op, ..)| *op == VOLATILE).collect();
+    assert_eq!(writes[..2], [(VOLATILE, 1024, 512), (VOLATILE, 1536, 512)]);
+    assert!(!bench.answered(write));
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    bench.settle();
+    assert!(bench.result(renew).expect("done").is_ok());
+    assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
 }
 
 /// The journal records the units that flash has, also those that later writes added. After a
