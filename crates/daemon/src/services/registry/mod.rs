@@ -135,8 +135,9 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) lease_disks: BTreeSet<DiskId>,
     /// Removed disks whose backing is still open. The ids of these disks cannot be reused yet.
     pub(in crate::services) abandoned: BTreeMap<DiskId, String>,
-    /// Ids in `abandoned` of disks that their shard refuses to remove, so that their cache is in use.
-    pub(in crate::services) kept_by_shard: BTreeSet<DiskId>,
+    /// Ids in `abandoned` of disks that their shard refuses to remove, and the owners of their
+    /// persistent caches, which are in use.
+    pub(in crate::services) kept_by_shard: BTreeMap<DiskId, Option<OwnerId>>,
     /// Shard ids of devices on other hosts whose content is no longer valid.
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
     /// Incoming disks, in the state in which they waited for the cluster.
