@@ -226,6 +226,11 @@ impl FakeShard {
         self.state.lock().unwrap().sick = Some(device);
     }
 
+    /// Lets all flash devices accept writes again.
+    pub(crate) fn set_none_sick(&self) {
+        self.state.lock().unwrap().sick = None;
+    }
+
     /// Makes a flash device complete no I/O (`Some`), or completes the I/O that has waited
     /// (`None`).
     pub(crate) fn set_silent(&self, device: Option<DeviceId>) {

@@ -302,10 +302,21 @@ impl Disks {
             if guard.is_none() && !is_removed {
                 continue;
             }
-            let left = match is_same {
+            let mut left = match is_same {
                 true => self.leave_shard_with_bitmaps(name, shard, id).await,
                 false => self.leave_shard(name, shard, id).await,
             };
+            if is_same && matches!(left, Err(ShardError::Command(CommandError::JournalFailed))) {
+                // A cache whose journal is lost can be closed only after it has a new one.
+                match self.pools.replace_journal_of_kept(name, shard, id).await {
+                    Ok(()) => left = self.leave_shard_with_bitmaps(name, shard, id).await,
+                    Err(error) => tracing::warn!(
+                        "disk {name}: its cache cannot be closed, because its journal is lost and it gets no new \
+                         one: {error}; trying again every {} s",
+                        REMOVE_EVERY.as_secs()
+                    ),
+                }
+            }
             match left {
                 Ok(gone) => break (guard, is_same, gone),
                 Err(ShardError::Gone | ShardError::Command(CommandError::NoSuchDisk)) => {
@@ -378,7 +389,8 @@ impl Inner {
 /// Returns the refusal to use the cache of an offline disk that its shard still has.
 fn left_by_shard(name: &str) -> ApiError {
     conflict!("{name} is offline, but its cache is still open: the cache could not be closed").hint(
-        "repeat the command later: hob tries to close the cache every 5 s; if that does not succeed, restart the daemon",
+        "repeat the command later: hob tries every 5 s to give the cache a new journal and to close it; the log has the \
+         reason if that fails",
     )
 }
 

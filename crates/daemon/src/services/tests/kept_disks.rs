@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::journal_lost;
 use super::recovery::{LAZY, prepare, reason, write};
 use super::*;
 use crate::api_error::ApiError;
@@ -116,4 +117,25 @@ fn the_shard_stops_using_the_backing_of_a_kept_disk_in_a_cluster() {
             cluster.end(false).await;
         });
     }
+}
+
+/// The cache of the disk has lost its journal before the disk must be closed. It cannot be closed
+/// without a journal, and no command can give a new one to an offline disk.
+#[test]
+fn a_kept_disk_whose_journal_is_lost_gets_a_new_one_and_is_opened_with_its_dirty_data() {
+    run(async |bench| {
+        let sick = journal_lost::prepare(&bench, &["a", "b"], 20).await;
+        bench.shard.set_sick(sick);
+        let before = id(&bench, "vm");
+        assert!(bench.shard.write(before, 1 << 20, 4096).is_err(), "it waits for another journal");
+        // The disk is closed before the loss of the journal is handled.
+        drop(bench.shard.take_events());
+        bench.services.disks.take_offline("vm", &ApiError::failed("a test took it offline")).await;
+        assert!(is_kept(&bench), "a cache without a journal cannot be closed");
+        bench.shard.set_none_sick();
+        await_online(&bench).await;
+        let ring = bench.services.registry.inner().disks["vm"].ring.clone();
+        assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
+        assert!(bench.services.observe.stats("vm").await.unwrap().dirty_bytes >= 20 * 4096);
+    });
 }
