@@ -125,7 +125,9 @@ fn force_of_a_pool_that_exists_is_reported_until_it_is_removed_from_the_file() {
         assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
         // The creation of a pool uses it.
         let other = filed.bench.path("b");
-        let more = format!("[[pool]]\nname = \"q\"\ndevices = [\"{other}\"]\nsize = \"16M\"\nsegment_size = \"1M\"\nforce = true\n");
+        let more = format!(
+            "[[pool]]\nname = \"q\"\ndevices = [\"{other}\"]\nsize = \"16M\"\nsegment_size = \"1M\"\nforce = true\n"
+        );
         filed.write(&format!("{first}{more}"));
         filed.apply(false).await;
         assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
