@@ -93,6 +93,7 @@ fn the_cache_of_a_removed_disk_that_its_shard_keeps_is_no_orphan() {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+        bench.services.pools.refresh_owners("p").await;
         assert_eq!(bench.services.registry.inner().orphan("p", &owner).unwrap().to_string(), owner);
     });
 }
