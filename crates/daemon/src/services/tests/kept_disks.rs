@@ -135,8 +135,6 @@ fn a_kept_disk_whose_journal_is_lost_gets_a_new_one_and_is_opened_with_its_dirty
         assert!(is_kept(&bench), "a cache without a journal cannot be closed");
         bench.shard.set_none_sick();
         await_online(&bench).await;
-        let ring = bench.services.registry.inner().disks["vm"].ring.clone();
-        assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
         assert!(bench.services.observe.stats("vm").await.unwrap().dirty_bytes >= 20 * 4096);
     });
 }
