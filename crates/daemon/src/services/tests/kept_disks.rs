@@ -139,6 +139,7 @@ fn a_kept_disk_whose_journal_is_lost_gets_a_new_one_and_is_opened_with_its_cache
         assert!(is_kept(&bench), "a cache without a journal cannot be closed");
         bench.shard.set_none_sick();
         await_online(&bench).await;
+        settled(&bench.services).await;
         let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!((owner(&bench), cache.state), (before_loss, CacheState::Active), "it is the same cache");
     });
