@@ -59,6 +59,7 @@ fn a_disk_that_its_shard_keeps_is_not_removed_with_its_dirty_data() {
         assert!(id(&bench, "other") != before && id(&bench, "vm") != before, "the shard uses this id");
         bench.shard.set_keeps_disks(false);
         await_online(&bench).await;
+        settled(&bench.services).await;
         disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
         assert_eq!(bench.free(), 16);
     });
