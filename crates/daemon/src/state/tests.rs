@@ -41,6 +41,7 @@ fn example() -> State {
                     path: "/base.raw".into(),
                     format: FormatName(Format::Raw),
                     role: RoleName::Backing,
+                    identity: Some("inode 7 created at 1.000000002".into()),
                 }]),
             }),
             read_only: false,

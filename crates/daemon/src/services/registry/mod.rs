@@ -31,14 +31,14 @@ use hob_storage::pool::OwnerId;
 use super::flash::{self, Flash};
 use super::{disks, exports, observe, pools};
 use crate::api_error::{ApiError, Result, conflict, not_found};
-use crate::hardware::{FileNumber, Lock};
+use crate::hardware::{Appearance, FileNumber, Lock};
 use crate::request_recorder::Counter;
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
 pub(super) use ended_caches::EndedCaches;
 pub(super) use operation_guard::{
     ADDING, CLEARING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, LENDING_AGAIN, MIGRATING, OPENING,
-    OperationGuard, REPARTITIONING, SHRINKING, SPREADING, is_own_work,
+    OperationGuard, REPARTITIONING, REPLUGGING, SHRINKING, SPREADING, is_own_work,
 };
 pub(super) use orphans::{OrphanContent, OrphanJournal, OrphanRecord};
 pub(super) use pending_change::PendingChange;
@@ -136,9 +136,9 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) lease_disks: BTreeSet<DiskId>,
     /// Removed disks whose backing is still open. The ids of these disks cannot be reused yet.
     pub(in crate::services) abandoned: BTreeMap<DiskId, String>,
-    /// Ids in `abandoned` of the disks that their shard refused to remove. Their caches are still
-    /// in use.
-    pub(in crate::services) kept_by_shard: BTreeSet<DiskId>,
+    /// Ids in `abandoned` of disks that their shard refuses to remove, and the owners of their
+    /// persistent caches, which are in use.
+    pub(in crate::services) kept_by_shard: BTreeMap<DiskId, Option<OwnerId>>,
     /// Shard ids of devices on other hosts whose content is no longer valid.
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
     /// Incoming disks of migrations, as they were when they still waited for the cluster.
@@ -193,6 +193,8 @@ pub(in crate::services) struct DeviceEntry {
     pub(in crate::services) uuid: Option<String>,
     /// Numbers that identify the regular file of the device, while the device is open.
     pub(in crate::services) file: Option<FileNumber>,
+    /// Appearance of a device of this host when it was opened.
+    pub(in crate::services) appearance: Option<Appearance>,
     /// Location of the device if it is on another host.
     pub(in crate::services) peer: Option<PeerState>,
     /// Segments that caches lost when the device was fenced, with the device ids of the shards.

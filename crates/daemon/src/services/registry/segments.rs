@@ -203,6 +203,7 @@ impl DeviceEntry {
             access: info.access,
             uuid: Some(info.uuid.to_string()),
             file: info.file,
+            appearance: info.appearance,
             ..DeviceEntry::offline(info.path.clone(), String::new(), admission)
         }
     }
@@ -220,6 +221,7 @@ impl DeviceEntry {
             access: "",
             uuid: None,
             file: None,
+            appearance: None,
             peer: None,
             lost: Vec::new(),
             stalls: Stalls::default(),
