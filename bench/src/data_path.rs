@@ -125,8 +125,9 @@ const WARM_MIN: f64 = 0.999;
 /// Maximum number of warm-up passes.
 const WARM_PASSES_MAX: u32 = 8;
 
+/// Options of benchmarks that compare servers.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
+pub(super) struct Options {
     /// Write all results to this JSON file
     #[arg(long)]
     json: Option<PathBuf>,
@@ -139,27 +140,60 @@ pub(crate) struct Arguments {
     /// Duration of each run, seconds
     #[arg(long, default_value_t = 4)]
     seconds: u32,
+    /// Directory on a disk for data and pools [default: the target directory]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// hob binary to measure [default: HOB_BIN, or a new release build]
+    #[arg(long)]
+    hob: Option<PathBuf>,
+    /// Fail if a required ratio is missed
+    #[arg(long)]
+    strict: bool,
+}
+
+impl Options {
+    /// Creates a benchmark of all workloads. A quick one has one short round.
+    pub(super) fn bench(&self) -> Result<Bench> {
+        let (rounds, seconds) = if self.quick { (1, 1) } else { (self.rounds.max(1), self.seconds.max(1)) };
+        Ok(Bench {
+            hob: super::hob(self.hob.as_deref())?,
+            rounds,
+            seconds,
+            quick: self.quick,
+            workload: String::new(),
+            before: None,
+            driver: DriverKind::Own,
+            interrupt: Interrupt::listen()?,
+        })
+    }
+
+    /// Returns the directory for data and pools.
+    pub(super) fn dir(&self) -> Result<PathBuf> {
+        self.dir.clone().map_or_else(shell::target_dir, Ok)
+    }
+
+    /// Prints and writes a report, and checks the required ratios.
+    pub(super) fn finish(&self, report: &Report) -> Result<()> {
+        report.finish(self.json.as_deref(), self.strict)
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    options: Options,
     /// Run only this part of the benchmark
     #[arg(long, value_enum)]
     only: Option<Which>,
     /// Measure only the workloads whose name contains this text, for example "depth 16"
     #[arg(long, value_name = "TEXT")]
     workload: Option<String>,
-    /// Directory on a disk for device-bound data [default: the target directory]
-    #[arg(long)]
-    dir: Option<PathBuf>,
-    /// hob binary to measure [default: HOB_BIN, or a new release build]
-    #[arg(long)]
-    hob: Option<PathBuf>,
     /// Earlier hob binary to measure as well
     #[arg(long, value_name = "HOB")]
     before: Option<PathBuf>,
     /// Driver that sends the requests through vhost-user-blk
     #[arg(long, value_enum, default_value_t = DriverKind::Own)]
     driver: DriverKind,
-    /// Fail if a required ratio is missed
-    #[arg(long)]
-    strict: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -195,41 +229,37 @@ pub(super) struct Bench {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     super::require(&["fio", "qemu-nbd", "qemu-storage-daemon", "nbdkit", "setpriv"])?;
-    let hob = super::hob(arguments.hob.as_deref())?;
+    let Arguments { options, driver, .. } = arguments;
     let bench = Bench {
         workload: arguments.workload.clone().unwrap_or_default(),
         before: arguments.before.clone(),
-        driver: arguments.driver,
-        ..Bench::new(hob, arguments.quick, arguments.rounds, arguments.seconds)?
+        driver: *driver,
+        ..options.bench()?
     };
     let wanted = |which| arguments.only.is_none_or(|only| only == which);
     let mut report = Report::of("data-path");
     if wanted(Which::Device) {
-        let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
-        report.settings.push(bench.device(&dir)?);
+        report.settings.push(bench.device(&options.dir()?)?);
     }
     if wanted(Which::Software) {
         report.settings.push(bench.software(Path::new("/dev/shm"))?);
     }
     if wanted(Which::WriteBack) {
-        let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
-        report.settings.push(bench.write_back(&dir)?);
+        report.settings.push(bench.write_back(&options.dir()?)?);
     }
     if wanted(Which::Fuse) {
-        let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
-        report.settings.push(bench.fuse(&dir)?);
+        report.settings.push(bench.fuse(&options.dir()?)?);
     }
     if wanted(Which::VhostUser) {
-        let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
         let names = ["vhost-user", "vhost-user, libblkio"];
-        report.settings.push(bench.vhost_user(names, &dir, 512 * MIB, &VHOST_USER_BARS)?);
+        report.settings.push(bench.vhost_user(names, &options.dir()?, 512 * MIB, &VHOST_USER_BARS)?);
     }
     if wanted(Which::VhostUserMemory) {
         let names = ["vhost-user in memory", "vhost-user in memory, libblkio"];
         let dir = Path::new("/dev/shm");
         report.settings.push(bench.vhost_user(names, dir, 256 * MIB, &VHOST_USER_MEMORY_BARS)?);
     }
-    report.finish(arguments.json.as_deref(), arguments.strict)
+    options.finish(&report)
 }
 
 pub(super) fn scratch(dir: &Path) -> Result<TempDir> {
@@ -239,57 +269,58 @@ pub(super) fn scratch(dir: &Path) -> Result<TempDir> {
 }
 
 impl Bench {
-    /// Creates a benchmark of all workloads; a quick one has one short round.
-    pub(super) fn new(hob: PathBuf, quick: bool, rounds: u32, seconds: u32) -> Result<Bench> {
-        let (rounds, seconds) = if quick { (1, 1) } else { (rounds.max(1), seconds.max(1)) };
-        let interrupt = Interrupt::listen()?;
-        let (workload, before, driver) = (String::new(), None, DriverKind::Own);
-        Ok(Bench { hob, rounds, seconds, quick, workload, before, driver, interrupt })
+    /// Creates a directory in `dir` with files of noise, one for each server of a setting. Returns
+    /// the directory, the files and their size, which is `size` unless the benchmark is quick.
+    fn files<const N: usize>(
+        &self,
+        setting: &str,
+        dir: &Path,
+        size: u64,
+        names: [&str; N],
+    ) -> Result<(TempDir, [PathBuf; N], u64)> {
+        let scratch = scratch(dir)?;
+        let size = if self.quick { 64 * MIB } else { size };
+        println!("{setting}: {} MiB in {}", size / MIB, scratch.path().display());
+        let files = names.map(|name| scratch.path().join(name));
+        files.iter().for_each(|file| noise_file(file, size, 1));
+        Ok((scratch, files, size))
     }
 
     fn device(&self, dir: &Path) -> Result<Setting> {
-        let scratch = scratch(dir)?;
-        let size = if self.quick { 64 } else { 512 } * MIB;
+        let name = "device-bound";
+        let (scratch, [data, copy, bare], size) =
+            self.files(name, dir, 512 * MIB, ["data", "copy", "bare"])?;
         if !fio::direct_works(scratch.path()) {
             bail!("files in {} cannot be opened with O_DIRECT; pass another --dir", dir.display());
         }
-        println!("device-bound: {} MiB in {}", size / MIB, scratch.path().display());
-        let (data, copy) = (scratch.path().join("data"), scratch.path().join("copy"));
-        noise_file(&data, size, 1);
-        noise_file(&copy, size, 1);
-        let bare = scratch.path().join("bare");
-        noise_file(&bare, size, 1);
+        let hob = |binary: &Path, dir: &Path, data: &Path| {
+            Server::hob(binary, dir, data, cache_bytes(size), &self.interrupt)
+        };
         let mut servers = vec![
-            Server::hob(&self.hob, scratch.path(), &data, cache_bytes(size), &self.interrupt)?,
+            hob(&self.hob, scratch.path(), &data)?,
             Server::qemu_nbd(scratch.path(), &copy, &self.interrupt)?,
             Server::bare(&bare),
         ];
-        servers.extend(self.earlier(scratch.path(), size, |binary, dir, data| {
-            Server::hob(binary, dir, data, cache_bytes(size), &self.interrupt)
-        })?);
+        servers.extend(self.earlier(scratch.path(), size, hob)?);
         let runs = self.measure(&servers, &WORKLOADS, size)?;
-        Ok(Setting { name: "device-bound", size, seconds: self.seconds, runs, bars: &DEVICE_BARS })
+        Ok(Setting { name, size, seconds: self.seconds, runs, bars: &DEVICE_BARS })
     }
 
     fn software(&self, dir: &Path) -> Result<Setting> {
-        let scratch = scratch(dir)?;
-        let size = if self.quick { 64 } else { 256 } * MIB;
-        println!("software-bound: {} MiB in {}", size / MIB, scratch.path().display());
-        let files = ["data", "kit", "kitc"].map(|name| scratch.path().join(name));
-        for file in &files {
-            noise_file(file, size, 2);
-        }
-        let [data, kit, kit_cache] = &files;
-        let mut servers = vec![
-            Server::hob(&self.hob, scratch.path(), data, cache_bytes(size), &self.interrupt)?,
-            Server::nbdkit(scratch.path(), kit, false, &self.interrupt)?,
-            Server::nbdkit(scratch.path(), kit_cache, true, &self.interrupt)?,
-        ];
-        servers.extend(self.earlier(scratch.path(), size, |binary, dir, data| {
+        let name = "software-bound";
+        let (scratch, [data, kit, kit_cache], size) =
+            self.files(name, dir, 256 * MIB, ["data", "kit", "kitc"])?;
+        let hob = |binary: &Path, dir: &Path, data: &Path| {
             Server::hob(binary, dir, data, cache_bytes(size), &self.interrupt)
-        })?);
+        };
+        let mut servers = vec![
+            hob(&self.hob, scratch.path(), &data)?,
+            Server::nbdkit(scratch.path(), &kit, false, &self.interrupt)?,
+            Server::nbdkit(scratch.path(), &kit_cache, true, &self.interrupt)?,
+        ];
+        servers.extend(self.earlier(scratch.path(), size, hob)?);
         let runs = self.measure(&servers, &WORKLOADS, size)?;
-        Ok(Setting { name: "software-bound", size, seconds: self.seconds, runs, bars: &SOFTWARE_BARS })
+        Ok(Setting { name, size, seconds: self.seconds, runs, bars: &SOFTWARE_BARS })
     }
 
     /// Starts the earlier hob binary, if there is one, with its own directory and data.
@@ -320,22 +351,16 @@ impl Bench {
             DriverKind::Own => names[0],
             DriverKind::Blkio => names[1],
         };
-        let scratch = scratch(dir)?;
-        let size = if self.quick { 64 * MIB } else { size };
-        println!("{name}: {} MiB in {}", size / MIB, scratch.path().display());
-        let files = ["data", "copy", "bare"].map(|name| scratch.path().join(name));
-        for file in &files {
-            noise_file(file, size, 1);
-        }
-        let [data, copy, bare] = &files;
-        let mut servers = vec![
-            Server::hob_vhost_user(&self.hob, scratch.path(), data, cache_bytes(size), 0, &self.interrupt)?,
-            Server::storage_daemon(scratch.path(), copy, &self.interrupt)?,
-            Server::bare(bare),
-        ];
-        servers.extend(self.earlier(scratch.path(), size, |binary, dir, data| {
+        let (scratch, [data, copy, bare], size) = self.files(name, dir, size, ["data", "copy", "bare"])?;
+        let hob = |binary: &Path, dir: &Path, data: &Path| {
             Server::hob_vhost_user(binary, dir, data, cache_bytes(size), 0, &self.interrupt)
-        })?);
+        };
+        let mut servers = vec![
+            hob(&self.hob, scratch.path(), &data)?,
+            Server::storage_daemon(scratch.path(), &copy, &self.interrupt)?,
+            Server::bare(&bare),
+        ];
+        servers.extend(self.earlier(scratch.path(), size, hob)?);
         let servers: Vec<Server> = servers.into_iter().map(|it| it.driven_by(self.driver)).collect();
         let runs = self.measure(&servers, &WORKLOADS, size)?;
         Ok(Setting { name, size, seconds: self.seconds, runs, bars })
@@ -365,20 +390,16 @@ impl Bench {
 
     /// Measures disks as FUSE files. All files are opened with O_DIRECT and used through libaio.
     fn fuse(&self, dir: &Path) -> Result<Setting> {
-        let scratch = scratch(dir)?;
-        let size = if self.quick { 64 } else { 512 } * MIB;
-        println!("a file: {} MiB in {}", size / MIB, scratch.path().display());
-        let [data, copy, bare] = ["data", "copy", "bare"].map(|name| scratch.path().join(name));
-        for file in [&data, &copy, &bare] {
-            noise_file(file, size, 1);
-        }
+        let name = "a file";
+        let (scratch, [data, copy, bare], size) =
+            self.files(name, dir, 512 * MIB, ["data", "copy", "bare"])?;
         let servers = [
             Server::hob_fuse(&self.hob, scratch.path(), &data, cache_bytes(size), &self.interrupt)?,
             Server::qemu_fuse(scratch.path(), &copy, &self.interrupt)?,
             Server::bare(&bare),
         ];
         let runs = self.measure(&servers, &WORKLOADS, size)?;
-        Ok(Setting { name: "a file", size, seconds: self.seconds, runs, bars: &FUSE_BARS })
+        Ok(Setting { name, size, seconds: self.seconds, runs, bars: &FUSE_BARS })
     }
 
     /// Runs all workloads on all servers after a warm-up.

@@ -14,11 +14,10 @@ use anyhow::{Context, Result};
 use conformance::Cluster;
 use conformance::data::noise_file;
 
-use super::data_path::{Bench, cache_bytes, scratch};
+use super::data_path::{Bench, Options, cache_bytes, scratch};
 use super::fio::Workload;
 use super::report::{Bar, Limit, Measure, Report, Setting};
 use super::server::Server;
-use crate::shell;
 
 const MIB: u64 = 1 << 20;
 
@@ -52,41 +51,20 @@ const COLD_BARS: [Bar; 4] =
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Write all results to this JSON file
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// Run one short round on little data, to test the benchmark itself
-    #[arg(long)]
-    quick: bool,
-    /// Number of rounds
-    #[arg(long, default_value_t = 5)]
-    rounds: u32,
-    /// Duration of each run, seconds
-    #[arg(long, default_value_t = 4)]
-    seconds: u32,
-    /// Directory on a disk for hob's pool [default: the target directory]
-    #[arg(long)]
-    dir: Option<PathBuf>,
-    /// hob binary to measure [default: HOB_BIN, or a new release build]
-    #[arg(long)]
-    hob: Option<PathBuf>,
-    /// Fail if a required ratio is missed
-    #[arg(long)]
-    strict: bool,
+    #[command(flatten)]
+    options: Options,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     super::require(&["fio", "ceph-mon", "ceph-osd", "rbd", "setpriv"])?;
-    let hob = super::hob(arguments.hob.as_deref())?;
-    let bench = Bench::new(hob, arguments.quick, arguments.rounds, arguments.seconds)?;
-    let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
+    let (bench, dir) = (arguments.options.bench()?, arguments.options.dir()?);
     let mut report = Report::of("rbd");
     for way in [Way::Nbd, Way::Machine, Way::Memory] {
         report.settings.push(hits(&bench, &dir, way)?);
     }
     report.settings.push(write_back(&bench, &dir)?);
     report.settings.push(cold(&bench, &dir)?);
-    report.finish(arguments.json.as_deref(), arguments.strict)
+    arguments.options.finish(&report)
 }
 
 /// A cluster with three images of the same data, and configurations for fio.

@@ -57,9 +57,8 @@ impl Server {
         let (mut command, control) = serve(binary, dir, data, cache_bytes);
         let socket = dir.join("hob.sock");
         command.arg("--listen").arg(format!("unix:{}", socket.display()));
-        let mut server = Self::start(HOB, &mut command, &socket, "disk", interrupt)?;
-        server.control = Some((binary.to_owned(), control));
-        Ok(server)
+        let server = Self::start(HOB, &mut command, &socket, "disk", interrupt)?;
+        Ok(server.controlled(binary, control))
     }
 
     /// Starts `hob serve` for use through vhost-user-blk, with a memory tier of `ram_bytes` bytes.
@@ -75,9 +74,8 @@ impl Server {
         let socket = dir.join("hob-vhost.sock");
         command.arg("--vhost-user").arg(&socket).args(["--ram", &ram_bytes.to_string()]);
         let mut server = Self::start(HOB, &mut command, &socket, "disk", interrupt)?;
-        server.control = Some((binary.to_owned(), control));
         server.target = Target::VhostUser(socket, DriverKind::Own);
-        Ok(server)
+        Ok(server.controlled(binary, control))
     }
 
     /// Starts `qemu-storage-daemon` with O_DIRECT and io_uring on `data`, for use through
@@ -128,9 +126,8 @@ impl Server {
         let mut command = Command::new(binary);
         command.arg("daemon").arg("--config").arg(at("toml"));
         let name = if copies == 2 { "hob, 2 copies" } else { HOB };
-        let mut server = Self::start(name, &mut command, &at("sock"), "disk", interrupt)?;
-        server.control = Some((binary.to_owned(), control));
-        Ok(server)
+        let server = Self::start(name, &mut command, &at("sock"), "disk", interrupt)?;
+        Ok(server.controlled(binary, control))
     }
 
     /// Starts `qemu-nbd` with O_DIRECT and io_uring on `data`.
@@ -174,9 +171,8 @@ impl Server {
         let socket = dir.join("hob.sock");
         command.arg("--fuse").arg(&file).arg("--listen").arg(format!("unix:{}", socket.display()));
         // hob mounts the file before it accepts NBD clients.
-        let mut server = Self::mounted(HOB, &mut command, &file, &socket, interrupt)?;
-        server.control = Some((binary.to_owned(), control));
-        Ok(server)
+        let server = Self::mounted(HOB, &mut command, &file, &socket, interrupt)?;
+        Ok(server.controlled(binary, control))
     }
 
     /// Starts `qemu-storage-daemon` with O_DIRECT and io_uring on `data`, exported as a FUSE file.
@@ -210,14 +206,21 @@ impl Server {
 
     /// Returns the bare file `data` as a target without a server.
     pub(crate) fn bare(data: &Path) -> Self {
-        let target = Target::File(data.display().to_string());
-        Self { name: "bare file", target, process: None, control: None, is_cold: false, unmount: None }
+        Self::of("bare file", Target::File(data.display().to_string()), None)
     }
 
     /// Returns an image of a Ceph cluster as a target, through librbd in fio.
     pub(crate) fn librbd(name: &'static str, image: &'static str, conf: &Path) -> Self {
-        let target = Target::Rbd { image, conf: conf.display().to_string() };
-        Self { name, target, process: None, control: None, is_cold: false, unmount: None }
+        Self::of(name, Target::Rbd { image, conf: conf.display().to_string() }, None)
+    }
+
+    fn of(name: &'static str, target: Target, process: Option<Process>) -> Self {
+        Self { name, target, process, control: None, is_cold: false, unmount: None }
+    }
+
+    /// Returns the server as the hob of this binary with this control address.
+    fn controlled(self, binary: &Path, control: String) -> Self {
+        Self { control: Some((binary.to_owned(), control)), ..self }
     }
 
     /// Returns the server with its cache emptied before each run.
@@ -265,8 +268,7 @@ impl Server {
             std::thread::sleep(Duration::from_millis(10));
         }
         let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
-        let (target, process) = (Target::Uri(uri), Some(process));
-        Ok(Self { name, target, process, control: None, is_cold: false, unmount: None })
+        Ok(Self::of(name, Target::Uri(uri), Some(process)))
     }
 
     /// Returns the user and system CPU time of the server and all its child processes.

@@ -9,11 +9,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::Value;
 
 use crate::hosts::Host;
 use crate::nbd_client::{Address, Client};
 use crate::process::{Output, Process};
-use crate::scratch::{Scratch, free_port, text};
+use crate::scratch::{Scratch, free_port, text, wait_for};
 use crate::stats::Stats;
 
 /// Maximum time until a server's socket answers.
@@ -233,14 +234,21 @@ impl Hob {
     /// Runs a client command (`["cache", "resize", "disk", "8M"]`), which must succeed.
     #[track_caller]
     pub fn ctl(&self, args: &[&str]) -> String {
-        control(&self.control, args)
+        succeed(args, self.try_ctl(args))
+    }
+
+    /// Runs a client command, which must succeed and return JSON.
+    #[must_use]
+    #[track_caller]
+    pub fn json(&self, args: &[&str]) -> Value {
+        parse(args, &self.ctl(&[args, &["-o", "json"]].concat()))
     }
 
     /// Runs a client command with any result.
     #[must_use]
     #[track_caller]
     pub fn try_ctl(&self, args: &[&str]) -> Output {
-        try_control(&self.control, args)
+        run_client(&binary(), &self.control, args)
     }
 
     /// Returns the disk's counters.
@@ -249,6 +257,33 @@ impl Hob {
     pub fn stats(&self) -> Stats {
         let out = self.ctl(&["stats", "disk", "-o", "json"]);
         Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
+    }
+
+    /// Starts `hob record` of the disk into the file `out`, which is replaced, with these further
+    /// options.
+    #[must_use]
+    #[track_caller]
+    pub fn start_record(&self, out: &Path, options: &[&str]) -> Process {
+        let _ = std::fs::remove_file(out);
+        let mut command = Command::new(binary());
+        command.args(["record", "disk", "--out", &text(out), "--control", &self.control]).args(options);
+        Process::start("hob record", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"))
+    }
+
+    /// Like `start_record`, and waits until the recording has begun.
+    #[must_use]
+    #[track_caller]
+    pub fn record(&self, out: &Path, options: &[&str]) -> Process {
+        let process = self.start_record(out, options);
+        wait_for("a recording", || self.is_recorded());
+        process
+    }
+
+    /// Returns true during a recording of the disk.
+    #[must_use]
+    #[track_caller]
+    pub fn is_recorded(&self) -> bool {
+        self.json(&["disk", "show", "disk"])["recording"].is_object()
     }
 
     /// Sends SIGTERM, and checks the end: status 0, sockets removed.
@@ -343,9 +378,20 @@ impl Daemon {
     /// Runs a client command, which must succeed.
     #[track_caller]
     pub fn ctl(&self, args: &[&str]) -> String {
-        let output = self.try_ctl(args);
-        assert!(output.success(), "hob {args:?} failed ({:?}): {}", output.status, output.all());
-        output.stdout
+        succeed(args, self.try_ctl(args))
+    }
+
+    /// Like `ctl`, but with the command line as one text. Its words must not contain spaces.
+    #[track_caller]
+    pub fn tell(&self, line: &str) -> String {
+        self.ctl(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Runs a client command, which must succeed and return JSON.
+    #[must_use]
+    #[track_caller]
+    pub fn json(&self, args: &[&str]) -> Value {
+        parse(args, &self.ctl(&[args, &["-o", "json"]].concat()))
     }
 
     /// Runs a client command with any result.
@@ -364,6 +410,29 @@ impl Daemon {
         Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
     }
 
+    /// Returns a whole number of `disk` by name, for example `backing_read_bytes`.
+    ///
+    /// # Panics
+    /// Panics if the disk has no such number.
+    #[must_use]
+    #[track_caller]
+    pub fn number(&self, disk: &str, name: &str) -> u64 {
+        let stats = self.stats(disk);
+        stats.number(name).unwrap_or_else(|| panic!("no {name}: {}", stats.text())) as u64
+    }
+
+    /// Returns the names of all disks.
+    ///
+    /// # Panics
+    /// Panics if the answer is not a list of disks.
+    #[must_use]
+    #[track_caller]
+    pub fn disks(&self) -> Vec<String> {
+        let disks = self.json(&["disk", "list"]);
+        let name = |disk: &Value| disk["name"].as_str().expect("a name").to_owned();
+        disks.as_array().expect("a list").iter().map(name).collect()
+    }
+
     /// Kills the process with SIGKILL.
     #[track_caller]
     pub fn kill(mut self) {
@@ -378,15 +447,15 @@ impl Daemon {
 }
 
 #[track_caller]
-fn control(address: &str, args: &[&str]) -> String {
-    let output = try_control(address, args);
-    assert!(output.success(), "hob {args:?} failed ({:?}): {}", output.status, output.all());
-    output.stdout
+fn parse(args: &[&str], said: &str) -> Value {
+    serde_json::from_str(said).unwrap_or_else(|e| panic!("hob {args:?}: {e}: {said}"))
 }
 
+/// Returns the standard output of a client command, which must have succeeded.
 #[track_caller]
-fn try_control(address: &str, args: &[&str]) -> Output {
-    run_client(&binary(), address, args)
+fn succeed(args: &[&str], output: Output) -> String {
+    assert!(output.success(), "hob {args:?} failed ({:?}): {}", output.status, output.all());
+    output.stdout
 }
 
 #[track_caller]

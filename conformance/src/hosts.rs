@@ -6,10 +6,9 @@
 //! tests need root.
 
 use std::process::Command;
-use std::time::Duration;
 
 use crate::process::Process;
-use crate::scratch::wait_until;
+use crate::scratch::wait_for;
 use crate::tool::{Tool, find};
 
 /// The addresses of the two hosts.
@@ -17,9 +16,6 @@ const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
 /// Name of the network device on both hosts.
 const DEVICE: &str = "net0";
-
-/// Maximum time to create a namespace.
-const READY_MAX: Duration = Duration::from_secs(60);
 
 /// A host with a network of its own; files are shared with all hosts.
 #[derive(Debug)]
@@ -57,9 +53,7 @@ impl Host {
         let ours = std::fs::read_link("/proc/self/ns/net").expect("this process has a network");
         let holder = Tool::new("unshare").args(["--net", "--", "sleep", "infinity"]).start();
         let theirs = format!("/proc/{}/ns/net", holder.pid());
-        wait_until("a network namespace", READY_MAX, || {
-            std::fs::read_link(&theirs).is_ok_and(|theirs| theirs != ours)
-        });
+        wait_for("a network namespace", || std::fs::read_link(&theirs).is_ok_and(|theirs| theirs != ours));
         Self { address, holder }
     }
 

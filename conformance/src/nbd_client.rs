@@ -6,9 +6,12 @@
 use std::fmt;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::MIB;
 
 /// Reads from the export.
 pub const CMD_READ: u16 = 0;
@@ -270,6 +273,23 @@ impl Client {
     pub fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<()> {
         good(self.call(0, CMD_WRITE_ZEROES, offset, length, &[])?)
     }
+}
+
+/// Reads a range of a disk in pieces of about 1 MiB that are not aligned to the clusters of an image
+/// or to objects.
+///
+/// # Panics
+/// Panics if a read fails.
+#[track_caller]
+pub fn read_range(client: &mut Client, range: Range<u64>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let len = (MIB - at % MIB + 12288).min(range.end - at);
+        bytes.extend(client.read(at, len as u32).unwrap_or_else(|e| panic!("read at {at}: {e}")));
+        at += len;
+    }
+    bytes
 }
 
 /// Returns the bytes of a request's header.

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::scratch::wait_for;
+
 /// A running child process. Dropping the value kills the child by its process id, and reaps the
 /// child.
 ///
@@ -92,6 +94,23 @@ impl Process {
             let pid = Pid::from_child(&self.child);
             kill_process(pid, signal).unwrap_or_else(|e| panic!("signal {}: {e}", self.name));
         }
+    }
+
+    /// Sends SIGSTOP to the child. The signal takes effect with a delay; when this function returns,
+    /// no thread of the child runs.
+    ///
+    /// # Panics
+    /// Panics if the child does not stop in time.
+    #[track_caller]
+    pub fn pause(&mut self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.pid());
+        wait_for("the stop of every thread", || {
+            std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+            })
+        });
     }
 
     /// Sends SIGKILL to the child, and reaps it.

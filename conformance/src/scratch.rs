@@ -8,6 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
+use crate::hob::Daemon;
+use crate::nbd_client::{Address, Client};
+
 /// The ports for tests: below Linux's ephemeral ports, because a killed server starts again at its own
 /// port.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
@@ -64,6 +69,72 @@ impl Scratch {
             self.text("ctl.sock"),
         )
     }
+
+    /// Writes a hob.toml that consists of `daemon_config` and these sections.
+    #[track_caller]
+    pub fn configure(&self, sections: &str) {
+        self.write_config(self.daemon_config() + sections);
+    }
+
+    /// Writes any hob.toml.
+    ///
+    /// # Panics
+    /// Panics if the file cannot be written.
+    #[track_caller]
+    pub fn write_config(&self, text: impl AsRef<str>) {
+        let path = self.path("hob.toml");
+        std::fs::write(&path, text.as_ref()).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
+    }
+
+    /// Starts a daemon with the directory's hob.toml, and waits until its control socket `ctl.sock`
+    /// answers.
+    #[must_use]
+    #[track_caller]
+    pub fn start_daemon(&self) -> Daemon {
+        Daemon::start(&self.path("hob.toml"), &self.path("ctl.sock"))
+    }
+
+    /// Returns the state that the daemon has saved.
+    ///
+    /// # Panics
+    /// Panics if there is no saved state.
+    #[must_use]
+    #[track_caller]
+    pub fn saved_state(&self) -> Value {
+        let text = std::fs::read_to_string(self.path("state/state.json")).expect("a saved state");
+        serde_json::from_str(text.trim_end()).expect("JSON")
+    }
+
+    /// Returns the address of the daemon's NBD socket `nbd.sock`.
+    #[must_use]
+    pub fn nbd(&self) -> Address {
+        Address::Unix(self.path("nbd.sock"))
+    }
+
+    /// Opens a new NBD connection to a disk or an export of the daemon.
+    ///
+    /// # Panics
+    /// Panics if the daemon does not serve the disk.
+    #[must_use]
+    #[track_caller]
+    pub fn connect(&self, export: &str) -> Client {
+        Client::connect(&self.nbd(), export).unwrap_or_else(|e| panic!("connect to {export}: {e}"))
+    }
+
+    /// Like `connect`, but waits until the daemon serves the disk.
+    ///
+    /// # Panics
+    /// Panics if the daemon does not serve the disk within three minutes.
+    #[must_use]
+    #[track_caller]
+    pub fn connect_when_served(&self, export: &str) -> Client {
+        let mut client = None;
+        wait_for(&format!("{export} to be served"), || {
+            client = Client::connect(&self.nbd(), export).ok();
+            client.is_some()
+        });
+        client.expect("it is served")
+    }
 }
 
 impl Default for Scratch {
@@ -97,6 +168,18 @@ pub fn free_port() -> u16 {
         }
     }
     panic!("the ports {PORTS:?} are all taken")
+}
+
+/// Usual time within which a condition becomes true, on a busy host.
+const WAIT_MAX: Duration = Duration::from_secs(180);
+
+/// Calls `done` until `done` returns true, like [`wait_until`] with the usual limit of three minutes.
+///
+/// # Panics
+/// Panics if three minutes pass before `done` returns true.
+#[track_caller]
+pub fn wait_for(what: &str, done: impl FnMut() -> bool) {
+    wait_until(what, WAIT_MAX, done);
 }
 
 /// Shortest and longest pause between two calls in [`wait_until`].

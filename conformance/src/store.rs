@@ -1,21 +1,31 @@
 //! A backing that hosts share: nbdkit, which neither locks nor fences.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::process::Process;
-use crate::scratch::{text, wait_until};
+use crate::scratch::{text, wait_for};
 use crate::tool::Tool;
-
-/// Maximum time until nbdkit serves.
-const READY_MAX: Duration = Duration::from_secs(60);
 
 /// Option that makes nbdkit handle the requests of each client one after the other. Otherwise
 /// version 1.32 may abort (`raw_send_socket: Assertion`) if a client is killed while several of its
 /// requests are answered.
 pub const ONE_BY_ONE: [&str; 2] = ["--threads", "1"];
+
+/// Starts nbdkit at `socket` with these arguments, and waits until the socket appears.
+///
+/// # Panics
+/// Panics if nbdkit does not serve in time.
+#[must_use]
+#[track_caller]
+pub fn nbdkit(socket: &Path, args: &[&str]) -> Process {
+    // A killed nbdkit leaves its socket.
+    let _ = std::fs::remove_file(socket);
+    let server = Tool::new("nbdkit").args(["--foreground", "--unix", &text(socket)]).args(args).start();
+    wait_for("nbdkit's socket", || socket.exists());
+    server
+}
 
 /// A running nbdkit on a Unix socket. Dropping the value ends the process.
 #[derive(Debug)]
@@ -32,9 +42,7 @@ impl Store {
     #[must_use]
     #[track_caller]
     pub fn start(socket: &Path, args: &[&str]) -> Self {
-        let server = Tool::new("nbdkit").args(["--foreground", "--unix", &text(socket)]).args(args).start();
-        wait_until("nbdkit's socket", READY_MAX, || socket.exists());
-        Self { socket: socket.to_owned(), server }
+        Self { socket: socket.to_owned(), server: nbdkit(socket, args) }
     }
 
     /// Sends nbdkit a signal.

@@ -5,7 +5,6 @@
 
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -16,7 +15,7 @@ use crate::hob::Daemon;
 use crate::hosts::Host;
 use crate::nbd_client::{Address, Client};
 use crate::process::Output;
-use crate::scratch::{Scratch, free_port, text, wait_until};
+use crate::scratch::{Scratch, free_port, text, wait_for};
 
 /// Address of all hosts, unless they have a network of their own.
 const LOOPBACK: &str = "127.0.0.1";
@@ -269,7 +268,7 @@ impl TestHost {
     /// Like `ctl`, but with the command line as one text. Its words must not contain spaces.
     #[track_caller]
     pub fn tell(&self, line: &str) -> String {
-        self.ctl(&line.split_whitespace().collect::<Vec<_>>())
+        self.daemon().tell(line)
     }
 
     /// Runs a client command with any result.
@@ -286,8 +285,7 @@ impl TestHost {
     #[must_use]
     #[track_caller]
     pub fn json(&self, args: &[&str]) -> Value {
-        let said = self.ctl(&[args, &["-o", "json"]].concat());
-        serde_json::from_str(&said).unwrap_or_else(|e| panic!("{args:?}: {e}: {said}"))
+        self.daemon().json(args)
     }
 
     /// Returns a disk's entry in `hob disk list`; null if the disk does not exist.
@@ -325,14 +323,14 @@ impl TestHost {
     /// # Panics
     /// Panics if this host does not serve the disk in time.
     #[track_caller]
-    pub fn wait_until_serving(&self, disk: &str, limit: Duration) {
-        wait_until(&format!("{disk} to be served by {}", self.name), limit, || self.serves(disk));
+    pub fn wait_until_serving(&self, disk: &str) {
+        wait_for(&format!("{disk} to be served by {}", self.name), || self.serves(disk));
     }
 
     /// Returns the NBD address of the daemon.
     #[must_use]
     pub fn nbd(&self) -> Address {
-        Address::Unix(self.path("nbd.sock"))
+        self.scratch.nbd()
     }
 
     /// Opens a new NBD connection to a disk.

@@ -5,20 +5,17 @@
 use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use conformance::authority::Files;
 use conformance::nbd_client::Client;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::store::ONE_BY_ONE;
 use conformance::{Authority, Etcd, MIB, Plan, Scratch, Store, TestHost, Written};
 use serde_json::Value;
 
 /// Size of the disk.
 const DISK: u64 = 32 * MIB;
-
-/// Timeout of steps that are not measured.
-const SOON: Duration = Duration::from_secs(120);
 
 /// Starts a host that lends flash to the other host and has the disk in its configuration.
 #[track_caller]
@@ -61,7 +58,7 @@ impl Stage {
         let who = authority.client(scratch.dir(), "host");
         let start = |name| start(&etcd, &authority, name, &who, &store.backing(""));
         let a = start("a");
-        a.wait_until_serving("vm", SOON);
+        a.wait_until_serving("vm");
         let b = start("b");
         a.tell(&format!("pool add-device fast --peer {} --size 64M", b.address()));
         a.tell(
@@ -71,7 +68,7 @@ impl Stage {
         let mut stage = Stage { a, b, written, old, _store: store, _etcd: etcd, scratch };
         let mut guest = stage.a.connect("vm");
         stage.write(&mut guest, 200);
-        wait_until("etcd to know of the second copy", SOON, || title(&stage.a)["copy"] == "b");
+        wait_for("etcd to know of the second copy", || title(&stage.a)["copy"] == "b");
         // The same for data that becomes dirty later.
         stage.write(&mut guest, 100);
         let title = title(&stage.a);
@@ -112,9 +109,9 @@ impl Stage {
         self.write(&mut guest, 50);
         assert_eq!(title(&self.a)["copy"], Value::Null);
         self.a.kill();
-        wait_until("b to know who has its data", SOON, || self.b.reason("vm").contains("flash of a"));
+        wait_for("b to know who has its data", || self.b.reason("vm").contains("flash of a"));
         self.a.start();
-        self.a.wait_until_serving("vm", SOON);
+        self.a.wait_until_serving("vm");
         self.read_all(&self.a);
         self.a.tell("drain vm");
         self.check_backing();
@@ -140,7 +137,7 @@ fn a_host_that_is_lost_with_its_flash_loses_nothing_that_its_peer_has() {
     std::fs::remove_file(stage.a.path("flash")).unwrap();
     std::fs::remove_dir_all(stage.a.path("state")).unwrap();
     let mut reasons = HashSet::new();
-    wait_until("b to serve the disk", SOON, || {
+    wait_for("b to serve the disk", || {
         reasons.insert(stage.b.reason("vm"));
         stage.b.serves("vm")
     });
@@ -168,14 +165,14 @@ fn a_host_that_is_lost_with_its_flash_loses_nothing_that_its_peer_has() {
 fn a_returning_host_drops_the_data_of_a_failover() {
     let mut stage = Stage::new();
     stage.a.kill();
-    stage.b.wait_until_serving("vm", SOON);
+    stage.b.wait_until_serving("vm");
     let mut guest = stage.b.connect("vm");
     stage.write(&mut guest, 100);
     drop(guest);
     stage.a.start();
-    wait_until("a to know who has it", SOON, || stage.a.reason("vm").contains("b has it"));
+    wait_for("a to know who has it", || stage.a.reason("vm").contains("b has it"));
     stage.b.ctl(&["disk", "remove", "vm"]);
-    stage.a.wait_until_serving("vm", SOON);
+    stage.a.wait_until_serving("vm");
     stage.read_all(&stage.a);
     stage.a.tell("drain vm");
     stage.check_backing();
@@ -187,15 +184,15 @@ fn a_returning_host_drops_the_data_of_a_failover() {
 fn a_failover_that_is_killed_halfway_restarts() {
     let mut stage = Stage::new();
     stage.a.kill();
-    wait_until("b to have begun", SOON, || stage.image() != stage.old);
+    wait_for("b to have begun", || stage.image() != stage.old);
     stage.b.kill();
     let image = stage.image();
     assert!(image != stage.written.data() && image != stage.old, "it was in the middle");
     // The first owner's flash is available but no longer valid.
     stage.a.start();
-    wait_until("a to know who has its data", SOON, || stage.a.reason("vm").contains("flash of b"));
+    wait_for("a to know who has its data", || stage.a.reason("vm").contains("flash of b"));
     stage.b.start();
-    stage.b.wait_until_serving("vm", SOON);
+    stage.b.wait_until_serving("vm");
     stage.read_all(&stage.b);
     stage.check_backing();
 }
@@ -214,13 +211,13 @@ fn a_copy_that_is_damaged_is_not_used_in_part() {
     let file = std::fs::OpenOptions::new().write(true).open(stage.lent()).unwrap();
     places.iter().for_each(|place| file.write_all_at(&[0x55; 512], *place as u64 + 1024).unwrap());
     file.sync_all().unwrap();
-    wait_until("b to say so", SOON, || stage.b.reason("vm").contains("cannot be used"));
+    wait_for("b to say so", || stage.b.reason("vm").contains("cannot be used"));
     let reason = stage.b.reason("vm");
     assert!(reason.contains("checksum") && reason.contains("--force"), "{reason}");
     assert!(stage.image() == stage.old && !stage.b.serves("vm"), "the backing is as it was");
     // The first owner has all data.
     stage.a.start();
-    stage.a.wait_until_serving("vm", SOON);
+    stage.a.wait_until_serving("vm");
     stage.read_all(&stage.a);
 }
 

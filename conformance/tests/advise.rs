@@ -1,15 +1,12 @@
 //! `hob advise DISK`: the curves that a served disk measures differ by at most 0.02 from the exact
 //! curves, which the test computes with its own LRU stack from a trace of the same run.
 
-use std::process::Command;
 use std::time::Duration;
 
 use conformance::data::noise_file;
 use conformance::nbd_client::Client;
-use conformance::process::Process;
-use conformance::scratch::wait_until;
 use conformance::trace::{Request, Trace};
-use conformance::{Hob, MIB, Scratch, Serve, hob};
+use conformance::{MIB, Scratch, Serve};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -86,18 +83,6 @@ fn hits_from(requests: &[Request], block_bytes: u64) -> Vec<Option<usize>> {
     hits
 }
 
-fn record(scratch: &Scratch, hob: &Hob) -> Process {
-    let out = scratch.text("trace");
-    let _ = std::fs::remove_file(&out);
-    let mut command = Command::new(hob::binary());
-    command.args(["record", "disk", "--out", &out, "--control", hob.control()]);
-    let process = Process::start("hob record", &mut command).unwrap();
-    wait_until("a recording", Duration::from_secs(60), || {
-        hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
-    });
-    process
-}
-
 #[test]
 fn live_curves_are_those_of_the_trace() {
     let scratch = Scratch::new();
@@ -107,7 +92,7 @@ fn live_curves_are_those_of_the_trace() {
     let mut client = hob.connect();
     let before = hob.ctl(&["advise", "disk", "--reset"]);
     assert!(before.contains("nothing was read"), "{before}");
-    let mut recording = record(&scratch, &hob);
+    let mut recording = hob.record(&scratch.path("trace"), &[]);
     load(&mut client);
     recording.signal(Signal::INT);
     let ended = recording.finish(Duration::from_secs(60));
@@ -115,7 +100,7 @@ fn live_curves_are_those_of_the_trace() {
     let trace = Trace::read(&scratch.path("trace"));
     assert_eq!((trace.requests.len() as u64, trace.dropped), (REQUESTS, 0));
 
-    let advice: Value = serde_json::from_str(&hob.ctl(&["advise", "disk", "-o", "json"])).unwrap();
+    let advice: Value = hob.json(&["advise", "disk"]);
     let block_sizes = advice["block_sizes"].as_array().unwrap();
     assert_eq!(block_sizes.len(), 3);
     for learnt in block_sizes {

@@ -160,15 +160,9 @@ impl Stage {
         Tool::new("qemu-img").args(convert).run();
         // QEMU knows the image by a link, like a logical volume.
         std::os::unix::fs::symlink(&volume, &file).unwrap();
-        let config = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-             [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"96M\"\n",
-            scratch.path("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-            scratch.path("flash"),
-        );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        let config =
+            format!("[[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"96M\"\n", scratch.path("flash"));
+        scratch.configure(&config);
         let memory =
             tempfile::Builder::new().prefix("hobt").tempfile_in("/dev/shm").expect("a file in memory");
         let files = [
@@ -194,8 +188,7 @@ impl Stage {
 
     #[track_caller]
     fn start_daemon(&mut self) {
-        let (config, control) = (self.scratch.path("hob.toml"), self.scratch.path("ctl.sock"));
-        self.daemon = Some(Daemon::start(&config, &control));
+        self.daemon = Some(self.scratch.start_daemon());
     }
 
     #[track_caller]

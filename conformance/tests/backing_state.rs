@@ -9,7 +9,8 @@ use conformance::data::noise_file;
 use conformance::nbd_client::CMD_READ;
 use conformance::process::Process;
 use conformance::scratch::wait_until;
-use conformance::{Hob, MIB, Scratch, Serve, Tool};
+use conformance::store;
+use conformance::{Hob, MIB, Scratch, Serve};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -24,27 +25,7 @@ const ATTEMPTS: u32 = 4;
 /// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
 #[track_caller]
 fn nbdkit(scratch: &Scratch) -> Process {
-    let socket = scratch.path("backing.sock");
-    let _ = std::fs::remove_file(&socket);
-    let server = Tool::new("nbdkit")
-        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "file", &scratch.text("disk.img")])
-        .start();
-    wait_until("nbdkit's socket", Duration::from_secs(60), || socket.exists());
-    server
-}
-
-/// Sends SIGSTOP. The signal takes effect with a delay; when this function returns, no thread of
-/// the server runs.
-#[track_caller]
-fn stop(server: &mut Process) {
-    server.signal(Signal::STOP);
-    let tasks = format!("/proc/{}/task", server.pid());
-    wait_until("the stop of every thread", Duration::from_secs(60), || {
-        std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
-            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
-        })
-    });
+    store::nbdkit(&scratch.path("backing.sock"), &["file", &scratch.text("disk.img")])
 }
 
 fn json(hob: &Hob, args: &[&str]) -> Value {
@@ -117,7 +98,7 @@ fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration
         json(hob, &["disk", "show", "disk"])["backing_state"]["state"] == "connected"
     });
 
-    stop(server);
+    server.pause();
     client.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
     let hang = seen(hob, "the hang in health", &["backing-slow"]);
     is_everywhere(hob, "slow", "backing-slow", "answers slowly");
@@ -132,7 +113,7 @@ fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration
 
     // The guest requests nothing. hob asks an idle server after two seconds, and the answer is late
     // after two more.
-    stop(server);
+    server.pause();
     let idle_hang = seen(hob, "the hang of an idle server", &["backing-slow"]);
     server.signal(Signal::CONT);
     let after_idle_hang = seen(hob, "health after the idle hang", &[]);

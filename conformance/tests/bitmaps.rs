@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use conformance::data::{Noise, assert_same_file, noise_file};
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::Client;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch, Tool};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -24,8 +24,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        let config = scratch.daemon_config();
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure("");
         noise_file(&scratch.path("disk.img"), DISK, 31);
         let daemon = start(&scratch);
         let pool =
@@ -47,11 +46,11 @@ impl Stage {
     }
 
     fn uri(&self) -> String {
-        Address::Unix(self.scratch.path("nbd.sock")).uri("backup")
+        self.scratch.nbd().uri("backup")
     }
 
     fn client(&self) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").expect("the disk is there")
+        self.scratch.connect("vm")
     }
 
     /// Writes noise at several places.
@@ -113,16 +112,14 @@ impl Stage {
     }
 
     fn bitmaps(&self) -> Vec<Value> {
-        let text = self.daemon.ctl(&["bitmap", "list", "vm", "-o", "json"]);
-        let value: Value = serde_json::from_str(&text).unwrap();
-        value["bitmaps"].as_array().expect("a list").clone()
+        self.daemon.json(&["bitmap", "list", "vm"])["bitmaps"].as_array().expect("a list").clone()
     }
 }
 
 fn start(scratch: &Scratch) -> Daemon {
     let _ = std::fs::remove_file(scratch.path("nbd.sock"));
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
+    let daemon = scratch.start_daemon();
+    wait_for("the NBD socket", || scratch.path("nbd.sock").exists());
     daemon
 }
 
@@ -214,7 +211,7 @@ fn an_upgrade_keeps_dirty_bitmaps() {
     for upgrades in 1..=2 {
         std::thread::sleep(Duration::from_millis(500));
         stage.daemon.process.signal(Signal::HUP);
-        wait_until("the upgrade", Duration::from_secs(60), || ready(&stage) > upgrades);
+        wait_for("the upgrade", || ready(&stage) > upgrades);
     }
     writer.join().expect("the client stays");
     let expected: Vec<_> = (0..DISK / GRANULE).step_by(2).map(|at| (at * GRANULE, GRANULE)).collect();

@@ -2,12 +2,11 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use conformance::Scratch;
 use conformance::data::empty_file;
 use conformance::hob::{binary, command};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 
 /// Runs hob, reads at most `lines` lines of its output, and closes the pipe. Returns the status and
 /// standard error.
@@ -51,12 +50,7 @@ fn a_daemon_continues_when_the_reader_of_its_log_is_gone() {
     let scratch = Scratch::new();
     let (control, image) = (scratch.text("ctl.sock"), scratch.path("disk.img"));
     empty_file(&image, 1 << 20);
-    let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{control}\"]\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-    );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.configure("");
     let mut daemon = Command::new(binary())
         .args(["daemon", "--config", &scratch.text("hob.toml")])
         .stderr(Stdio::piped())
@@ -65,7 +59,7 @@ fn a_daemon_continues_when_the_reader_of_its_log_is_gone() {
     drop(daemon.stderr.take());
     let at = format!("unix:{control}");
     let ask = |args: &[&str]| command(&[args, &["--control", &at]].concat());
-    wait_until("the daemon answers", Duration::from_secs(60), || ask(&["disk", "list"]).success());
+    wait_for("the daemon answers", || ask(&["disk", "list"]).success());
     let image = image.to_string_lossy().into_owned();
     assert!(ask(&["disk", "add", "vm", "--backing", &image]).success(), "it logs that");
     assert!(!ask(&["disk", "add", "no", "--backing", "/nonexistent"]).success(), "and that");

@@ -6,15 +6,12 @@ use std::time::Duration;
 
 use conformance::data::empty_file;
 use conformance::nbd_client::Client;
-use conformance::scratch::{text, wait_until};
+use conformance::scratch::{text, wait_for, wait_until};
 use conformance::{Authority, Etcd, MIB, Plan, Scratch, TestHost};
 use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
 const BLOCK: u64 = 4096;
-/// Timeout of an action that a poll starts; polls happen once a second.
-const SOON: Duration = Duration::from_secs(120);
-
 const THROUGH: &str = "mode = \"write-through\"";
 const BACK: &str = "mode = \"write-back\"\ndirty_age_max = 0\ndirty_start = 60\ndirty_stop = 50";
 
@@ -107,11 +104,9 @@ fn word(shown: &Value, name: &str) -> String {
 fn an_unused_disk_moves_to_another_host_and_back() {
     let shared = Shared::new(&["vm1"]);
     let mut a = shared.start("host-a", 64, &["vm1"], BACK);
-    a.wait_until_serving("vm1", SOON);
+    a.wait_until_serving("vm1");
     let b = shared.start("host-b", 64, &[], BACK);
-    wait_until("host-b to be a member", SOON, || {
-        a.json(&["cluster", "hosts"]).as_array().unwrap().len() == 2
-    });
+    wait_for("host-b to be a member", || a.json(&["cluster", "hosts"]).as_array().unwrap().len() == 2);
     let mut client = a.connect("vm1");
     client.write(9 * BLOCK, &filled(41)).unwrap();
     client.flush().unwrap();
@@ -159,7 +154,7 @@ fn an_unused_disk_moves_to_another_host_and_back() {
     // away waits.
     a.ctl(&["cache", "disable", "vm1"]);
     a.stop();
-    b.wait_until_serving("vm1", SOON);
+    b.wait_until_serving("vm1");
     assert_eq!(b.connect("vm1").read(9 * BLOCK, BLOCK as u32).unwrap(), filled(42));
 }
 
@@ -170,10 +165,10 @@ fn an_unused_disk_moves_to_another_host_and_back() {
 fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     let shared = Shared::new(&["vm1"]);
     let a = shared.start("host-a", 64, &["vm1"], BACK);
-    a.wait_until_serving("vm1", SOON);
+    a.wait_until_serving("vm1");
     // The host has the disk in its configuration, and waits for it.
     let b = shared.start("host-b", 64, &["vm1"], BACK);
-    wait_until("host-b to wait", SOON, || b.reason("vm1").contains("host-a has it"));
+    wait_for("host-b to wait", || b.reason("vm1").contains("host-a has it"));
     let mut client = a.connect("vm1");
     client.write(9 * BLOCK, &filled(41)).unwrap();
     for _ in 0..2 {
@@ -181,32 +176,30 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     }
     b.ctl(&["cluster", "move", "vm1", "--to", "host-b", "--no-wait"]);
     let note = || word(&b.json(&["cluster", "move", "vm1"]), "note");
-    wait_until("it to wait for the VM", SOON, || note().contains("waits for the VM"));
+    wait_for("it to wait for the VM", || note().contains("waits for the VM"));
     assert_eq!(b.disk("vm1")["state"], "awaited");
     assert_eq!(owner(&b, "vm1"), ("host-a".into(), "held".into()));
     let again = a.try_ctl(&["cluster", "move", "vm1", "--to", "host-b"]);
     assert!(!again.success() && again.all().contains("is already being moved to host-b"), "{}", again.all());
     b.ctl(&["cluster", "move", "vm1", "--cancel"]);
-    wait_until("host-b to wait as before", SOON, || {
+    wait_for("host-b to wait as before", || {
         b.disk("vm1")["state"] == "offline" && b.reason("vm1").contains("host-a has it")
     });
     client.write(9 * BLOCK, &filled(42)).unwrap();
     client.flush().unwrap();
     // The VM moves: its first write at the other host takes the disk over.
-    wait_until("the migration to be over", SOON, || a.disk("vm1")["migration"].is_null());
+    wait_for("the migration to be over", || a.disk("vm1")["migration"].is_null());
     a.ctl(&["cluster", "move", "vm1", "--to", "host-b", "--no-wait"]);
-    wait_until("it to wait for the VM", SOON, || note().contains("waits for the VM"));
+    wait_for("it to wait for the VM", || note().contains("waits for the VM"));
     let mut there = b.connect("vm1");
     assert_eq!(there.read(9 * BLOCK, BLOCK as u32).unwrap(), filled(42));
     there.write(9 * BLOCK, &filled(43)).unwrap();
-    wait_until("the order to be done", SOON, || {
-        word(&a.json(&["cluster", "move", "vm1"]), "state") == "done"
-    });
+    wait_for("the order to be done", || word(&a.json(&["cluster", "move", "vm1"]), "state") == "done");
     assert_eq!(owner(&b, "vm1"), ("host-b".into(), "held".into()));
     (0..SIZE / 4).step_by(MIB as usize).for_each(|at| drop(there.read(at, MIB as u32).unwrap()));
     assert!(b.daemon().stats("vm1").hits() >= 3, "what was copied is served");
     drop((client, there));
-    wait_until("host-a to wait", SOON, || a.reason("vm1").contains("host-b has it"));
+    wait_for("host-a to wait", || a.reason("vm1").contains("host-b has it"));
     // The disk has no client any more, and moves back with its cache.
     let moved = a.try_ctl(&["cluster", "move", "vm1", "--to", "host-a", "--cache", "copy"]);
     assert!(moved.success(), "{}", moved.all());
@@ -223,25 +216,25 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
 fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     let mut shared = Shared::new(&["vm1"]);
     let a = shared.start_with_lease(60, "host-a", 64, &["vm1"], BACK);
-    a.wait_until_serving("vm1", SOON);
+    a.wait_until_serving("vm1");
     let b = shared.start("host-b", 64, &[], BACK);
     let mut client = a.connect("vm1");
     client.write(9 * BLOCK, &filled(41)).unwrap();
     assert!(is_marked(&b, "vm1"), "it is dirty");
     a.ctl(&["migrate", "vm1", "--to", b.address(), "--wait", "warm"]);
     assert_eq!(shared.block("vm1", 9), filled(41), "it was drained");
-    wait_until("etcd to know", SOON, || !is_marked(&b, "vm1"));
+    wait_for("etcd to know", || !is_marked(&b, "vm1"));
     assert_eq!(owner(&b, "vm1"), ("host-a".into(), "held".into()));
     a.ctl(&["migrate", "vm1", "--cancel"]);
-    wait_until("the cache to write back", SOON, || mode(&a, "vm1") == "write-back");
+    wait_for("the cache to write back", || mode(&a, "vm1") == "write-back");
     assert!(is_marked(&b, "vm1"), "it wrote back before etcd knew");
     client.write(9 * BLOCK, &filled(42)).unwrap();
     client.flush().unwrap();
     assert_eq!(shared.block("vm1", 9), filled(41), "it writes back");
     // The same if etcd fails near the end: the disk stays in write-through.
-    wait_until("the migration to be over", SOON, || a.disk("vm1")["migration"].is_null());
+    wait_for("the migration to be over", || a.disk("vm1")["migration"].is_null());
     a.ctl(&["migrate", "vm1", "--to", b.address(), "--wait", "warm"]);
-    wait_until("etcd to know", SOON, || !is_marked(&b, "vm1"));
+    wait_for("etcd to know", || !is_marked(&b, "vm1"));
     shared.etcd.kill(0);
     a.ctl(&["migrate", "vm1", "--cancel", "--wait", "begun"]);
     std::thread::sleep(Duration::from_secs(3));
@@ -249,9 +242,9 @@ fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     client.write(9 * BLOCK, &filled(43)).unwrap();
     assert_eq!(shared.block("vm1", 9), filled(43), "it writes through");
     shared.etcd.restart(0);
-    wait_until("the cache to write back", SOON, || mode(&a, "vm1") == "write-back");
+    wait_for("the cache to write back", || mode(&a, "vm1") == "write-back");
     assert!(is_marked(&a, "vm1"), "it wrote back before etcd knew");
-    wait_until("the migration to be over", SOON, || a.disk("vm1")["migration"].is_null());
+    wait_for("the migration to be over", || a.disk("vm1")["migration"].is_null());
     client.write(9 * BLOCK, &filled(44)).unwrap();
     client.flush().unwrap();
     assert_eq!(shared.block("vm1", 9), filled(43), "it writes back");
@@ -262,7 +255,7 @@ fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
 fn a_host_lost_during_a_migration_loses_no_data() {
     let shared = Shared::new(&["vm1"]);
     let mut a = shared.start("host-a", 64, &["vm1"], BACK);
-    a.wait_until_serving("vm1", SOON);
+    a.wait_until_serving("vm1");
     let b = shared.start("host-b", 64, &[], BACK);
     let c = shared.start("host-c", 64, &["vm1"], BACK);
     let mut client = a.connect("vm1");
@@ -271,16 +264,16 @@ fn a_host_lost_during_a_migration_loses_no_data() {
     assert_eq!(shared.block("vm1", 9), filled(0), "it is in flash only");
     a.ctl(&["migrate", "vm1", "--to", b.address(), "--wait", "warm"]);
     client.write(10 * BLOCK, &filled(42)).unwrap();
-    wait_until("etcd to know", SOON, || !is_marked(&b, "vm1"));
+    wait_for("etcd to know", || !is_marked(&b, "vm1"));
     a.kill();
-    c.wait_until_serving("vm1", SOON);
+    c.wait_until_serving("vm1");
     let mut client = c.connect("vm1");
     assert_eq!(client.read(9 * BLOCK, BLOCK as u32).unwrap(), filled(41));
     assert_eq!(client.read(10 * BLOCK, BLOCK as u32).unwrap(), filled(42));
     client.write(9 * BLOCK, &filled(43)).unwrap();
     // The host restarts and would continue its migration.
     a.start();
-    wait_until("host-a to wait", SOON, || a.reason("vm1").contains("host-c has it"));
+    wait_for("host-a to wait", || a.reason("vm1").contains("host-c has it"));
     assert_eq!(client.read(9 * BLOCK, BLOCK as u32).unwrap(), filled(43));
 }
 
@@ -290,11 +283,9 @@ fn a_host_lost_during_a_migration_loses_no_data() {
 fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     let mut shared = Shared::new(&["vm1"]);
     let mut a = shared.start_with_lease(40, "host-a", 64, &["vm1"], BACK);
-    a.wait_until_serving("vm1", SOON);
+    a.wait_until_serving("vm1");
     let b = shared.start_with_lease(40, "host-b", 64, &[], BACK);
-    wait_until("host-b to be a member", SOON, || {
-        a.json(&["cluster", "hosts"]).as_array().unwrap().len() == 2
-    });
+    wait_for("host-b to be a member", || a.json(&["cluster", "hosts"]).as_array().unwrap().len() == 2);
     let mut client = a.connect("vm1");
     client.write(9 * BLOCK, &filled(41)).unwrap();
     client.flush().unwrap();
@@ -303,15 +294,15 @@ fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     assert_eq!(shared.block("vm1", 9), filled(41), "it was drained");
     a.ctl(&["migrate", "vm1", "--finish", "--wait", "begun"]);
     let is_away = || word(&a.disk("vm1")["migration"], "state") == "handing-over";
-    wait_until("it to be handed over", SOON, is_away);
+    wait_for("it to be handed over", is_away);
     a.kill();
     shared.etcd.restart(0);
-    wait_until("etcd to answer", SOON, || b.try_ctl(&["cluster", "disks"]).success());
+    wait_for("etcd to answer", || b.try_ctl(&["cluster", "disks"]).success());
     assert!(is_marked(&b, "vm1") && !b.serves("vm1"), "etcd knows of nothing");
     a.start();
-    wait_until("host-b to have it", SOON, || owner(&b, "vm1") == ("host-b".into(), "held".into()));
+    wait_for("host-b to have it", || owner(&b, "vm1") == ("host-b".into(), "held".into()));
     assert_eq!(b.connect("vm1").read(9 * BLOCK, BLOCK as u32).unwrap(), filled(41));
-    wait_until("the migration to be over", SOON, || a.state("vm1") == "away");
+    wait_for("the migration to be over", || a.state("vm1") == "away");
 }
 
 /// All disks move except the one in use. The plan is printed first, and the command can be
@@ -323,9 +314,9 @@ fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     let a = shared.start("host-a", 64, &disks, BACK);
     let b = shared.start("host-b", 64, &[], THROUGH);
     let c = shared.start("host-c", 64, &[], THROUGH);
-    disks.iter().for_each(|disk| a.wait_until_serving(disk, SOON));
+    disks.iter().for_each(|disk| a.wait_until_serving(disk));
     let told = || a.json(&["cluster", "advise", "--leaving", "host-a"]);
-    wait_until("all to have told of themselves", SOON, || {
+    wait_for("all to have told of themselves", || {
         let advice = told();
         advice["hosts"].as_array().unwrap().len() == 3 && advice["moves"].as_array().unwrap().len() == 4
     });
@@ -333,7 +324,7 @@ fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     guest.write(0, &filled(7)).unwrap();
     let uses =
         || told()["disks"].as_array().unwrap().iter().any(|disk| disk["name"] == "vm2" && disk["users"] == 1);
-    wait_until("the guest to be known", SOON, uses);
+    wait_for("the guest to be known", uses);
     let plan = b.ctl(&["cluster", "evacuate", "host-a", "--dry-run"]);
     assert!(plan.contains("vm1") && plan.contains("host-"), "{plan}");
     assert!(plan.contains("vm2 stays: clients use it"), "{plan}");
@@ -346,7 +337,7 @@ fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     assert!(["vm1", "vm3", "vm4"].iter().all(|disk| at(disk).is_some_and(|at| at > 0)));
     // The command is repeated when the guest has gone: only that disk is left.
     drop(guest);
-    wait_until("the guest to be gone", SOON, || !uses());
+    wait_for("the guest to be gone", || !uses());
     let done = a.json(&["cluster", "evacuate"]);
     assert_eq!(done["moved"].as_array().unwrap().len(), 1, "{done}");
     assert!(at("vm2").is_some_and(|at| at > 0));
@@ -364,7 +355,7 @@ fn advice_moves_a_starved_disk_to_flash_that_is_to_spare() {
     let b = shared.start("host-b", 64, &["idle"], THROUGH);
     a.ctl(&["disk", "add", "busy", "--backing", &text(&shared.image("busy"))]);
     a.ctl(&["cache", "enable", "busy", "--pool", "fast", "--size", "2M", "--block-size", "4K"]);
-    b.wait_until_serving("idle", SOON);
+    b.wait_until_serving("idle");
     let mut client = a.connect("busy");
     // A loop over 8 MiB: LRU has no hits with 2 MiB and only hits with 8 MiB.
     let advice = std::cell::RefCell::new(Value::Null);

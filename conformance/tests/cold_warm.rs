@@ -1,10 +1,8 @@
 //! The first pass over a disk misses, and the second is served from flash, as `hob stats` counts
 //! them. Clearing the cache, switching it off and a restart make the cache cold again.
 
-use std::time::Duration;
-
 use conformance::data::{assert_same, noise_file};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Hob, MIB, Scratch, Serve};
 
 const SIZE: u64 = 16 * MIB;
@@ -36,7 +34,7 @@ fn pass(scratch: &Scratch, hob: &Hob) -> (u64, u64) {
 /// the reply.
 #[track_caller]
 fn warm(scratch: &Scratch, hob: &Hob) {
-    wait_until("a pass that consists of hits", Duration::from_secs(60), || pass(scratch, hob) == (COUNT, 0));
+    wait_for("a pass that consists of hits", || pass(scratch, hob) == (COUNT, 0));
 }
 
 #[test]

@@ -2,12 +2,11 @@
 //! attached VMs.
 
 use std::os::unix::fs::symlink;
-use std::time::Duration;
 
 use conformance::data::empty_file;
 use conformance::hob::{binary, command};
-use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch, Tool};
+use conformance::scratch::wait_for;
+use conformance::{MIB, Scratch, Tool};
 
 #[test]
 fn bash_completes_names_of_disks_pools_and_vms() {
@@ -15,16 +14,13 @@ fn bash_completes_names_of_disks_pools_and_vms() {
     empty_file(&scratch.path("web.img"), 4 * MIB);
     let control = format!("unix:{}", scratch.text("ctl.sock"));
     let config = format!(
-        "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [{control:?}]\n\
-         [[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = \"64M\"\n\
+        "[[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = \"64M\"\n\
          [[disk]]\nname = \"web\"\nbacking = {:?}\n",
-        scratch.path("state"),
-        scratch.text("nbd.sock"),
         scratch.path("flash"),
         scratch.path("web.img"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.configure(&config);
+    let daemon = scratch.start_daemon();
     let script = command(&["completions", "bash"]);
     assert!(script.success(), "{}", script.all());
     std::fs::write(scratch.path("hob.bash"), script.stdout).unwrap();
@@ -42,11 +38,11 @@ fn bash_completes_names_of_disks_pools_and_vms() {
         bash.env("HOB_CONTROL", &control).env("PATH", &path).run().trim().to_owned()
     };
     // Without an answer of the daemon in time, hob completes no names.
-    wait_until("names", Duration::from_secs(60), || completed("hob disk show ") == "web");
-    wait_until("names", Duration::from_secs(60), || completed("hob stats w") == "web");
+    wait_for("names", || completed("hob disk show ") == "web");
+    wait_for("names", || completed("hob stats w") == "web");
     assert_eq!(completed("hob stats x"), "");
-    wait_until("names", Duration::from_secs(60), || completed("hob pool show ") == "flash");
-    wait_until("names", Duration::from_secs(60), || completed("hob cache enable web --pool ") == "flash");
+    wait_for("names", || completed("hob pool show ") == "flash");
+    wait_for("names", || completed("hob cache enable web --pool ") == "flash");
     assert!(completed("hob cache enable web --p").contains("--pool"), "options are still completed");
     assert!(completed("hob di").contains("disk"), "commands are still completed");
     // Attached VMs. bash makes words of the parts of a target.

@@ -1,20 +1,16 @@
 //! Changes of a disk's entry in hob.toml take effect while the disk is served: its vhost-user socket,
 //! its datastore, and whether it is read-only.
 
-use std::time::Duration;
-
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::process::Output;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::vhost_driver::{Driver, Kind};
 use conformance::{Daemon, MIB, Scratch};
 use rustix::process::Signal;
 use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
-
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// NBD transmission flag of a read-only export.
 const READ_ONLY: u16 = 1 << 1;
@@ -32,7 +28,7 @@ impl Stage {
         noise_file(&scratch.path("vm.img"), SIZE, 5);
         let image = std::fs::read(scratch.path("vm.img")).unwrap();
         write_config(&scratch, "");
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        let daemon = scratch.start_daemon();
         daemon.ctl(&["disk", "list"]);
         Stage { daemon, scratch, image }
     }
@@ -43,7 +39,7 @@ impl Stage {
     }
 
     fn connect(&self) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").unwrap()
+        self.scratch.connect("vm")
     }
 
     /// Returns true if the backing lacks data of the disk.
@@ -72,22 +68,20 @@ impl Stage {
     }
 
     fn datastore(&self) -> Value {
-        let text = self.daemon.ctl(&["qos", "show", "vm", "-o", "json"]);
-        serde_json::from_str::<Value>(&text).unwrap()["datastore"].clone()
+        self.daemon.json(&["qos", "show", "vm"])["datastore"].clone()
     }
 }
 
 fn write_config(scratch: &Scratch, settings: &str) {
     let config = format!(
-        "{}[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+        "[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
          [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n{settings}\n\
          cache = {{ pool = \"p\", size = \"8M\", mode = \"write-back\", dirty_age_max = 0, dirty_start = 90, \
          dirty_full = 95 }}\n",
-        scratch.daemon_config(),
         scratch.text("pool"),
         scratch.text("vm.img"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.configure(&config);
 }
 
 #[test]
@@ -113,7 +107,7 @@ fn a_served_disk_follows_its_entry() {
     assert!(said.contains("stop the guest") && said.contains("applied:     disk vm: vhost_user"), "{said}");
     assert_same(&client.read(MIB, MIB as u32).unwrap(), &data, MIB, "the data of a client that stays");
     drop(client);
-    wait_until("the end of the client", WAIT_MAX, || stage.apply().success());
+    wait_for("the end of the client", || stage.apply().success());
     stage.applied();
     assert_eq!(stage.datastore(), "array");
     assert!(stage.is_dirty(), "the cache keeps its dirty data");
@@ -128,7 +122,7 @@ fn a_served_disk_follows_its_entry() {
     assert_eq!(guest.run(Kind::Read, MIB, 4096), Some(0), "the guest is still served");
     assert!(!other.exists());
     drop(guest);
-    wait_until("the end of the guest", WAIT_MAX, || stage.apply().success());
+    wait_for("the end of the guest", || stage.apply().success());
     stage.applied();
     assert!(!one.exists() && other.exists());
 
@@ -147,7 +141,7 @@ fn a_served_disk_follows_its_entry() {
 
     // And everything as before.
     stage.configure("");
-    wait_until("the end of the clients", WAIT_MAX, || stage.apply().success());
+    wait_for("the end of the clients", || stage.apply().success());
     stage.applied();
     assert!(!other.exists());
     assert_ne!(stage.datastore(), "array");
@@ -158,7 +152,7 @@ fn a_served_disk_follows_its_entry() {
     assert_same(&client.read(0, SIZE as u32).unwrap(), &stage.image, 0, "the disk that can be written again");
     drop(client);
     stage.daemon.stop();
-    let daemon = Daemon::start(&stage.scratch.path("hob.toml"), &stage.scratch.path("ctl.sock"));
+    let daemon = stage.scratch.start_daemon();
     let diff = daemon.try_ctl(&["config", "diff"]);
     assert!(diff.success(), "after a restart: {}", diff.all());
     daemon.stop();
@@ -174,9 +168,9 @@ fn a_reload_reports_what_it_cannot_apply() {
     let starts = |stage: &Stage| stage.daemon.process.stderr().matches("the control API is at").count();
     let before = starts(&stage);
     stage.daemon.process.signal(Signal::HUP);
-    wait_until("the reload", WAIT_MAX, || starts(&stage) > before);
+    wait_for("the reload", || starts(&stage) > before);
     let health = || stage.daemon.try_ctl(&["health"]).all();
-    wait_until("the report", WAIT_MAX, || {
+    wait_for("the report", || {
         let health = health();
         health.contains("config-pending") && health.contains("not applied: vm has 1 client connected")
     });
@@ -188,7 +182,7 @@ fn a_reload_reports_what_it_cannot_apply() {
     );
     assert_ne!(stage.datastore(), "array");
     drop(client);
-    wait_until("the end of the client", WAIT_MAX, || stage.apply().success());
+    wait_for("the end of the client", || stage.apply().success());
     assert_eq!(stage.datastore(), "array");
     assert!(!health().contains("config-pending"), "{}", health());
     stage.daemon.stop();

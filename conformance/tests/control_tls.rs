@@ -40,8 +40,8 @@ impl Stage {
             scratch.path("admin"),
             scratch.path("reader"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        scratch.write_config(config);
+        let daemon = scratch.start_daemon();
         let ca = text(&server.ca);
         Self { scratch, authority, daemon, port, ca }
     }

@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use conformance::data::{Noise, empty_file};
 use conformance::hob::binary;
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::Client;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch};
 
-const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Number of flushes before a kill, and the time between them.
 const PAGES: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(250);
@@ -31,14 +30,13 @@ impl Stage {
         let scratch = Scratch::new();
         empty_file(&scratch.path("disk.img"), 8 * MIB);
         let config = format!(
-            "{}[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"48M\"\nsegment_size = \"1M\"\n\
+            "[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"48M\"\nsegment_size = \"1M\"\n\
              [[disk]]\nname = \"vm\"\nbacking = {:?}\n\
              [disk.cache]\npool = \"pool\"\nsize = \"8M\"\nmode = \"write-back\"\ndirty_age_max = 600\n",
-            scratch.daemon_config(),
             scratch.text("flash"),
             scratch.text("disk.img"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure(&config);
         Stage { scratch }
     }
 
@@ -56,15 +54,13 @@ impl Stage {
     }
 
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        wait_until("the disk", WAIT_MAX, || Client::connect(&address, "vm").is_ok());
-        Client::connect(&address, "vm").expect("the disk is there")
+        self.scratch.connect_when_served("vm")
     }
 
     /// Waits until the disk has its cache.
     fn wait_for_cache(&self, daemon: &Daemon) {
         let shown = || daemon.ctl(&["disk", "show", "vm", "-o", "json"]);
-        wait_until("the cache", WAIT_MAX, || shown().contains("\"active\""));
+        wait_for("the cache", || shown().contains("\"active\""));
     }
 
     /// Kills the daemon with a write that was acknowledged after the last flush.
@@ -232,10 +228,9 @@ fn a_discarded_cache_leaves_no_crash_log() {
     std::fs::remove_dir_all(stage.scratch.path("state")).unwrap();
     let config = std::fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
     let without_disk = config.split("[[disk]]").next().unwrap();
-    std::fs::write(stage.scratch.path("hob.toml"), without_disk).unwrap();
+    stage.scratch.write_config(without_disk);
     let daemon = stage.start();
-    let pool: serde_json::Value =
-        serde_json::from_str(&daemon.ctl(&["pool", "show", "pool", "-o", "json"])).unwrap();
+    let pool: serde_json::Value = daemon.json(&["pool", "show", "pool"]);
     let owner = pool["orphans"][0]["owner"].as_str().expect("an orphan");
     daemon.ctl(&["pool", "discard-orphan", "pool", owner, "--yes"]);
     assert!(!log.exists(), "the log of the orphan is left");
@@ -249,8 +244,8 @@ fn a_lost_mark_of_changes_in_memory_fails_the_next_flush() {
     let spec = format!("objects+file://{}", stage.scratch.text("objects"));
     let made = conformance::hob::command(&["objects", "create", &spec, "--size", "8M"]);
     assert!(made.success(), "{}", made.all());
-    let config = format!("{}[[disk]]\nname = \"vm\"\nbacking = {spec:?}\n", stage.scratch.daemon_config());
-    std::fs::write(stage.scratch.path("hob.toml"), config).unwrap();
+    let config = format!("[[disk]]\nname = \"vm\"\nbacking = {spec:?}\n");
+    stage.scratch.configure(&config);
     let killed = |content: u8| {
         let daemon = stage.start();
         stage.connect().write(0, &[content; 4096]).unwrap();

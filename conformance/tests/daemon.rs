@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, empty_file, noise_file};
-use conformance::nbd_client::{Address, CMD_READ, Client, EIO};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::{CMD_READ, Client, EIO};
+use conformance::process::Process;
+use conformance::scratch::wait_for;
+use conformance::store::nbdkit;
 use conformance::{Daemon, MIB, Scratch, Tool};
-use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
 
@@ -19,13 +20,7 @@ struct Stage {
 impl Stage {
     fn new(more: &str) -> Self {
         let scratch = Scratch::new();
-        let config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n{more}\n[control]\nlisten = [\"unix:{}\"]\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-        );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure(more);
         let images = (0..3)
             .map(|n| {
                 let path = scratch.path(&format!("disk{n}.img"));
@@ -37,14 +32,18 @@ impl Stage {
     }
 
     #[track_caller]
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+    fn connect(&self, disk: usize) -> Client {
+        self.scratch.connect(&format!("vm{disk}"))
     }
 
+    /// Starts an `nbdkit` that serves the image of the first disk.
     #[track_caller]
-    fn connect(&self, disk: usize) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        Client::connect(&address, &format!("vm{disk}")).unwrap_or_else(|e| panic!("connect to vm{disk}: {e}"))
+    fn nbdkit(&self) -> Process {
+        nbdkit(&self.scratch.path("backing.sock"), &["file", &self.scratch.text("disk0.img")])
+    }
+
+    fn nbdkit_uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.scratch.text("backing.sock"))
     }
 
     /// Creates a pool of two files and three disks, each with a different cache.
@@ -72,16 +71,10 @@ impl Stage {
     }
 }
 
-#[track_caller]
-fn json(daemon: &Daemon, args: &[&str]) -> Value {
-    let text = daemon.ctl(&[args, &["-o", "json"]].concat());
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("hob {args:?} -o json: {e}: {text}"))
-}
-
 /// Returns the daemon's disks and pools, without values that change by themselves.
 #[track_caller]
 fn furniture(daemon: &Daemon) -> (Vec<String>, Vec<String>) {
-    let disks = json(daemon, &["disk", "list"]);
+    let disks = daemon.json(&["disk", "list"]);
     let disks = disks.as_array().unwrap().iter().map(|d| {
         let cache = &d["cache"];
         format!(
@@ -89,7 +82,7 @@ fn furniture(daemon: &Daemon) -> (Vec<String>, Vec<String>) {
             d["name"], d["backing"], cache["pool"], cache["size"], cache["block_size"], cache["policy"]
         )
     });
-    let pools = json(daemon, &["pool", "list"]);
+    let pools = daemon.json(&["pool", "list"]);
     let pools = pools.as_array().unwrap().iter().map(|p| {
         let devices: Vec<String> =
             p["devices"].as_array().unwrap().iter().map(|d| d["path"].to_string()).collect();
@@ -101,7 +94,7 @@ fn furniture(daemon: &Daemon) -> (Vec<String>, Vec<String>) {
 #[test]
 fn changes_survive_a_restart_and_kill_9() {
     let stage = Stage::new("");
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     stage.furnish(&daemon);
     daemon.ctl(&["cache", "resize", "vm0", "32M"]);
     daemon.ctl(&["cache", "set", "vm1", "--block-size", "8K"]);
@@ -110,14 +103,14 @@ fn changes_survive_a_restart_and_kill_9() {
     assert_eq!(before.0.len(), 3, "{before:?}");
     stage.reads_right();
     daemon.stop();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     assert_eq!(furniture(&daemon), before, "after SIGTERM");
     stage.reads_right();
     daemon.ctl(&["disk", "remove", "vm2"]);
     let before = furniture(&daemon);
     // The daemon is killed: the results of confirmed commands are on disk already.
     drop(daemon);
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     assert_eq!(furniture(&daemon), before, "after kill -9");
     daemon.stop();
 }
@@ -125,7 +118,7 @@ fn changes_survive_a_restart_and_kill_9() {
 #[test]
 fn disks_are_kept_apart() {
     let stage = Stage::new("");
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     stage.furnish(&daemon);
     stage.reads_right();
     let data = Noise::new(90).bytes(MIB as usize);
@@ -138,9 +131,7 @@ fn disks_are_kept_apart() {
     }
     let (reads, writes) = (daemon.stats("vm0"), daemon.stats("vm1"));
     assert_eq!((reads.number("writes"), writes.number("writes")), (Some(0.0), Some(1.0)));
-    let list = Tool::new("nbdinfo")
-        .args(["--list", "--json", &Address::Unix(stage.scratch.path("nbd.sock")).uri("")])
-        .run();
+    let list = Tool::new("nbdinfo").args(["--list", "--json", &stage.scratch.nbd().uri("")]).run();
     for name in ["vm0", "vm1", "vm2"] {
         assert!(list.contains(&format!("\"{name}\"")), "{list}");
     }
@@ -151,11 +142,11 @@ fn disks_are_kept_apart() {
 #[test]
 fn a_device_is_removed_from_a_pool_under_three_disks() {
     let stage = Stage::new("");
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     stage.furnish(&daemon);
     stage.reads_right();
     daemon.ctl(&["pool", "remove-device", "fast", &stage.scratch.text("flash1")]);
-    let pool = json(&daemon, &["pool", "show", "fast"]);
+    let pool = daemon.json(&["pool", "show", "fast"]);
     assert_eq!(pool["devices"].as_array().map(Vec::len), Some(1), "{pool}");
     stage.reads_right();
     daemon.ctl(&["pool", "add-device", "fast", &stage.scratch.text("flash3"), "--size", "64M"]);
@@ -166,12 +157,12 @@ fn a_device_is_removed_from_a_pool_under_three_disks() {
 #[test]
 fn a_device_of_another_pool_is_refused() {
     let stage = Stage::new("");
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     stage.furnish(&daemon);
     daemon.stop();
     let before = std::fs::read(stage.scratch.path("flash2")).unwrap();
     let other = Stage::new("");
-    let daemon = other.start();
+    let daemon = other.scratch.start_daemon();
     let theirs = stage.scratch.text("flash2");
     let refused = daemon.try_ctl(&["pool", "create", "mine", &theirs]);
     assert!(!refused.success() && refused.stderr.contains("--force"), "{}", refused.all());
@@ -199,8 +190,8 @@ fn the_configuration_furnishes_the_first_start() {
     let path = stage.scratch.path("hob.toml");
     let config = std::fs::read_to_string(&path).unwrap() + &more(&stage.scratch);
     std::fs::write(&path, config).unwrap();
-    let daemon = stage.start();
-    let disk = json(&daemon, &["disk", "show", "vm0"]);
+    let daemon = stage.scratch.start_daemon();
+    let disk = daemon.json(&["disk", "show", "vm0"]);
     assert_eq!((&disk["cache"]["block_size"], &disk["cache"]["policy"]), (&8192.into(), &"lru".into()));
     let data = stage.connect(0).read(0, MIB as u32).unwrap();
     assert_same(&data, &stage.images[0][..MIB as usize], 0, "vm0 and its image");
@@ -212,21 +203,13 @@ fn the_configuration_furnishes_the_first_start() {
 #[test]
 fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     let stage = Stage::new("[limits]\nbacking_wait_ms_max = 1500");
-    let socket = stage.scratch.text("backing.sock");
-    let image = stage.scratch.text("disk0.img");
-    let nbdkit = || {
-        let _ = std::fs::remove_file(&socket);
-        let server = Tool::new("nbdkit").args(["--foreground", "--unix", &socket, "file", &image]).start();
-        wait_until("nbdkit", Duration::from_secs(60), || std::path::Path::new(&socket).exists());
-        server
-    };
-    let mut backing = nbdkit();
-    let daemon = stage.start();
-    daemon.ctl(&["disk", "add", "vm0", "--backing", &format!("nbd+unix:///?socket={socket}")]);
+    let mut backing = stage.nbdkit();
+    let daemon = stage.scratch.start_daemon();
+    daemon.ctl(&["disk", "add", "vm0", "--backing", &stage.nbdkit_uri()]);
     daemon.ctl(&["disk", "add", "vm1", "--backing", &stage.scratch.text("disk1.img")]);
     let (mut dead, mut well) = (stage.connect(0), stage.connect(1));
     // A server that stalls for longer than the bound costs a read an error.
-    wait_until("a read", Duration::from_secs(60), || dead.read(0, 4096).is_ok());
+    wait_for("a read", || dead.read(0, 4096).is_ok());
     backing.kill();
     let start = Instant::now();
     let cookie = dead.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
@@ -239,7 +222,7 @@ fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     dead.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
     well.read(0, 4096).unwrap();
     daemon.ctl(&["disk", "list"]);
-    let _backing = nbdkit();
+    let _backing = stage.nbdkit();
     assert_eq!(dead.receive().unwrap().error, 0, "the disk is back");
     dead.take(&mut [0; 4096]).unwrap();
     let data = dead.read(0, SIZE as u32).unwrap();
@@ -253,7 +236,7 @@ fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
 fn a_disks_vhost_user_socket_survives_a_restart() {
     use conformance::vhost_driver::{Driver, Kind};
     let stage = Stage::new("");
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     let (socket, image) = (stage.scratch.text("vm.sock"), stage.scratch.text("disk0.img"));
     daemon.ctl(&["disk", "add", "vm0", "--backing", &image, "--vhost-user", &socket]);
     assert!(daemon.ctl(&["disk", "show", "vm0"]).contains(&socket));
@@ -262,10 +245,10 @@ fn a_disks_vhost_user_socket_survives_a_restart() {
     assert!(!refused.success() && refused.all().contains(&socket), "{}", refused.all());
     daemon.ctl(&["disk", "add", "vm1", "--backing", &other]);
     drop(daemon);
-    let daemon = stage.start();
-    wait_until("the socket", Duration::from_secs(60), || stage.scratch.path("vm.sock").exists());
+    let daemon = stage.scratch.start_daemon();
+    wait_for("the socket", || stage.scratch.path("vm.sock").exists());
     let connect = || Driver::connect(&stage.scratch.path("vm.sock"));
-    wait_until("a connection", Duration::from_secs(60), || connect().is_ok());
+    wait_for("a connection", || connect().is_ok());
     let mut driver = connect().expect("the server takes a machine");
     assert_eq!(driver.run(Kind::Read, MIB, 4096), Some(0));
     assert_same(
@@ -287,24 +270,16 @@ fn a_disks_vhost_user_socket_survives_a_restart() {
 #[test]
 fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     let stage = Stage::new("");
-    let socket = stage.scratch.text("backing.sock");
-    let image = stage.scratch.text("disk0.img");
-    let nbdkit = || {
-        let _ = std::fs::remove_file(&socket);
-        let server = Tool::new("nbdkit").args(["--foreground", "--unix", &socket, "file", &image]).start();
-        wait_until("nbdkit", Duration::from_secs(60), || std::path::Path::new(&socket).exists());
-        server
-    };
-    let mut backing = nbdkit();
-    let daemon = stage.start();
-    let uri = format!("nbd+unix:///?socket={socket}");
+    let mut backing = stage.nbdkit();
+    let daemon = stage.scratch.start_daemon();
+    let uri = stage.nbdkit_uri();
     let set_timeout = |timeout: &str| daemon.ctl(&["disk", "set", "vm0", "--backing-timeout", timeout]);
     let refused = daemon.try_ctl(&["disk", "add", "vm0", "--backing", &uri, "--backing-timeout", "0s"]);
     assert!(!refused.success() && refused.all().contains("forever"), "{}", refused.all());
     daemon.ctl(&["disk", "add", "vm0", "--backing", &uri, "--backing-timeout", "2s"]);
     let mut guest = stage.connect(0);
     // A server that stalls for longer than the limit costs a read an error.
-    wait_until("a read", Duration::from_secs(60), || guest.read(0, 4096).is_ok());
+    wait_for("a read", || guest.read(0, 4096).is_ok());
     backing.kill();
     let start = Instant::now();
     guest.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
@@ -312,14 +287,14 @@ fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     // The daemon's own limit is longer than the client waits.
     assert!(start.elapsed() > Duration::from_millis(1900), "{:?}", start.elapsed());
     // The backing returns and fails again; without a limit, a request waits for longer than before.
-    let mut backing = nbdkit();
-    wait_until("the disk to be back", Duration::from_secs(60), || guest.read(MIB, 4096).is_ok());
+    let mut backing = stage.nbdkit();
+    wait_for("the disk to be back", || guest.read(MIB, 4096).is_ok());
     backing.kill();
     set_timeout("forever");
-    assert_eq!(json(&daemon, &["disk", "show", "vm0"])["backing_timeout"], "forever");
+    assert_eq!(daemon.json(&["disk", "show", "vm0"])["backing_timeout"], "forever");
     guest.send(0, CMD_READ, 2 * MIB, 4096, &[]).unwrap();
     std::thread::sleep(Duration::from_secs(4));
-    let mut backing = nbdkit();
+    let mut backing = stage.nbdkit();
     assert_eq!(guest.receive().unwrap().error, 0, "it waited for the backing");
     guest.take(&mut [0; 4096]).unwrap();
     // A command limits the time of a request that waits.

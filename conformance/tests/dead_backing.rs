@@ -1,23 +1,20 @@
 //! The backing is a separate NBD server, which fails. Hits and the control API continue. All other
 //! requests wait, and complete correctly when the server is back.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, assert_same_file, empty_file, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::process::Process;
-use conformance::scratch::wait_until;
-use conformance::{Daemon, Hob, MIB, Scratch, Serve, Tool};
+use conformance::scratch::wait_for;
+use conformance::store;
+use conformance::{Daemon, Hob, MIB, Scratch, Serve};
 use rustix::process::Signal;
 
 const SIZE: u64 = 32 * MIB;
 const WARM: u64 = 4 * MIB;
-
-/// Maximum time until a disk or a cache is there.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Maximum time of a stop whose backing does not answer. It usually takes 2 to 6 s.
 const STOP_MAX: Duration = Duration::from_secs(20);
@@ -25,13 +22,7 @@ const STOP_MAX: Duration = Duration::from_secs(20);
 /// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
 #[track_caller]
 fn nbdkit(scratch: &Scratch) -> Process {
-    let socket = scratch.path("backing.sock");
-    let _ = std::fs::remove_file(&socket);
-    let server = Tool::new("nbdkit")
-        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "file", &scratch.text("disk.img")])
-        .start();
-    wait_until("nbdkit's socket", Duration::from_secs(60), || Path::new(&socket).exists());
-    server
+    store::nbdkit(&scratch.path("backing.sock"), &["file", &scratch.text("disk.img")])
 }
 
 struct Stage {
@@ -53,7 +44,7 @@ impl Stage {
         let hob = Serve::disk(&uri).cached(&scratch.path("pool"), "16M", "4K").start(&scratch);
         let mut client = hob.connect();
         // hob fills flash while it replies: read until a whole pass has only hits.
-        wait_until("the first part to be cached", Duration::from_secs(60), || {
+        wait_for("the first part to be cached", || {
             let before = hob.stats().hits();
             for at in (0..WARM).step_by(65536) {
                 client.read(at, 65536).unwrap();
@@ -190,13 +181,10 @@ fn sigterm_ends_the_server_while_its_backing_is_dead() {
 #[track_caller]
 fn start_daemon(scratch: &Scratch) -> (Daemon, Client) {
     let _ = std::fs::remove_file(scratch.path("ctl.sock"));
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let daemon = scratch.start_daemon();
     let shown = || daemon.ctl(&["disk", "show", "vm", "-o", "json"]);
-    wait_until("the cache", PATIENCE, || shown().contains("\"active\""));
-    let address = Address::Unix(scratch.path("nbd.sock"));
-    wait_until("the disk", PATIENCE, || Client::connect(&address, "vm").is_ok());
-    let guest = Client::connect(&address, "vm").expect("the disk is there");
-    (daemon, guest)
+    wait_for("the cache", || shown().contains("\"active\""));
+    (daemon, scratch.connect_when_served("vm"))
 }
 
 /// Promise 1: a stop leaves dirty data in the cache if the backing does not answer. It does not wait
@@ -209,14 +197,13 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
         let mut backing = nbdkit(&scratch);
         let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
         let config = format!(
-            "{}[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+            "[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
              [[disk]]\nname = \"vm\"\nbacking = {uri:?}\n\
              [disk.cache]\npool = \"pool\"\nsize = \"16M\"\nmode = \"write-back\"\ndirty_age_max = 600\n\
              dirty_start = 90\ndirty_stop = 80\ndirty_full = 95\n",
-            scratch.daemon_config(),
             scratch.text("flash"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure(&config);
         let (daemon, mut guest) = start_daemon(&scratch);
         let data = Noise::new(53).bytes(MIB as usize);
         guest.write(0, &data).unwrap();

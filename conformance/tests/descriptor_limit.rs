@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use conformance::data::noise_file;
 use conformance::hob::{Daemon, binary};
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::{text, wait_until};
+use conformance::nbd_client::Client;
+use conformance::scratch::{text, wait_for};
 use conformance::tool::find;
 use conformance::{MIB, Scratch};
 use rustix::process::Signal;
@@ -34,9 +34,7 @@ fn soft_limit(pid: u32) -> u64 {
 
 #[track_caller]
 fn reads(scratch: &Scratch, disk: &str) {
-    let address = Address::Unix(scratch.path("nbd.sock"));
-    wait_until(disk, WAIT_MAX, || Client::connect(&address, disk).is_ok());
-    Client::connect(&address, disk).expect("a connection").read(0, 4096).expect("a read");
+    scratch.connect_when_served(disk).read(0, 4096).expect("a read");
 }
 
 fn image(path: &Path) -> String {
@@ -47,14 +45,12 @@ fn image(path: &Path) -> String {
 #[test]
 fn the_limit_of_open_files_is_raised() {
     let scratch = Scratch::new();
-    std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
+    scratch.configure("");
     let daemon = start(&scratch, "64:2048");
     assert_eq!(soft_limit(daemon.process.pid()), 2048);
     daemon.ctl(&["disk", "add", "vm", "--backing", &image(&scratch.path("vm.img"))]);
     // More clients than the soft limit, all of which are served.
-    let address = Address::Unix(scratch.path("nbd.sock"));
-    let clients: Vec<Client> =
-        (0..100).map(|_| Client::connect(&address, "vm").expect("a connection")).collect();
+    let clients: Vec<Client> = (0..100).map(|_| scratch.connect("vm")).collect();
     for mut client in clients {
         client.read(0, 4096).expect("a read");
     }
@@ -65,7 +61,7 @@ fn the_limit_of_open_files_is_raised() {
 #[test]
 fn a_disk_beyond_the_limit_of_open_files_is_refused_and_the_others_are_served() {
     let scratch = Scratch::new();
-    std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
+    scratch.configure("");
     let daemon = start(&scratch, "200:200");
     let mut added = 0;
     let refused = loop {
@@ -100,15 +96,15 @@ fn a_disk_beyond_the_limit_of_open_files_is_refused_and_the_others_are_served() 
 fn disks_of_hob_toml_beyond_the_limit_of_open_files_are_refused_at_the_start() {
     const DISKS: usize = 40;
     let scratch = Scratch::new();
-    let mut config = scratch.daemon_config();
+    let mut config = String::new();
     for disk in 0..DISKS {
         let backing = image(&scratch.path(&format!("vm{disk}.img")));
         let _ = write!(config, "[[disk]]\nname = \"vm{disk}\"\nbacking = \"{backing}\"\n");
     }
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.configure(&config);
     let daemon = start(&scratch, "120:120");
     let health = || daemon.try_ctl(&["health"]).all();
-    wait_until("the disks that do not fit", WAIT_MAX, || health().contains("of 120 files are open"));
+    wait_for("the disks that do not fit", || health().contains("of 120 files are open"));
     let listed = daemon.ctl(&["disk", "list"]);
     let online: Vec<_> = listed.lines().filter(|line| line.contains("online")).collect();
     assert!(!online.is_empty(), "{listed}");
@@ -124,15 +120,15 @@ fn disks_of_hob_toml_beyond_the_limit_of_open_files_are_refused_at_the_start() {
 fn clients_leave_descriptors_for_the_daemon_and_an_upgrade_that_lacks_them_is_refused() {
     const LIMIT: usize = 200;
     let scratch = Scratch::new();
-    let mut config = scratch.daemon_config();
+    let mut config = String::new();
     for disk in 0..4 {
         let backing = image(&scratch.path(&format!("vm{disk}.img")));
         let _ = write!(config, "[[disk]]\nname = \"vm{disk}\"\nbacking = \"{backing}\"\n");
     }
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.configure(&config);
     let mut daemon = start(&scratch, &format!("{LIMIT}:{LIMIT}"));
-    let address = Address::Unix(scratch.path("nbd.sock"));
-    wait_until("the listener", WAIT_MAX, || scratch.path("nbd.sock").exists());
+    let address = scratch.nbd();
+    wait_for("the listener", || scratch.path("nbd.sock").exists());
     let mut clients = Vec::new();
     let refused = loop {
         match Client::connect(&address, &format!("vm{}", clients.len() % 4)) {
@@ -144,7 +140,7 @@ fn clients_leave_descriptors_for_the_daemon_and_an_upgrade_that_lacks_them_is_re
     let listed = daemon.try_ctl(&["disk", "list"]);
     assert!(listed.success() && listed.stdout.matches("online").count() == 4, "{}", listed.all());
     daemon.process.signal(Signal::HUP);
-    wait_until("the refusal", WAIT_MAX, || {
+    wait_for("the refusal", || {
         daemon.process.stderr().contains("no descriptors for an upgrade with all clients")
     });
     for client in &mut clients {
@@ -155,7 +151,7 @@ fn clients_leave_descriptors_for_the_daemon_and_an_upgrade_that_lacks_them_is_re
     // hob refuses it as long as it has not closed the other clients' connections.
     let refusals = |log: &str| log.matches("no descriptors for an upgrade with all clients").count();
     let is_begun = |log: &str| log.contains("taking over");
-    wait_until("the upgrade", WAIT_MAX, || {
+    wait_for("the upgrade", || {
         let mut log = daemon.process.stderr();
         let (before, start) = (refusals(&log), Instant::now());
         daemon.process.signal(Signal::HUP);

@@ -11,11 +11,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, noise_file};
-use conformance::nbd_client::{Address, CMD_READ, CMD_TRIM, CMD_WRITE_ZEROES, Client, EIO};
+use conformance::nbd_client::{CMD_READ, CMD_TRIM, CMD_WRITE_ZEROES, Client, EIO};
 use conformance::process::Process;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
+use conformance::store::nbdkit;
 use conformance::{Daemon, Loop, MIB, Scratch, Tool, Unmount};
-use rustix::process::Signal;
 use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
@@ -37,8 +37,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        let config = scratch.daemon_config();
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure("");
         noise_file(&scratch.path("disk.img"), SIZE, 1);
         Stage { scratch }
     }
@@ -46,7 +45,7 @@ impl Stage {
     /// Starts a daemon with a pool.
     #[track_caller]
     fn start(&self) -> Daemon {
-        let daemon = Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"));
+        let daemon = self.scratch.start_daemon();
         let flash = self.scratch.text("flash");
         daemon.ctl(&["pool", "create", "fast", &flash, "--size", "64M", "--segment-size", "1M"]);
         daemon
@@ -63,20 +62,13 @@ impl Stage {
 
     #[track_caller]
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        Client::connect(&address, "vm").unwrap_or_else(|e| panic!("connect to vm: {e}"))
+        self.scratch.connect("vm")
     }
 
     /// Starts an `nbdkit` that serves `disk.img` of the scratch directory.
     #[track_caller]
     fn nbdkit(&self) -> Process {
-        let socket = self.scratch.path("backing.sock");
-        let _ = std::fs::remove_file(&socket);
-        let (socket_text, image) = (self.scratch.text("backing.sock"), self.scratch.text("disk.img"));
-        let server =
-            Tool::new("nbdkit").args(["--foreground", "--unix", &socket_text, "file", &image]).start();
-        wait_until("nbdkit's socket", Duration::from_secs(60), || socket.exists());
-        server
+        nbdkit(&self.scratch.path("backing.sock"), &["file", &self.scratch.text("disk.img")])
     }
 
     fn uri(&self) -> String {
@@ -88,14 +80,8 @@ impl Stage {
     }
 }
 
-#[track_caller]
-fn json(daemon: &Daemon, args: &[&str]) -> Value {
-    let text = daemon.ctl(&[args, &["-o", "json"]].concat());
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("hob {args:?} -o json: {e}: {text}"))
-}
-
 fn room(daemon: &Daemon) -> Value {
-    json(daemon, &["pool", "show", "fast"])["devices"][0]["free_segments"].clone()
+    daemon.json(&["pool", "show", "fast"])["devices"][0]["free_segments"].clone()
 }
 
 /// Runs a command, which must end in time while the control API answers other requests.
@@ -122,27 +108,13 @@ fn ends(daemon: &Daemon, args: &[&str]) {
 #[track_caller]
 fn wait_until_in_flight(stage: &Stage, count: u64) {
     let socket = stage.scratch.text("ctl.sock");
-    wait_until("requests in flight", Duration::from_secs(60), || {
+    wait_for("requests in flight", || {
         let load = Tool::new("curl").args(["-s", "--unix-socket", &socket, "http://hob/v1/load"]).run();
         let load: Value = serde_json::from_str(&load).unwrap_or_else(|e| panic!("{e}: {load}"));
         load[0]["in_flight"].as_u64() >= Some(count)
     });
     // The threads that perform the requests may start a little later.
     std::thread::sleep(Duration::from_millis(300));
-}
-
-/// Sends SIGSTOP. The signal takes effect with a delay; when this function returns, no thread of
-/// the server runs.
-#[track_caller]
-fn stop(server: &mut Process) {
-    server.signal(Signal::STOP);
-    let tasks = format!("/proc/{}/task", server.pid());
-    wait_until("the stop of every thread", Duration::from_secs(60), || {
-        std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
-            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
-        })
-    });
 }
 
 /// Sends requests that need the backing. Returns when they wait.
@@ -157,9 +129,7 @@ fn ask_backing(stage: &Stage, guest: &mut Client) {
 /// Checks that a connection with waiting requests ends, with any result of these requests.
 fn is_disconnected(guest: &mut Client) {
     let is_silence = |error: &Error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
-    wait_until("the end of the connection", Duration::from_secs(60), || {
-        guest.receive().is_err_and(|error| !is_silence(&error))
-    });
+    wait_for("the end of the connection", || guest.receive().is_err_and(|error| !is_silence(&error)));
 }
 
 #[track_caller]
@@ -179,7 +149,7 @@ fn removes(end: impl Fn(&mut Process), with_drain: bool) {
     ask_backing(&stage, &mut guest);
     ends(&daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
     is_disconnected(&mut guest);
-    assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
+    assert_eq!(daemon.json(&["disk", "list"]), Value::Array(vec![]));
     assert_eq!(room(&daemon), free, "its segments are free");
     server.kill();
     let _server = stage.nbdkit();
@@ -191,7 +161,7 @@ fn removes(end: impl Fn(&mut Process), with_drain: bool) {
 
 #[test]
 fn a_disk_whose_backing_hangs_is_removed_within_ten_seconds() {
-    removes(stop, false);
+    removes(Process::pause, false);
 }
 
 #[test]
@@ -201,7 +171,7 @@ fn a_disk_whose_backing_is_dead_is_removed_within_ten_seconds() {
 
 #[test]
 fn a_disk_that_is_drained_to_a_hung_backing_is_removed_within_ten_seconds() {
-    removes(stop, true);
+    removes(Process::pause, true);
 }
 
 /// A program reads the disk's file and would wait for ever. With `--force`, the program gets an
@@ -217,18 +187,18 @@ fn a_disk_whose_file_is_open_is_removed_with_force_while_the_backing_hangs() {
     let timeout = ["--backing-timeout", "forever"];
     daemon.ctl(&[&["disk", "add", "vm", "--backing", &uri, "--fuse", &fuse], &timeout[..]].concat());
     let file = std::fs::File::open(&path).unwrap();
-    stop(&mut server);
+    server.pause();
     std::thread::scope(|scope| {
         let read = scope.spawn(|| file.read_at(&mut [0; 4096], 8 * MIB));
         std::thread::sleep(Duration::from_millis(500));
         let refused = daemon.try_ctl(&["disk", "remove", "vm", "--discard-dirty", "--yes"]);
         assert!(!refused.success() && refused.all().contains("vm.img"), "{}", refused.all());
-        assert_eq!(json(&daemon, &["disk", "show", "vm"])["state"], "online");
+        assert_eq!(daemon.json(&["disk", "show", "vm"])["state"], "online");
         assert!(!read.is_finished(), "nothing was changed");
         ends(&daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
         assert!(read.join().unwrap().is_err());
     });
-    assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
+    assert_eq!(daemon.json(&["disk", "list"]), Value::Array(vec![]));
     assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(&fuse), "it is unmounted");
     daemon.stop();
 }
@@ -249,13 +219,11 @@ fn discards(end: impl Fn(&mut Process)) {
         assert_eq!(guest.receive().unwrap().error, EIO, "what waited failed");
     }
     assert_eq!(daemon.stats("vm").number("dirty_bytes"), Some(0.0));
-    assert_eq!(json(&daemon, &["disk", "show", "vm"])["state"], "online");
+    assert_eq!(daemon.json(&["disk", "show", "vm"])["state"], "online");
     server.kill();
     let _server = stage.nbdkit();
     let mut read = Vec::new();
-    wait_until("the disk to be back", Duration::from_secs(60), || {
-        guest.read(DIRTY, MIB as u32).map(|bytes| read = bytes).is_ok()
-    });
+    wait_for("the disk to be back", || guest.read(DIRTY, MIB as u32).map(|bytes| read = bytes).is_ok());
     assert!(read == stage.image()[DIRTY as usize..][..MIB as usize], "discarded data is not shown");
     assert!(guest.flush().is_err(), "the guest hears that acknowledged writes are lost");
     guest.flush().expect("once");
@@ -267,7 +235,7 @@ fn discards(end: impl Fn(&mut Process)) {
 
 #[test]
 fn dirty_data_is_discarded_within_ten_seconds_while_the_backing_hangs() {
-    discards(stop);
+    discards(Process::pause);
 }
 
 #[test]
@@ -355,11 +323,10 @@ fn a_disk_on_a_frozen_filesystem_is_removed_within_ten_seconds() {
         let refused = daemon.try_ctl(&["disk", "add", "again", "--backing", image]);
         assert!(!refused.success() && refused.all().contains("in use"), "{}", refused.all());
         drop(frozen);
-        wait_until("the end of what hung", Duration::from_secs(60), || {
+        wait_for("the end of what hung", || {
             daemon.try_ctl(&["disk", "add", "again", "--backing", image]).success()
         });
-        let address = Address::Unix(stage.scratch.path("nbd.sock"));
-        let mut again = Client::connect(&address, "again").unwrap();
+        let mut again = stage.scratch.connect("again");
         is_old_or_new(&again.read(0, SIZE as u32).unwrap());
     });
 }
@@ -369,18 +336,16 @@ fn a_disk_returns_after_discarding_dirty_data_on_a_frozen_filesystem() {
     on_frozen(|stage, daemon, guest, free, frozen, _| {
         ends(daemon, &["cache", "discard-dirty", "vm", "--yes"]);
         is_disconnected(guest);
-        let shown = json(daemon, &["disk", "show", "vm"]);
+        let shown = daemon.json(&["disk", "show", "vm"]);
         assert_eq!(shown["state"], "offline", "{shown}");
         assert!(shown["reason"].as_str().is_some_and(|why| why.contains("hang")), "{shown}");
         assert_eq!(room(daemon), *free);
         // hob does not retry it meanwhile.
         std::thread::sleep(Duration::from_secs(6));
-        let again = json(daemon, &["disk", "show", "vm"]);
+        let again = daemon.json(&["disk", "show", "vm"]);
         assert_eq!(again["reason"], shown["reason"]);
         drop(frozen);
-        wait_until("the disk to be back", Duration::from_secs(60), || {
-            json(daemon, &["disk", "show", "vm"])["state"] == "online"
-        });
+        wait_for("the disk to be back", || daemon.json(&["disk", "show", "vm"])["state"] == "online");
         let mut guest = stage.connect();
         is_old_or_new(&guest.read(0, SIZE as u32).unwrap());
         assert!(guest.flush().is_err(), "its connection ended before it was told");
@@ -405,14 +370,14 @@ fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
     wait_until_in_flight(&stage, 1);
     let busy = daemon.try_ctl(&["disk", "remove", "vm", "--force", "--yes"]);
     assert!(!busy.success() && busy.all().contains("as task "), "{}", busy.all());
-    let task = || json(&daemon, &["tasks"])[0].clone();
+    let task = || daemon.json(&["tasks"])[0].clone();
     assert_eq!((&task()["what"], &task()["state"]), (&"disk remove".into(), &"running".into()));
     let cancel = daemon.try_ctl(&["tasks", "cancel", &task()["id"].to_string()]);
     assert!(!cancel.success() && cancel.all().contains("cannot be cancelled"), "{}", cancel.all());
-    wait_until("the end of the removal", Duration::from_secs(60), || task()["state"] == "done");
-    assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
+    wait_for("the end of the removal", || task()["state"] == "done");
+    assert_eq!(daemon.json(&["disk", "list"]), Value::Array(vec![]));
     daemon.ctl(&["tasks", "acknowledge", &task()["id"].to_string()]);
-    assert_eq!(json(&daemon, &["tasks"]), Value::Array(vec![]));
+    assert_eq!(daemon.json(&["tasks"]), Value::Array(vec![]));
     drop(frozen);
     daemon.stop();
     mount.unmount();

@@ -184,11 +184,11 @@ struct Stage {
 impl Stage {
     fn new(before: Before) -> Stage {
         let scratch = Scratch::new();
-        std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
+        scratch.configure("");
         for dir in ["srv", "srv/objects", "backup"] {
             std::fs::create_dir(scratch.path(dir)).unwrap();
         }
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        let daemon = scratch.start_daemon();
         symlink(binary(), scratch.path("hob")).unwrap();
         let flash = [scratch.text("flash0"), scratch.text("flash1")];
         if before != Before::Daemon {

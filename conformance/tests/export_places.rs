@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use conformance::data::{assert_same, noise_file};
 use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::vhost_driver::{DATA_BYTES, Driver, Kind};
 use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
 use rustix::process::Signal;
@@ -44,13 +44,7 @@ impl Stage {
         let at = |name: &str| scratch.text(name);
         noise_file(&scratch.path("disk.img"), DISK, 71);
         let image = fs::read(scratch.path("disk.img")).unwrap();
-        let config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-            at("state"),
-            at("nbd.sock"),
-            at("ctl.sock"),
-        );
-        fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure("");
         let unmounts = ["vm.img", "backup.img"].map(|name| Unmount::at(&scratch.path(name)));
         let daemon = start(&scratch);
         daemon.ctl(&["pool", "create", "p", &at("flash"), "--size", "64M", "--segment-size", "1M"]);
@@ -82,9 +76,7 @@ impl Stage {
     #[track_caller]
     fn warm_up(&self) {
         let mut guest = self.connect("vm").unwrap();
-        wait_until("the hot part to be cached", Duration::from_secs(60), || {
-            self.hot_hits(&mut guest) == HOT / MIB
-        });
+        wait_for("the hot part to be cached", || self.hot_hits(&mut guest) == HOT / MIB);
     }
 
     /// Reads the hot part in pieces of 1 MiB, and returns the number of hits.
@@ -117,7 +109,7 @@ impl Stage {
 
 #[track_caller]
 fn start(scratch: &Scratch) -> Daemon {
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let daemon = scratch.start_daemon();
     // The daemon's socket answers when its disks exist.
     daemon.ctl(&["disk", "list"]);
     daemon
@@ -252,7 +244,7 @@ fn upgrade(stage: &mut Stage) {
     let done = |log: &str| log.matches("the control API is at").count();
     let before = done(&process.stderr());
     process.signal(Signal::HUP);
-    wait_until("the upgrade", Duration::from_secs(60), || done(&process.stderr()) > before);
+    wait_for("the upgrade", || done(&process.stderr()) > before);
     stage.daemon.ctl(&["disk", "list"]);
 }
 

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use conformance::data::{assert_same, noise_file};
-use conformance::nbd_client::{Address, CMD_WRITE, Client, EPERM};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::{CMD_WRITE, Client, EPERM};
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch, Tool};
 
 const DISK: u64 = 128 * MIB;
@@ -21,46 +21,20 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        let config = scratch.daemon_config();
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure("");
         noise_file(&scratch.path("disk.img"), DISK, 91);
         let image = std::fs::read(scratch.path("disk.img")).unwrap();
         let daemon = start(&scratch);
-        daemon.ctl(&[
-            "pool",
-            "create",
-            "fast",
-            &scratch.text("flash"),
-            "--size",
-            "64M",
-            "--segment-size",
-            "1M",
-        ]);
+        daemon.tell(&format!("pool create fast {} --size 64M --segment-size 1M", scratch.text("flash")));
         daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("disk.img")]);
         let size = format!("{}M", CACHE / MIB);
-        daemon.ctl(&[
-            "cache",
-            "enable",
-            "vm",
-            "--pool",
-            "fast",
-            "--size",
-            &size,
-            "--block-size",
-            "4K",
-            "--policy",
-            "lru",
-        ]);
+        daemon.tell(&format!("cache enable vm --pool fast --size {size} --block-size 4K --policy lru"));
         daemon.ctl(&["export", "add", "vm", "vm-backup", "--read-only", "--no-promote"]);
         Stage { scratch, daemon, image }
     }
 
-    fn address(&self) -> Address {
-        Address::Unix(self.scratch.path("nbd.sock"))
-    }
-
     fn connect(&self, export: &str) -> Client {
-        Client::connect(&self.address(), export).unwrap_or_else(|error| panic!("{export}: {error}"))
+        Client::connect(&self.scratch.nbd(), export).unwrap_or_else(|error| panic!("{export}: {error}"))
     }
 
     /// Returns the number of reads that count for the hit ratio, and the hits among them.
@@ -73,8 +47,8 @@ impl Stage {
 }
 
 fn start(scratch: &Scratch) -> Daemon {
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
+    let daemon = scratch.start_daemon();
+    wait_for("the NBD socket", || scratch.path("nbd.sock").exists());
     daemon
 }
 
@@ -108,7 +82,7 @@ fn a_backup_does_not_wash_the_cache() {
     let stage = Stage::new();
     let mut client = stage.connect("vm");
     let mut dice = 7;
-    wait_until("the hot part to be cached", Duration::from_secs(60), || {
+    wait_for("the hot part to be cached", || {
         let before = stage.reads();
         for offset in (0..CACHE * 3 / 4).step_by(MIB as usize) {
             client.read(offset, MIB as u32).unwrap();
@@ -121,7 +95,7 @@ fn a_backup_does_not_wash_the_cache() {
     let quiet = load(&stage, &mut client, &mut dice, Duration::from_secs(1));
     let mut during = Vec::new();
     for (export, copy) in [("vm-backup", "one.img"), ("vm", "two.img")] {
-        let source = stage.address().uri(export);
+        let source = stage.scratch.nbd().uri(export);
         let target = stage.scratch.text(copy);
         std::fs::File::create(&target).unwrap().set_len(DISK).unwrap();
         let backup = std::thread::spawn(move || {
@@ -156,7 +130,7 @@ fn a_read_only_export_refuses_changes_and_sees_those_of_the_guest() {
     assert_eq!(backup.call(0, CMD_WRITE, 0, 4096, &[1; 4096]).unwrap(), EPERM);
     guest.write(0, &[1; 4096]).unwrap();
     assert_eq!(backup.read(0, 4096).unwrap(), [1; 4096]);
-    let info = Tool::new("nbdinfo").args(["--json", &stage.address().uri("vm-backup")]).run();
+    let info = Tool::new("nbdinfo").args(["--json", &stage.scratch.nbd().uri("vm-backup")]).run();
     assert!(info.contains("\"is_read_only\": true"), "{info}");
     stage.daemon.stop();
 }
@@ -175,7 +149,7 @@ fn exports_survive_a_restart_and_are_removed_separately() {
     assert!(list.contains("vm-backup") && list.contains("promote nothing"), "{list}");
     stage.daemon.ctl(&["export", "remove", "vm", "vm-backup"]);
     assert!(backup.read(0, 4096).is_err(), "its connections end");
-    assert!(Client::connect(&stage.address(), "vm-backup").is_err());
+    assert!(Client::connect(&stage.scratch.nbd(), "vm-backup").is_err());
     assert_same(&guest.read(0, 4096).unwrap(), &stage.image[..4096], 0, "the guest's");
     let refused = stage.daemon.try_ctl(&["export", "remove", "vm", "vm-backup"]);
     assert!(refused.status.is_some_and(|status| !status.success()), "{refused:?}");

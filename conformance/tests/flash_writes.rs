@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use conformance::data::{Noise, noise_file};
 use conformance::hob::command;
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::Client;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch};
 use serde_json::Value;
 
@@ -14,9 +14,6 @@ const DISK: u64 = 128 * MIB;
 const CACHE: u64 = 16 * MIB;
 const HOT: u64 = 8 * MIB;
 const BLOCK: u64 = 16384;
-
-/// Time in which a budget takes effect, and in which health reports a problem.
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 struct Stage {
     scratch: Scratch,
@@ -28,26 +25,23 @@ impl Stage {
     fn new(budget: &str, cache: &str) -> Stage {
         let scratch = Scratch::new();
         noise_file(&scratch.path("disk.img"), DISK, 7);
-        let mut config = scratch.daemon_config();
-        config += &format!(
+        let config = format!(
             "[[pool]]\nname = \"flash\"\ndevices = [\"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n{budget}\n\
              [[disk]]\nname = \"vm\"\nbacking = \"{}\"\ncache = {{ pool = \"flash\", size = {CACHE}, {cache} }}\n",
             scratch.text("pool"),
             scratch.text("disk.img"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = start(&scratch);
+        scratch.configure(&config);
+        let daemon = scratch.start_daemon();
         Stage { scratch, daemon }
     }
 
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        wait_until("the export", WAIT_MAX, || Client::connect(&address, "vm").is_ok());
-        Client::connect(&address, "vm").unwrap()
+        self.scratch.connect_when_served("vm")
     }
 
     fn json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.daemon.ctl(&[args, &["-o", "json"]].concat())).unwrap()
+        self.daemon.json(args)
     }
 
     fn writes(&self) -> Value {
@@ -61,7 +55,7 @@ impl Stage {
 
     /// Waits until the cache has its part of the budget.
     fn until_divided(&self) {
-        wait_until("the cache's part of the budget", WAIT_MAX, || {
+        wait_for("the cache's part of the budget", || {
             self.json(&["disk", "show", "vm"])["cache"]["flash_writes"].is_object()
         });
     }
@@ -69,7 +63,7 @@ impl Stage {
     /// Waits until the daemon has counted everything that was written.
     fn until_counted(&self) {
         let mut last = u64::MAX;
-        wait_until("the end of flash writes", WAIT_MAX, || {
+        wait_for("the end of flash writes", || {
             std::thread::sleep(Duration::from_millis(2500));
             let now = self.number("written");
             std::mem::replace(&mut last, now) == now
@@ -101,13 +95,9 @@ impl Stage {
     fn restart(self, end: fn(Daemon)) -> Stage {
         let Stage { scratch, daemon } = self;
         end(daemon);
-        let daemon = start(&scratch);
+        let daemon = scratch.start_daemon();
         Stage { scratch, daemon }
     }
-}
-
-fn start(scratch: &Scratch) -> Daemon {
-    Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"))
 }
 
 /// Without a budget, these reads would write several times the cache's size to flash. With the budget
@@ -138,7 +128,7 @@ fn flash_writes_stay_within_a_small_budget_while_hits_go_on() {
     assert!(shown.contains("1 MiB a day (1M/day)"), "{shown}");
     // The same load without a budget writes several times as much.
     stage.daemon.ctl(&["pool", "set", "flash", "--flash-writes", "off"]);
-    wait_until("the end of the limit", WAIT_MAX, || {
+    wait_for("the end of the limit", || {
         stage.json(&["disk", "show", "vm"])["cache"]["flash_writes"].is_null()
     });
     for _ in 0..8 {
@@ -188,10 +178,10 @@ fn dirty_data_that_exceeds_the_budget_is_written_and_reported() {
     let before = stage.daemon.stats("vm").reason("write", "to-flash");
     (0..4 * MIB / BLOCK).for_each(|at| guest.write(at * BLOCK, &[1; BLOCK as usize]).unwrap());
     assert_eq!(stage.daemon.stats("vm").reason("write", "to-flash") - before, 4 * MIB / BLOCK);
-    wait_until("a health problem", WAIT_MAX, || output().contains("flash-writes-exceeded"));
+    wait_for("a health problem", || output().contains("flash-writes-exceeded"));
     assert!(stage.number("unrefusable") >= 4 * MIB && stage.number("debt") > 0, "{}", stage.writes());
     stage.daemon.ctl(&["pool", "set", "flash", "--flash-writes", "1000 DWPD"]);
-    wait_until("the end of the problem", WAIT_MAX, || !output().contains("flash-writes-exceeded"));
+    wait_for("the end of the problem", || !output().contains("flash-writes-exceeded"));
 }
 
 /// hob refuses an invalid budget with one line that shows the valid forms.

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use conformance::data::noise_file;
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::process::Process;
-use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch, Tool};
+use conformance::scratch::wait_for;
+use conformance::store::nbdkit;
+use conformance::{MIB, Scratch};
 use rustix::process::Signal;
-use serde_json::Value;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -22,11 +22,10 @@ impl Stage {
         let scratch = Scratch::new();
         noise_file(&scratch.path("disk.img"), 8 * MIB, 1);
         let config = format!(
-            "{}[[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n",
-            scratch.daemon_config(),
+            "[[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n",
             scratch.text("backing.sock"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure(&config);
         Stage { scratch }
     }
 
@@ -44,38 +43,22 @@ impl Stage {
         let server =
             self.nbdkit_with(&filters, &["error-pwrite=EIO", "error-pwrite-rate=100%", logged.as_str()]);
         let has_refused = || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("error=EIO"));
-        wait_until("a refused write", WAIT_MAX, has_refused);
+        wait_for("a refused write", has_refused);
         server
     }
 
     fn nbdkit_with(&self, filters: &[&str], parameters: &[&str]) -> Process {
-        let socket = self.scratch.path("backing.sock");
-        let _ = std::fs::remove_file(&socket);
         let image = self.scratch.text("disk.img");
-        let server = Tool::new("nbdkit")
-            .args(["--foreground", "--unix", &self.scratch.text("backing.sock")])
-            .args(filters)
-            .args(["file", &image])
-            .args(parameters)
-            .start();
-        wait_until("nbdkit's socket", WAIT_MAX, || socket.exists());
-        server
-    }
-
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+        nbdkit(&self.scratch.path("backing.sock"), &[filters, &["file", &image], parameters].concat())
     }
 
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        wait_until("the export", WAIT_MAX, || Client::connect(&address, "vm").is_ok());
-        Client::connect(&address, "vm").expect("the export is there")
+        self.scratch.connect_when_served("vm")
     }
 
     /// Returns the number of guests in the saved state that have not received the report.
     fn owed(&self) -> u64 {
-        let text = std::fs::read_to_string(self.scratch.path("state/state.json")).expect("a saved state");
-        let state: Value = serde_json::from_str(text.trim_end()).expect("JSON");
+        let state = self.scratch.saved_state();
         state["disks"][0]["flush_failures_owed"].as_u64().unwrap_or(0)
     }
 }
@@ -84,14 +67,14 @@ impl Stage {
 fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
     let stage = Stage::new();
     let mut backing = stage.nbdkit();
-    let mut daemon = stage.start();
+    let mut daemon = stage.scratch.start_daemon();
     for kill in [false, true] {
         let mut guest = stage.connect();
         guest.flush().expect("nothing was lost");
         guest.write(MIB, &[7; 4096]).unwrap();
         backing.kill();
         backing = stage.refusing_nbdkit();
-        wait_until("the loss in the state", WAIT_MAX, || stage.owed() == 1);
+        wait_for("the loss in the state", || stage.owed() == 1);
         backing.kill();
         backing = stage.nbdkit();
         if kill {
@@ -100,14 +83,14 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
             daemon.stop();
         }
         drop(guest);
-        daemon = stage.start();
+        daemon = stage.scratch.start_daemon();
         let mut guest = stage.connect();
         assert!(
             guest.flush().is_err(),
             "the acknowledged write may be lost, and this is its guest (kill: {kill})"
         );
         guest.flush().expect("it was told");
-        wait_until("the end of the debt", WAIT_MAX, || stage.owed() == 0);
+        wait_for("the end of the debt", || stage.owed() == 0);
     }
     daemon.stop();
 }
@@ -116,7 +99,7 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
 fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
     let stage = Stage::new();
     let mut backing = stage.nbdkit();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     let mut guest = stage.connect();
     for round in 0..4 {
         guest.write(MIB, &[round; 4096]).unwrap();
@@ -134,7 +117,7 @@ fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
         let image = std::fs::read(stage.scratch.path("disk.img")).unwrap();
         assert_eq!(image[MIB as usize..][..4096], [round; 4096]);
     }
-    wait_until("the end of the risk in the state", WAIT_MAX, || stage.owed() == 0);
+    wait_for("the end of the risk in the state", || stage.owed() == 0);
     daemon.stop();
 }
 
@@ -142,13 +125,13 @@ fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
 fn hob_ends_while_writes_wait_to_be_repeated() {
     let stage = Stage::new();
     let mut backing = stage.nbdkit();
-    let mut daemon = stage.start();
+    let mut daemon = stage.scratch.start_daemon();
     for kill in [false, true] {
         let mut guest = stage.connect();
         guest.flush().expect("nothing was lost");
         guest.write(MIB, &[7; 4096]).unwrap();
         backing.kill();
-        wait_until("the risk in the state", WAIT_MAX, || stage.owed() == 1);
+        wait_for("the risk in the state", || stage.owed() == 1);
         if kill {
             daemon.kill();
         } else {
@@ -156,7 +139,7 @@ fn hob_ends_while_writes_wait_to_be_repeated() {
         }
         drop(guest);
         backing = stage.nbdkit();
-        daemon = stage.start();
+        daemon = stage.scratch.start_daemon();
         let mut guest = stage.connect();
         assert!(guest.flush().is_err(), "only the former hob could repeat the write (kill: {kill})");
         guest.flush().expect("it was told");
@@ -169,13 +152,13 @@ fn hob_ends_while_writes_wait_to_be_repeated() {
 fn removing_a_disk_tells_the_operator_of_an_undelivered_report() {
     let stage = Stage::new();
     let mut backing = stage.nbdkit();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     let mut guest = stage.connect();
     guest.flush().expect("nothing was lost");
     guest.write(MIB, &[7; 4096]).unwrap();
     backing.kill();
     let _backing = stage.refusing_nbdkit();
-    wait_until("the loss in the state", WAIT_MAX, || stage.owed() == 1);
+    wait_for("the loss in the state", || stage.owed() == 1);
     drop(guest);
     let removed = daemon.try_ctl(&["disk", "remove", "vm"]);
     assert!(removed.success(), "{}", removed.all());

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, assert_same_file, noise_file};
-use conformance::scratch::wait_until;
-use conformance::{Daemon, Hob, Loop, MIB, Scratch, Serve, Tool, Unmount};
+use conformance::scratch::wait_for;
+use conformance::{Hob, Loop, MIB, Scratch, Serve, Tool, Unmount};
 
 const SIZE: u64 = 64 * MIB;
 
@@ -263,7 +263,7 @@ fn open_files_of_a_killed_daemon_fail_and_the_next_daemon_cleans_up() {
     std::thread::sleep(Duration::from_millis(200));
     let Stage { hob, _unmount, scratch } = stage;
     hob.kill();
-    wait_until("the reads to end", Duration::from_secs(60), || reader.is_finished());
+    wait_for("the reads to end", || reader.is_finished());
     assert!(GONE.contains(&reader.join().unwrap()));
     assert!(GONE.contains(&errno(file.read_at(&mut [0; 512], 0))));
     assert_eq!(errno(fs::metadata(&path)), ENOTCONN);
@@ -294,9 +294,9 @@ fn open_files_keep_disks_and_not_daemons() {
         scratch.text("other.img"),
         scratch.text("b.img"),
     );
-    fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.write_config(config);
     let start = || {
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        let daemon = scratch.start_daemon();
         // The daemon's socket answers when its disks exist.
         daemon.ctl(&["disk", "list"]);
         daemon

@@ -2,14 +2,13 @@
 //! (docs/decisions/0071). The images are made by qemu-img and read through qemu-nbd.
 
 use std::fs::OpenOptions;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::{Client, read_range};
 use conformance::process::descendants;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch, Tool};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -20,8 +19,6 @@ const WRITTEN: u64 = 32 * MIB;
 
 /// Size of clones that are larger than their golden image, bytes.
 const CLONE_SIZE: u64 = 56 * MIB;
-
-const PATIENCE: Duration = Duration::from_secs(120);
 
 const SHARING: &str = "share_parent = true\nparent_cache = \"64M\"\n\
     cache = { pool = \"fast\", size = \"24M\", block_size = \"4K\", mode = \"write-back\" }";
@@ -74,7 +71,7 @@ impl Stage {
     fn start(&mut self) {
         self.start_with(SHARING);
         for clone in &self.clones {
-            wait_until("the clone to share its parent", PATIENCE, || {
+            wait_for("the clone to share its parent", || {
                 self.shown(clone)["parent"] == self.base_name.as_str()
             });
         }
@@ -84,8 +81,7 @@ impl Stage {
     #[track_caller]
     fn start_with(&mut self, settings: &str) {
         let scratch = &self.scratch;
-        let mut config = scratch.daemon_config();
-        config += &format!(
+        let mut config = format!(
             "[[pool]]\nname = \"fast\"\ndevices = [\"{}\"]\nsize = \"320M\"\nsegment_size = \"1M\"\n",
             scratch.text("fast")
         );
@@ -93,10 +89,10 @@ impl Stage {
             let image = self.image(clone);
             config += &format!("[[disk]]\nname = \"{clone}\"\nbacking = \"{image}\"\n{settings}\n");
         }
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        self.daemon = Some(Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock")));
+        scratch.configure(&config);
+        self.daemon = Some(scratch.start_daemon());
         for clone in &self.clones {
-            wait_until("the clone to be online", PATIENCE, || self.shown(clone)["state"] == "online");
+            wait_for("the clone to be online", || self.shown(clone)["state"] == "online");
         }
     }
 
@@ -106,24 +102,16 @@ impl Stage {
 
     #[track_caller]
     fn shown(&self, disk: &str) -> Value {
-        serde_json::from_str(&self.daemon().ctl(&["disk", "show", disk, "-o", "json"])).unwrap()
+        self.daemon().json(&["disk", "show", disk])
     }
 
     fn disks(&self) -> Vec<String> {
-        let disks: Value = serde_json::from_str(&self.daemon().ctl(&["disk", "list", "-o", "json"])).unwrap();
-        let name = |disk: &Value| disk["name"].as_str().unwrap().to_owned();
-        disks.as_array().unwrap().iter().map(name).collect()
+        self.daemon().disks()
     }
 
     #[track_caller]
     fn number(&self, disk: &str, name: &str) -> u64 {
-        let stats = self.daemon().stats(disk);
-        stats.number(name).unwrap_or_else(|| panic!("no {name}: {}", stats.text())) as u64
-    }
-
-    #[track_caller]
-    fn connect(&self, disk: &str) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).unwrap()
+        self.daemon().number(disk, name)
     }
 
     /// Returns the process id of the `qemu-nbd` of the golden image.
@@ -158,19 +146,6 @@ impl Stage {
     }
 }
 
-/// Reads a range of a disk in pieces of about 1 MiB that are not aligned to the image's clusters.
-#[track_caller]
-fn read(client: &mut Client, range: Range<u64>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        let len = (MIB - at % MIB + 12288).min(range.end - at);
-        bytes.extend(client.read(at, len as u32).unwrap());
-        at += len;
-    }
-    bytes
-}
-
 /// Cold reads of a clone hit data that another clone has read. Changes of any kind to one clone are
 /// never visible in another, also after the daemon was killed.
 #[test]
@@ -180,16 +155,16 @@ fn desktops_share_the_blocks_of_their_golden_image_and_nothing_else() {
     stage.start();
     assert_eq!(stage.disks(), ["a", "b", "c", "golden.qcow2"]);
     assert_eq!(stage.shown("golden.qcow2")["clones"], serde_json::json!(["a", "b", "c"]));
-    let offered = Client::connect(&Address::Unix(stage.scratch.path("nbd.sock")), "golden.qcow2");
+    let offered = Client::connect(&stage.scratch.nbd(), "golden.qcow2");
     assert!(offered.is_err(), "the golden image is offered to clients");
-    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|clone| stage.connect(clone));
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|clone| stage.scratch.connect(clone));
     assert_eq!(a.size(), CLONE_SIZE);
 
     let before = stage.backing_bytes();
-    assert_same(&read(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
+    assert_same(&read_range(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
     let cold = stage.backing_bytes() - before;
     for clone in [&mut b, &mut c] {
-        assert_same(&read(clone, 0..SIZE), &stage.golden, 0, "a later clone and the golden image");
+        assert_same(&read_range(clone, 0..SIZE), &stage.golden, 0, "a later clone and the golden image");
     }
     let warm = stage.backing_bytes() - before - cold;
     println!("{cold} bytes were read from the images for the first clone, {warm} for two more");
@@ -204,7 +179,7 @@ fn desktops_share_the_blocks_of_their_golden_image_and_nothing_else() {
     assert!(!refused.success() && refused.all().contains("a, b, c"), "{}", refused.all());
     // Past the end of the golden image there are zeroes, which are the clone's own.
     let tail = vec![0; (CLONE_SIZE - SIZE) as usize];
-    assert_same(&read(&mut a, SIZE..CLONE_SIZE), &tail, SIZE, "the clone past its golden image");
+    assert_same(&read_range(&mut a, SIZE..CLONE_SIZE), &tail, SIZE, "the clone past its golden image");
     assert_eq!(stage.number("a", "shared_read_bytes"), SIZE);
 
     // Writes, discards and zeroes, over the ends of clusters and inside a sector.
@@ -225,16 +200,21 @@ fn desktops_share_the_blocks_of_their_golden_image_and_nothing_else() {
     of_a[24 * MIB as usize..28 * MIB as usize].fill(0);
     b.trim(8 * MIB, 4 * MIB as u32).unwrap();
     let check = |[a, b, c]: [&mut Client; 3], of_a: &[u8], when: &str| {
-        assert_same(&read(a, 0..CLONE_SIZE), of_a, 0, &format!("{when}: the first clone"));
+        assert_same(&read_range(a, 0..CLONE_SIZE), of_a, 0, &format!("{when}: the first clone"));
         for range in [0..8 * MIB, 12 * MIB..CLONE_SIZE] {
             let expected = &of_b[range.start as usize..range.end as usize];
-            assert_same(&read(b, range.clone()), expected, range.start, &format!("{when}: the second clone"));
+            assert_same(
+                &read_range(b, range.clone()),
+                expected,
+                range.start,
+                &format!("{when}: the second clone"),
+            );
         }
-        assert_same(&read(c, 0..CLONE_SIZE), &golden, 0, &format!("{when}: the clone without changes"));
+        assert_same(&read_range(c, 0..CLONE_SIZE), &golden, 0, &format!("{when}: the clone without changes"));
     };
     check([&mut a, &mut b, &mut c], &of_a, "at once");
     // After a trim, the backing decides the content, and the content does not change again.
-    let trimmed = read(&mut b, 8 * MIB..12 * MIB);
+    let trimmed = read_range(&mut b, 8 * MIB..12 * MIB);
     for (name, clone) in [("a", &mut a), ("b", &mut b)] {
         clone.flush().unwrap();
         stage.daemon().ctl(&["drain", name]);
@@ -253,9 +233,9 @@ fn desktops_share_the_blocks_of_their_golden_image_and_nothing_else() {
     // SIGKILL: the next daemon asks again which blocks are the clone's own.
     stage.daemon.take().expect("it runs").kill();
     stage.start();
-    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|clone| stage.connect(clone));
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|clone| stage.scratch.connect(clone));
     check([&mut a, &mut b, &mut c], &of_a, "killed");
-    assert_same(&read(&mut b, 8 * MIB..12 * MIB), &trimmed, 8 * MIB, "killed: what was trimmed");
+    assert_same(&read_range(&mut b, 8 * MIB..12 * MIB), &trimmed, 8 * MIB, "killed: what was trimmed");
     for clone in ["a", "b", "c"] {
         assert!(stage.number(clone, "shared_read_bytes") > 0, "{clone}");
     }
@@ -264,7 +244,7 @@ fn desktops_share_the_blocks_of_their_golden_image_and_nothing_else() {
     stage.daemon().ctl(&["disk", "remove", "b"]);
     assert_eq!(stage.disks(), ["c", "golden.qcow2"]);
     stage.daemon().ctl(&["disk", "remove", "c"]);
-    wait_until("the parent's disk to go", PATIENCE, || stage.disks().is_empty());
+    wait_for("the parent's disk to go", || stage.disks().is_empty());
     stage.daemon.take().expect("it runs").stop();
     assert_same(&stage.content("a"), &of_a, 0, "the first clone's image");
     let of_b = stage.content("b");
@@ -282,11 +262,11 @@ fn golden_images_of_other_formats_are_shared() {
         let locked = Tool::new("qemu-io").args(["-f", base_format, "-c", "write 0 4k", &stage.base]);
         let locked = locked.run_failing();
         assert!(locked.all().contains("lock"), "{}", locked.all());
-        let (mut a, mut b) = (stage.connect("a"), stage.connect("b"));
+        let (mut a, mut b) = (stage.scratch.connect("a"), stage.scratch.connect("b"));
         let before = stage.backing_bytes();
-        assert_same(&read(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
+        assert_same(&read_range(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
         let cold = stage.backing_bytes() - before;
-        assert_same(&read(&mut b, 0..SIZE), &stage.golden, 0, "the second clone and the golden image");
+        assert_same(&read_range(&mut b, 0..SIZE), &stage.golden, 0, "the second clone and the golden image");
         let warm = stage.backing_bytes() - before - cold;
         assert!(cold >= WRITTEN && warm < MIB, "{base_format}: {cold} and {warm} bytes");
         let bytes = Noise::new(7).bytes(65536);
@@ -295,7 +275,7 @@ fn golden_images_of_other_formats_are_shared() {
         assert!(a.read(3 * MIB - 512, 65536).unwrap() == bytes);
         let range = 2 * MIB..4 * MIB;
         let expected = &stage.golden[range.start as usize..range.end as usize];
-        assert_same(&read(&mut b, range), expected, 2 * MIB, "the other clone");
+        assert_same(&read_range(&mut b, range), expected, 2 * MIB, "the other clone");
         drop((a, b));
         stage.daemon.take().expect("it runs").stop();
     }
@@ -318,7 +298,7 @@ fn a_raw_file_below_a_golden_image_is_locked() {
     assert!(refused.all().contains("lock"), "{}", refused.all());
     // Another reader is not excluded.
     Tool::new("qemu-io").args(["-r", "-f", "raw", "-c", "read 0 4k", &bottom]).run();
-    assert_same(&read(&mut stage.connect("a"), 0..SIZE), &stage.golden, 0, "the clone");
+    assert_same(&read_range(&mut stage.scratch.connect("a"), 0..SIZE), &stage.golden, 0, "the clone");
     stage.daemon.take().expect("it runs").stop();
     write().run();
 }
@@ -330,7 +310,7 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
     let mut stage = Stage::new("raw", "qcow2", &["a", "b"], &[]);
     stage.start();
     for clone in ["a", "b"] {
-        assert_same(&read(&mut stage.connect(clone), 0..SIZE), &stage.golden, 0, clone);
+        assert_same(&read_range(&mut stage.scratch.connect(clone), 0..SIZE), &stage.golden, 0, clone);
     }
     let bytes = Noise::new(9).bytes(MIB as usize);
     let file = OpenOptions::new().write(true).open(&stage.base).unwrap();
@@ -340,9 +320,9 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
     stage.golden[2 * MIB as usize..3 * MIB as usize].copy_from_slice(&bytes);
     for clone in ["a", "b"] {
         let reason = || stage.shown(clone)["parent_reason"].as_str().unwrap_or_default().to_owned();
-        wait_until("the clone to stop sharing", PATIENCE, || reason().contains("has changed"));
+        wait_for("the clone to stop sharing", || reason().contains("has changed"));
         let before = stage.number(clone, "shared_read_bytes");
-        assert_same(&read(&mut stage.connect(clone), 0..SIZE), &stage.golden, 0, clone);
+        assert_same(&read_range(&mut stage.scratch.connect(clone), 0..SIZE), &stage.golden, 0, clone);
         assert_eq!(stage.number(clone, "shared_read_bytes"), before);
     }
     assert!(stage.daemon().process.stderr().contains("a golden image must not change"), "it is logged");
@@ -356,7 +336,7 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
         }
         stage.start();
         for clone in ["a", "b"] {
-            assert_same(&read(&mut stage.connect(clone), 0..SIZE), &stage.golden, 0, clone);
+            assert_same(&read_range(&mut stage.scratch.connect(clone), 0..SIZE), &stage.golden, 0, clone);
             assert!(stage.number(clone, "shared_read_bytes") > 0, "{clone}");
         }
     }
@@ -369,7 +349,7 @@ fn a_golden_image_that_changes_is_not_shared_any_more() {
 fn stop(process: Pid) {
     kill_process(process, Signal::STOP).unwrap();
     let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
-    wait_until("the stop of every thread", PATIENCE, || {
+    wait_for("the stop of every thread", || {
         std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
@@ -383,15 +363,15 @@ fn stop(process: Pid) {
 fn changes_while_the_daemon_is_stopped_are_noticed() {
     let mut stage = Stage::new("raw", "qcow2", &["a", "b"], &[]);
     stage.start();
-    let (mut a, mut b) = (stage.connect("a"), stage.connect("b"));
+    let (mut a, mut b) = (stage.scratch.connect("a"), stage.scratch.connect("b"));
     b.write(8 * MIB, &Noise::new(3).bytes(65536)).unwrap();
     b.flush().unwrap();
     stage.daemon().ctl(&["drain", "b"]);
     for clone in [&mut a, &mut b] {
-        read(clone, 0..WRITTEN);
+        read_range(clone, 0..WRITTEN);
     }
     let before = stage.number("a", "shared_read_bytes");
-    read(&mut a, 0..WRITTEN);
+    read_range(&mut a, 0..WRITTEN);
     assert!(stage.number("a", "shared_read_bytes") > before, "the golden image is shared");
 
     let daemon = Pid::from_raw(stage.daemon().process.pid() as i32).expect("a process id");
@@ -410,14 +390,19 @@ fn changes_while_the_daemon_is_stopped_are_noticed() {
     std::thread::sleep(Duration::from_secs(3).saturating_sub(started.elapsed()));
     kill_process(daemon, Signal::CONT).unwrap();
 
-    assert_same(&read(&mut a, 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the changed golden image");
+    assert_same(&read_range(&mut a, 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the changed golden image");
     drop((a, b));
-    wait_until("the changed image of the clone", PATIENCE, || {
-        let address = Address::Unix(stage.scratch.path("nbd.sock"));
+    wait_for("the changed image of the clone", || {
+        let address = stage.scratch.nbd();
         let read = Client::connect(&address, "b").ok().and_then(|mut b| b.read(8 * MIB, 65536).ok());
         read.is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0xab))
     });
-    assert_same(&read(&mut stage.connect("b"), 2 * MIB..3 * MIB), &bytes, 2 * MIB, "the other clone");
+    assert_same(
+        &read_range(&mut stage.scratch.connect("b"), 2 * MIB..3 * MIB),
+        &bytes,
+        2 * MIB,
+        "the other clone",
+    );
     stage.daemon.take().expect("it runs").stop();
 }
 
@@ -427,15 +412,13 @@ fn changes_while_the_daemon_is_stopped_are_noticed() {
 fn a_parents_disk_that_hangs_delays_its_clones_only_for_seconds() {
     let mut stage = Stage::new("qcow2", "qcow2", &["a"], &[]);
     stage.start();
-    let mut clone = stage.connect("a");
+    let mut clone = stage.scratch.connect("a");
     let check = |clone: &mut Client, at: u64| {
         let bytes = clone.read(at, 65536).unwrap_or_else(|error| panic!("a read at {at}: {error}"));
         assert_same(&bytes, &stage.golden[at as usize..][..65536], at, "the clone and the golden image");
     };
     check(&mut clone, 0);
-    wait_until("the parent's disk to cache the data", PATIENCE, || {
-        stage.number(&stage.base_name, "sectors_valid") >= 16
-    });
+    wait_for("the parent's disk to cache the data", || stage.number(&stage.base_name, "sectors_valid") >= 16);
     let pid = stage.server_of_golden_image();
     kill_process(pid, Signal::STOP).unwrap();
     let before = stage.number("a", "shared_read_bytes");
@@ -448,7 +431,7 @@ fn a_parents_disk_that_hangs_delays_its_clones_only_for_seconds() {
     // The parent's disk answers the reads late, which changes nothing.
     kill_process(pid, Signal::CONT).unwrap();
     let mut at = 16 * MIB;
-    wait_until("the parent's disk to serve its clone again", PATIENCE, || {
+    wait_for("the parent's disk to serve its clone again", || {
         let before = stage.number("a", "shared_read_bytes");
         check(&mut clone, at);
         // The clone may have the data itself now.
@@ -475,11 +458,11 @@ fn images_without_a_backing_file_are_served_with_the_reason() {
     ]);
     assert!(output.success() && output.all().contains("no parent"), "{}", output.all());
     assert!(stage.shown("alone")["parent_reason"].as_str().unwrap().contains("no parent"));
-    assert_eq!(stage.connect("alone").read(0, 4096).unwrap(), stage.golden[..4096]);
+    assert_eq!(stage.scratch.connect("alone").read(0, 4096).unwrap(), stage.golden[..4096]);
     assert_eq!(stage.disks(), ["alone"]);
     // For a moment, its backing may be slow.
     let health = || stage.daemon().try_ctl(&["health"]).all();
-    wait_until("health without the disk", PATIENCE, || !health().contains("alone"));
+    wait_for("health without the disk", || !health().contains("alone"));
     stage.daemon.take().expect("it runs").stop();
 }
 
@@ -497,14 +480,14 @@ fn the_more_desktops_the_more_is_saved() {
         if figures.len() == 1 {
             for desktop in DESKTOPS {
                 let is_shared = || stage.shown(desktop)["parent"] == stage.base_name.as_str();
-                wait_until("the desktop to share its parent", PATIENCE, is_shared);
+                wait_for("the desktop to share its parent", is_shared);
             }
         }
         let before = stage.backing_bytes();
         for desktop in DESKTOPS {
             let expected = &stage.golden[..BOOT as usize];
-            let mut client = stage.connect(desktop);
-            assert_same(&read(&mut client, 0..BOOT), expected, 0, desktop);
+            let mut client = stage.scratch.connect(desktop);
+            assert_same(&read_range(&mut client, 0..BOOT), expected, 0, desktop);
             // This waits for a fill. With too many fills in flight, hob fills no more.
             client.read(BOOT - 65536, 65536).unwrap();
         }
@@ -513,7 +496,7 @@ fn the_more_desktops_the_more_is_saved() {
         let flash =
             || -> u64 { stage.disks().iter().map(|disk| 4096 * stage.number(disk, "sectors_valid")).sum() };
         let filled = if figures.is_empty() { 10 * BOOT } else { BOOT };
-        wait_until("the end of the fills", PATIENCE, || flash() >= filled / 10 * 9);
+        wait_for("the end of the fills", || flash() >= filled / 10 * 9);
         let flash = flash();
         println!("{} disks: {read} bytes from the images, {flash} in flash", stage.disks().len());
         figures.push((read, flash));

@@ -4,15 +4,12 @@
 //! Its times are taken slightly later than the engine's times, so the comparison of gaps allows a
 //! difference.
 
-use std::process::Command;
 use std::time::Duration;
 
 use conformance::data::noise_file;
 use conformance::nbd_client::Client;
-use conformance::process::Process;
-use conformance::scratch::wait_until;
 use conformance::trace::Trace;
-use conformance::{MIB, Scratch, Serve, hob};
+use conformance::{MIB, Scratch, Serve};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -144,13 +141,7 @@ fn the_daemons_histograms_match_its_trace() {
     let before = hob.ctl(&["histogram", "disk", "--reset", "--kind", "length"]);
     assert!(before.contains("≤ 4096") && before.contains("100.0 %"), "{before}");
 
-    let out = scratch.text("trace");
-    let mut command = Command::new(hob::binary());
-    command.args(["record", "disk", "--out", &out, "--control", hob.control()]);
-    let mut recording = Process::start("hob record", &mut command).unwrap();
-    wait_until("a recording", Duration::from_secs(60), || {
-        hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
-    });
+    let mut recording = hob.record(&scratch.path("trace"), &[]);
     std::thread::scope(|scope| {
         scope.spawn(|| load(&mut one, 1));
         load(&mut two, 2);
@@ -162,8 +153,7 @@ fn the_daemons_histograms_match_its_trace() {
     assert_eq!((trace.requests.len() as u64, trace.dropped), (2 * REQUESTS, 0));
 
     let csv = scratch.text("histograms.csv");
-    let found = hob.ctl(&["histogram", "disk", "-o", "json", "--csv", &csv]);
-    let found: Value = serde_json::from_str(&found).unwrap();
+    let found = hob.json(&["histogram", "disk", "--csv", &csv]);
     let histograms = found["histograms"].as_array().unwrap();
     assert_eq!(histograms.len(), 18, "six metrics of three classes");
     histograms.iter().for_each(|histogram| check(&trace, histogram));

@@ -2,11 +2,10 @@
 //! prevent each other from writing to an image.
 
 use std::path::Path;
-use std::time::Duration;
 
 use conformance::data::empty_file;
 use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch, Serve, Tool};
 use rustix::process::Signal;
 
@@ -85,17 +84,10 @@ fn are_all_raw(address: &Address, headers: &[Header], scratch: &Scratch) {
 }
 
 fn start(scratch: &Scratch) -> (Daemon, Address) {
-    let at = |name: &str| scratch.text(name);
-    let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-        at("state"),
-        at("nbd.sock"),
-        at("ctl.sock")
-    );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.configure("");
+    let daemon = scratch.start_daemon();
     daemon.ctl(&["disk", "list"]);
-    (daemon, Address::Unix(scratch.path("nbd.sock")))
+    (daemon, scratch.nbd())
 }
 
 #[test]
@@ -121,7 +113,7 @@ fn raw_disks_stay_raw_whatever_their_guests_write() {
     let begun = daemon.process.stderr().len();
     daemon.process.signal(Signal::HUP);
     let is_back = || daemon.process.stderr()[begun..].matches("is online").count() >= headers.len();
-    wait_until("the next program", Duration::from_secs(60), is_back);
+    wait_for("the next program", is_back);
     are_all_raw(&address, &headers, &scratch);
     // A copy of a disk is added: hob reports what its content looks like, and treats it as raw.
     let copy = scratch.text("copy");

@@ -9,8 +9,8 @@ use conformance::data::{Noise, assert_same, noise_file};
 use conformance::hob::{CRASH_LOG_DIR, binary};
 use conformance::nbd_client::{Address, Client};
 use conformance::process::Process;
-use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch, Serve, Tool};
+use conformance::scratch::wait_for;
+use conformance::{MIB, Scratch, Serve, Tool};
 use rustix::process::Signal;
 
 const DISK: u64 = 16 * MIB;
@@ -24,12 +24,7 @@ const STOP_MAX: Duration = Duration::from_secs(60);
 /// A configuration without pools and disks, which only the state file has.
 fn configure(scratch: &Scratch) {
     noise_file(&scratch.path("disk.img"), DISK, 61);
-    let config = scratch.daemon_config();
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-}
-
-fn start(scratch: &Scratch) -> Daemon {
-    Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"))
+    scratch.configure("");
 }
 
 /// Starts hob and sends the signal after the pause.
@@ -55,7 +50,7 @@ fn a_daemon_that_is_interrupted_at_its_start_keeps_its_disks_and_dirty_data() {
     for signal in [Signal::TERM, Signal::KILL] {
         let scratch = Scratch::new();
         configure(&scratch);
-        let daemon = start(&scratch);
+        let daemon = scratch.start_daemon();
         daemon.ctl(&["pool", "create", "fast", &scratch.text("flash"), "--size", "64M"]);
         daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("disk.img")]);
         let enable = ["cache", "enable", "vm", "--pool", "fast", "--size", "16M", "--block-size", "4K"];
@@ -78,7 +73,7 @@ fn a_daemon_that_is_interrupted_at_its_start_keeps_its_disks_and_dirty_data() {
                 expect_gone(&scratch.path("ctl.sock"), pause_ms);
             }
         }
-        let daemon = start(&scratch);
+        let daemon = scratch.start_daemon();
         assert!(daemon.ctl(&["disk", "show", "vm"]).contains("write-back"), "the cache is kept");
         assert_same(&connect().read(0, MIB as u32).unwrap(), &data, 0, "the disk and what was flushed");
         daemon.stop();
@@ -114,7 +109,7 @@ fn an_image_is_served_after_a_daemon_was_killed_while_it_opened_it() {
     let scratch = Scratch::new();
     configure(&scratch);
     Tool::new("qemu-img").args(["create", "-q", "-f", "qcow2", &scratch.text("image.qcow2"), "64M"]).run();
-    let daemon = start(&scratch);
+    let daemon = scratch.start_daemon();
     daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("image.qcow2")]);
     daemon.stop();
     for pause_ms in PAUSES {
@@ -123,8 +118,8 @@ fn an_image_is_served_after_a_daemon_was_killed_while_it_opened_it() {
             command.args(["daemon", "--config", &scratch.text("hob.toml")]);
             command.env(CRASH_LOG_DIR, scratch.dir());
             interrupt(&mut command, pause_ms, signal);
-            let daemon = start(&scratch);
-            wait_until("the image", Duration::from_secs(60), || {
+            let daemon = scratch.start_daemon();
+            wait_for("the image", || {
                 daemon.ctl(&["disk", "show", "vm", "-o", "json"]).contains("\"online\"")
             });
             daemon.stop();

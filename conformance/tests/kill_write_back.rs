@@ -237,36 +237,30 @@ impl Stage {
             (0..devices).map(|n| format!("{:?}", scratch.text(&format!("flash{n}")))).collect();
         let ring = std::env::var("HOB_RING").unwrap_or_else(|_| "auto".to_owned());
         let config = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\nring = \"{ring}\"\n[control]\nlisten = [\"unix:{}\"]\n\
+            "ring = \"{ring}\"\n{}\
              [[pool]]\nname = \"pool\"\ndevices = [{}]\nsize = {POOL_FILE}\nsegment_size = \"1M\"\n\
              [[disk]]\nname = \"disk\"\nbacking = {:?}\n\
              [disk.cache]\npool = \"pool\"\nsize = \"24M\"\nmode = \"write-back\"\ndirty_age_max = 2\n{settings}\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
+            scratch.daemon_config(),
             flash.join(", "),
             backing,
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(config);
         Self { scratch, devices, backing }
     }
 
     #[track_caller]
     fn start(&self) -> Daemon {
         let _ = std::fs::remove_file(self.scratch.path("ctl.sock"));
-        let daemon = Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"));
+        let daemon = self.scratch.start_daemon();
         let shown = daemon.ctl(&["disk", "show", "disk", "-o", "json"]);
         assert!(shown.contains("write-back"), "the disk has no cache that writes back: {shown}");
         daemon
     }
 
-    fn address(&self) -> Address {
-        Address::Unix(self.scratch.path("nbd.sock"))
-    }
-
     #[track_caller]
     fn connect(&self) -> Client {
-        Client::connect(&self.address(), "disk").unwrap_or_else(|e| panic!("connect to hob: {e}"))
+        Client::connect(&self.scratch.nbd(), "disk").unwrap_or_else(|e| panic!("connect to hob: {e}"))
     }
 
     /// Runs fio on its half of the disk: writes and flushes with `seed`, or verifies what was
@@ -274,7 +268,7 @@ impl Stage {
     #[track_caller]
     fn fio(&self, seed: u32, more: &[&str]) {
         let output = Tool::new("fio")
-            .args(["--name=verify", "--ioengine=nbd", "--uri", &self.address().uri("disk")])
+            .args(["--name=verify", "--ioengine=nbd", "--uri", &self.scratch.nbd().uri("disk")])
             .args(["--rw=randwrite", "--bsrange=4k-64k", "--iodepth=16", "--serialize_overlap=1"])
             .args([&format!("--offset={}", SIZE / 2), &format!("--size={}", SIZE / 2)])
             .args(["--verify=crc32c", "--verify_fatal=1", "--output-format=terse"])
@@ -309,7 +303,7 @@ impl Stage {
                 // So no dirty data is left whose other copy was damaged last time.
                 daemon.ctl(&["drain", "disk"]);
             }
-            let address = self.address();
+            let address = self.scratch.nbd();
             std::thread::scope(|scope| {
                 for writer in &mut writers {
                     let (address, in_all) = (&address, &in_all);

@@ -83,7 +83,7 @@ fn config(scratch: &Scratch) -> String {
 fn a_domain_is_attached_and_detached_and_its_definition_is_restored() {
     let _cores = cores();
     let scratch = Scratch::new();
-    std::fs::write(scratch.path("hob.toml"), config(&scratch)).unwrap();
+    scratch.write_config(config(&scratch));
     let disk = format!(
         "<disk type='file' device='disk'>
       <driver name='qemu' type='qcow2' cache='none' discard='unmap'/>

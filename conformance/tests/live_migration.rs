@@ -15,7 +15,7 @@ use conformance::process::Process;
 use conformance::qmp::Monitor;
 use conformance::scratch::wait_until;
 use conformance::stats::Stats;
-use conformance::{Authority, Daemon, Host, MIB, Scratch, Tool};
+use conformance::{Authority, Host, MIB, Plan, Scratch, TestHost, Tool};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
@@ -56,42 +56,26 @@ fn cores() -> MutexGuard<'static, ()> {
 }
 
 /// A host with its daemon.
-struct TestHost {
-    daemon: Daemon,
-    scratch: Scratch,
+struct Side {
+    hob: TestHost,
     host: Host,
 }
 
-impl TestHost {
+impl Side {
     #[track_caller]
-    fn start(host: Host, authority: &Authority, name: &str) -> TestHost {
-        let scratch = Scratch::new();
-        let files = authority.host(scratch.dir(), name, host.address());
-        let config = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n\
-             [control]\nlisten = [\"tcp:{}:{CONTROL_PORT}\", \"unix:{}\"]\n\
-             tls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\n\
-             [[control.client]]\ncertificate = \"cn:host-a\"\nrole = \"admin\"\n\
-             [[control.client]]\ncertificate = \"cn:host-b\"\nrole = \"admin\"\n\
-             [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"96M\"\n",
-            scratch.path("state"),
-            scratch.text("nbd.sock"),
-            host.address(),
-            scratch.text("ctl.sock"),
-            files.cert,
-            files.key,
-            files.ca,
-            scratch.path("flash"),
-        );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = Daemon::start_inside(&host, &scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-        TestHost { daemon, scratch, host }
+    fn start(host: Host, authority: &Authority, name: &str) -> Side {
+        let plan = Plan::new(name)
+            .reached_at(authority, name, host.address(), CONTROL_PORT)
+            .admits("host-a", "admin")
+            .admits("host-b", "admin")
+            .pool("size = \"96M\"");
+        Side { hob: plan.start_inside(&host), host }
     }
 
     fn disk(&self, front: Front) -> Disk {
         match front {
-            Front::Nbd => Disk::Nbd(format!("nbd+unix:///vm1?socket={}", self.scratch.text("nbd.sock"))),
-            Front::VhostUser => Disk::VhostUser(self.scratch.text("vm.sock")),
+            Front::Nbd => Disk::Nbd(format!("nbd+unix:///vm1?socket={}", self.hob.text("nbd.sock"))),
+            Front::VhostUser => Disk::VhostUser(self.hob.text("vm.sock")),
         }
     }
 
@@ -99,8 +83,8 @@ impl TestHost {
     #[track_caller]
     fn machine(&self, front: Front, memory: &Path, more: &[&str]) -> Process {
         let program = Path::new(env!("CARGO_BIN_EXE_guest-load"));
-        let control = format!("unix:{},server=on,wait=off", self.scratch.text("qmp.sock"));
-        loaded(&self.scratch, &self.disk(front), memory, program, HOT_BLOCKS)
+        let control = format!("unix:{},server=on,wait=off", self.hob.text("qmp.sock"));
+        loaded(self.hob.scratch(), &self.disk(front), memory, program, HOT_BLOCKS)
             .args(["-qmp", &control])
             .args(more)
             .inside(&self.host)
@@ -108,21 +92,21 @@ impl TestHost {
     }
 
     fn monitor(&self) -> Monitor {
-        Monitor::connect(&self.scratch.path("qmp.sock"))
+        Monitor::connect(&self.hob.path("qmp.sock"))
     }
 
     fn console(&self) -> String {
-        std::fs::read_to_string(self.scratch.path("console")).unwrap_or_default()
+        std::fs::read_to_string(self.hob.path("console")).unwrap_or_default()
     }
 
     /// Returns the share of hits among the reads within a time, which is longer on a slow host.
     #[track_caller]
     fn hit_ratio(&self, time: Duration) -> f64 {
-        let before = self.daemon.stats("vm1");
+        let before = self.hob.daemon().stats("vm1");
         std::thread::sleep(time);
         let mut after = before.clone();
         wait_until("reads of the guest", STEP_MAX, || {
-            after = self.daemon.stats("vm1");
+            after = self.hob.daemon().stats("vm1");
             reads(&after) - reads(&before) >= READS_MIN
         });
         hit_ratio(&before, &after)
@@ -131,8 +115,7 @@ impl TestHost {
     /// Returns the output of `hob migrate`.
     #[track_caller]
     fn status(&self) -> Value {
-        let said = self.daemon.ctl(&["migrate", "vm1", "-o", "json"]);
-        serde_json::from_str(&said).unwrap_or_else(|e| panic!("{e}: {said}"))
+        self.hob.json(&["migrate", "vm1"])
     }
 }
 
@@ -169,8 +152,8 @@ impl Preset {
 }
 
 struct Stage {
-    source: TestHost,
-    target: TestHost,
+    source: Side,
+    target: Side,
     backing: Process,
     // Of the backing.
     shared: Scratch,
@@ -192,7 +175,7 @@ impl Stage {
         let authority = Authority::new("conformance");
         let [here, there] = Host::pair();
         let (source, target) =
-            (TestHost::start(here, &authority, "host-a"), TestHost::start(there, &authority, "host-b"));
+            (Side::start(here, &authority, "host-a"), Side::start(there, &authority, "host-b"));
         let memory =
             tempfile::Builder::new().prefix("hobt").tempfile_in("/dev/shm").expect("a file in memory");
         let stage = Stage { source, target, backing, shared, front, memory };
@@ -201,16 +184,16 @@ impl Stage {
     }
 
     #[track_caller]
-    fn add_disk(&self, side: &TestHost, preset: Preset) {
+    fn add_disk(&self, side: &Side, preset: Preset) {
         let backing = format!("nbd+unix:///d?socket={}", self.shared.text("backing.sock"));
-        let socket = side.scratch.text("vm.sock");
+        let socket = side.hob.text("vm.sock");
         let mut add = vec!["disk", "add", "vm1", "--backing", &backing];
         if self.front == Front::VhostUser {
             add.extend(["--vhost-user", &socket]);
         }
-        side.daemon.ctl(&add);
+        side.hob.ctl(&add);
         let enable = ["cache", "enable", "vm1", "--pool", "fast", "--size", CACHE, "--preset", preset.name()];
-        side.daemon.ctl(&enable);
+        side.hob.ctl(&enable);
     }
 
     /// Returns the destination of the cache.
@@ -248,8 +231,8 @@ impl Stage {
     /// Ends the VM, and checks that the guest and this test read the same disk, and that every
     /// block is complete.
     #[track_caller]
-    fn end(self, mut machine: Process) {
-        let mut console = end_load(&self.target.scratch);
+    fn end(mut self, mut machine: Process) {
+        let mut console = end_load(self.target.hob.scratch());
         let heard = || self.source.console() + &self.target.console();
         let start = Instant::now();
         let (mut said, mut heard_at) = (heard(), Instant::now());
@@ -272,9 +255,9 @@ impl Stage {
             assert!(!said.contains(bad), "{bad}:\n{said}");
         }
         // Dirty data that a write-back cache has not destaged yet.
-        self.target.daemon.ctl(&["disk", "event", "vm1", "suspend"]);
-        self.source.daemon.stop();
-        self.target.daemon.stop();
+        self.target.hob.ctl(&["disk", "event", "vm1", "suspend"]);
+        self.source.hob.stop();
+        self.target.hob.stop();
         drop(self.backing);
         // The guest found the version that it counted in each block, so the backing has the same content.
         check_image(&self.shared.path("disk.img"), &said);
@@ -344,20 +327,20 @@ fn migrate(front: Front, preset: Preset, cache: &str) -> Cost {
     let leaving = stage.depart();
     let before = stage.source.hit_ratio(window());
     let (start, cable) = (Instant::now(), stage.source.host.sent_bytes());
-    let (to, socket) = (stage.to(), stage.target.scratch.text("vm.sock"));
+    let (to, socket) = (stage.to(), stage.target.hob.text("vm.sock"));
     let mut command = vec!["migrate", "vm1", "--to", &to, "--cache", cache, "--wait", "warm"];
     if front == Front::VhostUser {
         command.extend(["--vhost-user", &socket]);
     }
-    stage.source.daemon.ctl(&command);
+    stage.source.hob.ctl(&command);
     let cable_bytes = stage.source.host.sent_bytes() - cable;
     let (machine, moved) = stage.move_machine(leaving);
     let total = start.elapsed();
     let after = stage.target.hit_ratio(window());
-    stage.source.daemon.ctl(&["migrate", "vm1", "--wait", "over"]);
+    stage.source.hob.ctl(&["migrate", "vm1", "--wait", "over"]);
     let later = stage.target.hit_ratio(window() / 3);
     let (source, target) = (stage.source.status(), stage.target.status());
-    let list = stage.source.daemon.ctl(&["disk", "list"]);
+    let list = stage.source.hob.ctl(&["disk", "list"]);
     assert!(list.contains("away"), "the source still shows:\n{list}");
     let slowest_write_us = slowest_us(&stage.target.console(), "write");
     stage.end(machine);
@@ -383,10 +366,10 @@ fn a_guest_migrates_without_its_cache() {
     let leaving = stage.depart();
     let before = stage.source.hit_ratio(window());
     stage.add_disk(&stage.target, Preset::WriteThrough);
-    let cold = stage.target.daemon.stats("vm1");
+    let cold = stage.target.hob.daemon().stats("vm1");
     let (machine, moved) = stage.move_machine(leaving);
     stage.target.hit_ratio(window());
-    let after = hit_ratio(&cold, &stage.target.daemon.stats("vm1"));
+    let after = hit_ratio(&cold, &stage.target.hob.daemon().stats("vm1"));
     let downtime = &moved["downtime"];
     stage.end(machine);
     eprintln!("no migration: hits {before:.3}, then {after:.3}; the machine stood still for {downtime} ms");

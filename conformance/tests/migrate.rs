@@ -6,14 +6,12 @@ use std::time::{Duration, Instant};
 use conformance::authority::Files;
 use conformance::data::Noise;
 use conformance::process::Output;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Authority, MIB, Plan, Scratch, TestHost, Tool, Written};
 use serde_json::Value;
 
 /// Size of the disk.
 const DISK: u64 = 32 * MIB;
-
-const WAIT_MAX: Duration = Duration::from_secs(180);
 
 /// Starts a host; `role` is the role of other hosts in its API.
 #[track_caller]
@@ -138,16 +136,14 @@ fn move_on(format: &'static str, mode: &str, cache: &str) -> (Value, f64) {
     eprintln!("{cache}: the first write waited {:?}", began.elapsed());
     let ratio = hit_ratio(&stage.b, || stage.written.read_all(&mut on_b, WARM));
     stage.written.read_all(&mut on_b, DISK);
-    let over = stage.a.try_ctl(&["migrate", "vm", "--wait", "over", "-o", "json"]);
-    assert!(over.success(), "{}", over.all());
-    let over: Value = serde_json::from_str(&over.stdout).unwrap();
+    let over = stage.a.json(&["migrate", "vm", "--wait", "over"]);
     assert_eq!(over["state"], "over", "{over}");
     assert_eq!(stage.a.state("vm"), "away");
-    wait_until("B has it", Duration::from_secs(60), || stage.b.state("vm") == "online");
+    wait_for("B has it", || stage.b.state("vm") == "online");
     let cache_mode = stage.b.disk("vm")["cache"]["mode"].clone();
     assert_eq!(cache_mode, mode);
     // A tombstone serves no client and uses no space.
-    wait_until("A's pool to be free", WAIT_MAX, || {
+    wait_for("A's pool to be free", || {
         let pool = stage.a.json(&["pool", "show", "fast"]);
         pool["free"] == pool["size"]
     });
@@ -204,10 +200,9 @@ fn a_heat_map_brings_the_cache_from_the_backing() {
     stage.written.read_all(&mut on_a, WARM);
     drop(on_a);
     stage.migrated(&["--cache", "heat-map", "--wait", "warm"]);
-    let over = stage.a.ctl(&["migrate", "vm", "--finish", "--wait", "over", "-o", "json"]);
-    let over: Value = serde_json::from_str(&over).unwrap();
+    let over = stage.a.json(&["migrate", "vm", "--finish", "--wait", "over"]);
     assert!(bytes(&over, "sent") < 64.0 * 1024.0, "{over}");
-    wait_until("the cache is there", WAIT_MAX, || migration(&stage.b)["state"] == "over");
+    wait_for("the cache is there", || migration(&stage.b)["state"] == "over");
     let mut on_b = stage.b.connect("vm");
     let ratio = hit_ratio(&stage.b, || stage.written.read_all(&mut on_b, WARM));
     assert!(ratio > 0.95, "{ratio}");
@@ -222,7 +217,7 @@ fn a_migration_is_cancelled_finished_and_reversed() {
     stage.migrated(&["--switch", "ask", "--wait", "warm"]);
     let kept = stage.a.ctl(&["migrate", "vm", "--cancel", "-o", "json"]);
     assert!(kept.contains("\"kept\""), "{kept}");
-    wait_until("B gave it up", Duration::from_secs(60), || stage.b.state("vm") == "absent");
+    wait_for("B gave it up", || stage.b.state("vm") == "absent");
     let mode = stage.a.disk("vm")["cache"]["mode"].clone();
     assert_eq!(mode, "write-back");
     stage.migrated(&["--wait", "warm"]);
@@ -243,7 +238,7 @@ fn a_migration_is_cancelled_finished_and_reversed() {
     stage.a.kill();
     assert!(!stage.b.try_ctl(&["migrate", "vm", "--take-back"]).success());
     stage.b.ctl(&["migrate", "vm", "--take-back", "--force", "--yes"]);
-    wait_until("B has it", Duration::from_secs(60), || stage.b.state("vm") == "online");
+    wait_for("B has it", || stage.b.state("vm") == "online");
 }
 
 #[test]
@@ -290,7 +285,7 @@ fn whichever_host_is_killed_one_has_the_disk_and_all_of_it() {
         std::thread::sleep(Duration::from_millis(noise.below(500)));
         victim.start();
         // Whatever happened, the hand-over can be completed now.
-        wait_until("it has come", WAIT_MAX, || {
+        wait_for("it has come", || {
             let _ = stage.a.try_ctl(&["migrate", "vm", "--finish", "--wait", "begun"]);
             let (a, b) = (stage.a.state("vm"), stage.b.state("vm"));
             let is_kept = a == "online" && migration(&stage.a)["state"] == "kept";

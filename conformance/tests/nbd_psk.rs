@@ -4,10 +4,9 @@
 use conformance::authority::secret;
 use conformance::data::{assert_same_file, noise_file};
 use conformance::nbd_client::Address;
-use conformance::scratch::{free_port, text, wait_until};
+use conformance::scratch::{free_port, text, wait_for};
 use conformance::{Hob, MIB, Scratch, Serve, Tool};
 use serde_json::Value;
-use std::time::Duration;
 
 const SIZE: u64 = 24 * MIB;
 const HOST7: &str = "host7:a6c8f4e01b2d3c4f5061728394a5b6c7d8e9fa0b1c2d3e4f5061728394a5b6c7";
@@ -85,7 +84,7 @@ fn a_backing_with_a_key_is_read_and_written() {
         .args(["file", &scratch.text("disk.img")])
         .start();
     let connects = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
-    wait_until("nbdkit", Duration::from_secs(60), connects);
+    wait_for("nbdkit", connects);
     let (file, _) = keys(&scratch, "own", HOST7);
     let uri = |user: &str| format!("nbds://{user}@127.0.0.1:{port}/?tls-psk-file={file}");
     let serve = |uri: &str| Serve::disk(uri).cached(&scratch.path("pool"), "16M", "4K");

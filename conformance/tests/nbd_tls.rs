@@ -3,7 +3,7 @@
 use conformance::authority::{Authority, Files, secret};
 use conformance::data::{Noise, assert_same_file, noise_file};
 use conformance::nbd_client::{Address, Client};
-use conformance::scratch::{free_port, text, wait_until};
+use conformance::scratch::{free_port, text, wait_for};
 use conformance::{Daemon, Hob, MIB, Scratch, Serve, Tool};
 use serde_json::Value;
 use std::time::Duration;
@@ -189,19 +189,15 @@ fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
     let scratch = &stage.scratch;
     noise_file(&scratch.path("disk2.img"), 2 * SIZE, 63);
     let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n{more}\n[control]\nlisten = [\"unix:{}\"]\n\
-         [[disk]]\nname = \"vm1\"\nbacking = \"{}\"\n[[disk]]\nname = \"vm2\"\nbacking = \"{}\"\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-        scratch.text("ctl.sock"),
+        "{more}\n[[disk]]\nname = \"vm1\"\nbacking = \"{}\"\n[[disk]]\nname = \"vm2\"\nbacking = \"{}\"\n",
         scratch.text("disk.img"),
         scratch.text("disk2.img"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.configure(&config);
+    let daemon = scratch.start_daemon();
     // Clients can connect when the disks exist, first at the sockets of `listen`. The caller has
     // waited for the control socket.
-    wait_until("clients can connect", Duration::from_secs(60), || Address::Tcp(port).open().is_ok());
+    wait_for("clients can connect", || Address::Tcp(port).open().is_ok());
     daemon
 }
 
@@ -236,7 +232,7 @@ fn an_export_is_visible_only_to_permitted_clients() {
         |export: &str| size(&uri(port, export, &host8)).run_failing().stderr.replace(export, "NAME");
     assert_eq!(refusal("vm1"), refusal("vm9"));
     // A client on the Unix socket has no name, so it is not host7.
-    let address = Address::Unix(stage.scratch.path("nbd.sock"));
+    let address = stage.scratch.nbd();
     assert!(Client::connect(&address, "vm1").is_err() && Client::connect(&address, "vm2").is_err());
     daemon.stop();
 }

@@ -6,15 +6,14 @@
 //! units alternate, so sectors of 4 KiB are shared by up to eight clients, and runs cross sector
 //! boundaries. `HOB_KILLS` is the number of kills (default 4).
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use conformance::data::{Noise, noise_file};
 use conformance::nbd_client::{Address, CMD_WRITE, CMD_WRITE_ZEROES, Client, FLAG_FUA};
-use conformance::scratch::wait_until;
-use conformance::store::ONE_BY_ONE;
-use conformance::{Daemon, MIB, Scratch, Tool};
+use conformance::scratch::wait_for;
+use conformance::store::{ONE_BY_ONE, nbdkit};
+use conformance::{MIB, Scratch};
 
 const UNIT: u64 = 512;
 const CLIENTS: u64 = 8;
@@ -22,8 +21,6 @@ const SIZE: u64 = 8 * MIB;
 const UNITS: u64 = SIZE / UNIT;
 /// Number of units that receive half of all requests.
 const HOT_UNITS: u64 = 64 * 8;
-const WAIT_MAX: Duration = Duration::from_secs(120);
-
 /// Number of requests of all clients before each kill.
 const REQUESTS_MIN: u64 = 100;
 
@@ -83,7 +80,7 @@ struct Guest {
 
 impl Guest {
     fn connect(&self) -> Client {
-        wait_until("the export", WAIT_MAX, || Client::connect(&self.address, "vm").is_ok());
+        wait_for("the export", || Client::connect(&self.address, "vm").is_ok());
         Client::connect(&self.address, "vm").expect("the export is there")
     }
 
@@ -195,29 +192,19 @@ fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
     let scratch = Scratch::new();
     noise_file(&scratch.path("flash"), 64 * MIB, 1);
     std::fs::File::create(scratch.path("disk.img")).unwrap().set_len(SIZE).unwrap();
-    let _backing = Tool::new("nbdkit")
-        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "--filter=delay"])
-        .args(ONE_BY_ONE)
-        .arg("file")
-        .args([&scratch.text("disk.img"), "rdelay=1ms", "wdelay=1ms"])
-        .start();
-    wait_until("nbdkit's socket", WAIT_MAX, || scratch.path("backing.sock").exists());
+    let image = scratch.text("disk.img");
+    let slow_file = ["--filter=delay", "file", &image, "rdelay=1ms", "wdelay=1ms"];
+    let _backing = nbdkit(&scratch.path("backing.sock"), &[&ONE_BY_ONE[..], &slow_file].concat());
     let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-         [[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsegment_size = \"1M\"\nforce = true\n\
+        "[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsegment_size = \"1M\"\nforce = true\n\
          [[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n\
          [disk.cache]\npool = \"p\"\nsize = \"4M\"\nmode = \"write-back\"\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-        scratch.text("ctl.sock"),
         scratch.text("flash"),
         scratch.text("backing.sock"),
     );
-    let path: PathBuf = scratch.path("hob.toml");
-    std::fs::write(&path, config).unwrap();
-    let start = || Daemon::start(&path, &scratch.path("ctl.sock"));
-    let mut daemon = start();
-    let address = Address::Unix(scratch.path("nbd.sock"));
+    scratch.configure(&config);
+    let mut daemon = scratch.start_daemon();
+    let address = scratch.nbd();
     let kills = std::env::var("HOB_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(4);
     let (is_over, requests) = (AtomicBool::new(false), AtomicU64::new(0));
     let daemon = std::thread::scope(|scope| {
@@ -234,7 +221,7 @@ fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
         // On a busy host, clients have only compared their units after some seconds.
         let wait_for_requests = || {
             let before = requests.load(Ordering::Relaxed);
-            wait_until("requests of the clients", WAIT_MAX, || {
+            wait_for("requests of the clients", || {
                 requests.load(Ordering::Relaxed) >= before + REQUESTS_MIN
                     || guests.iter().any(|guest| guest.is_finished())
             });
@@ -246,7 +233,7 @@ fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
                 break;
             }
             daemon.kill();
-            daemon = start();
+            daemon = scratch.start_daemon();
         }
         std::thread::sleep(Duration::from_secs(2));
         wait_for_requests();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use conformance::data::{assert_same_file, noise_file};
 use conformance::hob::command;
 use conformance::nbd_client::Client;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{MIB, Scratch, Serve, Tool};
 
 fn made(scratch: &Scratch, size: &str, object_size: &str) -> String {
@@ -163,14 +163,12 @@ fn leftovers_of_a_killed_server_go() {
     client.flush().unwrap();
     // Whole objects are written to the store without a flush.
     client.write(65536, &[2; 4 * 65536]).unwrap();
-    wait_until("the objects", Duration::from_secs(60), || std::fs::read_dir(&data).unwrap().count() >= 5);
+    wait_for("the objects", || std::fs::read_dir(&data).unwrap().count() >= 5);
     hob.kill();
     std::fs::write(data.join("00000003.0000020000000099#1"), "half a file").unwrap();
     std::fs::write(data.join("notes.txt"), "not hob's").unwrap();
     let hob = Serve::disk(&spec).start(&scratch);
     assert_eq!(hob.connect().read(0, 131_072).unwrap(), [[1; 65536], [0; 65536]].concat());
-    wait_until("the leftovers to go", Duration::from_secs(60), || {
-        std::fs::read_dir(&data).unwrap().count() == 2
-    });
+    wait_for("the leftovers to go", || std::fs::read_dir(&data).unwrap().count() == 2);
     hob.stop();
 }

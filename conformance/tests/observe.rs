@@ -80,7 +80,7 @@ fn prometheus_takes_the_metrics() {
         let output = Tool::new("sh").args(["-c", &command]).output();
         assert!(output.success() && output.all().trim().is_empty(), "{}\n{page}", output.all());
     }
-    let stats = || -> Value { serde_json::from_str(&hob.ctl(&["stats", "disk", "-o", "json"])).unwrap() };
+    let stats = || -> Value { hob.json(&["stats", "disk"]) };
     let journal = |stats: &Value| stats["journal_bytes"].as_f64();
     let (mut page, mut shown) = (String::new(), stats());
     // hob writes the journal also between two requests of the API.

@@ -4,16 +4,13 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
 
 use conformance::data::empty_file;
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::Client;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch};
 
 const SIZE: u64 = 16 * MIB;
-const WAIT_MAX: Duration = Duration::from_secs(60);
-
 /// Offset of the first segment in a pool file, bytes.
 const DATA_OFFSET: u64 = 2 * MIB;
 const POOL_FILE: u64 = 64 * MIB;
@@ -26,20 +23,11 @@ impl Stage {
     /// Creates a pool with one device, and a disk with a cache in this mode.
     fn new(mode: &str) -> (Stage, Daemon) {
         let scratch = Scratch::new();
-        std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
+        scratch.configure("");
         empty_file(&scratch.path("disk.img"), SIZE);
         let stage = Stage { scratch };
         let daemon = stage.start();
-        daemon.ctl(&[
-            "pool",
-            "create",
-            "fast",
-            &stage.scratch.text("a"),
-            "--size",
-            "64M",
-            "--segment-size",
-            "1M",
-        ]);
+        daemon.tell(&format!("pool create fast {} --size 64M --segment-size 1M", stage.scratch.text("a")));
         daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("disk.img")]);
         let enable =
             ["cache", "enable", "vm", "--pool", "fast", "--size", "16M", "--mode", mode, "--persistent"];
@@ -57,17 +45,11 @@ impl Stage {
 
     fn start(&self) -> Daemon {
         let _ = std::fs::remove_file(self.scratch.path("ctl.sock"));
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+        self.scratch.start_daemon()
     }
 
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        let mut client = None;
-        wait_until("the disk", WAIT_MAX, || {
-            client = Client::connect(&address, "vm").ok();
-            client.is_some()
-        });
-        client.unwrap()
+        self.scratch.connect_when_served("vm")
     }
 
     fn write(&self, byte: u8) {
@@ -138,7 +120,7 @@ fn a_state_from_before_a_device_was_added_serves_no_old_data() {
     daemon.kill();
     stage.restore_state();
     let daemon = stage.start();
-    wait_until("the disk to be refused", WAIT_MAX, || shown(&daemon).contains("unknown-device-1"));
+    wait_for("the disk to be refused", || shown(&daemon).contains("unknown-device-1"));
     let health = daemon.try_ctl(&["health"]).all();
     assert!(health.contains("does not know this device"), "{health}");
     daemon.ctl(&["pool", "add-device", "fast", &b]);
@@ -163,11 +145,11 @@ fn no_disk_is_served_while_a_device_is_unknown() {
     daemon.kill();
     stage.restore_state();
     let daemon = stage.start();
-    wait_until("the disk to be refused", WAIT_MAX, || shown(&daemon).contains("/unknown-device-1"));
+    wait_for("the disk to be refused", || shown(&daemon).contains("/unknown-device-1"));
     assert!(shown(&daemon).contains("pool remove-device fast /unknown-device-1"), "{}", shown(&daemon));
     daemon.ctl(&["pool", "add-device", "fast", &b]);
     // The newer cache belongs to no disk of the older state.
-    wait_until("the cache to be known", WAIT_MAX, || {
+    wait_for("the cache to be known", || {
         daemon.try_ctl(&["health"]).all().contains("orphan-dirty") && shown(&daemon).contains("cache adopt")
     });
     let shown = shown(&daemon);
@@ -206,7 +188,7 @@ fn a_backing_is_not_added_again_while_its_disk_waits_for_a_device() {
     daemon.kill();
     std::fs::rename(&b, stage.scratch.path("away")).unwrap();
     let daemon = stage.start();
-    wait_until("the disk to be refused", WAIT_MAX, || shown(&daemon).contains("missing"));
+    wait_for("the disk to be refused", || shown(&daemon).contains("missing"));
     let link = stage.scratch.path("link.img");
     std::fs::hard_link(stage.scratch.path("disk.img"), &link).unwrap();
     let link = link.to_str().unwrap().to_owned();
@@ -238,7 +220,7 @@ fn a_device_that_is_an_older_copy_of_itself_is_noticed() {
         std::fs::copy(&copy, &a).unwrap();
         let daemon = stage.start();
         let expected = if has_ring { "only an older journal" } else { "no valid page of the journal" };
-        wait_until("the disk to be refused", WAIT_MAX, || shown(&daemon).contains(expected));
+        wait_for("the disk to be refused", || shown(&daemon).contains(expected));
         daemon.ctl(&["cache", "discard-dirty", "vm", "--yes"]);
         stage.connect();
     }
@@ -254,9 +236,7 @@ fn a_journal_without_a_valid_page_is_not_an_empty_cache() {
         file.write_all_at(&vec![0x55; MIB as usize], at).unwrap();
     }
     let daemon = stage.start();
-    wait_until("the disk to be refused", WAIT_MAX, || {
-        shown(&daemon).contains("no valid page of the journal")
-    });
+    wait_for("the disk to be refused", || shown(&daemon).contains("no valid page of the journal"));
     daemon.ctl(&["cache", "discard-dirty", "vm", "--yes"]);
     stage.has(0);
 }
@@ -269,7 +249,7 @@ fn a_moved_backing_is_not_added_while_its_disk_has_dirty_data() {
     let (image, moved) = (stage.scratch.path("disk.img"), stage.scratch.path("moved.img"));
     std::fs::rename(&image, &moved).unwrap();
     let daemon = stage.start();
-    wait_until("the disk to be offline", WAIT_MAX, || shown(&daemon).contains("offline"));
+    wait_for("the disk to be offline", || shown(&daemon).contains("offline"));
     let added = daemon.try_ctl(&["disk", "add", "other", "--backing", &stage.scratch.text("moved.img")]);
     assert!(!added.success() && added.all().contains("dirty data of this backing"), "{}", added.all());
     std::fs::rename(&moved, &image).unwrap();
@@ -293,7 +273,7 @@ fn an_outdated_second_copy_does_not_replace_the_backing() {
     std::fs::rename(away(&b), &b).unwrap();
     std::fs::rename(&a, away(&a)).unwrap();
     let daemon = stage.start();
-    wait_until("the disk to be refused", WAIT_MAX, || shown(&daemon).contains("is missing"));
+    wait_for("the disk to be refused", || shown(&daemon).contains("is missing"));
     let exported = daemon.ctl(&["cache", "export-dirty", "vm", &stage.scratch.text("dirty")]);
     assert!(exported.contains("of an earlier time"), "{exported}");
     daemon.ctl(&["pool", "remove-device", "fast", &a, "--yes"]);
@@ -315,7 +295,7 @@ fn a_device_that_was_missing_and_is_back_can_be_removed() {
     stage.write(2);
     std::fs::rename(&away, &b).unwrap();
     let shows = || daemon.ctl(&["pool", "show", "fast"]);
-    wait_until("the device to be back", WAIT_MAX, || !shows().contains("offline"));
+    wait_for("the device to be back", || !shows().contains("offline"));
     daemon.ctl(&["pool", "remove-device", "fast", &b, "--yes"]);
     stage.has(2);
 }
@@ -329,7 +309,7 @@ fn a_device_with_another_path_is_connected_without_force() {
     daemon.kill();
     std::fs::rename(&a, &moved).unwrap();
     let daemon = stage.start();
-    wait_until("the disk to be refused", WAIT_MAX, || shown(&daemon).contains("is missing"));
+    wait_for("the disk to be refused", || shown(&daemon).contains("is missing"));
     daemon.ctl(&["pool", "add-device", "fast", &moved]);
     stage.has(1);
     let pool = daemon.ctl(&["pool", "show", "fast"]);
@@ -365,7 +345,7 @@ fn the_last_device_can_be_given_up() {
     daemon.stop();
     std::fs::remove_file(&a).unwrap();
     let daemon = stage.start();
-    wait_until("the disk to be refused", WAIT_MAX, || shown(&daemon).contains("offline"));
+    wait_for("the disk to be refused", || shown(&daemon).contains("offline"));
     daemon.ctl(&["pool", "remove-device", "fast", &a, "--yes"]);
     stage.has(1);
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conformance::hob::binary;
-use conformance::{Daemon, Scratch, Tool};
+use conformance::{Scratch, Tool};
 
 /// The version of os-brick that the engine was written for.
 const OS_BRICK: &str = "os-brick==7.1.1";
@@ -40,21 +40,16 @@ fn os_brick() -> PathBuf {
 fn os_brick_caches_volumes_with_hob() {
     let scratch = Scratch::new();
     let control = format!("unix:{}", scratch.text("ctl.sock"));
-    let config = format!(
-        "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [{control:?}]\n\
-         [[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = \"96M\"\n",
-        scratch.path("state"),
-        scratch.text("nbd.sock"),
-        scratch.path("flash"),
-    );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    let pool =
+        format!("[[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = \"96M\"\n", scratch.path("flash"));
+    scratch.configure(&pool);
     let settings = format!(
         "[hob]\npool = flash\ncontrol = {control}\ndirectory = {}\nprogram = {}\n",
         scratch.text(""),
         binary().display()
     );
     std::fs::write(scratch.path("os-brick.conf"), settings).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let daemon = scratch.start_daemon();
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/openstack");
     let path = [package.clone(), package.join("tests/stubs"), os_brick()];
     let output = Tool::new("python3")

@@ -7,16 +7,13 @@ use std::time::{Duration, Instant};
 
 use conformance::authority::Files;
 use conformance::nbd_client::Client;
-use conformance::scratch::{text, wait_until};
+use conformance::scratch::{text, wait_for};
 use conformance::{Authority, MIB, Plan, Scratch, TestHost, Tool, Written};
 use rustix::process::Signal;
 use serde_json::Value;
 
 /// Size of the disk.
 const DISK: u64 = 32 * MIB;
-
-/// Timeout of steps that are not measured.
-const SOON: Duration = Duration::from_secs(180);
 
 /// Time in seconds for which a host waits for a peer that does not answer, in tests in which the peer is
 /// up. A busy host may pause the peer for many seconds.
@@ -93,7 +90,7 @@ impl Stage {
 
     #[track_caller]
     fn wait_until_doubled(&self) {
-        wait_until("replicas are created again", SOON, || self.is_doubled());
+        wait_for("replicas are created again", || self.is_doubled());
     }
 
     #[track_caller]
@@ -116,7 +113,7 @@ impl Stage {
     /// Checks, after a restart of A, that its guest reads all data.
     #[track_caller]
     fn guest_is_back(&self) -> Client {
-        wait_until("the disk is back", SOON, || self.a.serves("vm"));
+        wait_for("the disk is back", || self.a.serves("vm"));
         let mut guest = self.a.connect("vm");
         self.read_all(&mut guest);
         guest
@@ -143,7 +140,7 @@ impl Stage {
     #[track_caller]
     fn check_backing(&self) {
         self.a.tell("drain vm");
-        wait_until("nothing is dirty", SOON, || self.dirty_bytes() == 0);
+        wait_for("nothing is dirty", || self.dirty_bytes() == 0);
         assert!(self.written.is_in(&self.scratch.path("vm.raw")), "the backing has it all");
     }
 }

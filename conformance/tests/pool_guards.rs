@@ -5,16 +5,12 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use conformance::data::{Noise, empty_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::{Daemon, MIB, Scratch};
 use serde_json::Value;
 
 /// Size of the cache's dirty data, bytes.
 const DIRTY: u64 = MIB;
-
-fn start(scratch: &Scratch) -> Daemon {
-    Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"))
-}
 
 /// Returns the status and the body of a request to the control API.
 fn api(scratch: &Scratch, method: &str, path: &str) -> String {
@@ -34,21 +30,20 @@ fn api_with(scratch: &Scratch, method: &str, path: &str, body: &str) -> String {
 }
 
 fn pool(daemon: &Daemon) -> Value {
-    serde_json::from_str(&daemon.ctl(&["pool", "show", "fast", "-o", "json"])).unwrap()
+    daemon.json(&["pool", "show", "fast"])
 }
 
 /// Starts a daemon with 1 MiB of dirty data in a cache on two devices.
 fn prepare(scratch: &Scratch) -> Daemon {
-    let config = scratch.daemon_config();
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.configure("");
     empty_file(&scratch.path("disk.img"), 16 * MIB);
-    let daemon = start(scratch);
+    let daemon = scratch.start_daemon();
     let (one, two) = (scratch.text("flash1"), scratch.text("flash2"));
     daemon.ctl(&["pool", "create", "fast", &one, &two, "--size", "64M", "--segment-size", "1M"]);
     daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("disk.img")]);
     let lazy = ["--mode", "write-back", "--dirty-age-max", "0"];
     daemon.ctl(&[&["cache", "enable", "vm", "--pool", "fast", "--size", "16M"], &lazy[..]].concat());
-    let mut client = Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").unwrap();
+    let mut client = scratch.connect("vm");
     let mut bytes = vec![0; DIRTY as usize];
     Noise::new(5).fill(&mut bytes);
     client.write(0, &bytes).unwrap();
@@ -64,7 +59,7 @@ fn a_cache_of_no_disk_is_discarded_with_its_dirty_data_only_with_yes() {
     let mut saved: Value = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
     saved["disks"] = serde_json::json!([]);
     std::fs::write(&state, serde_json::to_vec(&saved).unwrap()).unwrap();
-    let daemon = start(&scratch);
+    let daemon = scratch.start_daemon();
     let owner = pool(&daemon)["orphans"][0]["owner"].as_str().unwrap().to_owned();
     let discard = ["pool", "discard-orphan", "fast", &owner];
     let refused = daemon.try_ctl(&discard);
@@ -106,7 +101,7 @@ fn a_device_is_removed_from_a_pool_after_its_caches_were_listed() {
     drop(daemon.stop());
     // The device is missing when the daemon starts again, and no other device has its dirty data.
     std::fs::rename(&two, scratch.path("away")).unwrap();
-    let daemon = start(&scratch);
+    let daemon = scratch.start_daemon();
     let refused = daemon.try_ctl(&["pool", "remove-device", "fast", &two]);
     assert!(!refused.success() && refused.stderr.contains("dirty data of its cache"), "{}", refused.all());
     let answer = api(&scratch, "DELETE", &format!("/v1/pools/fast/devices?path={two}"));
@@ -122,7 +117,7 @@ fn dirty_data_of_another_pool_is_overwritten_only_with_yes() {
     let scratch = Scratch::new();
     prepare(&scratch).stop();
     std::fs::remove_dir_all(scratch.path("state")).unwrap();
-    let daemon = start(&scratch);
+    let daemon = scratch.start_daemon();
     let devices = [scratch.text("flash1"), scratch.text("flash2")];
     let create = ["pool", "create", "new", &devices[0], &devices[1], "--segment-size", "1M", "--force"];
     let refused = daemon.try_ctl(&create);
@@ -132,16 +127,7 @@ fn dirty_data_of_another_pool_is_overwritten_only_with_yes() {
     assert!(rehearsed.success() && rehearsed.stderr.contains("1 MiB of dirty data"), "{}", rehearsed.all());
     assert_eq!(daemon.ctl(&["pool", "list", "-o", "json"]).trim(), "[]", "nothing was changed");
 
-    daemon.ctl(&[
-        "pool",
-        "create",
-        "other",
-        &scratch.text("flash3"),
-        "--size",
-        "32M",
-        "--segment-size",
-        "1M",
-    ]);
+    daemon.tell(&format!("pool create other {} --size 32M --segment-size 1M", scratch.text("flash3")));
     for device in &devices {
         let add = ["pool", "add-device", "other", device, "--force"];
         let refused = daemon.try_ctl(&add);
@@ -163,16 +149,15 @@ fn a_lost_state_directory_serves_no_old_data() {
     prepare(&scratch).kill();
     std::fs::remove_dir_all(scratch.path("state")).unwrap();
     let config = format!(
-        "{}[[pool]]\nname = \"fast\"\ndevices = [{:?}, {:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+        "[[pool]]\nname = \"fast\"\ndevices = [{:?}, {:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
          [[disk]]\nname = \"vm\"\nbacking = {:?}\n",
-        scratch.daemon_config(),
         scratch.text("flash1"),
         scratch.text("flash2"),
         scratch.text("disk.img"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let daemon = start(&scratch);
-    let address = Address::Unix(scratch.path("nbd.sock"));
+    scratch.configure(&config);
+    let daemon = scratch.start_daemon();
+    let address = scratch.nbd();
     assert!(Client::connect(&address, "vm").is_err(), "the backing's old data is served");
     let shown = daemon.try_ctl(&["health"]).all();
     assert!(shown.contains("orphan-dirty") && shown.contains("1 MiB of dirty data"), "{shown}");

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, empty_file};
 use conformance::process::Process;
-use conformance::scratch::wait_until;
-use conformance::store::ONE_BY_ONE;
+use conformance::scratch::{wait_for, wait_until};
+use conformance::store::{ONE_BY_ONE, nbdkit};
 use conformance::{Daemon, Loop, MIB, Postgres, Scratch, Tool, Unmount};
 use rustix::process::Signal;
 
@@ -34,8 +34,6 @@ const PROGRESS: u64 = 10;
 const PROGRESS_MAX: Duration = Duration::from_secs(180);
 /// Time for which QEMU's client keeps requests without a connection, seconds.
 const RECONNECT_S: u32 = 300;
-const READY_MAX: Duration = Duration::from_secs(60);
-
 /// One fault under load, and the action that ends it.
 struct Step {
     name: &'static str,
@@ -173,18 +171,14 @@ impl Stack {
         let rounds = rounds.map_or(1, |n| n.parse().expect("HOB_POSTGRES_ROUNDS is a number"));
         let at = |name: &str| scratch.text(name);
         let config = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-             [[pool]]\nname = \"pool\"\ndevices = [{:?}, {:?}]\nsize = {FLASH}\nsegment_size = \"1M\"\n\
+            "[[pool]]\nname = \"pool\"\ndevices = [{:?}, {:?}]\nsize = {FLASH}\nsegment_size = \"1M\"\n\
              [[disk]]\nname = \"db\"\nbacking = \"nbd+unix:///?socket={}\"\n\
              [disk.cache]\npool = \"pool\"\nsize = \"64M\"\nmode = \"write-back\"\ncopies = \"2-dirty\"\ndirty_age_max = 2\n",
-            at("state"),
-            at("nbd.sock"),
-            at("ctl.sock"),
             at("flash0"),
             at("flash1"),
             at("back.sock"),
         );
-        fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure(&config);
         let mut stack = Self { guest: None, daemon: None, backing: None, scratch, rounds };
         stack.start_backing();
         stack.start_daemon();
@@ -192,19 +186,16 @@ impl Stack {
     }
 
     fn start_backing(&mut self) {
-        let (socket, image) = (self.scratch.path("back.sock"), self.scratch.text("disk.img"));
-        let _ = fs::remove_file(&socket);
-        let tool = Tool::new("nbdkit").args(["--foreground", "--filter=delay", "--unix"]).arg(&socket);
-        let tool = tool.args(ONE_BY_ONE);
-        self.backing = Some(tool.args(["file", &image, "rdelay=4ms", "wdelay=4ms"]).start());
-        wait_until("nbdkit's socket", READY_MAX, || socket.exists());
+        let image = self.scratch.text("disk.img");
+        let slow_file = ["--filter=delay", "file", &image, "rdelay=4ms", "wdelay=4ms"];
+        self.backing = Some(nbdkit(&self.scratch.path("back.sock"), &[&ONE_BY_ONE[..], &slow_file].concat()));
     }
 
     fn start_daemon(&mut self) {
         for socket in ["ctl.sock", "nbd.sock"] {
             let _ = fs::remove_file(self.scratch.path(socket));
         }
-        let daemon = Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"));
+        let daemon = self.scratch.start_daemon();
         // The daemon's socket answers when its disks exist.
         daemon.ctl(&["disk", "list"]);
         self.daemon = Some(daemon);
@@ -222,14 +213,12 @@ impl Stack {
             .args(["--blockdev", &disk, "--nbd-server", &server])
             .args(["--export", "type=nbd,id=export,node-name=disk,name=disk,writable=on"])
             .start();
-        wait_until("QEMU's socket", READY_MAX, || at("vm.sock").exists());
+        wait_for("QEMU's socket", || at("vm.sock").exists());
         fs::write(at("vm.img"), b"").unwrap();
         let unmount_file = Unmount::at(&at("vm.img"));
         let uri = format!("nbd+unix:///disk?socket={}", self.scratch.text("vm.sock"));
         let nbdfuse = Tool::new("nbdfuse").arg(at("vm.img")).arg(uri).start();
-        wait_until("nbdfuse's file", READY_MAX, || {
-            fs::metadata(at("vm.img")).is_ok_and(|file| file.len() == DISK)
-        });
+        wait_for("nbdfuse's file", || fs::metadata(at("vm.img")).is_ok_and(|file| file.len() == DISK));
         let device = Loop::on(&at("vm.img"), true);
         let unmount = Unmount::at(&at("mnt"));
         self.guest = Some(Guest { _unmount: unmount, device, nbdfuse, _unmount_file: unmount_file, qemu });

@@ -1,11 +1,10 @@
 //! `qemu-img` with an export, and images of other formats as backings.
 
 use std::path::Path;
-use std::time::Duration;
 
 use conformance::data::{Noise, assert_same_file, empty_file, noise_file};
 use conformance::process::{alive, descendants};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Hob, MIB, Scratch, Serve, Tool};
 
 const SIZE: u64 = 32 * MIB;
@@ -70,7 +69,7 @@ fn format_is_served(format: &str) {
     let raw = std::fs::OpenOptions::new().write(true).open(scratch.path("raw")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&raw, &data, 5 * MIB + 512).unwrap();
     hob.stop();
-    wait_until("qemu-nbd to end with its server", Duration::from_secs(60), || !alive(helper));
+    wait_for("qemu-nbd to end with its server", || !alive(helper));
     Tool::new("qemu-img").args(["compare", "-f", "raw", "-F", format, &scratch.text("raw"), &image]).run();
 }
 
@@ -101,7 +100,7 @@ fn kill_9_leaves_no_helper_that_locks_the_image() {
     let hob = serve.start(&scratch);
     let helper = qemu_nbd_of(&hob);
     hob.kill();
-    wait_until("qemu-nbd to end with its server", Duration::from_secs(60), || !alive(helper));
+    wait_for("qemu-nbd to end with its server", || !alive(helper));
     serve.start(&scratch).stop();
 }
 

@@ -4,10 +4,9 @@
 use std::time::{Duration, Instant};
 
 use conformance::data::noise_file;
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch};
-use serde_json::Value;
+use conformance::nbd_client::Client;
+use conformance::scratch::wait_for;
+use conformance::{MIB, Scratch};
 
 struct Stage {
     scratch: Scratch,
@@ -17,7 +16,7 @@ impl Stage {
     /// Creates two disks on one datastore.
     fn new() -> Self {
         let scratch = Scratch::new();
-        let mut config = scratch.daemon_config();
+        let mut config = String::new();
         for disk in ["db", "scratch"] {
             noise_file(&scratch.path(&format!("{disk}.img")), MIB, 7);
             config += &format!(
@@ -25,46 +24,21 @@ impl Stage {
                 scratch.text(&format!("{disk}.img"))
             );
         }
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure(&config);
         Self { scratch }
     }
-
-    #[track_caller]
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
-    }
-
-    #[track_caller]
-    fn connect(&self, disk: &str) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).unwrap()
-    }
-}
-
-#[track_caller]
-fn json(daemon: &Daemon, args: &[&str]) -> Value {
-    serde_json::from_str(&daemon.ctl(&[args, &["-o", "json"]].concat())).unwrap()
 }
 
 #[test]
 fn qos_settings_are_shown_and_survive_a_restart() {
     let stage = Stage::new();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     daemon.ctl(&["qos", "policy", "set", "gold", "--shares", "high", "--reservation", "200"]);
     daemon.ctl(&["qos", "set", "db", "--policy", "gold"]);
     daemon.ctl(&["qos", "set", "scratch", "--limit", "100", "--bytes-limit", "2M", "--flash-limit", "5000"]);
-    daemon.ctl(&[
-        "datastore",
-        "set",
-        "array",
-        "--throttle",
-        "auto",
-        "--latency-ms",
-        "12",
-        "--capacity",
-        "900",
-    ]);
+    daemon.tell("datastore set array --throttle auto --latency-ms 12 --capacity 900");
     let shown = [["qos", "show"].as_slice(), &["qos", "policy", "list"], &["datastore", "list"]];
-    let before = shown.map(|args| json(&daemon, args));
+    let before = shown.map(|args| daemon.json(args));
     assert_eq!(before[0][0]["policy"], "gold");
     assert_eq!((&before[0][0]["shares"], &before[0][0]["reservation"]), (&2000.into(), &200.into()));
     assert_eq!((&before[0][1]["limit"], &before[0][1]["flash_limit"]), (&100.into(), &5000.into()));
@@ -75,8 +49,8 @@ fn qos_settings_are_shown_and_survive_a_restart() {
     let table = daemon.ctl(&["qos", "show"]);
     assert!(table.contains("gold") && table.contains("2 MiB"), "{table}");
     daemon.stop();
-    let daemon = stage.start();
-    assert_eq!(shown.map(|args| json(&daemon, args)), before);
+    let daemon = stage.scratch.start_daemon();
+    assert_eq!(shown.map(|args| daemon.json(args)), before);
 }
 
 #[test]
@@ -100,7 +74,7 @@ fn shares_of_hob_toml_without_effect_are_reported_at_the_start() {
 #[test]
 fn invalid_requests_are_refused_with_one_line_and_the_numbers() {
     let stage = Stage::new();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     daemon.ctl(&["datastore", "set", "array", "--capacity", "500"]);
     daemon.ctl(&["qos", "set", "db", "--reservation", "300"]);
     for (args, said) in [
@@ -122,7 +96,7 @@ fn invalid_requests_are_refused_with_one_line_and_the_numbers() {
         assert!(output.stderr.contains(said), "{args:?}: {}", output.stderr);
         assert_eq!(output.stderr.lines().count(), 1, "{args:?}: {}", output.stderr);
     }
-    assert_eq!(json(&daemon, &["qos", "show", "db"])["reservation"], 300);
+    assert_eq!(daemon.json(&["qos", "show", "db"])["reservation"], 300);
 }
 
 /// Measures times, but only as bounds that a slow machine cannot violate.
@@ -130,21 +104,12 @@ fn invalid_requests_are_refused_with_one_line_and_the_numbers() {
 fn a_limit_is_kept_on_the_backing_and_not_on_hits() {
     const READS: u64 = 64;
     let stage = Stage::new();
-    let daemon = stage.start();
-    daemon.ctl(&[
-        "pool",
-        "create",
-        "fast",
-        &stage.scratch.text("flash"),
-        "--size",
-        "16M",
-        "--segment-size",
-        "1M",
-    ]);
+    let daemon = stage.scratch.start_daemon();
+    daemon.tell(&format!("pool create fast {} --size 16M --segment-size 1M", stage.scratch.text("flash")));
     let cache = "cache enable scratch --pool fast --size 4M --block-size 4K --fill sectors";
     daemon.ctl(&cache.split(' ').collect::<Vec<_>>());
     daemon.ctl(&["qos", "set", "scratch", "--limit", "40"]);
-    let mut client = stage.connect("scratch");
+    let mut client = stage.scratch.connect("scratch");
     let read_all = |client: &mut Client| {
         let start = Instant::now();
         for sector in 0..READS {
@@ -156,7 +121,7 @@ fn a_limit_is_kept_on_the_backing_and_not_on_hits() {
     let cold = read_all(&mut client);
     assert!(cold >= Duration::from_millis((READS - 5) * 1000 / 40 - 100), "{READS} misses took {cold:?}");
     // On a busy host, hits may take long too, and flash may not have everything after one pass.
-    wait_until("hits that are faster than misses", Duration::from_secs(60), || {
+    wait_for("hits that are faster than misses", || {
         let before = daemon.stats("scratch").hits();
         let warm = read_all(&mut client);
         daemon.stats("scratch").hits() - before == READS && warm < cold

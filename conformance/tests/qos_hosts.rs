@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use conformance::data::noise_file;
 use conformance::nbd_client::Client;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Etcd, MIB, Plan, Scratch, Store, TestHost};
 
 /// Rate of the store, reads of 4 KiB per second. The latency limit corresponds to about 24 reads at
@@ -60,7 +60,7 @@ impl Shared {
             plan = plan.disk(disk, &self.store.backing(disk), &qos);
         }
         let host = plan.start();
-        wait_until("the disk", Duration::from_secs(60), || Client::connect(&host.nbd(), first).is_ok());
+        wait_for("the disk", || Client::connect(&host.nbd(), first).is_ok());
         host
     }
 }

@@ -1,15 +1,14 @@
 //! `hob record`: the trace of a disk has exactly the requests that its guest sent.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use conformance::data::noise_file;
 use conformance::nbd_client::{CMD_CACHE, Client};
 use conformance::process::{Output, Process};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::trace::{Request, Trace};
-use conformance::{Hob, MIB, Scratch, Serve, hob};
+use conformance::{Hob, MIB, Scratch, Serve};
 use rustix::process::Signal;
 
 const SIZE: u64 = 16 * MIB;
@@ -26,25 +25,13 @@ fn stage() -> (Scratch, Hob) {
 /// Starts a recording of the disk and waits until it has begun.
 #[track_caller]
 fn record(scratch: &Scratch, hob: &Hob, options: &[&str]) -> Process {
-    let process = start(scratch, hob, options);
-    wait_until("a recording", WAIT_MAX, || is_recorded(hob));
-    process
+    hob.record(&scratch.path("trace"), &[&["-o", "json"], options].concat())
 }
 
 /// Starts a recording of the disk, and does not wait for it.
 #[track_caller]
 fn start(scratch: &Scratch, hob: &Hob, options: &[&str]) -> Process {
-    let out = scratch.text("trace");
-    let _ = std::fs::remove_file(&out);
-    let mut command = Command::new(hob::binary());
-    command.args(["record", "disk", "--out", &out, "--control", hob.control(), "-o", "json"]).args(options);
-    Process::start("hob record", &mut command).unwrap()
-}
-
-/// Returns true during a recording of the disk.
-#[track_caller]
-fn is_recorded(hob: &Hob) -> bool {
-    hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
+    hob.start_record(&scratch.path("trace"), &[&["-o", "json"], options].concat())
 }
 
 #[track_caller]
@@ -115,7 +102,7 @@ fn the_trace_has_all_requests_until_ctrl_c() {
     assert_eq!((&report["dropped"], &report["ended"]), (&0.into(), &"interrupted".into()));
     // The recording has ended, and a new recording starts empty.
     client.read(0, 4096).unwrap();
-    wait_until("the end of the recording", WAIT_MAX, || !is_recorded(&hob));
+    wait_for("the end of the recording", || !hob.is_recorded());
     let mut recording = record(&scratch, &hob, &[]);
     let again = send(&mut hob.connect());
     recording.signal(Signal::TERM);
@@ -135,9 +122,9 @@ fn it_ends_by_number_and_by_time() {
     assert_eq!(report["ended"], "requests");
     // On a busy host, a short recording may end before the client has sent its request.
     for seconds in [2, 10, 30_u64] {
-        wait_until("the end of the recording", WAIT_MAX, || !is_recorded(&hob));
+        wait_for("the end of the recording", || !hob.is_recorded());
         let mut recording = start(&scratch, &hob, &["--seconds", &seconds.to_string()]);
-        wait_until("the recording or its end", WAIT_MAX, || is_recorded(&hob) || recording.poll().is_some());
+        wait_for("the recording or its end", || hob.is_recorded() || recording.poll().is_some());
         client.read(512, 1024).unwrap();
         let report = end(recording);
         let ns = seconds * 1_000_000_000;
@@ -168,10 +155,8 @@ fn it_ends_with_the_disk_and_with_the_daemon() {
         let (scratch, hob) = stage();
         let mut recording = record(&scratch, &hob, &[]);
         let sent = send(&mut hob.connect());
-        wait_until("all requests in the recording", WAIT_MAX, || {
-            let disk = hob.ctl(&["disk", "show", "disk", "-o", "json"]);
-            let disk: serde_json::Value = serde_json::from_str(&disk).unwrap();
-            disk["recording"]["requests"] == sent.len()
+        wait_for("all requests in the recording", || {
+            hob.json(&["disk", "show", "disk"])["recording"]["requests"] == sent.len()
         });
         std::thread::sleep(Duration::from_secs(pause));
         hob.kill();

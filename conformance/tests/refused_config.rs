@@ -1,16 +1,11 @@
 //! If hob.toml is invalid, a daemon starts with the last hob.toml that it accepted, and reports this
 //! in health. A daemon that was never started before does not start.
 
-use std::time::Duration;
-
 use conformance::data::noise_file;
 use conformance::hob::command;
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
+use conformance::scratch::wait_for;
+use conformance::{MIB, Scratch, Tool, Unmount};
 use rustix::process::Signal;
-
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Invalid last lines of hob.toml, and the report in health for each.
 const MISTAKES: [(&str, &str); 4] = [
@@ -32,14 +27,8 @@ impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
         noise_file(&scratch.path("disk.img"), 4 * MIB, 1);
-        let good = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-             [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-            scratch.text("disk.img"),
-        );
+        let disk = format!("[[disk]]\nname = \"vm\"\nbacking = \"{}\"\n", scratch.text("disk.img"));
+        let good = scratch.daemon_config() + &disk;
         Stage { scratch, good }
     }
 
@@ -50,11 +39,7 @@ impl Stage {
         } else {
             format!("{mistake}{}", self.good)
         };
-        std::fs::write(self.scratch.path("hob.toml"), text).unwrap();
-    }
-
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+        self.scratch.write_config(text);
     }
 
     fn check(&self, mistake: &str, mentions: &str) {
@@ -63,9 +48,7 @@ impl Stage {
     }
 
     fn serves(&self) {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        wait_until("the export", WAIT_MAX, || Client::connect(&address, "vm").is_ok());
-        let mut guest = Client::connect(&address, "vm").unwrap();
+        let mut guest = self.scratch.connect_when_served("vm");
         guest.read(0, 4096).expect("the disk is served");
     }
 }
@@ -75,13 +58,13 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
     let stage = Stage::new();
     stage.configure("");
     let kept = stage.scratch.path("state/hob.toml.accepted");
-    let mut daemon = stage.start();
-    wait_until("the copy of hob.toml", WAIT_MAX, || kept.exists());
+    let mut daemon = stage.scratch.start_daemon();
+    wait_for("the copy of hob.toml", || kept.exists());
     for (mistake, mentions) in MISTAKES {
         stage.configure(mistake);
         stage.check(mistake, mentions);
         daemon.kill();
-        daemon = stage.start();
+        daemon = stage.scratch.start_daemon();
         stage.serves();
         let health = daemon.try_ctl(&["health"]).all();
         assert!(health.contains("config-refused") && health.contains(mentions), "{mistake}: {health}");
@@ -96,11 +79,11 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
     noise_file(&stage.scratch.path("more.img"), MIB, 2);
     stage.configure(&disk);
     daemon.kill();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     let health = daemon.try_ctl(&["health"]).all();
     assert!(!health.contains("config-refused"), "{health}");
     assert!(daemon.ctl(&["disk", "list"]).contains("more"), "the corrected file counts");
-    wait_until("the copy of the corrected file", WAIT_MAX, || {
+    wait_for("the copy of the corrected file", || {
         std::fs::read_to_string(&kept).is_ok_and(|text| text.contains("more.img"))
     });
     daemon.stop();
@@ -110,10 +93,10 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
 fn a_failed_reload_is_in_health_until_a_reload_succeeds() {
     let stage = Stage::new();
     stage.configure("");
-    let mut daemon = stage.start();
+    let mut daemon = stage.scratch.start_daemon();
     stage.configure("shard_count = 3\n");
     daemon.process.signal(Signal::HUP);
-    wait_until("the report", WAIT_MAX, || {
+    wait_for("the report", || {
         let health = daemon.try_ctl(&["health"]).all();
         health.contains("config-refused") && health.contains("shard_count")
     });
@@ -121,7 +104,7 @@ fn a_failed_reload_is_in_health_until_a_reload_succeeds() {
     stage.configure("");
     daemon.process.signal(Signal::HUP);
     // No command succeeds while the next program starts.
-    wait_until("the end of the report", WAIT_MAX, || {
+    wait_for("the end of the report", || {
         let health = daemon.try_ctl(&["health", "-o", "json"]).all();
         // On a busy host, a step of the reload may take longer than its limit.
         if health.contains("config-refused") && health.contains(" within ") {

@@ -3,14 +3,10 @@
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::time::Duration;
 
 use conformance::data::empty_file;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, Loop, MIB, Scratch, Tool};
-
-/// Maximum time until a disk is online. hob tries to open an offline disk every few seconds.
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 fn point(link: &Path, device: &str) {
     let _ = std::fs::remove_file(link);
@@ -28,24 +24,24 @@ fn a_disk_is_not_served_from_another_device_than_before() {
     let (one, other) = (Loop::on(&one, false), Loop::on(&other, false));
     let link = scratch.path("volume");
     point(&link, one.device());
-    let config = format!("{}[[disk]]\nname = \"d\"\nbacking = {link:?}\n", scratch.daemon_config());
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let start = || Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let config = format!("[[disk]]\nname = \"d\"\nbacking = {link:?}\n");
+    scratch.configure(&config);
+    let start = || scratch.start_daemon();
     let shown = |daemon: &Daemon| daemon.ctl(&["disk", "show", "d", "-o", "json"]);
     let is_online = |daemon: &Daemon| shown(daemon).contains("\"online\"");
 
     let daemon = start();
-    wait_until("the disk", WAIT_MAX, || is_online(&daemon));
+    wait_for("the disk", || is_online(&daemon));
     daemon.kill();
     point(&link, other.device());
     let daemon = start();
-    wait_until("the reason", WAIT_MAX, || shown(&daemon).contains("another device than before"));
+    wait_for("the reason", || shown(&daemon).contains("another device than before"));
     let uri = format!("nbd+unix:///d?socket={}", scratch.text("nbd.sock"));
     let opened = Tool::new("qemu-img").args(["info", "-f", "raw", &uri]).output();
     assert!(!opened.success() && !is_online(&daemon), "{}", opened.all());
     // The links are right again.
     point(&link, one.device());
-    wait_until("the disk", WAIT_MAX, || is_online(&daemon));
+    wait_for("the disk", || is_online(&daemon));
     daemon.stop();
 }
 
@@ -55,8 +51,8 @@ fn a_file_and_a_loop_device_over_it_are_not_two_disks() {
     let file = scratch.text("file.img");
     empty_file(&scratch.path("file.img"), 16 * MIB);
     let over_it = Loop::on(&scratch.path("file.img"), false);
-    std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.configure("");
+    let daemon = scratch.start_daemon();
     for [first, second] in [[file.as_str(), over_it.device()], [over_it.device(), file.as_str()]] {
         daemon.ctl(&["disk", "add", "first", "--backing", first]);
         let output = daemon.try_ctl(&["disk", "add", "second", "--backing", second]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use conformance::data::{assert_same, noise_file};
 use conformance::nbd_client::Client;
 use conformance::process::Process;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::trace::{Request, Trace};
 use conformance::{Hob, MIB, Scratch, Serve, hob};
 use rustix::process::Signal;
@@ -25,14 +25,7 @@ fn stage() -> (Scratch, Hob) {
 /// Records the disk while `work` runs.
 #[track_caller]
 fn recorded(scratch: &Scratch, hob: &Hob, work: impl FnOnce()) -> Trace {
-    let out = scratch.text("trace");
-    let _ = std::fs::remove_file(&out);
-    let mut command = Command::new(hob::binary());
-    command.args(["record", "disk", "--out", &out, "--control", hob.control()]);
-    let mut recording = Process::start("hob record", &mut command).unwrap();
-    wait_until("a recording", Duration::from_secs(60), || {
-        hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
-    });
+    let mut recording = hob.record(&scratch.path("trace"), &[]);
     work();
     recording.signal(Signal::INT);
     let output = recording.finish(Duration::from_secs(60));
@@ -162,7 +155,7 @@ fn an_interrupted_or_failed_replay_reports_its_results() {
         let reads = || hob.stats().number("reads").unwrap();
         let before = reads();
         let replay = Process::start("hob replay", &mut command).unwrap();
-        wait_until("the first hundred", Duration::from_secs(60), || reads() >= before + 100.0);
+        wait_for("the first hundred", || reads() >= before + 100.0);
         replay
     };
     let mut replay = start();

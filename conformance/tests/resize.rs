@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use conformance::data::{empty_file, noise_file};
 use conformance::guest::{COMPLAINTS, SENTINEL, start_growing};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch, Serve, Tool};
+use conformance::{MIB, Scratch, Serve, Tool};
 
 /// Maximum time of a VM.
 const MACHINE_MAX: Duration = Duration::from_secs(600);
@@ -20,24 +20,13 @@ struct Stage {
 impl Stage {
     fn new(mib: u64) -> Stage {
         let scratch = Scratch::new();
-        let config = scratch.daemon_config();
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure("");
         empty_file(&scratch.path("disk.img"), mib * MIB);
         Stage { scratch }
     }
 
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
-    }
-
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        let mut client = None;
-        wait_until("the disk", Duration::from_secs(60), || {
-            client = Client::connect(&address, "vm").ok();
-            client.is_some()
-        });
-        client.unwrap()
+        self.scratch.connect_when_served("vm")
     }
 
     fn uri(&self) -> String {
@@ -69,7 +58,7 @@ impl Stage {
 #[test]
 fn a_disk_in_write_back_grows_and_is_that_large_after_a_kill() {
     let stage = Stage::new(64);
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     daemon.ctl(&["pool", "create", "fast", &stage.scratch.text("flash"), "--size", "128M"]);
     daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("disk.img")]);
     let enable = ["cache", "enable", "vm", "--pool", "fast", "--size", "32M", "--mode", "write-back"];
@@ -92,14 +81,14 @@ fn a_disk_in_write_back_grows_and_is_that_large_after_a_kill() {
     let stats = daemon.stats("vm");
     assert!(stats.number("dirty_bytes") > Some(0.0), "{}", stats.text());
     daemon.kill();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     assert_eq!(stage.size(), 96 * MIB);
     let all = ["read -P 0x11 0 1M", "read -P 0x14 63M 2M", "read -P 0x13 95M 1M", "read -P 0 65M 30M"];
     stage.qemu_io(&all);
     // The backing grows, and the daemon is killed before a command grows the disk.
     stage.truncate(128);
     daemon.kill();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     assert_eq!(stage.size(), 128 * MIB);
     stage.qemu_io(&all);
     stage.qemu_io(&["read -P 0 96M 32M", "write -P 0x15 127M 1M", "flush", "read -P 0x15 127M 1M"]);
@@ -120,7 +109,7 @@ fn data_after_a_disks_old_end_is_read_from_the_backing() {
     let odd = 8 * MIB + 1536;
     let disk = OpenOptions::new().write(true).open(stage.scratch.path("disk.img")).unwrap();
     disk.set_len(odd).unwrap();
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     daemon.ctl(&["pool", "create", "fast", &stage.scratch.text("flash"), "--size", "64M"]);
     daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("disk.img")]);
     for mode in [&["--mode", "write-through"][..], &["--mode", "write-back"]] {
@@ -147,7 +136,7 @@ fn data_after_a_disks_old_end_is_read_from_the_backing() {
 #[test]
 fn invalid_requests_are_refused_with_one_line() {
     let stage = Stage::new(16);
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("disk.img")]);
     for (args, line) in [
         (&["disk", "resize", "vm", "--size", "8M"][..], "vm cannot get smaller: it has 16777216 bytes"),

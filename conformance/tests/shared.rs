@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch};
 use rustix::process::Signal;
@@ -37,8 +37,7 @@ struct Guest {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        let mut config = scratch.daemon_config();
-        config += &format!(
+        let mut config = format!(
             "[[pool]]\nname = \"flash\"\ndevices = [\"{}\", \"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n",
             scratch.text("a"),
             scratch.text("b"),
@@ -52,7 +51,7 @@ impl Stage {
                 scratch.text(&image)
             );
         }
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure(&config);
         let content = |disk| std::fs::read(scratch.path(&format!("{disk}.img"))).unwrap();
         let contents = DISKS.iter().map(|disk| Arc::new(Mutex::new(content(disk)))).collect();
         let daemon = start(&scratch);
@@ -61,7 +60,7 @@ impl Stage {
 
     /// Starts a guest of a disk that uses its first `mib` MiB.
     fn load(&self, disk: usize, mib: u64) -> Guest {
-        let (address, content) = (Address::Unix(self.scratch.path("nbd.sock")), self.contents[disk].clone());
+        let (address, content) = (self.scratch.nbd(), self.contents[disk].clone());
         let stop = Arc::new(AtomicBool::new(false));
         let ended = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -78,8 +77,7 @@ impl Stage {
     }
 
     fn shared(&self) -> Value {
-        let pool = self.daemon.ctl(&["pool", "show", "flash", "-o", "json"]);
-        serde_json::from_str::<Value>(&pool).unwrap()["shared"].clone()
+        self.daemon.json(&["pool", "show", "flash"])["shared"].clone()
     }
 
     /// Returns the size of a disk's cache in MiB.
@@ -113,7 +111,7 @@ impl Guest {
 }
 
 fn start(scratch: &Scratch) -> Daemon {
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let daemon = scratch.start_daemon();
     // The API answers when the NBD socket is there.
     daemon.ctl(&["disk", "list"]);
     daemon
@@ -155,7 +153,7 @@ fn sizes_follow_the_load_and_no_byte_is_wrong() {
     assert!(stage.shared()["moved"].as_u64().unwrap() > 0);
     // A kill loses no flushed data.
     for disk in DISKS {
-        Client::connect(&Address::Unix(stage.scratch.path("nbd.sock")), disk).unwrap().flush().unwrap();
+        stage.scratch.connect(disk).flush().unwrap();
     }
     stage.daemon.process.kill();
     stage.daemon = start(&stage.scratch);
@@ -180,8 +178,7 @@ fn sizes_follow_the_load_and_no_byte_is_wrong() {
 #[test]
 fn disks_of_a_full_pool_are_served_after_an_upgrade_and_restarts() {
     let scratch = Scratch::new();
-    let mut config = scratch.daemon_config();
-    config += &format!(
+    let mut config = format!(
         "[[pool]]\nname = \"flash\"\ndevices = [\"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n",
         scratch.text("a"),
     );
@@ -194,14 +191,13 @@ fn disks_of_a_full_pool_are_served_after_an_upgrade_and_restarts() {
             scratch.text(disk)
         );
     }
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.configure(&config);
     let mut daemon = start(&scratch);
-    let address = Address::Unix(scratch.path("nbd.sock"));
+    let address = scratch.nbd();
     let connect = |disk: &&str| Client::connect(&address, disk).unwrap();
     let mut clients: Vec<Client> = disks.iter().map(connect).collect();
     let free = |daemon: &Daemon| {
-        let pool: Value =
-            serde_json::from_str(&daemon.ctl(&["pool", "show", "flash", "-o", "json"])).unwrap();
+        let pool: Value = daemon.json(&["pool", "show", "flash"]);
         pool["free"].as_u64().unwrap() / MIB
     };
     let begun = Instant::now();

@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::process::Process;
-use conformance::scratch::wait_until;
-use conformance::{Hob, MIB, Scratch, Serve, Tool};
+use conformance::scratch::wait_for;
+use conformance::store;
+use conformance::{Hob, MIB, Scratch, Serve};
 use serde_json::Value;
 
 const SIZE: u64 = 96 * MIB;
 const BLOCK: u64 = 64 << 10;
-const WAIT_MAX: Duration = Duration::from_secs(60);
-
 /// Returns blocks in an order that no cache treats as sequential.
 fn scattered(blocks: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
     let count = blocks.end - blocks.start;
@@ -34,14 +33,8 @@ fn nbdkit(scratch: &Scratch) -> Process {
 /// Starts an `nbdkit` like [`nbdkit`], each write of which takes at least `delay`.
 #[track_caller]
 fn delayed_nbdkit(scratch: &Scratch, delay: &str) -> Process {
-    let socket = scratch.path("backing.sock");
-    let _ = std::fs::remove_file(&socket);
-    let server = Tool::new("nbdkit")
-        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "--filter=delay"])
-        .args(["file", &scratch.text("disk.img"), &format!("wdelay={delay}")])
-        .start();
-    wait_until("nbdkit's socket", Duration::from_secs(60), || socket.exists());
-    server
+    let (image, delay) = (scratch.text("disk.img"), format!("wdelay={delay}"));
+    store::nbdkit(&scratch.path("backing.sock"), &["--filter=delay", "file", &image, &delay])
 }
 
 /// hob on nbdkit, with a cache of four segments: one and a half clean, one dirty, the rest free.
@@ -64,7 +57,7 @@ impl Stage {
         let hob = serve.arg("--dirty-start", "60").arg("--dirty-age-max", "0").start(&scratch);
         let mut client = hob.connect();
         let clean = mib(64)..mib(88);
-        wait_until("clean blocks in the cache", Duration::from_secs(60), || {
+        wait_for("clean blocks in the cache", || {
             let before = hob.stats().hits();
             for block in scattered(clean.clone()) {
                 client.read(block * BLOCK, BLOCK as u32).unwrap();
@@ -98,7 +91,7 @@ impl Stage {
     #[track_caller]
     fn check(&self) {
         // A change of the disk may be ending.
-        wait_until("the setting", WAIT_MAX, || {
+        wait_for("the setting", || {
             self.hob.try_ctl(&["disk", "set", "disk", "--backing-timeout", "forever"]).success()
         });
         let mut client = self.hob.connect();
@@ -110,8 +103,7 @@ impl Stage {
     }
 
     fn shown(&self) -> Value {
-        let output = self.hob.ctl(&["disk", "show", "disk", "-o", "json"]);
-        serde_json::from_str(&output).expect("JSON")
+        self.hob.json(&["disk", "show", "disk"])
     }
 
     /// Starts a command that halves the cache, and does not wait for its end.
@@ -129,8 +121,8 @@ impl Stage {
         let mut command = Command::new(conformance::hob::binary());
         command.args(args).args(["--control", self.hob.control()]);
         let change = Process::start("hob", &mut command).expect("hob starts");
-        wait_until("a change that waits", WAIT_MAX, || {
-            let tasks: Value = serde_json::from_str(&self.hob.ctl(&["tasks", "-o", "json"])).expect("JSON");
+        wait_for("a change that waits", || {
+            let tasks: Value = self.hob.json(&["tasks"]);
             tasks.as_array().expect("a list").iter().any(|task| task["can_cancel"] == true)
         });
         change
@@ -147,14 +139,12 @@ impl Stage {
     #[track_caller]
     fn kill_backing(&mut self) {
         self.backing.kill();
-        wait_until("the loss of the backing", Duration::from_secs(60), || {
-            self.shown()["backing_state"]["state"] == "reconnecting"
-        });
+        wait_for("the loss of the backing", || self.shown()["backing_state"]["state"] == "reconnecting");
     }
 
     /// Returns the newest drain in the list of tasks, also one before another change; or `Null`.
     fn drain_task(&self) -> Value {
-        let tasks: Value = serde_json::from_str(&self.hob.ctl(&["tasks", "-o", "json"])).expect("JSON");
+        let tasks: Value = self.hob.json(&["tasks"]);
         let mut newest_first = tasks.as_array().expect("a list").iter().rev();
         let is_drain = |what: &str| what == "drain" || what.starts_with("drain for ");
         newest_first.find(|task| task["what"].as_str().is_some_and(is_drain)).cloned().unwrap_or_default()
@@ -164,7 +154,7 @@ impl Stage {
     #[track_caller]
     fn waiting_drain(&self) -> Value {
         // On a busy host, a command takes seconds until it has begun.
-        wait_until("the drain", Duration::from_secs(60), || self.drain_task()["state"] == "running");
+        wait_for("the drain", || self.drain_task()["state"] == "running");
         let task = self.drain_task();
         assert_eq!(task["can_cancel"], true, "{task}");
         assert!(task["dirty"]["why"].as_str().is_some_and(|why| why.contains("reconnecting")), "{task}");
@@ -188,9 +178,7 @@ impl Stage {
     #[track_caller]
     fn restart_backing(&mut self) {
         self.backing = nbdkit(&self.scratch);
-        wait_until("the connection to the backing", Duration::from_secs(60), || {
-            self.shown()["backing_state"]["state"] == "connected"
-        });
+        wait_for("the connection to the backing", || self.shown()["backing_state"]["state"] == "connected");
         // Refused while a change of the disk is in progress.
         let _ = self.hob.try_ctl(&["disk", "set", "disk", "--backing-timeout", "forever"]);
     }
@@ -226,7 +214,7 @@ fn a_cache_that_gets_smaller_while_the_backing_is_away_takes_writes_and_waits() 
     assert!(shown["cache"]["dirty"]["why"].as_str().is_some_and(|why| why.contains("backing")), "{shown}");
     assert_eq!(stage.room(), 64 * MIB);
     stage.restart_backing();
-    wait_until("the end of the shrink", Duration::from_secs(60), || stage.room() == 32 * MIB);
+    wait_for("the end of the shrink", || stage.room() == 32 * MIB);
     drop(resize);
     assert!(stage.hob.stats().number("dirty_bytes").expect("a count") > 0.0, "what stays is dirty yet");
     stage.check();
@@ -245,19 +233,19 @@ fn a_shrink_that_waits_is_a_task_with_progress_that_can_be_cancelled() {
     stage.backing.kill();
     let resize = stage.begin_shrink();
     let task = |stage: &Stage| {
-        let tasks: Value = serde_json::from_str(&stage.hob.ctl(&["tasks", "-o", "json"])).expect("JSON");
+        let tasks: Value = stage.hob.json(&["tasks"]);
         let mut tasks = tasks.as_array().expect("a list").iter();
         tasks.find(|task| task["what"] == "cache set").cloned().unwrap_or_default()
     };
     // The daemon keeps the result, because the client has disconnected.
     drop(resize);
-    wait_until("the progress", Duration::from_secs(60), || {
+    wait_for("the progress", || {
         let task = task(&stage);
         task["can_cancel"] == true && task["dirty"]["size"].as_u64().is_some_and(|size| size > 0)
     });
     std::thread::sleep(Duration::from_secs(1));
     stage.hob.ctl(&["tasks", "cancel", &task(&stage)["id"].to_string()]);
-    wait_until("the cancellation", Duration::from_secs(60), || task(&stage)["state"] == "cancelled");
+    wait_for("the cancellation", || task(&stage)["state"] == "cancelled");
     let health = stage.hob.try_ctl(&["health", "-o", "json"]).all();
     assert!(!health.contains("task-failed"), "{health}");
     assert_eq!(stage.room(), 64 * MIB);
@@ -282,9 +270,7 @@ fn a_shrink_that_waits_is_cancelled_with_drain_stop() {
     stage.backing.kill();
     let resize = stage.begin_shrink();
     stage.hob.ctl(&["drain", "disk", "--stop"]);
-    wait_until("the old size", Duration::from_secs(60), || {
-        stage.shown()["cache"]["size"].as_u64() == Some(64 * MIB)
-    });
+    wait_for("the old size", || stage.shown()["cache"]["size"].as_u64() == Some(64 * MIB));
     drop(resize);
     stage.write(scattered(mib(20)..mib(21)), 200);
     stage.restart_backing();
@@ -306,9 +292,7 @@ fn a_drain_waits_while_the_backing_is_away_and_the_disk_stays_in_write_back() {
     assert_eq!(shown["cache"]["mode_in_effect"], Value::Null, "{shown}");
     stage.waiting_drain();
     stage.hob.ctl(&["drain", "disk", "--stop"]);
-    wait_until("the end of the drain", Duration::from_secs(60), || {
-        stage.drain_task()["state"] == "cancelled"
-    });
+    wait_for("the end of the drain", || stage.drain_task()["state"] == "cancelled");
     stage.restart_backing();
     stage.hob.ctl(&["drain", "disk"]);
     stage.check();
@@ -321,17 +305,15 @@ fn a_backing_that_dies_during_a_drain_returns_the_disk_to_write_back_until_it_is
     stage.limit_waits();
     stage.kill_backing();
     stage.backing = delayed_nbdkit(&stage.scratch, "1");
-    wait_until("the connection to the backing", Duration::from_secs(60), || {
-        stage.shown()["backing_state"]["state"] == "connected"
-    });
+    wait_for("the connection to the backing", || stage.shown()["backing_state"]["state"] == "connected");
     stage.hob.ctl(&["drain", "disk", "--no-wait"]);
     // During a drain the disk is in write-through, and reports this.
-    wait_until("the mode in effect", Duration::from_secs(60), || {
+    wait_for("the mode in effect", || {
         let text = stage.hob.ctl(&["disk", "show", "disk"]);
         text.contains("write-back (write-through until the drain ends)")
     });
     stage.kill_backing();
-    wait_until("write-back", Duration::from_secs(60), || stage.shown()["cache"]["mode_in_effect"].is_null());
+    wait_for("write-back", || stage.shown()["cache"]["mode_in_effect"].is_null());
     let mut quickest = Duration::MAX;
     for round in 0..5 {
         quickest = quickest.min(stage.write(scattered(mib(40)..mib(40) + 40), 500 + round));
@@ -340,7 +322,7 @@ fn a_backing_that_dies_during_a_drain_returns_the_disk_to_write_back_until_it_is
     assert!(quickest < Duration::from_secs(1), "each round has a request that takes {quickest:?}");
     assert_eq!(stage.drain_task()["state"], "running");
     stage.restart_backing();
-    wait_until("the end of the drain", Duration::from_secs(60), || stage.drain_task()["state"] == "done");
+    wait_for("the end of the drain", || stage.drain_task()["state"] == "done");
     stage.check();
     stage.hob.stop();
     let on_disk = std::fs::read(stage.scratch.path("disk.img")).unwrap();
@@ -364,13 +346,13 @@ fn a_change_of_the_mode_waits_while_the_backing_is_away_and_can_be_cancelled() {
     let other = stage.hob.try_ctl(&["cache", "set", "disk", "--dirty-start", "50"]).all();
     assert!(other.contains("hob drain disk --stop"), "{other}");
     stage.hob.ctl(&["tasks", "cancel", &task["id"].to_string()]);
-    wait_until("the cancellation", Duration::from_secs(60), || stage.drain_task()["state"] == "cancelled");
+    wait_for("the cancellation", || stage.drain_task()["state"] == "cancelled");
     drop(change);
     stage.write_in_an_outage(650);
     let change = stage.begin(&through);
     stage.write_in_an_outage(700);
     stage.restart_backing();
-    wait_until("the new mode", Duration::from_secs(60), || stage.shown()["cache"]["mode"] == "write-through");
+    wait_for("the new mode", || stage.shown()["cache"]["mode"] == "write-through");
     drop(change);
     assert_eq!(stage.hob.stats().number("dirty_bytes").expect("a count") as u64, 0);
     stage.check();

@@ -11,7 +11,7 @@ use conformance::authority::{Authority, Files, secret};
 use conformance::data::noise_file;
 use conformance::hob::{Daemon, command};
 use conformance::nbd_client::{Address, Client};
-use conformance::scratch::{free_port, text, wait_until};
+use conformance::scratch::{free_port, text, wait_for};
 use conformance::{MIB, Scratch, Tool};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -89,11 +89,11 @@ impl Stage {
             server.ca,
             scratch.path("disk.img"),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        scratch.write_config(config);
+        let daemon = scratch.start_daemon();
         let stage = Stage { daemon, nbd_port, nbd_tls_port, control_port, server, client, scratch };
         let ready = || Client::connect(&Address::Tcp(nbd_port), "vm").is_ok();
-        wait_until("the disk", Duration::from_secs(60), ready);
+        wait_for("the disk", ready);
         stage
     }
 
@@ -125,7 +125,7 @@ impl Stage {
     #[track_caller]
     fn serve(&self, kind: Kind) {
         match kind {
-            Kind::NbdUnix => read(&Address::Unix(self.scratch.path("nbd.sock"))),
+            Kind::NbdUnix => read(&self.scratch.nbd()),
             Kind::NbdTcp => read(&Address::Tcp(self.nbd_port)),
             Kind::NbdTls => {
                 let (port, files) = (self.nbd_tls_port, text(&self.client.dir));
@@ -183,7 +183,7 @@ fn hundreds_of_silent_connections_delay_no_client() {
 #[test]
 fn an_occupied_listener_delays_no_client_of_another() {
     let stage = Stage::new(&format!("[limits]\nconnections_max = {CONNECTIONS_MAX}\n"));
-    let nbd = Address::Unix(stage.scratch.path("nbd.sock"));
+    let nbd = stage.scratch.nbd();
     let control = stage.scratch.path("ctl.sock");
     let occupy = || -> (Vec<Client>, Vec<UnixStream>) {
         let clients = (0..CONNECTIONS_MAX).map(|_| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use conformance::mounts::Unmount;
 use conformance::scratch::wait_until;
-use conformance::{Daemon, Scratch, Tool};
+use conformance::{Scratch, Tool};
 
 /// Maximum time until `hob health` shows how much space is left: hob looks every 10 s.
 const VISIBLE_MAX: Duration = Duration::from_secs(60);
@@ -18,8 +18,8 @@ fn a_nearly_full_state_directory_is_in_health_until_it_has_space() {
     std::fs::create_dir(&state).unwrap();
     let _unmount = Unmount::at(&state);
     Tool::new("mount").args(["-t", "tmpfs", "-o", "size=64M", "tmpfs", &scratch.text("state")]).run();
-    std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.configure("");
+    let daemon = scratch.start_daemon();
     let health = || daemon.try_ctl(&["health"]).all();
     assert!(!health().contains("state-space-low"), "{}", health());
     // 192 KiB at most stay free.

@@ -4,9 +4,7 @@ use std::fs::File;
 use std::io::Read;
 
 use conformance::data::{Noise, assert_same, empty_file};
-use conformance::nbd_client::{Address, Client};
 use conformance::{Daemon, KIB, MIB, Scratch, Store};
-use serde_json::Value;
 
 /// Number of bytes that each round writes: whole stripes of every size in this file.
 const WRITTEN: u64 = 5376 * KIB;
@@ -37,7 +35,7 @@ impl Stage {
             ],
         );
         write_config(&scratch, &backing, "");
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        let daemon = scratch.start_daemon();
         Stage { daemon, scratch, backing, rounds: 0 }
     }
 
@@ -80,7 +78,7 @@ impl Stage {
         self.rounds += 1;
         let data = Noise::new(self.rounds).bytes(WRITTEN as usize);
         let before = self.writes().len();
-        let mut client = Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").unwrap();
+        let mut client = self.scratch.connect("vm");
         for (chunk, at) in data.chunks(128 << 10).zip((0..).step_by(128 << 10)) {
             client.write(at, chunk).unwrap();
         }
@@ -107,22 +105,20 @@ impl Stage {
 /// Returns the stripe size of a disk that the operator chose, and the size in effect, in bytes.
 #[track_caller]
 fn stripe(daemon: &Daemon, disk: &str) -> (Option<u64>, Option<u64>) {
-    let text = daemon.ctl(&["disk", "show", disk, "-o", "json"]);
-    let shown: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    let shown = daemon.json(&["disk", "show", disk]);
     (shown["stripe"].as_u64(), shown["stripe_in_effect"].as_u64())
 }
 
 fn write_config(scratch: &Scratch, backing: &Store, settings: &str) {
     let config = format!(
-        "{}[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+        "[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
          [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n{settings}\n\
          cache = {{ pool = \"p\", size = \"32M\", block_size = \"64K\", admission = \"always\", \
          mode = \"write-back\", dirty_age_max = 0, dirty_start = 90, dirty_full = 95 }}\n",
-        scratch.daemon_config(),
         scratch.text("pool"),
         backing.backing(""),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    scratch.configure(&config);
 }
 
 #[test]
@@ -157,8 +153,8 @@ fn the_destager_writes_whole_stripes_of_the_size_in_effect() {
 fn a_new_disk_has_the_stripe_size_of_its_command() {
     let scratch = Scratch::new();
     empty_file(&scratch.path("disk.img"), MIB);
-    std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
-    let start = || Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.configure("");
+    let start = || scratch.start_daemon();
     let daemon = start();
     daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("disk.img"), "--stripe", "192K"]);
     daemon.stop();

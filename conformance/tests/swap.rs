@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use conformance::process::Process;
-use conformance::scratch::{text, wait_until};
+use conformance::scratch::{text, wait_for};
 use conformance::{Daemon, Loop, MIB, Scratch, Serve, Tool, Unmount};
 use serde_json::Value;
 
@@ -56,15 +56,9 @@ struct Stage {
 impl Stage {
     fn new() -> Self {
         let scratch = Scratch::new();
-        let config = scratch.daemon_config();
-        fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure("");
         let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on a disk");
         Self { scratch, _off: Off(disk.path().to_owned()), disk }
-    }
-
-    #[track_caller]
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
     }
 
     fn pool_file(&self) -> PathBuf {
@@ -74,7 +68,7 @@ impl Stage {
     /// Starts a daemon with a pool of `mib` MiB.
     #[track_caller]
     fn with_pool(&self, mib: u64) -> Daemon {
-        let daemon = self.start();
+        let daemon = self.scratch.start_daemon();
         let size = format!("{mib}M");
         let file = text(&self.pool_file());
         daemon.ctl(&["pool", "create", "fast", &file, "--size", &size, "--segment-size", "1M"]);
@@ -118,8 +112,7 @@ fn is_on(device: &str) -> bool {
 
 #[track_caller]
 fn areas(daemon: &Daemon) -> Vec<Value> {
-    let text = daemon.ctl(&["swap", "list", "-o", "json"]);
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+    daemon.json(&["swap", "list"]).as_array().expect("a list").clone()
 }
 
 #[track_caller]
@@ -140,7 +133,7 @@ fn pager(dir: &Path) -> Process {
 
 #[track_caller]
 fn wait_for(pager: &mut Process, dir: &Path, file: &str) {
-    wait_until(file, PATIENCE, || {
+    wait_for(file, || {
         assert!(pager.poll().is_none_or(|status| status.success()), "{}", pager.stderr());
         dir.join(file).exists()
     });
@@ -176,13 +169,13 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
 
     // Another daemon without the first daemon's state leaves the file unchanged.
     fs::rename(dir.join("state"), dir.join("state.away")).unwrap();
-    let other = stage.start();
+    let other = stage.scratch.start_daemon();
     refused(&other, &["pool", "create", "other", &file, "--force"], "is on /dev/loop");
     drop(other.stop());
     fs::remove_dir_all(dir.join("state")).unwrap();
     fs::rename(dir.join("state.away"), dir.join("state")).unwrap();
 
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     let area = &areas(&daemon)[0];
     assert_eq!(
         (area["state"].as_str(), area["loop_device"].as_str()),
@@ -195,7 +188,7 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
 
     daemon.ctl(&["swap", "off", "swap0"]);
     // Another test may use its number now.
-    wait_until("the loop device goes", PATIENCE, || loops_below(stage.disk.path()).is_empty());
+    wait_for("the loop device goes", || loops_below(stage.disk.path()).is_empty());
     fs::write(dir.join("all"), "").unwrap();
     wait_for(&mut pager, dir, "all-good");
     assert!(pager.wait(PATIENCE).is_some_and(|status| status.success()), "{}", pager.stderr());
@@ -218,16 +211,16 @@ fn active_swap_areas_are_turned_on_at_the_start() {
     assert!(before.len() == 1 && is_on(&before[0]), "the end of the daemon is not the end of swap");
     // As the host does at shutdown.
     Tool::new("swapoff").arg(&before[0]).limit(PATIENCE).run();
-    wait_until("the loop device goes", PATIENCE, || loops_below(stage.disk.path()).is_empty());
+    wait_for("the loop device goes", || loops_below(stage.disk.path()).is_empty());
 
-    let daemon = stage.start();
-    wait_until("it is on again", PATIENCE, || areas(&daemon)[0]["state"] == "on");
+    let daemon = stage.scratch.start_daemon();
+    wait_for("it is on again", || areas(&daemon)[0]["state"] == "on");
     let states: Vec<Value> = areas(&daemon).iter().map(|area| area["state"].clone()).collect();
     assert_eq!(states, ["on", "off"]);
     daemon.ctl(&["swap", "off", "a"]);
     daemon.ctl(&["swap", "off", "b"]);
     drop(daemon.stop());
-    let daemon = stage.start();
+    let daemon = stage.scratch.start_daemon();
     assert!(areas(&daemon).iter().all(|area| area["state"] == "off"), "{:?}", areas(&daemon));
     drop(daemon.stop());
 }

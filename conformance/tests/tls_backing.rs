@@ -3,16 +3,13 @@
 use conformance::authority::{Authority, Files};
 use conformance::data::{assert_same_file, noise_file};
 use conformance::process::Process;
-use conformance::scratch::{free_port, text, wait_until};
+use conformance::scratch::{free_port, text, wait_for};
 use conformance::store::ONE_BY_ONE;
 use conformance::{Hob, MIB, Scratch, Serve, Tool};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 const SIZE: u64 = 24 * MIB;
-const READY_MAX: Duration = Duration::from_secs(60);
-
 /// A disk that nbdkit exports with TLS, and certificates for both sides.
 struct Stage {
     scratch: Scratch,
@@ -40,7 +37,7 @@ impl Stage {
             .args(ONE_BY_ONE)
             .args(["file", &self.scratch.text("disk.img")])
             .start();
-        wait_until("nbdkit", READY_MAX, || TcpStream::connect(("127.0.0.1", self.port)).is_ok());
+        wait_for("nbdkit", || TcpStream::connect(("127.0.0.1", self.port)).is_ok());
         server
     }
 
@@ -115,7 +112,7 @@ fn what_is_wrong_with_tls_is_said_in_one_line() {
     let clear = Tool::new("nbdkit")
         .args(["--foreground", "--ipaddr", "127.0.0.1", "--port", &stage.port.to_string(), "memory", "1M"])
         .start();
-    wait_until("nbdkit", READY_MAX, || TcpStream::connect(("127.0.0.1", stage.port)).is_ok());
+    wait_for("nbdkit", || TcpStream::connect(("127.0.0.1", stage.port)).is_ok());
     assert!(refusal(&stage.uri(&stage.client)).contains("does not offer TLS"));
     drop(clear);
 }
@@ -134,7 +131,7 @@ fn cached_data_stays_when_the_certificates_move() {
     let hob = serve(&stage.uri(&stage.client)).start(&stage.scratch);
     stage.write(&hob, "disk.img");
     // A slow flash device does not take every write at once.
-    wait_until("a pass that consists of hits", READY_MAX, || {
+    wait_for("a pass that consists of hits", || {
         let before = hob.stats().misses();
         Tool::new("nbdcopy").args([hob.uri().as_str(), "null:"]).run();
         hob.stats().misses() == before

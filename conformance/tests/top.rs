@@ -45,8 +45,7 @@ fn top_shows_the_current_activity_in_one_table() {
         let mut json = Value::Null;
         // The load may get no processor for longer than the interval.
         wait_until("requests in an interval", SHOWN_MAX, || {
-            let shown = hob.ctl(&["top", "--once", "--interval", "0.5", "-o", "json"]);
-            json = serde_json::from_str(&shown).expect("JSON");
+            json = hob.json(&["top", "--once", "--interval", "0.5"]);
             json[0]["iops"].as_f64().is_some_and(|iops| iops > 10.0)
         });
         (json, hob.ctl(&["top", "-b", "--interval", "0.5", "--sort", "disk"]))
@@ -61,8 +60,7 @@ fn top_shows_the_current_activity_in_one_table() {
     let lines: Vec<&str> = table.lines().collect();
     assert!(lines.len() == 2 && lines[0].starts_with("DISK") && lines[1].starts_with("disk"), "{table}");
     // There is no load any more.
-    let idle: Value =
-        serde_json::from_str(&hob.ctl(&["top", "-b", "-o", "json", "--interval", "0.2"])).unwrap();
+    let idle: Value = hob.json(&["top", "-b", "--interval", "0.2"]);
     assert_eq!((idle[0]["iops"].as_f64(), &idle[0]["latency_p99_ns"]), (Some(0.0), &Value::Null));
     hob.stop();
 }
@@ -136,14 +134,14 @@ fn a_daemon_that_is_not_in_order_is_a_status_for_scripts() {
         scratch.text("ctl.sock"),
         scratch.text("nothing.img"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let daemon = conformance::Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.write_config(config);
+    let daemon = scratch.start_daemon();
     let health = daemon.try_ctl(&["health"]);
     assert_eq!(health.status.and_then(|status| status.code()), Some(1));
     assert!(health.stdout.contains("disk-offline  mail") && health.stderr.is_empty(), "{}", health.all());
     let json = daemon.try_ctl(&["health", "-o", "json"]).stdout;
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["problems"][0]["kind"], "disk-offline");
-    let top: Value = serde_json::from_str(&daemon.ctl(&["top", "-b", "-o", "json"])).unwrap();
+    let top: Value = daemon.json(&["top", "-b"]);
     assert_eq!((top[0]["state"].as_str(), &top[0]["iops"]), (Some("offline"), &Value::Null));
     daemon.stop();
 }

@@ -45,18 +45,16 @@ impl Stage {
         let unmount = Unmount::at(&scratch.path("vm.img"));
         let at = |name: &str| scratch.text(name);
         let config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n{more}\n[control]\nlisten = [\"unix:{}\"]\n\
+            "{more}\n{}\
              [[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"256M\"\nsegment_size = \"1M\"\n\
              [[disk]]\nname = \"vm\"\nbacking = \"{}\"\nfuse = \"{}\"\n\
              cache = {{ pool = \"p\", size = \"48M\", {settings} }}\n",
-            at("state"),
-            at("nbd.sock"),
-            at("ctl.sock"),
+            scratch.daemon_config(),
             at("pool"),
             at("disk.img"),
             at("vm.img"),
         );
-        fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.write_config(config);
         install(&binary(), &scratch.path("hob"));
         let daemon =
             Daemon::start_program(&scratch.path("hob"), &scratch.path("hob.toml"), &scratch.path("ctl.sock"));
@@ -66,11 +64,7 @@ impl Stage {
     }
 
     fn connect(&self) -> Client {
-        Client::connect(&self.address(), "vm").unwrap()
-    }
-
-    fn address(&self) -> Address {
-        Address::Unix(self.scratch.path("nbd.sock"))
+        Client::connect(&self.scratch.nbd(), "vm").unwrap()
     }
 
     fn log(&self) -> String {
@@ -150,7 +144,7 @@ fn ended_well(mut fio: Process) {
 /// a loop device over the disk's file.
 fn nothing_is_noticed(settings: &str) {
     let mut stage = Stage::new(settings, "");
-    let uri = stage.address().uri("vm");
+    let uri = stage.scratch.nbd().uri("vm");
     let half = format!("--size={}", SIZE / 3);
     let nbd = fio("nbd", 12, &["--ioengine=nbd".into(), format!("--uri={uri}"), half.clone()]);
     let file = stage.scratch.text("vm.img");
@@ -313,7 +307,7 @@ fn waits_for_a_partial_request() -> bool {
 #[test]
 fn no_client_is_refused_during_an_upgrade() {
     let mut stage = Stage::new("persistent = true", "");
-    let (address, control) = (stage.address(), stage.scratch.path("ctl.sock"));
+    let (address, control) = (stage.scratch.nbd(), stage.scratch.path("ctl.sock"));
     let done = stage.scratch.path("done");
     let callers: Vec<_> = (0..2)
         .map(|which| {
@@ -360,7 +354,7 @@ fn descriptors_and_children_do_not_pile_up() {
         }
         (least, descendants(stage.daemon.process.pid()).len())
     };
-    let is_served = |stage: &Stage| Client::connect(&stage.address(), "q").is_ok();
+    let is_served = |stage: &Stage| Client::connect(&stage.scratch.nbd(), "q").is_ok();
     wait_until("the qcow2 disk", UPGRADE_MAX, || is_served(&stage));
     let before = count(&stage);
     for _ in 0..5 {
@@ -440,7 +434,7 @@ fn an_upgrade_is_refused_while_a_backing_is_unavailable() {
     };
     let mut server = backing();
     stage.daemon.ctl(&["disk", "add", "far", "--backing", &format!("nbd+unix:///d?socket={socket}")]);
-    let mut client = Client::connect(&stage.address(), "far").unwrap();
+    let mut client = Client::connect(&stage.scratch.nbd(), "far").unwrap();
     server.kill();
     fs::remove_file(&socket).unwrap();
     client.raw().write_all(&request(0, 0, 1, 0, 4096)).unwrap();

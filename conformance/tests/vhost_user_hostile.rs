@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, noise_file};
 use conformance::nbd_client::{CMD_WRITE, request};
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::vhost_driver::{
     AVAILABLE, DATA, DATA_BYTES, DESCRIPTORS, Driver, HEADERS, Kind, QUEUE, SLOTS, STATUS, Sealing, USED,
 };
@@ -205,7 +205,7 @@ fn a_driver_is_notified_of_replies_during_its_disconnection() {
     while driver.is_told(Duration::from_millis(50)) {}
     driver.submit(0, Kind::Read, 0, 4096);
     driver.kick();
-    wait_until("an answer", PATIENCE, || driver.reap().is_some());
+    wait_for("an answer", || driver.reap().is_some());
     assert!(!driver.is_told(Duration::ZERO), "that was told to somebody else");
     driver.be_told_by(None).expect("the server agrees");
     assert!(driver.is_told(PATIENCE), "nobody told of what was answered meanwhile");

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::Client;
+use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch};
 
 /// Size of the first part of the disk, which is read, bytes.
@@ -31,13 +31,12 @@ struct Stage {
 impl Stage {
     fn new(settings: &[&str]) -> (Stage, Daemon) {
         let scratch = Scratch::new();
-        let config = scratch.daemon_config();
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        scratch.configure("");
         noise_file(&scratch.path("disk.img"), SIZE, 90);
         let content = std::fs::read(scratch.path("disk.img")).unwrap();
         OpenOptions::new().write(true).open(scratch.path("disk.img")).unwrap().set_len(DISK).unwrap();
         let stage = Stage { scratch, content };
-        let daemon = stage.start();
+        let daemon = stage.scratch.start_daemon();
         daemon.ctl(&["pool", "create", "fast", &stage.scratch.text("flash"), "--size", "1200M"]);
         daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("disk.img")]);
         let enable = ["cache", "enable", "vm", "--pool", "fast", "--size", "1G", "--block-size", "4K"];
@@ -45,25 +44,15 @@ impl Stage {
         (stage, daemon)
     }
 
-    fn start(&self) -> Daemon {
-        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
-    }
-
     /// Kills the daemon with SIGKILL, and starts it again.
     fn kill(&self, mut daemon: Daemon) -> Daemon {
         daemon.process.kill();
-        self.start()
+        self.scratch.start_daemon()
     }
 
     /// Connects as soon as the socket answers.
     fn connect(&self) -> Client {
-        let address = Address::Unix(self.scratch.path("nbd.sock"));
-        let mut client = None;
-        wait_until("the disk", Duration::from_secs(60), || {
-            client = Client::connect(&address, "vm").ok();
-            client.is_some()
-        });
-        client.unwrap()
+        self.scratch.connect_when_served("vm")
     }
 
     /// Reads the written data and checks it; returns the number of hits.
@@ -81,9 +70,7 @@ impl Stage {
     #[track_caller]
     fn warm(&self, daemon: &Daemon) {
         let mut client = self.connect();
-        wait_until("a pass that consists of hits", Duration::from_secs(60), || {
-            self.pass(daemon, &mut client) == COUNT
-        });
+        wait_for("a pass that consists of hits", || self.pass(daemon, &mut client) == COUNT);
         // A page of the journal is valid when a later page records that it is durable.
         for at in [SIZE, 2 * SIZE] {
             std::thread::sleep(Duration::from_millis(1500));
@@ -93,22 +80,19 @@ impl Stage {
     }
 
     fn state(daemon: &Daemon) -> String {
-        let shown: serde_json::Value =
-            serde_json::from_str(&daemon.ctl(&["disk", "show", "vm", "-o", "json"])).unwrap();
+        let shown: serde_json::Value = daemon.json(&["disk", "show", "vm"]);
         shown["cache"]["state"].as_str().unwrap().to_owned()
     }
 
     /// Returns true if the saved state has the file's present times.
     fn has_evidence(&self) -> bool {
-        let text = std::fs::read_to_string(self.scratch.path("state/state.json")).expect("a saved state");
-        let state: serde_json::Value = serde_json::from_str(text.trim_end()).expect("JSON");
+        let state = self.scratch.saved_state();
         !state["disks"][0]["cache"]["journal"]["evidence"].is_null()
     }
 
     /// Returns true if the daemon has recorded that it serves the disk with its present journal ring.
     fn is_recorded(&self) -> bool {
-        let text = std::fs::read_to_string(self.scratch.path("state/state.json")).expect("a saved state");
-        let state: serde_json::Value = serde_json::from_str(text.trim_end()).expect("JSON");
+        let state = self.scratch.saved_state();
         let ring = state["disks"][0]["cache"]["journal"]["ring"].as_u64().expect("a ring").to_string();
         let recorded = std::fs::read_to_string(self.scratch.path("state/last-served")).unwrap_or_default();
         recorded.split_whitespace().nth(1) == Some(ring.as_str())
@@ -116,14 +100,14 @@ impl Stage {
 
     #[track_caller]
     fn wait_for_verification(daemon: &Daemon) {
-        wait_until("the comparison with the backing", Duration::from_secs(60), || {
+        wait_for("the comparison with the backing", || {
             daemon.stats("vm").number("unverified_bytes") == Some(0.0)
         });
     }
 
     #[track_caller]
     fn wait_for_cache(daemon: &Daemon) {
-        wait_until("the cache", Duration::from_secs(60), || Self::state(daemon) == "active");
+        wait_for("the cache", || Self::state(daemon) == "active");
     }
 }
 
@@ -135,13 +119,13 @@ fn a_cache_over_an_unchanged_file_is_warm_within_seconds_and_without_a_compariso
     stage.warm(&daemon);
     for kill in [false, true] {
         if kill {
-            wait_until("recorded evidence", Duration::from_secs(60), || stage.has_evidence());
+            wait_for("recorded evidence", || stage.has_evidence());
             daemon.kill();
         } else {
             daemon.stop();
         }
         let start = Instant::now();
-        daemon = stage.start();
+        daemon = stage.scratch.start_daemon();
         Stage::wait_for_cache(&daemon);
         let mut client = stage.connect();
         assert_eq!(stage.pass(&daemon, &mut client), COUNT, "kill: {kill}: {}", daemon.stats("vm").text());
@@ -156,7 +140,7 @@ fn a_cache_over_an_unchanged_file_is_warm_within_seconds_and_without_a_compariso
     daemon.kill();
     let file = OpenOptions::new().write(true).open(stage.scratch.path("disk.img")).unwrap();
     file.write_all_at(&stage.content[..512], 0).unwrap();
-    daemon = stage.start();
+    daemon = stage.scratch.start_daemon();
     Stage::wait_for_cache(&daemon);
     Stage::wait_for_verification(&daemon);
     let stats = daemon.stats("vm");
@@ -214,7 +198,7 @@ fn data_written_before_the_cache_is_recovered_is_never_stale() {
             _ => {
                 // The daemon stops normally, also during the recovery.
                 daemon.stop();
-                daemon = stage.start();
+                daemon = stage.scratch.start_daemon();
             }
         }
         stage.pass(&daemon, &mut stage.connect());
@@ -244,25 +228,21 @@ fn dirty_data_stays_in_flash_if_the_file_was_changed_after_a_kill() {
     client.write(0, &data).unwrap();
     client.flush().unwrap();
     stage.content[..REQUEST as usize].copy_from_slice(&data);
-    wait_until("a record", Duration::from_secs(60), || stage.is_recorded());
+    wait_for("a record", || stage.is_recorded());
     // Nothing was changed, so the disk is served.
     daemon = stage.kill(daemon);
     stage.pass(&daemon, &mut stage.connect());
     Stage::wait_for_cache(&daemon);
-    wait_until("another record", Duration::from_secs(60), || stage.is_recorded());
+    wait_for("another record", || stage.is_recorded());
     daemon.kill();
     let path = stage.scratch.path("disk.img");
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     file.write_all_at(&backup, 0).unwrap();
     file.set_modified(std::time::SystemTime::now() + Duration::from_secs(600)).unwrap();
-    daemon = stage.start();
-    let show = |daemon: &Daemon| -> serde_json::Value {
-        serde_json::from_str(&daemon.ctl(&["disk", "show", "vm", "-o", "json"])).unwrap()
-    };
+    daemon = stage.scratch.start_daemon();
+    let show = |daemon: &Daemon| -> serde_json::Value { daemon.json(&["disk", "show", "vm"]) };
     let refusal = "its backing was changed by another program at ";
-    wait_until("the refusal", Duration::from_secs(60), || {
-        show(&daemon)["reason"].as_str().is_some_and(|why| why.contains(refusal))
-    });
+    wait_for("the refusal", || show(&daemon)["reason"].as_str().is_some_and(|why| why.contains(refusal)));
     let shown = show(&daemon);
     assert_eq!(shown["state"], "offline", "{shown}");
     let why = shown["reason"].as_str().unwrap();
@@ -271,10 +251,8 @@ fn dirty_data_stays_in_flash_if_the_file_was_changed_after_a_kill() {
     file.read_exact_at(&mut found, 0).unwrap();
     assert_same(&found, &backup, 0, "the backing");
     // hob may be trying to open the disk again.
-    wait_until("the setting", Duration::from_secs(60), || {
-        daemon.try_ctl(&["cache", "set", "vm", "--verify", "trust"]).success()
-    });
-    wait_until("the accepted disk", Duration::from_secs(60), || show(&daemon)["state"] == "online");
+    wait_for("the setting", || daemon.try_ctl(&["cache", "set", "vm", "--verify", "trust"]).success());
+    wait_for("the accepted disk", || show(&daemon)["state"] == "online");
     stage.pass(&daemon, &mut stage.connect());
     daemon.ctl(&["drain", "vm"]);
     file.read_exact_at(&mut found, 0).unwrap();

@@ -58,7 +58,7 @@ fn dirty(hob: &Hob) -> u64 {
 
 #[track_caller]
 fn shown(hob: &Hob) -> Value {
-    serde_json::from_str(&hob.ctl(&["disk", "show", "disk", "-o", "json"])).expect("JSON")
+    hob.json(&["disk", "show", "disk"])
 }
 
 fn backing(scratch: &Scratch) -> Vec<u8> {

@@ -6,9 +6,8 @@
 use std::time::{Duration, Instant};
 
 use conformance::data::empty_file;
-use conformance::hob::Daemon;
-use conformance::nbd_client::{Address, CMD_WRITE, Client};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::{CMD_WRITE, Client};
+use conformance::scratch::wait_for;
 use conformance::{MIB, Scratch};
 use torture::behaviour::{Failing, Operation};
 use torture::files::Files;
@@ -19,16 +18,8 @@ const POOL_BYTES: u64 = 64 * MIB;
 const BLOCK: usize = 4096;
 /// Number of writes that are sent together.
 const BURST: u64 = 64;
-const WAIT_MAX: Duration = Duration::from_secs(60);
-
-fn connect(scratch: &Scratch) -> Client {
-    let mut client = None;
-    wait_until("the export", WAIT_MAX, || {
-        client = Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").ok();
-        client.is_some()
-    });
-    client.expect("a connection")
-}
+/// Duration of a fault: longer than the test waits.
+const FAULT: Duration = Duration::from_secs(360);
 
 fn write_all(client: &mut Client, byte: u8) {
     (0..SIZE).step_by(BLOCK).for_each(|at| client.write(at, &[byte; BLOCK]).expect("a write"));
@@ -47,14 +38,13 @@ fn dirty_data_of_a_failed_device_does_not_return() {
         files.path("flash"),
         scratch.path("disk.img"),
     );
-    std::fs::write(scratch.path("hob.toml"), scratch.daemon_config() + &more).unwrap();
-    let start = || Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    scratch.configure(&more);
 
-    let daemon = start();
-    let mut client = connect(&scratch);
+    let daemon = scratch.start_daemon();
+    let mut client = scratch.connect_when_served("vm");
     (0..400).for_each(|block| client.write(block * BLOCK as u64, &[1; BLOCK]).expect("a write"));
     client.flush().expect("a flush");
-    let until = Instant::now() + 2 * WAIT_MAX;
+    let until = Instant::now() + FAULT;
     let operation = Operation::Write;
     flash.behaviour().fail(Failing { operation, range: 0..POOL_BYTES, error: 5, until });
     // Many writes at a time fail before hob stops using the device.
@@ -62,7 +52,7 @@ fn dirty_data_of_a_failed_device_does_not_return() {
         client.send(0, CMD_WRITE, block * BLOCK as u64, BLOCK as u32, &[2; BLOCK]).expect("a request");
     }
     (0..BURST).for_each(|_| assert_eq!(client.receive().expect("a reply").error, 0));
-    wait_until("the cache to leave the device", WAIT_MAX, || {
+    wait_for("the cache to leave the device", || {
         daemon.stats("vm").number("blocks").is_none_or(|blocks| blocks == 0.0)
     });
     write_all(&mut client, 4);
@@ -70,8 +60,8 @@ fn dirty_data_of_a_failed_device_does_not_return() {
     daemon.stop();
 
     flash.behaviour().heal();
-    let daemon = start();
-    let mut client = connect(&scratch);
+    let daemon = scratch.start_daemon();
+    let mut client = scratch.connect_when_served("vm");
     for at in (0..SIZE).step_by(BLOCK) {
         let data = client.read(at, BLOCK as u32).expect("a read");
         assert!(data == [4; BLOCK], "block {}: {} instead of 4", at / BLOCK as u64, data[0]);

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use conformance::data::{assert_same, noise_file};
 use conformance::hob::{Daemon, binary};
-use conformance::nbd_client::{Address, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, Client};
+use conformance::nbd_client::{CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, Client};
 use conformance::process::Process;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{MIB, Scratch, Tool};
 use torture::files::Files;
 use torture::medium::Medium;
@@ -54,9 +54,9 @@ impl Stage {
             disk("hung", &scratch.text("mnt/hung.img")),
             disk("well", &scratch.text("well.img")),
         );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-        let well = connect(&scratch, "well");
+        scratch.write_config(config);
+        let daemon = scratch.start_daemon();
+        let well = scratch.connect_when_served("well");
         Stage { daemon: Some(daemon), well, image, next: 0, files, scratch }
     }
 
@@ -87,7 +87,7 @@ impl Stage {
     /// other disk and the control API answer in time.
     #[track_caller]
     fn hangs_alone(&mut self, before: usize, what: &str) {
-        wait_until(what, WAIT_MAX, || self.files.waiting() > before);
+        wait_for(what, || self.files.waiting() > before);
         let is_served = |_| {
             let start = Instant::now();
             for _ in 0..4 {
@@ -112,17 +112,6 @@ impl Drop for Stage {
     }
 }
 
-#[track_caller]
-fn connect(scratch: &Scratch, disk: &str) -> Client {
-    let address = Address::Unix(scratch.path("nbd.sock"));
-    let mut client = None;
-    wait_until("the export", WAIT_MAX, || {
-        client = Client::connect(&address, disk).ok();
-        client.is_some()
-    });
-    client.expect("a connection")
-}
-
 #[test]
 fn requests_of_a_hung_file_delay_no_other_disk() {
     let mut stage = Stage::new();
@@ -134,7 +123,7 @@ fn requests_of_a_hung_file_delay_no_other_disk() {
         ("a discard", CMD_TRIM, 65536, &[]),
         ("a flush", CMD_FLUSH, 0, &[]),
     ];
-    let mut client = connect(&stage.scratch, "hung");
+    let mut client = stage.scratch.connect_when_served("hung");
     client.write(0, &[9; 512]).unwrap();
     for (what, command, length, data) in changes {
         let before = stage.hang();
@@ -146,7 +135,8 @@ fn requests_of_a_hung_file_delay_no_other_disk() {
     }
     // All at once. Each connection has its own part of the disk, except the flush.
     let before = stage.hang();
-    let mut clients: Vec<Client> = changes.iter().map(|_| connect(&stage.scratch, "hung")).collect();
+    let mut clients: Vec<Client> =
+        changes.iter().map(|_| stage.scratch.connect_when_served("hung")).collect();
     for ((n, client), (_, command, length, data)) in (1..).zip(&mut clients).zip(changes) {
         let offset = if command == CMD_FLUSH { 0 } else { n * MIB };
         client.send(0, command, offset, length, data).unwrap();
@@ -162,8 +152,8 @@ fn requests_of_a_hung_file_delay_no_other_disk() {
 #[test]
 fn a_query_for_the_holes_of_a_hung_file_delays_no_other_disk() {
     let mut stage = Stage::new();
-    connect(&stage.scratch, "hung").write(0, &[9; 4096]).unwrap();
-    let uri = Address::Unix(stage.scratch.path("nbd.sock")).uri("hung");
+    stage.scratch.connect_when_served("hung").write(0, &[9; 4096]).unwrap();
+    let uri = stage.scratch.nbd().uri("hung");
     let before = stage.hang();
     let mut query = Tool::new("nbdinfo").args(["--map", &uri]).start();
     stage.hangs_alone(before, "a query for holes");
@@ -223,7 +213,7 @@ fn a_backing_that_hangs_is_refused_after_one_second() {
 #[test]
 fn the_removal_of_a_hung_disk_delays_no_other_disk() {
     let mut stage = Stage::new();
-    connect(&stage.scratch, "hung").write(0, &[9; 4096]).unwrap();
+    stage.scratch.connect_when_served("hung").write(0, &[9; 4096]).unwrap();
     stage.hang();
     let args = ["disk", "remove", "hung", "--discard-dirty", "--force", "--yes"];
     let removed = command(&stage.scratch, &args).finish(WAIT_MAX);
@@ -242,14 +232,14 @@ fn disks_are_served_although_a_pool_device_hangs_at_the_start() {
     daemon.ctl(&["cache", "enable", "well", "--pool", "flash", "--size", "16M", "--mode", "write-through"]);
     daemon.stop();
     stage.hang();
-    stage.daemon = Some(Daemon::start(&stage.scratch.path("hob.toml"), &stage.scratch.path("ctl.sock")));
-    stage.well = connect(&stage.scratch, "well");
+    stage.daemon = Some(stage.scratch.start_daemon());
+    stage.well = stage.scratch.connect_when_served("well");
     stage.other_disk_is_served("a pool device that hangs at the start");
     let health = command(&stage.scratch, &["health"]).finish(WAIT_MAX);
     assert!(!health.success() && health.all().contains("flash.img"), "{}", health.all());
     stage.files.resume();
     let is_well = || command(&stage.scratch, &["health"]).finish(WAIT_MAX).success();
-    wait_until("the device's return", WAIT_MAX, is_well);
+    wait_for("the device's return", is_well);
     stage.other_disk_is_served("the device's return");
     stage.end();
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use conformance::data::empty_file;
 use conformance::hob::Daemon;
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::Client;
+use conformance::scratch::wait_for;
 use conformance::{MIB, Scratch};
 use torture::behaviour::{Failing, Operation};
 use torture::files::{File, Files};
@@ -21,7 +21,8 @@ const DATA_OFFSET: u64 = 2 * MIB;
 const BLOCK: usize = 4096;
 /// Number of blocks that the guest writes.
 const BLOCKS: u64 = 300;
-const WAIT_MAX: Duration = Duration::from_secs(60);
+/// Duration of a fault: longer than the test waits.
+const FAULT: Duration = Duration::from_secs(360);
 
 /// A daemon with a write-back cache on files of the test file system.
 struct Stage {
@@ -47,12 +48,12 @@ impl Stage {
              dirty_start = 60\ndirty_age_max = 3600\n",
             scratch.path("disk.img"),
         );
-        std::fs::write(scratch.path("hob.toml"), scratch.daemon_config() + &more).unwrap();
+        scratch.configure(&more);
         let mut stage = Stage { daemon: None, flash, _files: files, scratch };
         stage.start();
         // On a busy host the disk is served before it has its cache.
         let daemon = stage.daemon.as_ref().expect("it runs");
-        wait_until("the cache", WAIT_MAX, || {
+        wait_for("the cache", || {
             let shown = daemon.try_ctl(&["disk", "show", "vm", "-o", "json"]).stdout;
             let shown: serde_json::Value = serde_json::from_str(&shown).unwrap_or_default();
             shown["cache"]["state"] == "active"
@@ -61,7 +62,7 @@ impl Stage {
     }
 
     fn start(&mut self) {
-        self.daemon = Some(Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock")));
+        self.daemon = Some(self.scratch.start_daemon());
     }
 
     fn kill(&mut self) {
@@ -69,12 +70,7 @@ impl Stage {
     }
 
     fn connect(&self) -> Client {
-        let mut client = None;
-        wait_until("the export", WAIT_MAX, || {
-            client = Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").ok();
-            client.is_some()
-        });
-        client.expect("a connection")
+        self.scratch.connect_when_served("vm")
     }
 }
 
@@ -140,14 +136,14 @@ fn a_disk_waits_until_its_journal_can_be_read() {
     stage.kill();
     // The superblock and the segment table can be read.
     let (operation, range) = (Operation::Read, DATA_OFFSET..POOL_BYTES);
-    let until = Instant::now() + 2 * WAIT_MAX;
+    let until = Instant::now() + FAULT;
     stage.flash[0].behaviour().fail(Failing { operation, range, error: 5, until });
     stage.start();
     let daemon = stage.daemon.as_ref().expect("it runs");
-    wait_until("the disk to be refused", WAIT_MAX, || {
+    wait_for("the disk to be refused", || {
         daemon.try_ctl(&["disk", "show", "vm"]).all().contains("cannot be read from")
     });
-    assert!(Client::connect(&Address::Unix(stage.scratch.path("nbd.sock")), "vm").is_err());
+    assert!(Client::connect(&stage.scratch.nbd(), "vm").is_err());
     stage.flash[0].behaviour().heal();
     has_all(&mut stage.connect(), 1);
 }
@@ -167,7 +163,7 @@ fn flash_is_flushed_before_a_cache_is_recovered() {
     let (disk, away) = (stage.scratch.path("disk.img"), stage.scratch.path("away"));
     std::fs::rename(&disk, &away).unwrap();
     stage.start();
-    wait_until("a flush when the pool is opened", WAIT_MAX, || stage.flash[0].medium().unflushed() == 0);
+    wait_for("a flush when the pool is opened", || stage.flash[0].medium().unflushed() == 0);
     std::fs::rename(&away, &disk).unwrap();
     has_all(&mut stage.connect(), 2);
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use conformance::data::{Noise, assert_same};
 use conformance::hob::Daemon;
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::Client;
+use conformance::scratch::wait_for;
 use conformance::{KIB, MIB, Scratch};
 use rustix::process::Signal;
 use torture::behaviour::Behaviour;
@@ -24,8 +24,6 @@ const STEP: u64 = MIB;
 
 /// Size of a write.
 const WRITE: u64 = 64 * KIB;
-
-const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A backing that loses unflushed data on request.
 enum Backing {
@@ -100,7 +98,7 @@ impl Stage {
         let scratch = Scratch::new();
         let backing = make(&scratch);
         let disk = format!("[[disk]]\nname = \"vm\"\nbacking = \"{}\"\n", backing.spec());
-        std::fs::write(scratch.path("hob.toml"), scratch.daemon_config() + &disk).unwrap();
+        scratch.configure(&disk);
         let (written, noise) = (Vec::new(), Noise::new(3));
         let mut stage = Stage { daemon: None, backing, scratch, written, noise };
         stage.start();
@@ -108,8 +106,7 @@ impl Stage {
     }
 
     fn start(&mut self) {
-        let (config, control) = (self.scratch.path("hob.toml"), self.scratch.path("ctl.sock"));
-        self.daemon = Some(Daemon::start(&config, &control));
+        self.daemon = Some(self.scratch.start_daemon());
     }
 
     fn daemon(&mut self) -> &mut Daemon {
@@ -118,12 +115,7 @@ impl Stage {
 
     #[track_caller]
     fn connect(&self) -> Client {
-        let mut client = None;
-        wait_until("the export", WAIT_MAX, || {
-            client = Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").ok();
-            client.is_some()
-        });
-        client.expect("a connection")
+        self.scratch.connect_when_served("vm")
     }
 
     /// Writes everywhere on the disk, without a flush. The backing may lose these writes.
@@ -162,7 +154,7 @@ impl Stage {
         let (started, refused) = (self.count(starts), self.count("not upgraded"));
         self.daemon().process.signal(Signal::HUP);
         let mut done = false;
-        wait_until("the end of the upgrade", WAIT_MAX, || {
+        wait_for("the end of the upgrade", || {
             assert!(self.daemon().process.poll().is_none(), "the daemon ended");
             done = self.count(starts) > started;
             done || self.count("not upgraded") > refused
@@ -229,7 +221,7 @@ fn flushes_at_the_opening(make: impl FnOnce(&Scratch) -> Backing) {
     stage.daemon.take().expect("it runs").kill();
     assert!(stage.backing.unflushed() > 0, "a killed program flushes nothing");
     stage.start();
-    wait_until("the flush of the opened disk", WAIT_MAX, || stage.backing.is_flushed());
+    wait_for("the flush of the opened disk", || stage.backing.is_flushed());
     assert_eq!(stage.backing.lose(), 0);
     let mut client = stage.connect();
     stage.has_all(&mut client);
@@ -239,7 +231,7 @@ fn flushes_at_the_opening(make: impl FnOnce(&Scratch) -> Backing) {
     stage.daemon.take().expect("it runs").kill();
     stage.backing.behaviour().lose_at_flush();
     stage.start();
-    wait_until("the failed flush", WAIT_MAX, || stage.backing.is_flushed());
+    wait_for("the failed flush", || stage.backing.is_flushed());
     let mut client = stage.connect();
     client.flush().expect_err("acknowledged writes may be lost");
     client.flush().expect("the loss was reported");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use conformance::guest::{COMMAND_LINE, COMPLAINTS, SENTINEL, end_load, loaded_vm};
 use conformance::load::{check_image, image};
 use conformance::process::Process;
-use conformance::scratch::{text, wait_until};
+use conformance::scratch::{text, wait_for, wait_until};
 use conformance::{Scratch, Tool};
 
 /// Number of blocks of the disk.

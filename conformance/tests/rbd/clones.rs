@@ -1,23 +1,18 @@
 //! Clones of one golden image that share the cached data of their parent's snapshot
 //! (docs/decisions/0020).
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::{Client, read_range};
+use conformance::scratch::wait_for;
 use conformance::{Cluster, Daemon, MIB, Scratch};
 use serde_json::Value;
 
 /// Size of the golden image, bytes; the last third was never written.
 const SIZE: u64 = 48 * MIB;
 const WRITTEN: u64 = 32 * MIB;
-
-/// Maximum time until a daemon's disks are online. The cluster waits half a minute for clients that
-/// died.
-const ONLINE_MAX: Duration = Duration::from_secs(180);
 
 /// Default name of the parent's disk.
 const PARENT: &str = "rbd-golden-base";
@@ -54,7 +49,7 @@ impl Stage {
     #[track_caller]
     fn start(&mut self, clones: &[&str], settings: &str) {
         let scratch = &self.scratch;
-        let mut config = scratch.daemon_config();
+        let mut config = String::new();
         for pool in ["fast", "other"] {
             config += &format!(
                 "[[pool]]\nname = \"{pool}\"\ndevices = [\"{}\"]\nsize = \"256M\"\nsegment_size = \"1M\"\n",
@@ -67,10 +62,10 @@ impl Stage {
                 self.cluster.spec(clone)
             );
         }
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        self.daemon = Some(Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock")));
+        scratch.configure(&config);
+        self.daemon = Some(scratch.start_daemon());
         for clone in clones {
-            wait_until("the disk to be online", ONLINE_MAX, || self.shown(clone)["state"] == "online");
+            wait_for("the disk to be online", || self.shown(clone)["state"] == "online");
         }
     }
 
@@ -80,24 +75,16 @@ impl Stage {
 
     #[track_caller]
     fn shown(&self, disk: &str) -> Value {
-        serde_json::from_str(&self.daemon().ctl(&["disk", "show", disk, "-o", "json"])).unwrap()
+        self.daemon().json(&["disk", "show", disk])
     }
 
     fn disks(&self) -> Vec<String> {
-        let disks: Value = serde_json::from_str(&self.daemon().ctl(&["disk", "list", "-o", "json"])).unwrap();
-        let name = |disk: &Value| disk["name"].as_str().unwrap().to_owned();
-        disks.as_array().unwrap().iter().map(name).collect()
+        self.daemon().disks()
     }
 
     #[track_caller]
     fn number(&self, disk: &str, name: &str) -> u64 {
-        let stats = self.daemon().stats(disk);
-        stats.number(name).unwrap_or_else(|| panic!("no {name}: {}", stats.text())) as u64
-    }
-
-    #[track_caller]
-    fn connect(&self, disk: &str) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).unwrap()
+        self.daemon().number(disk, name)
     }
 
     /// Returns the number of bytes that all disks have read from the cluster.
@@ -105,19 +92,6 @@ impl Stage {
     fn backing_bytes(&self) -> u64 {
         self.disks().iter().map(|disk| self.number(disk, "backing_read_bytes")).sum()
     }
-}
-
-/// Reads a range of a disk in pieces of 1 MiB that are not aligned to its objects.
-#[track_caller]
-fn read(client: &mut Client, range: Range<u64>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        let len = (MIB - at % MIB + 12288).min(range.end - at);
-        bytes.extend(client.read(at, len as u32).unwrap());
-        at += len;
-    }
-    bytes
 }
 
 const SHARING: &str = "share_parent = true\nparent_cache = \"64M\"\n\
@@ -132,15 +106,12 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     assert_eq!(stage.disks(), ["a", "b", PARENT]);
     assert_eq!((&stage.shown("a")["parent"], &stage.shown("b")["parent"]), (&PARENT.into(), &PARENT.into()));
     assert_eq!(stage.shown(PARENT)["clones"], serde_json::json!(["a", "b"]));
-    assert!(
-        Client::connect(&Address::Unix(stage.scratch.path("nbd.sock")), PARENT).is_err(),
-        "it is offered to clients"
-    );
-    let (mut a, mut b) = (stage.connect("a"), stage.connect("b"));
+    assert!(Client::connect(&stage.scratch.nbd(), PARENT).is_err(), "it is offered to clients");
+    let (mut a, mut b) = (stage.scratch.connect("a"), stage.scratch.connect("b"));
     let before = stage.backing_bytes();
-    assert_same(&read(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
+    assert_same(&read_range(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
     let cold = stage.backing_bytes() - before;
-    assert_same(&read(&mut b, 0..SIZE), &stage.golden, 0, "the second clone and the golden image");
+    assert_same(&read_range(&mut b, 0..SIZE), &stage.golden, 0, "the second clone and the golden image");
     let warm = stage.backing_bytes() - before - cold;
     println!("the cluster was asked for {cold} bytes for the first clone, {warm} for the second");
     assert!(cold >= WRITTEN && warm < MIB, "{cold} and {warm} bytes");
@@ -168,20 +139,30 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     of_a[24 * MIB as usize..28 * MIB as usize].fill(0);
     b.trim(8 * MIB, 4 * MIB as u32).unwrap();
     let check = |a: &mut Client, b: &mut Client, of_a: &[u8], when: &str| {
-        assert_same(&read(a, 0..SIZE), of_a, 0, &format!("{when}: the first clone and what was written"));
         assert_same(
-            &read(b, 0..8 * MIB),
+            &read_range(a, 0..SIZE),
+            of_a,
+            0,
+            &format!("{when}: the first clone and what was written"),
+        );
+        assert_same(
+            &read_range(b, 0..8 * MIB),
             &stage.golden[..8 * MIB as usize],
             0,
             &format!("{when}: the second"),
         );
         let rest = 12 * MIB..SIZE;
         let golden = &stage.golden[rest.start as usize..];
-        assert_same(&read(b, rest), golden, 12 * MIB, &format!("{when}: the second and the golden image"));
+        assert_same(
+            &read_range(b, rest),
+            golden,
+            12 * MIB,
+            &format!("{when}: the second and the golden image"),
+        );
     };
     check(&mut a, &mut b, &of_a, "at once");
     // After a trim, the backing decides the content, and the content does not change again.
-    let trimmed = read(&mut b, 8 * MIB..12 * MIB);
+    let trimmed = read_range(&mut b, 8 * MIB..12 * MIB);
     a.flush().unwrap();
     b.flush().unwrap();
     stage.daemon().ctl(&["drain", "a"]);
@@ -199,18 +180,18 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     stage.daemon.take().expect("it runs").kill();
     let mut stage = stage;
     stage.start(&["a", "b"], SHARING);
-    wait_until("the parent's disk", ONLINE_MAX, || stage.shown("a")["parent"] == PARENT);
-    let (mut a, mut b) = (stage.connect("a"), stage.connect("b"));
+    wait_for("the parent's disk", || stage.shown("a")["parent"] == PARENT);
+    let (mut a, mut b) = (stage.scratch.connect("a"), stage.scratch.connect("b"));
     let golden = stage.golden.clone();
-    assert_same(&read(&mut a, 0..SIZE), &of_a, 0, "killed: the first clone and what was written");
-    assert_same(&read(&mut b, 0..8 * MIB), &golden[..8 * MIB as usize], 0, "killed: the second");
-    assert_same(&read(&mut b, 8 * MIB..12 * MIB), &trimmed, 8 * MIB, "killed: what was trimmed");
+    assert_same(&read_range(&mut a, 0..SIZE), &of_a, 0, "killed: the first clone and what was written");
+    assert_same(&read_range(&mut b, 0..8 * MIB), &golden[..8 * MIB as usize], 0, "killed: the second");
+    assert_same(&read_range(&mut b, 8 * MIB..12 * MIB), &trimmed, 8 * MIB, "killed: what was trimmed");
     assert!(stage.number("a", "shared_read_bytes") > 0);
     drop((a, b));
     stage.daemon().ctl(&["disk", "remove", "a"]);
     assert_eq!(stage.disks(), ["b", PARENT]);
     stage.daemon().ctl(&["disk", "remove", "b"]);
-    wait_until("the parent's disk to go", Duration::from_secs(60), || stage.disks().is_empty());
+    wait_for("the parent's disk to go", || stage.disks().is_empty());
     stage.daemon.take().expect("it runs").stop();
     assert_same(&stage.cluster.export("a"), &of_a, 0, "the cluster's image and what was written");
     let of_b = stage.cluster.export("b");
@@ -225,7 +206,7 @@ fn objects_that_a_clone_hid_before_it_had_an_object_map_stay_hidden() {
     stage.cluster.rbd(&["feature", "disable", "rbd/a", "fast-diff", "object-map"]);
     let settings = "share_parent = true";
     stage.start(&["a"], settings);
-    let mut a = stage.connect("a");
+    let mut a = stage.scratch.connect("a");
     a.write_zeroes(24 * MIB, 4 * MIB as u32).unwrap();
     a.flush().unwrap();
     drop(a);
@@ -241,12 +222,17 @@ fn objects_that_a_clone_hid_before_it_had_an_object_map_stay_hidden() {
         }
         stage.start(&["a"], settings);
         if is_mended {
-            wait_until("the parent's disk", ONLINE_MAX, || stage.shown("a")["parent"] == PARENT);
+            wait_for("the parent's disk", || stage.shown("a")["parent"] == PARENT);
         } else {
             let shown = stage.shown("a");
             assert!(shown["parent_reason"].to_string().contains("rebuild IMAGE@s"), "{shown}");
         }
-        assert_same(&read(&mut stage.connect("a"), 0..SIZE), &of_a, 0, "the clone and what was zeroed");
+        assert_same(
+            &read_range(&mut stage.scratch.connect("a"), 0..SIZE),
+            &of_a,
+            0,
+            "the clone and what was zeroed",
+        );
         stage.daemon.take().expect("it runs").stop();
     }
 }
@@ -291,23 +277,13 @@ fn guests_of_clones_see_no_flash_errors_and_no_flattening() {
     stage.start(&["a", "b"], settings);
     // The configuration has no size: the parent's disk receives its cache by command, like any
     // disk.
-    stage.daemon().ctl(&[
-        "cache",
-        "enable",
-        PARENT,
-        "--pool",
-        "other",
-        "--size",
-        "40M",
-        "--block-size",
-        "16K",
-    ]);
-    wait_until("the parent's disk", ONLINE_MAX, || stage.shown("b")["parent"] == PARENT);
+    stage.daemon().tell(&format!("cache enable {PARENT} --pool other --size 40M --block-size 16K"));
+    wait_for("the parent's disk", || stage.shown("b")["parent"] == PARENT);
     let over = AtomicBool::new(false);
     let (mut a, of_a, mut b, of_b) = std::thread::scope(|scope| {
         let run = |name: &str, seed: u64| {
-            let (mut client, golden, over) = (stage.connect(name), stage.golden.clone(), &over);
-            read(&mut client, 0..SIZE);
+            let (mut client, golden, over) = (stage.scratch.connect(name), stage.golden.clone(), &over);
+            read_range(&mut client, 0..SIZE);
             scope.spawn(move || guest(client, seed, golden, over))
         };
         let (a, b) = (run("a", 1), run("b", 2));
@@ -334,10 +310,10 @@ fn guests_of_clones_see_no_flash_errors_and_no_flattening() {
     assert!(sick.class("flash-error") > 0, "{}", sick.text());
     // Flattened: the clone uses nothing of its parent now.
     let before = stage.number("a", "shared_read_bytes");
-    assert_same(&read(&mut a, 0..SIZE), &of_a, 0, "the flattened clone and its guest's memory");
+    assert_same(&read_range(&mut a, 0..SIZE), &of_a, 0, "the flattened clone and its guest's memory");
     assert_eq!(stage.number("a", "shared_read_bytes"), before);
     let before = stage.number("b", "shared_read_bytes");
-    assert_same(&read(&mut b, 0..SIZE), &of_b, 0, "the other clone and its guest's memory");
+    assert_same(&read_range(&mut b, 0..SIZE), &of_b, 0, "the other clone and its guest's memory");
     assert!(stage.number("b", "shared_read_bytes") > before);
     drop((a, b));
     stage.daemon.take().expect("it runs").stop();
@@ -360,7 +336,7 @@ fn clones_that_cannot_share_are_served_with_the_reason() {
     assert!(output.success() && output.all().contains("fast-diff"), "{}", output.all());
     let output = add("golden", "golden", &["--share-parent"]);
     assert!(output.success() && output.all().contains("no parent"), "{}", output.all());
-    assert_eq!(stage.connect("plain").read(0, 4096).unwrap(), stage.golden[..4096]);
+    assert_eq!(stage.scratch.connect("plain").read(0, 4096).unwrap(), stage.golden[..4096]);
     assert!(stage.shown("plain")["parent_reason"].as_str().unwrap().contains("fast-diff"));
     assert_eq!(stage.disks(), ["golden", "plain"]);
     let refused = add("x", "plain", &["--parent-cache", "1G"]);
@@ -379,10 +355,10 @@ fn the_more_clones_the_more_is_saved() {
         stage.start(&CLONES, &settings);
         let (before, mut times) = (stage.backing_bytes(), Vec::new());
         for clone in CLONES {
-            let mut client = stage.connect(clone);
+            let mut client = stage.scratch.connect(clone);
             let begun = Instant::now();
             assert_same(
-                &read(&mut client, 0..WRITTEN),
+                &read_range(&mut client, 0..WRITTEN),
                 &stage.golden[..WRITTEN as usize],
                 0,
                 "a clone and the golden image",

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::nbd_client::Client;
 use conformance::process::Process;
-use conformance::scratch::wait_until;
+use conformance::scratch::wait_for;
 use conformance::{Cluster, Daemon, MIB, Scratch, Tool};
 
 /// The range that is read repeatedly, and is in the cache from the beginning.
@@ -62,45 +62,19 @@ impl Stage {
         std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(SIZE).unwrap();
         cluster.import(&file, "disk");
         std::fs::remove_file(&file).unwrap();
-        let config = scratch.daemon_config();
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-        wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
-        daemon.ctl(&[
-            "pool",
-            "create",
-            "fast",
-            &scratch.text("flash"),
-            "--size",
-            "192M",
-            "--segment-size",
-            "1M",
-        ]);
+        scratch.configure("");
+        let daemon = scratch.start_daemon();
+        wait_for("the NBD socket", || scratch.path("nbd.sock").exists());
+        daemon.tell(&format!("pool create fast {} --size 192M --segment-size 1M", scratch.text("flash")));
         daemon.ctl(&["disk", "add", "vm", "--backing", &cluster.spec("disk")]);
         let size = format!("{}M", CACHE / MIB);
-        daemon.ctl(&[
-            "cache",
-            "enable",
-            "vm",
-            "--pool",
-            "fast",
-            "--size",
-            &size,
-            "--block-size",
-            "4K",
-            "--mode",
-            "write-back",
-        ]);
+        daemon.tell(&format!("cache enable vm --pool fast --size {size} --block-size 4K --mode write-back"));
         daemon.ctl(&["export", "add", "vm", "cold", "--read-only", "--no-promote"]);
         Stage { daemon, scratch, cluster, image }
     }
 
-    fn address(&self) -> Address {
-        Address::Unix(self.scratch.path("nbd.sock"))
-    }
-
     fn connect(&self) -> Client {
-        Client::connect(&self.address(), "vm").unwrap()
+        Client::connect(&self.scratch.nbd(), "vm").unwrap()
     }
 
     /// Reads the hot range into the cache.
@@ -108,7 +82,7 @@ impl Stage {
     fn warm_up(&self) {
         let mut client = self.connect();
         let reads = (HOT.end - HOT.start) / MIB;
-        wait_until("the hot part to be cached", Duration::from_secs(60), || {
+        wait_for("the hot part to be cached", || {
             let before = self.daemon.stats("vm").hits();
             for at in HOT.step_by(MIB as usize) {
                 client.read(at, MIB as u32).unwrap();
@@ -119,7 +93,7 @@ impl Stage {
 
     fn fio(&self, seconds: u64) -> Process {
         Tool::new("fio")
-            .args(["--name=verify", "--ioengine=nbd", "--uri", &self.address().uri("vm")])
+            .args(["--name=verify", "--ioengine=nbd", "--uri", &self.scratch.nbd().uri("vm")])
             .args(["--rw=randwrite", "--bsrange=512-64k", "--blockalign=512", "--iodepth=16"])
             .args([format!("--offset={}", WRITTEN.start), format!("--size={}", WRITTEN.end - WRITTEN.start)])
             .args([format!("--runtime={seconds}"), "--time_based".into(), "--serialize_overlap=1".into()])
@@ -183,7 +157,7 @@ fn round(cluster: &mut Cluster, number: usize, hits: &mut Hits, image: &[u8]) {
     cluster.kill(victim);
     hits.read(image, AWAY);
     cluster.restart(victim);
-    wait_until("the OSD to be back", Duration::from_secs(60), || {
+    wait_for("the OSD to be back", || {
         hits.read(image, Duration::from_millis(300));
         cluster.is_up(victim)
     });
@@ -217,7 +191,7 @@ fn fio_verifies_while_osds_are_killed_paused_and_restarted() {
     stage.warm_up();
     let over = AtomicBool::new(false);
     let mut hits = Hits::new(stage.connect());
-    let cold = Client::connect(&stage.address(), "cold").unwrap();
+    let cold = Client::connect(&stage.scratch.nbd(), "cold").unwrap();
     let mut fio = stage.fio(seconds);
     let (rounds, read) = std::thread::scope(|scope| {
         let reader = scope.spawn(|| read_cold(cold, &stage.image, &over));

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{Address, CMD_WRITE, Client, EPERM};
-use conformance::scratch::wait_until;
+use conformance::nbd_client::{CMD_WRITE, Client, EPERM};
+use conformance::scratch::{wait_for, wait_until};
 use conformance::{Cluster, Daemon, MIB, Scratch, Serve, Tool};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -38,25 +38,21 @@ fn image(cluster: &Cluster, scratch: &Scratch, seed: u64) -> Vec<u8> {
 #[track_caller]
 fn daemon(cluster: &Cluster, scratch: &Scratch) -> Daemon {
     let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-         [[pool]]\nname = \"fast\"\ndevices = [\"{}\"]\nsize = \"96M\"\nsegment_size = \"1M\"\n\
+        "[[pool]]\nname = \"fast\"\ndevices = [\"{}\"]\nsize = \"96M\"\nsegment_size = \"1M\"\n\
          [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n\
          cache = {{ pool = \"fast\", size = \"40M\", block_size = \"4K\", mode = \"write-back\" }}\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-        scratch.text("ctl.sock"),
         scratch.text("flash"),
         cluster.spec("disk"),
     );
-    std::fs::write(scratch.path("hob.toml"), config).unwrap();
-    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    wait_until("the NBD socket", Duration::from_secs(60), || scratch.path("nbd.sock").exists());
+    scratch.configure(&config);
+    let daemon = scratch.start_daemon();
+    wait_for("the NBD socket", || scratch.path("nbd.sock").exists());
     daemon
 }
 
 #[track_caller]
 fn state(daemon: &Daemon) -> (String, String) {
-    let shown: Value = serde_json::from_str(&daemon.ctl(&["disk", "show", "vm", "-o", "json"])).unwrap();
+    let shown: Value = daemon.json(&["disk", "show", "vm"]);
     let word = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();
     (word("state"), word("reason"))
 }
@@ -64,10 +60,6 @@ fn state(daemon: &Daemon) -> (String, String) {
 #[track_caller]
 fn wait_online(daemon: &Daemon, limit: Duration) {
     wait_until("the disk to be online", limit, || state(daemon).0 == "online");
-}
-
-fn connect(scratch: &Scratch) -> Client {
-    Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").unwrap()
 }
 
 /// Reads the whole disk, which fills the cache.
@@ -80,7 +72,7 @@ fn read_all(client: &mut Client) -> Vec<u8> {
 #[track_caller]
 fn served_again(scratch: &Scratch) -> Client {
     let mut found = None;
-    let address = Address::Unix(scratch.path("nbd.sock"));
+    let address = scratch.nbd();
     wait_until("the disk to be back", BACK_MAX, || {
         found = Client::connect(&address, "vm").ok();
         found.as_mut().is_some_and(|client| client.read(0, 4096).is_ok())
@@ -104,7 +96,7 @@ fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     let before = image(&cluster, &scratch, 31);
     let mut daemon = daemon(&cluster, &scratch);
     wait_online(&daemon, BACK_MAX);
-    let mut client = connect(&scratch);
+    let mut client = scratch.connect("vm");
     client.write(0, &[1; 65536]).unwrap();
     daemon.ctl(&["drain", "vm"]);
     assert_same(&read_all(&mut client)[65536..], &before[65536..], 65536, "the disk and the image");
@@ -130,7 +122,7 @@ fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     println!("fenced {:?} after it woke up", self::fenced(&mut client));
     let lost = |(state, reason): &(String, String)| state == "offline" && !reason.is_empty();
     wait_until("the disk to be offline", FENCED_MAX, || lost(&state(&daemon)));
-    assert!(Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").is_err(), "it is offered still");
+    assert!(Client::connect(&scratch.nbd(), "vm").is_err(), "it is offered still");
     // As long as the other client runs.
     std::thread::sleep(Duration::from_secs(6));
     assert!(lost(&state(&daemon)), "{:?}", state(&daemon));
@@ -151,7 +143,7 @@ fn a_killed_daemon_gets_its_image_back_with_dirty_data() {
     let mut expected = image(&cluster, &scratch, 32);
     let first = daemon(&cluster, &scratch);
     wait_online(&first, BACK_MAX);
-    let mut client = connect(&scratch);
+    let mut client = scratch.connect("vm");
     let mut dice = Noise::new(9);
     for _ in 0..200 {
         let at = dice.below(SIZE / 4096 - 4) * 4096;
@@ -165,7 +157,7 @@ fn a_killed_daemon_gets_its_image_back_with_dirty_data() {
     let begun = Instant::now();
     wait_online(&again, DEAD_MAX);
     println!("back {:?} after the next start", begun.elapsed());
-    assert_same(&read_all(&mut connect(&scratch)), &expected, 0, "the disk and what was written");
+    assert_same(&read_all(&mut scratch.connect("vm")), &expected, 0, "the disk and what was written");
     again.ctl(&["drain", "vm"]);
     again.stop();
     assert_same(&cluster.export("disk"), &expected, 0, "the image and what was written");
@@ -268,12 +260,12 @@ fn an_image_that_grew_makes_its_disk_grow_when_that_is_asked_for() {
     image(&cluster, &scratch, 33);
     let first = daemon(&cluster, &scratch);
     wait_online(&first, BACK_MAX);
-    let mut client = connect(&scratch);
+    let mut client = scratch.connect("vm");
     client.write(0, &[1; 65536]).unwrap();
     assert!(client.write(SIZE, &[2; 4096]).is_err(), "there is nothing yet");
     cluster.rbd(&["resize", "--no-progress", "--size", &format!("{}M", 2 * SIZE / MIB), "rbd/disk"]);
     first.ctl(&["disk", "resize", "vm"]);
-    let mut client = connect(&scratch);
+    let mut client = scratch.connect("vm");
     client.write(2 * SIZE - 4096, &[3; 4096]).unwrap();
     assert_eq!(client.read(SIZE, 4096).unwrap(), [0; 4096], "what is new reads as zeroes");
     client.flush().unwrap();

@@ -1,61 +1,18 @@
 //! A disk on Ceph RBD moves between hosts with its cache: only the host that may write has the
 //! image locked.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use conformance::data::noise_file;
-use conformance::nbd_client::{Address, Client};
-use conformance::scratch::{free_port, wait_until};
-use conformance::{Authority, Cluster, Daemon, MIB, Scratch};
+use conformance::nbd_client::Client;
+use conformance::scratch::wait_for;
+use conformance::{Authority, Cluster, MIB, Plan, TestHost};
 use serde_json::Value;
 
 const SIZE: u64 = 32 * MIB;
-const SOON: Duration = Duration::from_secs(120);
-
-struct TestHost {
-    scratch: Scratch,
-    port: u16,
-    daemon: Daemon,
-}
-
-impl TestHost {
-    #[track_caller]
-    fn start(authority: &Authority) -> TestHost {
-        let scratch = Scratch::new();
-        let files = authority.host(scratch.dir(), "host", "127.0.0.1");
-        let port = free_port();
-        let control: PathBuf = scratch.path("ctl.sock");
-        let config = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\", \"tcp:127.0.0.1:{port}\"]\n\
-             tls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\n[[control.client]]\ncertificate = \"cn:host\"\nrole = \"admin\"\n\
-             [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n",
-            scratch.path("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-            files.cert,
-            files.key,
-            files.ca,
-            scratch.path("flash"),
-        );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &control);
-        TestHost { scratch, port, daemon }
-    }
-
-    #[track_caller]
-    fn connect(&self) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").expect("the disk is served")
-    }
-
-    fn state(&self) -> String {
-        let list: Value = serde_json::from_str(&self.daemon.ctl(&["disk", "list", "-o", "json"])).unwrap();
-        list[0]["state"].as_str().unwrap_or("absent").to_owned()
-    }
-
-    fn to(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
-    }
+/// Starts a daemon that other hosts can reach, with a pool and without disks.
+#[track_caller]
+fn host(authority: &Authority) -> TestHost {
+    let plan = Plan::new("host").reached_as(authority, "host").admits("host", "admin");
+    plan.pool("size = \"64M\"\nsegment_size = \"1M\"").start()
 }
 
 /// Returns the clients that have locked the image.
@@ -72,26 +29,14 @@ fn lockers(cluster: &Cluster) -> Vec<String> {
 fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
     let cluster = Cluster::start(3);
     let authority = Authority::new("hosts");
-    let (a, b) = (TestHost::start(&authority), TestHost::start(&authority));
-    let file = a.scratch.path("disk.img");
+    let (a, b) = (host(&authority), host(&authority));
+    let file = a.path("disk.img");
     noise_file(&file, SIZE, 71);
     cluster.import(&file, "disk");
     let mut expected = std::fs::read(&file).unwrap();
-    a.daemon.ctl(&["disk", "add", "vm", "--backing", &cluster.spec("disk")]);
-    a.daemon.ctl(&[
-        "cache",
-        "enable",
-        "vm",
-        "--pool",
-        "fast",
-        "--size",
-        "40M",
-        "--block-size",
-        "4K",
-        "--mode",
-        "write-back",
-    ]);
-    let mut client = a.connect();
+    a.ctl(&["disk", "add", "vm", "--backing", &cluster.spec("disk")]);
+    a.tell("cache enable vm --pool fast --size 40M --block-size 4K --mode write-back");
+    let mut client = a.connect("vm");
     (0..SIZE).step_by(MIB as usize).for_each(|at| drop(client.read(at, MIB as u32).unwrap()));
     let mut write = |client: &mut Client, at: u64, byte: u8| {
         client.write(at, &[byte; 65536]).unwrap();
@@ -103,40 +48,40 @@ fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
     assert_eq!(first.len(), 1);
     // In standby both hosts have the image open. Only the owner has the lock, and continues to
     // write.
-    a.daemon.ctl(&["migrate", "vm", "--to", &b.to(), "--wait", "warm"]);
-    assert_eq!(b.state(), "awaited");
+    a.ctl(&["migrate", "vm", "--to", b.address(), "--wait", "warm"]);
+    assert_eq!(b.state("vm"), "awaited");
     write(&mut client, 2 * MIB, 2);
     assert_eq!(lockers(&cluster), first);
-    let mut there = b.connect();
+    let mut there = b.connect("vm");
     assert_eq!(there.read(2 * MIB, 65536).unwrap(), [2; 65536], "it reads what the owner has");
     // The first write on this host takes the disk over.
     write(&mut there, 3 * MIB, 3);
-    wait_until("the first host to have given it up", SOON, || a.state() == "away");
+    wait_for("the first host to have given it up", || a.state("vm") == "away");
     let second = lockers(&cluster);
     assert!(second.len() == 1 && second != first, "{first:?} and {second:?}");
     assert!(client.write(4 * MIB, &[9; 4096]).is_err(), "the first host takes no write any more");
-    wait_until("the first host to need nothing more", SOON, || {
-        let shown = a.daemon.try_ctl(&["migrate", "vm", "-o", "json"]);
+    wait_for("the first host to need nothing more", || {
+        let shown = a.try_ctl(&["migrate", "vm", "-o", "json"]);
         let shown: Value = serde_json::from_str(&shown.stdout).unwrap_or_default();
         shown["state"] == "over" || shown["state"] == "away"
     });
     // A host that waits for a disk has not changed the image.
-    b.daemon.ctl(&["migrate", "vm", "--to", &a.to(), "--switch", "ask", "--wait", "awaited"]);
-    b.daemon.ctl(&["migrate", "vm", "--cancel"]);
+    b.ctl(&["migrate", "vm", "--to", a.address(), "--switch", "ask", "--wait", "awaited"]);
+    b.ctl(&["migrate", "vm", "--cancel"]);
     assert_eq!(lockers(&cluster), second);
     write(&mut there, 5 * MIB, 5);
     // The disk moves back by command.
-    b.daemon.ctl(&["migrate", "vm", "--to", &a.to(), "--switch", "ask", "--wait", "warm"]);
-    b.daemon.ctl(&["migrate", "vm", "--finish", "--wait", "over"]);
-    let mut client = a.connect();
+    b.ctl(&["migrate", "vm", "--to", a.address(), "--switch", "ask", "--wait", "warm"]);
+    b.ctl(&["migrate", "vm", "--finish", "--wait", "over"]);
+    let mut client = a.connect("vm");
     write(&mut client, 6 * MIB, 6);
     let third = lockers(&cluster);
     assert!(third.len() == 1 && third != second, "{second:?} and {third:?}");
-    a.daemon.ctl(&["drain", "vm"]);
+    a.ctl(&["drain", "vm"]);
     let seen: Vec<u8> =
         (0..SIZE).step_by(MIB as usize).flat_map(|at| client.read(at, MIB as u32).unwrap()).collect();
     assert!(seen == expected, "the disk is not what was written");
     drop((client, there));
-    a.daemon.ctl(&["disk", "remove", "vm"]);
+    a.ctl(&["disk", "remove", "vm"]);
     assert!(cluster.export("disk") == expected, "nor is the image");
 }

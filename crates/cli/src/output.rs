@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use comfy_table::{CellAlignment, Table, presets};
 use hob_control::without_error_numbers;
 use serde::Serialize;
+use serde_json::Value;
 
 /// Output format of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -84,6 +85,32 @@ pub(super) fn table(columns: &str, rows: impl IntoIterator<Item = Vec<String>>) 
     table.trim_fmt()
 }
 
+/// Formats rows as CSV: a line with the names of the columns, which are separated by commas, and a
+/// line for each row. A cell has the row's JSON field with the name of the column; it is empty if
+/// there is no value.
+pub(super) fn csv<T: Serialize>(columns: &str, rows: impl IntoIterator<Item = T>) -> String {
+    let mut text = format!("{columns}\n");
+    for row in rows {
+        let row = serde_json::to_value(row).expect("rows are plain data");
+        let cells: Vec<String> = columns.split(',').map(|column| cell(&row[column])).collect();
+        text += &cells.join(",");
+        text.push('\n');
+    }
+    text
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        // A whole number has no fraction here, but has one in JSON.
+        Value::Number(number) if number.is_f64() => {
+            number.as_f64().map_or_else(String::new, |number| number.to_string())
+        }
+        other => other.to_string(),
+    }
+}
+
 /// Formats names and values, one pair per line.
 pub(super) fn pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let mut table = Table::new();
@@ -110,7 +137,7 @@ pub(super) fn with_notes(mut text: String, notes: &[String]) -> String {
 /// Returns an enum value as its JSON word.
 pub(super) fn word<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(word)) => word,
+        Ok(Value::String(word)) => word,
         _ => String::new(),
     }
 }
@@ -142,6 +169,13 @@ mod tests {
         );
         assert_eq!(text, "NAME  COUNT\na         1\nlong   1000");
         assert_eq!(table("NAME", []), "NAME");
+    }
+
+    #[test]
+    fn cells_of_csv_have_the_fields_of_their_columns() {
+        let row = serde_json::json!({"name": "a", "ratio": 1.0, "small": 0.25, "count": 7, "none": null});
+        let text = csv("count,name,ratio,small,none,absent", [row]);
+        assert_eq!(text, "count,name,ratio,small,none,absent\n7,a,1,0.25,,\n");
     }
 
     #[test]

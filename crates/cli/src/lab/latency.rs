@@ -1,6 +1,5 @@
 //! `hob lab latency TRACE`: latencies of a trace without and with a cache, in virtual time.
 
-use std::fmt::Write;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -16,7 +15,7 @@ use serde::Serialize;
 
 use super::{Source, interruption, percent, read_material, with_progress, write_if};
 use crate::Global;
-use crate::output::{duration, pairs, print, table, with_notes};
+use crate::output::{self, duration, pairs, print, table, with_notes};
 use crate::settings::Settings;
 
 /// Maximum number of requests of one run. They need 3.2 GB of memory.
@@ -225,19 +224,15 @@ fn devices(latencies: &Latencies) -> String {
 
 /// Returns one CSV line per interval and run. Values of an interval without requests are empty.
 fn csv(latencies: &Latencies) -> String {
-    fn cell<T: ToString>(value: Option<T>) -> String {
-        value.map_or(String::new(), |value| value.to_string())
+    #[derive(Serialize)]
+    struct Line<'a> {
+        cache: &'a str,
+        #[serde(flatten)]
+        interval: &'a Interval,
     }
-    let mut text = String::from("cache,start_s,first_request,requests,mean_ns,p99_ns,read_hit_ratio\n");
-    for (name, run) in runs(latencies) {
-        for interval in &run.series {
-            let Interval { start_s, first_request, requests, mean_ns, p99_ns, read_hit_ratio } = *interval;
-            let (start, mean, p99) = (cell(start_s), cell(mean_ns), cell(p99_ns));
-            let hits = cell(read_hit_ratio);
-            let _ = writeln!(text, "{name},{start},{first_request},{requests},{mean},{p99},{hits}");
-        }
-    }
-    text
+    let lines = runs(latencies)
+        .flat_map(|(cache, run)| run.series.iter().map(move |interval| Line { cache, interval }));
+    output::csv("cache,start_s,first_request,requests,mean_ns,p99_ns,read_hit_ratio", lines)
 }
 
 /// Draws the mean and the 99th percentile of both runs over time, or over the trace if requests

@@ -7,7 +7,7 @@
 //! reads. The generator therefore assumes that the data files have 172 GB, in extents all over the
 //! disk. The number of reads per pass is fitted to the phrase "several passes".
 
-use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
+use super::common::{CLIENTS, FOOTPRINT, REQUEST, check_sectors, scaled};
 use super::parameters::{Bytes, parameters, within};
 use super::{Clients, Experiment, Generate, Load, Turn};
 use crate::prng::Prng;
@@ -15,12 +15,12 @@ use hob_trace::Op;
 
 parameters! {
     Calibration {
-        passes: u64 = 6, "passes; the first one is cold";
-        pass_percent: f64 = 15.0, "reads of a pass, of the data files' blocks (fitted)";
-        depth: u64 = 64, "reads under way at a time";
-        disk: Bytes = Bytes(200 << 30), "size of the disk";
+        passes: u64 = 6, in 1..=1 << 20, "passes; the first one is cold";
+        pass_percent: f64 = 15.0, in 0.001..=10_000.0, "reads of a pass, of the data files' blocks (fitted)";
+        depth: u64 = 64, in CLIENTS, "reads under way at a time";
+        disk: Bytes = Bytes(200 << 30), in FOOTPRINT, "size of the disk";
         files: Bytes = Bytes(172 << 30), "data files on it (fitted)";
-        io: Bytes = Bytes(8192), "size of a read";
+        io: Bytes = Bytes(8192), in REQUEST, "size of a read";
         cache: Bytes = Bytes(50 << 30), "cache of the set-up";
     }
 }
@@ -34,13 +34,8 @@ impl Generate for Calibration {
     const SOURCE: &'static str = "vSphere Flash Read Cache study, Oracle I/O calibration";
 
     fn experiment(&self) -> Result<Experiment, String> {
-        check_scale(self.scale)?;
-        check_clients("depth", self.depth)?;
-        check_footprint("disk", self.disk)?;
-        check_request("io", self.io)?;
+        check_sectors("io", self.io)?;
         within("files", self.files, self.io..=self.disk)?;
-        within("passes", self.passes, 1..=1 << 20)?;
-        within("pass-percent", self.pass_percent, 0.001..=10_000.0)?;
         let blocks = scaled(self.files, self.scale, self.io.0) / self.io.0;
         let pass = ((blocks as f64 * self.pass_percent / 100.0) as u64).max(1);
         let disk = scaled(self.disk, self.scale, self.io.0).max(blocks * self.io.0);

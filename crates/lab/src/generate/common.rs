@@ -1,12 +1,33 @@
-//! Common parts of workload generators: arrival times, request sizes, hot spots and parameter
-//! checks.
+//! Common parts of workload generators: arrival times, request sizes, hot spots, and ranges of
+//! parameters.
 
-use super::parameters::{Bytes, within};
+use std::ops::RangeInclusive;
+
+use super::parameters::Bytes;
 use crate::prng::{Prng, splitmix64};
 use crate::workload::{Scatter, Zipf};
 use hob_trace::Op;
 
 pub(super) const SECTOR: u64 = 4096;
+
+/// Range of shares in per cent.
+pub(super) const PERCENT: RangeInclusive<f64> = 0.0..=100.0;
+/// Range of rates per second.
+pub(super) const RATE: RangeInclusive<f64> = 0.001..=1e9;
+/// Range of the exponents of Zipf's law.
+pub(super) const THETA: RangeInclusive<f64> = 0.0..=5.0;
+/// Range of the requests before the measured ones, for each spot or block.
+pub(super) const WARMUP: RangeInclusive<f64> = 0.0..=1000.0;
+/// Range of lengths of time, seconds.
+pub(super) const SECONDS: RangeInclusive<f64> = 0.0..=1e7;
+/// Range of pauses of a client, microseconds.
+pub(super) const THINK_US: RangeInclusive<u64> = 0..=1_000_000_000;
+/// Range of numbers of clients.
+pub(super) const CLIENTS: RangeInclusive<u64> = 1..=1 << 16;
+/// Range of request sizes, up to the engine's maximum. They consist of whole sectors.
+pub(super) const REQUEST: RangeInclusive<Bytes> = Bytes(SECTOR)..=Bytes(16 << 20);
+/// Range of footprints: at most 2⁵⁰ bytes, so that arithmetic on offsets cannot overflow.
+pub(super) const FOOTPRINT: RangeInclusive<Bytes> = Bytes(1 << 20)..=Bytes(1 << 50);
 
 /// Times of independent arrivals, with exponentially distributed gaps of variable mean.
 #[derive(Clone, Debug)]
@@ -48,38 +69,12 @@ pub(super) fn scaled(bytes: Bytes, scale: u64, unit: u64) -> u64 {
     (bytes.0 / scale / unit).max(1) * unit
 }
 
-pub(super) fn check_scale(scale: u64) -> Result<(), String> {
-    within("scale", scale, 1..=1 << 20)
-}
-
-pub(super) fn check_percent(name: &str, percent: f64) -> Result<(), String> {
-    within(name, percent, 0.0..=100.0)
-}
-
-pub(super) fn check_rate(name: &str, per_s: f64) -> Result<(), String> {
-    within(name, per_s, 0.001..=1e9)
-}
-
-/// Checks a request size: whole sectors up to the engine's maximum.
-pub(super) fn check_request(name: &str, bytes: Bytes) -> Result<(), String> {
-    within(name, bytes, Bytes(SECTOR)..=Bytes(16 << 20))?;
+/// Checks that a request consists of whole sectors.
+pub(super) fn check_sectors(name: &str, bytes: Bytes) -> Result<(), String> {
     if bytes.0.is_multiple_of(SECTOR) {
         return Ok(());
     }
     Err(format!("{name}={bytes}: expected a multiple of 4KiB"))
-}
-
-/// Checks a footprint: at most 2⁵⁰ bytes, so that arithmetic on offsets cannot overflow.
-pub(super) fn check_footprint(name: &str, bytes: Bytes) -> Result<(), String> {
-    within(name, bytes, Bytes(1 << 20)..=Bytes(1 << 50))
-}
-
-pub(super) fn check_clients(name: &str, count: u64) -> Result<(), String> {
-    within(name, count, 1..=1 << 16)
-}
-
-pub(super) fn check_theta(name: &str, theta: f64) -> Result<(), String> {
-    within(name, theta, 0.0..=5.0)
 }
 
 /// Size of a slot, bytes. A slot is an aligned range of the disk with at most one hot spot.

@@ -1,10 +1,8 @@
 //! Generates disks that compete for one array: the same random load on each disk, except that the
 //! last disk may have other request sizes or write. Each client waits for its reply.
 
-use super::common::{
-    check_clients, check_footprint, check_percent, check_request, check_scale, check_theta, draw_op, scaled,
-};
-use super::parameters::{Bytes, parameters, within};
+use super::common::{CLIENTS, FOOTPRINT, PERCENT, REQUEST, THETA, THINK_US, check_sectors, draw_op, scaled};
+use super::parameters::{Bytes, parameters};
 use super::{Clients, Experiment, Generate, Load, Turn};
 use crate::prng::Prng;
 use crate::workload::{Scatter, Zipf};
@@ -12,17 +10,17 @@ use hob_trace::Op;
 
 parameters! {
     Contenders {
-        requests: u64 = 100_000, "requests of all disks together, after the sweeps";
-        disks: u64 = 3, "disks";
-        depth: u64 = 32, "clients of each disk, each with one request at a time";
-        think_us: u64 = 0, "pause of a client between its requests, microseconds";
-        footprint: Bytes = Bytes(4 << 30), "bytes of each disk";
-        theta: f64 = 0.0, "skew over the places of a disk; 0 is uniform";
-        io: Bytes = Bytes(8192), "size of a request";
-        last_io: Bytes = Bytes(8192), "size of a request of the last disk";
-        read_percent: f64 = 100.0, "share of reads";
-        last_read_percent: f64 = 100.0, "share of reads of the last disk";
-        sweeps: u64 = 0, "how often all data is read in order before the measured requests";
+        requests: u64 = 100_000, in 0..=1 << 40, "requests of all disks together, after the sweeps";
+        disks: u64 = 3, in 1..=1000, "disks";
+        depth: u64 = 32, in CLIENTS, "clients of each disk, each with one request at a time";
+        think_us: u64 = 0, in THINK_US, "pause of a client between its requests, microseconds";
+        footprint: Bytes = Bytes(4 << 30), in FOOTPRINT, "bytes of each disk";
+        theta: f64 = 0.0, in THETA, "skew over the places of a disk; 0 is uniform";
+        io: Bytes = Bytes(8192), in REQUEST, "size of a request";
+        last_io: Bytes = Bytes(8192), in REQUEST, "size of a request of the last disk";
+        read_percent: f64 = 100.0, in PERCENT, "share of reads";
+        last_read_percent: f64 = 100.0, in PERCENT, "share of reads of the last disk";
+        sweeps: u64 = 0, in 0..=100, "how often all data is read in order before the measured requests";
         cache: Bytes = Bytes(4 << 30), "cache of all disks together";
     }
 }
@@ -33,18 +31,8 @@ impl Generate for Contenders {
     const SOURCE: &'static str = "Storage I/O Control and its like: no published load";
 
     fn experiment(&self) -> Result<Experiment, String> {
-        check_scale(self.scale)?;
-        within("disks", self.disks, 1..=1000)?;
-        check_clients("depth", self.depth)?;
-        within("think-us", self.think_us, 0..=1_000_000_000)?;
-        check_footprint("footprint", self.footprint)?;
-        check_theta("theta", self.theta)?;
-        check_request("io", self.io)?;
-        check_request("last-io", self.last_io)?;
-        check_percent("read-percent", self.read_percent)?;
-        check_percent("last-read-percent", self.last_read_percent)?;
-        within("requests", self.requests, 0..=1 << 40)?;
-        within("sweeps", self.sweeps, 0..=100)?;
+        check_sectors("io", self.io)?;
+        check_sectors("last-io", self.last_io)?;
         let bytes = scaled(self.footprint, self.scale, self.io.0.max(self.last_io.0));
         let swept = self.sweeps.saturating_mul(bytes / self.io.0).saturating_mul(self.disks);
         let disk = |index: u64| {

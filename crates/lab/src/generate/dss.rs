@@ -8,10 +8,8 @@
 //! much more, so half of a query is not I/O. The generator uses this half as think time. Layout,
 //! skew, I/Os per query and think time are fitted.
 
-use super::common::{
-    check_clients, check_footprint, check_percent, check_request, check_scale, check_theta, scaled,
-};
-use super::parameters::{Bytes, parameters, within};
+use super::common::{CLIENTS, FOOTPRINT, PERCENT, REQUEST, THETA, THINK_US, WARMUP, check_sectors, scaled};
+use super::parameters::{Bytes, parameters};
 use super::{Clients, Experiment, Generate, Load, Turn};
 use crate::prng::Prng;
 use crate::workload::{Scatter, Zipf};
@@ -19,20 +17,20 @@ use hob_trace::Op;
 
 parameters! {
     Dss {
-        transactions: u64 = 420, "queries measured, of all users together";
-        clients: u64 = 21, "users (published rate times published response time)";
-        database: Bytes = Bytes(15 << 30), "size of the database";
-        io: Bytes = Bytes(8192), "size of a request";
+        transactions: u64 = 420, in 0..=1 << 24, "queries measured, of all users together";
+        clients: u64 = 21, in CLIENTS, "users (published rate times published response time)";
+        database: Bytes = Bytes(15 << 30), in FOOTPRINT, "size of the database";
+        io: Bytes = Bytes(8192), in REQUEST, "size of a request";
         cache: Bytes = Bytes(8 << 30), "cache of the set-up";
-        index_percent: f64 = 30.0, "share of the database that is indexes and small tables (fitted)";
-        lookup_percent: f64 = 25.0, "share of requests that look rows up, the others scan (fitted)";
+        index_percent: f64 = 30.0, in PERCENT, "share of the database that is indexes and small tables (fitted)";
+        lookup_percent: f64 = 25.0, in PERCENT, "share of requests that look rows up, the others scan (fitted)";
         spread_percent: f64 = 0.0, "difference in look-ups between the three types of query: first fewer, third more (chosen)";
-        lookup_theta: f64 = 0.9, "skew of look-ups over the indexes (fitted)";
-        partitions: u64 = 32, "parts of the large tables; a query scans within one (fitted)";
-        partition_theta: f64 = 1.3, "skew of queries over partitions: recent data is asked for most (fitted)";
-        ios: u64 = 1_080, "requests of a query (fitted)";
-        think_us: u64 = 9_750, "processing between requests, microseconds (fitted)";
-        warmup_per_block: f64 = 4.0, "requests before the measured ones, for each block of the database (fitted)";
+        lookup_theta: f64 = 0.9, in THETA, "skew of look-ups over the indexes (fitted)";
+        partitions: u64 = 32, in 1..=1 << 20, "parts of the large tables; a query scans within one (fitted)";
+        partition_theta: f64 = 1.3, in THETA, "skew of queries over partitions: recent data is asked for most (fitted)";
+        ios: u64 = 1_080, in 1..=1 << 32, "requests of a query (fitted)";
+        think_us: u64 = 9_750, in THINK_US, "processing between requests, microseconds (fitted)";
+        warmup_per_block: f64 = 4.0, in WARMUP, "requests before the measured ones, for each block of the database (fitted)";
     }
 }
 
@@ -42,23 +40,11 @@ impl Generate for Dss {
     const SOURCE: &'static str = "vSphere Flash Read Cache study, decision-support database";
 
     fn experiment(&self) -> Result<Experiment, String> {
-        check_scale(self.scale)?;
-        check_clients("clients", self.clients)?;
-        check_footprint("database", self.database)?;
-        check_request("io", self.io)?;
-        check_percent("index-percent", self.index_percent)?;
-        check_percent("lookup-percent", self.lookup_percent)?;
+        check_sectors("io", self.io)?;
         let lookups = self.lookup_percent - self.spread_percent..=self.lookup_percent + self.spread_percent;
         if self.spread_percent < 0.0 || *lookups.start() < 0.0 || *lookups.end() > 100.0 {
             return Err(format!("spread-percent={}: expected look-ups of 0 to 100 %", self.spread_percent));
         }
-        check_theta("lookup-theta", self.lookup_theta)?;
-        check_theta("partition-theta", self.partition_theta)?;
-        within("partitions", self.partitions, 1..=1 << 20)?;
-        within("ios", self.ios, 1..=1 << 32)?;
-        within("transactions", self.transactions, 0..=1 << 24)?;
-        within("think-us", self.think_us, 0..=1_000_000_000)?;
-        within("warmup-per-block", self.warmup_per_block, 0.0..=1000.0)?;
         let bytes = scaled(self.database, self.scale, self.io.0);
         let blocks = bytes / self.io.0;
         let index_blocks = (blocks as f64 * self.index_percent / 100.0) as u64;

@@ -9,24 +9,22 @@
 //! published gain at 10 GB is almost zero, which is the result if blocks are much larger than the
 //! requests. The generator therefore uses blocks of 512 KB.
 
-use super::common::{
-    check_clients, check_footprint, check_percent, check_request, check_scale, draw_op, scaled,
-};
-use super::parameters::{Bytes, parameters, within};
+use super::common::{CLIENTS, FOOTPRINT, PERCENT, REQUEST, WARMUP, check_sectors, draw_op, scaled};
+use super::parameters::{Bytes, parameters};
 use super::{Clients, Experiment, Generate, Load, Turn};
 use crate::prng::Prng;
 
 parameters! {
     DvdStore {
-        transactions: u64 = 20_000, "orders measured, of all shoppers together";
-        clients: u64 = 64, "shoppers that do not think (fitted)";
-        database: Bytes = Bytes(15 << 30), "size of the database";
-        io: Bytes = Bytes(8192), "size of a request (usual)";
-        read_percent: f64 = 60.0, "share of reads";
+        transactions: u64 = 20_000, in 0..=1 << 30, "orders measured, of all shoppers together";
+        clients: u64 = 64, in CLIENTS, "shoppers that do not think (fitted)";
+        database: Bytes = Bytes(15 << 30), in FOOTPRINT, "size of the database";
+        io: Bytes = Bytes(8192), in REQUEST, "size of a request (usual)";
+        read_percent: f64 = 60.0, in PERCENT, "share of reads";
         cache: Bytes = Bytes(15 << 30), "cache of the set-up; the other one has 10GiB";
-        block: Bytes = Bytes(512 << 10), "cache block of the set-up (fitted)";
-        ios: u64 = 8, "requests of an order (fitted)";
-        warmup_per_block: f64 = 6.0, "requests before the measured ones, for each block of the database (fitted)";
+        block: Bytes = Bytes(512 << 10), in Bytes(4096)..=Bytes(1 << 20), "cache block of the set-up (fitted)";
+        ios: u64 = 8, in 1..=1 << 32, "requests of an order (fitted)";
+        warmup_per_block: f64 = 6.0, in WARMUP, "requests before the measured ones, for each block of the database (fitted)";
     }
 }
 
@@ -36,15 +34,7 @@ impl Generate for DvdStore {
     const SOURCE: &'static str = "vSphere Flash Read Cache study, DVD Store";
 
     fn experiment(&self) -> Result<Experiment, String> {
-        check_scale(self.scale)?;
-        check_clients("clients", self.clients)?;
-        check_footprint("database", self.database)?;
-        check_request("io", self.io)?;
-        check_percent("read-percent", self.read_percent)?;
-        within("ios", self.ios, 1..=1 << 32)?;
-        within("transactions", self.transactions, 0..=1 << 30)?;
-        within("block", self.block, Bytes(4096)..=Bytes(1 << 20))?;
-        within("warmup-per-block", self.warmup_per_block, 0.0..=1000.0)?;
+        check_sectors("io", self.io)?;
         let bytes = scaled(self.database, self.scale, self.io.0);
         let warmup = (self.warmup_per_block * (bytes / self.io.0) as f64) as u64;
         let shoppers = Shoppers {

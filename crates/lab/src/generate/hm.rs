@@ -8,10 +8,9 @@
 //! popularity and spread of the spots are fitted to the published curve over block sizes.
 
 use super::common::{
-    Arrivals, HotSpots, SLOT_BYTES, check_footprint, check_percent, check_rate, check_scale, check_theta,
-    draw_op, scaled,
+    Arrivals, FOOTPRINT, HotSpots, PERCENT, RATE, SLOT_BYTES, THETA, WARMUP, draw_op, scaled,
 };
-use super::parameters::{Bytes, parameters, within};
+use super::parameters::{Bytes, parameters};
 use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
 use hob_trace::Record;
@@ -19,14 +18,14 @@ use hob_trace::Record;
 parameters! {
     Hm {
         requests: u64 = 600_000, "requests measured";
-        read_percent: f64 = 95.0, "share of reads";
-        small_percent: f64 = 95.0, "share of spots of 4 KiB, the others are of 8 or 16 (published: mostly 4 KB)";
+        read_percent: f64 = 95.0, in PERCENT, "share of reads";
+        small_percent: f64 = 95.0, in PERCENT, "share of spots of 4 KiB, the others are of 8 or 16 (published: mostly 4 KB)";
         spots: u64 = 1_280_000, "hot spots (fitted)";
-        theta: f64 = 0.58, "skew of their popularity (fitted)";
-        disk: Bytes = Bytes(128 << 30), "the disk they are scattered over (fitted)";
-        iops: f64 = 100.0, "mean arrivals a second (published: a week of about one)";
+        theta: f64 = 0.58, in THETA, "skew of their popularity (fitted)";
+        disk: Bytes = Bytes(128 << 30), in FOOTPRINT, "the disk they are scattered over (fitted)";
+        iops: f64 = 100.0, in RATE, "mean arrivals a second (published: a week of about one)";
         cache: Bytes = Bytes(4 << 30), "cache of the set-up";
-        warmup_per_spot: f64 = 4.0, "requests before the measured ones, for each spot (fitted)";
+        warmup_per_spot: f64 = 4.0, in WARMUP, "requests before the measured ones, for each spot (fitted)";
     }
 }
 
@@ -36,13 +35,6 @@ impl Generate for Hm {
     const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge hm_1";
 
     fn experiment(&self) -> Result<Experiment, String> {
-        check_scale(self.scale)?;
-        check_theta("theta", self.theta)?;
-        check_footprint("disk", self.disk)?;
-        check_percent("read-percent", self.read_percent)?;
-        check_percent("small-percent", self.small_percent)?;
-        check_rate("iops", self.iops)?;
-        within("warmup-per-spot", self.warmup_per_spot, 0.0..=1000.0)?;
         let disk_bytes = scaled(self.disk, self.scale, SLOT_BYTES);
         let count = (self.spots / self.scale).max(1);
         let spots = HotSpots::new(count, disk_bytes, self.theta, self.small_percent, self.seed)?;

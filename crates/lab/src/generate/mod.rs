@@ -191,8 +191,8 @@ trait Generate: Parameters {
     const SUMMARY: &'static str;
     const SOURCE: &'static str;
 
-    /// Checks all parameters of the generator, including `scale`, and returns the experiment. The
-    /// error describes the first invalid parameter.
+    /// Returns the experiment. Each parameter is within its range. The error describes a parameter
+    /// that is invalid in combination with others.
     fn experiment(&self) -> Result<Experiment, String>;
 }
 
@@ -207,6 +207,7 @@ const fn row<G: Generate>() -> GeneratorInfo {
             let experiment = settings
                 .iter()
                 .try_for_each(|(name, text)| generator.set(name, text))
+                .and_then(|()| generator.check())
                 .and_then(|()| generator.experiment());
             experiment.map_err(|why| ParameterError(format!("{}: {why}", G::NAME)))
         },

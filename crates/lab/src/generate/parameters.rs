@@ -1,7 +1,7 @@
 //! Typed parameters of a generator, set from `key=value` text. Each parameter has a default and a
 //! description.
 //!
-//! [`parameters!`] creates the struct, its defaults and its table from one list. Every generator
+//! [`parameters!`] creates the struct, its defaults, ranges and table from one list. Every generator
 //! also has `scale` and `seed`. Invalid text or a value out of range is an error in one line with a
 //! correct alternative.
 
@@ -78,11 +78,15 @@ pub(super) trait Parameters: Default {
     fn list(&self) -> Vec<Parameter>;
     /// Sets a parameter from text.
     fn set(&mut self, name: &str, text: &str) -> Result<(), String>;
+    /// Checks that each parameter is within its range. The error describes the first one that is not.
+    fn check(&self) -> Result<(), String>;
 }
 
 /// Creates a parameter struct; see the module documentation.
 macro_rules! parameters {
-    ($(#[$doc:meta])* $config:ident { $($field:ident: $type:ty = $default:expr, $about:literal;)* }) => {
+    ($(#[$doc:meta])* $config:ident {
+        $($field:ident: $type:ty = $default:expr, $(in $range:expr,)? $about:literal;)*
+    }) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub(super) struct $config {
@@ -122,6 +126,13 @@ macro_rules! parameters {
                 }
                 Ok(())
             }
+
+            fn check(&self) -> Result<(), String> {
+                use $crate::generate::parameters::within;
+                within("scale", self.scale, 1..=1 << 20)?;
+                $($(within(stringify!($field), self.$field, $range)?;)?)*
+                Ok(())
+            }
         }
     };
 }
@@ -144,7 +155,7 @@ pub(super) fn within<T: PartialOrd + fmt::Display>(
     if range.contains(&value) {
         return Ok(());
     }
-    Err(format!("{name}={value}: expected {} to {}", range.start(), range.end()))
+    Err(format!("{}={value}: expected {} to {}", name.replace('_', "-"), range.start(), range.end()))
 }
 
 #[cfg(test)]
@@ -154,7 +165,7 @@ mod tests {
     parameters! {
         Sample {
             size: Bytes = Bytes(15 << 30), "a size";
-            read_percent: f64 = 95.0, "a share";
+            read_percent: f64 = 95.0, in 0.0..=100.0, "a share";
             requests: u64 = 600_000, "a count";
         }
     }
@@ -188,10 +199,8 @@ mod tests {
             error("sise", "1"),
             "there is no parameter sise; there are size, read-percent, requests, scale, seed"
         );
-        assert_eq!(
-            within("read-percent", 101.0, 0.0..=100.0).unwrap_err(),
-            "read-percent=101: expected 0 to 100"
-        );
+        sample.set("read-percent", "101").unwrap();
+        assert_eq!(sample.check().unwrap_err(), "read-percent=101: expected 0 to 100");
     }
 
     #[test]

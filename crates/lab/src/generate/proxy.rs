@@ -5,6 +5,7 @@
 //! has 83 % hits. Number and popularity of the spots are fitted to this hit ratio of a warm cache.
 //! [`hm`](super::hm) explains why the cache is warm.
 
+use super::common::{FOOTPRINT, PERCENT, RATE, THETA, WARMUP};
 use super::hm::Hm;
 use super::parameters::{Bytes, parameters};
 use super::{Experiment, Generate};
@@ -12,14 +13,14 @@ use super::{Experiment, Generate};
 parameters! {
     Proxy {
         requests: u64 = 5_000_000, "requests measured";
-        read_percent: f64 = 67.0, "share of reads";
-        small_percent: f64 = 95.0, "share of spots of 4 KiB, the others are of 8 or 16 (published: mostly 4 KB)";
+        read_percent: f64 = 67.0, in PERCENT, "share of reads";
+        small_percent: f64 = 95.0, in PERCENT, "share of spots of 4 KiB, the others are of 8 or 16 (published: mostly 4 KB)";
         spots: u64 = 5_500_000, "hot spots (fitted)";
-        theta: f64 = 0.6, "skew of their popularity (fitted)";
-        disk: Bytes = Bytes(512 << 30), "the disk they are scattered over (fitted)";
-        iops: f64 = 300.0, "mean arrivals a second (published: a week of about eight)";
+        theta: f64 = 0.6, in THETA, "skew of their popularity (fitted)";
+        disk: Bytes = Bytes(512 << 30), in FOOTPRINT, "the disk they are scattered over (fitted)";
+        iops: f64 = 300.0, in RATE, "mean arrivals a second (published: a week of about eight)";
         cache: Bytes = Bytes(16 << 30), "cache of the set-up";
-        warmup_per_spot: f64 = 4.0, "requests before the measured ones, for each spot (fitted)";
+        warmup_per_spot: f64 = 4.0, in WARMUP, "requests before the measured ones, for each spot (fitted)";
     }
 }
 

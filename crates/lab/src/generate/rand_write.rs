@@ -1,18 +1,18 @@
 //! Generates fio's random writes: every block of a range once in random order, as fio does with its
 //! default random map.
 
-use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
-use super::parameters::{Bytes, parameters, within};
+use super::common::{CLIENTS, FOOTPRINT, REQUEST, THINK_US, check_sectors, scaled};
+use super::parameters::{Bytes, parameters};
 use super::seq_write::Writers;
 use super::{Experiment, Generate};
 use crate::workload::Scatter;
 
 parameters! {
     RandWrite {
-        span: Bytes = Bytes(300 << 30), "bytes written (the other run has 500GiB)";
-        io: Bytes = Bytes(4096), "size of a write";
-        depth: u64 = 128, "writes under way at a time (chosen)";
-        think_us: u64 = 0, "pause of a writer between its writes, microseconds";
+        span: Bytes = Bytes(300 << 30), in FOOTPRINT, "bytes written (the other run has 500GiB)";
+        io: Bytes = Bytes(4096), in REQUEST, "size of a write";
+        depth: u64 = 128, in CLIENTS, "writes under way at a time (chosen)";
+        think_us: u64 = 0, in THINK_US, "pause of a writer between its writes, microseconds";
         cache: Bytes = Bytes(894 << 30), "cache of the set-up: one group's flash device";
     }
 }
@@ -23,11 +23,7 @@ impl Generate for RandWrite {
     const SOURCE: &'static str = "SmartX ZBS and vSAN comparison";
 
     fn experiment(&self) -> Result<Experiment, String> {
-        check_scale(self.scale)?;
-        check_clients("depth", self.depth)?;
-        check_footprint("span", self.span)?;
-        check_request("io", self.io)?;
-        within("think-us", self.think_us, 0..=1_000_000_000)?;
+        check_sectors("io", self.io)?;
         let blocks = scaled(self.span, self.scale, self.io.0) / self.io.0;
         let order = Scatter::new(blocks, self.seed);
         let place = move |n| order.place(n);

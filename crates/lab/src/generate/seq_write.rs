@@ -1,15 +1,15 @@
 //! Generates fio's sequential writes: large consecutive requests, several in flight.
 
-use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
+use super::common::{CLIENTS, FOOTPRINT, REQUEST, check_sectors, scaled};
 use super::parameters::{Bytes, parameters};
 use super::{Clients, Experiment, Generate, Load, Turn};
 use hob_trace::Op;
 
 parameters! {
     SeqWrite {
-        span: Bytes = Bytes(300 << 30), "bytes written, once, from the start of the disk (the other run has 500GiB)";
-        io: Bytes = Bytes(256 << 10), "size of a write";
-        depth: u64 = 32, "writes under way at a time (chosen)";
+        span: Bytes = Bytes(300 << 30), in FOOTPRINT, "bytes written, once, from the start of the disk (the other run has 500GiB)";
+        io: Bytes = Bytes(256 << 10), in REQUEST, "size of a write";
+        depth: u64 = 32, in CLIENTS, "writes under way at a time (chosen)";
         cache: Bytes = Bytes(894 << 30), "cache of the set-up: one group's flash device";
     }
 }
@@ -20,10 +20,7 @@ impl Generate for SeqWrite {
     const SOURCE: &'static str = "SmartX ZBS and vSAN comparison";
 
     fn experiment(&self) -> Result<Experiment, String> {
-        check_scale(self.scale)?;
-        check_clients("depth", self.depth)?;
-        check_footprint("span", self.span)?;
-        check_request("io", self.io)?;
+        check_sectors("io", self.io)?;
         let span = scaled(self.span, self.scale, self.io.0);
         let writers = Writers {
             depth: self.depth as u32,

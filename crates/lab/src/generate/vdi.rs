@@ -6,10 +6,7 @@
 //! each writes to its own disk (disks 1, 2 …). The lengths and read shares of the storms, the image
 //! and the skew are assumptions.
 
-use super::common::{
-    Arrivals, SECTOR, check_footprint, check_percent, check_rate, check_scale, check_theta, draw_op,
-    draw_size, scaled,
-};
+use super::common::{Arrivals, FOOTPRINT, PERCENT, RATE, SECONDS, SECTOR, THETA, draw_op, draw_size, scaled};
 use super::parameters::{Bytes, parameters, within};
 use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
@@ -18,22 +15,22 @@ use hob_trace::{Op, Record};
 
 parameters! {
     Vdi {
-        desktops: u64 = 200, "desktops";
-        read_iops: f64 = 1.34, "reads a second of a desktop at work";
-        write_iops: f64 = 7.58, "writes a second of a desktop at work";
-        read_size: Bytes = Bytes(14 << 10), "mean size of a read";
-        write_size: Bytes = Bytes(12 << 10), "mean size of a write";
-        boot_s: f64 = 60.0, "length of the boot storm, seconds (chosen)";
-        boot_iops: f64 = 19.24, "I/Os a second of a booting desktop: the published peak over all of them";
-        boot_read_percent: f64 = 85.0, "share of reads while booting (chosen)";
-        login_s: f64 = 120.0, "length of the log-in storm, seconds (chosen)";
-        login_iops: f64 = 14.0, "I/Os a second of a desktop whose user logs in (chosen)";
-        login_read_percent: f64 = 50.0, "share of reads while logging in (chosen)";
-        image_reads_percent: f64 = 100.0, "share of the storms' reads that are of the image (chosen)";
-        work_s: f64 = 600.0, "length of the work after them, seconds";
-        data: Bytes = Bytes(100 << 30), "image and all desktops together";
+        desktops: u64 = 200, in 1..=60_000, "desktops";
+        read_iops: f64 = 1.34, in RATE, "reads a second of a desktop at work";
+        write_iops: f64 = 7.58, in RATE, "writes a second of a desktop at work";
+        read_size: Bytes = Bytes(14 << 10), in Bytes(SECTOR)..=Bytes(PAGE / 2), "mean size of a read";
+        write_size: Bytes = Bytes(12 << 10), in Bytes(SECTOR)..=Bytes(PAGE / 2), "mean size of a write";
+        boot_s: f64 = 60.0, in SECONDS, "length of the boot storm, seconds (chosen)";
+        boot_iops: f64 = 19.24, in RATE, "I/Os a second of a booting desktop: the published peak over all of them";
+        boot_read_percent: f64 = 85.0, in PERCENT, "share of reads while booting (chosen)";
+        login_s: f64 = 120.0, in SECONDS, "length of the log-in storm, seconds (chosen)";
+        login_iops: f64 = 14.0, in RATE, "I/Os a second of a desktop whose user logs in (chosen)";
+        login_read_percent: f64 = 50.0, in PERCENT, "share of reads while logging in (chosen)";
+        image_reads_percent: f64 = 100.0, in PERCENT, "share of the storms' reads that are of the image (chosen)";
+        work_s: f64 = 600.0, in SECONDS, "length of the work after them, seconds";
+        data: Bytes = Bytes(100 << 30), in FOOTPRINT, "image and all desktops together";
         image: Bytes = Bytes(4 << 30), "the image all desktops share (chosen)";
-        theta: f64 = 1.0, "skew over the pages of 64 KiB of the image and of a desktop (chosen)";
+        theta: f64 = 1.0, in THETA, "skew over the pages of 64 KiB of the image and of a desktop (chosen)";
         cache: Bytes = Bytes(100 << 30), "cache of the set-up";
     }
 }
@@ -46,27 +43,6 @@ impl Generate for Vdi {
     const SOURCE: &'static str = "EMC FAST Cache study, 200 virtual desktops";
 
     fn experiment(&self) -> Result<Experiment, String> {
-        check_scale(self.scale)?;
-        within("desktops", self.desktops, 1..=60_000)?;
-        for (name, per_s) in [
-            ("read-iops", self.read_iops),
-            ("write-iops", self.write_iops),
-            ("boot-iops", self.boot_iops),
-            ("login-iops", self.login_iops),
-        ] {
-            check_rate(name, per_s)?;
-        }
-        for (name, seconds) in [("boot-s", self.boot_s), ("login-s", self.login_s), ("work-s", self.work_s)] {
-            within(name, seconds, 0.0..=1e7)?;
-        }
-        check_percent("boot-read-percent", self.boot_read_percent)?;
-        check_percent("login-read-percent", self.login_read_percent)?;
-        check_percent("image-reads-percent", self.image_reads_percent)?;
-        for (name, size) in [("read-size", self.read_size), ("write-size", self.write_size)] {
-            within(name, size, Bytes(SECTOR)..=Bytes(PAGE / 2))?;
-        }
-        check_theta("theta", self.theta)?;
-        check_footprint("data", self.data)?;
         within("image", self.image, Bytes(PAGE)..=Bytes(self.data.0 - PAGE))?;
         let image = scaled(self.image, self.scale, PAGE);
         let own = scaled(Bytes((self.data.0 - self.image.0) / self.desktops), self.scale, PAGE);

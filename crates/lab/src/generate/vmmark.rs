@@ -6,10 +6,8 @@
 //! that of four tiles does not: the size of the hot data is fitted to this knee and to the share
 //! that flash serves. The rate of a tile is fitted to the number of tiles.
 
-use super::common::{
-    Arrivals, check_footprint, check_percent, check_rate, check_request, check_scale, draw_op, scaled,
-};
-use super::parameters::{Bytes, parameters, within};
+use super::common::{Arrivals, FOOTPRINT, PERCENT, RATE, SECONDS, SECTOR, check_sectors, draw_op, scaled};
+use super::parameters::{Bytes, parameters};
 use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
 use crate::workload::Scatter;
@@ -17,14 +15,14 @@ use hob_trace::Record;
 
 parameters! {
     VmMark {
-        tiles: u64 = 4, "tiles, each on a disk of its own";
-        tile_data: Bytes = Bytes(279 << 30), "data of a tile: a quarter of 1.09 TB";
-        read_percent: f64 = 24.0, "share of reads";
-        io: Bytes = Bytes(8192), "size of a request (chosen)";
-        tile_iops: f64 = 1300.0, "I/Os a second of a tile (fitted)";
-        hot_percent: f64 = 8.7, "part of the data that is hot, in extents of 64 KiB (fitted)";
-        hot_share_percent: f64 = 99.5, "share of requests that go there (fitted)";
-        seconds: f64 = 600.0, "length";
+        tiles: u64 = 4, in 1..=1000, "tiles, each on a disk of its own";
+        tile_data: Bytes = Bytes(279 << 30), in FOOTPRINT, "data of a tile: a quarter of 1.09 TB";
+        read_percent: f64 = 24.0, in PERCENT, "share of reads";
+        io: Bytes = Bytes(8192), in Bytes(SECTOR)..=Bytes(EXTENT), "size of a request (chosen)";
+        tile_iops: f64 = 1300.0, in RATE, "I/Os a second of a tile (fitted)";
+        hot_percent: f64 = 8.7, in 0.001..=99.9, "part of the data that is hot, in extents of 64 KiB (fitted)";
+        hot_share_percent: f64 = 99.5, in PERCENT, "share of requests that go there (fitted)";
+        seconds: f64 = 600.0, in SECONDS, "length";
         cache: Bytes = Bytes(92 << 30), "cache of the set-up";
     }
 }
@@ -37,16 +35,7 @@ impl Generate for VmMark {
     const SOURCE: &'static str = "EMC FAST Cache study, VMmark tiles";
 
     fn experiment(&self) -> Result<Experiment, String> {
-        check_scale(self.scale)?;
-        within("tiles", self.tiles, 1..=1000)?;
-        check_footprint("tile-data", self.tile_data)?;
-        check_percent("read-percent", self.read_percent)?;
-        check_request("io", self.io)?;
-        within("io", self.io, Bytes(4096)..=Bytes(EXTENT))?;
-        check_rate("tile-iops", self.tile_iops)?;
-        within("hot-percent", self.hot_percent, 0.001..=99.9)?;
-        check_percent("hot-share-percent", self.hot_share_percent)?;
-        within("seconds", self.seconds, 0.0..=1e7)?;
+        check_sectors("io", self.io)?;
         let tile = scaled(self.tile_data, self.scale, EXTENT);
         let extents = tile / EXTENT;
         let hot = ((extents as f64 * self.hot_percent / 100.0) as u64).max(1);

@@ -1,9 +1,7 @@
 //! Generates independent requests with Zipf-distributed locations. Disks of VMs have a similar load
 //! with a skew of 0.8–1.2.
 
-use super::common::{
-    Arrivals, check_footprint, check_percent, check_rate, check_request, check_scale, check_theta, scaled,
-};
+use super::common::{Arrivals, FOOTPRINT, PERCENT, RATE, REQUEST, THETA, check_sectors, scaled};
 use super::parameters::{Bytes, parameters};
 use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
@@ -13,11 +11,11 @@ use hob_trace::Record;
 parameters! {
     ZipfLoad {
         requests: u64 = 1_000_000, "requests";
-        footprint: Bytes = Bytes(16 << 30), "bytes they range over";
-        io: Bytes = Bytes(4096), "size of a request";
-        theta: f64 = 1.0, "skew; 0 is uniform";
-        read_percent: f64 = 100.0, "share of reads, to a tenth";
-        iops: f64 = 1000.0, "mean arrivals a second";
+        footprint: Bytes = Bytes(16 << 30), in FOOTPRINT, "bytes they range over";
+        io: Bytes = Bytes(4096), in REQUEST, "size of a request";
+        theta: f64 = 1.0, in THETA, "skew; 0 is uniform";
+        read_percent: f64 = 100.0, in PERCENT, "share of reads, to a tenth";
+        iops: f64 = 1000.0, in RATE, "mean arrivals a second";
         cache: Bytes = Bytes(16 << 30 >> 3), "cache";
     }
 }
@@ -28,12 +26,7 @@ impl Generate for ZipfLoad {
     const SOURCE: &'static str = "the usual model of block popularity";
 
     fn experiment(&self) -> Result<Experiment, String> {
-        check_scale(self.scale)?;
-        check_footprint("footprint", self.footprint)?;
-        check_request("io", self.io)?;
-        check_theta("theta", self.theta)?;
-        check_percent("read-percent", self.read_percent)?;
-        check_rate("iops", self.iops)?;
+        check_sectors("io", self.io)?;
         let footprint_bytes = scaled(self.footprint, self.scale, self.io.0);
         let workload = Workload::new(&WorkloadConfig {
             footprint_bytes,

@@ -1,13 +1,12 @@
 //! Output of the curves as a table, as CSV and as a picture.
 
-use std::fmt::Write;
-
 use hob_control::Size;
 use hob_lab::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
+use serde::Serialize;
 
 use super::{CurveReport, Report, Row, SizeReport};
 use crate::lab::percent;
-use crate::output::{pairs, table};
+use crate::output::{self, pairs, table};
 
 pub(super) fn show(report: &Report) -> String {
     let mut parts = vec![rows(report)];
@@ -71,29 +70,21 @@ fn bytes(bytes: u64) -> String {
 /// Returns every point of every curve as CSV. Columns of exact curves are empty if blocks were
 /// sampled.
 pub(super) fn csv(report: &Report) -> String {
-    let mut text = String::from(
-        "block_bytes,cache_bytes,cache_share,read_hit_ratio,byte_hit_ratio,write_hit_ratio,absorbed_bytes,\
-         flash_write_bytes,backing_ios\n",
-    );
-    for curve in &report.curves {
-        for row in &curve.points {
-            let Row { cache_bytes, cache_share, read_hit_ratio, .. } = row;
-            let _ = write!(text, "{},{cache_bytes},{cache_share},{read_hit_ratio},", curve.block_bytes);
-            let _ = match row.exact {
-                Some(exact) => writeln!(
-                    text,
-                    "{},{},{},{},{}",
-                    exact.byte_hit_ratio,
-                    exact.write_hit_ratio,
-                    exact.absorbed_bytes,
-                    exact.flash_write_bytes,
-                    exact.backing_ios
-                ),
-                None => writeln!(text, ",,,,"),
-            };
-        }
+    #[derive(Serialize)]
+    struct Line<'a> {
+        block_bytes: u64,
+        #[serde(flatten)]
+        row: &'a Row,
     }
-    text
+    let lines = report
+        .curves
+        .iter()
+        .flat_map(|curve| curve.points.iter().map(move |row| Line { block_bytes: curve.block_bytes, row }));
+    output::csv(
+        "block_bytes,cache_bytes,cache_share,read_hit_ratio,byte_hit_ratio,write_hit_ratio,absorbed_bytes,\
+         flash_write_bytes,backing_ios",
+        lines,
+    )
 }
 
 /// Draws read hits against cache size, with one curve per block size.

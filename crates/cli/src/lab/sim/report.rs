@@ -1,15 +1,14 @@
 //! The result of `hob lab sim`: as a table, JSON, CSV, and a picture.
 
-use std::fmt;
-
 use hob_control::Size;
 use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
 use hob_lab::sim::Simulated;
 use serde::ser::Error;
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use super::super::percent;
-use crate::output::table;
+use crate::output::{self, table};
 
 /// Name that selects the bound for all policies.
 pub(super) const OPTIMUM: &str = "optimum";
@@ -72,19 +71,20 @@ pub(super) struct Report {
 const KNOWN_OF_OPTIMUM: [&str; 7] =
     ["policy", "admission", "block_bytes", "cache_bytes", "cache_share", "read_hit_ratio", "block_hit_ratio"];
 
-/// Serializes rows, with `null` for unknown values.
+/// Returns a row as JSON, with `null` for unknown values.
+fn known(row: &Row) -> serde_json::Result<Value> {
+    let mut json = serde_json::to_value(row)?;
+    if row.policy == OPTIMUM
+        && let Some(fields) = json.as_object_mut()
+    {
+        let unknown = fields.iter_mut().filter(|(name, _)| !KNOWN_OF_OPTIMUM.contains(&name.as_str()));
+        unknown.for_each(|(_, value)| *value = Value::Null);
+    }
+    Ok(json)
+}
+
 fn without_unknown<S: Serializer>(rows: &[Row], serializer: S) -> Result<S::Ok, S::Error> {
-    let json = |row: &Row| {
-        let mut json = serde_json::to_value(row).map_err(S::Error::custom)?;
-        if row.policy == OPTIMUM
-            && let Some(fields) = json.as_object_mut()
-        {
-            let unknown = fields.iter_mut().filter(|(name, _)| !KNOWN_OF_OPTIMUM.contains(&name.as_str()));
-            unknown.for_each(|(_, value)| *value = serde_json::Value::Null);
-        }
-        Ok(json)
-    };
-    let rows: Vec<serde_json::Value> = rows.iter().map(json).collect::<Result<_, S::Error>>()?;
+    let rows: Vec<Value> = rows.iter().map(known).collect::<Result<_, _>>().map_err(S::Error::custom)?;
     rows.serialize(serializer)
 }
 
@@ -212,43 +212,7 @@ const CSV_COLUMNS: &str = "policy,admission,block_bytes,cache_bytes,cache_share,
     memory_bytes_per_block,fill,extra_read_bytes,flash_budget_bytes_per_day,budget_refused_bytes";
 
 pub(super) fn csv(rows: &[Row]) -> String {
-    let mut text = format!("{CSV_COLUMNS}\n");
-    for row in rows {
-        let share = row.cache_share.map(|share| share.to_string()).unwrap_or_default();
-        let budget = row.flash_budget_bytes_per_day.map(|bytes| bytes.to_string()).unwrap_or_default();
-        let figures: [&dyn fmt::Display; 22] = [
-            &row.policy,
-            &row.admission,
-            &row.block_bytes,
-            &row.cache_bytes,
-            &share,
-            &row.reads,
-            &row.read_hits,
-            &row.read_hit_ratio,
-            &row.byte_hit_ratio,
-            &row.block_hit_ratio,
-            &row.partial_misses,
-            &row.not_admitted,
-            &row.writes,
-            &row.write_hits,
-            &row.flash_write_bytes,
-            &row.backing_ios,
-            &row.evictions,
-            &row.memory_bytes_per_block,
-            &row.fill,
-            &row.extra_read_bytes,
-            &budget,
-            &row.budget_refused_bytes,
-        ];
-        let is_known = |column: &str| row.policy != OPTIMUM || KNOWN_OF_OPTIMUM.contains(&column);
-        let cell = |(column, figure): (&str, &&dyn fmt::Display)| {
-            if is_known(column) { figure.to_string() } else { String::new() }
-        };
-        let cells: Vec<String> = CSV_COLUMNS.split(',').zip(&figures).map(cell).collect();
-        text.push_str(&cells.join(","));
-        text.push('\n');
-    }
-    text
+    output::csv(CSV_COLUMNS, rows.iter().map(|row| known(row).expect("rows are plain data")))
 }
 
 pub(super) fn draw(report: &Report) -> String {
@@ -299,7 +263,7 @@ mod tests {
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["results"][0]["read_hit_ratio"], 0.5);
         assert_eq!((&json["results"][0]["byte_hit_ratio"], &json["results"][0]["evictions"]), {
-            (&serde_json::Value::Null, &serde_json::Value::Null)
+            (&Value::Null, &Value::Null)
         });
         assert_eq!(json["results"][0]["block_hit_ratio"], 0.6);
         assert_eq!(json["results"][1]["evictions"], 7);
