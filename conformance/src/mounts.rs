@@ -45,8 +45,8 @@ impl Loop {
         Self { device: tool.limit(MOUNT_MAX).run().trim().to_owned() }
     }
 
-    /// Detaches the device from its file. While a program has it open, the device works until the
-    /// program closes it.
+    /// Detaches the device from its file. If a program has the device open, the device works until
+    /// the program closes it.
     #[track_caller]
     pub fn detach(&self) {
         Tool::new("losetup").args(["--detach", &self.device]).limit(MOUNT_MAX).run();

@@ -2,6 +2,7 @@
 //! acknowledged write is lost (docs/CLUSTER.md, docs/decisions/0019). The backing is a separate NBD
 //! server without locks or fencing.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -149,6 +150,27 @@ impl Guest {
     }
 }
 
+/// Sends two requests for each block and does not wait for replies: writes of whole blocks and of
+/// parts of blocks, write-zeroes and discards. The host then has requests of all kinds in flight in
+/// every state, and requests that it has not read yet.
+#[track_caller]
+fn send_burst(client: &mut Client, blocks: Range<u64>) {
+    let data = filled(7);
+    for turn in 0..2 {
+        for block in blocks.clone() {
+            let (command, within, payload) = match (block + turn) % 4 {
+                0 => (CMD_WRITE, 0..BLOCK, &data[..]),
+                1 => (CMD_WRITE, 512..1024, &data[..512]),
+                2 => (CMD_WRITE_ZEROES, 0..BLOCK, &data[..0]),
+                _ => (CMD_TRIM, 0..BLOCK, &data[..0]),
+            };
+            let len = (within.end - within.start) as u32;
+            let sent = client.send(0, command, block * BLOCK + within.start, len, payload);
+            sent.expect("room in the socket");
+        }
+    }
+}
+
 fn number_in(block: &[u8]) -> u64 {
     let number = u64::from_le_bytes(block[..8].try_into().unwrap());
     assert_eq!(block, filled(number), "a block is of one write");
@@ -267,23 +289,35 @@ fn a_host_that_is_killed_is_replaced_and_nothing_acknowledged_is_lost() {
 
 #[test]
 fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
+    const BURST: Range<u64> = 64..128;
     let (_etcd, shared, mut a, b) = two_hosts(1, THROUGH);
     let guest = Guest::start(a.connect("vm1"), 5, 1);
     wait_for("the guest to write", || guest.acknowledged() > 20);
+    // The next owner overwrites all of these blocks, so none of the requests may take effect later.
+    let mut burst = a.connect("vm1");
+    send_burst(&mut burst, BURST);
     a.signal(Signal::STOP);
     b.wait_until_serving("vm1");
     // This host has all earlier acknowledged writes; later writes are the other host's.
     let found = number_in(&b.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap());
     let acknowledged = guest.acknowledged();
     assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
-    b.connect("vm1").write(5 * BLOCK, &filled(1 << 40)).unwrap();
+    let mut client = b.connect("vm1");
+    BURST.chain([5]).for_each(|block| client.write(block * BLOCK, &filled(1 << 40)).unwrap());
+    drop(client);
     let woken = Instant::now();
     a.signal(Signal::CONT);
     wait_for("host-a to know", || !a.serves("vm1"));
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(guest.acknowledged_after(woken), [0; 0], "it acknowledged what it must not");
     guest.end();
-    assert_eq!(number_in(&shared.block(5)), 1 << 40, "a write of the old owner arrived");
+    for block in BURST.chain([5]) {
+        assert_eq!(
+            number_in(&shared.block(block)),
+            1 << 40,
+            "block {block}: a write of the old owner arrived"
+        );
+    }
     assert_eq!(number_in(&b.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
     // The first host's flash is older.
     b.ctl(&["disk", "remove", "vm1"]);
@@ -301,23 +335,9 @@ fn a_host_that_was_frozen_past_its_lease_writes_nothing_to_the_backing_when_it_t
     let guests: Vec<Guest> = (0..4).map(|at| Guest::start(a.connect("vm1"), BLOCKS + at, 1)).collect();
     let writes_on = || guests.iter().all(|guest| guest.acknowledged() > 20);
     wait_for("the guests to write", writes_on);
-    // The host has requests of all kinds in flight in every state, and requests that it has not read
-    // yet. The next owner overwrites all of these blocks, so none of the requests may take effect later.
+    // The next owner overwrites all of these blocks, so none of the requests may take effect later.
     let mut burst = a.connect("vm1");
-    let data = filled(7);
-    for turn in 0..2 {
-        for block in 0..BLOCKS {
-            let (command, within, payload) = match (block + turn) % 4 {
-                0 => (CMD_WRITE, 0..BLOCK, &data[..]),
-                1 => (CMD_WRITE, 512..1024, &data[..512]),
-                2 => (CMD_WRITE_ZEROES, 0..BLOCK, &data[..0]),
-                _ => (CMD_TRIM, 0..BLOCK, &data[..0]),
-            };
-            let len = (within.end - within.start) as u32;
-            let sent = burst.send(0, command, block * BLOCK + within.start, len, payload);
-            sent.expect("room in the socket");
-        }
-    }
+    send_burst(&mut burst, 0..BLOCKS);
     freezer.freeze();
     b.wait_until_serving("vm1");
     let mut client = b.connect("vm1");

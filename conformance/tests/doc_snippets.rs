@@ -137,9 +137,9 @@ struct Snippet {
     command: String,
 }
 
-/// Returns the commands of a page, in order. In a block of the kind `console`, they begin with a
-/// prompt, and other lines are output. A block of the kind `sh` is one script. In other blocks, the
-/// lines that begin with a program are commands.
+/// Returns the commands of a page, in order. In a block of the kind `console`, commands begin with
+/// a prompt, and other lines are output. A block of the kind `sh` is one script. In other blocks,
+/// the lines that begin with a program are commands.
 fn snippets(page: &str) -> Vec<Snippet> {
     let mut found: Vec<Snippet> = Vec::new();
     let mut kind: Option<&str> = None;

@@ -176,6 +176,15 @@ fn a_changed_chain_is_refused_by_name_and_the_helper_reads_no_other_file() {
     let (daemon, address) = start(&scratch);
     assert_eq!(Client::connect(&address, "vm").unwrap().read(0, 4096).unwrap(), [7; 4096]);
     daemon.stop();
+    // Another file takes the path of the recorded one.
+    std::fs::rename(&other, &base).unwrap();
+    let (daemon, address) = start(&scratch);
+    let shown = daemon.ctl(&["disk", "show", "vm"]);
+    assert!(shown.contains(&base) && shown.contains("was replaced") && shown.contains("offline"), "{shown}");
+    daemon.ctl(&["disk", "remove", "vm"]);
+    daemon.ctl(&["disk", "add", "vm", "--backing", &image, "--format", "qcow2"]);
+    assert_eq!(Client::connect(&address, "vm").unwrap().read(0, 4096).unwrap(), [7; 4096]);
+    daemon.stop();
 }
 
 #[test]

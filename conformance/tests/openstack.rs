@@ -1,7 +1,8 @@
 //! The cache engine for OpenStack (`packaging/openstack`) with the published os-brick, a daemon and
 //! loop devices. Nova is replaced by stubs.
 //!
-//! The test installs os-brick from PyPI into the target directory, once. It needs root and /dev/fuse.
+//! The test installs os-brick from PyPI into the target directory, once, and needs root and
+//! /dev/fuse.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

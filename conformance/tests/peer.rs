@@ -16,7 +16,7 @@ use serde_json::Value;
 const DISK: u64 = 32 * MIB;
 
 /// Time in seconds for which a host waits for a peer that does not answer, in tests in which the peer is
-/// up. A busy host may pause it for many seconds.
+/// up. A busy host may pause the peer for many seconds.
 const PATIENT: u32 = 30;
 
 /// Time in seconds for which a host waits for a peer that does not answer, in tests that wait for the

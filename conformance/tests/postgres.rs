@@ -303,7 +303,7 @@ impl Load {
         Self { pgbench, threads, writers: Arc::clone(writers) }
     }
 
-    /// Waits until each writer has committed more.
+    /// Waits until each writer has committed further transactions.
     #[track_caller]
     fn goes_on(&mut self, postgres: &Postgres, when: &str) {
         let counts = || self.writers.iter().map(|writer| writer.acknowledged.load(SeqCst));

@@ -163,8 +163,8 @@ impl Link for Nbd {
 }
 
 /// vhost-user-blk driver. Requests survive a restart of the server, because the in-flight memory of
-/// the vhost-user protocol records the requests. The driver has no FUA. For zeroes and discards, it
-/// sends ordinary writes of zero bytes.
+/// the vhost-user protocol records the requests. The driver has no FUA. For zeroes and discards,
+/// the driver sends ordinary writes of zero bytes.
 struct VhostUser {
     driver: Driver,
     socket: PathBuf,

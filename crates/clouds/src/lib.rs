@@ -1,5 +1,5 @@
-//! Object stores of cloud providers as backings: `s3://BUCKET/PREFIX`, `gs://` and `az://`. A crate
-//! of its own, because its libraries are large and hob can be built without them.
+//! Object stores of cloud providers as backings: `s3://BUCKET/PREFIX`, `gs://` and `az://`. The
+//! code is a separate crate, because its libraries are large and hob can be built without them.
 //!
 //! Options of an address follow a question mark. Keys and passwords are read from the environment,
 //! never from the address, because hob shows and stores addresses.

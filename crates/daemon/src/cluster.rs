@@ -212,7 +212,8 @@ impl Cluster {
     async fn look_again(&self, place: &mut DiskMembership, disk: &str) -> Result<(), StoreError> {
         let look = self.look(disk).await?;
         let is_held = look.hold.is_some_and(|hold| hold.lease == place.lease && hold.value.id == self.me.id);
-        // This also applies to a disk in failover, whose record still names the failed owner.
+        // The record of a disk in failover is kept in the same way, although it still names the
+        // failed owner.
         place.title = look.title.filter(|_| is_held);
         Ok(())
     }

@@ -156,8 +156,8 @@ impl Default for Limits {
             flash_stall_ms_max: flash_stall_ms_default(),
             flash_errors_max: 16,
             // The time is less than the 30 s after which guests' SCSI and NVMe drivers reset a
-            // disk, and less than WatchdogSec in packaging/hob.service. It is hundreds of times as
-            // long as a turn of a shard.
+            // disk, and less than WatchdogSec in packaging/hob.service. A turn of a shard takes
+            // less than a hundredth of this time.
             shard_silence_s_max: 20,
             qos_unit: Size(u64::from(QOS_UNIT_BYTES_DEFAULT)),
         }

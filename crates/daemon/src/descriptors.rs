@@ -27,8 +27,8 @@ const RESERVED: u64 = 64;
 /// Number of the reserved descriptors that clients of disks cannot use.
 const NOT_FOR_CLIENTS: u64 = 32;
 
-/// Number of descriptors that are reserved for disks whose backings are being opened. These may not
-/// be open yet.
+/// Number of descriptors that are reserved for disks whose backings are being opened. These
+/// descriptors may not be in use yet.
 static OPENING: AtomicU64 = AtomicU64::new(0);
 
 /// Notifies waiting tasks that [`OPENING`] became smaller.
@@ -55,8 +55,9 @@ pub(crate) fn raise_limit() {
 pub(crate) struct Room(Arc<AtomicU64>);
 
 /// Reserves descriptors for another disk. Waits for other disks that are being opened, if there may
-/// be too few for all of them. A disk that takes longer than [`OPENING_TIME_MAX`] keeps only a few.
-/// The error gives the numbers and a suggestion.
+/// be too few for all of them. The reservation of a disk that takes longer than
+/// [`OPENING_TIME_MAX`] is reduced to [`PER_HUNG_DISK`]. The error gives the numbers and a
+/// suggestion.
 pub(crate) async fn room() -> Result<Room, String> {
     loop {
         let opened = OPENED.notified();

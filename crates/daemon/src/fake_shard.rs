@@ -1,4 +1,4 @@
-//! A shard for tests. It has a real engine, but moves no payload.
+//! A shard for tests, with a real engine, that moves no payload.
 //!
 //! The shard is a task of the test's runtime, whose time tests can advance. Tests can make the
 //! shard hang, make backings fail, and send writes as a guest. Guests write only zeroes, which the
@@ -39,6 +39,8 @@ struct State {
     users: u64,
     refuses_devices: bool,
     keeps_disks: bool,
+    /// Disks that another host may own.
+    lost: BTreeSet<DiskId>,
     refuses_qos: bool,
     /// Removals of disks wait in `held` until the backing of a disk is abandoned.
     holds_removals: bool,
@@ -95,6 +97,7 @@ impl State {
             users: 0,
             refuses_devices: false,
             keeps_disks: false,
+            lost: BTreeSet::new(),
             refuses_qos: false,
             holds_removals: false,
             waits: BTreeMap::new(),
@@ -157,9 +160,15 @@ impl FakeShard {
         self.state.lock().unwrap().refuses_devices = refuses;
     }
 
-    /// Makes the shard keep disks that are to be removed, as if their journals could not be written.
+    /// Makes the shard keep disks and persistent caches that are to be removed, as if their journals
+    /// could not be written.
     pub(crate) fn set_keeps_disks(&self, keeps: bool) {
         self.state.lock().unwrap().keeps_disks = keeps;
+    }
+
+    /// Returns true if the shard was told that another host may own the disk.
+    pub(crate) fn is_lost(&self, disk: DiskId) -> bool {
+        self.state.lock().unwrap().lost.contains(&disk)
     }
 
     /// Makes removals of disks wait until a backing is abandoned, as if backings did not answer.
@@ -215,6 +224,11 @@ impl FakeShard {
     /// Makes all writes to a flash device fail.
     pub(crate) fn set_sick(&self, device: DeviceId) {
         self.state.lock().unwrap().sick = Some(device);
+    }
+
+    /// Lets all flash devices accept writes again.
+    pub(crate) fn set_none_sick(&self) {
+        self.state.lock().unwrap().sick = None;
     }
 
     /// Makes a flash device complete no I/O (`Some`), or completes the I/O that has waited
@@ -334,6 +348,9 @@ impl State {
                 self.recorders.remove(&id);
                 self.command(id, Command::RemoveDisk, Waiting::Remove(answer, id));
             }
+            ShardCall::ChangeCache { change: CacheChange::Disable, answer, .. } if self.keeps_disks => {
+                let _ = answer.send(Err(ShardError::Command(CommandError::JournalFailed)));
+            }
             ShardCall::ChangeCache { change: CacheChange::Enable(ref enable), .. }
                 if self.holds_recovered && enable.recovered.is_some() =>
             {
@@ -450,7 +467,8 @@ impl State {
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
             ShardCall::Transfer { id, call } => self.transfer(id, call),
             ShardCall::VhostUser { .. } | ShardCall::Resume {} => {}
-            ShardCall::SetLease { .. } | ShardCall::Lose { .. } => {}
+            ShardCall::SetLease { .. } => {}
+            ShardCall::Lose { id } => _ = self.lost.insert(id),
             ShardCall::LinkParent { .. } => {}
             ShardCall::ParentChecked { id, check } => self.checked_parents.push((id, check)),
             ShardCall::Rest { answer } => {

@@ -62,7 +62,7 @@ pub(crate) enum MountError {
 pub(crate) struct UsedFile {
     /// Description of the file for messages, for example "the backing of the disk web".
     pub(crate) what: String,
-    /// Its path, or text that is no path.
+    /// Path of the file, or an address of a backing that is no path.
     pub(crate) path: PathBuf,
 }
 

@@ -525,7 +525,8 @@ mod tests {
         assert!(matches!(ask(&exports, &all, "db", || drop(opening)).await, Some(Step::Disconnect)));
     }
 
-    /// The shard enforces what was announced to the client.
+    /// The shard enforces the rights that were announced to the client. So the export must still
+    /// have them.
     #[test]
     fn a_client_gets_no_more_rights_than_the_export_has_after_the_negotiation() {
         let writable = ExportInfo::new(8192);

@@ -22,7 +22,7 @@ use crate::background::spawn;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The shards must answer within the watchdog's timeout divided by this number. The interval
-/// between two reports is the same.
+/// between two reports is also this part of the timeout.
 const WATCHDOG_SHARE: u32 = 4;
 
 /// Sends notifications, if systemd requests them.

@@ -199,8 +199,8 @@ mod tests {
 
     const KEY: &str = "000102030405060708090a0b0c0d0e0f";
 
-    /// A server without encryption: the client sends the length of a name, and the name. The server's
-    /// answer to [`Keys::accept`] is that name with the first byte of its key.
+    /// A server without encryption for tests. The client sends the length of a name, and the name.
+    /// The server's answer to [`Keys::accept`] is that name with the first byte of its key.
     struct Plain(FindKey);
 
     impl KeyServer for Plain {

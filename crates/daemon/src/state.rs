@@ -1,9 +1,9 @@
 //! The daemon's persistent state: its pools, disks and caches.
 //!
-//! One JSON file, replaced as a whole: a new file is written and synced, the files are exchanged,
-//! and the directory is synced. The previous file stays beside it with its space, so a full
-//! filesystem does not prevent the next save. A malformed file is never overwritten. The daemon
-//! refuses to start and reports the error.
+//! The state is one JSON file, which is replaced as a whole: hob writes and syncs a new file,
+//! exchanges both files, and syncs the directory. The previous file stays beside the new one and
+//! keeps its space, so a full filesystem does not prevent the next save. A malformed file is never
+//! overwritten. The daemon refuses to start and reports the error.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -64,7 +64,7 @@ pub(crate) struct State {
     /// Incoming disks of migrations that did not complete.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) gone: Vec<GoneState>,
-    /// Incoming disks, in the state in which they waited for the cluster.
+    /// Incoming disks of migrations, as they were when they still waited for the cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) waited: Vec<DiskState>,
     /// Swap areas of the host.
@@ -124,15 +124,15 @@ pub(crate) struct PoolState {
     /// UUID of the pool on its devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) uuid: Option<String>,
-    /// Number of device ids that the pool had given out. If it has given out more, devices were
-    /// added after this state.
+    /// Number of device ids that the pool had given out. If the pool has given out more since,
+    /// devices were added after this state was saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device_ids: Option<u16>,
     /// Flash write budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) flash_writes: Option<FlashWrites>,
-    /// True if the pool was opened without a saved state, until all its devices have been present.
-    /// Missing ones may have dirty data of disks that the state does not know.
+    /// True if the pool was opened without a saved state, and not all of its devices have been
+    /// present since. Missing devices may have dirty data of disks that the state does not know.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) is_unseen: bool,
 }
@@ -143,7 +143,7 @@ pub(crate) struct PoolState {
 pub(crate) struct PeerState {
     /// Path of the local socket that leads to the device.
     pub(crate) path: PathBuf,
-    /// HOST:PORT of that host's control API.
+    /// HOST:PORT of the other host's control API.
     pub(crate) host: String,
     /// Size of the flash lease.
     pub(crate) size: Size,
@@ -164,7 +164,7 @@ pub(crate) struct SwapSpec {
     pub(crate) owner: CacheOwner,
     /// True if hob turns the area on when the daemon starts.
     pub(crate) on: bool,
-    /// The requested priority.
+    /// The swap priority that the operator requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) priority: Option<u16>,
 }
@@ -176,7 +176,7 @@ pub(crate) struct DiskState {
     pub(crate) name: String,
     /// Path or URI of the disk's backing.
     pub(crate) backing: String,
-    /// Permanent name of the block device at the backing, when the disk was opened first. The path
+    /// Permanent name that the backing's block device had when the disk was first opened. The path
     /// may lead to another device after a restart of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) backing_device: Option<String>,
@@ -202,7 +202,7 @@ pub(crate) struct DiskState {
     /// Datastore of the disk, if an operator named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
-    /// Path of its vhost-user socket, if it has one.
+    /// Path of the disk's vhost-user socket, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) vhost_user: Option<String>,
     /// Entitlement of the disk, if one was configured.
@@ -232,15 +232,16 @@ pub(crate) struct DiskState {
     /// Dirty bitmaps of the disk; their content is in separate files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapSpec>,
-    /// True if the backing is opened without a lock, because a running QEMU has it.
+    /// True if the backing is opened without a lock, because a running QEMU has the lock.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) unlocked: bool,
-    /// Boot of the host in which the disk is served with unflushed changes in hob's memory, until it is
-    /// closed. If hob is killed, the mark of these changes must still exist in this boot.
+    /// Boot of the host in which the disk is served, while hob's memory may have unflushed changes
+    /// of the disk. If hob is killed in this boot, the mark of these changes must exist at the next
+    /// start.
     #[serde(default, with = "cache::boot", skip_serializing_if = "Option::is_none")]
     pub(crate) in_memory: Option<BootId>,
-    /// True until the disk is served for the first time. An unreadable cache of no disk may have
-    /// dirty data of a new disk, if the state was lost.
+    /// True until the disk is served for the first time. If the state was lost, an unreadable cache
+    /// that belongs to no disk may have dirty data of such a disk.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) is_new: bool,
 }
@@ -483,7 +484,7 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
 /// Opens a file for writing, or creates it, so that only this user may read it.
 fn open_private(path: &Path) -> io::Result<File> {
     let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-    // Earlier versions created it with other permissions.
+    // Earlier versions created the file with other permissions.
     rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))?;
     Ok(file)
 }

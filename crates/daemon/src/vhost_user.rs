@@ -440,7 +440,8 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// The control thread closes sockets, and the filesystem of a socket may hang.
+    /// The control thread closes sockets, so it waits only for a limited time for a filesystem that
+    /// hangs.
     #[test]
     fn a_socket_that_is_still_being_removed_is_waited_for_until_the_limit() {
         let dir = tempfile::tempdir().unwrap();
@@ -477,7 +478,8 @@ mod tests {
         assert!(gateway.shared.state().stopped);
     }
 
-    /// Health looks at all sockets, on the control thread.
+    /// The control thread looks at all sockets for health, so a socket that hangs must not delay
+    /// it.
     #[test]
     fn a_socket_that_hangs_while_it_is_replaced_delays_no_look_at_the_sockets() {
         let dir = tempfile::tempdir().unwrap();

@@ -31,8 +31,8 @@ const TURN: Duration = Duration::from_millis(250);
 /// longer ago.
 const TURN_COUNTED_MAX: Duration = Duration::from_millis(500);
 
-/// Names of threads whose panic does not end the daemon. They only read: a cache on flash, or
-/// properties of the files and devices that hob.toml names. Their callers handle a panic.
+/// Names of threads whose panic does not end the daemon. These threads only read: a cache on flash,
+/// or properties of the files and devices that hob.toml names. Their callers handle a panic.
 const CONTAINED: [&str; 2] = ["hob-recovery", "hob-check"];
 
 thread_local! {
@@ -59,8 +59,8 @@ pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Runs a task. If `is_contained` is true, a panic ends only the task and not the process. This
-/// does not hold for tasks that it spawns.
+/// Runs a task. If `is_contained` is true, a panic ends only the task and not the process. A panic
+/// of a task that the task has spawned ends the process.
 pub(crate) async fn contained_task<T>(is_contained: bool, work: impl Future<Output = T>) -> T {
     IS_TASK_CONTAINED.scope(is_contained, work).await
 }

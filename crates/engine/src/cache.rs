@@ -321,7 +321,7 @@ impl Cache {
         self.segments.iter().any(|segment| segment.place.device == device)
     }
 
-    /// Returns the `count` segments with the fewest blocks, and the last ones among equals.
+    /// Returns the `count` segments with the fewest blocks; of equal segments, the last ones.
     /// Segments for second copies only are chosen last.
     fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
         let mut blocks = vec![0u32; self.segments.len()];

@@ -9,19 +9,19 @@
 //!
 //! The candidates are compared several times while as many blocks are accessed as the cache holds.
 //! A change of the choice costs at most as many hits as the cache has blocks, because each
-//! candidate would hold other blocks. So a candidate replaces the choice only if it is ahead by
-//! [`PRICE_PERCENT`] of that number of hits, counted since the choice was made. A candidate that
-//! differs from the choice only in the treatment of writes holds mostly the same blocks, so its
-//! price is lower ([`WRITES_PRICE_PERCENT`]; docs/decisions/0061-write-admission.md). After a
+//! candidate would hold other blocks. So a candidate replaces the choice only if its lead since the
+//! choice was made is at least its *price*: [`PRICE_PERCENT`] of that number of hits. A candidate
+//! that differs from the choice only in the treatment of writes holds mostly the same blocks, so
+//! its price is lower ([`WRITES_PRICE_PERCENT`]; docs/decisions/0061-write-admission.md). After a
 //! sudden drop of the hit ratio ([`DROP_PPM`]) the contents are worth little, and the price is
 //! lower for a while ([`PRICE_AFTER_DROP_PERCENT`]). In addition, a candidate replaces the choice
 //! to reduce flash writes. Such a candidate writes less than [`WRITES_PERCENT`] of the sectors that
 //! the choice writes. Its hit ratio is at most one percentage point ([`EQUAL_PPM`]) below the
 //! highest hit ratio of all candidates.
 //!
-//! A flash write budget that is running out overrides this: only candidates whose flash writes the
-//! cache's part of the budget pays for can be chosen, and stricter candidates take part
-//! ([`BUDGET_CANDIDATES`], docs/decisions/0050-flash-write-budget.md).
+//! A flash write budget that is running out takes precedence over these rules: a candidate can be
+//! chosen only if the cache's part of the budget pays for its flash writes. Stricter candidates
+//! ([`BUDGET_CANDIDATES`]) then take part (docs/decisions/0050-flash-write-budget.md).
 //!
 //! Memory use: at most 400 KiB for each cache, independent of its size; 600 KiB with a budget.
 
@@ -48,8 +48,8 @@ const MINIATURE_BLOCKS: u32 = 2048;
 const REGION_SHIFT: u32 = 4;
 /// Number of comparisons while as many blocks are accessed as a miniature holds.
 const COMPARISONS: u64 = 8;
-/// A window loses one part in 2ⁿ of its weight at each comparison, so it covers accesses to about
-/// 16 times the cache's blocks.
+/// The counts of a window lose one part in 2ⁿ of their weight at each comparison. So a window
+/// covers accesses to about 16 times the cache's blocks.
 const WINDOW_SHIFT: u32 = 7;
 /// Minimum lead of a candidate (a policy and an admission) that replaces the choice, in hits, as a
 /// percentage of the number of reads whose data would fill the cache. With 50, the choice follows
@@ -68,7 +68,8 @@ const DROP_PPM: i64 = 200_000;
 /// whose data would fill the cache, and the number of comparisons for which this minimum applies.
 const PRICE_AFTER_DROP_PERCENT: i64 = 10;
 const COMPARISONS_AFTER_DROP: u64 = 2 * COMPARISONS;
-/// Minimum price in hits, so that a few reads decide nothing.
+/// Minimum lead, in hits, of a candidate that replaces the choice, so that a few reads decide
+/// nothing.
 const PRICE_HITS_MIN: i64 = 8;
 /// Maximum recorded lag of a candidate behind the choice, in hits, as a percentage of the number of
 /// reads whose data would fill the cache. A larger lag is reduced to this one, so that a candidate
@@ -149,7 +150,8 @@ pub enum Phase {
     /// The cache has not been full yet.
     #[default]
     Filling,
-    /// The choice is the first one, or is older than accesses to as many blocks as the cache holds.
+    /// The choice is the first one, or as many blocks as the cache holds were accessed since the
+    /// choice was made.
     Warm,
     /// The choice has just changed, so the contents are still those of the previous choice.
     Changed,
@@ -440,7 +442,7 @@ impl Chooser {
         None
     }
 
-    /// Detects a sudden drop of the choice's hit ratio. The leads of the time before are forgotten.
+    /// Detects a sudden drop of the choice's hit ratio, and then forgets all earlier leads.
     fn note_drop(&mut self) {
         self.comparisons_after_drop = self.comparisons_after_drop.saturating_sub(1);
         let Miniature { window, recent, .. } = &self.miniatures[self.current];

@@ -77,8 +77,8 @@ pub struct Destage {
     pub dirty_age_ms_max: u64,
     /// Maximum length of one I/O that destages adjacent dirty data, bytes.
     pub io_bytes_max: u32,
-    /// True if the backing must always hold a state that existed. Then data written after a guest's
-    /// flush is destaged only after all data written before the flush.
+    /// True if the backing must always have content that the disk had at some time. Then data
+    /// written after a guest's flush is destaged only after all data written before the flush.
     pub ordered: bool,
 }
 
@@ -368,7 +368,7 @@ pub enum CacheChange {
     /// written ([`Event::DiscardUnrecorded`]). Takes effect immediately, also while the disk is being
     /// removed.
     DiscardRecorded(u32),
-    /// Close the journal: make all records durable and mark the journal ring as cleanly closed.
+    /// Closes the journal: makes all records durable and marks the journal ring as cleanly closed.
     /// From then on requests bypass the cache; requests that need dirty data wait.
     Close,
 }
@@ -386,7 +386,7 @@ pub enum Discard {
 /// Segments that a cache will release soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vacate {
-    /// This number of segments, namely the segments with the fewest blocks.
+    /// The segments with the fewest blocks; the value is the number of segments.
     Emptiest(u32),
     /// All segments on a device.
     Device(DeviceId),

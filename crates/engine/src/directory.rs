@@ -56,10 +56,10 @@ pub(crate) struct Placed {
 /// Whether a block leaves a segment that is being vacated, when a write makes the block dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
-    /// The block stays in the segment that is being vacated, and becomes dirty there. It is already
-    /// partly dirty, is in use, or no other frame is free.
+    /// The block stays in the segment that is being vacated, and becomes dirty there. The block is
+    /// already partly dirty or in use, or no other frame is free.
     Stays,
-    /// The durable journal may record the block as dirty, so a commit must be first.
+    /// The durable journal may record the block as dirty, so a commit must come first.
     AfterCommit,
     /// The block moves. The fields are the cache sector of the new frame, and the number of evicted
     /// blocks with data.
@@ -77,13 +77,14 @@ pub(crate) struct Directory {
     /// backing, so `auto` admits all dirty data.
     admits_dirty: bool,
     block_shift: u32,
-    /// Frames whose blocks the policy does not know.
+    /// Frames whose blocks are evicted before all others. The policy does not know these blocks.
     first_to_evict: FirstToEvict,
-    /// Blocks beside those that guests read; the policy does not know them either.
+    /// Blocks that read misses brought into the cache beside the blocks that guests read. The
+    /// policy does not know them either.
     extra: Extra,
     /// Limit of the flash writes of the current request; `None` without a flash write budget.
     limit: Option<Limit>,
-    /// Copies of clean data by the current request without a limit, bytes.
+    /// Bytes of clean data that the current request copied to flash without a limit.
     unlimited: u64,
     /// Frames that blocks have left, with those blocks. Recorded for caches with a journal, until
     /// `take_gone`.
@@ -346,8 +347,8 @@ impl Directory {
         }
     }
 
-    /// Charges clean data that will be written to flash: all copies of the block that was brought
-    /// last.
+    /// Charges clean data that will be written to flash: all copies of the block that was last
+    /// brought into the cache.
     #[inline]
     pub(crate) fn charge(&mut self, sectors: u64) {
         match &mut self.limit {

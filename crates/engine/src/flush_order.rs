@@ -1,10 +1,10 @@
 //! Holds the success of a flush back until all flushes that overlapped with it have ended.
 //!
-//! Flushes of one device or server may overlap. If some data is lost, the loss may be reported to
-//! only one of them. Another one then finds no data left to write, and its success may arrive
+//! Flushes of one device or server may overlap. If some data is lost, only one of these flushes may
+//! report the loss. Another flush then finds no data left to write, and its success may arrive
 //! before the failure. So a success is handled only after all flushes have ended that were in
-//! flight when it arrived. A failure is handled at once, and so before the success. A durable write
-//! (FUA) counts as a flush.
+//! flight when it arrived. A failure is handled at once, and so before the success of a flush that
+//! overlapped with it. A durable write (FUA) counts as a flush.
 
 use std::collections::VecDeque;
 
@@ -126,7 +126,7 @@ mod tests {
         order.end(2);
         assert_eq!(order.poll_released(), Some((1, 'x')));
         assert!(!order.is_held(1));
-        // It arrives first: the caller has handled it, and the success waits for nothing.
+        // The failure arrives first: the caller has handled it, and the success waits for nothing.
         let mut order = in_flight([1, 2]);
         order.end(2);
         assert!(!succeed(&mut order, 1));
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(released(&mut order), [3, 1, 4]);
     }
 
-    /// 1 overlaps with 2, and 2 with 3, but 1 and 3 do not overlap.
+    /// Flush 1 overlaps with flush 2, and 2 with 3, but 1 and 3 do not overlap.
     #[test]
     fn a_success_waits_for_no_flush_that_began_after_it_ended() {
         for is_success in [true, false] {

@@ -206,7 +206,7 @@ impl Index {
         self.used += 1;
     }
 
-    /// Frees a frame in use. Its sectors must be invalid.
+    /// Frees a frame in use, whose sectors must be invalid.
     pub(crate) fn remove(&mut self, frame: FrameNo) {
         debug_assert_eq!(self.count_valid(self.first_sector(frame), 1 << self.block_shift), 0);
         self.table.remove(hash(self.block(frame)), frame);

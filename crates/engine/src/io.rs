@@ -36,6 +36,9 @@ pub enum Op {
     Forget,
     /// A request of the daemon: flushes a frozen disk's backing.
     Settle,
+    /// A request of the daemon: makes all acknowledged writes durable, like a guest's `Flush`. It is
+    /// background work, and begins no new period of the guest's writes.
+    DaemonFlush,
     /// A request of another host: reads into the buffer and promotes nothing. If another host owns
     /// the disk, only flash is read.
     ReadForPeer,
@@ -51,7 +54,7 @@ impl Op {
     /// statistics do not count such requests.
     #[inline]
     pub fn is_own(self) -> bool {
-        matches!(self, Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer)
+        matches!(self, Op::Pull | Op::Forget | Op::Settle | Op::DaemonFlush | Op::ReadForPeer)
     }
 
     /// Returns true if the request changes the disk's content.

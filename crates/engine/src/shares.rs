@@ -229,7 +229,7 @@ mod tests {
         assert!(!shares.may_take(DiskId(9), 1), "no member: its datastore holds more than is left");
     }
 
-    /// Disks hang one after the other, each after it took all it could.
+    /// Disks hang one after the other, each after it has taken all that it could.
     #[test]
     fn any_number_of_hung_disks_leave_another_its_guaranteed_part() {
         let mut shares = Shares::new(4000);

@@ -358,7 +358,7 @@ fn zbs_destages_the_earliest_inactive_above_a_fifth() {
     assert_eq!(rig.read(blocks[50]), Outcome::Hit);
 }
 
-/// The same if the rest of the cache is full of Clean blocks, which do not prevent it.
+/// The earliest Inactive data is found although the rest of the cache is full of Clean blocks.
 #[test]
 fn zbs_finds_the_earliest_inactive_behind_any_clean() {
     let mut rig = Rig::new("zbs", 4000);
@@ -433,8 +433,8 @@ fn a_zbs_full_of_clean_reads_the_disk_and_takes_writes() {
     assert_eq!(rig.read(blocks[1050]), Outcome::Hit);
 }
 
-/// The same admission in a split cache: reads that have used up their share take no space from the
-/// buffer.
+/// With this admission in a split cache, reads that have used up their share take no space from the
+/// write buffer.
 #[test]
 fn while_free_keeps_to_the_read_share() {
     let mut rig = Rig::of(CacheConfig { admission: parts("zbs").admission, ..parts("vsan") }, 1000);

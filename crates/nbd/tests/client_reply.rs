@@ -203,7 +203,7 @@ fn errors_and_extents() {
     assert_eq!((events, end), (want, None));
 }
 
-/// Replies that end the connection.
+/// Each of these replies ends the connection.
 #[test]
 fn hostile_replies() {
     use Position::*;

@@ -191,7 +191,7 @@ fn a_context_counts_only_for_its_export_and_until_the_next_choice() {
     }
 }
 
-/// Options that get an error reply, after which the negotiation continues.
+/// Each of these options gets an error reply, and the negotiation continues.
 #[test]
 fn polite_refusals() {
     let huge_name = vec![b'x'; 4097];
@@ -261,7 +261,7 @@ fn an_unknown_export_is_refused_with_the_names_that_the_client_may_list() {
     assert_eq!(message.len(), "there is no export \"\"".len() + 256, "{message}");
 }
 
-/// Input that closes the connection.
+/// Each of these inputs closes the connection.
 #[test]
 fn hostile_input() {
     let name_error = |name: &str, reason: &'static str| HandshakeError::ExportName {

@@ -35,9 +35,9 @@ use hob_storage::area::Area;
 use hob_storage::backing::{ChangeDetector, ChangeMark};
 pub use vhost_user::VhostUserCall;
 
-/// One of the connections that a listener may have; further clients wait in the kernel's queue.
-/// Released when the last clone is dropped: a shard may close its side of a connection before the
-/// TLS relay does.
+/// One of the connections that a listener may have at once; further clients wait in the kernel's
+/// queue. The permit is released when its last clone is dropped, because a shard may close its side
+/// of a connection before the TLS relay does.
 pub type ConnectionPermit = Arc<OwnedSemaphorePermit>;
 
 /// The peer of a shard's socket.

@@ -2,8 +2,8 @@
 //!
 //! # Purpose
 //! All payload that passes through a shard is in the arena. The arena's buffers are page-aligned
-//! for O_DIRECT and registered with io_uring once. Front end, engine and kernel share them without
-//! a copy. The exception is payload in guest memory ([`Arena::adopt`]).
+//! for O_DIRECT and registered with io_uring once. Front end, engine and kernel share these buffers
+//! without a copy. The exception is payload in guest memory ([`Arena::adopt`]).
 //!
 //! # Rules
 //! * A buffer exists while it has references: [`Arena::alloc`] creates one, [`Arena::retain`] adds

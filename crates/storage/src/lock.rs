@@ -342,7 +342,8 @@ mod tests {
         assert!(!is_held_by_a_process(other.as_fd()));
     }
 
-    /// As after kill -9 during a slow flush: the file stays locked although its process has ended.
+    /// A process was killed during a slow flush: the file stays locked for a while after the
+    /// process ended.
     #[test]
     fn a_lock_of_a_killed_process_is_waited_for() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! Notices pauses of this process: it was stopped (SIGSTOP), its cgroup was frozen, or its host had
 //! no processor for it.
 //!
-//! A thread notes the time every [`BEAT`]. If it could not do so for longer than [`PAUSE_MIN`], the
-//! whole process counts as paused. Shorter pauses are not noticed.
+//! A thread notes the time every [`BEAT`]. If the thread could not run for longer than
+//! [`PAUSE_MIN`], the whole process counts as paused. Shorter pauses are not noticed.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};

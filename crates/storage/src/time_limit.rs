@@ -138,7 +138,8 @@ mod tests {
         assert!(matches!(answer_of(path), Some(Ok(2))));
     }
 
-    /// The opening of a disk examines its path several times.
+    /// A path that did not answer once is refused at once: opening a disk examines its path several
+    /// times.
     #[test]
     fn a_path_that_was_given_up_is_refused_without_another_wait() {
         let relative = Path::new("nowhere/of/a/hung/disk");

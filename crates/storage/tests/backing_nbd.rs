@@ -137,7 +137,7 @@ fn a_durable_write_that_is_sent_again_to_a_server_without_fua_is_flushed() {
     rig.close();
 }
 
-/// The server has then failed a flush, and the next one that succeeds says nothing about what was written before.
+/// After a failed durable write, a successful flush proves nothing about earlier writes.
 #[test]
 fn a_durable_write_that_fails_reports_a_loss_of_what_was_not_flushed() {
     for can_fua in [true, false] {
@@ -313,7 +313,7 @@ fn a_flush_succeeds_only_after_the_flushes_that_were_in_flight_with_it() {
     });
 }
 
-/// hob flushes without a request after it has connected. The guest's flush is in flight with that.
+/// After connecting, hob flushes by itself. A guest's flush is in flight at the same time.
 #[test]
 fn a_flush_without_a_request_reports_a_loss_before_a_later_flush_succeeds() {
     both_kinds(|kind| {
@@ -421,7 +421,7 @@ fn second_wait_of_an_outage() -> Duration {
     waited
 }
 
-/// The limit counts from the beginning of the outage.
+/// The limit on the wait of a request counts from the beginning of the outage.
 #[test]
 fn a_request_without_a_limit_waits_until_it_is_given_one() {
     // A busy host may delay any of the attempts.

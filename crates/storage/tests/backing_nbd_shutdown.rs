@@ -45,7 +45,7 @@ fn a_server_that_shuts_down_is_disconnected_from_and_waited_for() {
     });
 }
 
-/// A kill of hob would lose the first change until the next server has it.
+/// Until the next server has the refused change, a kill of hob would lose this change.
 #[test]
 fn a_repeated_change_that_a_server_refuses_at_its_shutdown_stays_exposed() {
     both_kinds(|kind| {

@@ -249,7 +249,7 @@ fn letting_a_device_have_segments_or_not() {
     sweep(out, |ground, _, what| check_reopened(ground, what));
 }
 
-/// A new device: a file that is created, or an existing file.
+/// Adds a new device to a pool: a file that is created, or an existing file.
 #[test]
 fn taking_a_device_in() {
     for is_there in [false, true] {

@@ -46,7 +46,7 @@ fn offsets(pool: &Pool, owner: OwnerId) -> Vec<u64> {
     pool.segments_of(owner).iter().map(|segment| segment.offset / MIB).collect()
 }
 
-/// As hob 0.1.0 created it: two persistent segments and a volatile one.
+/// Opens a pool that hob 0.1.0 created, with two persistent segments and a volatile one.
 #[test]
 fn version_1_opens() {
     let dir = tempfile::tempdir().unwrap();
@@ -64,9 +64,9 @@ fn version_1_opens() {
     assert_eq!(pool.segments_of(OwnerId(0xBEEF)), [], "that cache was volatile");
 }
 
-/// With a journal: data segments 0, 1 and 3 (2 was released), two rings, and a volatile cache. Ring
-/// 7 is complete: a dump, then a page of the tail with two writes, of which one reached flash. The
-/// other ring has only begun.
+/// Opens a pool with a journal: data segments 0, 1 and 3 (2 was released), two rings, and a
+/// volatile cache. Ring 7 is complete: a dump, then a page of the tail with two writes, of which
+/// one reached flash. The other ring has only begun.
 #[test]
 fn version_1_with_journal_opens() {
     let dir = tempfile::tempdir().unwrap();
@@ -98,8 +98,8 @@ fn version_1_with_journal_opens() {
     assert_eq!(clean, [(1000, 0xAAAA_0001), (4000, 0xAAAA_0003)]);
 }
 
-/// With swap areas: a complete one, and one that a crash left incomplete. Between them is a
-/// persistent cache.
+/// Opens a pool with two swap areas: a complete one, and one that a crash left incomplete. Between
+/// them is a persistent cache.
 #[test]
 fn version_1_with_swap_opens() {
     let dir = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn spec(dir: &Path, name: &str, segments: u64) -> DeviceSpec {
     DeviceSpec { path: dir.join(name), size_bytes: Some(device_bytes_for(segments * MIB, MIB)) }
 }
 
-/// Writes the image with swap areas again, as below.
+/// Writes the image with swap areas again: only for a new format version, under a new name.
 #[test]
 #[ignore = "writes into the source tree"]
 fn write_the_golden_image_with_swap() {

@@ -151,7 +151,7 @@ fn a_large_clone_is_opened_before_all_of_its_own_blocks_are_known() {
     drop(backing);
 }
 
-/// Without certainty, a clone reads everything itself.
+/// Unless it is certain that the parent does not change, a clone reads everything itself.
 #[test]
 fn an_image_that_cannot_share_says_why() {
     let images = Images::new("raw", "qcow2", None);
@@ -197,7 +197,7 @@ fn an_image_that_cannot_share_says_why() {
     assert_eq!(backing.share_parent().1.unwrap_err(), why);
 }
 
-/// Only a file that is locked against writers has content that can be named.
+/// The content of a file gets a name only if the file is locked against writers.
 #[test]
 fn images_that_can_change_name_no_content() {
     let images = Images::new("raw", "qcow2", None);

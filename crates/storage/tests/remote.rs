@@ -106,7 +106,8 @@ fn a_table_that_cannot_be_written_is_an_error_and_not_for_ever() {
     assert_eq!(asked(), before, "an abandoned device is not asked");
 }
 
-/// Recovery reads thousands of pages: only the first waits for the timeout.
+/// Recovery reads thousands of pages of a peer that does not answer: only the first read waits for
+/// the timeout.
 #[test]
 fn silence_is_waited_for_once() {
     let Rig { mut pool, far, server, .. } = rig();

@@ -4,8 +4,8 @@
 //! [`Reader`] works on blocks of about ten thousand records, so that reading keeps up with a
 //! simulator. A truncated file is valid up to the last whole record. The reader reports the
 //! truncation instead of failing. The reader refuses wrong checksums, unknown versions, unknown
-//! required flags, and records that [`Record::check`] refuses. It also reads version 1, which has
-//! no checksums.
+//! required flags, and records that [`Record::check`] refuses. The reader also reads version 1,
+//! which has no checksums.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 

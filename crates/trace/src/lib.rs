@@ -63,7 +63,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Checks that offset and length are valid. Returns the reason if they are not.
+    /// Checks that offset and length are valid. Returns the reason if one is invalid.
     pub fn check(&self) -> Result<(), &'static str> {
         if self.op == Op::Flush {
             return if self.offset == 0 && self.len == 0 { Ok(()) } else { Err("a flush with a range") };

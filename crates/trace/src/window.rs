@@ -12,7 +12,8 @@ use super::input::Place;
 /// A request in the window, and its position in the trace file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
-    /// The request. Its `at_ns` is the time of the trace file, which need not begin at 0.
+    /// The request. The time `at_ns` of the request is that of the trace file, which need not begin
+    /// at 0.
     pub(super) record: Record,
     pub(super) place: Place,
 }

@@ -155,8 +155,9 @@ pub struct Options {
     /// temporarily unavailable, per mille.
     pub shrink_permille: u32,
     /// In histories with restarts, kills and power cuts alternate, and the power fails while caches are
-    /// being recovered. Many kills follow the write of a journal page, and there are no crash logs.
-    /// Silent changes hit the clean sector that was written to the backing last.
+    /// being recovered. Many kills follow the write of a journal page after data became clean, and
+    /// there are no crash logs. Silent changes hit the clean sector that was written to the backing
+    /// last.
     pub cuts_in_recovery: bool,
     /// The engine process restarts during a history, and caches may be persistent and write-back.
     pub lives: bool,
@@ -431,6 +432,8 @@ struct Simulation<'a> {
     report: Report,
     /// A violation that was found where it cannot be returned.
     found: Option<Violation>,
+    /// Number of dirty sectors when the last journal page was written.
+    dirty_at_page: u64,
 }
 
 impl<'a> Simulation<'a> {
@@ -572,6 +575,7 @@ impl<'a> Simulation<'a> {
             injection: None,
             report: Report::default(),
             found: None,
+            dirty_at_page: 0,
             scenario,
         };
         world.free = world.all_segments();

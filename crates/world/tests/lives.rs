@@ -322,7 +322,7 @@ fn a_peer_keeps_the_second_copy() {
     assert!(total.recoveries_dirty > 100, "{total:?}");
 }
 
-/// The same with sound devices: flushed data is never lost.
+/// With a device for replicas and only sound devices, flushed data is never lost.
 #[test]
 fn a_peer_and_sound_devices_lose_nothing() {
     let options = Options { peer: true, faults: false, ..Options::lives() };

@@ -394,6 +394,13 @@ fn without_sabotage_power_cuts_in_the_same_recoveries_lose_nothing() {
     assert!(changed > 100 && cuts > 100, "{changed} changed, {cuts} cuts");
 }
 
+/// Promise 2: flash is flushed before a journal is read (docs/decisions/0065).
+#[test]
+fn a_recovery_from_flash_that_was_not_flushed_is_noticed() {
+    let what = caught_with(Sabotage::UnflushedRecovery, cut_in_recovery());
+    assert!(LOST.iter().any(|reason| what.contains(reason)), "it was noticed as: {what}");
+}
+
 /// As `expect`, with silent changes of backings.
 fn expect_silent(sabotage: Sabotage, reasons: &[&str]) {
     let what = caught_with(sabotage, Options { silent_permille: 1000, ..Options::lives() });

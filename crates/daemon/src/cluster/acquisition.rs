@@ -248,7 +248,7 @@ impl Attempt<'_> {
         let _turn = self.cluster.commits.acquire().await;
         let seen = before.as_ref().map_or(0, |title| title.revision);
         if self.cluster.watcher.has_moved(self.disk, seen) {
-            // The owner has moved while this host waited for others.
+            // The ownership record has changed while this host waited for its turn.
             return Ok(None);
         }
         let Some(revision) = self.commit(&txn).await else { return Ok(None) };

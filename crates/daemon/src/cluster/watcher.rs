@@ -67,7 +67,7 @@ impl ClusterWatcher {
         let tried = match taken {
             Ok(_) => Tried::Taken,
             Err(TakeError::Unknown(_)) => Tried::Unknown,
-            // `settles` has recorded this result already, with its time.
+            // The acquisition has already recorded this result with its time, by `settles`.
             Err(TakeError::OtherOwner { how: OtherOwner::Settling, .. }) => return,
             Err(TakeError::OtherOwner { .. }) => Tried::OtherOwner,
         };

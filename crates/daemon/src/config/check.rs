@@ -375,7 +375,8 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
             shares: disk.read_only,
         }));
     }
-    // Disks and pools added by command count too. For those in the file, the file decides.
+    // Disks and pools added by command count too. If hob.toml has an entry for one, this entry
+    // decides.
     for pool in state.pools.iter().filter(|pool| !config.pools.iter().any(|own| own.name == pool.name)) {
         let peers: Vec<&Path> = pool.peers.iter().map(|peer| peer.path.as_path()).collect();
         let own = pool.devices.iter().filter(|path| !peers.contains(&path.as_path()));
@@ -412,8 +413,8 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
     }
 }
 
-/// Identities of files, independent of their names. A missing file, or one that does not answer in
-/// time, is identified by its path.
+/// Returns the identities of files, which do not depend on their names. A missing file, or one that
+/// does not answer in time, is identified by its path.
 fn identities(paths: Vec<PathBuf>) -> Vec<DataLocation> {
     // A hung filesystem must not prevent the daemon's start.
     let found = query_all(paths.clone(), LOOK_MAX, |path| place_of(path));

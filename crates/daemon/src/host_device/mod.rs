@@ -26,7 +26,7 @@ use netlink::{Driver, NewDevice};
 const DEAD_SECONDS: u64 = 3600;
 
 /// Time after which the kernel checks whether it must send a request again on a new connection, in
-/// milliseconds. This is the pause of requests that were in flight when a daemon was killed.
+/// milliseconds. So requests that were in flight when a daemon was killed pause for this time.
 const RETRY_MS: u32 = 5000;
 
 /// Directory of the links to the devices.
@@ -54,7 +54,7 @@ pub(crate) enum DeviceError {
     InUse {
         /// The device or link.
         path: PathBuf,
-        /// Its user.
+        /// The program or daemon that uses the device.
         what: String,
     },
     /// A system call failed.

@@ -27,7 +27,7 @@ const ATTRIBUTE_BYTES: usize = 4;
 
 /// Message type of the family that knows the other families.
 const CONTROL_FAMILY: u16 = 0x10;
-/// Its request for the number of a family.
+/// Request to the control family for the number of a family.
 const CONTROL_GET_FAMILY: u8 = 3;
 const CONTROL_FAMILY_ID: u16 = 1;
 const CONTROL_FAMILY_NAME: u16 = 2;
@@ -366,7 +366,7 @@ mod tests {
         }
     }
 
-    /// The kernel of a host without the driver says so.
+    /// If the kernel of this host has no NBD driver, the error says so.
     #[test]
     fn the_driver_is_found_or_missing() {
         if let Err(error) = Driver::open() {

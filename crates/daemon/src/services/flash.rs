@@ -61,7 +61,7 @@ type AllocateRing =
 /// Number and locations of the copies of a journal ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RingCopies {
-    /// This many copies of the journal, all on local devices.
+    /// All copies of the journal are on local devices; the value is the number of copies.
     Here(usize),
     /// Two copies: one on a local device, and the second on another host.
     OneFar,
@@ -292,7 +292,8 @@ impl Flash {
                 let anywhere: AllocateRing = Pool::allocate_ring_anywhere;
                 let mut attempts = match copies {
                     RingCopies::Here(copies) => vec![(here, copies), (here, 1)],
-                    // The last one is for failed local flash: the cache uses only data on its peer.
+                    // The last choice is for failed local flash: the cache uses only data on its
+                    // peer.
                     RingCopies::OneFar => vec![(far, 2), (here, 1), (far, 1)],
                 };
                 match copies {

@@ -1,8 +1,9 @@
 //! Changes in progress, and the results of changes whose client stopped waiting: `hob tasks`.
 //!
 //! Every change is a task. If the client of a task receives the result, the task is removed.
-//! Otherwise the result is kept. Drains have no waiting client. A failed task is a health problem
-//! until an operator acknowledges it, also after a restart. Other tasks are not saved.
+//! If no client receives the result, the result is kept. Drains have no waiting client. A failed
+//! task is a health problem until an operator acknowledges it, also after a restart. Other tasks
+//! are not saved.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

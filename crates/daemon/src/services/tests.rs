@@ -16,6 +16,7 @@ mod foreign_writer;
 mod guards;
 mod health;
 mod journal_lost;
+mod kept_disks;
 mod life_cycle;
 mod memory;
 mod opening;

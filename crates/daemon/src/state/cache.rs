@@ -368,7 +368,7 @@ mod evidence {
     }
 }
 
-/// Values as the words that users type.
+/// Serializes settings as the words that users type.
 pub(super) mod word {
     use super::{Deserialize, Deserializer, FromStr, Serializer, fmt};
 
@@ -392,7 +392,7 @@ pub(super) mod word {
 mod tests {
     use super::*;
 
-    /// A host that restarted has no crash logs, and rings of earlier boots had other ones.
+    /// A restart of the host removes all crash logs, so no crash log is expected for older rings.
     #[test]
     fn a_crash_log_is_expected_for_the_rings_of_this_boot() {
         let (first, second) = (Some(BootId(1)), Some(BootId(2)));

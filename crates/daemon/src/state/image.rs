@@ -31,6 +31,10 @@ pub(crate) struct FileSpec {
     pub(crate) path: PathBuf,
     pub(crate) format: FormatName,
     pub(crate) role: RoleName,
+    /// Tells the file from another file that takes its path. Absent if the file's filesystem has no
+    /// permanent names, and in state files of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) identity: Option<String>,
 }
 
 /// [`Role`] in the state file.
@@ -51,13 +55,13 @@ impl ImageSpec {
 }
 
 impl FileSpec {
-    /// Converts the storage crate's type into the form of the state file.
+    /// Converts the storage crate's type into the form of the state file, without an identity.
     pub(crate) fn of(file: &ImageFile) -> FileSpec {
         let role = match file.role {
             Role::Backing => RoleName::Backing,
             Role::Data => RoleName::Data,
         };
-        FileSpec { path: file.path.clone(), format: FormatName(file.format), role }
+        FileSpec { path: file.path.clone(), format: FormatName(file.format), role, identity: None }
     }
 
     /// Converts the file into the storage crate's type.

@@ -76,7 +76,7 @@ pub(crate) struct DiskQosSpec {
 #[serde(deny_unknown_fields)]
 pub(crate) struct PolicyState {
     pub(crate) name: String,
-    /// The entitlement of its disks.
+    /// The entitlement of each disk with this policy.
     pub(crate) qos: Qos,
 }
 

@@ -41,6 +41,7 @@ fn example() -> State {
                     path: "/base.raw".into(),
                     format: FormatName(Format::Raw),
                     role: RoleName::Backing,
+                    identity: Some("inode 7 created at 1.000000002".into()),
                 }]),
             }),
             read_only: false,
@@ -116,7 +117,8 @@ fn what_is_saved_is_read_back() {
     assert_eq!(state, example());
 }
 
-/// As after a kill between the fork and the exec of a child process of hob.
+/// A killed daemon may keep its lock for a moment, as between the fork and the exec of a child
+/// process.
 #[test]
 fn a_daemon_that_is_just_ending_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -182,7 +184,8 @@ fn a_broken_file_is_an_error_and_stays_as_it_is() {
     }
 }
 
-/// Promise 5: such numbers would end a shard with all of its disks.
+/// Promise 5: a state file is refused if it has numbers that would end a shard with all of its
+/// disks.
 #[test]
 fn numbers_that_no_shard_takes_are_a_broken_file() {
     let own = |qos: Qos| State {

@@ -1,12 +1,12 @@
 //! The server side of TLS for the control API and for NBD: certificates from files, and client
 //! certificates.
 //!
-//! hob supports TLS 1.3, and TLS 1.2 with forward secrecy. The files are in PEM format. They are
-//! checked at each new connection and read again if they have changed, so a renewed certificate
-//! needs no restart. If a new certificate is unusable, hob continues with the previous certificate.
-//! Sessions are never resumed: each connection authenticates again, so an expired client is
-//! refused. A file with a private key, pre-shared keys or a token is refused if all users of the
-//! host can access it. There are no revocation lists: remove a client from the list of names
+//! hob supports TLS 1.3, and TLS 1.2 with forward secrecy. The TLS files are in PEM format. The
+//! files are checked at each new connection and read again if they have changed, so a renewed
+//! certificate needs no restart. If a new certificate is unusable, hob continues with the previous
+//! certificate. Sessions are never resumed: each connection authenticates again, so an expired
+//! client is refused. A file with a private key, pre-shared keys or a token is refused if all users
+//! of the host can access it. There are no revocation lists: remove a client from the list of names
 //! instead.
 
 mod certificate;

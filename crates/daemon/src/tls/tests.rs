@@ -41,12 +41,12 @@ impl Authority {
         (Self::client_params(name).signed_by(&key, &self.0).unwrap().der().clone(), key)
     }
 
-    /// Returns the same as files: certificate and key.
+    /// Writes a client's certificate and key to files, and returns their paths.
     pub(crate) fn client_files(&self, dir: &Path, name: &str) -> (PathBuf, PathBuf) {
         self.write_client(dir, name, Self::client_params(name))
     }
 
-    /// Returns the same with an expired certificate.
+    /// Writes an expired certificate of a client and its key to files, and returns their paths.
     pub(crate) fn expired_client_files(&self, dir: &Path, name: &str) -> (PathBuf, PathBuf) {
         let mut params = Self::client_params(name);
         params.not_after = date_time_ymd(2020, 1, 1);

@@ -83,7 +83,7 @@ pub(super) fn take() -> Result<Option<(Record, Vec<OwnedFd>)>, MessageError> {
         return Ok(None);
     }
     let message = rustix::stdio::stdin().try_clone_to_owned()?;
-    // Neither other code nor a child process may find the variable there.
+    // Neither other code nor a child process may find the message at standard input.
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     unpack(&message).map(Some)
 }

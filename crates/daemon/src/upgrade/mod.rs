@@ -213,7 +213,8 @@ pub(super) struct HandOff {
 }
 
 impl HandOff {
-    /// Collects everything from the shards, the services and the listening sockets.
+    /// Collects what the next program takes over from the shards, the services and the listening
+    /// sockets.
     pub(super) async fn collect(
         program: PathBuf,
         services: &Arc<Services>,

@@ -1,11 +1,10 @@
-//! Admission: decides which blocks enter a cache. The backing serves a refused block, which costs
-//! no flash write and no eviction.
+//! Admission: decides which blocks enter a cache. The backing serves a refused block, without a
+//! flash write and without an eviction.
 //!
-//! An admission has four parts. The first is the required popularity of a block. The second is the
-//! length of a sequential run above which requests bypass the cache. The third is the fill level
-//! below which every request is admitted. The fourth is whether written blocks are admitted. Users
-//! write `always`, `while-free`, `nth-access:3` or `ghost`, each optionally with
-//! `+not-sequential:512K`, `+while-filling:80%` and `+reads-only`.
+//! An admission has four parts: the required popularity of a block, the length of a sequential run
+//! above which requests bypass the cache, the fill level below which every request is admitted, and
+//! whether written blocks are admitted. Users write `always`, `while-free`, `nth-access:3` or
+//! `ghost`, each optionally with `+not-sequential:512K`, `+while-filling:80%` and `+reads-only`.
 
 mod popularity;
 pub(crate) mod streams;
@@ -44,7 +43,7 @@ pub enum Popularity {
     #[default]
     Always,
     /// Clean blocks are admitted only while there are free frames, and written blocks always.
-    /// SmartX ZBS does the same.
+    /// SmartX ZBS uses this rule too.
     WhileFree,
     /// The block must have been accessed this number of times (2 to [`ACCESSES_MAX`]), including
     /// the current access. Only recent accesses count: an access is forgotten after as many other
@@ -266,8 +265,8 @@ impl Gate {
         self.admit_after(block, effect, room, 1)
     }
 
-    /// Returns the same as [`admit`](Self::admit) if a flash write budget requires at least this
-    /// number of accesses. 1 requires nothing beyond the admission rule.
+    /// Does the same as [`admit`](Self::admit), but also requires `accesses_min` accesses, because
+    /// of a flash write budget. The value 1 adds no requirement.
     pub(crate) fn admit_after(
         &mut self,
         block: BlockNo,
@@ -276,7 +275,7 @@ impl Gate {
         accesses_min: u8,
     ) -> bool {
         let has_free = room.has_free;
-        // These writes are not counted as accesses. If they were, a stream of writes would displace
+        // Refused writes are not counted as accesses. Otherwise a stream of writes would displace
         // the counts of reads.
         if self.reads_only && effect == AdmissionEffect::CleanWrite {
             return false;

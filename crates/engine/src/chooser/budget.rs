@@ -72,9 +72,9 @@ impl Chooser {
         }
     }
 
-    /// Returns for each candidate whether it may be chosen. Unless a budget is running out, all
-    /// candidates may. Otherwise only candidates that write no more than the budget allows may be
-    /// chosen, or, if there are none, the candidate that writes least.
+    /// Returns for each candidate whether it may be chosen. Unless a budget is running out, every
+    /// candidate may be chosen. Otherwise only candidates that write no more than the budget allows
+    /// may be chosen, or, if there are none, the candidate that writes least.
     pub(super) fn affordable(&mut self) -> Affordable {
         let all = [true; CANDIDATES_MAX];
         let threshold = self.threshold;

@@ -15,8 +15,9 @@ use crate::granularity::Fill;
 use crate::index::hash;
 use crate::units::{BlockNo, FrameNo};
 
-/// Base-2 logarithms of the numbers of sectors in the aligned units before and after a request that
-/// a miss fills. Guests use sectors after a request more often.
+/// A miss fills the cache back to a multiple of 2^`SHIFT_BEFORE` sectors, and forward to a multiple
+/// of 2^`SHIFT_AFTER` sectors. Guests use the sectors after a request more often than those before
+/// it.
 const SHIFT_BEFORE: u32 = 2;
 const SHIFT_AFTER: u32 = 4;
 /// Maximum share of the frames for extra blocks, percent. 3 and 20 percent had fewer hits on real
@@ -79,7 +80,7 @@ impl Extra {
         let has_extra = match self.fill {
             Fill::Sectors => false,
             Fill::Block => true,
-            // The uses of sectors in a block are not counted.
+            // Uses of single sectors in a block are not counted.
             Fill::Auto => block_shift < SHIFT_AFTER && (!self.has_few_uses || is_sampled(first)),
         };
         if !has_extra {
@@ -169,8 +170,9 @@ impl Directory {
         self.limit.as_ref().is_none_or(|limit| limit.allows_extra(block))
     }
 
-    /// Ensures that the block of an extra `span`, which will soon be written, has a frame, in `found`
-    /// if it has one. The policy and admission treat it like a written block.
+    /// Ensures that the block of an extra `span`, which guests will soon write, has a frame.
+    /// `found` is the cache sector of the span if the block has a frame already. The policy and
+    /// admission treat the block like a written block.
     pub(crate) fn place_for_writes(
         &mut self,
         span: Span,
@@ -183,8 +185,9 @@ impl Directory {
         self.bring(span, found, (Run::Other, AdmissionEffect::Dirty), is_busy)
     }
 
-    /// Ensures that the block of an extra `span` has a frame, in `found` if it has one. Evicts
-    /// another extra block if they have their share of the frames.
+    /// Ensures that the block of an extra `span` has a frame. `found` is the cache sector of the
+    /// span if the block has a frame already. Evicts another extra block if these have their share
+    /// of the frames.
     pub(crate) fn place_extra(
         &mut self,
         span: Span,

@@ -11,14 +11,14 @@ use crate::units::FrameNo;
 /// frames that are in use or dirty.
 const FRAMES_MAX: u32 = 8;
 
-/// Maximum number of bits that one eviction searches. Without a limit, a cache with few such frames
-/// would search its whole bitmap for each block. The next eviction continues the search.
+/// Maximum number of bits that one eviction searches. Without a limit, a cache with few frames in
+/// the set would search its whole bitmap for each block. The next eviction continues the search.
 const BITS_MAX: u64 = 1 << 16;
 
 /// The frames whose blocks are evicted before all others.
 #[derive(Debug, Default)]
 pub(super) struct FirstToEvict {
-    /// One bit for each frame of the cache, set for the frames of this set; `None` until the first
+    /// One bit for each frame of the cache: 1 if the frame is in this set. `None` until the first
     /// [`add`](Self::add).
     bits: Option<Bitmap>,
     count: u32,
@@ -82,7 +82,7 @@ impl FirstToEvict {
         None
     }
 
-    /// Returns all of these frames, in ascending order.
+    /// Returns the frames of the set, in ascending order.
     pub(super) fn iter(&self) -> impl Iterator<Item = FrameNo> {
         self.bits.iter().flat_map(Bitmap::ones).map(|bit| FrameNo(bit as u32))
     }

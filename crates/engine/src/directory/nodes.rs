@@ -53,7 +53,7 @@ impl Nodes {
         }
     }
 
-    /// Memory, bytes; of trees, half as much again as their entries take.
+    /// Returns the memory use in bytes. Trees count as 1.5 times the size of their entries.
     pub(super) fn bytes(&self) -> u64 {
         (self.of_frame.len() * 2 * size_of::<(FrameNo, FrameNo)>() * 3 / 2) as u64
     }

@@ -1,7 +1,7 @@
 //! Read-ahead for sequential readers, into the memory tier.
 //!
-//! A job reads a sequential run's next window under a range lock like that of a read that fills. So
-//! guests that request the same data wait for the job, changes are ordered with it, and the
+//! A job locks the next window of a sequential run, as a read that fills flash does, and reads it.
+//! So guests that request the same data wait for the job, changes are ordered with it, and the
 //! destager skips the range. If flash has the whole window, the job reads flash. Otherwise the job
 //! reads the backing and copies dirty data over the result. The memory tier keeps no data that
 //! flash did not deliver correctly, because the guest's own read detects and repairs such data.

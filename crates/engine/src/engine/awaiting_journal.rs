@@ -1,8 +1,8 @@
 //! Requests that wait for a new journal after the old one was lost.
 //!
-//! After a journal cannot be written any more, its ring stays on flash, and recovery after a crash
-//! would use it. So the following rules hold until the daemon provides a new journal ring, or
-//! removes the cache and records the removal:
+//! When a journal can no longer be written, its ring stays on flash, and recovery after a crash
+//! would use this ring. So the following rules hold until the daemon provides a new journal ring,
+//! or removes the cache and records the removal:
 //!
 //! - No change is sent to the backing, because a crash would replace it by dirty data of the
 //!   journal ring, or hide it by clean data.
@@ -12,9 +12,10 @@
 //! the journal ring may describe older, clean data at the same place. Such data is destaged only
 //! after the daemon has recorded that recovery must not use clean data of the journal ring
 //! (`LossRecorded`). Waiting requests release their range locks, so that the destager can work.
-//! Only a write that was partly written to flash is sent to the backing, because the flash content
-//! must not be read. The reply to this write waits like the other requests. Waiting requests fail
-//! after [`WAIT_NS_MAX`] without a new journal, and later requests fail immediately.
+//! Only one kind of change is still sent to the backing: a write that reached flash in part,
+//! because reads must not return that content. The reply to such a write waits for the new journal.
+//! Waiting requests fail after [`WAIT_NS_MAX`] without a new journal, and later requests fail
+//! immediately.
 
 use super::backed::RESENDS_MAX;
 use super::disk::Disk;

@@ -63,7 +63,7 @@ pub(super) struct Backed {
     pub(super) writes: u64,
     /// Number of completed writes that a successful flush of the backing covers.
     pub(super) flushed: u64,
-    /// Value of `writes` at the end of the latest change by any guest that bypassed flash.
+    /// Value of `writes` at the end of the latest guest change that bypassed flash.
     pub(super) bypassed: u64,
     /// Number of failed flushes of the backing, plus the number of losses that the backing
     /// reported.
@@ -94,7 +94,7 @@ pub(super) struct Backed {
     /// received no report.
     sessions: BTreeMap<SessionId, Told>,
     /// Ranges that guests changed on the backing, bypassing flash. `newer` has the changes since
-    /// the flush in progress began, and the next field has the earlier changes.
+    /// the flush in progress began, and `older` has the earlier changes.
     newer: Ranges,
     older: Ranges,
     older_upto: Option<u64>,
@@ -103,7 +103,7 @@ pub(super) struct Backed {
 /// Failures that were reported to a session.
 #[derive(Clone, Copy)]
 struct Told {
-    /// Number of failures, of those that concern the session, that its last report included.
+    /// Number of the session's failures that its last report included.
     failures: u64,
     /// True if a failure of an earlier session may be reported to this session.
     may_inherit: bool,
@@ -232,7 +232,7 @@ impl Backed {
     fn doubt(&mut self) -> bool {
         self.doubts += 1;
         // The writes stay in doubt until a later flush succeeds: the next loss may affect writes
-        // that this one left intact.
+        // that survived this loss.
         let newer = std::mem::take(&mut self.newer);
         self.newer = std::mem::take(&mut self.older);
         self.newer.append(newer, self.disk_bytes);
@@ -282,9 +282,9 @@ impl Backed {
 
     /// Returns true if a flush of the session must fail because of a failure that was not reported
     /// to the session. `bypassed` is the value of that field when the flush began. A flush that
-    /// began before the end of the last possibly lost change does not count as a report. This holds
-    /// for changes of other sessions too: a flush covers the changes of all sessions, because one
-    /// guest may have several connections (NBD's `CAN_MULTI_CONN`).
+    /// began before the end of the last possibly lost change does not count as a report. The change
+    /// may be one of another session: a flush covers the changes of all sessions, because one guest
+    /// may have several connections (NBD's `CAN_MULTI_CONN`).
     pub(super) fn tell(&mut self, session: SessionId, bypassed: u64) -> bool {
         if !self.owes(session) {
             return false;
@@ -368,8 +368,8 @@ impl Backed {
 
 impl Engine {
     /// Begins a session (see [`RequestId::session`]) on a disk. The session's flushes report later
-    /// losses of acknowledged changes. They also report one earlier loss that was not reported to
-    /// an ended session.
+    /// losses of acknowledged changes. These flushes also report one earlier loss, if an ended
+    /// session did not receive the report of that loss.
     pub fn begin_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.begin_session(session);

@@ -29,7 +29,7 @@ use crate::units::{DiskId, Instant, SECTOR_BYTES};
 /// Time without a completed bulk write after which no more are sent to the backing, nanoseconds.
 const SILENCE_NS_MAX: u64 = 500_000_000;
 
-/// Minimum length of a bulk write, as a part of `Limits::bulk_run_bytes_min`: one in this number.
+/// Minimum length of a bulk write: `Limits::bulk_run_bytes_min` divided by this number.
 const RUN_PART: u64 = 64;
 
 /// The bulk writes of one disk.

@@ -1,9 +1,9 @@
 //! Commands to the engine: adding and removing disks, and changing caches under load.
 //!
-//! A cache changes only while none of its flash I/O is in flight. Until then requests of the disk
-//! bypass a volatile cache, which is safe because the backing has all data. Requests wait for the
-//! change of a persistent cache (`structure.rs`). Sectors that become invalid during this wait are
-//! invalidated in the old index, from which the new index is made.
+//! A change of a cache waits until none of the cache's flash I/O is in flight. During this wait,
+//! requests of the disk bypass a volatile cache, which is safe because the backing has all data. If
+//! the cache is persistent, requests wait for the change (`structure.rs`). Sectors that become
+//! invalid during this wait are invalidated in the old index, from which the new index is made.
 
 use super::disk::Disk;
 use super::{DISKS_MAX, Engine};
@@ -174,8 +174,8 @@ impl Engine {
     }
 
     /// Flushes the backing once before a disk is removed, if a guest's writes are not flushed or
-    /// bitmaps are handed out. Nobody could report a later loss of these writes, and the disk would
-    /// differ from its bitmaps. Returns true while the flush is in progress.
+    /// bitmaps are handed out. After the removal, hob could not report a loss of these writes, and
+    /// the disk would differ from its bitmaps. Returns true while the flush is in progress.
     fn flushes_before_removal(&mut self, now: Instant, id: DiskId) -> bool {
         let disk = self.disk_mut(id);
         let has_bitmaps = disk.bitmaps.is_some() && disk.backed.needs_flush();
@@ -325,7 +325,7 @@ impl Engine {
         if disk.journal.is_some() {
             // Dirty data on the device may still be readable. The daemon decides when the cache
             // leaves the device.
-            return;
+            return self.retry_unneeded_commits(id);
         }
         for device in on.into_iter().filter(|device| self.devices.get(*device).is_fenced()) {
             let is_leaving = |(command, change): &(Option<CommandId>, CacheChange)| {

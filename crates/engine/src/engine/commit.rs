@@ -234,6 +234,7 @@ impl Engine {
         let Commit { upto, waiters, releases, .. } = journal.round.take().expect("a commit is in progress");
         journal.writer.committed(upto);
         journal.durable = upto;
+        journal.has_unawaited_marks &= journal.marks_pending();
         let shift = index.block_shift();
         for sector in releases {
             // A later record, which is not durable yet, will release this sector.
@@ -313,8 +314,9 @@ impl Engine {
     }
 
     /// Excludes a device that cannot make data durable. Returns true if every byte on that device
-    /// has another copy: the journal ring and all dirty data are on other devices too, of which no
-    /// flush failed. A write in progress becomes dirty later, but a part of it may be lost already.
+    /// has another copy: the journal ring and all dirty data are also on other devices, and no
+    /// flush of those devices failed. The data of a write in progress counts, because part of it
+    /// may be lost already.
     fn spare_device(&mut self, id: DiskId, device: DeviceId) -> bool {
         let disk = self.disks[id.0 as usize].as_mut().expect("disks outlive their I/O");
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };

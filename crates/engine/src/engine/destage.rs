@@ -40,8 +40,8 @@ const REST_NS_MIN: u64 = 100_000_000;
 const REST_NS_MAX: u64 = 10_000_000_000;
 
 impl Cache {
-    /// Returns the capacity of which [`Cache::full_permille`] may be dirty: sectors for first
-    /// copies, or for second copies if a peer has room for fewer of these.
+    /// Returns the number of sectors to which [`Cache::full_permille`] applies: all sectors for
+    /// first copies, or those for second copies if a peer has room for fewer second copies.
     fn sectors(&self) -> u64 {
         match self.config.copies {
             Copies::Peer if self.second_sectors() > 0 => {
@@ -176,7 +176,10 @@ impl Engine {
             // A transfer whose sectors are no longer dirty ends immediately.
             self.disk_mut(id).destager.begin_transfer(range.end - range.first);
             if !self.transfer(now, JobKind::Destage, range) {
-                self.disk_mut(id).destager.end_transfer(range.end - range.first);
+                let destager = &mut self.disk_mut(id).destager;
+                destager.end_transfer(range.end - range.first);
+                let waits_until = destager.stripe_wait_until.filter(|end| *end > now);
+                destager.wake_at = destager.wake_at.into_iter().chain(waits_until).min();
                 self.put_back(id, range);
                 break;
             }
@@ -432,8 +435,8 @@ impl super::Disk {
             || self.is_ordered() && self.has_many_parts()
     }
 
-    /// Returns the number of destaged sectors after which the backing is flushed. During that
-    /// flush, no more than this number is destaged.
+    /// Returns the number of destaged sectors after which the backing is flushed. During a flush of
+    /// the backing, at most this number of sectors is destaged.
     fn unflushed_max(&self) -> u64 {
         self.cache.as_ref().map_or(1, |cache| (cache.sectors() / 16).clamp(1, UNFLUSHED_MAX))
     }
@@ -481,7 +484,7 @@ impl super::Disk {
         found
     }
 
-    /// Returns the numbers of the blocks in which the sectors of a range are.
+    /// Returns the numbers of the blocks that contain the sectors of a range.
     pub(super) fn blocks_of(&self, range: Range) -> Option<RangeInclusive<u32>> {
         let shift = self.cache.as_ref()?.block_shift();
         Some((range.first >> shift) as u32..=((range.end - 1) >> shift) as u32)

@@ -30,6 +30,13 @@ pub(super) enum Least {
     /// At least this number of bytes. A disk without any buffer may get less, so that its destaging
     /// continues.
     Bytes(u64),
+    /// The whole number of bytes, or a whole number of stripes of the backing.
+    Stripes {
+        /// Size of a stripe, bytes.
+        stripe: u64,
+        /// The fewest bytes that are useful, a multiple of the stripe.
+        least: u64,
+    },
 }
 
 impl Default for DestageBuffers {
@@ -92,6 +99,16 @@ impl DestageBuffers {
         self.shares.enlarge(u64::from(grains) * u64::from(grain_bytes));
     }
 
+    /// Returns the size of the longest buffer, bytes.
+    pub(super) fn longest(&self) -> u64 {
+        self.at_most(u64::MAX)
+    }
+
+    /// Returns true if any part of a buffer is in use.
+    pub(super) fn is_any_used(&self) -> bool {
+        self.buffers.iter().any(|buffer| buffer.free != mask(0, buffer.grains))
+    }
+
     /// Returns true if the engine has at least one destage buffer.
     pub(super) fn is_any(&self) -> bool {
         !self.buffers.is_empty()
@@ -123,6 +140,11 @@ impl DestageBuffers {
             Least::Bytes(least) if allowed >= least.min(bytes) => Some((allowed, least.min(bytes))),
             Least::Bytes(_) if has_none => Some((allowed.max(1), allowed.min(1))),
             Least::Bytes(_) => None,
+            Least::Stripes { stripe, least } => {
+                let most = if allowed == bytes { bytes } else { allowed / stripe * stripe };
+                let least = least.min(bytes);
+                (most > 0 && most >= least).then_some((most, least))
+            }
         }
     }
 
@@ -353,6 +375,22 @@ mod tests {
             }
             assert!(destage_buffers.take(disk, MIB.into(), least).is_none());
         }
+    }
+
+    /// With the rest of its share, a disk gets as many whole stripes as fit, or waits.
+    #[test]
+    fn a_share_is_used_in_whole_stripes() {
+        let mut destage_buffers = DestageBuffers::default();
+        destage_buffers.add(BufferId(1), MIB);
+        destage_buffers.shares.join(DISK, DatastoreId(0));
+        let least = Least::Stripes { stripe: 192 << 10, least: 192 << 10 };
+        let first = destage_buffers.take(DISK, 384 << 10, least).expect("the buffer is free");
+        assert_eq!(destage_buffers.shares.allowance(DISK, MIB.into()), 512 << 10);
+        let second = destage_buffers.take(DISK, 576 << 10, least).expect("two stripes of three");
+        assert_eq!((first.len, second.len), (384 << 10, 384 << 10));
+        assert!(!destage_buffers.has(DISK, 192 << 10, least));
+        destage_buffers.give_back(&first);
+        assert!(destage_buffers.has(DISK, 192 << 10, least));
     }
 
     /// An I/O hangs in the kernel, and its disk is removed. The memory is used again when the

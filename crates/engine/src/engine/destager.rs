@@ -101,10 +101,13 @@ pub(super) struct Destager {
     pub(super) moving: u64,
     pub(super) failures: u32,
     pub(super) rest_until: Option<Instant>,
+    /// Time until which transfers wait for a buffer of whole stripes of the backing. It stays set until
+    /// such a buffer is free.
+    pub(super) stripe_wait_until: Option<Instant>,
     /// Time at which the destager must check for work, even if no event occurs.
     pub(super) wake_at: Option<Instant>,
-    /// True if epochs are the periods between the guest's flushes.
-    is_ordered: bool,
+    /// The period that each epoch covers. `None` before the first start.
+    period: Option<Epochs>,
     /// Requests that wait until older data is on the backing.
     pub(super) order_waiters: Vec<u32>,
 }
@@ -215,7 +218,8 @@ impl Destager {
     /// were overwritten during the write return to the destage queue.
     pub(super) fn end_write(&mut self, first: u64, end: u64, blocks: RangeInclusive<u32>) {
         if self.writing.remove(&first).is_none() {
-            // A request's edges: the request's lock excludes everything else.
+            // These sectors are a request's edges, and the request's range lock excludes other
+            // uses.
             return;
         }
         self.overwritten.retain(|sector| !(first..end).contains(sector));
@@ -337,13 +341,15 @@ impl Destager {
             writing_blocks,
             overwritten,
             write_waiters,
+            front: before.front,
+            period: before.period,
             ..Destager::default()
         };
-        let keeps = epochs == Epochs::Flushes && before.is_ordered;
-        let oldest = if keeps { before.front } else { self.begin_epochs(epochs) };
-        if keeps {
-            (self.is_ordered, self.front) = (true, before.front);
+        let keeps = epochs == Epochs::Flushes && before.period == Some(epochs);
+        if !keeps {
+            self.begin_epochs(epochs);
         }
+        let oldest = self.front;
         let epoch = |block: &BlockNo| match before.todo.get(block) {
             Some(todo) if keeps => todo.epoch,
             _ => oldest,
@@ -364,8 +370,8 @@ impl Destager {
 
     /// Starts a new numbering of epochs. Returns the epoch of the oldest dirty data.
     fn begin_epochs(&mut self, epochs: Epochs) -> u32 {
-        self.is_ordered = epochs == Epochs::Flushes;
-        if self.is_ordered {
+        self.period = Some(epochs);
+        if epochs == Epochs::Flushes {
             // The next write belongs to a later epoch than all data that is dirty now.
             self.flushes = self.flushes.max(1);
             self.front = self.flushes - 1;

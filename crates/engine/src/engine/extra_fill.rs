@@ -6,7 +6,7 @@
 //!   sector's end. The next write covers its sectors partly, and finds the rest of them in the cache
 //!   instead of reading the backing (docs/decisions/0041-partial-writes.md).
 //!
-//! A job reads one range of sectors under a range lock like that of a read that fills:
+//! A job locks one range of sectors, as a read that fills flash does, and reads this range:
 //!
 //! ```text
 //! ExtraRead → ExtraReady → ExtraWrite → end      usual
@@ -50,8 +50,8 @@ const DISK_EXTRA_FILLS_MAX: u32 = 16;
 const WAIT_READS_MAX: u64 = 2;
 const WAIT_NS_MIN: u64 = 1_000_000;
 
-/// Number of sectors after a run of partial writes that are kept in the cache. They are read when
-/// less than half of them are cached.
+/// Number of sectors after a run of partial writes that should be in the cache. The engine reads
+/// these sectors when fewer than half of them are cached.
 const AHEAD_OF_WRITES: u64 = 32;
 
 /// Maximum number of sectors of a write that reads ahead. A run of larger writes covers most
@@ -68,7 +68,7 @@ fn expected_use(kind: JobKind) -> ExpectedUse {
     expected
 }
 
-/// The requests for which sectors are cached that no request has asked for.
+/// The kind of request that is expected to use the extra sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExpectedUse {
     /// Reads near a miss. The sectors have a limited share of the frames.
@@ -129,7 +129,7 @@ impl Disk {
             && self.draining.is_none()
             && self.vacating.is_none()
             && self.ownership.role == Role::Here
-            && !self.journal.as_ref().is_some_and(|journal| journal.dead);
+            && !self.journal.as_ref().is_some_and(|journal| journal.dead || journal.has_unawaited_marks);
         is_filled && is_calm
     }
 }
@@ -149,9 +149,9 @@ impl Engine {
         }
     }
 
-    /// Starts an extra fill of the sectors after a small write of `range` whose last sector is
-    /// partial and not in memory, if the write continues a run of writes: the sector before it is
-    /// dirty.
+    /// Starts an extra fill of the sectors after a small write of `range`. The last sector of the
+    /// write is partial and not in memory. Does nothing unless the write continues a run of writes:
+    /// the sector before `range` is dirty.
     pub(super) fn fill_ahead_of_writes(&mut self, now: Instant, range: Range) {
         let is_small = range.end - range.first <= AHEAD_WRITE_SECTORS_MAX;
         let disk = self.disk_mut(range.disk);
@@ -247,7 +247,7 @@ impl Engine {
         let Job { disk: id, range, whole, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
         if range != whole {
-            // The buffer is shorter.
+            // The buffer is shorter than the range.
             let runnable = &mut self.runnable;
             let lock = self.limits.requests_max + job;
             self.range_locks.narrow(lock, range, |granted| runnable.push_back(granted));
@@ -270,7 +270,7 @@ impl Engine {
         self.issue(now, Owner::Job(job), id, Target::Backing(id), IoOp::Read, (offset, len), slice, 0);
     }
 
-    /// Returns true if a new lock of this kind would wait, perhaps for an extra read.
+    /// Returns true if a new lock of this kind would wait while extra reads are in progress.
     pub(super) fn is_extra_read(&self, range: Range, kind: Kind) -> bool {
         !self.extra_reads.is_empty() && self.range_locks.conflicts(range, kind).next().is_some()
     }

@@ -45,8 +45,12 @@ impl Engine {
         if disk.ownership.role == Role::Standby && request.op != Op::Pull {
             return Err(Outcome::BypassStandby);
         }
+        let has_unawaited_marks = disk.journal.as_ref().is_some_and(|journal| journal.has_unawaited_marks);
         let limit = disk.flash_budget.limit();
         let cache = disk.serving()?;
+        if has_unawaited_marks {
+            return Err(Outcome::MissFlashBusy);
+        }
         match (cache.config.mode, request.op) {
             (Mode::ReadOnlyCache | Mode::PassThrough, _) => return Err(Outcome::BypassMode),
             (Mode::WriteAround, Op::Write(_)) => return Err(Outcome::WriteNotCopied),
@@ -99,8 +103,8 @@ impl Engine {
                             filled += 1;
                         }
                     }
-                    // Both copies of this block are charged to the budget before the next block is
-                    // judged.
+                    // Both copies of this block are charged before the budget decides about the
+                    // next block.
                     if effect != AdmissionEffect::Pulled {
                         cache.charge(filled);
                     }

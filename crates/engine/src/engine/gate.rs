@@ -4,15 +4,15 @@
 //! or device is not throttled and the disk has no rate limit. An open gate costs one check. At a
 //! closed gate, an I/O waits for its turn among the I/Os of all disks (`qos/`). A guest's I/O
 //! belongs to its disk's flow. Background I/O of all disks is one flow with [`BACKGROUND_SHARES`]:
-//! fills after the reply, extra fills, destaging, cache maintenance, and the flushes that belong to
-//! this work. Journal I/O bypasses the gates, because guests' flushes wait for journal I/O, and
-//! because it is small. The engine treats a waiting I/O as in flight, except in the time limit for
-//! stalled devices.
+//! fills after the reply, extra fills, destaging, cache maintenance, the flushes that belong to
+//! this work, and flushes that the daemon requests. Journal I/O bypasses the gates, because guests'
+//! flushes wait for journal I/O, and because it is small. The engine treats a waiting I/O as in
+//! flight, except in the time limit for stalled devices.
 
 use super::disk::Disk;
 use super::jobs::JobKind;
 use super::{Engine, Owner, Phase};
-use crate::io::{Io, Target};
+use crate::io::{Io, Op, Target};
 use crate::qos::{
     Control, DiskQos, Entitlement, FlowId, Report, Resource, ResourceState, Scheduler, Window, units,
 };
@@ -228,7 +228,10 @@ impl Engine {
     /// Returns true if the I/O of this request or job is background work, for which no guest waits.
     fn is_background(&self, owner: Owner) -> bool {
         match owner {
-            Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,
+            Owner::Request(slot) => {
+                let request = &self.requests[slot];
+                request.phase == Phase::Fill || request.request.op == Op::DaemonFlush
+            }
             Owner::Job(job) => match self.jobs[job].kind {
                 JobKind::Destage
                 | JobKind::Flush(_)

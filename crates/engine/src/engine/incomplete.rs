@@ -1,15 +1,15 @@
 //! Dirty sectors of which flash has only some 512-byte units (docs/decisions/0072).
 //!
-//! A write that covers a sector partly, and finds it neither in memory nor on flash, does not wait
-//! for the backing: flash takes what the guest wrote. Further writes add units. The journal records
-//! which units are there (`index/parts.rs`).
+//! If a write covers a sector partly, and neither memory nor flash has the sector, the write does
+//! not wait for the backing: flash takes only the bytes that the guest wrote. Further writes add
+//! units. The journal records which units of the sector flash has (`index/parts.rs`).
 //!
 //! | event | an incomplete sector |
 //! |---|---|
-//! | a write to flash | has the units of both, and may be complete then |
-//! | a failed write to flash | keeps its units: the write delivered the same bytes of them again |
+//! | a write to flash | then has the units of this write too, and may be complete |
+//! | a failed write to flash | keeps its units; the backing gets the bytes of the write |
 //! | a read | the backing is read, and the units are copied over its data |
-//! | a change that goes to the backing | is destaged first, as other partly covered dirty sectors |
+//! | a change that goes to the backing | is destaged first, like other dirty sectors that the change covers partly |
 //! | destaging | its units are written to the backing; after a flush it leaves the cache |
 //!
 //! So no read is answered from an incomplete sector alone.
@@ -37,7 +37,7 @@ pub(super) fn bytes_to_destage(units: u8, start: u64, end: u64) -> Vec<(u64, u64
 }
 
 impl Active {
-    /// Returns the units of one of its sectors that a change covers completely.
+    /// Returns the units of a sector that this change covers completely.
     pub(super) fn written_units(&self, sector: u64) -> u8 {
         let start = sector * SECTOR_BYTES;
         let from = self.request.offset.saturating_sub(start).div_ceil(UNIT_BYTES);
@@ -59,7 +59,8 @@ impl Active {
         }
     }
 
-    /// Forgets units that only flash can take, before the change goes to the backing.
+    /// Forgets units of partly covered sectors that only flash can take, before the change goes to
+    /// the backing.
     pub(super) fn forget_units(&mut self) {
         for edge in [&mut self.edges.head, &mut self.edges.tail] {
             if matches!(edge, Edge::Units(_)) {
@@ -82,7 +83,7 @@ impl Disk {
         self.cache.as_ref()?.index.part_in(range.first, range.end)
     }
 
-    /// Returns true if the cache has many incomplete sectors. They are then destaged before other
+    /// Returns true if the cache has so many incomplete sectors that they are destaged before other
     /// data.
     pub(super) fn has_many_parts(&self) -> bool {
         self.incomplete_sectors() as usize > PARTS_MAX / 2
@@ -105,7 +106,7 @@ impl Engine {
         self.disk(range.disk).part_in(range).is_some()
     }
 
-    /// Returns the units that flash has of one sector, of which it has some.
+    /// Returns the units of a sector that flash has.
     pub(super) fn units_on_flash(&self, sector: Range) -> u8 {
         let cache = self.disk(sector.disk).cache.as_ref();
         let found = cache.and_then(|cache| {
@@ -124,8 +125,9 @@ impl Engine {
         !active.has_whole_units() && active.edges_by_sector().any(|(sector, _)| is_part(sector))
     }
 
-    /// Lets flash take the partly covered sectors that neither memory nor flash has without their
-    /// other bytes, if the cache may have more incomplete sectors.
+    /// Lets flash take the partly covered sectors of a write that are neither in memory nor on
+    /// flash, without the bytes that the guest did not write. Does nothing if the cache may have no
+    /// more incomplete sectors.
     pub(super) fn leave_edges_incomplete(&mut self, now: Instant, slot: u32) {
         self.merge_recent_edges(slot);
         let active = &self.requests[slot];
@@ -180,15 +182,16 @@ impl Engine {
         has_room
     }
 
-    /// Ends the count of a write to flash that has ended. The cache counts its incomplete sectors now.
+    /// Removes the incomplete sectors of a write to flash that has ended from the count of writes
+    /// in progress. The index counts these sectors now.
     pub(super) fn end_parts(&mut self, slot: u32) {
         let new = std::mem::take(&mut self.requests[slot].edges.new_parts);
         let id = self.requests[slot].range.disk;
         self.disk_mut(id).parts_in_flight -= u32::from(new);
     }
 
-    /// Reads the incomplete sectors of a read from sector `next` on, one after the other, and copies
-    /// their units over the data from the backing. Then ends the read.
+    /// Reads the incomplete sectors of a read request from flash, from sector `next` on, one after
+    /// the other. Copies their units over the data from the backing, and then ends the read.
     pub(super) fn read_units(&mut self, now: Instant, slot: u32, next: u64) {
         let range = self.requests[slot].range;
         let Some(first) = self.disk(range.disk).part_in(Range { first: next, ..range }) else {
@@ -201,8 +204,8 @@ impl Engine {
         }
     }
 
-    /// Starts a job that has received its buffer: reads an incomplete sector from flash. If the sector
-    /// has left the cache, the backing had its units when the read began.
+    /// Starts a job that has received its buffer: reads an incomplete sector from flash. If the
+    /// sector has left the cache since, the backing had its units when the read began.
     pub(super) fn start_units(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
@@ -264,9 +267,9 @@ impl Engine {
 }
 
 impl Journal {
-    /// Records the units that a write has delivered of one sector, in these copies of it. The checksums
-    /// are recorded too, so that recovery can tell whether flash has the units. The next overwrite
-    /// therefore waits for a commit.
+    /// Records which units of a sector a write has stored, for the given copies of the sector. The
+    /// checksums are recorded too, so that recovery can tell whether flash has the units. The next
+    /// overwrite therefore waits for a commit.
     pub(super) fn record_units(&mut self, now: Instant, index: &mut Index, units: u8, copies: &[u64]) {
         let Some(first) = copies.first() else { return };
         if index.units(*first) != units {
@@ -277,8 +280,8 @@ impl Journal {
 }
 
 impl Active {
-    /// Groups the cache sectors that a write has overwritten in place by sector of the disk, with the
-    /// units that the write delivered.
+    /// Groups the cache sectors that this write has overwritten in place by disk sector. Each group
+    /// has the units that the write stored.
     pub(super) fn rewritten_units(&self, index: &Index, written: &[(u64, u32)]) -> Vec<(u8, Vec<u64>)> {
         let mut groups: Vec<(u64, Vec<u64>)> = Vec::new();
         for (sector, _) in written.iter().filter(|(sector, _)| index.is_unproven(*sector)) {

@@ -25,6 +25,11 @@ use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 /// would cost the backing more time than waiting for a larger buffer.
 const BUFFER_BYTES_MIN: u64 = 256 << 10;
 
+/// Maximum time for which a transfer waits for a buffer of whole stripes of the backing, nanoseconds.
+/// After that it takes a shorter one, because other disks may keep their buffers for ever. A backing
+/// on RAID then has to read old data for the parts of stripes.
+const STRIPE_WAIT_NS_MAX: u64 = 1_000_000_000;
+
 /// Number of a disk's job slots that are reserved for jobs without a range lock.
 const RESERVED: u32 = 4;
 
@@ -72,8 +77,8 @@ pub(super) enum JobKind {
     Rewrite,
     /// Reads a sector that a request partly covers, under the request's range lock (`partial.rs`).
     ReadEdge(u32, EdgeSource),
-    /// Reads an incomplete sector over the data from the backing, under the range lock of the request
-    /// that reads it (`incomplete.rs`).
+    /// Reads an incomplete sector from flash for a read whose other data came from the backing,
+    /// under the range lock of that read (`incomplete.rs`).
     ReadUnits(u32),
 }
 
@@ -150,7 +155,11 @@ impl Engine {
             false => self.has_job_at_once(range.disk),
         };
         let bytes = (range.end - range.first) * SECTOR_BYTES;
-        if !has_slot || !self.destage_buffers.has(range.disk, bytes, kind.least()) {
+        if !has_slot {
+            return false;
+        }
+        let least = self.least_buffer(now, kind, range.disk, bytes);
+        if !self.destage_buffers.has(range.disk, bytes, least) {
             return false;
         }
         let job = self.insert_job(Job {
@@ -169,6 +178,28 @@ impl Engine {
             self.start_job(now, job);
         }
         true
+    }
+
+    /// Returns the minimum buffer size of a transfer of `bytes` bytes. Dirty data is destaged in whole
+    /// stripes of the backing if a buffer can hold one. For that a transfer waits, but not for ever.
+    fn least_buffer(&mut self, now: Instant, kind: JobKind, id: DiskId, bytes: u64) -> Least {
+        let stripe = u64::from(self.disk(id).stripe_bytes);
+        let longest = self.destage_buffers.longest().checked_div(stripe).unwrap_or(0) * stripe;
+        if kind != JobKind::Destage || longest == 0 {
+            return kind.least();
+        }
+        let least = BUFFER_BYTES_MIN.next_multiple_of(stripe).min(longest);
+        let stripes = Least::Stripes { stripe, least };
+        let (has, is_any_used) =
+            (self.destage_buffers.has(id, bytes, stripes), self.destage_buffers.is_any_used());
+        let destager = &mut self.disk_mut(id).destager;
+        if has {
+            // A short transfer says nothing about buffers for long ones.
+            destager.stripe_wait_until.take_if(|_| bytes >= least);
+            return stripes;
+        }
+        let end = *destager.stripe_wait_until.get_or_insert(now + STRIPE_WAIT_NS_MAX);
+        if is_any_used && now < end { stripes } else { kind.least() }
     }
 
     /// Flushes the backing, if a job slot is free.
@@ -245,7 +276,10 @@ impl Engine {
             JobKind::ReadAhead | JobKind::Verify | JobKind::ExtraFill(_) => {
                 self.destage_buffers.take_spare(disk_id, bytes)
             }
-            _ => self.destage_buffers.take(disk_id, bytes, kind.least()),
+            _ => {
+                let least = self.least_buffer(now, kind, disk_id, bytes);
+                self.destage_buffers.take(disk_id, bytes, least)
+            }
         };
         let Some(mut buffer) = taken else {
             // Other jobs use all buffers. The destager tries this transfer again when one of these
@@ -275,6 +309,7 @@ impl Engine {
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
         runs.clear();
         let (mut first, mut end) = (range.end, range.end);
+        let stripe = u64::from(disk.stripe_bytes) / SECTOR_BYTES;
         if let (Some(cache), Some(journal), false) = (&disk.cache, &disk.journal, disk.holds) {
             let may_go =
                 |sector: u64| cache.index.is_dirty(sector) && journal.may_destage(&cache.index, sector);
@@ -292,7 +327,7 @@ impl Engine {
                         found.is_some_and(|sector| goes(sector + i)) && !disk.destager.is_moved(start + i);
                     match (is_dirty, first < end) {
                         (true, false) => (first, end) = (start + i, start + i + 1),
-                        (true, true) if end - first == capacity => break 'range,
+                        (true, true) if end == end_max(range, first, capacity, stripe) => break 'range,
                         (true, true) => end = start + i + 1,
                         (false, true) if first < range.end => break 'range,
                         (false, _) => continue,
@@ -487,5 +522,18 @@ impl Engine {
                 self.wake(DiskId(index as u32));
             }
         }
+    }
+}
+
+/// Returns the last sector plus one that a transfer from `first` on may have. `sectors` is the size of
+/// its buffer. If the buffer is too short for the range, the transfer ends at the end of a stripe.
+fn end_max(range: Range, first: u64, sectors: u64, stripe: u64) -> u64 {
+    let end = first + sectors;
+    if end >= range.end {
+        return range.end;
+    }
+    match end.checked_rem(stripe) {
+        Some(beyond) if end - beyond > first => end - beyond,
+        _ => end,
     }
 }

@@ -73,8 +73,8 @@ impl Merger {
 
 impl Engine {
     /// Sets the size of a full stripe of a disk's backing: the data of one stripe, without parity,
-    /// in bytes. It is a multiple of 4 KiB, and need not be a power of two. 0 means that it is
-    /// unknown. Applies to writes that are merged or destaged from now on.
+    /// in bytes. The size is a multiple of 4 KiB, and need not be a power of two. 0 means an
+    /// unknown size. Applies to writes that are merged or destaged from now on.
     pub fn set_stripe(&mut self, disk: DiskId, bytes: u32) {
         assert!(u64::from(bytes).is_multiple_of(SECTOR_BYTES), "a stripe of {bytes} bytes");
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {

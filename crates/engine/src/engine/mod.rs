@@ -44,6 +44,7 @@ mod disk;
 mod early_discard;
 mod extra_fill;
 mod fill;
+mod flash_written;
 mod gate;
 mod growth;
 mod incomplete;
@@ -71,6 +72,7 @@ mod verify;
 mod write;
 mod write_back;
 mod zeroes;
+mod zones;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -292,9 +294,9 @@ enum Phase {
     BackingRead,
     /// A read waits for a range lock that excludes the destager, and then reads the backing.
     LockThenBacking,
-    /// Incomplete sectors, from this one on, are read over the data from the backing.
+    /// Incomplete sectors from this one on are read from flash, over the data from the backing.
     Units(u64),
-    /// Dirty data from flash is read over the data from the backing.
+    /// Dirty data is read from flash, over the older data from the backing.
     Overlay,
     BackingChange,
     BackingFlush,
@@ -423,8 +425,8 @@ impl Engine {
     }
 
     /// Handles the end of an I/O. `sums` are the CRC-32C of the sectors that flash I/O moved, in
-    /// order. A read of a backing has them too if the engine [needs](Self::wants_sums) them. `sums`
-    /// is ignored for other I/O and for failed I/O.
+    /// order, or of the sectors that a backing read returned if the engine
+    /// [needs](Self::wants_sums) them. `sums` is ignored for other I/O and for failed I/O.
     pub fn handle_completion(&mut self, now: Instant, id: IoId, result: Result<(), IoError>, sums: &[u32]) {
         assert!(self.ios.contains(id.0), "I/O {id} completed twice");
         let io = self.ios.remove(id.0);
@@ -663,7 +665,7 @@ impl Engine {
         };
         match self.requests[slot].request.op {
             Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.start_read(now, slot),
-            Op::Flush => self.start_flush(now, slot),
+            Op::Flush | Op::DaemonFlush => self.start_flush(now, slot),
             Op::Settle => self.start_settle(now, slot),
             Op::Forget => self.start_forget(now, slot),
             _ => self.start_change(now, slot),

@@ -25,8 +25,8 @@ use crate::index::Index;
 use crate::journal::Change;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// Time without an overwrite after which a sector's checksum is recorded, nanoseconds. The maximum
-/// is twice this time.
+/// Minimum time without an overwrite after which a sector's checksum is recorded, nanoseconds. The
+/// maximum is twice this time.
 const QUIET_NS: u64 = 10_000_000_000;
 
 /// Maximum number of checksums that are recorded in one step for sectors that are not overwritten
@@ -51,12 +51,13 @@ pub(super) struct Overwrites {
     pending: BTreeSet<u64>,
     /// Sectors that were overwritten in place, and whose new checksum is known but not recorded.
     rewritten: BTreeSet<u64>,
-    /// Sectors that became unproven or were overwritten since the last turn, and sectors whose last
-    /// overwrite was before that turn. Sectors that are being overwritten are in neither set.
+    /// `recent` has the sectors that became unproven or were overwritten since the last `turn`.
+    /// `quiet` has those whose last overwrite was before it. Sectors that are being overwritten are
+    /// in neither set.
     recent: BTreeSet<u64>,
     quiet: BTreeSet<u64>,
-    /// Time at which the checksums of the quiet sectors are recorded, and the recent ones become
-    /// quiet.
+    /// Time at which the checksums of the `quiet` sectors are recorded, and the `recent` ones
+    /// become quiet.
     turn: Option<Instant>,
 }
 
@@ -125,8 +126,9 @@ impl Journal {
         }
     }
 
-    /// Records that the checksums of these dirty sectors of one frame are unknown. From now on no
-    /// dump contradicts that. The sectors are overwritten only after the record is durable.
+    /// Records that the checksums of these dirty sectors of one frame are unknown. From now on
+    /// dumps also record them as unknown. The sectors are overwritten only after the record is
+    /// durable.
     fn record_unproven(&mut self, now: Instant, index: &mut Index, sectors: std::ops::Range<u64>) {
         let (frame, block, first) = index.locate(sectors.start);
         let count = (sectors.end - sectors.start) as u16;

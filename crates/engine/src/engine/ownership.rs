@@ -10,6 +10,7 @@
 //! | `Pull` | served | served | refused | refused |
 //! | `Forget` | refused | served | refused | refused |
 //! | `Settle` | refused | refused | served | refused |
+//! | `DaemonFlush` | served | answered without effect | waits | refused |
 //! | `ReadForPeer` | served | refused | served | served from flash only |
 //!
 //! In standby, the owner of the disk replaces the backing: the owner serves reads that bypass the
@@ -70,7 +71,7 @@ fn decide(role: Role, op: Op) -> OwnershipDecision {
         (Role::Here, Op::Forget | Op::Settle) => Refused,
         (Role::Here, _) => Served,
         (Role::Standby, Op::Read | Op::Pull | Op::Forget) => Served,
-        (Role::Standby, Op::Flush | Op::Prefetch) => Answered,
+        (Role::Standby, Op::Flush | Op::DaemonFlush | Op::Prefetch) => Answered,
         (Role::Standby, Op::Settle | Op::ReadForPeer) => Refused,
         (Role::Frozen, Op::Settle | Op::ReadForPeer) => Served,
         (Role::Frozen, Op::Pull | Op::Forget) => Refused,

@@ -2,9 +2,9 @@
 //! write, are read and merged.
 //!
 //! An edge is read into a buffer of the engine. Then the bytes that the guest did not write are
-//! copied next to the bytes that it wrote. The request's buffer then has whole sectors, and the
-//! write continues as if the guest had sent them (docs/decisions/0041). The request's range lock
-//! covers whole sectors from before the read until the end of the write, so no other request
+//! copied next to the bytes that the guest wrote. The request's buffer then has whole sectors, and
+//! the write continues as if the guest had sent them (docs/decisions/0041). The request's range
+//! lock covers whole sectors from before the read until the end of the write, so no other request
 //! changes an edge in between. When a request releases its range lock, hob drops the merged bytes.
 //!
 //! | the edge | write-back | write-through |
@@ -100,8 +100,8 @@ impl Active {
     }
 
     /// Records that a sector is merged. Returns the memory copies to make for the bytes that the
-    /// guest did not write. `from` returns the place from which a byte of the sector is copied;
-    /// `units` are known there.
+    /// guest did not write. `from` returns the source of a byte of the sector. The source has only
+    /// the units in `units`.
     pub(super) fn merge_edge(
         &mut self,
         sector: Range,
@@ -132,8 +132,8 @@ impl Active {
     }
 
     /// Returns true if a change sends the other bytes of its edges to the backing with the guest's
-    /// bytes. This is necessary if flash may have lost the other bytes, or if the dirty sectors are
-    /// dropped from flash because the write replaces them.
+    /// bytes. The backing needs these bytes if flash may have lost them, or if the dirty sectors
+    /// are dropped from flash because the write replaces them.
     pub(super) fn sends_edges(&self) -> bool {
         let is_merged = self.edges.head == Edge::Merged || self.edges.tail == Edge::Merged;
         is_merged && (self.failed || self.over_dirty)
@@ -191,7 +191,7 @@ impl Engine {
                 is_waiting = source == EdgeSource::FlashOrBacking;
             }
         }
-        // The guest waits for its own edges, so they are read first.
+        // The guest waits for the edges, so they are read before the sectors that follow the write.
         if last.is_some() && source == EdgeSource::FlashOrBacking && !is_waiting {
             self.fill_ahead_of_writes(now, range);
         }

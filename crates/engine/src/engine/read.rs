@@ -1,5 +1,5 @@
 //! Reads and prefetches. Memory or flash serves a read if every sector of the read is valid there.
-//! If not, the backing serves the whole read.
+//! If any sector is not valid there, the backing serves the whole read.
 
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
@@ -285,7 +285,8 @@ impl Engine {
         self.read_units(now, slot, range.first);
     }
 
-    /// Reads complete dirty sectors over the data from the backing, and ends the read.
+    /// Reads the complete dirty sectors of a read from flash, over the older data from the backing,
+    /// and ends the read.
     pub(super) fn overlay(&mut self, now: Instant, slot: u32) {
         if self.find_dirty(self.requests[slot].range, 0) {
             self.requests[slot].phase = Phase::Overlay;
@@ -315,7 +316,7 @@ impl Engine {
         !runs.is_empty()
     }
 
-    /// Handles the end of a flash read of dirty data over the data from the backing.
+    /// Handles the end of a flash read that put dirty data over the data from the backing.
     pub(super) fn overlay_done(
         &mut self,
         now: Instant,

@@ -41,8 +41,8 @@ impl RecentEdges {
         Some((place, self.kept[place as usize].expect("each position in the map is in use").sum))
     }
 
-    /// Returns a position in the buffer for a sector, in place of the oldest one. Returns `None` if
-    /// there is no buffer.
+    /// Allocates a position in the buffer for a sector, in place of the oldest kept sector. Returns
+    /// `None` if there is no buffer.
     fn keep(&mut self, disk: DiskId, sector: u64, sum: u32) -> Option<u32> {
         if self.kept.is_empty() {
             return None;

@@ -39,6 +39,9 @@ pub(super) struct Journal {
     pub(super) unsealed_marks: bool,
     /// Number of the newest journal page with a bypass mark that the preceding page does not have.
     pub(super) marks_in: u64,
+    /// True if a change went to the backing before the bypass mark of its zone was durable. No clean
+    /// data is recorded until all marks are durable.
+    pub(super) has_unawaited_marks: bool,
     /// Number of the last durable page.
     pub(super) durable: u64,
     pub(super) waiting: Vec<u32>,
@@ -132,6 +135,7 @@ impl Journal {
             urgent: false,
             unsealed_marks: false,
             marks_in: 0,
+            has_unawaited_marks: false,
             durable: 0,
             waiting: Vec::new(),
             overwrites: Overwrites::default(),

@@ -143,7 +143,7 @@ impl Engine {
         let passes = match request.op {
             Op::Prefetch => true,
             Op::Read => !expect.doubtful.meets(range.first, range.end),
-            Op::Flush => expect.doubtful.is_empty(),
+            Op::Flush | Op::DaemonFlush => expect.doubtful.is_empty(),
             _ => expect.is_void,
         };
         if passes {

@@ -66,7 +66,7 @@ impl Engine {
             resends: 0,
         });
         match request.op {
-            Op::Flush => self.start_flush(now, slot),
+            Op::Flush | Op::DaemonFlush => self.start_flush(now, slot),
             Op::Settle => self.start_settle(now, slot),
             Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.enter_read(now, slot),
             Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..) | Op::Forget => {
@@ -88,7 +88,7 @@ impl Engine {
         let end = request.offset.checked_add(request.len);
         let fits = end.is_some_and(|end| end <= disk.config.size_bytes);
         let sized = match request.op {
-            Op::Flush | Op::Settle => request.len == 0,
+            Op::Flush | Op::Settle | Op::DaemonFlush => request.len == 0,
             _ => (1..=REQUEST_BYTES_MAX).contains(&request.len),
         };
         if disk.removing.is_some() {

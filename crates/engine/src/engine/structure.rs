@@ -76,8 +76,8 @@ enum Kind {
 
 impl Kind {
     /// Returns true if the backing must be flushed before this change. `tries` is the number of
-    /// attempts to flush it so far. A new journal ring and a clean close record which data is
-    /// clean, so they need the flush. The removal of a cache succeeds even if the flush fails,
+    /// attempts to flush the backing so far. A new journal ring and a clean close record which data
+    /// is clean, so they need the flush. The removal of a cache succeeds even if the flush fails,
     /// because such a cache has no dirty data. The backing of another host's disk is not flushed. A
     /// discard does not need the backing.
     fn flushes(self, tries: u8, role: Role) -> bool {

@@ -178,8 +178,8 @@ impl Disk {
         self.vacating.is_some() && !ordered && !self.destager.leaving.is_empty()
     }
 
-    /// Removes blocks from the vacating set that need not be destaged any more. Returns true if
-    /// none is left.
+    /// Removes blocks from the vacating set that need not be destaged any more. Returns true if the
+    /// set is then empty.
     fn forget_vacated(&mut self) -> bool {
         let Some(cache) = &self.cache else { return false };
         let leaving = &mut self.destager.leaving;

@@ -22,7 +22,7 @@ use crate::units::{DiskId, Instant, IoId, SECTOR_BYTES};
 /// Maximum number of sectors in one verification read.
 const PIECE_SECTORS: u64 = 256;
 
-/// Maximum number of verified sectors between unverified ones that are read along.
+/// Maximum number of verified sectors that one read covers between two unverified sectors.
 const GAP_SECTORS: u64 = 16;
 
 /// Maximum number of positions near guests' requests that are queued for verification.
@@ -66,7 +66,7 @@ pub(super) struct Verify {
     /// Number of compared sectors since the recovery, and how many of them differed.
     compared: u64,
     differing: u64,
-    /// True if stale sectors were dropped and this may not be durable in the journal.
+    /// True if stale sectors were dropped, and the journal may not record this durably.
     has_dropped: bool,
 }
 

@@ -63,18 +63,20 @@ impl Engine {
     }
 
     pub(super) fn start_flush(&mut self, now: Instant, slot: u32) {
-        let disk_id = self.requests[slot].request.disk;
-        let disk = self.disk_mut(disk_id);
+        let request = self.requests[slot].request;
+        let disk = self.disk_mut(request.disk);
         if disk.holds {
             return self.hold(slot);
         }
         if !self.passes_recovering(now, slot) {
             return;
         }
-        let disk = self.disk_mut(disk_id);
+        let disk = self.disk_mut(request.disk);
         let Some(journal) = &disk.journal else { return self.flush_request(now, slot) };
-        disk.destager.flush_point();
-        disk.bulk.flush_point();
+        if !request.op.is_own() {
+            disk.destager.flush_point();
+            disk.bulk.flush_point();
+        }
         if journal.dead || journal.needs_commit() {
             self.requests[slot].phase = Phase::CommitThenFlush;
             return self.commit(slot);

@@ -8,31 +8,23 @@
 //! | partly covered dirty sectors that cannot be merged | these sectors are destaged first |
 //! | part of a long run while too much data is dirty | written to the backing (`bulk.rs`) |
 //! | over dirty sectors | backing change, backing flush, `Drop` records, reply |
-//! | all others | the bypass marks of the zones are committed, then as in a volatile cache |
+//! | all others | the bypass marks of the zones are committed (`zones.rs`), then as in a volatile cache |
 //!
 //! If the durable journal describes the data that a write to flash overwrites, a commit comes
 //! first (`overwrite.rs`). Sectors are destaged first under the request's own range lock.
 
-use std::collections::BTreeSet;
-
-use super::bulk::Bulk;
 use super::disk::Disk;
 use super::jobs::JobKind;
 use super::partial::EdgeSource;
-use super::{Active, Engine, Pending, Phase};
+use super::{Active, Engine, Phase};
 use crate::admission::AdmissionEffect;
 use crate::cache::push_run;
 use crate::command::{Copies, Layout, Mode, Role};
 use crate::directory::Departure;
-use crate::index::parts::ALL_UNITS;
-use crate::io::{Durability, IoError, IoOp, Op, Target};
-use crate::journal::Writer;
+use crate::io::{Durability, IoError, IoOp, Op};
 use crate::outcome::Outcome;
 use crate::range_locks::Range;
-use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
-
-/// Time without writes after which a zone's bypass mark is removed, nanoseconds.
-const ZONE_QUIET_NS: u64 = 5_000_000_000;
+use crate::units::{DiskId, FrameNo, Instant};
 
 impl Disk {
     /// Returns the mode that currently applies to writes. A write-back cache writes through while
@@ -50,20 +42,6 @@ impl Disk {
             }
             mode => mode,
         })
-    }
-
-    /// Sets the bypass marks of zones whose data on the backing may not be durable yet.
-    /// [`Engine::pump_zones`] removes them after a flush.
-    pub(super) fn mark_unflushed(&mut self, now: Instant, zones: &BTreeSet<usize>) {
-        let Some(journal) = self.journal.as_mut().filter(|journal| !journal.dead) else { return };
-        for zone in zones {
-            journal.mark(*zone);
-            let (_, writes, since) = self.zones.entry(*zone).or_default();
-            (*writes, *since) = (self.backed.writes, now);
-        }
-        if !zones.is_empty() {
-            self.zones_due.get_or_insert(now + ZONE_QUIET_NS);
-        }
     }
 }
 
@@ -240,121 +218,11 @@ impl Engine {
     }
 
     /// Records evictions in the journal.
-    fn record_gone(&mut self, now: Instant, disk: DiskId) {
+    pub(super) fn record_gone(&mut self, now: Instant, disk: DiskId) {
         let disk = self.disk_mut(disk);
         if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
             journal.record_gone(now, cache);
         }
-    }
-
-    /// Handles the end of one flash write of a request.
-    pub(super) fn flash_write_done(
-        &mut self,
-        now: Instant,
-        slot: u32,
-        io: &Pending,
-        result: Result<(), IoError>,
-        sums: &[u32],
-    ) {
-        let Active { request, range, pending, .. } = self.requests[slot];
-        let Target::Flash(device) = io.target else { panic!("a flash write has a flash target") };
-        let journal = self.journal_mut(request.disk).expect("changes wait for flash I/O");
-        journal.wrote(device);
-        if result.is_ok() {
-            assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
-            self.requests[slot].written.extend((io.sector..).zip(sums.iter().copied()));
-        } else {
-            self.record_lapsed(now, request.disk, io.sector..io.sector + io.sectors);
-            self.forget_part_sums(request.disk, io.sector..io.sector + io.sectors);
-            self.requests[slot].failed = true;
-        }
-        if pending > 0 {
-            return;
-        }
-        self.record_written(now, slot);
-        self.end_parts(slot);
-        self.note_dirty(now, request.disk, range.first, range.end);
-        self.disk_mut(request.disk).flash_writes -= 1;
-        if self.requests[slot].failed {
-            return self.change_past_cache(now, slot);
-        }
-        self.keep_recent_edges(slot);
-        self.give_back_zeroes(slot);
-        self.requests[slot].outcome = Outcome::WriteBack;
-        // If the process is killed, a guest that reconnects expects the acknowledged write to be
-        // there.
-        let is_dead = self.disk(request.disk).journal.as_ref().is_some_and(|journal| journal.dead);
-        if request.op.is_durable_change() || is_dead || !self.disk_mut(request.disk).save_records() {
-            self.requests[slot].phase = Phase::CommitThenReply;
-            self.commit(slot);
-        } else {
-            self.end_written(now, slot, Ok(()));
-        }
-    }
-
-    /// Handles the end of all flash writes of a request. The records of a sector's two copies are
-    /// made only now, next to each other. A crash must not leave a record of one copy whose twin
-    /// was not written, because that copy may be the bad one.
-    fn record_written(&mut self, now: Instant, slot: u32) {
-        let Active { request, failed, .. } = self.requests[slot];
-        let mut written = std::mem::take(&mut self.requests[slot].written);
-        let Engine { disks, requests, .. } = self;
-        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
-        written.iter().for_each(|(sector, _)| _ = disk.lost.remove(sector));
-        let (journal, index) = disk.journal_and_index().expect("changes wait for flash I/O");
-        journal.urgent = true;
-        journal.schedule.wrote();
-        let is_second = |frame| index.first_of(frame).is_some();
-        written.sort_unstable_by_key(|(sector, _)| {
-            let (frame, block, inside) = index.locate(*sector);
-            (block, inside, is_second(frame))
-        });
-        if failed {
-            // This copy was overwritten in place and differs from the intended data. So its own
-            // checksum is recorded, to identify its content.
-            let is_written = |sector: u64| written.iter().any(|(other, _)| *other == sector);
-            for (sector, sum) in &written {
-                let twin = index.second_sector(*sector).or(index.of_second(*sector));
-                if let Some(twin) = twin.filter(|twin| index.is_unproven(*twin) && !is_written(*twin)) {
-                    index.set_valid(twin, *sum);
-                }
-            }
-        }
-        let active = &requests[slot];
-        let rewritten = if failed { Vec::new() } else { active.rewritten_units(index, &written) };
-        for (sector, sum) in written {
-            if index.is_unproven(sector) {
-                index.set_valid(sector, sum);
-                journal.overwrites.end(now, sector);
-            } else if failed {
-                journal.record_void(now, index, sector..sector + 1);
-            } else {
-                index.set_valid(sector, sum);
-                index.set_dirty(sector);
-                index.set_held(sector, true);
-                active.note_units(index, sector);
-                journal.record_dirty(now, index, sector);
-            }
-        }
-        for (units, sectors) in rewritten {
-            journal.record_units(now, index, units, &sectors);
-        }
-    }
-
-    /// Records that clean sectors have unknown content after a failed flash write.
-    fn record_lapsed(&mut self, now: Instant, disk: DiskId, sectors: std::ops::Range<u64>) {
-        let (journal, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
-        let void = sectors.filter(|sector| !index.is_valid(*sector));
-        void.for_each(|sector| journal.record_void(now, index, sector..sector + 1));
-    }
-
-    /// Accepts any content of incomplete sectors whose overwrite failed. The bytes of their units are the
-    /// same before and after it.
-    fn forget_part_sums(&mut self, disk: DiskId, sectors: std::ops::Range<u64>) {
-        let (_, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
-        let is_part = |sector: &u64| index.is_unproven(*sector) && index.units(*sector) != ALL_UNITS;
-        let parts: Vec<u64> = sectors.filter(is_part).collect();
-        parts.into_iter().for_each(|sector| index.forget_sum(sector));
     }
 
     /// Answers a change whose data has reached its destination.
@@ -441,7 +309,7 @@ impl Engine {
             return;
         }
         self.answer_discard(now, slot);
-        if self.mark_zones(slot) {
+        if self.mark_zones(now, slot) {
             self.requests[slot].phase = Phase::CommitThenThrough;
             return self.commit(slot);
         }
@@ -526,96 +394,6 @@ impl Engine {
                     disk.lost.remove(&(sector + i));
                 }
             }
-        }
-    }
-
-    /// Counts the request as a writer of its zones, and sets the bypass marks that these zones
-    /// lack. Returns true if bypass marks, of these or other zones, are not durable yet. The caller
-    /// must then commit the journal before it sends the write to the backing. A lost journal gets
-    /// no marks and needs no commit.
-    fn mark_zones(&mut self, slot: u32) -> bool {
-        let Active { request, .. } = self.requests[slot];
-        let zones = self.zones_of(slot);
-        let disk = self.disk_mut(request.disk);
-        let journal = disk.journal.as_mut().expect("the cache is persistent");
-        let mut new = false;
-        for zone in zones {
-            disk.zones.entry(zone).or_default().0 += 1;
-            if !journal.dead && !journal.writer.is_marked(zone) {
-                journal.mark(zone);
-                new = true;
-            }
-        }
-        // A mark that another request has just set may not be durable yet either.
-        let waits = new || !journal.dead && journal.marks_pending();
-        self.requests[slot].zoned = true;
-        waits
-    }
-
-    /// Stops counting the request as a writer of its zones, because it sent no write to the
-    /// backing.
-    pub(super) fn leave_zones(&mut self, slot: u32) {
-        self.requests[slot].zoned = false;
-        let (zones, disk) = (self.zones_of(slot), self.requests[slot].request.disk);
-        let disk = self.disk_mut(disk);
-        for zone in zones {
-            disk.zones.get_mut(&zone).expect("the zone was counted before").0 -= 1;
-        }
-    }
-
-    fn zones_of(&self, slot: u32) -> std::ops::RangeInclusive<usize> {
-        let Active { request, range, .. } = &self.requests[slot];
-        let size = self.disk(request.disk).config.size_bytes;
-        let zone = |sector: u64| Writer::zone_of(size, sector * SECTOR_BYTES);
-        zone(range.first)..=zone(range.end - 1)
-    }
-
-    /// Handles the end of a change of the backing, with success or an error.
-    pub(super) fn backing_changed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
-        let Active { request, range, zoned, bulk, .. } = self.requests[slot];
-        let needs_flush = match result {
-            Ok(()) => request.op != Op::Write(Durability::Durable),
-            // A failed bulk write is written to flash instead.
-            Err(_) => bulk != Bulk::Sent,
-        };
-        let disk = self.disk_mut(request.disk);
-        disk.backed.note_bypass(range.first, if needs_flush { range.end } else { range.first });
-        if !zoned {
-            return;
-        }
-        self.requests[slot].zoned = false;
-        let zones = self.zones_of(slot);
-        let disk = self.disk_mut(request.disk);
-        for zone in zones {
-            let (in_flight, writes, since) = disk.zones.get_mut(&zone).expect("the zone was counted before");
-            *in_flight -= 1;
-            (*writes, *since) = (disk.backed.writes, now);
-        }
-        disk.zones_due.get_or_insert(now + ZONE_QUIET_NS);
-    }
-
-    /// Removes the bypass marks of zones that had no recent writes and whose data is durable on the
-    /// backing.
-    pub(super) fn pump_zones(&mut self, now: Instant, id: DiskId) {
-        let disk = self.disk_mut(id);
-        if disk.holds || disk.zones_due.is_none_or(|due| due > now) {
-            return;
-        }
-        let Some(journal) = &mut disk.journal else { return };
-        let flushed = disk.backed.flushed;
-        let mut unflushed = false;
-        disk.zones.retain(|zone, (in_flight, writes, since)| {
-            let quiet = *in_flight == 0 && now - *since >= ZONE_QUIET_NS;
-            unflushed |= quiet && *writes > flushed;
-            let done = quiet && *writes <= flushed;
-            if done {
-                journal.writer.unmark(*zone);
-            }
-            !done
-        });
-        disk.zones_due = (!disk.zones.is_empty()).then(|| now + ZONE_QUIET_NS);
-        if unflushed && !disk.destager.is_flushing() && self.flush_backing(now, id) {
-            self.disk_mut(id).destager.begin_flush();
         }
     }
 }

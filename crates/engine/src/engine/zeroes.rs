@@ -5,7 +5,7 @@
 //! |---|---|
 //! | up to [`BUFFER_SECTORS`] whole sectors | all of its sectors |
 //! | longer, up to [`ZEROES_BYTES_MAX`] bytes of whole sectors | [`BUFFER_SECTORS`] sectors; several I/Os write the same sectors |
-//! | parts of sectors, up to [`SHORT_BYTES_MAX`] bytes | all of its sectors, merged as those of a write (`partial.rs`) |
+//! | parts of sectors, up to [`SHORT_BYTES_MAX`] bytes | all of its sectors, merged like those of a partial write (`partial.rs`) |
 //!
 //! Other zero writes go to the backing. When no buffer is free, all zero writes go to the backing.
 
@@ -49,8 +49,8 @@ impl Active {
         (self.request.offset | self.request.len).is_multiple_of(SECTOR_BYTES)
     }
 
-    /// Returns the memory of a change's first sector: the buffer, and the offset in it. A zero
-    /// write that has no buffer yet has no such memory.
+    /// Returns the buffer that holds a change's first sector, and the offset in this buffer.
+    /// Returns `None` for a zero write that has no buffer yet.
     pub(super) fn payload(&self) -> Option<(BufferId, u32)> {
         let zeroes = self.zeroes.map(|piece| (piece.id, piece.offset));
         self.request.buffer.map(|id| (id, 0)).or(zeroes)
@@ -87,8 +87,8 @@ impl Engine {
         true
     }
 
-    /// Lets `runs` of a zero write start at the write's buffer. Long runs are split into several
-    /// runs of the same zeroes.
+    /// Makes `runs` of a zero write refer to the write's buffer of zeroes. Long runs are split into
+    /// several runs that write the same zeroes.
     pub(super) fn place_zeroes(&mut self, slot: u32) {
         let Active { range, zeroes: Some(piece), .. } = self.requests[slot] else { return };
         let start = piece.first_sector();

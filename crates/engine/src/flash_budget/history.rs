@@ -8,7 +8,7 @@ const STEPS: usize = 48;
 /// Length of a step, nanoseconds.
 const STEP_NS: u64 = DAY_NS / STEPS as u64;
 
-/// Flash writes of the last 24 hours. Times are nanoseconds since any origin, which a restart keeps.
+/// Flash writes of the last 24 hours. Times are nanoseconds since an origin that a restart keeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     /// Number of the current step since the origin.
@@ -56,8 +56,8 @@ impl History {
         }
     }
 
-    /// Returns the bytes written in the last 24 hours, and the time that they cover, nanoseconds. The
-    /// time is shorter for a history that began later.
+    /// Returns the bytes written in the last 24 hours, and the time that they cover, nanoseconds.
+    /// This time is shorter for a history that began later.
     pub fn last_day(&mut self, now_ns: u64) -> (u64, u64) {
         self.advance(now_ns);
         let covered = DAY_NS - STEP_NS + now_ns % STEP_NS;

@@ -1,9 +1,9 @@
-//! The limit of one cache's flash writes: refuses to copy clean data into flash in steps, as less
-//! of the cache's budget is saved.
+//! The limit of one cache's flash writes: the less of the cache's budget is saved, the more copies
+//! of clean data are refused.
 //!
-//! The *pressure* is 0 while at least half of what the cache can save is saved, and
-//! [`PRESSURE_MAX`] when nothing is. Between two steps, the hash of a block decides which step
-//! applies to it, so that the number of refused blocks grows evenly with the pressure:
+//! The *pressure* is 0 while at least half of the budget that the cache can save is saved, and
+//! [`PRESSURE_MAX`] when nothing is saved. Between two steps, the hash of a block decides which
+//! step applies to the block, so that the number of refused blocks grows evenly with the pressure:
 //!
 //! | pressure, of 1024 | refused |
 //! |---|---|

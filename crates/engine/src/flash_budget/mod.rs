@@ -157,7 +157,7 @@ struct Account {
 pub struct FlashBudget {
     settings: Settings,
     at: Instant,
-    /// Product of bytes a day and nanoseconds that did not make a whole byte.
+    /// Part of the budget that is less than a byte: bytes a day times nanoseconds.
     remainder: u128,
     /// Budget or debt that belongs to no cache.
     common: i64,

@@ -115,7 +115,7 @@ impl Index {
             if !marks.unknown.is_empty() {
                 (first..first + count).for_each(|sector| _ = marks.unknown.remove(&sector));
             }
-            // The entry of a sector is that of its first copy, and counts for both copies.
+            // Both copies of a sector share one entry, which is removed with the first copy.
             if !marks.parts.is_empty() && !marks.first_of.contains_key(&frame) {
                 self.forget_units(first, count);
             }

@@ -1,5 +1,5 @@
-//! Dirty sectors of which flash has only some parts, because guests wrote only these and flash had
-//! no other content of the sector (docs/decisions/0072).
+//! Dirty sectors of which flash has only some parts, because guests wrote only these parts and the
+//! rest of the sector was not cached (docs/decisions/0072).
 //!
 //! A *unit* is 512 bytes. A set of a sector's units is a byte: bit *n* is the unit at bytes
 //! 512 *n* to 512 *n* + 511. The sector's other bytes on flash have no meaning.
@@ -19,16 +19,14 @@ pub(crate) const ALL_UNITS: u8 = u8::MAX;
 /// there may be twice as many: some from change records, and others from a newer part of the dump.
 pub(crate) const PARTS_MAX: usize = 24;
 
-/// Returns the parts of a sector that its units form, in bytes from its start. Adjacent units are one
-/// part.
+/// Returns the byte ranges of a sector that these units cover, from the sector's start. Adjacent
+/// units form one range.
 pub(crate) fn unit_runs(units: u8) -> impl Iterator<Item = Range<u64>> {
-    let mut left = u16::from(units);
-    std::iter::from_fn(move || {
-        let first = left.trailing_zeros();
-        let count = (left >> first.min(15)).trailing_ones();
-        left &= !(((1 << count) - 1) << first.min(15));
-        let bytes = |unit: u32| u64::from(unit) * UNIT_BYTES;
-        (count > 0).then(|| bytes(first)..bytes(first + count))
+    let has = move |unit: u64| units >> unit & 1 == 1;
+    let begins = move |unit: &u64| has(*unit) && (*unit == 0 || !has(*unit - 1));
+    (0..8).filter(begins).map(move |first| {
+        let end = (first..8).find(|unit| !has(*unit)).unwrap_or(8);
+        first * UNIT_BYTES..end * UNIT_BYTES
     })
 }
 
@@ -100,6 +98,26 @@ impl Index {
             if self.is_dirty(sector) {
                 self.set_units(sector, units);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_whole_units_in_order_and_apart() {
+        for units in 0..=ALL_UNITS {
+            let runs: Vec<Range<u64>> = unit_runs(units).collect();
+            assert!(runs.windows(2).all(|pair| pair[0].end < pair[1].start), "{units:08b}: {runs:?}");
+            let has = |unit: u64| runs.iter().any(|run| run.contains(&(unit * UNIT_BYTES)));
+            let found = (0..8).filter(|unit| has(*unit)).fold(0, |all, unit| all | 1 << unit);
+            assert_eq!(found, units);
+            assert!(
+                runs.iter()
+                    .all(|run| run.start.is_multiple_of(UNIT_BYTES) && run.end.is_multiple_of(UNIT_BYTES))
+            );
         }
     }
 }

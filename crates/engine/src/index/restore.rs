@@ -27,8 +27,8 @@ pub(crate) enum Copy {
 pub(crate) struct Restoring {
     index: Index,
     second: Bitmap,
-    /// The last recorded units of sectors of the disk that were incomplete. Sectors that are not
-    /// dirty in the end do not count.
+    /// The last recorded units of each incomplete sector of the disk. Sectors that are not dirty
+    /// after the last record are ignored.
     parts: BTreeMap<u64, u8>,
 }
 
@@ -165,8 +165,8 @@ impl Restoring {
         }
     }
 
-    /// Sets the recorded units of a block's sectors to those in `parts`, which has sectors of the disk
-    /// with their units. All other sectors of the block are complete.
+    /// Sets the recorded units of a block's sectors. `parts` has the incomplete sectors of the disk
+    /// with their units. All other sectors of the block become complete.
     #[inline]
     pub(crate) fn set_parts(&mut self, block: BlockNo, parts: &[(u64, u8)]) {
         if parts.is_empty() && self.parts.is_empty() {

@@ -153,7 +153,7 @@ pub(crate) fn hash(block: BlockNo) -> u64 {
 mod tests {
     use super::*;
 
-    /// Adds entries until each bucket has a count, and more.
+    /// Adds entries until each bucket has a count, and then more entries.
     #[test]
     fn a_search_ends_when_every_bucket_counts_someone() {
         let frames = 24;

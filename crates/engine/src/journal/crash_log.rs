@@ -1,19 +1,19 @@
 //! The *crash log* of a journal: the newest records, in memory that outlives the process.
 //!
 //! A write is acknowledged when flash has its data and the journal has its record, but the record
-//! may not be in a written page yet. If the process is killed between the two, the guest reconnects
-//! and continues. The guest expects that reads return the write, and that a flush on the new
-//! connection makes the write durable. So the engine also copies each record to a
+//! may not be in a written page yet. If the process is killed before the page is written, the guest
+//! reconnects and continues. The guest expects that reads return the write, and that a flush on the
+//! new connection makes the write durable. So the engine also copies each record to a
 //! [`SurvivingMemory`] before it acknowledges the write. Recovery appends these records to the
 //! journal tail. If the data on flash has a different checksum than the *set* record of a dirty
 //! sector, the sector is damaged, because its data was written before the record was made.
 //!
-//! A power failure empties the memory. That is permitted, because a power failure may lose
-//! unflushed writes.
+//! The crash log need not survive a power failure, because a power failure may lose unflushed
+//! writes.
 //!
 //! # Layout
-//! 256 KiB for records, and 16 KiB for pages; 32 bytes for each. Entry *n* is at position *n*
-//! modulo the number of entries. Integers are little-endian.
+//! The log has 256 KiB for records, then 16 KiB for pages. Each entry takes 32 bytes. Entry *n* is
+//! at position *n* modulo the number of entries. Integers are little-endian.
 //!
 //! | bytes | record | page |
 //! |---|---|---|
@@ -47,7 +47,7 @@ pub trait SurvivingMemory: std::fmt::Debug + Send {
     /// Copies bytes to this offset. After this call, the bytes survive if the process is killed.
     fn write(&mut self, offset: usize, bytes: &[u8]);
 
-    /// Removes the memory from the view of later processes. Nothing is written afterwards.
+    /// Hides the memory from later processes. No `write` follows.
     fn remove(&mut self) {}
 }
 
@@ -101,13 +101,13 @@ impl CrashLog {
         log
     }
 
-    /// Adds the changes up to number `pushed` that were not handled yet. `record_of` returns the
+    /// Adds the changes up to number `pushed` that were not added yet. `record_of` returns the
     /// record of a change.
     #[inline]
     pub(super) fn add(&mut self, pushed: u64, record_of: impl Fn(u64) -> Record) {
         for number in self.handled + 1..=pushed {
-            // A new entry must not replace an entry that is still needed. After a missing entry, a
-            // log has no later ones, so recovery can tell a damaged log.
+            // A new entry must not replace an entry that is still needed. After a missing entry,
+            // the log gets no more entries, so recovery can tell that the log is damaged.
             if number - self.written > RECORDS || self.missing > self.written {
                 self.missing = self.missing.max(number);
                 continue;

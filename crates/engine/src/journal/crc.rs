@@ -67,7 +67,7 @@ impl Crc {
 mod tests {
     use super::*;
 
-    /// The examples of RFC 3720, B.4.
+    /// Compares checksums with the examples in RFC 3720, appendix B.4.
     #[test]
     fn known_checksums() {
         let crc = |bytes: &[u8]| Crc::new().add(bytes).finish();

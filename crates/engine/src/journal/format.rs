@@ -39,7 +39,7 @@ pub(super) const DUMP_BYTES_MIN: usize = PAGE_BYTES - RECORDS_AT - CHANGES_MAX *
 const FLAG_CLEAN: u8 = 1;
 const SET_DIRTY: u8 = 1;
 const SET_SECOND: u8 = 2;
-/// The record has the units of an incomplete sector in place of the number of sectors.
+/// Flag of a *set* record with the units of an incomplete sector in place of a number of sectors.
 const SET_UNITS: u8 = 4;
 const NO_BLOCK: u32 = u32::MAX;
 const FRAME_VALID: u8 = 1;
@@ -97,8 +97,8 @@ pub(super) enum Kind {
     Clean,
     Drop,
     Unproven,
-    /// The units of an incomplete dirty sector when the page was sealed. Such records follow those of
-    /// changes.
+    /// The units of an incomplete dirty sector when the page was sealed. On a page, *part* records
+    /// follow the records of changes.
     Part {
         units: u8,
     },
@@ -309,8 +309,8 @@ impl FrameState {
         Some(at)
     }
 
-    /// Decodes the rest of a frame that has one sector. This is a fast path, because a dump can
-    /// have millions of such frames.
+    /// Decodes the rest of a frame that has one sector. This function is a fast path, because a
+    /// dump can have millions of such frames.
     fn read_single(&mut self, flags: u8, rest: &[u8]) -> Option<usize> {
         let bit = |mask| u64::from(flags & mask != 0);
         let (valid, dirty, unproven) = (bit(FRAME_VALID), bit(FRAME_DIRTY), bit(FRAME_UNPROVEN));

@@ -98,8 +98,8 @@ impl<'a> Proof<'a> {
         }
     }
 
-    /// Chooses between the two copies of a sector whose last committed checksum is `last`. The
-    /// checksums for which `is_superseded` returns true were committed before it. Returns the
+    /// Chooses between the two copies of a sector whose last committed checksum is `last`.
+    /// Checksums for which `is_superseded` returns true were committed before `last`. Returns the
     /// checksum of the chosen copy; `None` if neither copy can be read.
     pub(super) fn choose(
         &self,

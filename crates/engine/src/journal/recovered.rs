@@ -42,8 +42,7 @@ pub struct Summary {
     /// Number of clean sectors that were dropped, because writes to the backing near them may have
     /// been in progress.
     pub sectors_distrusted: u64,
-    /// Number of dirty sectors in missing segments. These are acknowledged writes that are lost
-    /// unless the segments return.
+    /// Number of dirty sectors in missing segments. Their data is lost unless the segments return.
     pub sectors_missing: u64,
     /// Size of the cached disk in bytes.
     pub disk_bytes: u64,
@@ -136,8 +135,8 @@ impl Recovered {
         &self.parted
     }
 
-    /// Treats the dirty sectors that the journal tail describes as durable. This is correct if the
-    /// power has failed since they were written to flash.
+    /// Treats the dirty sectors that the journal tail describes as durable. The sectors are durable
+    /// if the power has failed since they were written to flash.
     pub fn trust_tail(&mut self) {
         self.tail.clear();
     }
@@ -153,8 +152,8 @@ impl Recovered {
         self.count();
     }
 
-    /// Marks clean sectors as unverified, because the backing may have changed. They are served
-    /// only after a comparison with the backing.
+    /// Marks clean sectors as unverified, because the backing may have changed. Unverified sectors
+    /// are served only after a comparison with the backing.
     pub fn distrust_clean(&mut self) {
         self.index.distrust_clean();
         self.count();

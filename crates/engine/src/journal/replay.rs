@@ -20,8 +20,9 @@
 //!
 //! An *applied* record has the same effect as a record before the last known commit.
 //!
-//! The *part* records of a page list all sectors that were incomplete when the page was sealed. They
-//! count for the frames that the same page dumps. *Set* records have all other changes of units.
+//! The *part* records of a page list all sectors that were incomplete when the page was sealed.
+//! They apply to the frames that the same page dumps. All other changes of units are in *set*
+//! records.
 //!
 //! The older copy in the last row is in another frame, and the undone *set* record would have
 //! replaced it. The record in the last row shows that the backing has newer data than this copy.
@@ -99,7 +100,8 @@ pub struct Replay {
     doubtful: Vec<u64>,
     /// Dirty sectors of the disk without a recorded checksum whose two copies differ.
     pub(super) parted: Vec<u64>,
-    /// Disk sectors without a proved checksum, with checksums that were committed before the last one.
+    /// Disk sectors without a proved checksum, each with a checksum that was committed before the
+    /// last one.
     pub(super) superseded: BTreeSet<(u64, u32)>,
     /// Blocks of the current page, and frames of its records.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),
@@ -229,9 +231,8 @@ impl Replay {
         std::hint::black_box(seen);
     }
 
-    /// Returns the cache sectors to read, in ascending order. These are the sectors that *set*
-    /// records of the journal tail call dirty, sectors whose two copies may differ, and samples of
-    /// their segments.
+    /// Returns the cache sectors to read, in ascending order: the sectors that *set* records of the
+    /// journal tail call dirty, sectors whose two copies may differ, and samples of their segments.
     fn find_doubtful(&self) -> Vec<u64> {
         let index = self.restoring.index();
         let unproven = self.tail.iter().filter(|record| record.kind == Kind::Unproven);

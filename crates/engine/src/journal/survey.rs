@@ -4,7 +4,7 @@
 //! | pages | result |
 //! |---|---|
 //! | a last page, and no page records a later commit | [`Ring::Whole`] up to the last page |
-//! | a page records a commit after the last page, or without one | [`Ring::Damaged`] |
+//! | a page records a later commit than the last page, or a commit without a last page | [`Ring::Damaged`] |
 //! | no last page and no commit | [`Ring::Unfinished`] |
 //!
 //! Pages may arrive in any order and from both copies, and invalid pages are ignored. The survey

@@ -33,6 +33,7 @@
 //! less than 2P pages before that commit. The page to be sealed next is at most U pages after *C*.
 //! So recovery never needs pages more than 2P + 2U back.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 
 use super::crash_log::{CrashLog, SurvivingMemory};
@@ -109,6 +110,10 @@ pub(crate) struct Writer {
     /// For each sector, `newest` has the number of the last change in this list.
     fresh: VecDeque<(u64, (FrameNo, u8))>,
     newest: BTreeMap<(FrameNo, u8), u64>,
+    /// Blocks of which changes dropped data, with the number of the last of these changes, until that
+    /// change is committed. `drops_of` has the number of entries of each block.
+    dropped: VecDeque<(u64, BlockNo)>,
+    drops_of: BTreeMap<BlockNo, u32>,
     /// Number of pushed changes, and of those in sealed pages.
     pushed: u64,
     recorded: u64,
@@ -188,6 +193,8 @@ impl Writer {
             pending: VecDeque::new(),
             fresh: VecDeque::new(),
             newest: BTreeMap::new(),
+            dropped: VecDeque::new(),
+            drops_of: BTreeMap::new(),
             pushed: 0,
             recorded: 0,
             sealed: 0,
@@ -219,7 +226,28 @@ impl Writer {
             self.fresh.push_back((self.pushed, (frame, sector)));
             self.newest.insert((frame, sector), self.pushed);
         }
+        if let Change::Drop { block, .. } = change {
+            self.note_drop(block);
+        }
         self.pending.push_back(change);
+    }
+
+    /// Records that the last change drops data of a block.
+    fn note_drop(&mut self, block: BlockNo) {
+        match self.dropped.back_mut() {
+            // The sectors of a block are dropped one after the other.
+            Some((number, last)) if *last == block => *number = self.pushed,
+            _ => {
+                self.dropped.push_back((self.pushed, block));
+                *self.drops_of.entry(block).or_default() += 1;
+            }
+        }
+    }
+
+    /// Returns true if recovery might still find data of a block that was dropped, because not all
+    /// records of drops are durable.
+    pub(crate) fn has_undurable_drop(&self, block: BlockNo) -> bool {
+        self.drops_of.contains_key(&block)
     }
 
     /// Returns true if the last dirty *set* of this sector is durable, with its data.
@@ -346,11 +374,11 @@ impl Writer {
         sequence
     }
 
-    /// Returns the number of changes in the next page, at most `room`. The *sets* of a dirty sector's two copies
-    /// stay in one page, because a crash that leaves one of two pages must not leave one of two
-    /// copies. An *unproven* record stays in the page of the *set* records that it follows. Without
-    /// the *unproven* record, recovery would expect the checksum of a sector that may have been
-    /// overwritten.
+    /// Returns the number of changes in the next page, at most `room`. The *sets* of a dirty
+    /// sector's two copies stay in one page, because a crash that leaves one of two pages must not
+    /// leave one of two copies. An *unproven* record stays in the page of the *set* records that it
+    /// follows. Without the *unproven* record, recovery would expect the checksum of a sector that
+    /// may have been overwritten.
     fn changes_in_page(&self, room: usize) -> usize {
         let most = self.pending.len().min(self.limits.changes).min(room);
         let begins = |at: &usize| match self.pending.get(*at) {
@@ -397,6 +425,15 @@ impl Writer {
                 let (change, sector) = self.fresh.pop_front().expect("there is one");
                 if self.newest.get(&sector) == Some(&change) {
                     self.newest.remove(&sector);
+                }
+            }
+            while self.dropped.front().is_some_and(|(change, _)| *change <= recorded) {
+                let (_, block) = self.dropped.pop_front().expect("there is one");
+                if let Entry::Occupied(mut count) = self.drops_of.entry(block) {
+                    match *count.get() {
+                        1 => _ = count.remove(),
+                        _ => *count.get_mut() -= 1,
+                    }
                 }
             }
         }
@@ -488,11 +525,18 @@ impl Writer {
     pub(crate) fn bytes(&self) -> u64 {
         let pending = self.pending.capacity() * size_of::<Change>();
         let fresh = self.fresh.capacity() * 16 + self.newest.len() * 32;
+        let drops = self.dropped.capacity() * 16 + self.drops_of.len() * 16;
         let pages = self.uncommitted.capacity() * 16 + self.complete.capacity() * 16;
         let zones = size_of::<Zones>() + self.unmarks.capacity() * 16;
         let log = self.crash_log.as_ref().map_or(0, CrashLog::bytes);
-        (pending + fresh + pages + zones + log + self.of.ordinals.capacity() * 4 + size_of::<FrameState>())
-            as u64
+        (pending
+            + fresh
+            + drops
+            + pages
+            + zones
+            + log
+            + self.of.ordinals.capacity() * 4
+            + size_of::<FrameState>()) as u64
     }
 }
 

@@ -1,9 +1,9 @@
 //! Detects sequential readers of one disk, and decides how far to read ahead.
 //!
 //! The design follows Linux's on-demand readahead (Fengguang Wu et al., "On the Design of a New
-//! Linux Readahead Framework", ACM SIGOPS Operating Systems Review 42(5), 2008). It needs no timers
-//! and no settings. Sequential requests make a run, whose read-ahead window doubles while the
-//! reader continues. The window shrinks if pages were evicted before they were read.
+//! Linux Readahead Framework", ACM SIGOPS Operating Systems Review 42(5), 2008). Read-ahead needs
+//! no timers and no settings. Sequential requests make a run, whose read-ahead window doubles while
+//! the reader continues. The window shrinks if pages were evicted before they were read.
 
 /// Number of sequential runs that are tracked.
 const RUNS: usize = 16;

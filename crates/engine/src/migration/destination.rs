@@ -2,10 +2,10 @@
 //! and serves the disk after the hand-over.
 //!
 //! The destination records that it awaits an unknown disk before it answers the source. So after a
-//! restart it still awaits the disk, trusts no cached data, and answers the source's calls as
-//! before. Cached data of an awaited disk was read from the source since this state machine was
-//! created. Before the destination answers `changed`, it invalidates the ranges that the source
-//! changed after they were read.
+//! restart the destination still awaits the disk, trusts no cached data, and answers the source's
+//! calls as before. Cached data of an awaited disk was read from the source since this state
+//! machine was created. Before the destination answers `changed`, it invalidates the ranges that
+//! the source changed after they were read.
 //!
 //! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in
 //! the same attempt. A source that has sent `yours` never serves the disk again.

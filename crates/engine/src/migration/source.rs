@@ -264,8 +264,8 @@ impl Source {
         true
     }
 
-    /// Continues if a pause has ended. If a time limit is reached, thaws the disk or ends a
-    /// cancellation.
+    /// Continues the migration if a pause has ended. If a time limit is reached, thaws the disk or
+    /// ends a cancellation.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.limit.is_some_and(|at| at <= now) {
             self.limit = None;

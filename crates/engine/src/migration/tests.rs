@@ -126,7 +126,8 @@ fn a_source_that_another_host_has_overtaken_gives_way() {
     act(&mut source, SourceAct::Record(Record::Away { session: SESSION, taken: false }));
 }
 
-/// The destination would delay its answer to an empty list of changes, and the guest would wait.
+/// A frozen source without changes sends no empty list of changes: the destination would delay its
+/// answer, and the guest would wait.
 #[test]
 fn a_frozen_source_without_changes_sends_a_call_that_is_answered_at_once() {
     let mut source = copying();

@@ -65,7 +65,8 @@ proptest! {
         prop_assert!((total(&bidders, &sizes) - optimum(capacity, &bidders)).abs() < 1e-6);
     }
 
-    /// Loops: the hull promises hits that a part of an edge does not have.
+    /// Disks with loops: the hull of a curve promises hits that only a whole step of the curve
+    /// adds.
     #[test]
     fn steps_are_divided_nearly_optimally(
         disks in prop::collection::vec(prop::collection::vec((1u64..20, 0u32..50), 1..6), 1..6),

@@ -8,8 +8,8 @@
 //! in B2 that T1 is too large. Each such miss moves the target length of T1; the shorter the list,
 //! the larger the move. The list above its target loses a block.
 //!
-//! The policy remembers evicted blocks exactly and in order. This takes 30 bytes per frame, more
-//! than the daemon allows.
+//! The policy remembers evicted blocks exactly and in order. The exact order takes 30 bytes per
+//! frame, more than the daemon allows.
 
 use super::list::{self, Links, List};
 use super::remembered::{self, Remembered};

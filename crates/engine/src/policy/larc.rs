@@ -8,7 +8,8 @@
 //! more time to be missed again. The paper does not say how a queue above its target shrinks. Here
 //! the next new block removes as many entries as necessary.
 //!
-//! The policy remembers blocks exactly. This takes 26 bytes per frame, more than the daemon allows.
+//! The policy remembers blocks exactly. The exact queue takes 26 bytes per frame, more than the
+//! daemon allows.
 
 use super::list::{self, Links, List};
 use super::remembered::Remembered;
@@ -86,8 +87,8 @@ impl Policy for Larc {
     }
 
     fn insert(&mut self, frame: FrameNo, block: BlockNo) {
-        // The block leaves the queue only now. It must stay remembered if it could not be inserted
-        // because every candidate for eviction was busy.
+        // The block leaves the queue only now. If the block could not be inserted because every
+        // candidate for eviction was busy, it must stay remembered.
         if let Some(number) = self.remembered.find(block) {
             self.forget(number);
         }

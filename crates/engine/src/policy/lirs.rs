@@ -10,7 +10,7 @@
 //! eviction, until they reach its end.
 //!
 //! The paper does not limit S. Here S remembers as many evicted blocks as the cache has frames, and
-//! forgets the earliest first. This takes 45 bytes per frame: too many for the daemon.
+//! forgets the earliest first. The stack takes 45 bytes per frame: too many for the daemon.
 
 use super::list::{self, Links, List};
 use super::remembered::{self, Remembered};

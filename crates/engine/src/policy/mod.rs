@@ -127,7 +127,7 @@ pub trait Policy: Send {
 
     /// Records an access to a block that is not in the cache, and returns true if the block is
     /// admitted. The caller then calls `evict` if no frame is free, and `insert`, unless every
-    /// candidate was busy. Policies that learn from misses do so here.
+    /// candidate was busy. In this call, policies learn from misses.
     fn admit(&mut self, _block: BlockNo) -> bool {
         true
     }

@@ -1,6 +1,6 @@
 //! 2Q: new blocks enter a FIFO, and a block that is missed again soon after it left the FIFO enters
 //! an LRU. Johnson and Shasha: "2Q: a low overhead high performance buffer management replacement
-//! algorithm", VLDB 1994. This is the full version.
+//! algorithm", VLDB 1994. The module implements the paper's full version.
 //!
 //! The FIFO (A1in in the paper) is limited to a quarter of the cache. Uses of a block in the FIFO
 //! do not count, because they are mostly part of one operation. Blocks that leave the FIFO are

@@ -103,7 +103,7 @@ pub(super) struct WTinyLfu {
     /// Approximate number of requests of each block that is not in the cache. `marks` has the
     /// counts of the blocks in the cache.
     sketch: Sketch,
-    /// Number of counted requests. It is halved whenever the counts are halved.
+    /// Number of counted requests, which is halved whenever the counts are halved.
     requests: u64,
     requests_max: u64,
     window_max: u32,

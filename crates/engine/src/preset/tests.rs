@@ -77,7 +77,8 @@ fn vfrc_is_volatile() {
 
 /// SYSTEMS §1: "If any part is missing: miss; the *whole* request is read from the backing disk,
 /// returned, and written into the cache at the same time". While the cache fills, the first candidate
-/// of the chooser admits every accessed block, as the source does. Afterwards it admits fewer.
+/// of the chooser admits every accessed block, as the source does. When the cache is full, the
+/// chooser's first candidate admits fewer blocks.
 #[test]
 fn vfrc_and_auto_choose_policy_and_admission() {
     for name in ["vfrc", "auto"] {

@@ -9,13 +9,13 @@
 //! reports, each host computes its own part of the datastore's rate.
 //!
 //! The *level* is the rate per share: the units per second that one share receives when the
-//! datastore is overloaded. It is equal for every disk of the datastore. A throttled disk demands
-//! its shares times the rate per share, or its reservation, whichever is more. A disk that is not
-//! throttled demands the rate that it uses. The demand of all disks of a host, divided by the rate
-//! per share, is the host's *wanted shares*. Each host makes a [`Report`] at intervals. From the
-//! latest reports of all hosts, [`agree`] computes the next rate per share, and the number of I/Os
-//! per share that may be in flight in the datastore. All hosts compute the same result without a
-//! coordinator, and do not wait for missing reports.
+//! datastore is overloaded. The level is equal for every disk of the datastore. A throttled disk
+//! demands its shares times the rate per share, or its reservation, whichever is more. A disk that
+//! is not throttled demands the rate that it uses. The demand of all disks of a host, divided by
+//! the rate per share, is the host's *wanted shares*. Each host makes a [`Report`] at intervals.
+//! From the latest reports of all hosts, [`agree`] computes the next rate per share, and the number
+//! of I/Os per share that may be in flight in the datastore. All hosts compute the same result
+//! without a coordinator, and do not wait for missing reports.
 
 /// One host's report about a datastore.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -31,7 +31,8 @@ use crate::units::Instant;
 pub struct FlowId(pub u32);
 
 /// Maximum time for which a flow may catch up later, if it sent less I/O than it may, nanoseconds.
-/// It is also the burst that a limit permits: the amount of a tenth of a second, or one I/O.
+/// The same time sets the burst that a limit permits: the amount of a tenth of a second, or one
+/// I/O.
 pub(super) const CREDIT_NS: u64 = 100_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;

@@ -26,9 +26,9 @@ impl SimRng {
 /// The load of a flow.
 #[derive(Clone, Copy, Debug)]
 enum Demand {
-    /// This number of I/Os is always outstanding.
+    /// A constant number of I/Os is always outstanding.
     Depth(u64),
-    /// This number of I/Os arrives per second, irregularly.
+    /// I/Os arrive irregularly, at this mean rate per second.
     Rate(u64),
     /// Like `Depth`, but only in every other half second.
     Bursts(u64),

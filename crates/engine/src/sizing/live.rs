@@ -150,7 +150,7 @@ impl Live {
                 self.seen.write_bytes += request.len;
                 self.windows[1].write_bytes += request.len;
             }
-            Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer => return,
+            Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::DaemonFlush | Op::ReadForPeer => return,
             Op::Prefetch | Op::Discard(_) | Op::WriteZeroes(..) => {}
         }
         note(&mut self.small, request);
@@ -204,8 +204,8 @@ impl Live {
         }
     }
 
-    /// Returns the current result. This takes time in proportion to the length of the curves, some
-    /// ten thousand steps.
+    /// Returns the current result. The call takes time in proportion to the length of the curves,
+    /// some ten thousand steps.
     pub fn report(&self, now: Instant) -> Sizing {
         Sizing {
             elapsed_ns: now - self.since,
@@ -248,7 +248,7 @@ fn note<const SECTORS: usize>(sampler: &mut Sampler<SECTORS>, request: &Request)
             access(sampler, whole, 0);
         }
         Op::Discard(_) | Op::WriteZeroes(..) => invalidate(sampler, covered),
-        Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer => {}
+        Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::DaemonFlush | Op::ReadForPeer => {}
     }
 }
 

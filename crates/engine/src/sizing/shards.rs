@@ -6,7 +6,8 @@
 //! sampling rate, estimates the distance among all blocks. At a fixed rate the threshold is
 //! constant. At a fixed number of samples, the threshold falls whenever there is one sample too
 //! many, and the samples above it are removed. An access is weighted by the inverse of the sampling
-//! rate at its time. This is equivalent to rescaling the histogram at every fall of the threshold.
+//! rate at its time. These weights are equivalent to rescaling the histogram at every fall of the
+//! threshold.
 //!
 //! Two differences from the paper reduce the error at the same number of samples:
 //!
@@ -16,12 +17,13 @@
 //!   more variance. Each region of 4096 blocks starts its sequence at a different position, so that
 //!   no stride of the workload can follow the sequence for long.
 //! * The number of accesses N is known, while the samples give an estimate N′. The paper's
-//!   SHARDS-adj counts the difference as hits at any size. That is right if very hot blocks are
-//!   missing among the samples. It is wrong if the samples include too many blocks that are used
+//!   SHARDS-adj counts the difference as hits at any size. SHARDS-adj is right if very hot blocks
+//!   are missing among the samples, and wrong if the samples include too many blocks that are used
 //!   once. Here the difference is distributed like the accesses of the sampled blocks, each
-//!   weighted by its block's number of accesses. This is the regression estimator of sampling
-//!   theory (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992, chapter 6). A
-//!   deficit beyond one standard deviation of N′ is attributed to a hot block, as in SHARDS-adj.
+//!   weighted by its block's number of accesses. This distribution is the regression estimator of
+//!   sampling theory (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992,
+//!   chapter 6). A deficit beyond one standard deviation of N′ is attributed to a hot block, as in
+//!   SHARDS-adj.
 //!
 //! One sample stands for 1 / (sampling rate) blocks. The samples say nothing about smaller caches.
 //! For these, the miss ratio is assumed to fall by the same amount with each doubling of the cache
@@ -325,8 +327,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         Some(self.samples.add(sample))
     }
 
-    /// Removes the eighth of the samples with the highest positions. It would cost too much to scan
-    /// all samples in order to remove one, or to keep the samples in order of position.
+    /// Removes the eighth of the samples with the highest positions. To remove a single sample, all
+    /// samples would have to be scanned or kept in order of position, which costs too much.
     #[cold]
     fn lower_threshold(&mut self) {
         self.threshold = (self.threshold - (self.threshold / 8).max(1)).max(self.threshold_min);

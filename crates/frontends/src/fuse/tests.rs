@@ -171,7 +171,7 @@ fn reads_are_cut_at_the_end() {
     rig.is_idle();
 }
 
-/// Reads through such a file do not stay in the cache; writes are treated like any others.
+/// Reads through a file for backups do not stay in the cache. Writes are treated like any others.
 #[test]
 fn a_file_for_backups_promotes_nothing() {
     for promote in [Promote::Usual, Promote::Never] {
@@ -267,7 +267,8 @@ fn the_file_has_one_size_and_changing_owners() {
     rig.is_idle();
 }
 
-/// The kernel is notified to read the attributes again. Later requests are cut at the new end.
+/// When the disk grows, the kernel is notified to read the attributes again. Later requests are cut
+/// at the new end.
 #[test]
 fn the_file_grows_with_its_disk() {
     let mut rig = Rig::new(false);

@@ -104,8 +104,8 @@ pub struct RunnerUp {
     pub mean_ns: Option<u64>,
 }
 
-/// Returns the finalists, best first. Each is the smallest sufficient cache of its combination of
-/// policy, admission and block size.
+/// Returns the finalists, best first. A finalist is the smallest sufficient cache with its
+/// combination of policy, admission and block size.
 pub(super) fn choose(
     trials: &Trials<'_, '_>,
     first: Setting,

@@ -25,7 +25,7 @@ use hob_trace::Record;
 /// Maximum number of measured requests, and of the sectors that they touch. The engine handles each
 /// sector, so large requests take as much time as many small ones.
 const WINDOW_MAX: (usize, u64) = (50_000, 400_000);
-/// The same for the requests that warm the cache before the measured requests.
+/// Maximum number of requests that warm the cache before the measured ones, and of their sectors.
 const WARM_MAX: (usize, u64) = (150_000, 1_200_000);
 /// The backing counts as overloaded if reads at the trace's times take this many times longer than
 /// reads sent one at a time, and if the requests, sent one at a time, take longer than in the

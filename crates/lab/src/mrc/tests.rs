@@ -372,7 +372,7 @@ fn a_hundredth_of_the_blocks_is_enough() {
     }
 }
 
-/// Both process the same accesses, for any writes and any block size.
+/// The exact curve and the sampled curve process the same accesses, for any writes and block size.
 #[test]
 fn samples_of_a_trace_estimate_its_block_curve() {
     let mut dice = Prng::new(5);

@@ -26,7 +26,7 @@ pub enum TransferCall {
     Hottest(Answer<Vec<u64>>),
     /// Return the valid sector ranges in these cache blocks.
     Extents(Vec<u64>, Answer<Vec<(u64, u64)>>),
-    /// Flush the disk: either [`Op::Flush`] or [`Op::Settle`].
+    /// Flush the disk: either [`Op::DaemonFlush`] or [`Op::Settle`].
     Flush(Op, Answer<()>),
     /// Invalidate these sector ranges in the cache. Parts that were already pulled are pulled
     /// again.
@@ -106,9 +106,10 @@ impl ShardHandle {
         self.transfer(id, |answer| TransferCall::Extents(blocks, answer)).await
     }
 
-    /// Flushes a disk like a guest's flush request.
+    /// Makes all acknowledged writes of a disk durable, like a guest's flush. Statistics of guests do
+    /// not count it, and the disk's limits do not apply.
     pub async fn flush(&self, id: DiskId) -> Result<(), ShardError> {
-        self.transfer(id, |answer| TransferCall::Flush(Op::Flush, answer)).await
+        self.transfer(id, |answer| TransferCall::Flush(Op::DaemonFlush, answer)).await
     }
 
     /// Flushes the backing of a frozen disk, so that all acknowledged writes are durable before the

@@ -178,8 +178,8 @@ calls! {
     order abandon: Abandon { id: DiskId };
 
     /// Abandons the backing of a disk that is being removed, because the backing does not answer.
-    /// Has no effect while only the backing has acknowledged changes that no flush covers, unless a
-    /// flush has failed since.
+    /// Has no effect while acknowledged changes are only on the backing and no flush covers them,
+    /// unless a flush has failed since.
     order stop_waiting: StopWaiting { id: DiskId };
 
     /// Changes how long requests wait for a disk's backing.

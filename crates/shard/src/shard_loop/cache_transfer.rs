@@ -261,7 +261,8 @@ fn next_id(last: &mut u32) -> RequestId {
 }
 
 /// Returns the byte range of a pull and a buffer for it. Returns `None` if no buffer is free, or if
-/// the range is beyond the disk's end. The same amount of memory must stay free for guests.
+/// the range is beyond the disk's end. Besides the buffer, as much memory must stay free for
+/// guests.
 fn permit(ring: &mut Ring, disk: DiskId, pull: Pull, size_bytes: u64) -> Option<(u64, u64, BufferId)> {
     let offset = pull.first * SECTOR_BYTES;
     let end = (pull.end * SECTOR_BYTES).min(size_bytes);

@@ -33,12 +33,16 @@ const RECEIVE_BYTES: usize = 64 << 10;
 /// buffers, in nanoseconds.
 const HOARDING_NS_MAX: u64 = 5_000_000_000;
 
+/// Time that clients wait for buffers before the shard looks for such clients, in nanoseconds. So a
+/// client that has been idle for long delays others only for this time.
+const WAITING_NS_MAX: u64 = 500_000_000;
+
 /// Time that a client in the middle of sending a request has to complete it while the shard
 /// quiesces, in nanoseconds.
 const RESTLESS_NS_MAX: u64 = 3_000_000_000;
 
 /// Maximum number of requests of one connection that one turn of the shard's loop starts if they
-/// wait for a device. The device works on them while the shard takes the next ones.
+/// wait for a device. The device works on these requests while the shard takes the next ones.
 const REQUESTS_PER_TURN: u32 = 4;
 
 /// A negotiated NBD connection that a shard takes over.
@@ -570,7 +574,7 @@ impl Clients {
     /// Returns the time of the next check for clients that hold buffers without progress.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let is_scarce = !self.waiting.is_empty() || !self.held_up.is_empty();
-        let hoarding = is_scarce.then(|| self.waiting_since + HOARDING_NS_MAX);
+        let hoarding = is_scarce.then(|| self.waiting_since + WAITING_NS_MAX);
         let restless =
             self.resting_since.filter(|_| !self.are_at_rest()).map(|since| since + RESTLESS_NS_MAX);
         hoarding.into_iter().chain(restless).min()
@@ -581,7 +585,7 @@ impl Clients {
     pub(super) fn handle_timeout(&mut self, now: Instant, ring: &mut Ring) {
         self.end_restless(now, ring);
         let is_scarce = !self.waiting.is_empty() || !self.held_up.is_empty();
-        if now - self.waiting_since < HOARDING_NS_MAX || !is_scarce {
+        if now - self.waiting_since < WAITING_NS_MAX || !is_scarce {
             return;
         }
         self.waiting_since = now;

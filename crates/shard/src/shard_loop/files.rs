@@ -213,7 +213,7 @@ impl Files {
         self.overlap > 256 + 8
     }
 
-    /// Runs every FUSE connection that has work. Returns false if there is none.
+    /// Runs every FUSE connection that has work. Returns false if no connection has work.
     pub(super) fn pump(
         &mut self,
         now: Instant,
@@ -400,7 +400,8 @@ impl File {
                 }
             };
             match result {
-                // This happens if the requesting program has ended or the file was unmounted.
+                // The kernel returns these errors if the requesting program has ended or the file
+                // was unmounted.
                 Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
                 Err(errno) => tracing::error!(?answer, "cannot write a reply to /dev/fuse: {errno}"),
             }

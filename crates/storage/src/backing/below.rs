@@ -1,8 +1,9 @@
 //! Objects below a block device: the file of a loop device, and the disk of a partition.
 //!
-//! The kernel's locks of a loop device and of its file are independent. So the loop device could
-//! become one disk and its file another. hob therefore also locks the file. Partitions need no such
-//! lock, because a block device that is open exclusively excludes its partitions and its disk.
+//! The kernel's locks of a loop device and of its file are independent. So hob could open the loop
+//! device for one disk and its file for another disk. hob therefore also locks the file. Partitions
+//! need no such lock, because a block device that is open exclusively excludes its partitions and
+//! its disk.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};

@@ -134,7 +134,7 @@ pub(super) fn times_at_opening(file: impl AsFd) -> Option<ChangeTimes> {
 }
 
 /// Returns true if the file's filesystem has reliable timestamps. Waits while a network filesystem
-/// does not answer, so it is called while a disk is opened.
+/// does not answer, so call this function only while a disk is opened.
 pub(super) fn has_timestamps(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| FILESYSTEMS.contains(&(system.f_type as u64 & 0xffff_ffff)))
 }
@@ -237,7 +237,8 @@ mod tests {
         }
     }
 
-    /// A program can set the time of the content's change, and not the other one.
+    /// A program can set the time of the content's last change (mtime), but not the time of the
+    /// last change of the file (ctime).
     #[test]
     fn each_change_moves_one_of_the_times_forward() {
         let directory = tempfile::tempdir().unwrap();
@@ -261,7 +262,8 @@ mod tests {
         assert_eq!(ChangeDetector::said(ChangeToken(1)).times(), None);
     }
 
-    /// A change right after the last one might have the same timestamps.
+    /// A change soon after another one might have the same timestamps, so young timestamps are no
+    /// evidence.
     #[test]
     fn a_young_timestamp_is_no_evidence() {
         let mut file = tempfile::tempfile().unwrap();

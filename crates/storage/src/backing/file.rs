@@ -226,7 +226,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         )));
     }
     let metadata = buffered.metadata().map_err(system)?;
-    // The state is read here, before any of hob's own attempts that change timestamps.
+    // The state is read here, before hob's own tests of the file change its timestamps.
     let evidence = if is_block_device { None } else { evidence::at_opening(&buffered) };
     let times = if is_block_device { None } else { evidence::times_at_opening(&buffered) };
     let has_timestamps = !is_block_device && evidence::has_timestamps(&buffered);

@@ -1,20 +1,22 @@
 //! The backing of a disk that migrates from another host. The backing reads from that host (the
 //! peer), then from the disk's own backing, and for a while from both.
 //!
-//! | | reads | changes | flushes |
+//! | phase | reads | changes | flushes |
 //! |---|---|---|---|
-//! | in standby | from the peer, which owns the disk; reads wait if there is no peer or the peer fails |
-//! refused | of the own backing |
-//! | taken over, with the former owner as peer | from the peer for sectors that it has and that
-//! were not written since; otherwise from the own backing | to the own backing | likewise |
-//! | alone | from the own backing | to the own backing | likewise |
+//! | in standby | from the peer, which owns the disk; wait without a working peer | refused | of the own backing |
+//! | taken over, former owner as peer | see below | to the own backing | of the own backing |
+//! | alone | from the own backing | to the own backing | of the own backing |
 //!
-//! At the hand-over the peer is disconnected, because its later replies are not the owner's. The
-//! former owner is connected again as another peer. The former owner wrote all changes through and
-//! flushed them before the hand-over. So for sectors that were not written since the hand-over, the
-//! former owner's flash is as current as the backing. A write on this host is recorded before it is
-//! issued. The written sectors are not read from a peer again, even if the peer lists them later
-//! ([`RemainingRanges`]). The engine never has a read and a write of one sector in flight at once.
+//! After the takeover, sectors that the former owner has and that were not written since are read
+//! from the former owner. All other sectors are read from the own backing.
+//!
+//! At the hand-over the peer is disconnected, because its later replies are not those of the owner.
+//! The former owner is connected again as another peer. The former owner wrote all changes through
+//! and flushed them before the hand-over. So for sectors that were not written since the hand-over,
+//! the former owner's flash is as current as the backing. A write on this host is recorded before
+//! it is issued. The written sectors are not read from a peer again, even if the peer lists them
+//! later ([`RemainingRanges`]). The engine never has a read and a write of one sector in flight at
+//! once.
 //!
 //! After the hand-over a peer is disconnected at its first failure. The own backing is opened
 //! without its [lock](super::Lock).

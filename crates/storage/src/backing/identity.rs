@@ -132,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    /// Journals on flash contain these.
+    /// Journals on flash contain these hashes, so they must not change.
     #[test]
     fn hashes_are_stable() {
         let text = |sentence| hash(sentence).iter().map(|byte| format!("{byte:02x}")).collect::<String>();

@@ -24,6 +24,37 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// ms, so a younger timestamp could hide a later change.
 const SETTLED: Duration = Duration::from_millis(100);
 
+/// `f_type` of filesystems whose inode numbers are permanent: ext2 to ext4, XFS, Btrfs, F2FS,
+/// bcachefs, ZFS, NFS, tmpfs, overlayfs.
+const PERMANENT_INODES: [u64; 9] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0xf2f5_2010,
+    0xca45_1a4e,
+    0x2fc1_2fc1,
+    0x6969,
+    0x0102_1994,
+    0x794c_7630,
+];
+
+/// Returns a text that tells a file from another file that takes its path later. The text does not
+/// depend on the file's content, and stays the same when the host restarts. `None` if the file has no
+/// such text: it is no regular file, or its filesystem does not record when files were created.
+pub fn permanent_name(path: &Path) -> Option<String> {
+    within(path, ANSWER_MAX, permanent_name_of)?.ok()?
+}
+
+fn permanent_name_of(path: &Path) -> io::Result<Option<String>> {
+    let (system, metadata) = (rustix::fs::statfs(path)?, std::fs::metadata(path)?);
+    let has_permanent = PERMANENT_INODES.contains(&(system.f_type as u64 & 0xffff_ffff));
+    let born = metadata.created().ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+    let name = |born: Duration| {
+        format!("inode {} created at {}.{:09}", metadata.ino(), born.as_secs(), born.subsec_nanos())
+    };
+    Ok(born.filter(|_| has_permanent && metadata.is_file()).map(name))
+}
+
 /// Returns the name of the present content of an image that consists of `image` and the files
 /// `below` it. Waits up to 0.1 s after a recent change. Do not call it on the shard's thread.
 ///
@@ -118,6 +149,22 @@ mod tests {
             image_state(&base, Format::Raw, &[]).unwrap(),
             image_state(&base, Format::Qcow2, &[]).unwrap()
         );
+    }
+
+    #[test]
+    fn a_permanent_name_changes_only_with_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("base");
+        std::fs::write(&path, [1; 4096]).unwrap();
+        let first = permanent_name(&path).expect("this filesystem records when files were created");
+        std::fs::write(&path, [2; 8192]).unwrap();
+        assert_eq!(permanent_name(&path).as_ref(), Some(&first), "the content does not count");
+        let other = dir.path().join("other");
+        std::fs::write(&other, [2; 8192]).unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        assert_ne!(permanent_name(&path).unwrap(), first);
+        assert_eq!(permanent_name(dir.path()), None);
+        assert_eq!(permanent_name(&other), None);
     }
 
     #[test]

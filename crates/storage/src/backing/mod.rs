@@ -65,7 +65,7 @@ pub use evidence::{ChangeDetector, ChangeTimes, ChangeToken};
 use flush_state::FlushState;
 pub use format::{Format, ImageFile, Role};
 pub use identity::ChangeMark;
-pub use image_state::image_state;
+pub use image_state::{image_state, permanent_name};
 pub use lock::Lock;
 pub use modelled::{ModelledOp, ServiceTime};
 use monitor::InFlight;
@@ -173,8 +173,8 @@ pub struct BackingOptions {
     /// Whether a reconnected server has kept all acknowledged writes. The code that connects
     /// ensures that the server process is the same.
     pub keeps_writes: bool,
-    /// Whether [`Backing::share_parent`] is called for the opened backing. It needs the state of an
-    /// image's parent before the image is opened, which takes up to 0.125 s.
+    /// Whether [`Backing::share_parent`] is called for the opened backing. The call needs the state
+    /// of an image's parent before the image is opened, which takes up to 0.125 s.
     pub shares_parent: bool,
     /// Object to which the driver reports its connection's state. Each opened backing has its own
     /// monitor.
@@ -378,8 +378,8 @@ pub struct StatusExtent {
 /// last extent may end early, but not after the requested range.
 pub type Status = Result<Vec<StatusExtent>, IoError>;
 
-/// An open backing. It has the methods of [`Driver`]. The methods of this type check their
-/// arguments, and count requests in flight.
+/// An open backing, with the methods of [`Driver`]. The methods of this type check their arguments,
+/// and count requests in flight.
 pub struct Backing {
     driver: Box<dyn Driver>,
     tokens: Option<TokenSpace>,

@@ -19,13 +19,13 @@
 //! # Flushes
 //! A server that restarts may lose acknowledged writes that were not flushed. hob keeps these
 //! changes in memory ([`unflushed`]) and repeats them on the next connection, before other
-//! requests. Changes that hob does not keep may be lost. These are the changes of an earlier
-//! daemon, until the first flush succeeds, and changes beyond the memory limit. If a connection
-//! breaks while there are such changes, or the server refuses a repeated change, the waiting
-//! flushes fail, and [`Driver::take_loss`](super::Driver::take_loss) reports a loss. hob flushes
-//! the server without a guest's request when it is attached, and when the kept changes take much
-//! memory. With [`BackingOptions::keeps_writes`], other code ensures that the server is the same as
-//! before, so a lost connection loses nothing.
+//! requests. Changes that hob does not keep may be lost. hob does not keep changes beyond the
+//! memory limit, nor those of an earlier daemon, which may be lost until the first flush succeeds.
+//! If a connection breaks while there are such changes, or the server refuses a repeated change,
+//! the waiting flushes fail, and [`Driver::take_loss`](super::Driver::take_loss) reports a loss.
+//! hob flushes the server without a guest's request when it is attached, and when the kept changes
+//! take much memory. With [`BackingOptions::keeps_writes`], other code ensures that the server is
+//! the same as before, so a lost connection loses nothing.
 //!
 //! # TLS
 //! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix socket
@@ -37,7 +37,7 @@
 //! BLOCK_STATUS, everything counts as data. A minimum block size above a sector is refused. A
 //! smaller minimum becomes the disk's minimum block size ([`BackingInfo::block_bytes_min`]), and
 //! unaligned requests are refused. An export that is smaller after a reconnection is another disk,
-//! and all I/O fails from then on. A larger export has grown. A command grows the disk.
+//! and all I/O fails from then on. A larger export has grown, and the disk grows only by a command.
 
 pub(crate) mod connect;
 pub(crate) mod depth;
@@ -268,8 +268,8 @@ pub(crate) struct NbdBacking {
     /// Start of the outage: the time of the last reply before the connection was lost.
     down_since: Option<Instant>,
     jobs: Jobs,
-    /// Number of acknowledged changes, plus one for those of earlier connections. `flushed` counts
-    /// those that a flush covered.
+    /// Number of acknowledged changes, plus one for those of earlier connections. `flushed` is the
+    /// number of these changes that a flush covered.
     changes: u64,
     flushed: u64,
     /// The changes that no flush covers, to repeat them on a new connection.

@@ -79,7 +79,7 @@ impl<'a> OfflineWriter<'a> {
     }
 
     /// Waits for all I/O in flight, without a time limit, and closes the backing. Call it at the
-    /// end, also after an error, so that no late write follows the next writer's.
+    /// end, also after an error. Otherwise a late write could follow a write of the next writer.
     pub fn close(mut self) {
         self.backing.close(&mut self.ring);
         self.take_done();

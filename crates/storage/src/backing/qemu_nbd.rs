@@ -221,7 +221,7 @@ impl ImageLock {
 /// An NBD backing whose server is a child process of hob.
 struct QemuNbd {
     inner: NbdBacking,
-    // This is dropped after the connection to the child.
+    // The server is dropped after the connection to the child.
     server: Arc<Server>,
     access: Access,
     options: BackingOptions,
@@ -273,8 +273,8 @@ impl Driver for QemuNbd {
         self.constant.as_deref()
     }
 
-    /// All of the image can equal its parent's data: `clone` marks what does not, and writes of other
-    /// programs are locked out.
+    /// All of the image can equal its parent's data: `clone` marks the blocks that differ, and
+    /// locks exclude writes of other programs.
     fn common_bytes(&self) -> u64 {
         self.inner.info().size_bytes
     }

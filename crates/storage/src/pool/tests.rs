@@ -47,7 +47,7 @@ fn encoded_tables_are_decoded_again() {
     assert_eq!(decode_page(&bytes, Uuid([2; 16]), 1, 99), None, "another size");
 }
 
-/// Invalid numbers with a correct checksum.
+/// A superblock with invalid numbers and a correct checksum counts as damaged.
 #[test]
 fn senseless_superblocks_are_damaged() {
     let changes: &[fn(&mut Superblock)] = &[

@@ -16,7 +16,7 @@
 //! * Every operation has exactly one completion. No operation is lost or refused because queues are
 //!   full.
 //! * A read ends with all requested bytes, or with an error. A file that ends too early is an error
-//!   (ENODATA), because it was truncated. A write or send is complete or failed.
+//!   (ENODATA), because it was truncated. A write or send ends with all bytes, or with an error.
 //!   [`Ring::recv_into`] receives all bytes, or fewer if the peer closed the connection.
 //! * A socket has at most one send and one receive in flight. The caller ensures this, because two
 //!   sends could mix their bytes.
@@ -379,8 +379,8 @@ impl Ring {
     }
 
     /// Submits started operations and sleeps until `events` operations have completed, for at most
-    /// `nap`. The caller then handles them together: fewer wake-ups and longer sends, at the cost
-    /// of latency. The thread pool waits as usual.
+    /// `nap`. The caller then handles these operations together: fewer wake-ups and longer sends,
+    /// at the cost of latency. The thread pool waits as usual.
     ///
     /// # Errors
     /// Returns the same errors as [`Ring::submit_and_wait`].

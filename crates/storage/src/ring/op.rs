@@ -96,8 +96,8 @@ pub(super) struct Op {
 /// Whether an attempt may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// The attempt does not block, because it ends while it is submitted. Its end needs no wake-up
-    /// unless the attempt was incomplete.
+    /// The attempt does not block, because it ends while it is submitted. The end of the attempt
+    /// needs no wake-up, unless the attempt was incomplete.
     AtOnce,
     /// The attempt may block: an earlier attempt was incomplete, or the descriptor does not support
     /// attempts that do not block.

@@ -573,7 +573,8 @@ fn sends_and_signals_that_are_held_up_hold_up_no_wait() {
     });
 }
 
-/// The sender may need its memory back before anything else happens here.
+/// A wait must report the end of a send without sleeping, because the sender may need the memory
+/// back first.
 #[test]
 fn the_end_of_a_send_is_seen_before_a_sleep() {
     with_both(|ring| {
@@ -600,8 +601,8 @@ fn the_end_of_a_send_is_seen_before_a_sleep() {
     });
 }
 
-/// More signals than the queue has space for. A wait without other operations in flight returns
-/// their ends.
+/// There are more signals than the queue has space for. A wait without other operations in flight
+/// reports the ends of all signals.
 #[test]
 fn the_ends_of_many_signals_are_seen() {
     with_both(|ring| {

@@ -465,8 +465,8 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The read of the eventfd is still in the I/O ring. It ends when the eventfd is written to,
-        // and `wake_count`'s eight bytes are freed only if that was seen.
+        // The read of the eventfd is still in the I/O ring. The read ends when the eventfd is
+        // written to, and `wake_count`'s eight bytes are freed only if that was seen.
         self.waker.signal();
         let deadline = Instant::now() + Duration::from_secs(1);
         while self.wake_awaited && Instant::now() < deadline {

@@ -1,9 +1,9 @@
 //! Loop devices: lists them, and creates one over a part of a file.
 //!
-//! The kernel swaps only to whole block devices. A loop device provides one for a part of another
-//! device or of a file. The loop device outlives its creator, and is removed when its last user
-//! closes it (AUTOCLEAR). So neither deactivated swap nor a crash before the activation leaves a
-//! loop device behind.
+//! The kernel swaps only to whole block devices. A loop device makes a part of another device or of
+//! a file a whole block device. The loop device outlives its creator, and is removed when its last
+//! user closes it (AUTOCLEAR). So neither deactivated swap nor a crash before the activation leaves
+//! a loop device behind.
 //!
 //! Why `unsafe`: ioctls take addresses. Each ioctl's address is that of a local variable of the
 //! type that the kernel's `linux/loop.h` defines for the request.
@@ -31,7 +31,7 @@ const BLOCK_BYTES: u32 = 4096;
 /// first.
 const TRIES: usize = 16;
 
-/// `struct loop_info64`
+/// The kernel's `struct loop_info64`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Info {
@@ -50,7 +50,7 @@ struct Info {
     init: [u64; 2],
 }
 
-/// `struct loop_config`
+/// The kernel's `struct loop_config`.
 #[repr(C)]
 struct Config {
     fd: u32,

@@ -22,7 +22,7 @@ const SHARED: u32 = 0x2000;
 /// metadata, packed with the ends of other files, or reserved and never written.
 const ELSEWHERE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800;
 
-/// `struct fiemap_extent`
+/// The kernel's `struct fiemap_extent`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Extent {
@@ -34,7 +34,7 @@ struct Extent {
     reserved: [u32; 3],
 }
 
-/// `struct fiemap`, followed by space for [`EXTENTS`] extents.
+/// The kernel's `struct fiemap`, followed by space for [`EXTENTS`] extents.
 #[repr(C)]
 struct Map {
     start: u64,

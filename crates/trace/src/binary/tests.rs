@@ -25,7 +25,7 @@ fn written(records: &[Record]) -> Vec<u8> {
     writer.finish_counted(7).unwrap().into_inner()
 }
 
-/// The bytes of version 1. They may never change: old traces stay readable.
+/// The bytes of version 1. The bytes of a version may never change: old traces stay readable.
 const GOLDEN_1: &str = "686f627472616365 01000000 00000000 0400000000000000 07000000000000000000000000000000 \
 03010000 00000000000000000000000000000000000000000000000000000000 0010000000000000 00200000 00 00 \
 0000e803000000000000 00feffffffffff7f 00020000 01 00 0100e803000000000000 0000000000000000 ffffffff 02 00 \

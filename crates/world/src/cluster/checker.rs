@@ -37,8 +37,8 @@ impl Checker {
     ) -> Result<(), Violation> {
         self.acknowledge(host, generation)?;
         let block = self.blocks.entry(block).or_default();
-        // Later reads must not return unacknowledged values that were written before this one. They
-        // may return unacknowledged values that were written later.
+        // Later reads must not return unacknowledged values that were written before this one.
+        // Later reads may return unacknowledged values that were written later.
         let at = block.in_doubt.iter().position(|other| *other == value);
         block.in_doubt.drain(..at.map_or(0, |at| at + 1));
         block.settled = value;

@@ -147,7 +147,7 @@ impl Simulation<'_> {
                 ram.command(now, Command::Own(Role::Here), after);
                 Ok(())
             }
-            DestinationAct::Commit => self.ask_for(host, Op::Flush, &[(0, 0)], doer, ticket),
+            DestinationAct::Commit => self.ask_for(host, Op::DaemonFlush, &[(0, 0)], doer, ticket),
             DestinationAct::Settle => {
                 self.pull_soon(host, 0);
                 self.acted(host, doer, ticket, true)

@@ -36,9 +36,9 @@ const PAGE_TRIES_MAX: u32 = 5;
 const AGAIN_NS: u64 = 300 * MS;
 
 impl Simulation<'_> {
-    /// Sends a read of the engine to another host, if another host should answer it. This applies
-    /// to every read in standby, and to reads of data that the former owner may have. Returns false
-    /// if the caller must read from the backing.
+    /// Sends a read of the engine to another host, if another host should answer it. Such reads are
+    /// all reads in standby, and reads of data that the former owner may have. Returns false if the
+    /// caller must read from the backing.
     pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
         let ram = self.hosts[host].ram.as_ref().expect("it is up");
         if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {

@@ -32,7 +32,7 @@ pub(super) struct Guest {
     /// Number of requests that the guest may still make.
     pub(super) left: u32,
     depth: u32,
-    /// The guest's next request is scheduled.
+    /// True if the guest's next request is scheduled.
     pub(super) is_due: bool,
     /// Host from which the guest moved, if the guest has not written since.
     came_from: Option<usize>,

@@ -173,7 +173,7 @@ pub(super) struct Pulling {
     /// True if the destination has the complete list of cached data, or cannot get any more of it.
     pub(super) has_list: bool,
     pub(super) in_flight: u32,
-    /// The next pull is scheduled.
+    /// True if the next pull is scheduled.
     pub(super) is_due: bool,
     pub(super) after: bool,
 }
@@ -240,8 +240,8 @@ pub(super) struct Ram {
     pub(super) peer_reads: BTreeMap<u64, PeerRead>,
     pub(super) pulling: Option<Pulling>,
     pub(super) former: Option<Former>,
-    /// The disk is being removed from the host, so reads that another host does not answer are not
-    /// retried.
+    /// True if the disk is being removed from the host, so reads that another host does not answer
+    /// are not retried.
     pub(super) hangs_up: bool,
     /// True if a guest write waits for the hand-over.
     pub(super) wanted: bool,

@@ -37,14 +37,14 @@ pub(super) struct Sender {
 /// Kind of read that another host answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A guest read in standby. The owner answers it in any migration attempt, and the reader does
+    /// A guest read in standby, which the owner answers in any migration attempt. The reader does
     /// not cache the data.
     Owner,
-    /// A pull of cached data. The owner answers it only in the migration attempt in which it
+    /// A pull of cached data. The owner answers a pull only in the migration attempt in which it
     /// reports changes of the disk to the reader. The reader caches the data.
     Teller,
-    /// A read or pull after the hand-over, of data that has not changed since. The former owner
-    /// answers it.
+    /// A read or pull, after the hand-over, of data that has not changed since: the former owner
+    /// answers.
     Former,
 }
 

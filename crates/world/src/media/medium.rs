@@ -121,8 +121,8 @@ impl Medium {
         }
     }
 
-    /// Makes flushes skip a random part (none, some or all) of the volatile data. That part stays
-    /// volatile until the next power cut.
+    /// Makes flushes skip a random part (none, some or all) of the volatile data. The skipped part
+    /// stays volatile until the next power cut.
     pub(super) fn forget_dirty(&mut self, rng: &mut SimRng) {
         let share = rng.pick(&[0, 500, 500, 1000]);
         for unit in std::mem::take(&mut self.dirty) {

@@ -78,7 +78,8 @@ impl Simulation<'_> {
             // A failed removal is checked when its command ends.
             let removed = self.command_and_wait(disk, Command::RemoveDisk)?;
             if removed == Err(CommandError::JournalFailed) {
-                // The removal lost the journal; a cache without a journal keeps the disk.
+                // The removal lost the journal, and a disk whose cache has no journal cannot be
+                // removed.
                 for way_out in [CacheChange::DiscardDirty(Discard::Told), CacheChange::Disable] {
                     let _ = self.command_and_wait(disk, Command::Cache(way_out))?;
                 }

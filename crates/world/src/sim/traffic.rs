@@ -168,7 +168,9 @@ impl Simulation<'_> {
         let token = match request.op {
             _ if refusal.is_some() => Token::None,
             Op::Read => Token::Read(disk.model.begin_read(first, count)),
-            Op::Prefetch | Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer => Token::None,
+            Op::Prefetch | Op::Pull | Op::Forget | Op::Settle | Op::DaemonFlush | Op::ReadForPeer => {
+                Token::None
+            }
             Op::Flush => Token::Flush(disk.model.begin_flush()),
             Op::Write(_) => Token::Change(disk.model.begin_change(Kind::Data, first, count)),
             Op::Discard(_) => Token::Change(disk.model.begin_change(Kind::Discard, first, count)),

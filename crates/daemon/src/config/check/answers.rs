@@ -1,7 +1,8 @@
 //! Answers of a thread that asks filesystems, which may hang.
 //!
-//! The wait for all answers together is limited. It consists of turns ([`TURN`]): a pause of this process
-//! (SIGSTOP, a suspended VM, a host without a free processor) uses up at most one turn.
+//! The wait for all answers together is limited. The wait consists of turns ([`TURN`]): a pause of
+//! this process (SIGSTOP, a suspended VM, a host without a free processor) uses up at most one
+//! turn.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ pub(super) fn query_all<T: Send + 'static, R: Send + 'static>(
     all
 }
 
-/// Iterator over answers. It ends when the thread ends, or when the time for all answers is over.
+/// Iterator over answers, which ends when the thread ends or the time for all answers is over.
 #[derive(Debug)]
 struct Answers<T> {
     receiver: Receiver<T>,
@@ -85,7 +86,7 @@ mod tests {
         assert_eq!(answers.next(), None);
     }
 
-    /// Thousands of files may each need a moment.
+    /// Each of thousands of files may need a moment, but the wait for all of them is limited.
     #[test]
     fn many_slow_answers_do_not_extend_the_wait() {
         let (sender, receiver) = mpsc::channel();

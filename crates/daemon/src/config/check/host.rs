@@ -68,7 +68,7 @@ struct PathFacts {
     content: Option<Format>,
 }
 
-/// Checks the file against this host.
+/// Checks hob.toml against this host.
 pub(in super::super) fn check_host(config: &Config, state: &State, found: &mut Findings<'_>) {
     check_addresses(config, found);
     check_memory(config, HostMemory::look(), found);
@@ -154,7 +154,7 @@ fn check_backing_addresses(config: &Config, found: &mut Findings<'_>) {
     }
 }
 
-/// Returns the paths of the file. Paths of sockets and devices are examined first.
+/// Returns the paths in hob.toml. Paths of sockets and devices are examined first.
 fn uses_of(config: &Config) -> Vec<PathUse> {
     let mut uses = Vec::new();
     let mut add = |at: String, user: String, path: &Path, role: Role| {
@@ -311,7 +311,7 @@ fn check_types(
                 // A pool that exists already can start without some of its devices.
                 let is_known = state.pools.iter().any(|known| known.name == pool.name);
                 let what = match unfit {
-                    // The socket of a server for flash.
+                    // Such a socket leads to a device of another host.
                     Some("a socket") => continue,
                     Some(noun) => format!("device {path} is {noun}, not a file or a block device"),
                     None if !facts.is_missing || is_known => continue,
@@ -340,7 +340,7 @@ fn unfit(file_type: FileType) -> Option<&'static str> {
     }
 }
 
-/// Checks that the caches of the file fit into its pools with a `size`.
+/// Checks that the caches in hob.toml fit into those of its pools that have a `size`.
 fn check_sizes(
     config: &Config,
     state: &State,

@@ -17,6 +17,7 @@ use std::time::Duration;
 use hob_control::{OnClients, Size};
 use hob_engine::command::{CacheChange, CommandError, Discard, Mode, Segment};
 use hob_engine::units::{DiskId, SECTOR_BYTES};
+use hob_storage::pool::OwnerId;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Disks;
@@ -26,7 +27,7 @@ use crate::cluster::Release;
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner, OPENING};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
-use crate::state::JournalSpec;
+use crate::state::{CacheSpec, JournalSpec};
 
 /// Maximum time that removing a disk waits for its backing, after which the backing is abandoned.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
@@ -157,7 +158,8 @@ impl Disks {
     }
 
     /// Abandons the backing of a disk, drops the disk's cache, and removes the disk from its shard.
-    /// Returns the amount of dirty data, if the disk could have dirty data.
+    /// Returns the amount of dirty data, if the disk could have dirty data. If the shard refuses the
+    /// removal, the disk goes offline, and the removal from the shard is repeated in the background.
     async fn leave_backing(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<Option<Size>> {
         let (spec, has_cache) = {
             let mut inner = self.registry.inner();
@@ -168,7 +170,7 @@ impl Disks {
         shard.abandon(id);
         tracing::warn!("disk {name}: requests to its backing are abandoned");
         let mut dirty = None;
-        let mut released = Vec::new();
+        let mut dropped = None;
         if let Some(spec) = spec.as_ref().filter(|spec| has_cache && spec.journal.is_some()) {
             let sectors = shard.stats(id).await.map_or(0, |stats| stats.sectors_dirty);
             dirty = Some(Size(sectors * SECTOR_BYTES));
@@ -179,15 +181,19 @@ impl Disks {
             if let Err(error) = self.pools.note_end(spec).await {
                 tracing::warn!("disk {name}: the end of its cache cannot be saved: {error}");
             }
-            released = self.drop_cache(name, shard, id).await;
+            dropped = self.drop_cache(name, shard, id).await;
         }
         let gone = match self.leave_shard(name, shard, id).await {
             Ok(gone) => gone,
-            Err(error) => {
+            Err(error @ (ShardError::Gone | ShardError::Command(CommandError::NoSuchDisk))) => {
                 tracing::error!("disk {name}: its shard cannot remove it: {error}");
                 Gone::default()
             }
+            Err(error) => {
+                return Err(self.stay_on_shard(name, shard, id, spec, dropped, error).await);
+            }
         };
+        let mut released = dropped.unwrap_or_default();
         let Gone { released: more, memory, failures_owed, .. } = gone;
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.set_owed(failures_owed);
@@ -206,8 +212,35 @@ impl Disks {
         Ok(dirty)
     }
 
-    /// Drops the cache of an abandoned disk. Returns its segments.
-    async fn drop_cache(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Vec<Segment> {
+    /// Takes a disk offline that its shard has refused to remove, and repeats the removal from the
+    /// shard. `dropped` has the segments of its cache if the cache could be dropped. Otherwise the
+    /// shard still uses these segments, so they stay reserved. Returns the error for the caller.
+    async fn stay_on_shard(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        spec: Option<CacheSpec>,
+        dropped: Option<Vec<Segment>>,
+        refusal: ShardError,
+    ) -> ApiError {
+        tracing::error!("disk {name}: its shard refuses to remove it: {refusal}; hob tries again every 5 s");
+        if let (Some(spec), Some(dropped)) = (spec, dropped) {
+            let free = self.pools.let_go(name, &dropped, |_| true);
+            if let Ok(disk) = self.registry.inner().disk_mut(name) {
+                (disk.has_cache, disk.memory) = (false, None);
+            }
+            self.registry.give_back(&spec.pool, &free).await;
+        }
+        self.exports.hide_file_at_end(name).await;
+        self.note_offline(name, &ApiError::from(refusal));
+        self.remove_kept_disk(name, shard, id);
+        left_by_shard(name)
+    }
+
+    /// Drops the cache of an abandoned disk. Returns its segments, or `None` if the shard still has
+    /// the cache.
+    async fn drop_cache(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Option<Vec<Segment>> {
         // The caller has recorded the end of the cache, whatever its journal says.
         let recorded = shard.change_cache(id, CacheChange::DiscardRecorded(u32::MAX)).await;
         tracing::debug!("{name}: {recorded:?}");
@@ -223,13 +256,13 @@ impl Disks {
             }
         }
         match result {
-            Ok(released) => released,
-            Err(ShardError::Command(CommandError::NoCache)) => Vec::new(),
+            Ok(released) => Some(released),
+            Err(ShardError::Command(CommandError::NoCache)) => Some(Vec::new()),
             Err(error) => {
                 tracing::warn!(
                     "disk {name}: its dirty data could not be discarded first, so its cache is removed with the disk: {error}"
                 );
-                Vec::new()
+                None
             }
         }
     }
@@ -244,12 +277,18 @@ impl Disks {
             // No other disk may get the id that the shard uses.
             let new_id = inner.new_disk_id();
             inner.abandoned.insert(id, name.to_owned());
-            inner.kept_by_shard.insert(id);
+            let journal = inner.disk(name).ok().and_then(|disk| disk.cache()?.journal);
+            inner.kept_by_shard.insert(id, journal.map(|journal| OwnerId(journal.owner.0)));
             if let Ok(disk) = inner.disk_mut(name) {
                 disk.id = new_id;
             }
             new_id
         };
+        if self.peers.cluster().is_some() {
+            // The caller may release the disk in the cluster. The shard must not use the backing of a
+            // disk that another host may acquire.
+            shard.lose(id);
+        }
         let (service, name, shard) = (self.clone(), name.to_owned(), shard.clone());
         spawn(async move { service.repeat_removal(&name, &shard, id, new_id).await });
     }
@@ -266,10 +305,21 @@ impl Disks {
             if guard.is_none() && !is_removed {
                 continue;
             }
-            let left = match is_same {
+            let mut left = match is_same {
                 true => self.leave_shard_with_bitmaps(name, shard, id).await,
                 false => self.leave_shard(name, shard, id).await,
             };
+            if is_same && matches!(left, Err(ShardError::Command(CommandError::JournalFailed))) {
+                // A cache whose journal is lost can be closed only after it has a new one.
+                match self.pools.replace_journal_of_kept(name, shard, id).await {
+                    Ok(()) => left = self.leave_shard_with_bitmaps(name, shard, id).await,
+                    Err(error) => tracing::warn!(
+                        "disk {name}: its cache cannot be closed, because its journal is lost and it gets no new \
+                         one: {error}; trying again every {} s",
+                        REMOVE_EVERY.as_secs()
+                    ),
+                }
+            }
             match left {
                 Ok(gone) => break (guard, is_same, gone),
                 Err(ShardError::Gone | ShardError::Command(CommandError::NoSuchDisk)) => {
@@ -314,16 +364,11 @@ impl Inner {
         self.abandoned.values().any(|of| of == name)
     }
 
-    /// Refuses to use the cache of an offline disk on flash if a shard still uses this cache, because
-    /// the shard has refused to remove the disk.
-    pub(super) fn check_left_by_shard(&self, name: &str) -> Result<()> {
-        let is_kept = self.kept_by_shard.iter().any(|id| self.abandoned.get(id).is_some_and(|of| of == name));
-        if !is_kept {
-            return Ok(());
-        }
-        Err(conflict!("{name} is offline, but its cache is still open: the cache could not be closed").hint(
-            "repeat the command later: hob tries to close the cache every 5 s; if that does not succeed, restart the daemon",
-        ))
+    /// Refuses to open an offline disk, or to use its cache on flash, if a shard still has the disk,
+    /// because the shard has refused to remove it.
+    pub(in crate::services) fn check_left_by_shard(&self, name: &str) -> Result<()> {
+        let is_kept = self.kept_by_shard.keys().any(|id| self.abandoned.get(id).is_some_and(|of| of == name));
+        if is_kept { Err(left_by_shard(name)) } else { Ok(()) }
     }
 
     fn is_offline(&self, name: &str) -> bool {
@@ -342,6 +387,14 @@ impl Inner {
             false => Release::AtOnce,
         }
     }
+}
+
+/// Returns the refusal to use the cache of an offline disk that its shard still has.
+fn left_by_shard(name: &str) -> ApiError {
+    conflict!("{name} is offline, but its cache is still open: the cache could not be closed").hint(
+        "repeat the command later: hob tries every 5 s to give the cache a new journal and to close it; the log has the \
+         reason if that fails",
+    )
 }
 
 impl DiskEntry {

@@ -241,7 +241,7 @@ impl Inner {
 
     /// Returns the pool of the write-back cache of a disk that was never served, and the pool's
     /// missing devices, if hob opened the pool without a saved state and these devices have been
-    /// missing since then. They may have dirty data of the disk.
+    /// missing since then. The missing devices may have dirty data of the disk.
     fn unseen_devices(&self, wanted: &DiskState) -> Option<(String, String)> {
         let writes_back = |spec: &&CacheSpec| spec.mode == Mode::WriteBack && spec.journal.is_some();
         let spec = wanted.cache.as_ref().filter(|_| wanted.is_new).filter(writes_back)?;

@@ -189,8 +189,8 @@ async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sampl
 }
 
 /// Returns the sampled sectors whose checksum on the backing differs. Sectors that the backing
-/// cannot read are left out. That is safe, because a cache whose sample matches is still compared
-/// sector by sector before its data is used.
+/// cannot read are left out. Leaving them out is safe, because a cache whose sample matches is
+/// still compared sector by sector before its data is used.
 ///
 /// # Errors
 /// Returns an error if the backing can read none of the sectors, or reads fail for longer than

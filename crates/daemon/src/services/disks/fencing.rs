@@ -9,10 +9,10 @@
 
 use hob_engine::preset::Verify;
 
-/// Whether the backing is the one that the cache belongs to.
+/// Whether the cache belongs to the backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::services) enum Same {
-    /// Size and identity are the same.
+    /// The backing has the size and the identity that the journal recorded.
     Yes,
     /// The backing is larger, and its identity matches the same backing at its earlier size.
     Grown,
@@ -92,7 +92,8 @@ mod tests {
     #[test]
     fn every_case_has_its_verdict() {
         use Verdict::{Believe, Empty, Refuse, Verify as Compare};
-        // Same, changed, sample, and the verdicts without and with dirty data.
+        // Each row: whether the backing is the same, whether it changed, whether the sample fits,
+        // and the decisions without and with dirty data.
         let table = [
             (Same::No, Changed::No, Sample::Fits, Empty, Refuse),
             (Same::No, Changed::No, Sample::Differs, Empty, Refuse),

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use hob_storage::backing::{Format, ImageFile};
+use hob_storage::backing::{Format, ImageFile, permanent_name};
 
 use super::Disks;
 use crate::api_error::{ApiError, Result, invalid, open_error};
@@ -116,12 +116,17 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled> {
         image.files = Some(Vec::new());
         return Ok(Settled { image, format: Some(format), files: Vec::new(), notes });
     }
-    let recorded = image.files.take();
-    let recorded: Option<Vec<ImageFile>> = recorded.map(|files| files.iter().map(FileSpec::file).collect());
+    let known = image.files.take();
+    let recorded: Option<Vec<ImageFile>> =
+        known.as_ref().map(|files| files.iter().map(FileSpec::file).collect());
     // If the path's filesystem hangs, this check refuses the path before a program is started for
     // it.
     Format::resembled(&path).map_err(|error| open_error(&error))?;
-    let files = files_of(&path, format, recorded.as_deref()).map_err(|what| {
+    let found = files_of(&path, format, recorded.as_deref()).and_then(|files| {
+        let specs = identified(&files, known.as_deref().unwrap_or_default())?;
+        Ok((files, specs))
+    });
+    let (files, specs) = found.map_err(|what| {
         let error = invalid!("{backing} ({} image): {what}", format.title());
         match recorded {
             Some(_) => {
@@ -132,8 +137,31 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled> {
             None => error,
         }
     })?;
-    image.files = Some(files.iter().map(FileSpec::of).collect());
+    image.files = Some(specs);
     Ok(Settled { image, format: Some(format), files, notes })
+}
+
+/// Returns the files below an image with their identities, for the record. The files have the paths of
+/// the recorded ones, if there are any.
+///
+/// # Errors
+/// Returns a text that names the file if another file has taken its path since it was recorded.
+fn identified(files: &[ImageFile], recorded: &[FileSpec]) -> Result<Vec<FileSpec>, String> {
+    let mut specs = Vec::with_capacity(files.len());
+    for (number, file) in files.iter().enumerate() {
+        let before = recorded.get(number).and_then(|recorded| recorded.identity.clone());
+        let identity = match (before, permanent_name(&file.path)) {
+            (Some(before), Some(now)) if before != now => {
+                return Err(format!(
+                    "{} was replaced: it is another file ({now}) than the recorded one ({before})",
+                    file.path.display()
+                ));
+            }
+            (before, now) => now.or(before),
+        };
+        specs.push(FileSpec { identity, ..FileSpec::of(file) });
+    }
+    Ok(specs)
 }
 
 /// Returns the format of a disk that an earlier version served.
@@ -200,6 +228,31 @@ mod tests {
         let again = settle(&disk, Some(added.image.clone())).unwrap();
         assert_eq!((again.format, again.image), (Some(Format::Raw), added.image));
         assert!(again.notes[0].contains("looks like a qcow2 image"), "{:?}", again.notes);
+    }
+
+    /// A guest would read the data of another image.
+    #[test]
+    fn a_replaced_file_below_an_image_is_refused_until_the_disk_is_added_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let [base, other, image] = ["base", "other", "disk.qcow2"].map(|name| dir.path().join(name));
+        std::fs::write(&base, vec![1; 1 << 20]).unwrap();
+        let mut command = std::process::Command::new("qemu-img");
+        command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).args([&base, &image]);
+        assert!(command.status().expect("qemu-img is installed").success());
+        let image = image.to_str().unwrap();
+        let added = settle(image, Some(ImageSpec::default())).unwrap().image;
+        std::fs::write(&base, vec![2; 1 << 20]).unwrap();
+        assert_eq!(settle(image, Some(added.clone())).unwrap().image, added, "it is the same file");
+        std::fs::write(&other, vec![2; 1 << 20]).unwrap();
+        std::fs::rename(&other, &base).unwrap();
+        let refused = settle(image, Some(added.clone())).err().unwrap().to_string();
+        let parts = [base.to_str().unwrap(), "was replaced", "remove the disk and add it again"];
+        assert!(parts.iter().all(|part| refused.contains(part)), "{refused}");
+        let again = settle(image, Some(ImageSpec::default())).unwrap().image;
+        // A state file of an earlier version has no identities.
+        let mut older = added;
+        older.files.iter_mut().flatten().for_each(|file| file.identity = None);
+        assert_eq!(settle(image, Some(older)).unwrap().image, again);
     }
 
     #[test]

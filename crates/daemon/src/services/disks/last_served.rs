@@ -175,7 +175,8 @@ impl Record {
             let unanswered = asked.into_iter().filter(|(_, has_ended)| !has_ended.load(Ordering::Relaxed));
             hanging.extend(unanswered.map(|(owner, _)| owner));
         }
-        // Also a question that has not begun must end.
+        // Nothing is aborted: a question that has not begun must run too, because its end frees the
+        // file.
         tasks.detach_all();
         answers
     }

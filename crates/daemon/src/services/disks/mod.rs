@@ -103,7 +103,10 @@ impl Disks {
         owner.ok_or_else(|| ApiError::conflict("the daemon is shutting down"))
     }
 
+    /// Opens a disk if this host may serve it. Refuses a disk that a shard still has, before this
+    /// host acquires the disk in its cluster.
     async fn open_by_owner(&self, name: &str, when: Open) -> Result<Opened> {
+        self.registry.inner().check_left_by_shard(name)?;
         self.owner()?.open(name.to_owned(), when).await
     }
 }

@@ -274,7 +274,8 @@ impl Disks {
         })
         .await?
         .map_err(|error| open_error(&error))?;
-        // Its descriptors are open now. A clone's parent, which may be opened next, needs its own.
+        // The disk's descriptors are open now, so their reservation ends. A clone's parent, which
+        // may be opened next, reserves its own.
         drop(room);
         let mut notes = Vec::new();
         let (backing, home) = self.share(&wanted, backing, &mut notes).await?;

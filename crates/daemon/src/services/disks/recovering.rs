@@ -78,7 +78,7 @@ impl Disks {
             if !reading.fits(&surveyed, &info) {
                 return None;
             }
-            // The backing may have grown since.
+            // The backing may have grown since the journal was written.
             surveyed.doubtful.grown(info.size_bytes)
         } else {
             Regions::new(info.size_bytes)

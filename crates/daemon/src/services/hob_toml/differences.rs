@@ -11,6 +11,7 @@ use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, device_bytes_for};
 
 use super::super::qos::QosService;
 use super::super::registry::{DiskEntry, DiskPhase, Inner, PoolEntry, Registry};
+use super::UNAPPLIED;
 use super::changes::Change;
 use crate::config::Config;
 use crate::state::{DatastoreState, patched_qos};
@@ -61,7 +62,7 @@ pub(super) fn differences(
             change: None,
         });
     }
-    inner.pool_differences(config, files, &mut found);
+    inner.pool_differences(config, before, files, &mut found);
     found.extend(policies);
     for disk in &config.disks {
         match inner.disks.get(&disk.name) {
@@ -139,7 +140,13 @@ impl Inner {
         }
     }
 
-    fn pool_differences(&self, config: &Config, files: &BTreeSet<String>, found: &mut Vec<Found>) {
+    fn pool_differences(
+        &self,
+        config: &Config,
+        before: &BTreeMap<String, String>,
+        files: &BTreeSet<String>,
+        found: &mut Vec<Found>,
+    ) {
         for pool in &config.pools {
             let name = &pool.name;
             let Some(entry) = self.pools.get(name) else {
@@ -161,6 +168,9 @@ impl Inner {
                 .filter(|device| device.peer.is_none())
                 .map(|device| device.path.to_string_lossy().into_owned())
                 .collect();
+            if pool.devices.iter().all(|path| has.contains(path)) {
+                found.extend(force_difference(&subject, pool, before));
+            }
             for path in pool.devices.iter().filter(|path| !has.contains(path)) {
                 let add = DeviceAdd { path: path.clone(), peer: None, size: pool.size, force: pool.force };
                 let change = Change::AddDevice(name.clone(), add);
@@ -174,7 +184,8 @@ impl Inner {
         }
     }
 
-    /// Returns deleted entries of the file, which had the definitions `before`, whose objects still exist.
+    /// Returns the entries that were deleted from hob.toml and whose objects still exist. `before`
+    /// has the definitions of these entries.
     fn deleted(
         &self,
         config: &Config,
@@ -233,6 +244,24 @@ fn size_differences(pool: &PoolCreate, entry: &PoolEntry, files: &BTreeSet<Strin
         found.push(by_command(&format!("pool {name}"), "size", size, running, &action));
     }
     found
+}
+
+/// Returns a difference if hob.toml sets `force` for a pool that exists and gets no device. `before`
+/// has the definitions at the last reload.
+fn force_difference(subject: &str, pool: &PoolCreate, before: &BTreeMap<String, String>) -> Option<Found> {
+    let had_force = |text: &String| {
+        serde_json::from_str::<serde_json::Value>(text).is_ok_and(|pool| pool["force"] == true)
+    };
+    let is_new = before.get(subject).is_some_and(|text| !had_force(text));
+    let is_reported = before.contains_key(&format!("{UNAPPLIED}{subject}: force"));
+    (pool.force && (is_new || is_reported)).then(|| {
+        let name = &pool.name;
+        let action = format!(
+            "force has no effect on the devices that the pool has: it counts when hob creates the pool or adds a \
+             device. Remove it from hob.toml, or use 'hob pool add-device {name} --force'"
+        );
+        by_command(subject, "force", true, false, &action)
+    })
 }
 
 fn budget_difference(subject: &str, pool: &PoolCreate, running: Option<FlashWrites>) -> Option<Found> {

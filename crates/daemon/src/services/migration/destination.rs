@@ -29,7 +29,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(90);
 /// data is read from the backing.
 const FORMER_MAX: Duration = Duration::from_secs(3);
 
-/// Time for the former owner to ask whether the pull is complete.
+/// Time that this host still waits for the former owner to ask whether the pull is complete.
 const TELL_MAX: Duration = Duration::from_secs(3);
 
 /// A call of the source host.

@@ -44,7 +44,7 @@ struct Work {
 }
 
 impl Work {
-    /// Writes the order's progress to etcd, unless the order was cancelled in the meantime.
+    /// Writes the progress of the order to etcd, unless the order was cancelled in the meantime.
     async fn say(&mut self, state: ClusterMoveState, note: Option<String>) -> Result<()> {
         if self.order.state == state && self.order.note == note {
             return self.read().await.map(drop);
@@ -268,6 +268,8 @@ impl Moves {
         // The disk is offline only because it moves, which is not a failure.
         self.registry.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
         self.disks.take_offline(&name, &reason).await;
+        // The cache of a disk that its shard keeps is in use.
+        self.registry.inner().check_left_by_shard(&name)?;
         self.wait_again(&name).await?;
         let release = self.registry.inner().release_of(&name, work.cluster.settle());
         work.cluster

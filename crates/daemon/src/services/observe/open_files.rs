@@ -42,7 +42,7 @@ struct OpenFile {
     subject: String,
     path: PathBuf,
     opening: Opening,
-    /// Number of the file when hob opened it.
+    /// Identifies the file that hob opened at the path.
     file: FileNumber,
 }
 

@@ -130,7 +130,7 @@ impl Pools {
     async fn grow(&self, name: &str, segments_after: u64, more: &[DataSegment]) -> Result<Vec<Segment>> {
         let grow = |ring: &Option<NewRing>| CacheChange::Grow(more.to_vec(), ring.clone());
         match self.restructure(name, segments_after, grow).await {
-            // A fence took the last of the cache, so a new cache is created.
+            // A fence took the last segments of the cache, so a new cache is created.
             Err(error) if error.is(CommandError::NoCache) => self.enable_empty(name, more).await,
             result => Ok(result?),
         }
@@ -236,10 +236,10 @@ impl Pools {
         result
     }
 
-    /// Removes a drained cache from the shard whose journal id the caller has replaced in the saved
-    /// configuration. `former` is the journal that the cache still uses; this function may give it
-    /// a new ring. If the removal fails, the caller restores `former` in the configuration before
-    /// writes go to flash again.
+    /// Removes a drained cache from the shard. The caller has replaced the cache's journal id in
+    /// the saved configuration. `former` is the journal that the cache still uses; this function
+    /// may give it a new ring. If the removal fails, the caller restores `former` in the
+    /// configuration before writes go to flash again.
     pub(super) async fn take_replaced_cache(
         &self,
         name: &str,
@@ -351,7 +351,8 @@ impl Pools {
         if result == Err(ShardError::Command(CommandError::Dirty)) {
             self.clean(name, shard, id).await?;
             result = shard.change_cache(id, CacheChange::Disable).await;
-            // With a replaced journal id, the caller does this when the saved state names the journal.
+            // If the journal id was replaced, the caller tunes the cache after it has saved the
+            // former journal.
             if result.is_err() && former.is_none() {
                 self.tune(name, shard, id).await?;
             }

@@ -34,7 +34,7 @@ const VAIN_AFTER: Duration = Duration::from_secs(600);
 /// Segments of a cache that must move from one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::services) struct Surplus {
-    /// The device, as a shard id.
+    /// The device's id on the shards.
     pub(in crate::services) device: DeviceId,
     pub(in crate::services) segments: u64,
 }

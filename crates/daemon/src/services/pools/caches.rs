@@ -217,8 +217,8 @@ impl Pools {
         is_structural: bool,
     ) -> Result<()> {
         self.keep_first(wanted).await?;
-        // An older copy of hob's state does not know the new journal ring. From this, recovery knows
-        // that the mode in that state means nothing.
+        // If hob starts with an older copy of its state, this copy does not know the new journal
+        // ring. That tells recovery that the mode in the copy may be outdated.
         let begins_write_back = before.mode != Mode::WriteBack && wanted.mode == Mode::WriteBack;
         if owner_of(before) != owner_of(wanted) {
             // Volatile and persistent caches share no data.

@@ -86,7 +86,8 @@ impl Pools {
     pub(in crate::services) fn note_health(&self, device: DeviceId, state: DeviceState, reason: &str) {
         let mut inner = self.registry.inner();
         let Some((pool, entry)) = inner.device_on_shards(device) else { return };
-        // A device stays fenced until it is removed.
+        // A device stays fenced until it is removed from the pool, by command or because it is back
+        // after it was removed from the host (`replugged_devices.rs`).
         if entry.state == DeviceState::Fenced {
             return;
         }

@@ -34,8 +34,8 @@ impl Pools {
             .await
     }
 
-    /// Creates a pool. With `force`, its devices may have dirty data of other pools only if `dirty`
-    /// is [`OnDirty::Discard`]; also in the next functions.
+    /// Creates a pool. With `force`, a device may have dirty data of another pool only if `dirty`
+    /// is [`OnDirty::Discard`]. The next functions have the same rule.
     pub(crate) async fn pool_create(&self, create: PoolCreate, dirty: OnDirty) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks
@@ -428,7 +428,7 @@ impl Pools {
                 .map(|disk| disk.wanted.name.clone())
                 .collect()
         };
-        // This takes the guards of all disks before the first move: if a disk is busy, hob refuses
+        // The guards of all disks are taken before the first move: if a disk is busy, hob refuses
         // the command instead of moving only some caches.
         let guards = disks.iter().map(|disk| self.registry.guard_disk(disk, "moved to another device"));
         let guards = guards.collect::<Result<Vec<_>, _>>()?;

@@ -63,7 +63,7 @@ pub(in crate::services) struct PoolWrites {
     devices: BTreeMap<DeviceId, u64>,
     /// Number of bytes written according to the counters of the pool's devices.
     by_devices: u64,
-    /// Number of these bytes that caches counted, or that were charged to the pool.
+    /// Number of bytes in `by_devices` that caches counted, or that were charged to the pool.
     attributed: u64,
     /// Sum of the counts of all caches of the pool since the daemon started.
     total: Counts,

@@ -1,14 +1,17 @@
 //! Handles a cache whose journal cannot be written any more. Until the cache has a new journal or
 //! is removed, changes of its disk wait, and fail after half a minute. First the state file records
-//! the loss of the journal, so that recovery after a crash does not use its clean data. Then the
-//! following actions are tried repeatedly, the cheapest first:
+//! the loss of the journal, so that recovery after a crash does not use the clean data that this
+//! journal describes. Then the following actions are tried repeatedly, the cheapest first:
 //!
 //! 1. a new journal on devices other than the failed one;
 //! 2. after a drain, a new journal, because the contents of the failed device no longer matter;
 //! 3. a new cache in place of the old one. The state file records this first, so that the old data
 //!    is never used again. Without space for a new cache, the disk continues without one.
 //!
-//! Unreadable dirty data is not discarded here. Only a command does that (`hob cache
+//! The cache of an offline disk that its shard could not remove only gets a new journal, and is then
+//! closed.
+//!
+//! Unreadable dirty data is not discarded here. Only a command discards it (`hob cache
 //! discard-dirty`).
 
 use std::time::Duration;
@@ -20,7 +23,7 @@ use super::Pools;
 use super::allocation::AllocationRule;
 use super::caches::no_cache;
 use super::rings::release_owner;
-use crate::api_error::Result;
+use crate::api_error::{ApiError, Result};
 use crate::services::registry::{DiskEntry, DiskPhase, PoolEntry};
 use crate::services::registry::{GUARD_EVERY, JOURNAL_LOST};
 use crate::shard_api::ShardHandle;
@@ -120,9 +123,60 @@ impl Pools {
         Ok(())
     }
 
+    /// Gives a new journal to the cache of an offline disk that its shard still has as `id`. The
+    /// shard could not close the cache, because its journal is lost. The cache is not drained,
+    /// because hob may not use the disk's backing any more. The caller holds the operation guard.
+    pub(in crate::services) async fn replace_journal_of_kept(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<()> {
+        let (pool, segments, copies) = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let pool = disk.cache().filter(|spec| spec.journal.is_some()).map(|spec| spec.pool.clone());
+            let pool = pool.filter(|_| disk.has_cache).ok_or_else(|| no_cache(name))?;
+            // The new journal must not be on the devices of the lost one.
+            disk.cache_reason = Some(JOURNAL_LOST.to_owned());
+            (pool, disk.held.len() as u64, disk.ring_copies)
+        };
+        self.record_loss_of(name, shard, id).await?;
+        let (ring, room) = self.new_ring(name, segments).await?;
+        let number = ring.as_ref().map_or(0, |ring| ring.number);
+        let made = match self.say_before(name, ring.as_ref()).await {
+            Ok(()) => {
+                let renewed = shard.change_cache(id, CacheChange::Shrink(0, ring)).await;
+                renewed.map_err(ApiError::from)
+            }
+            Err(error) => Err(error),
+        };
+        match made {
+            Ok(released) => {
+                self.note_written(name, number).await;
+                self.give_back(name, &pool, &released).await;
+                self.journal_is_back(name);
+                Ok(())
+            }
+            Err(error) => {
+                self.note_unused_ring(name, number).await;
+                if let Ok(disk) = self.registry.inner().disk_mut(name) {
+                    disk.ring_copies = copies;
+                }
+                self.give_back(name, &pool, &room).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn record_loss(&self, name: &str, id: DiskId) -> Result<()> {
+        let (shard, _) = self.registry.shard_of(name)?;
+        self.record_loss_of(name, &shard, id).await
+    }
+
     /// Saves that the journal was lost. The journal may describe older, clean data at positions
     /// where the backing receives newer data from now on.
-    async fn record_loss(&self, name: &str, id: DiskId) -> Result<()> {
+    async fn record_loss_of(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
         let number = {
             let mut inner = self.registry.inner();
             let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
@@ -131,7 +185,6 @@ impl Pools {
             journal.ring
         };
         self.registry.save_first().await?;
-        let (shard, _) = self.registry.shard_of(name)?;
         shard.change_cache(id, CacheChange::LossRecorded(number)).await?;
         Ok(())
     }

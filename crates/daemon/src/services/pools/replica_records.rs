@@ -21,8 +21,8 @@ impl Pools {
         if !self.registry.inner().disk(disk).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Online(_))) {
             return Ok(());
         }
-        // The same holds for a disk that another host or no host owns, unless this host has the
-        // disk's ownership lock.
+        // This host also acknowledges no write of a disk that another host or no host owns, unless
+        // this host has the disk's ownership lock.
         if !self.registry.owns(disk) && cluster.is_marked(disk).await.is_none() {
             return Ok(());
         }

@@ -44,7 +44,7 @@ impl Pools {
     }
 
     /// Releases the segments on returned devices that caches in use had before. Returns false if a
-    /// cache is being changed or recovered, so that this must be repeated.
+    /// cache is being changed or recovered, so that the caller must try again.
     pub(in crate::services) async fn release_outdated(&self, pool: &str) -> bool {
         let (returned, disks) = {
             let inner = self.registry.inner();

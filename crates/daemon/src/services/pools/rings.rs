@@ -280,10 +280,12 @@ impl Inner {
         changed.map(|journal| journal.ended = ended).count() > 0
     }
 
-    /// Returns the owner ids of all configured caches.
+    /// Returns the owner ids of all configured caches, and of caches of removed disks that a shard
+    /// still uses.
     pub(in crate::services) fn known_owners(&self) -> Vec<OwnerId> {
         let journals = self.disks.values().filter_map(|disk| disk.cache()?.journal);
-        journals.map(|journal| OwnerId(journal.owner.0)).collect()
+        let kept = self.kept_by_shard.values().copied().flatten();
+        journals.map(|journal| OwnerId(journal.owner.0)).chain(kept).collect()
     }
 }
 

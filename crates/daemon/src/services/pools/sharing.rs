@@ -323,7 +323,8 @@ impl Pools {
         };
         let destaged = async || shard.stats(id).await.map_or(0, |stats| stats.destaged_bytes);
         let before = if segments < held { destaged().await } else { 0 };
-        // A future of this function is part of a future of `fit_flash`, which calls `make_room`.
+        // The future is boxed, because it is part of a future of `fit_flash`, which calls
+        // `make_room`.
         let mut resized = Box::pin(self.fit_flash(name, AllocationRule::AsFarAsPossible));
         let result = loop {
             tokio::select! {
@@ -362,9 +363,9 @@ impl Inner {
         self.journal_spare_after(pool, free, None)
     }
 
-    /// Returns the number of segments like [`journal_spare`](Self::journal_spare), when `free`
-    /// segments are free, and the cache of the disk `removed` has been removed and has this
-    /// configuration for a new one.
+    /// Returns the number of segments like [`journal_spare`](Self::journal_spare), for the time
+    /// when `free` segments are free and the cache of the disk `removed` has been removed. The
+    /// removed cache is to be created again with this configuration.
     pub(super) fn journal_spare_after(
         &self,
         pool: &str,

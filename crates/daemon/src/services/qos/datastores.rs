@@ -39,13 +39,13 @@ pub(super) struct DatastoreEntry {
     pub(super) home: Option<ShardHandle>,
     /// Rate per share in the last agreement.
     pub(super) level: Option<f64>,
-    /// Shared with each [`DatastoreUse`].
+    /// Counts the users of the datastore: each [`DatastoreUse`] has a clone.
     uses: Arc<()>,
 }
 
 /// Keeps a datastore and its id in existence while a disk of the datastore is being opened, or
-/// while a flash lease is served. For an open disk, the name of the datastore in the disk's entry
-/// does that.
+/// while a flash lease is served. An open disk needs no such value, because its entry has the name
+/// of the datastore.
 #[derive(Clone, Debug)]
 pub(in crate::services) struct DatastoreUse {
     _of: Arc<()>,

@@ -53,9 +53,9 @@ impl EndedCaches {
         self.ended.iter().filter(|(_, of)| *of == pool).map(|(owner, _)| *owner).collect()
     }
 
-    /// Forgets the ended caches of a pool without segments. All devices of the pool are present, and
-    /// `owners` was read from them after they were opened: a device that refuses writes may still
-    /// have segments that are free in memory.
+    /// Forgets those ended caches of a pool that have no segments any more. All devices of the pool
+    /// are present, and `owners` was read from them after they were opened: a device that refuses
+    /// writes may still have segments that are free in memory.
     pub(in crate::services) fn keep_those_of(&mut self, pool: &str, owners: &[(OwnerId, u64)]) {
         self.ended.retain(|(ended, of)| of != pool || owners.iter().any(|(owner, _)| owner == ended));
     }

@@ -31,14 +31,14 @@ use hob_storage::pool::OwnerId;
 use super::flash::{self, Flash};
 use super::{disks, exports, observe, pools};
 use crate::api_error::{ApiError, Result, conflict, not_found};
-use crate::hardware::{FileNumber, Lock};
+use crate::hardware::{Appearance, FileNumber, Lock};
 use crate::request_recorder::Counter;
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
 pub(super) use ended_caches::EndedCaches;
 pub(super) use operation_guard::{
     ADDING, CLEARING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, LENDING_AGAIN, MIGRATING, OPENING,
-    OperationGuard, REPARTITIONING, SHRINKING, SPREADING, is_own_work,
+    OperationGuard, REPARTITIONING, REPLUGGING, SHRINKING, SPREADING, is_own_work,
 };
 pub(super) use orphans::{OrphanContent, OrphanJournal, OrphanRecord};
 pub(super) use pending_change::PendingChange;
@@ -89,7 +89,8 @@ pub(super) trait SaveObserver: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(super) shards: Vec<ShardHandle>,
-    /// Locked during a save, which may hang. The control thread must not take this lock.
+    /// The state file. It is locked during a save, which may hang, so the control thread must not
+    /// lock it.
     store: Mutex<Store>,
     /// The state directory; `None` without a state file.
     directory: Option<PathBuf>,
@@ -135,11 +136,12 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) lease_disks: BTreeSet<DiskId>,
     /// Removed disks whose backing is still open. The ids of these disks cannot be reused yet.
     pub(in crate::services) abandoned: BTreeMap<DiskId, String>,
-    /// Ids in `abandoned` of disks that their shard refuses to remove, so that their cache is in use.
-    pub(in crate::services) kept_by_shard: BTreeSet<DiskId>,
+    /// Ids in `abandoned` of disks that their shard refuses to remove, and the owners of their
+    /// persistent caches, which are in use.
+    pub(in crate::services) kept_by_shard: BTreeMap<DiskId, Option<OwnerId>>,
     /// Shard ids of devices on other hosts whose content is no longer valid.
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
-    /// Incoming disks, in the state in which they waited for the cluster.
+    /// Incoming disks of migrations, as they were when they still waited for the cluster.
     pub(in crate::services) waited: BTreeMap<String, DiskState>,
     /// Caches that the daemon has ended, so that they must not be used any more.
     pub(in crate::services) ended: EndedCaches,
@@ -182,19 +184,21 @@ pub(in crate::services) struct DeviceEntry {
     pub(in crate::services) ids: Option<DeviceIds>,
     pub(in crate::services) state: DeviceState,
     pub(in crate::services) reason: Option<String>,
-    /// Configured allocation from this device. A fence overrides it.
+    /// Whether caches may allocate segments on this device, as configured. A fence overrides this.
     pub(in crate::services) admission: Admission,
     pub(in crate::services) segments: u64,
     pub(in crate::services) free_segments: u64,
     pub(in crate::services) access: &'static str,
     /// UUID of the device while it is open.
     pub(in crate::services) uuid: Option<String>,
-    /// Number of the device's regular file while it is open.
+    /// Numbers that identify the regular file of the device, while the device is open.
     pub(in crate::services) file: Option<FileNumber>,
+    /// Appearance of a device of this host when it was opened.
+    pub(in crate::services) appearance: Option<Appearance>,
     /// Location of the device if it is on another host.
     pub(in crate::services) peer: Option<PeerState>,
-    /// Segments, with shard ids, that caches lost when the device was fenced. Lost segments are not
-    /// allocated again.
+    /// Segments that caches lost when the device was fenced, with the device ids of the shards.
+    /// These segments are not allocated again.
     pub(in crate::services) lost: Vec<Segment>,
     pub(in crate::services) stalls: pools::Stalls,
 }
@@ -220,12 +224,12 @@ pub(in crate::services) struct DiskEntry {
     /// The journal rings from which the cache of the served disk is being recovered; `None` if it
     /// is not.
     pub(in crate::services) recovering: Option<disks::OldRings>,
-    /// Exists while a thread reads the journal of the cache. The opening of the disk for which it
-    /// reads may have failed already.
+    /// Exists while a thread reads the journal of the cache. The thread may still read after the
+    /// opening of the disk has failed.
     pub(in crate::services) journal_reader: Weak<()>,
-    /// Data segments of the cache, with shard ids.
+    /// Data segments of the cache, with the device ids of the shards.
     pub(in crate::services) held: Vec<Segment>,
-    /// Segments of the cache's replica on another host, with shard ids.
+    /// Segments of the cache's replica on another host, with the device ids of the shards.
     pub(in crate::services) apart: Vec<Segment>,
     /// True while the replica's segments are being released. Meanwhile the replica is not added to
     /// the ownership record in etcd.
@@ -235,8 +239,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) vain_spread: Option<(pools::Surplus, tokio::time::Instant)>,
     /// True if the disk's ownership record may name the replica.
     pub(in crate::services) copy_said: bool,
-    /// Segments of the journal's ring, with shard ids. While the journal ring is being replaced,
-    /// the list also has the segments of the next journal ring.
+    /// Segments of the journal's ring, with the device ids of the shards. While the journal ring is
+    /// being replaced, the list also has the segments of the next journal ring.
     pub(in crate::services) ring: Vec<Segment>,
     /// Number of copies of the newest journal ring.
     pub(in crate::services) ring_copies: usize,
@@ -263,7 +267,7 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) backing_was_failing: bool,
     /// The message about dirty data that flash cannot return.
     pub(in crate::services) dirty_lost_message: RepeatedMessage,
-    /// The reason why the disk is offline that was logged last.
+    /// The last logged reason why the disk is offline.
     pub(in crate::services) offline_reason: Option<String>,
     /// True if hob has logged its notes about the format that the disk's content looks like.
     pub(in crate::services) content_noted: bool,
@@ -531,7 +535,8 @@ mod tests {
 
     use super::*;
 
-    /// The control thread asks for the directory, and the filesystem of a save may hang.
+    /// A save may hang on its filesystem. Meanwhile the control thread must still get the
+    /// directory.
     #[test]
     fn the_state_directory_is_known_while_a_save_hangs() {
         let directory = tempfile::tempdir().unwrap();

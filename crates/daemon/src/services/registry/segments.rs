@@ -15,8 +15,8 @@ use crate::services::pools::Stalls;
 use crate::state::CacheSpec;
 
 impl Registry {
-    /// Allocates segments of the pool for the data of a disk's cache. Returns the segments with
-    /// shard ids.
+    /// Allocates segments of the pool for the data of a disk's cache. Returns the segments with the
+    /// device ids of the shards.
     pub(in crate::services) async fn take_room(
         &self,
         spec: &CacheSpec,
@@ -74,7 +74,7 @@ impl PoolEntry {
     }
 
     /// Updates the pool's device entries after an allocation of segments. Returns the allocated
-    /// segments with shard ids.
+    /// segments with the device ids of the shards.
     pub(in crate::services) fn note_allocated(
         &mut self,
         (segments, devices): (Vec<DataSegment>, Vec<DeviceInfo>),
@@ -99,7 +99,7 @@ impl PoolEntry {
     }
 
     /// Returns the number of free segments, without `spare` of each device, as if a cache had
-    /// released the segments `released` (with shard ids).
+    /// released the segments `released` (with the device ids of the shards).
     pub(in crate::services) fn free_segments_after(&self, released: &[Segment], spare: u64) -> u64 {
         let here = self.usable().filter(|device| device.peer.is_none() && device.gives_segments());
         let free = here.map(|device| {
@@ -137,14 +137,15 @@ impl PoolEntry {
         self.devices.iter_mut().find(|device| device.ids.is_some_and(|ids| ids.on_shards == id))
     }
 
-    /// Translates a segment into shard ids; `None` if the shards do not know its device.
+    /// Translates a segment's device id into that of the shards; `None` if the shards do not know
+    /// it.
     pub(in crate::services) fn on_shards(&self, segment: Segment) -> Option<Segment> {
         let mut ids = self.devices.iter().filter_map(|device| device.ids);
         let device = ids.find(|ids| ids.in_pool == segment.device)?.on_shards;
         Some(Segment { device, ..segment })
     }
 
-    /// Translates segments into pool ids, without those of removed devices.
+    /// Translates the device ids of segments into those of the pool. Leaves out removed devices.
     pub(in crate::services) fn in_pool(&self, segments: &[Segment]) -> Vec<Segment> {
         let translate = |segment: &Segment| {
             let mut ids = self.devices.iter().filter_map(|device| device.ids);
@@ -156,7 +157,7 @@ impl PoolEntry {
 }
 
 impl Inner {
-    /// Returns a shard id that no device has had.
+    /// Returns an id for the shards that no device has had.
     pub(in crate::services) fn new_device_id(&mut self) -> Result<DeviceId> {
         let id = DeviceId(self.next_device);
         self.next_device = self.next_device.checked_add(1).ok_or_else(|| {
@@ -175,7 +176,7 @@ impl Inner {
         }
     }
 
-    /// Returns the pool and the device with this shard id.
+    /// Returns the pool and the device with this id on the shards.
     pub(in crate::services) fn device_on_shards(
         &mut self,
         id: DeviceId,
@@ -202,6 +203,7 @@ impl DeviceEntry {
             access: info.access,
             uuid: Some(info.uuid.to_string()),
             file: info.file,
+            appearance: info.appearance,
             ..DeviceEntry::offline(info.path.clone(), String::new(), admission)
         }
     }
@@ -219,6 +221,7 @@ impl DeviceEntry {
             access: "",
             uuid: None,
             file: None,
+            appearance: None,
             peer: None,
             lost: Vec::new(),
             stalls: Stalls::default(),

@@ -503,8 +503,8 @@ fn check_room(lending: &FlashExports, leases: usize, lent: u64, size: Size) -> R
     Ok(())
 }
 
-/// Returns the UUID in the superblock of a leased file, if there is one. An unreadable file is an
-/// error, because it may have one.
+/// Returns the UUID in the superblock of a leased file; `None` for a file without superblock. An
+/// unreadable file is an error, because it may have a superblock.
 async fn uuid_of(file: PathBuf) -> Result<Option<String>> {
     blocking(move || match superblock_uuid(&file) {
         Some(uuid) => Ok(Some(uuid.to_string())),

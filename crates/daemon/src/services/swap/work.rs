@@ -1,4 +1,5 @@
-//! Turning swap areas on and off. This takes long, has a visible progress and can be stopped.
+//! Turning swap areas on and off: operations that take long, show their progress and can be
+//! stopped.
 //!
 //! At most one operation turns an area on or off at a time. The caller waits for a short time. Then
 //! the operation continues in the background.

@@ -106,7 +106,8 @@ fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
     });
 }
 
-/// A file cannot be mounted in this test. The error shows what happens to the other front end.
+/// No file can be mounted in this test, so the addition of the export fails. The export then has no
+/// socket either.
 #[test]
 fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
     run(async |bench| {

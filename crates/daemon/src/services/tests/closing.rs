@@ -25,7 +25,8 @@ fn release(bench: &Bench) -> Release {
     bench.services.registry.inner().release_of("vm", SETTLE)
 }
 
-/// Neither a new opening nor a clean closing shows that the backing will not execute the requests.
+/// The backing may still execute unanswered requests of a disk after the disk was opened again, and
+/// after it was closed cleanly.
 #[test]
 fn a_disk_that_is_opened_again_still_has_the_unanswered_requests_of_its_last_use() {
     run(async |bench| {
@@ -61,8 +62,8 @@ fn a_closed_cache_has_no_crash_log_to_expect_even_if_its_backing_fails() {
     }
 }
 
-/// A daemon that is killed after it has closed a cache, and before it has saved that, must leave the
-/// crash log: the next daemon expects it.
+/// A daemon may be killed after it has closed a cache, and before it has saved that. Then it must
+/// leave the crash log, which the next daemon expects.
 #[test]
 fn a_crash_log_stays_until_it_is_saved_that_none_is_expected() {
     for is_saved in [false, true] {

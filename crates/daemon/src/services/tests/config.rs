@@ -356,7 +356,8 @@ fn exports_get_the_sockets_that_other_exports_give_up() {
     });
 }
 
-/// Disk b cannot leave its path, and c has the former path of a by then.
+/// Disk b cannot get its new path, so it keeps the path that disk a should get. Disk c already has
+/// the former path of disk a.
 #[test]
 fn a_disk_that_gets_no_path_in_an_exchange_is_reported() {
     run(async |bench| {
@@ -386,7 +387,7 @@ fn a_disk_that_gets_no_path_in_an_exchange_is_reported() {
     });
 }
 
-/// A read-only backing could not take the dirty data.
+/// Dirty data could not be written to a backing that is opened read-only.
 #[test]
 fn a_disk_is_drained_before_it_becomes_read_only() {
     run(async |bench| {
@@ -468,7 +469,7 @@ fn a_disk_that_its_shard_keeps_goes_on_as_before() {
     });
 }
 
-/// Neither opening succeeds, and each of them has made a journal ring.
+/// Two openings of a disk fail, after each of them has made a journal ring.
 #[test]
 fn a_disk_that_cannot_be_opened_completely_keeps_no_segments_of_the_attempt() {
     run(async |bench| {
@@ -493,7 +494,7 @@ fn a_disk_that_cannot_be_opened_completely_keeps_no_segments_of_the_attempt() {
     });
 }
 
-/// A program that has the file open waits until the disk is served again.
+/// A program that has the file of a disk open waits until the disk is served again.
 #[test]
 fn a_file_of_the_previous_daemon_stays_while_its_disk_is_offline() {
     run(async |bench| {
@@ -533,7 +534,8 @@ fn a_file_of_the_previous_daemon_stays_while_its_disk_is_offline() {
     });
 }
 
-/// The control API and new clients wait for the end of the start.
+/// The control API and new clients wait for the end of the start, so the start must not wait for
+/// all changes of hob.toml.
 #[test]
 fn a_start_does_not_wait_for_all_changes_that_wait() {
     run(async |bench| {
@@ -603,7 +605,7 @@ fn a_reload_closes_no_disk_before_its_guests_have_returned() {
     });
 }
 
-/// The operator withdraws the change before hob makes it.
+/// The operator withdraws a waiting change of hob.toml before hob makes it.
 #[test]
 fn a_change_that_waits_for_guests_is_not_made_while_a_newer_file_is_applied() {
     run(async |bench| {
@@ -636,7 +638,7 @@ fn a_change_that_waits_for_guests_is_not_made_while_a_newer_file_is_applied() {
     });
 }
 
-/// The other disk gives its socket up only when guests have had time to connect again.
+/// The disk that has the socket gives it up only when guests have had time to connect again.
 #[test]
 fn a_reload_gives_a_disk_the_socket_that_another_disk_gives_up() {
     run(async |bench| {
@@ -677,7 +679,7 @@ fn a_change_in_progress_hides_no_other_change_that_was_not_made() {
     });
 }
 
-/// A shard may have clients although it does not say so.
+/// A shard that does not answer may have clients, so its disks are not closed.
 #[test]
 fn a_disk_of_a_shard_that_does_not_answer_is_not_closed() {
     run(async |bench| {
@@ -696,7 +698,7 @@ fn a_disk_of_a_shard_that_does_not_answer_is_not_closed() {
     });
 }
 
-/// The operator applies the file while a guest is connected, and reloads it later.
+/// The operator runs `hob config apply` while a guest is connected, and reloads the daemon later.
 #[test]
 fn a_change_that_a_command_could_not_make_is_made_after_a_later_reload() {
     run(async |bench| {

@@ -3,7 +3,7 @@
 use super::config::{CACHE, Filed, RETURNED, text};
 use super::*;
 
-/// At a reload, the recovery of a persistent cache is such an operation.
+/// At a reload, the recovery of a disk's cache may be in progress. hob changes the disk afterwards.
 #[test]
 fn a_reload_makes_a_change_when_another_operation_on_the_disk_has_ended() {
     run(async |bench| {
@@ -105,5 +105,31 @@ fn a_start_with_an_invalid_file_uses_the_file_that_was_applied() {
         filed.apply(false).await;
         assert_eq!(filed.bench.room("vm"), 8);
         assert_eq!(accepted_size(), Some(Size(6 * MIB)));
+    });
+}
+
+/// An operator who sets it expects that the pool's devices are overwritten.
+#[test]
+fn force_of_a_pool_that_exists_is_reported_until_it_is_removed_from_the_file() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, CACHE, "");
+        let filed = Filed::start(bench, &first).await;
+        let forced = first.replace("segment_size", "force = true\nsegment_size");
+        for _ in 0..2 {
+            filed.reload(&forced).await;
+            let pending = filed.pending().await;
+            assert!(pending.len() == 1 && pending[0].contains("force has no effect"), "{pending:?}");
+        }
+        filed.reload(&first).await;
+        assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
+        // The creation of a pool uses it.
+        let other = filed.bench.path("b");
+        let more = format!(
+            "[[pool]]\nname = \"q\"\ndevices = [\"{other}\"]\nsize = \"16M\"\nsegment_size = \"1M\"\nforce = true\n"
+        );
+        filed.write(&format!("{first}{more}"));
+        filed.apply(false).await;
+        assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
     });
 }

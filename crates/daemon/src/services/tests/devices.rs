@@ -34,7 +34,7 @@ fn a_device_that_was_opened_is_closed_again_and_is_there_when_it_works() {
         bench.pool(&["a"], 4).await;
         assert_eq!(bench.state_of("a"), Some(DeviceState::Offline));
         assert_eq!(bench.shard.devices(), [], "no shard has it");
-        // It fails once more, and then works.
+        // The device fails once more, and then works.
         bench.services.pools.retry_devices("p").await;
         assert_eq!((bench.state_of("a"), bench.shard.devices()), (Some(DeviceState::Offline), vec![]));
         sick.set_refuses_devices(false);
@@ -56,5 +56,46 @@ fn a_device_that_was_formatted_is_taken_out_again() {
         sick.set_refuses_devices(false);
         bench.add("b").await.unwrap();
         assert_eq!((bench.state_of("b"), bench.free()), (Some(DeviceState::Online), 8));
+    });
+}
+
+/// The content of a fenced device is never used again. A device that was not removed may fail again.
+#[test]
+fn a_fenced_device_that_was_removed_and_is_back_starts_empty() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 4).await.unwrap();
+        let (disk, sick, segments, path) = {
+            let mut inner = bench.services.registry.inner();
+            let disk = &inner.disks["vm"];
+            let (id, sick) = (disk.id, disk.held[0].device);
+            let segments: Vec<_> = disk.held.iter().copied().filter(|it| it.device == sick).collect();
+            let path = inner.device_on_shards(sick).unwrap().1.path.clone();
+            (id, sick, segments, path)
+        };
+        bench.services.events.handle(ShardEvent::Fenced { device: sick, errors: 16 });
+        bench.services.events.handle(ShardEvent::Lost { disk, segments });
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let reuse = async || {
+            bench.services.pools.reuse_replugged("p").await;
+            bench.state_of(name)
+        };
+        assert_eq!(reuse().await, Some(DeviceState::Fenced), "it was not removed");
+        let pulled = bench.path("pulled");
+        std::fs::rename(&path, &pulled).unwrap();
+        assert_eq!(reuse().await, Some(DeviceState::Fenced), "it is not back");
+        std::fs::write(&path, vec![7; 4 << 20]).unwrap();
+        assert_eq!(reuse().await, Some(DeviceState::Fenced), "it is another device");
+        assert_eq!(std::fs::read(&path).unwrap(), vec![7; 4 << 20]);
+        std::fs::copy(&pulled, bench.path("copy")).unwrap();
+        std::fs::rename(bench.path("copy"), &path).unwrap();
+        let before = hob_storage::pool::superblock_uuid(&path).unwrap();
+        assert_eq!(reuse().await, Some(DeviceState::Online));
+        assert_ne!(hob_storage::pool::superblock_uuid(&path).unwrap(), before, "it was formatted");
+        assert_eq!((bench.room("vm"), bench.free()), (4, 4));
+        assert_eq!(bench.shard.devices().len(), 2);
+        assert!(!bench.shard.devices().contains(&sick), "it has another id");
     });
 }

@@ -268,7 +268,8 @@ fn failures_for_a_while_and_a_crash() {
     sweep(Failing::FromThenOn, false);
 }
 
-/// Neither its tables nor its data can be written: caches leave the device, and it can be removed.
+/// Caches leave a device on which neither tables nor data can be written. The device can then be
+/// removed.
 #[test]
 fn a_device_that_takes_no_writes_is_left_and_taken_out() {
     run(async |_| {

@@ -15,7 +15,8 @@ async fn lose(bench: &Bench) {
     image.write_all_at(&[7; BLOCK as usize], 1 << 20).unwrap();
 }
 
-/// A sample of clean data would not detect the change, even after a restart.
+/// The other client changes so little that a sample of clean data does not detect it, even after a
+/// restart.
 #[test]
 fn dirty_data_is_not_written_over_what_the_other_wrote() {
     run(async |bench| {
@@ -46,7 +47,7 @@ fn dirty_data_is_not_written_over_what_the_other_wrote() {
     });
 }
 
-/// No other program has opened a backing whose file was renamed.
+/// If only the backing's file was renamed, the reason does not name another program.
 #[test]
 fn the_reason_says_what_happened_to_the_file() {
     run(async |bench| {
@@ -59,7 +60,7 @@ fn the_reason_says_what_happened_to_the_file() {
     });
 }
 
-/// Data that the backing also has is not lost.
+/// Clean data is dropped without a loss, because the backing has it too.
 #[test]
 fn clean_data_is_dropped_and_the_disk_comes_back() {
     run(async |bench| {
@@ -77,7 +78,7 @@ fn clean_data_is_dropped_and_the_disk_comes_back() {
     });
 }
 
-/// The same daemon process opens the disk again.
+/// The daemon process that lost the disk opens the disk again.
 #[test]
 fn a_disk_that_comes_back_without_a_restart_has_a_cache() {
     run(async |bench| {

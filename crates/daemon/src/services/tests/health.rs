@@ -194,7 +194,7 @@ fn a_backing_that_answers_with_errors_is_named() {
     });
 }
 
-/// The backing fails and works again between two polls, and all dirty data is destaged.
+/// A backing fails and works again between two polls of the shard, and all dirty data is destaged.
 #[test]
 fn a_failure_that_is_over_is_not_named() {
     run(async |bench| {
@@ -219,7 +219,7 @@ fn a_failure_that_is_over_is_not_named() {
     });
 }
 
-/// hob saves its state without more space, so nothing has failed yet.
+/// A save of the state needs no additional space, so no save has failed yet.
 #[test]
 fn a_state_directory_without_space_is_a_problem_before_a_save_fails() {
     run(async |bench| {
@@ -344,7 +344,7 @@ fn a_silent_shard_is_named_and_holds_up_no_page() {
     });
 }
 
-/// Every failed read of lost dirty data has an event.
+/// Every failed read of lost dirty data causes an event, but not a log message.
 #[test]
 fn unreadable_dirty_data_is_logged_once_in_ten_seconds() {
     use std::io::{self, Write};

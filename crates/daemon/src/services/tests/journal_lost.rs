@@ -65,8 +65,8 @@ fn another_device_takes_the_journal_over_within_seconds() {
     });
 }
 
-/// There is no other device: the disk continues without a cache, and the old cache's data on flash
-/// is never used again.
+/// A journal is lost, and the pool has no other device: the disk continues without a cache, and the
+/// old cache's data on flash is never used again.
 #[test]
 fn without_another_device_the_disk_goes_on_without_a_cache() {
     run(async |bench| {
@@ -154,7 +154,8 @@ fn a_ring_that_is_made_during_a_removal_belongs_to_the_cache_in_service() {
     });
 }
 
-/// Another change of the disk runs when the journal is lost: the loss is handled after it.
+/// Another change of the disk runs when the journal is lost: hob handles the loss after that
+/// change.
 #[test]
 fn a_busy_disk_gets_its_journal_later() {
     run(async |bench| {
@@ -263,7 +264,8 @@ fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
     });
 }
 
-/// The backing is healthy: the disk stays online until flash answers, and the flash is named.
+/// A discard waits for flash that does not answer, while the backing works: the disk stays online,
+/// and hob names the flash device.
 #[test]
 fn a_discard_waits_for_flash_that_does_not_answer_and_keeps_the_disk_online() {
     run(async |bench| {

@@ -37,7 +37,7 @@ fn every_event_affects_each_kind_of_cache_as_listed() {
     });
 }
 
-/// The whole cache of an offline disk is discarded, so nothing is left to clear.
+/// A snapshot revert discards the whole cache of an offline disk, so nothing is left to clear.
 #[test]
 fn a_snapshot_revert_of_an_offline_disk_discards_its_cache_and_succeeds() {
     run(async |bench| {

@@ -7,7 +7,8 @@ use super::*;
 use crate::shard_api::ShardError;
 use crate::state::DiskQosSpec;
 
-/// The shard would keep the disk otherwise, and the next opening would find the backing in use.
+/// A disk that cannot be prepared must leave its shard: otherwise the next opening would find the
+/// backing in use.
 #[test]
 fn a_disk_that_could_not_be_prepared_is_taken_from_its_shard() {
     run(async |bench| {
@@ -26,7 +27,8 @@ fn a_disk_that_could_not_be_prepared_is_taken_from_its_shard() {
     });
 }
 
-/// A disk that its shard keeps blocks no other disk, which would get its id.
+/// A shard keeps a disk after a failed opening. No other disk gets the id that the shard still
+/// uses.
 #[test]
 fn a_disk_that_its_shard_keeps_after_a_failed_opening_blocks_no_other_disk() {
     run(async |bench| {
@@ -92,7 +94,8 @@ fn a_disk_that_its_shard_keeps_after_a_failed_opening_is_opened_when_the_shard_h
     });
 }
 
-/// Each reading of a journal needs a thread, and memory for the index.
+/// A failed opening may still read the journal. A second reading at the same time would need
+/// another thread, and memory for another index.
 #[test]
 fn a_disk_is_not_opened_again_while_its_journal_is_read_for_a_failed_opening() {
     run(async |bench| {
@@ -125,7 +128,7 @@ fn a_disk_without_its_socket_is_taken_from_its_shard_although_its_backing_does_n
     });
 }
 
-/// The shard merges writes to whole stripes of the backing.
+/// The shard needs the stripe size, because it merges writes to whole stripes of the backing.
 #[test]
 fn the_shard_knows_the_stripe_size_of_a_disk() {
     run(async |bench| {

@@ -193,7 +193,7 @@ fn no_socket_of_a_new_disk_exists_before_the_state_names_its_cache() {
     });
 }
 
-/// A backup of the state has the cache in a different mode.
+/// In the older state, for example from a backup, the cache has a different mode.
 #[test]
 fn a_state_that_is_older_than_flash_loses_no_dirty_data() {
     run(async |bench| {

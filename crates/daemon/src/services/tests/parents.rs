@@ -157,7 +157,7 @@ fn a_parent_that_has_changed_during_a_pause_is_not_shared_any_more() {
     });
 }
 
-/// Another process would not find the renamed image.
+/// A renamed image is not shared any more, because another process would not find it.
 #[test]
 fn a_renamed_image_is_not_shared_any_more() {
     run(async |bench| {
@@ -223,7 +223,8 @@ fn a_file_that_is_served_for_writing_is_no_parent() {
     });
 }
 
-/// The same file is other data in another format.
+/// In another format, the same file has other data. So a disk with another format is not the
+/// parent's disk.
 #[test]
 fn a_disk_that_reads_the_parents_file_in_another_format_is_not_used() {
     run(async |bench| {

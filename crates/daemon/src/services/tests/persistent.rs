@@ -72,8 +72,8 @@ fn a_journal_takes_room_besides_and_all_of_it_comes_back() {
     });
 }
 
-/// Promise 1: a refused command leaves no unknown writes in a cache. Otherwise the disk's next
-/// cache, with another owner, could be confused with it.
+/// Promise 1: a refused command leaves no unknown writes in a cache. Otherwise recovery could
+/// confuse this cache with the disk's next cache, which has another owner.
 #[test]
 fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
     run(async |bench| {

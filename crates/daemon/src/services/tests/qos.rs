@@ -112,7 +112,8 @@ fn reservations_that_a_datastore_cannot_keep_are_refused_with_the_numbers() {
     });
 }
 
-/// Otherwise a daemon would have no room for further datastores after enough changes.
+/// If unused datastores stayed, a daemon would have no room for further datastores after enough
+/// changes.
 #[test]
 fn a_datastore_that_no_disk_uses_any_more_is_removed() {
     run(async |bench| {

@@ -76,8 +76,8 @@ fn guests_do_not_wait_for_the_recovery_of_a_read_cache() {
     });
 }
 
-/// The rings are invalidated before the first write, and the recovered cache does not have the
-/// written sectors.
+/// The old journal rings are invalidated before the first write, and the recovered cache does not
+/// have the written sectors.
 #[test]
 fn writes_do_not_wait_for_a_read_cache_either() {
     run(async |bench| {
@@ -96,7 +96,8 @@ fn writes_do_not_wait_for_a_read_cache_either() {
     });
 }
 
-/// Promise 2: otherwise the old ring would make the data before the write valid.
+/// Promise 2: after a write and a crash during the recovery, the cache is empty. Otherwise the old
+/// ring would make the data from before the write valid.
 #[test]
 fn a_crash_before_the_cache_is_there_empties_it_if_there_was_a_write() {
     run(async |bench| {
@@ -116,7 +117,8 @@ fn a_crash_before_the_cache_is_there_empties_it_if_there_was_a_write() {
     });
 }
 
-/// Otherwise the loss of the new journal, which may later describe dirty data, would not be noticed.
+/// A write must not end the new journal, which may later describe dirty data: hob would then not
+/// notice the loss of this journal.
 #[test]
 fn a_write_that_is_handled_after_the_recovery_does_not_end_the_new_journal() {
     run(async |bench| {
@@ -132,7 +134,7 @@ fn a_write_that_is_handled_after_the_recovery_does_not_end_the_new_journal() {
     });
 }
 
-/// The daemon receives the command to stop during the recovery.
+/// The daemon stops while it recovers a cache. The cache stays as it was.
 #[test]
 fn an_end_before_the_cache_is_there_leaves_it_as_it_was() {
     run(async |bench| {

@@ -81,7 +81,7 @@ fn change_backing(dir: &Path) {
     file.set_modified(later).unwrap();
 }
 
-/// Promise 1 under write-back.
+/// Promise 1: under write-back, flushed writes survive a crash of the daemon.
 #[test]
 fn flushed_writes_survive_a_crash_of_the_daemon() {
     run(async |bench| {
@@ -305,8 +305,8 @@ async fn set_verify(bench: &Bench, verify: &str) {
     bench.services.pools.cache_patch("vm".into(), patch).await.unwrap();
 }
 
-/// Somebody restored a backup after hob was killed, for example. The directory for temporary files
-/// must be on a filesystem with reliable timestamps.
+/// The backing was changed after hob was killed, for example because somebody restored a backup.
+/// The directory for temporary files must be on a filesystem with reliable timestamps.
 #[test]
 fn a_backing_that_was_changed_after_a_crash_is_not_written_over_with_dirty_data() {
     run(async |bench| {
@@ -350,7 +350,7 @@ fn a_clean_cache_is_compared_if_its_backing_was_changed_after_a_crash() {
     });
 }
 
-/// hob wrote while the clock was wrong, and the clock was then set back.
+/// hob wrote to the backing while the clock was wrong, and the clock was then set back.
 #[test]
 fn a_clock_that_was_set_back_is_no_change_by_another_program() {
     run(async |bench| {
@@ -363,7 +363,8 @@ fn a_clock_that_was_set_back_is_no_change_by_another_program() {
     });
 }
 
-/// hob runs and retries to open the disk, but does not serve it.
+/// While a disk waits for its device, hob tries to open the disk, but does not serve it. So another
+/// program has made the change.
 #[test]
 fn a_change_while_a_disk_waits_for_its_device_is_noticed() {
     run(async |bench| {
@@ -383,7 +384,7 @@ fn a_change_while_a_disk_waits_for_its_device_is_noticed() {
     });
 }
 
-/// hob crashes again before the first regular record, or without any.
+/// hob crashes again before it has recorded that it serves the disk, or it never records that.
 #[test]
 fn without_a_record_of_the_last_start_a_backing_counts_as_unknown() {
     run(async |bench| {
@@ -612,7 +613,8 @@ fn a_served_disk_finds_its_persistent_cache_again() {
     });
 }
 
-/// Promise 5. hob.toml with such a size is refused. A saved state with such a size is not.
+/// Promise 5: hob refuses a hob.toml with an impossible segment size, but accepts a saved state
+/// with one.
 #[test]
 fn a_pool_that_was_never_made_has_segments_of_some_size() {
     run(async |bench| {
@@ -661,7 +663,8 @@ fn a_daemon_that_cannot_save_its_state_serves_what_was_saved_and_says_so() {
     });
 }
 
-/// The journal of a cache that waits for its device would be read without the device.
+/// A missing device is not removed while a cache waits for it. Otherwise hob would read the journal
+/// of the cache without the device.
 #[test]
 fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
     run(async |bench| {

@@ -26,7 +26,8 @@ impl Bench {
         }
     }
 
-    /// Repartitions the pool several times, in which these disks read so much each time.
+    /// Repartitions the pool `count` times. Before each time, the disks read the amounts in
+    /// `reads`.
     async fn rounds(&self, count: usize, reads: &[(&str, u64)]) {
         for _ in 0..count {
             reads.iter().for_each(|(disk, mib)| self.read_again(disk, *mib));

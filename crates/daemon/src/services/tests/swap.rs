@@ -23,7 +23,7 @@ struct FakeKernel {
     used: Mutex<u64>,
     memory: Mutex<Memory>,
     bad_ground: AtomicBool,
-    /// Preparing and turning off last until this is unset, or they are stopped.
+    /// While this is set, preparing an area and turning it off do not end, unless they are stopped.
     slow: AtomicBool,
     asked_to_turn_on: AtomicUsize,
     /// The next query of the kernel's state sends a notification and waits for the reply, unless
@@ -96,7 +96,7 @@ impl SwapKernel for FakeKernel {
     }
 }
 
-/// Services whose state is kept, with a simulated kernel that survives it.
+/// Services whose state is kept over restarts, and a simulated kernel that survives them.
 struct Stage {
     bench: Bench,
     kernel: Arc<FakeKernel>,
@@ -215,7 +215,8 @@ fn an_area_comes_on_goes_off_and_gives_its_room_back() {
     });
 }
 
-/// The segments of a removed swap area belong to another owner: the kernel must not swap to them.
+/// Another owner may get the segments of a swap area that is being removed, so the kernel must not
+/// swap to them.
 #[test]
 fn an_area_that_is_being_removed_is_not_turned_on() {
     play(async |stage| {
@@ -250,8 +251,8 @@ fn an_area_that_is_being_removed_is_not_turned_on() {
     });
 }
 
-/// The kernel continues whatever the daemon does. After a restart of the host, areas that were on
-/// are turned on.
+/// The kernel continues to swap, whatever happens to the daemon. After a restart of the host, areas
+/// that were on are turned on.
 #[test]
 fn areas_outlive_the_daemon() {
     play(async |stage| {
@@ -283,7 +284,7 @@ fn areas_outlive_the_daemon() {
     });
 }
 
-/// The state directory was lost: the areas are found by their segments.
+/// After a loss of the state directory, hob finds the swap areas by their segments.
 #[test]
 fn swap_areas_that_the_state_does_not_have_are_found() {
     play(async |stage| {
@@ -426,7 +427,8 @@ fn an_area_is_not_turned_off_into_memory_that_is_not_there() {
     });
 }
 
-/// The device fails and returns: the area is offline meanwhile, and is turned on again.
+/// The device of a swap area fails and returns. Meanwhile the area is offline, and then hob turns
+/// it on again.
 #[test]
 fn an_area_waits_for_its_device() {
     play(async |stage| {

@@ -45,7 +45,7 @@ async fn look(bench: &Bench) {
     tokio::time::sleep(Duration::from_millis(500)).await;
 }
 
-/// A suspended VM, or a host without a free processor.
+/// The whole daemon pauses, as in a suspended VM or on a host without a free processor.
 #[tokio::test(start_paused = true)]
 async fn a_pause_of_the_whole_daemon_is_not_silence() {
     let (answer, result) = tokio::sync::oneshot::channel();

@@ -305,7 +305,8 @@ fn a_durable_discard_that_meets_a_loss_is_done_again() {
     assert_eq!(bench.reply(discard).expect("answered").result, Ok(()));
 }
 
-/// A discard covers a part of a destaged sector, and the backing lost the rest of it.
+/// The backing loses a destaged sector while a discard of a part of this sector is in flight. The
+/// rest of the sector is destaged again.
 #[test]
 fn a_destaged_edge_that_is_lost_is_destaged_again() {
     let (mut bench, hangs) = destaged();

@@ -55,6 +55,15 @@ fn a_long_run_goes_past_the_cache_while_too_much_is_dirty() {
 }
 
 #[test]
+fn a_flush_of_the_daemon_begins_no_new_run() {
+    let mut bench = Bench::dirty_cache(60);
+    bench.bulk(0);
+    bench.request(Op::DaemonFlush, 0, 0);
+    bench.end_flash();
+    assert!(bench.bulk(1).1.is_some(), "the guest's run is long");
+}
+
+#[test]
 fn a_flush_after_a_bulk_write_waits_for_the_backing_and_begins_a_new_run() {
     let mut bench = Bench::dirty_cache(60);
     bench.bulk(0);

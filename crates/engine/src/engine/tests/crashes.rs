@@ -90,6 +90,102 @@ fn doubled() -> Crashing {
     it
 }
 
+/// Returns a write-through cache of 16 blocks, without scrubbing.
+fn write_through() -> Crashing {
+    let mut bench = Bench::bare(Limits { scrub_frames_per_s: 0, ..Limits::default() });
+    bench.make_persistent(64 * KIB, Mode::WriteThrough, lazy());
+    let mut it = Crashing::of(bench);
+    // The pages of the first ring were not kept.
+    let renew = it.bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    it.settle(SUM);
+    assert!(it.bench.result(renew).expect("done").is_ok());
+    it
+}
+
+/// Opens a recovered cache of [`write_through`].
+fn write_through_again(recovered: Recovered) -> Bench {
+    let mut bench = Bench::bare(Limits::default());
+    let enable = Enable {
+        config: CacheConfig { mode: Mode::WriteThrough, destage: lazy(), ..config(MIB, 64 * KIB) },
+        segments: vec![DataSegment { place: segment(0, 0), ordinal: 0, seconds_only: false }],
+        journal: Some(ring(3)),
+        recovered: Some(recovered),
+    };
+    let command = bench.start_change(CacheChange::Enable(Box::new(enable)));
+    bench.settle();
+    assert!(bench.result(command).expect("done").is_ok());
+    bench
+}
+
+/// The journal has no data of the changed blocks, so a crash brings none back. No copy of the change
+/// enters the cache before the bypass mark is durable: the backing may still lose the change.
+#[test]
+fn a_change_of_uncached_blocks_does_not_wait_for_a_hung_journal() {
+    let mut it = write_through();
+    it.bench.read(0, 4 * KIB);
+    it.settle(SUM);
+    it.bench.wait_ms(2_000);
+    it.settle(SUM);
+    let cached = it.bench.write(0, 4 * KIB);
+    let uncached = it.bench.write(8 * MIB, 4 * KIB);
+    let hung = it.bench.only_io();
+    assert_eq!((hung.target, hung.op), (flash(RING_DEVICE), IoOp::WriteJournal));
+    it.bench.wait_ms(6_000);
+    assert!(it.bench.events.contains(&Event::Stalled(DeviceId(RING_DEVICE))));
+    let change = it.bench.only_io();
+    assert_eq!((change.target, change.offset), (backing(), 8 * MIB));
+    it.end(change, SUM);
+    assert_eq!(it.bench.outcome(uncached), Outcome::WriteNotCopied);
+    let later = it.bench.write(16 * MIB, 4 * KIB);
+    let change = it.bench.only_io();
+    assert_eq!((change.target, change.offset), (backing(), 16 * MIB));
+    it.end(change, SUM);
+    assert!(it.bench.answered(later) && !it.bench.answered(cached));
+    let read = it.bench.read(8 * MIB, 4 * KIB);
+    let miss = it.bench.only_io();
+    it.end(miss, SUM);
+    assert_eq!(it.bench.outcome(read), Outcome::MissFlashBusy);
+    assert_eq!(it.bench.ios.len(), 0, "nothing is filled");
+
+    let mut after_crash = write_through_again(it.recover(2, &[SUM]));
+    assert_eq!(after_crash.read_alone(0, 4 * KIB), Outcome::Hit, "the write of it did not go on");
+    assert_eq!(after_crash.read_alone(8 * MIB, 4 * KIB), Outcome::MissFilled);
+
+    it.end(hung, SUM);
+    it.settle(SUM);
+    assert!(it.bench.answered(cached));
+    assert_eq!(it.bench.read_alone(8 * MIB, 4 * KIB), Outcome::MissFilled);
+}
+
+/// The cache has evicted a block, and the record of that is not durable. So a crash brings the block
+/// back, and a change of it waits.
+#[test]
+fn a_change_of_a_block_that_a_crash_brings_back_waits_for_a_hung_journal() {
+    let mut it = write_through();
+    for at in 0..16 {
+        it.bench.read(at * MIB, 4 * KIB);
+        it.settle(SUM);
+    }
+    it.bench.wait_ms(2_000);
+    it.settle(SUM);
+    it.bench.read(16 * MIB, 4 * KIB);
+    it.settle(SUM);
+    assert_eq!(it.bench.stats().evictions.blocks, 1);
+    let change = it.bench.write(0, 4 * KIB);
+    let hung = it.bench.only_io();
+    assert_eq!((hung.target, hung.op), (flash(RING_DEVICE), IoOp::WriteJournal));
+    it.bench.wait_ms(6_000);
+    assert!(it.bench.events.contains(&Event::Stalled(DeviceId(RING_DEVICE))));
+    assert_eq!((it.bench.ios.len(), it.bench.answered(change)), (0, false));
+
+    let mut after_crash = write_through_again(it.recover(2, &[SUM]));
+    assert_eq!(after_crash.read_alone(0, 4 * KIB), Outcome::Hit, "its older data is back");
+
+    it.end(hung, SUM);
+    it.settle(SUM);
+    assert!(it.bench.answered(change));
+}
+
 /// A sector is clean, and the commit that records this is in progress. The sector is dropped
 /// meanwhile because flash has other data. The end of that commit does not release the sector,
 /// because the durable journal still describes the dropped data.

@@ -1,6 +1,7 @@
 //! How much is destaged at once, when the destager pauses, when the backing is flushed, and whether
 //! the backing is current.
 
+use super::super::destage_buffers::Least;
 use super::write_back::{VOLATILE, backing, flash, lazy, ring};
 use super::*;
 use crate::command::{Copies, Destage, Enable, Mode};
@@ -216,4 +217,59 @@ fn destaged_data_is_written_in_whole_stripes() {
         writes.sort_unstable();
         assert_eq!(writes, [(0, written[0]), (written[0], written[1])]);
     }
+}
+
+/// Returns a cache with 768 KiB of adjacent dirty data, which is destaged in two transfers of two
+/// stripes. After the first one has its buffer, the disk's share of the buffers has room for 332 KiB:
+/// more than one stripe and less than two.
+fn striped() -> Bench {
+    let destage = Destage { io_bytes_max: 512 << 10, full_permille: 1000, ..lazy() };
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 880 << 10);
+    bench.make_persistent(4 * KIB, Mode::WriteBack, destage);
+    bench.engine.set_stripe(DISK, 192 << 10);
+    (0..192).for_each(|block| _ = bench.write_alone(block * 4 * KIB, 4 * KIB));
+    bench.flush();
+    assert_eq!((bench.dirty(), bench.ios.len()), (192, 0));
+    bench
+}
+
+/// Completes all I/O. Returns the ranges that were written to the backing, in order of the disk.
+fn destaged_ranges(bench: &mut Bench) -> Vec<(u64, u64)> {
+    let mut writes = vec![];
+    while let Some(io) = bench.ios.pop_front() {
+        if (io.target, io.op) == (backing(), VOLATILE) {
+            writes.push((io.offset, io.len));
+        }
+        bench.end(io);
+    }
+    writes.sort_unstable();
+    writes
+}
+
+/// A transfer waits for a longer buffer, because a RAID reads old data for each part of a stripe.
+#[test]
+fn a_transfer_waits_for_a_buffer_of_whole_stripes() {
+    let mut bench = striped();
+    let drain = bench.start_change(CacheChange::Drain);
+    bench.wait_ms(1);
+    assert_eq!(bench.engine.disk(DISK).destager.transfers, 1, "the other one waits");
+    assert_eq!(destaged_ranges(&mut bench), [(0, 384 * KIB), (384 * KIB, 384 * KIB)]);
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+}
+
+/// Another disk with a hung backing keeps its buffers. What is left is used after a second, as far as
+/// it goes in whole stripes.
+#[test]
+fn a_transfer_does_not_wait_for_whole_stripes_for_ever() {
+    let mut bench = striped();
+    let hung = bench.engine.destage_buffers.take(DiskId(7), 576 * KIB, Least::All);
+    assert!(hung.is_some());
+    let drain = bench.start_change(CacheChange::Drain);
+    bench.wait_ms(990);
+    assert_eq!(bench.ios.len(), 0, "it waits for the other disk");
+    bench.wait_ms(20);
+    let stripes = [0, 1, 2, 3].map(|stripe| (stripe * 192 * KIB, 192 * KIB));
+    assert_eq!(destaged_ranges(&mut bench), stripes);
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
 }

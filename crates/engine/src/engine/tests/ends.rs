@@ -4,7 +4,7 @@ use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, ring};
 use super::*;
 use crate::command::{Copies, Destage, Discard, Enable, Mode, NewRing};
 
-/// The destager waits for a request that needs the only buffer.
+/// A write needs the only buffer. The destager keeps no buffer while it waits for this write.
 #[test]
 fn a_transfer_that_waits_keeps_no_buffer() {
     let mut bench = Bench::bare(Limits::default());

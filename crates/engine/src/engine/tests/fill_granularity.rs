@@ -85,7 +85,7 @@ fn a_miss_brings_its_neighbours() {
     assert_eq!(bench.stats().extra_read_bytes, 0);
 }
 
-/// The reads wait neither for flash nor for I/O of their own.
+/// Reads of data that an extra read fetches wait neither for flash nor for I/O of their own.
 #[test]
 fn reads_of_data_on_its_way_share_it() {
     for persistent in [false, true] {
@@ -129,7 +129,7 @@ fn a_read_that_waits_continues_alone_after_an_error() {
     }
 }
 
-/// The extra read hangs.
+/// If the extra read hangs, a read of its data waits only for a limited time.
 #[test]
 fn a_read_waits_for_a_limited_time() {
     let mut bench = Bench::filling(Fill::Block);
@@ -178,7 +178,7 @@ fn a_late_read_is_used_if_nothing_waits_for_it() {
     assert!(bench.ios.is_empty() && !bench.has(17));
 }
 
-/// It would have to read the backing after the wait.
+/// A read that the extra read covers only in part would have to read the backing after the wait.
 #[test]
 fn a_read_of_other_sectors_too_does_not_wait() {
     let mut bench = Bench::filling(Fill::Block);
@@ -194,7 +194,8 @@ fn a_read_of_other_sectors_too_does_not_wait() {
     assert!(bench.has(14) && !bench.has(15));
 }
 
-/// The read is first, so it gets the older data.
+/// A read waits for extra data when a write to the same sector arrives. The read gets the older
+/// data.
 #[test]
 fn a_write_behind_a_waiting_read_is_ordered_behind_it() {
     let mut bench = Bench::filling(Fill::Block);
@@ -223,7 +224,7 @@ fn sectors_that_are_cached_end_the_extra_ranges() {
     assert_eq!(sectors(&bench.miss(10)), [(8, 10), (11, 12)]);
 }
 
-/// The disk's last sector is only partly inside the disk.
+/// The disk ends inside its last sector, which is not filled.
 #[test]
 fn nothing_is_read_beyond_the_end_of_the_disk() {
     let mut bench = Bench::with_disk(Limits::default(), 13 * SECTOR + 512, Access::ReadWrite);
@@ -310,7 +311,7 @@ fn dirty_data_is_not_touched() {
     assert_eq!(bench.read_alone(8 * SECTOR, 5 * SECTOR), Outcome::Hit);
 }
 
-/// A frame that holds dirty data gets only the sectors around it.
+/// If a block has dirty data, only the sectors around this data are filled.
 #[test]
 fn dirty_data_in_the_same_block_is_not_touched() {
     let mut bench = Bench::persistent(64 * KIB, Mode::WriteBack, super::write_back::lazy());
@@ -342,7 +343,8 @@ fn an_error_of_the_backing_or_of_flash_is_not_reported() {
     assert_eq!(bench.write_alone(12 * SECTOR, SECTOR), Outcome::WriteCopied, "nothing is locked");
 }
 
-/// The data may be lost on the backing.
+/// The backing may have lost data since the extra read began, so the data of this read does not
+/// become valid.
 #[test]
 fn data_that_the_backing_may_have_lost_does_not_become_valid() {
     for after_read in [false, true] {
@@ -396,7 +398,7 @@ fn drains_and_vacated_segments_get_no_extra_data() {
     }
 }
 
-/// A structural change of a persistent cache waits for the job, and the disk's end does too.
+/// A structural change of a persistent cache and the removal of its disk wait for the extra fill.
 #[test]
 fn structural_changes_wait_for_the_job() {
     let ring = || Some(super::write_back::ring(2));
@@ -438,7 +440,7 @@ fn without_buffers_or_room_for_fills_there_are_no_extra_fills() {
     assert_eq!(sectors(&bench.miss(9)), [(8, 9)], "six sectors are too many");
 }
 
-/// Background work takes nothing from guests whose I/O waits.
+/// Extra reads must not take I/Os of a throttled datastore from guests that wait.
 #[test]
 fn a_datastore_at_its_limit_gets_no_extra_reads() {
     let mut bench = Bench::filling(Fill::Block);
@@ -468,7 +470,7 @@ fn only_guests_ordinary_misses_get_extra_data() {
     assert_eq!(bench.stats().extra_read_bytes, 0);
 }
 
-/// The parent's cache has these sectors, and neither cache keeps them for an extra fill.
+/// The cache of the parent disk has these sectors. An extra fill puts them into neither cache.
 #[test]
 fn data_of_a_parent_disk_is_not_promoted() {
     let mut bench = Bench::filling(Fill::Block);

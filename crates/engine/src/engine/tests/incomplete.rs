@@ -1,7 +1,7 @@
 //! Incomplete sectors: dirty sectors of which flash has only the units that guests wrote.
 
 use super::recovering::{Left, enable};
-use super::write_back::backing;
+use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, ring};
 use super::*;
 use crate::command::Mode;
 
@@ -47,7 +47,8 @@ fn a_sector_is_complete_when_all_of_its_units_were_written() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
 }
 
-/// A log of 512-byte writes waits for the backing at no sector, and finds most of them read ahead.
+/// A log of 512-byte writes never waits for the backing, because most of its sectors are read
+/// ahead.
 #[test]
 fn a_log_does_not_wait_for_the_backing() {
     let mut bench = Bench::write_back();
@@ -60,7 +61,8 @@ fn a_log_does_not_wait_for_the_backing() {
     assert_eq!(bench.read_alone(4 * KIB, 28 * KIB), Outcome::Hit);
 }
 
-/// The units are copied over the data of the backing, so a read does not wait for the destager.
+/// A read copies the units from flash over the data of the backing, so it does not wait for the
+/// destager.
 #[test]
 fn a_read_gets_the_units_from_flash_and_the_rest_from_the_backing() {
     let mut bench = Bench::write_back();
@@ -81,8 +83,8 @@ fn a_read_gets_the_units_from_flash_and_the_rest_from_the_backing() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::PartialMiss, "it is still incomplete");
 }
 
-/// The backing has the rest of the sector, so only the units are written there, and the sector leaves
-/// the cache.
+/// The backing has the rest of the sector. So the destager writes only the units, and drops the
+/// sector from the cache.
 #[test]
 fn only_the_units_are_destaged() {
     let mut bench = Bench::write_back();
@@ -96,8 +98,8 @@ fn only_the_units_are_destaged() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// The sector leaves the cache while a write reads it for its own edge. What flash had of it counts,
-/// not what the index says when the read ends.
+/// A write reads an incomplete sector from flash, and the sector leaves the cache meanwhile. What
+/// flash had of the sector counts, not what the index says when the read ends.
 #[test]
 fn a_sector_that_is_destaged_while_a_write_reads_it_does_not_become_complete() {
     let mut bench = Bench::write_back();
@@ -146,7 +148,7 @@ fn a_cache_has_a_limited_number_of_incomplete_sectors() {
     assert_eq!(bench.read_alone(16 * KIB, 4 * KIB), Outcome::Hit);
 }
 
-/// A sector that is incomplete already needs no further place.
+/// A sector that is already incomplete does not count again when a write adds units to it.
 #[test]
 fn units_are_added_although_the_cache_may_have_no_more_incomplete_sectors() {
     let mut bench = Bench::write_back();
@@ -157,8 +159,8 @@ fn units_are_added_although_the_cache_may_have_no_more_incomplete_sectors() {
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteBack, 1));
 }
 
-/// Flash may have the old or the new content then. The earlier units are the same in both, and reach
-/// the backing before the guest's bytes.
+/// After a failed write, flash may have the old or the new content of a sector. The earlier units
+/// are the same in both, and reach the backing before the guest's bytes.
 #[test]
 fn a_failed_write_to_flash_keeps_the_units_that_were_there() {
     let mut bench = Bench::write_back();
@@ -187,7 +189,7 @@ fn a_failed_write_to_flash_keeps_the_units_that_were_there() {
     assert!(bench.reply(write).expect("it is answered").result.is_ok() && bench.dirty() == 0);
 }
 
-/// A part of a unit cannot be recorded.
+/// The journal cannot record a part of a unit, so a write of such a part reads the backing.
 #[test]
 fn writes_of_parts_of_units_read_the_backing() {
     let mut bench = Bench::write_back();
@@ -203,8 +205,91 @@ fn writes_of_parts_of_units_read_the_backing() {
     assert!(bench.answered(write));
 }
 
-/// The units are known after a restart, also those that later writes added, and the sector is read
-/// from the backing only after they are there.
+/// Both writes are in flight at once and overlap in a part of a unit. The units of the first one reach
+/// the backing before the second one.
+#[test]
+fn a_write_of_parts_of_units_waits_for_the_units_that_it_overlaps() {
+    let mut bench = Bench::write_back();
+    let units = bench.write(1024, 512);
+    let parts = bench.write(1200, 600);
+    let ended = bench.end_all().into_iter().filter(|(op, ..)| *op == VOLATILE);
+    assert_eq!(ended.collect::<Vec<_>>(), [(VOLATILE, 1024, 512), (VOLATILE, 1200, 600)]);
+    assert_eq!(bench.outcome(units), Outcome::WriteBack);
+    assert_eq!((bench.outcome(parts), bench.dirty()), (Outcome::WriteNotCopied, 0));
+}
+
+/// The same two writes in the other order: the sector is complete when the second one is merged.
+#[test]
+fn units_are_merged_with_a_write_of_parts_of_them() {
+    let mut bench = Bench::write_back();
+    let parts = bench.write(1200, 600);
+    let units = bench.write(1024, 512);
+    assert_eq!(bench.end_all(), [(IoOp::Read, 0, 4 * KIB)]);
+    assert_eq!((bench.outcome(parts), bench.outcome(units)), (Outcome::WriteBack, Outcome::WriteBack));
+    assert_eq!((bench.dirty(), bench.read_alone(0, 4 * KIB)), (1, Outcome::Hit));
+}
+
+/// A write waits for a commit, without which the units under it must not be destaged, and the journal
+/// is lost. The write does not try again and again: it waits for the next journal.
+#[test]
+fn a_write_over_units_that_no_journal_has_waits_for_the_next_journal() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    let write = bench.write(1200, 600);
+    while let Some(io) = bench.ios.pop_front() {
+        assert!(io.target != backing(), "{io:?}");
+        match io.target == flash(RING_DEVICE) {
+            true => bench.fail(io),
+            false => bench.end(io),
+        }
+    }
+    assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    bench.wait_ms(5_000);
+    assert_eq!((bench.answered(write), bench.dirty(), bench.ios.len()), (false, 1, 0));
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    let ended = bench.end_all();
+    assert!(bench.result(renew).expect("done").is_ok());
+    let first = ended.iter().find(|(op, ..)| *op == VOLATILE);
+    assert_eq!(first, Some(&(VOLATILE, 1024, 512)), "{ended:?}");
+    assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
+}
+
+/// A write to flash over an incomplete sector fails when the journal is lost already. The earlier units
+/// reach the backing before the guest's bytes, and the reply waits for the next journal.
+#[test]
+fn a_failed_write_over_units_ends_although_the_journal_is_lost() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(1024, 512);
+    bench.flush();
+    let write = bench.write(1536, 512);
+    let is_write = |io: &Io| is_flash(io) && io.op == VOLATILE;
+    let failing = loop {
+        match bench.ios.pop_front().expect("flash is written") {
+            io if is_write(&io) => break io,
+            io => bench.end(io),
+        }
+    };
+    bench.write_alone(64 * KIB, 4 * KIB);
+    bench.request(Op::Flush, 0, 0);
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target == flash(RING_DEVICE) {
+            true => bench.fail(io),
+            false => bench.end(io),
+        }
+    }
+    assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    bench.fail(failing);
+    let writes: Vec<_> = bench.end_all().into_iter().filter(|(op, ..)| *op == VOLATILE).collect();
+    assert_eq!(writes[..2], [(VOLATILE, 1024, 512), (VOLATILE, 1536, 512)]);
+    assert!(!bench.answered(write));
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    bench.settle();
+    assert!(bench.result(renew).expect("done").is_ok());
+    assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
+}
+
+/// The journal records the units that flash has, also those that later writes added. After a
+/// restart, a read of the sector uses these units and the backing.
 #[test]
 fn the_journal_has_the_units() {
     let mut bench = Bench::write_back();

@@ -1,6 +1,8 @@
 //! Limits: requests that are returned or refused, and the resources that slow flash may use.
 
+use super::write_back::backing;
 use super::*;
+use crate::qos::{DiskQos, Entitlement};
 
 /// A refused request is returned: the front end keeps it.
 #[test]
@@ -119,6 +121,7 @@ fn a_hung_disk_leaves_room_for_others() {
     }
     assert!((24..=40).contains(&hung), "{hung}");
     assert!(!bench.engine.has_room(DISK));
+    bench.try_request(Op::DaemonFlush, 0, 0).expect("the daemon's request needs no guest's slot");
     for disk in 1..4 {
         let id = RequestId(1000 + u64::from(disk));
         let flush = Request {
@@ -137,6 +140,25 @@ fn a_hung_disk_leaves_room_for_others() {
     bench.drain();
     bench.settle();
     assert!(bench.engine.has_room(DISK), "room comes back");
+}
+
+/// A flush that the daemon requests neither waits for a limit of the guest nor counts as a request of
+/// the guest.
+#[test]
+fn a_flush_of_the_daemon_is_no_request_of_a_guest() {
+    let mut bench = Bench::bare(Limits::default());
+    let one_a_second = Entitlement { limit: Some(1), ..Entitlement::default() };
+    bench.command(Command::Qos(DiskQos { backing: one_a_second, flash: Entitlement::default() })).unwrap();
+    bench.read_alone(0, 4 * KIB);
+    let waits = bench.read(MIB, 4 * KIB);
+    assert!(bench.ios.is_empty(), "the limit is used up: {:?}", bench.ios);
+    let flush = bench.request(Op::DaemonFlush, 0, 0);
+    let io = bench.only_io();
+    assert_eq!((io.target, io.op), (backing(), IoOp::Flush));
+    bench.end(io);
+    assert_eq!(bench.reply(flush).expect("answered").result, Ok(()));
+    assert!(bench.reply(waits).is_none() && bench.ios.is_empty());
+    assert_eq!(bench.stats().requests(), 1, "one read of the guest was answered");
 }
 
 /// Requests are answered in the order in which their I/O ends; ids of requests in flight are not

@@ -304,7 +304,7 @@ fn hits_do_not_wait_for_read_ahead() {
     assert_eq!(bench.read_alone(64 * KIB, 16 * KIB), Outcome::Hit, "and the guest's own read finds it right");
 }
 
-/// Dirty data replaces the data from the backing.
+/// Read-ahead data of the backing is overwritten in memory by dirty data, which is read from flash.
 #[test]
 fn dirty_data_is_read_ahead_from_flash() {
     let mut bench = Bench::write_back().with_memory(4096, 4096);
@@ -342,7 +342,8 @@ fn memory_keeps_nothing_of_a_hit_that_meets_a_loss() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// The same for data that is read ahead.
+/// If a backing loses a change during read-ahead, memory keeps none of the data that was read
+/// ahead.
 #[test]
 fn memory_keeps_nothing_that_was_read_ahead_during_a_loss() {
     let mut bench = Bench::cached(64, 4 * KIB).with_buffers(4);

@@ -156,9 +156,9 @@ fn a_copy_that_was_not_overwritten_does_not_count() {
     assert_eq!((last, bench.stats().sectors_lost), (Some(flash(1)), 0));
 }
 
-/// A flush of one device failed, so only the other copies of dirty data are durable. That is still
-/// so in a new journal ring: the dirty data is destaged at once, and nothing else becomes dirty
-/// before.
+/// A flush of one device failed, so only the other copies of dirty data are durable. A new journal
+/// ring does not make the copies of that device durable: the dirty data is destaged at once, and
+/// nothing else becomes dirty before.
 #[test]
 fn a_new_ring_does_not_make_the_copies_of_a_failed_flush_durable() {
     let mut bench = mirrored(Copies::TwoOfDirty);
@@ -251,8 +251,9 @@ fn a_write_in_progress_during_a_failed_flush_is_not_durable() {
     assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
 }
 
-/// The same with two copies: the device with the failed flush stays excluded until the write has
-/// ended and its data is on the backing, although no data was dirty when it flushed again.
+/// After a failed flush of one of two devices with copies, this device stays excluded until the
+/// write in progress has ended and its data is on the backing, although no data was dirty when the
+/// device flushed again.
 #[test]
 fn a_copy_in_progress_during_a_failed_flush_is_not_durable() {
     let mut bench = mirrored(Copies::TwoOfDirty);

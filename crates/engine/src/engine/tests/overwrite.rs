@@ -38,7 +38,7 @@ fn one_commit_covers_later_overwrites_near_the_first() {
     assert_eq!(bench.dirty(), 64);
 }
 
-/// The rule that a sector near an overwrite needs: its record has to be durable first.
+/// A sector near an overwritten sector is not overwritten before its own record is durable.
 #[test]
 fn a_neighbour_is_not_overwritten_before_its_record_is_durable() {
     let mut bench = dirty();
@@ -140,7 +140,8 @@ fn a_lost_neighbour_keeps_its_checksum() {
     assert_eq!(bench.stats().sectors_lost, 0);
 }
 
-/// The same while another commit is in progress, which does not include the record.
+/// A neighbour of an overwritten sector waits for the next commit, if the commit in progress does
+/// not include its record.
 #[test]
 fn a_neighbour_waits_for_the_next_commit_if_one_is_in_progress() {
     let mut bench = dirty();

@@ -53,6 +53,7 @@ fn each_role_serves_requests_as_the_table_lists() {
         (WRITE, [served, waits, waits, refused]),
         (Op::Discard(Durability::Volatile), [served, waits, waits, refused]),
         (Op::Flush, [served, served, waits, refused]),
+        (Op::DaemonFlush, [served, served, waits, refused]),
         (Op::Prefetch, [served, served, waits, refused]),
         (Op::Pull, [served, served, refused, refused]),
         (Op::Forget, [refused, served, refused, refused]),
@@ -66,7 +67,7 @@ fn each_role_serves_requests_as_the_table_lists() {
         let benches = [here, Bench::standing_by(), Bench::frozen(), away];
         for (mut bench, expected) in benches.into_iter().zip(expected) {
             let role = bench.engine.role(DISK);
-            let len = if matches!(op, Op::Flush | Op::Settle) { 0 } else { SECTOR };
+            let len = if matches!(op, Op::Flush | Op::DaemonFlush | Op::Settle) { 0 } else { SECTOR };
             assert_eq!(
                 bench.result_of(op, len / SECTOR * 9 * SECTOR, len),
                 expected,

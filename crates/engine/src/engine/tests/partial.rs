@@ -143,7 +143,8 @@ fn a_log_that_is_faster_than_the_backing_reads_no_sectors_ahead_again() {
     assert!(bench.backing_reads().is_empty(), "the other sectors are in the cache");
 }
 
-/// Writes of whole sectors would wait for all of these reads.
+/// While the backing hangs, only one read ahead is in flight: writes of whole sectors would wait
+/// for all such reads.
 #[test]
 fn a_backing_that_hangs_gets_one_read_ahead() {
     let mut bench = Bench::write_back();

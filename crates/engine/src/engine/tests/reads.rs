@@ -156,8 +156,8 @@ fn without_a_cache_the_backing_serves() {
     assert_eq!(reads.map(|id| bench.outcome(id)), [Outcome::CacheOff; 2]);
 }
 
-/// A backup reads everything once. It is served from the cache where possible, and does not change
-/// the cache.
+/// A backup, which reads everything once, is served from the cache where possible, and does not
+/// change the cache.
 #[test]
 fn a_read_that_promotes_nothing_leaves_no_trace() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -205,7 +205,8 @@ fn a_hit_that_promotes_nothing_keeps_no_block() {
     }
 }
 
-/// Writes through such an export are normal writes: cached data of the range is updated.
+/// A write by a client with `Promote::Never` is a normal write: cached data of the range is
+/// updated.
 #[test]
 fn a_write_through_such_an_export_is_a_write() {
     let mut bench = Bench::cached(16, 4 * KIB);

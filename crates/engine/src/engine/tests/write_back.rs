@@ -433,7 +433,7 @@ fn the_coldest_goes_first_if_that_is_the_order() {
     assert_eq!((io.target, io.op, io.offset), (flash(0), IoOp::Read, 0), "block 50 came first");
 }
 
-/// SYSTEMS §3: 30 % of the flash is a write buffer, from which data leaves for the disk.
+/// SYSTEMS §3: 30 % of the flash is a write buffer, which data leaves when it was destaged.
 #[test]
 fn a_split_cache_frees_destaged_data() {
     let mut bench = Bench::bare(Limits::default());

@@ -63,7 +63,7 @@ proptest! {
         replay_bytes(&bytes, true);
     }
 
-    /// The parsed page equals the written page.
+    /// A page that was written and parsed equals the original page.
     #[test]
     fn pages_come_back(block_shift in 0u32..9, seed in any::<u64>(), clean in any::<bool>()) {
         let mut rng = SimRng(seed);

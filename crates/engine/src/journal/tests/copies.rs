@@ -123,7 +123,8 @@ fn copies_that_the_journal_describes_differently_agree_after_recovery() {
     assert_eq!(sound([Clean(31), Unproven(5)]), [None, None], "the first copy is clean");
 }
 
-/// Neither copy can be read and neither has a checksum: one stays, so that the loss is reported.
+/// If neither copy can be read and neither has a checksum, one copy stays, so that the loss is
+/// reported.
 #[test]
 fn two_unreadable_copies_without_a_checksum_are_counted() {
     let unproven = [Dumped::Unproven(5), Dumped::Unproven(5)];

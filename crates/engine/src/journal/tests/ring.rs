@@ -15,7 +15,7 @@ fn full(frames: u32, block_shift: u32) -> Index {
     restoring.finish(frames)
 }
 
-/// As many changes as possible, with commits as late as possible: no needed page is ever
+/// Makes as many changes as possible, with commits as late as possible: no needed page is ever
 /// overwritten (`seal` asserts this).
 #[test]
 fn a_ring_of_the_least_length_is_long_enough() {
@@ -58,7 +58,7 @@ fn a_ring_of_the_least_length_is_long_enough() {
     }
 }
 
-/// About 0.7 % of a cache of 4 KiB blocks.
+/// A journal ring takes about 0.7 % of a cache with 4 KiB blocks.
 #[test]
 fn a_ring_is_small() {
     let pages = ring_pages_min(16 << 20, 4096, 64 << 20);
@@ -157,7 +157,7 @@ fn assert_same(left: &Index, right: &Index) {
     }
 }
 
-/// A normal index is the same after recovery, and can be used further.
+/// An index without damage is the same after its recovery from the journal, and can be used.
 #[test]
 fn an_index_comes_back() {
     for seed in 0..60 {

@@ -7,7 +7,8 @@ use super::super::ghost::Ghost;
 use super::models::{self, Model};
 use super::*;
 
-/// 40 frames: 4 in the small queue, of which 2 are in the window; 20 blocks are remembered.
+/// The cache has 40 frames: 4 in the small queue, of which 2 are in the window. It remembers 20
+/// blocks.
 #[test]
 fn uses_within_the_window_do_not_count() {
     let mut replay = Replay::new("clock2qplus", 40);
@@ -60,8 +61,8 @@ struct Model2QPlus {
     frames: usize,
     small: VecDeque<(u32, bool, usize)>,
     main: VecDeque<(u32, bool)>,
-    /// The last blocks that left the small queue, at most the ghost's size; `None` for a block that
-    /// returned.
+    /// The blocks that left the small queue last, at most as many as the ghost remembers; `None`
+    /// for a block that returned.
     ghost: VecDeque<Option<u32>>,
     insertions: usize,
 }
@@ -111,7 +112,8 @@ impl Model for Model2QPlus {
     }
 }
 
-/// With a ghost that is large enough to be exact: the usual ghost forgets some blocks early.
+/// Compares the policy with its model. The ghost is so large that it is exact: the usual ghost
+/// forgets some blocks early.
 #[test]
 fn is_its_model() {
     let policy = |frames| -> Box<dyn Policy> {

@@ -91,7 +91,8 @@ fn is_its_model() {
     models::compare(super::super::lfu::INFO.build, model);
 }
 
-/// Long enough for uses to reach their limit and for values to exceed 256 many times.
+/// Compares the policy with its model for so long that uses reach their limit, and values exceed
+/// 256 many times.
 #[test]
 fn is_its_model_for_long() {
     let frames = 20;

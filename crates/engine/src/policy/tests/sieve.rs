@@ -3,8 +3,8 @@
 use super::models::{self, Model};
 use super::*;
 
-/// As in figure 1 of the paper: blocks that are not evicted keep their position, and new blocks are
-/// inserted at the young end.
+/// Follows figure 1 of the paper: blocks that are not evicted keep their position, and new blocks
+/// are inserted at the young end.
 #[test]
 fn survivors_keep_their_place() {
     let mut replay = Replay::new("sieve", 4);

@@ -45,7 +45,7 @@ struct TwoQ {
     frames: usize,
     a1in: Vec<u32>,
     am: Vec<u32>,
-    /// The last blocks that left A1in; `None` for one that returned.
+    /// The blocks that left the FIFO A1in last; `None` for a block that returned.
     a1out: VecDeque<Option<u32>>,
 }
 

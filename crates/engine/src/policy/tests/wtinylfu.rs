@@ -5,7 +5,7 @@ use super::super::wtinylfu::WTinyLfu;
 use super::models::{self, Model};
 use super::*;
 
-/// 6 frames: a window of 1, probation, and protected with 4.
+/// The cache has 6 frames: a window of 1 frame, and 5 others, of which up to 4 are protected.
 #[test]
 fn a_newcomer_must_be_asked_for_more_often() {
     let mut replay = Replay::new("wtinylfu", 6);
@@ -116,7 +116,7 @@ impl Model for Lists {
     }
 }
 
-/// With a sketch in which blocks do not collide.
+/// Compares the policy with its model. The sketch is so large that blocks do not collide.
 #[test]
 fn is_its_model() {
     let policy = |frames| -> Box<dyn Policy> { Box::new(WTinyLfu::new(frames, Sketch::new(1 << 12))) };

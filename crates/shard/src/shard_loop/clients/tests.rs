@@ -122,6 +122,31 @@ fn buffers_of_a_removed_client_go_to_waiting_clients() {
     });
 }
 
+/// Idle time counts also before others wait, so clients of a disk wait only briefly for the buffers of
+/// a client that has not moved for long.
+#[test]
+fn an_idle_client_is_disconnected_soon_after_others_begin_to_wait() {
+    let is_closed =
+        |rig: &Rig| rig.clients.clients[0].as_ref().is_none_or(|client: &Client| client.shut_down);
+    for idle_ns in [2 * HOARDING_NS_MAX, 0] {
+        let mut rig = Rig::new();
+        let _streams = crowd(&mut rig);
+        let now = NOW + 2 * HOARDING_NS_MAX;
+        rig.clients.client_mut(0).last_progress = Instant(now.0 - idle_ns);
+        rig.clients.waiting_since = now;
+        rig.clients.handle_timeout(now + (WAITING_NS_MAX - 1), &mut rig.ring);
+        assert!(!is_closed(&rig), "the others have waited too briefly");
+        assert_eq!(rig.clients.poll_timeout(), Some(now + WAITING_NS_MAX));
+        rig.clients.handle_timeout(now + WAITING_NS_MAX, &mut rig.ring);
+        assert_eq!(is_closed(&rig), idle_ns > 0, "{idle_ns}");
+        rig.clients.handle_timeout(now + HOARDING_NS_MAX, &mut rig.ring);
+        assert!(is_closed(&rig));
+        rig.until("the second one has its buffer", |clients| {
+            clients.clients[1].as_ref().is_some_and(|client| client.receiving_payload)
+        });
+    }
+}
+
 /// Promise 4: buffers that a disk does not return leave buffers for other disks, however many of
 /// its clients wait for buffers.
 #[test]

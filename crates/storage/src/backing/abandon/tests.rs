@@ -137,7 +137,8 @@ fn a_request_that_hangs_is_abandoned_and_its_memory_stays_until_it_ends() {
     assert!(bench.backing.is_closed());
 }
 
-/// Another host must not use the backing at once.
+/// The backing may still execute changes that have no reply, so another host must wait before it
+/// uses the backing.
 #[test]
 fn changes_that_are_not_answered_may_be_made_later() {
     let submit = |bench: &mut Bench, id: u32, op: IoOp| {

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::PUNCH;
 
 /// Assumed maximum growth of an unlocked file by other programs while hob tries to make a hole
-/// behind the file's end, bytes. The hole is made this far behind the end.
+/// behind the file's end, bytes. hob makes the hole this far behind the end of the file.
 const UNLOCKED_GROWTH_MAX_BYTES: u64 = 1 << 40;
 
 /// Returns true if hob can make holes in an open file. `is_locked` means that no other program
@@ -21,7 +21,7 @@ pub(super) fn can_punch(file: &File, path: &Path, metadata: &Metadata, is_locked
 }
 
 /// Makes a hole in an unnamed file of the same filesystem, so that the file itself does not change.
-/// Returns `None` if there is no such file.
+/// Returns `None` if the unnamed file cannot be created.
 fn can_punch_beside(path: &Path, metadata: &Metadata) -> Option<bool> {
     let folder = path.canonicalize().ok()?.parent()?.to_owned();
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;

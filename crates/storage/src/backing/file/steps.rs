@@ -38,7 +38,7 @@ pub(super) enum Step {
     ZeroRange,
     /// Flushing the file.
     Flush,
-    /// Writing zeroes; up to this offset they are there or on their way.
+    /// Writing zeroes. Up to this offset, they are written or being written.
     Zeroes(u64),
 }
 

@@ -241,7 +241,8 @@ pub(super) struct Attempt {
 
 impl Attempt {
     /// Starts an attempt to connect. The returned socket only notifies the caller: it reaches the
-    /// end of file when the attempt has a result. It is not the connection to the NBD server.
+    /// end of file when the attempt has a result. This socket is not the connection to the NBD
+    /// server.
     pub(super) fn start(
         before: Option<BeforeConnecting>,
         uri: &NbdUri,

@@ -55,8 +55,9 @@ impl OwnRanges {
         Ok(())
     }
 
-    /// Asks `qemu-nbd` which parts of the next `bytes_max` bytes, at most, the image has itself. Waits at most `limit`. Calls `note` with offset and
-    /// length of each range that the image has itself, in order. The error is a sentence for users.
+    /// Asks `qemu-nbd` which parts of the next `bytes_max` bytes, at most, the image has itself.
+    /// Waits at most `limit`. Calls `note` with the offset and length of each such part, in order.
+    /// The error is a sentence for users.
     pub(crate) fn ask(
         &mut self,
         bytes_max: u64,

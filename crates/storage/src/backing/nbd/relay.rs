@@ -2,14 +2,16 @@
 //! TLS.
 //!
 //! The shard has one end of a Unix socket pair and the thread the other. The thread passes bytes
-//! between it and the encrypted stream. Each direction has one buffer, and waits while it is full.
+//! between its end and the encrypted stream. Each direction has one buffer, and waits while it is
+//! full.
 //!
 //! # Late writes
-//! A shard that closes a connection after a failure must know that no more data of it reaches the
-//! server. It shuts down the socket to the server itself (its `wire`), and does not rely on this
-//! thread. If the shard only closes its end, the thread drops what it has not sent, unless the
-//! shard ended politely, with NBD_CMD_DISC. If the process was stopped for [`STOPPED_MAX`] or
-//! longer, the thread ends the connection, because another host may own the disk now.
+//! A shard that closes a connection after a failure must know that no more data of the connection
+//! reaches the server. So the shard itself shuts down the socket to the server (its `wire`), and
+//! does not rely on this thread. If the shard only closes its end of the pair, the thread drops
+//! unsent data, unless the shard ended the connection politely, with NBD_CMD_DISC. If the process
+//! was stopped for [`STOPPED_MAX`] or longer, the thread ends the connection, because another host
+//! may own the disk now.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -70,7 +72,8 @@ impl Relay {
         let mut round = Instant::now();
         loop {
             let received = self.receive();
-            // Before each step that sends, because the process may have been stopped anywhere.
+            // Checked before each step that sends, because the process may have been stopped
+            // anywhere.
             if round.elapsed() > STOPPED_MAX {
                 return End::Cut;
             }

@@ -30,9 +30,9 @@ const TOTAL_BYTES_MAX: usize = 256 << 20;
 /// Memory use of one backing from which hob flushes the server without a guest's request, bytes.
 const FLUSH_BYTES: usize = 8 << 20;
 
-/// Bytes that each change counts besides its data. This is more than the change uses in memory, so
-/// that the limit of bytes also limits the number of changes: the shard's thread sorts all of them
-/// at once.
+/// Bytes that each change counts besides its data. This number is more than the change uses in
+/// memory, so that the limit of bytes also limits the number of changes: the shard's thread sorts
+/// all of them at once.
 const ENTRY_BYTES: usize = 512;
 
 static TOTAL_BYTES: AtomicUsize = AtomicUsize::new(0);

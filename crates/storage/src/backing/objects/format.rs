@@ -383,7 +383,7 @@ mod tests {
         }
     }
 
-    /// Promise 5: a good checksum makes bytes ours, not sensible.
+    /// A correct checksum does not make the content valid.
     #[test]
     fn invalid_content_with_a_valid_checksum_is_detected() {
         let spoil = |change: &dyn Fn(&mut Vec<u8>)| {

@@ -88,7 +88,7 @@ impl Layer {
 
     fn room(&mut self) -> &mut [u8] {
         if self.bytes.is_empty() {
-            // Zeroed memory that is not touched takes none.
+            // Zeroed memory takes no space until it is written.
             self.bytes = vec![0; self.len];
         }
         &mut self.bytes

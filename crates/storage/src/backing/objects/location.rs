@@ -104,8 +104,8 @@ impl DiskLocation {
         })
     }
 
-    /// Creates the folder of an object, which other users cannot read. If this fails, the put
-    /// reports the reason.
+    /// Creates the folder of an object, which other users cannot read. If the folder cannot be
+    /// created, the put reports the reason.
     async fn make_folder(&self, name: Name) {
         let Some(directory) = &self.directory else { return };
         let file = directory.join(name.to_string());

@@ -97,7 +97,7 @@ pub fn recognise(spec: &str) -> bool {
 /// Creates a disk of zeroes. May take seconds.
 ///
 /// # Errors
-/// Returns an [`OpenError`]. It is `Unfit` if the disk exists already.
+/// Returns an [`OpenError`], which is `Unfit` if the disk exists already.
 pub fn create(
     spec: &str,
     size_bytes: u64,
@@ -124,8 +124,8 @@ pub fn show(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenErro
 /// they include the old owner.
 ///
 /// # Errors
-/// Returns an [`OpenError`]. It is `Unfit` if no owner has the disk, and `InUse` if the owner is a
-/// running process of this host.
+/// Returns an [`OpenError`], which is `Unfit` if no owner has the disk, and `InUse` if the owner is
+/// a running process of this host.
 pub fn unlock(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenError> {
     converse(spec, Directory::Exists, options, async |store| opening::unlock(&store).await)
         .map(|manifest| ObjectDisk::of(&manifest, None))
@@ -319,7 +319,7 @@ impl Driver for Objects {
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, _now: Instant, _completion: Completion) {
-        // Read before completions are taken: nothing follows it.
+        // `closed` is read before the completions are taken, because no completion follows it.
         let is_closed = self.worker.completions.closed.load(Ordering::Acquire);
         self.fetch(ring);
         match self.attached.take_if(|_| is_closed) {

@@ -123,7 +123,7 @@ async fn take(
         let found = newest(store).await?;
         let before = found.ok_or_else(no_disk)?;
         may(&before)?;
-        // This is checked before anything is stored: hob retries opening a disk that cannot be
+        // The disk is loaded before anything is stored: hob retries opening a disk that cannot be
         // loaded again and again, and each manifest that is stored may stay forever.
         let map = match taking {
             Taking::Own => load(store, &before).await,

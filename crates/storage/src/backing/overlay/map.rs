@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(parts(&OwnMap::new(OBJECT, 0), 5, 5), [(true, 5, 5)]);
     }
 
-    /// A clone is served while a thread fills its map.
+    /// While a thread fills the map of a served clone, unknown objects count as the clone's own.
     #[test]
     fn what_is_not_known_yet_is_the_clones() {
         let mut served = OwnMap::unknown(OBJECT, 4 * OBJECT + 4096);
@@ -246,8 +246,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain list of which sectors anybody touched: no byte that was touched goes to the parent, what is in a touched object
-        /// does not either, everything else in common does, and the parts cover the range once.
+        /// Compares the map with a plain list of written sectors. Written objects are the clone's
+        /// own, all other common data is the parent's, and the parts cover the range once.
         #[test]
         fn parts_are_right(
             shift in 12u32..16, common in 0u64..40, cut in 0u64..60,

@@ -385,7 +385,7 @@ impl Server {
     }
 
     /// Returns true if another process may have written the image after the child ended by itself.
-    /// That is permanent.
+    /// The result stays true for ever.
     pub(super) fn is_taken(&self) -> bool {
         self.taken.get().is_some()
     }
@@ -426,8 +426,8 @@ fn spawn(
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let parent = rustix::process::getpid();
     // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which
-    // is permitted in a multi-threaded program. This is necessary because only the child itself can
-    // request a signal at its parent's death.
+    // is permitted in a multi-threaded program. The calls run in the child, because only the child
+    // can request a signal at its parent's death.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;

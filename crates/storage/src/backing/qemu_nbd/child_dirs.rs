@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal};
 /// because without a lock it cannot know whether they are in use.
 const PREFIX: &str = "hob-image-";
 
-/// Minimum age of a leftover. A younger directory may be about to be locked.
+/// Minimum age of a leftover. A younger directory may be in use, but not locked yet.
 const AGE_MIN: Duration = Duration::from_secs(1);
 
 /// A locked directory that only this user can enter. Dropping it removes it.

@@ -2,7 +2,7 @@
 //!
 //! `qemu-nbd` does not lock the raw files below an image against writers, and an image without a
 //! running `qemu-nbd` is not locked at all. Clones share cached data of the image's files, so hob
-//! holds locks of its own. They do not exclude other readers.
+//! holds locks of its own. These locks do not exclude other readers.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;

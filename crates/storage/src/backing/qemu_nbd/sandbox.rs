@@ -142,8 +142,8 @@ impl Sandbox {
     pub(super) fn enter(self, command: &mut Command) {
         let rules = self.rules;
         // SAFETY: between fork and exec only two system calls are made and nothing is allocated,
-        // which is permitted in a multi-threaded program. This is necessary because a process can
-        // restrict only itself.
+        // which is permitted in a multi-threaded program. The calls run in the child, because a
+        // process can restrict only itself.
         unsafe {
             command.pre_exec(move || {
                 let (on, none): (libc::c_ulong, libc::c_ulong) = (1, 0);

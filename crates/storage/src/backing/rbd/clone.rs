@@ -8,8 +8,8 @@
 //!
 //! The object map (`fast-diff`) lists the existing objects. Without it librbd would check each
 //! object, and would skip empty objects that hide the parent's objects. Images without an object
-//! map therefore share nothing. librbd reads the maps of all snapshots for the list. If one of them
-//! is invalid, it silently checks each object. So all maps are checked before and after.
+//! map therefore share nothing. librbd reads the maps of all snapshots for the list. If a map is
+//! invalid, librbd silently checks each object. So all maps are checked before and after.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -23,11 +23,11 @@ use crate::backing::{NotShared, OwnMap, Parent};
 
 /// `RBD_FEATURE_STRIPINGV2`.
 const FEATURE_STRIPING: u64 = 1 << 1;
-/// `RBD_FEATURE_FAST_DIFF`.
+/// The constant `RBD_FEATURE_FAST_DIFF` of librbd.
 const FEATURE_FAST_DIFF: u64 = 1 << 4;
 /// `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID`.
 const FLAGS_INVALID: u64 = 3;
-/// `RBD_SNAP_NAMESPACE_TYPE_USER`.
+/// The constant `RBD_SNAP_NAMESPACE_TYPE_USER` of librbd.
 const SNAPSHOT_OF_USER: c_int = 0;
 
 /// A parent image, as librbd names it.

@@ -15,16 +15,16 @@ pub(super) type Handle = *mut c_void;
 pub(super) type DiffCallback =
     unsafe extern "C" fn(offset: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int;
 
-/// `EVENT_TYPE_EVENTFD`.
+/// The constant `EVENT_TYPE_EVENTFD` of librbd.
 pub(super) const EVENT_TYPE_EVENTFD: c_int = 2;
-/// `RBD_LOCK_MODE_EXCLUSIVE`.
+/// The constant `RBD_LOCK_MODE_EXCLUSIVE` of librbd.
 pub(super) const LOCK_MODE_EXCLUSIVE: c_int = 0;
-/// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.
+/// The constant `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION` of librbd.
 pub(super) const ZEROES_THICK: c_int = 1;
-/// `RBD_FEATURE_EXCLUSIVE_LOCK`.
+/// The constant `RBD_FEATURE_EXCLUSIVE_LOCK` of librbd.
 pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 
-/// `rbd_linked_image_spec_t`.
+/// The structure `rbd_linked_image_spec_t` of librbd.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct LinkedImageSpec {
@@ -50,7 +50,7 @@ impl Default for LinkedImageSpec {
     }
 }
 
-/// `rbd_snap_spec_t`.
+/// The structure `rbd_snap_spec_t` of librbd.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct SnapSpec {
@@ -65,7 +65,7 @@ impl Default for SnapSpec {
     }
 }
 
-/// `rbd_snap_info_t`.
+/// The structure `rbd_snap_info_t` of librbd.
 #[repr(C)]
 #[derive(Clone, Debug)]
 pub(super) struct SnapInfo {
@@ -80,7 +80,7 @@ impl Default for SnapInfo {
     }
 }
 
-/// `rbd_image_info_t`.
+/// The structure `rbd_image_info_t` of librbd.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct ImageInfo {

@@ -41,7 +41,7 @@ impl ImageLock {
     /// librbd would take the lock again.
     pub(in super::super) fn release(&self) -> io::Result<()> {
         let Some(image) = self.0.upgrade() else { return Ok(()) };
-        // It is not an error if the lock is already gone.
+        // If the lock is already gone, that is no error.
         if !image.locked.swap(false, Ordering::SeqCst) {
             return Ok(());
         }

@@ -93,7 +93,8 @@ impl Image {
         let len = len.min(RANGE_BYTES_MAX);
         let mut written: Vec<(u64, u64)> = Vec::new();
         let found: *mut Vec<(u64, u64)> = &mut written;
-        // SAFETY: the image is open; `note` is called before this returns, with the address of a list that no other code uses until then.
+        // SAFETY: the image is open; `note` is called before this returns, with the address of a
+        // list that no other code uses until then.
         let result = unsafe {
             (self.library.rbd_diff_iterate2)(self.image, ptr::null(), offset, len, 1, 1, note, found.cast())
         };

@@ -361,7 +361,8 @@ mod served {
         assert!(bench.rbd.started.is_empty() && bench.fake.asked.borrow().is_empty());
     }
 
-    /// librbd reads the existing data. The rest of the buffer has its earlier content, of any disk.
+    /// If librbd reads less than was asked for, the read fails: the rest of the buffer may have
+    /// data of any disk.
     #[test]
     fn a_short_read_is_none() {
         let mut bench = Bench::new();
@@ -377,7 +378,8 @@ mod served {
         }
     }
 
-    /// librbd writes the part that fits, and acknowledges everything.
+    /// After an image has shrunk, librbd writes only the part of a write that fits, and
+    /// acknowledges everything.
     #[test]
     fn nothing_is_written_past_the_end_of_an_image_that_was_made_smaller() {
         let mut bench = Bench::new();
