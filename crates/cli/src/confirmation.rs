@@ -70,17 +70,6 @@ impl DryRun {
         self.say(disk, Preview { effects: vec![effect], ..Preview::default() })
     }
 
-    /// Shows the effects of a change of a pool.
-    async fn announce_pool(
-        self,
-        client: &Client,
-        pool: &str,
-        change: &PlannedPoolChange,
-    ) -> anyhow::Result<Preview> {
-        let preview = client.pool_preview(pool, change).await.map_err(explain)?;
-        self.say(pool, preview)
-    }
-
     /// Prints the effects. With `--dry-run` the command ends here.
     pub(super) fn say(self, subject: &str, preview: Preview) -> anyhow::Result<Preview> {
         for effect in &preview.effects {
@@ -175,7 +164,8 @@ impl Confirmation {
         pool: &str,
         change: &PlannedPoolChange,
     ) -> anyhow::Result<OnDirty> {
-        let preview = self.rehearsal.announce_pool(client, pool, change).await?;
+        let preview = client.pool_preview(pool, change).await.map_err(explain)?;
+        let preview = self.rehearsal.say(pool, preview)?;
         let is_asked_for = matches!(change, PlannedPoolChange::DiscardOrphan { .. });
         if (is_asked_for || preview.loses_dirty()) && !self.yes {
             anyhow::bail!("pool {pool}: data would be lost; pass --yes to accept that; nothing was changed");

@@ -4,11 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use crate::text::text_type;
 
 /// Address on which a daemon listens.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// A Unix socket.
     Unix(PathBuf),
@@ -20,6 +19,8 @@ pub enum Endpoint {
         port: u16,
     },
 }
+
+text_type!(Endpoint, "unix:/path or tcp:host:port");
 
 /// A text is not a valid [`Endpoint`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -78,19 +79,6 @@ impl fmt::Display for Endpoint {
             Endpoint::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
             Endpoint::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
         }
-    }
-}
-
-impl TryFrom<String> for Endpoint {
-    type Error = EndpointParseError;
-    fn try_from(text: String) -> Result<Endpoint, EndpointParseError> {
-        text.parse()
-    }
-}
-
-impl From<Endpoint> for String {
-    fn from(endpoint: Endpoint) -> String {
-        endpoint.to_string()
     }
 }
 
