@@ -147,7 +147,7 @@ impl Serve {
     #[track_caller]
     pub fn start(&self, scratch: &Scratch) -> Hob {
         let (mut process, address, control) = self.start_process(scratch);
-        wait_for(&mut process, &address);
+        wait_until_listening(&mut process, &address);
         Hob { process, address, control }
     }
 
@@ -476,7 +476,7 @@ fn stop(process: &mut Process) -> Output {
 }
 
 #[track_caller]
-fn wait_for(process: &mut Process, address: &Address) {
+fn wait_until_listening(process: &mut Process, address: &Address) {
     let start = Instant::now();
     loop {
         let listening = match address {

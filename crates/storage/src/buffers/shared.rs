@@ -8,7 +8,7 @@
 //! * The memory stays mapped while the buffer exists, because the buffer holds the memory's owner.
 //!   Operations in the I/O ring hold the buffer.
 //! * The memory consists of whole pages. So O_DIRECT accepts the memory like the arena, and no
-//! sector is split.
+//!   sector is split.
 #![allow(unsafe_code)]
 
 use std::any::Any;
