@@ -139,7 +139,6 @@ impl Disk {
 
 /// Waits until no other test of this test program has the result of this function. An emulated VM
 /// needs a core, and some tests measure its pauses, so only one of them runs at a time.
-#[must_use]
 pub fn cores() -> MutexGuard<'static, ()> {
     CORES.lock().unwrap_or_else(PoisonError::into_inner)
 }

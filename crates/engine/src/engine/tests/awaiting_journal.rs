@@ -2,7 +2,7 @@
 
 use super::write_back::{RING_DEVICE, backing, flash, lazy, ring};
 use super::*;
-use crate::command::{Enable, Mode, NewRing};
+use crate::command::{Discard, Enable, Mode, NewRing};
 use crate::qos::{DiskQos, Entitlement};
 
 /// Returns a cache whose journal was lost during a flush, without dirty data.
