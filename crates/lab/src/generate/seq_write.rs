@@ -1,7 +1,7 @@
 //! Generates fio's sequential writes: large consecutive requests, several in flight.
 
 use super::common::{check_clients, check_footprint, check_request, check_scale, scaled};
-use super::parameters::{Bytes, parameters};
+use super::parameters::{Bytes, parameters, within};
 use super::{Clients, Experiment, Generate, Load, Turn};
 use hob_trace::Op;
 
@@ -10,6 +10,7 @@ parameters! {
         span: Bytes = Bytes(300 << 30), "bytes written, once, from the start of the disk (the other run has 500GiB)";
         io: Bytes = Bytes(256 << 10), "size of a write";
         depth: u64 = 32, "writes under way at a time (chosen)";
+        think_us: u64 = 0, "pause of a writer between its writes, microseconds";
         cache: Bytes = Bytes(894 << 30), "cache of the set-up: one group's flash device";
     }
 }
@@ -24,13 +25,14 @@ impl Generate for SeqWrite {
         check_clients("depth", self.depth)?;
         check_footprint("span", self.span)?;
         check_request("io", self.io)?;
+        within("think-us", self.think_us, 0..=1_000_000_000)?;
         let span = scaled(self.span, self.scale, self.io.0);
         let writers = Writers {
             depth: self.depth as u32,
             io: self.io.0 as u32,
             blocks: span / self.io.0,
             done: 0,
-            think_ns: 0,
+            think_ns: self.think_us * 1000,
             place: |n| n,
         };
         Ok(writers.experiment(self.cache.0 / self.scale))
