@@ -34,10 +34,11 @@ pub(super) const SHARE: FigureInfo = FigureInfo {
     name: "fast-cache-share",
     title: "FAST Cache: share of I/O served by flash",
     source: "the EMC FAST Cache study",
-    published: "At least 92 % by DRAM and flash (96.5 % on 11 disks, 92.1 % on 20) with 92 GB, 8 % of the data, under four tiles \
-                of 24 % reads and 76 % writes on 1.09 TB; nearly all with 366 GB. Reads are faster with more cache and with more disks, and \
-                the latency of writes hardly changes.",
+    published: "At least 92 % by DRAM and flash (96.5 % on 11 disks, 92.1 % on 20) with 92 GB, 8 % of the data, under four \
+                tiles of 24 % reads and 76 % writes on 1.09 TB; nearly all with 366 GB. Reads are faster with more cache \
+                and with more disks, and the latency of writes hardly changes.",
     method: "Stands in for the original benchmark: the generator vmmark, four tiles on the arrays of fast-cache-tiles, \
+             without deployments, \
              played once before they are measured; the preset fast-cache on a mirrored pair of SATA SSDs, below 12 GB of \
              DRAM that caches reads, which is the size in the source's study of desktops.",
     fitted: &[HOT, fitted("tile-iops", "two tiles on 20 disks without a cache")],
