@@ -54,22 +54,32 @@ impl FixedModel {
     }
 }
 
-/// LUNs on separate disks of one array. Equal ranges of the address space lie on the LUNs in turn:
-/// with two LUNs, ranges 1 and 3 on the first, and ranges 2 and 4 on the second.
+/// LUNs on separate disks of one array. The address space is divided into equal ranges, and each
+/// range lies on one LUN.
 #[derive(Clone, Debug)]
 pub struct LunModel {
     luns: Vec<ArrayModel>,
     range_bytes: u64,
+    /// LUN of each range, and the start of the range on it in bytes.
+    ranges: Vec<(usize, u64)>,
 }
 
 impl LunModel {
-    /// Creates an array of LUNs whose ranges have `range_bytes` bytes each.
+    /// Creates an array of LUNs. `lun_of` has the index of the LUN of each range; the ranges have
+    /// `range_bytes` bytes each.
     ///
     /// # Panics
-    /// Panics if there is no LUN or `range_bytes` is 0.
-    pub fn new(luns: Vec<ArrayModel>, range_bytes: u64) -> Self {
-        assert!(!luns.is_empty() && range_bytes > 0, "an array has a LUN, and ranges hold something");
-        LunModel { luns, range_bytes }
+    /// Panics if there is no range, `range_bytes` is 0, or a range lies on no LUN.
+    pub fn new(luns: Vec<ArrayModel>, range_bytes: u64, lun_of: &[usize]) -> Self {
+        assert!(!lun_of.is_empty() && range_bytes > 0, "an array has ranges, and ranges hold something");
+        let mut used = vec![0; luns.len()];
+        let place = |&lun: &usize| {
+            let start = used[lun];
+            used[lun] += range_bytes;
+            (lun, start)
+        };
+        let ranges = lun_of.iter().map(place).collect();
+        LunModel { luns, range_bytes, ranges }
     }
 
     fn submit(&mut self, now: u64, op: Access, offset: u64, len: u64) -> u64 {
@@ -80,10 +90,8 @@ impl LunModel {
         while at < end {
             let (range, within) = (at / self.range_bytes, at % self.range_bytes);
             let part = (self.range_bytes - within).min(end - at);
-            let count = self.luns.len() as u64;
-            let place = range / count * self.range_bytes + within;
-            let lun = &mut self.luns[(range % count) as usize];
-            done = done.max(lun.submit(now, op, place, part));
+            let (lun, start) = self.ranges[range as usize];
+            done = done.max(self.luns[lun].submit(now, op, start + within, part));
             at += part;
         }
         done
@@ -139,7 +147,7 @@ impl ServiceModel {
     pub fn capacity_bytes(&self) -> u64 {
         match self {
             ServiceModel::Array(array) => array.config().capacity_bytes,
-            ServiceModel::Luns(luns) => luns.luns.iter().map(|lun| lun.config().capacity_bytes).sum(),
+            ServiceModel::Luns(luns) => luns.range_bytes * luns.ranges.len() as u64,
             ServiceModel::Flash(_) | ServiceModel::Fixed(_) | ServiceModel::Remote(_) => u64::MAX,
         }
     }
@@ -189,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn ranges_lie_on_luns_in_turn_and_luns_do_not_wait_for_each_other() {
+    fn ranges_lie_on_their_luns_and_luns_do_not_wait_for_each_other() {
         use crate::disk_model::{ArrayConfig, Level};
         let lun = || {
             let config =
                 ArrayConfig { disks: 1, level: Level::Raid0, ..ArrayConfig::raid5_of_ten_10k(2 << 20) };
             ArrayModel::new(config)
         };
-        let mut two = ServiceModel::from(LunModel::new(vec![lun(), lun()], 1 << 20));
+        let mut two = ServiceModel::from(LunModel::new(vec![lun(), lun()], 1 << 20, &[0, 1, 0, 1]));
         assert_eq!(two.capacity_bytes(), 4 << 20);
         let alone = lun().submit(0, Access::Read, 4096, 4096);
         assert_eq!(two.submit(0, Access::Read, 4096, 4096), alone);

@@ -37,7 +37,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     method: "Stands in for the original trace: the generator hm, whose hot spots are fitted to this curve. The \
              backing answers in the published 1.269 ms, whatever is asked; the flash is a model of a SATA SSD with \
              the rating the source quotes.",
-    fitted: &[fitted("spots, theta, disk", "the mean latencies with 4, 8 and 512 KB blocks")],
+    fitted: &[fitted(
+        "spots, theta, disk, warmup-per-spot",
+        "the mean latencies with 4, 8 and 512 KB blocks",
+    )],
     work: Work::Play { cases, judge },
 };
 

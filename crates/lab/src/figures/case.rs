@@ -124,6 +124,9 @@ pub(super) enum Backing {
     /// configuration for the size of a LUN. The experiment's disks are distributed over the LUNs in
     /// turn.
     Luns(usize, fn(u64) -> ArrayConfig),
+    /// As `Luns`, with one more LUN for the last disk of the experiment. The second function
+    /// returns the configuration of that LUN's array.
+    LunsAndOne(usize, fn(u64) -> ArrayConfig, fn(u64) -> ArrayConfig),
     /// A volume that is accessed through a network.
     Remote(RemoteConfig),
 }
@@ -210,15 +213,36 @@ impl Case {
             Backing::FixedNs(ns) => FixedModel::new(ns, ns, usize::MAX).into(),
             Backing::Array(config) => ArrayModel::new(config(experiment.disks_bytes())).into(),
             Backing::Luns(count, config) => {
-                let bytes = experiment.disks_bytes().div_ceil(disks) * disks.div_ceil(count as u64);
-                let luns = (0..count).map(|_| ArrayModel::new(config(bytes))).collect();
-                LunModel::new(luns, experiment.disks_bytes().div_ceil(disks)).into()
+                luns(experiment.disks_bytes().div_ceil(disks), disks as usize, count, config, None)
+            }
+            Backing::LunsAndOne(count, config, last) => {
+                luns(experiment.disks_bytes().div_ceil(disks), disks as usize, count, config, Some(last))
             }
         };
         let mut setup = experiment.setup(cache, FlashModel::new(flash), backing);
         self.arrange.iter().for_each(|arrange| arrange(&mut setup));
         Ok(setup)
     }
+}
+
+/// Returns an array for this number of disks of `range_bytes` bytes. They lie on `count` LUNs in
+/// turn, except that the last disk lies on the LUN `last` if there is one.
+fn luns(
+    range_bytes: u64,
+    disks: usize,
+    count: usize,
+    config: fn(u64) -> ArrayConfig,
+    last: Option<fn(u64) -> ArrayConfig>,
+) -> ServiceModel {
+    let in_turn = if last.is_some() { disks - 1 } else { disks };
+    let bytes = range_bytes * in_turn.div_ceil(count) as u64;
+    let mut luns: Vec<ArrayModel> = (0..count).map(|_| ArrayModel::new(config(bytes))).collect();
+    let mut lun_of: Vec<usize> = (0..in_turn).map(|disk| disk % count).collect();
+    if let Some(last) = last {
+        luns.push(ArrayModel::new(last(range_bytes)));
+        lun_of.push(count);
+    }
+    LunModel::new(luns, range_bytes, &lun_of).into()
 }
 
 /// Returns the value of the `scale` setting, or 1.

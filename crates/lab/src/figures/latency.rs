@@ -9,7 +9,7 @@ use hob_world::flash_model::FlashConfig;
 
 use super::case::{Backing, Case, CaseCache, Measured};
 use super::line::Line;
-use super::{FigureInfo, Findings, Size, Work, fitted};
+use super::{FigureInfo, Findings, HM_FITTED, Size, Work, fitted};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
 pub(super) const HM: FigureInfo = FigureInfo {
@@ -22,7 +22,7 @@ pub(super) const HM: FigureInfo = FigureInfo {
              answers in the published 1.23 ms, whatever is asked: without a cache the mean is set, not measured. The \
              flash is a model of a SATA SSD with the rating the source quotes; which \
              flash it had here is not known.",
-    fitted: &[fitted("spots, theta, disk, warmup-per-spot", "the published latencies by block size")],
+    fitted: &[HM_FITTED],
     work: Work::Play { cases: |size| cases(&HM_SOURCE, size), judge: |runs| judge(&HM_SOURCE, runs) },
 };
 

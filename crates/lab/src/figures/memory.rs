@@ -13,6 +13,12 @@ use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
 const CACHE_BYTES: u64 = 1 << 30;
 /// Memory as a share of the cache size at 4 KB blocks, lower bound, according to the study.
 const PUBLISHED_4K: f64 = 0.02;
+/// Share that no longer counts as a little over 2 %.
+const OVER_4K: f64 = 0.03;
+/// Bytes of a cache's checksums for each sector of 4 KiB.
+const SECTOR_SHARE: f64 = 4.0 / 4096.0;
+/// Maximum difference of a share from the one that follows from the memory of one block.
+const APART_MAX: f64 = 0.05;
 /// Limit for hob's share of memory: a tenth of the published share.
 const NEAR_NOTHING: f64 = 0.002;
 
@@ -45,12 +51,26 @@ pub(super) fn judge(factor: f64) -> Result<Findings> {
         })
         .collect();
     let (first, last) = (0, shares.len() - 1);
-    let line = |index: usize, words: &str, below: f64| {
-        let line: Line = lines[index].clone();
-        let expected = format!("below {}", Unit::Percent.text(below));
-        line.published(words).check(expected, shares[index].1 < below)
+    lines[last] = lines[last]
+        .clone()
+        .published("near 0")
+        .check(format!("below {}", Unit::Percent.text(NEAR_NOTHING)), shares[last].1 < NEAR_NOTHING);
+    lines[first] = lines[first].clone().published("over 2 %").within(PUBLISHED_4K, OVER_4K);
+    // The memory of one block, from two sizes, must explain the other sizes.
+    let per_block = (shares[first].1 - shares[last].1) / (1.0 / shares[first].0 - 1.0 / shares[last].0);
+    let follows = |(bytes, share): &(f64, f64)| {
+        let expected = per_block / bytes + SECTOR_SHARE;
+        (share / expected - 1.0).abs() <= APART_MAX
     };
-    (lines[first], lines[last]) = (line(first, "over 2 %", PUBLISHED_4K), line(last, "near 0", NEAR_NOTHING));
+    let is_per_block = shares.iter().all(follows);
+    lines[first] = lines[first].clone().explained(
+        is_per_block && shares[first].1 < PUBLISHED_4K,
+        format!(
+            "hob keeps {per_block:.0} bytes for each block and 4 for each sector, from which the memory for every block \
+             size follows. The published share is more than 82 bytes for each block of 4 KB."
+        ),
+    );
+    lines.push(Line::new("memory of one block, without checksums", Unit::Bytes, per_block));
     let falls = shares.is_sorted_by(|a, b| a.1 > b.1);
     lines.push(
         Line::new("from block to larger block", Unit::Count, if falls { "falling" } else { "not in order" })

@@ -12,8 +12,13 @@ use hob_world::flash_model::{FlashConfig, FlashModel};
 
 use super::case::{Backing, Case, CaseCache, Measured};
 use super::line::Line;
-use super::{FigureInfo, Findings, Size, Work};
+use super::{FigureInfo, Findings, HM_FITTED, Size, Work};
 use crate::picture::{Axis, Curve, CurveChart, Unit, curves};
+
+/// Reason why a larger cache does not take longer, as printed on the page.
+const DATA_REASON: &str = "hob copies the valid data and not the reserved size. Both caches hold the same data, which fits \
+    into 16 GB, and the copies are equally long. A copy of all blocks of the same caches, used or not, takes the published \
+    time.";
 
 const GIB: f64 = 1_073_741_824.0;
 /// Maximum length of one pull, and number of pulls in flight, as in the daemon.
@@ -39,7 +44,7 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     method: "Stands in for the original VM: the generator hm on caches of 2 to 32 GB, the larger ones with free space. Then \
              the engine's list of valid data, hottest first, and its puller copy the cache: 8 pulls of at most 512 KB in \
              flight, SATA SSDs on both hosts, a network of 10 Gbit/s.",
-    fitted: &[],
+    fitted: &[HM_FITTED],
     work: Work::Play { cases, judge },
 };
 
@@ -96,16 +101,26 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
         valid.push((bytes, run.stats.sectors_valid * SECTOR_BYTES));
     }
     let (largest, half) = (points[SIZES.len() - 1].1, points[SIZES.len() - 2].1);
+    let [more, less] = [1, 2].map(|index| &runs[SIZES.len() - index]);
+    let whole = |run: &Measured| copied(&[(0, run.stats.blocks * 4096 / SECTOR_BYTES)]).1;
+    let whole_times = whole(more) / whole(less);
+    let is_same_data = more.stats.sectors_valid == less.stats.sectors_valid;
+    let is_double = |times: f64| (2.0 - times).abs() <= 0.2;
     let is_all = valid.iter().all(|(copied, valid)| copied == valid && *valid > 0);
     lines.extend([
         Line::new("copied data", Unit::Count, if is_all { "the valid data" } else { "other data" })
             .check("the valid data, in each cache", is_all),
         Line::new("time of the copy, 32 GB against 16 GB", Unit::Times, largest / half)
-            .published("in proportion to the reserved size: 2 ×")
-            .check("at most 1.05 ×: as the data, which fits into 16 GB", largest <= 1.05 * half),
+            .published(2.0)
+            .near(0.1)
+            .explained(
+                is_all && is_same_data && largest <= 1.05 * half && is_double(whole_times),
+                DATA_REASON,
+            ),
+        Line::new("time of a copy of all blocks, 32 GB against 16 GB", Unit::Times, whole_times),
         Line::new("time of the copy, 4 GB against 2 GB", Unit::Times, points[1].1 / points[0].1)
-            .published("in proportion to the reserved size: 2 ×")
-            .within(1.8, 2.2),
+            .published(2.0)
+            .near(0.1),
     ]);
     let proportional = points.iter().map(|(bytes, _)| (*bytes, bytes / (2.0 * GIB) * points[0].1)).collect();
     let (x, y) = (Axis::new("reserved size", Unit::Bytes), Axis::new("time of the copy", Unit::Seconds));

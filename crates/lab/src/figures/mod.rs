@@ -118,6 +118,10 @@ pub struct Fitted {
     pub to: &'static str,
 }
 
+/// Fitted inputs of the generator hm, which several figures use.
+const HM_FITTED: Fitted =
+    fitted("spots, theta, disk, warmup-per-spot", "the published latencies by block size");
+
 const fn fitted(input: &'static str, to: &'static str) -> Fitted {
     Fitted { input, to }
 }

@@ -14,7 +14,7 @@ use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 pub(super) const INFO: FigureInfo = FigureInfo {
     name: "write-neighbour",
     title: "A neighbour that only writes gains from the cache of a reader",
-    source: "the EMC FAST Cache study",
+    source: "no study with a number; an effect that each cache on a shared array must have",
     published: "A write-heavy neighbour on the same array gains too, because the cache takes reads from the array.",
     method: "Stands in for the original load: the generator contenders with two disks on RAID 5 of five 15K disks. 16 \
              clients read 8 KB on one disk, 16 write 8 KB on the other, each with a pause of 20 ms. Only the reader has a \

@@ -6,7 +6,7 @@ use hob_world::flash_model::FlashConfig;
 
 use super::case::{Backing, Case, CaseCache, Measured};
 use super::line::Line;
-use super::{FigureInfo, Findings, Size, Work};
+use super::{FigureInfo, Findings, HM_FITTED, Size, Work};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
 /// Number of 8 KiB blocks in 1 GiB.
@@ -20,7 +20,7 @@ pub(super) const INFO: FigureInfo = FigureInfo {
                 is equal to numBlocks in a small cache, and below it in a cache larger than the data.",
     method: "At a quarter of its size the generator hm has a cache of just 1 GB, which is the example's. The statistics \
              are read from the engine, as hob stats does. A second cache of 16 GB is larger than the data.",
-    fitted: &[],
+    fitted: &[HM_FITTED],
     work: Work::Play { cases, judge },
 };
 

