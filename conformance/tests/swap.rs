@@ -132,7 +132,7 @@ fn pager(dir: &Path) -> Process {
 }
 
 #[track_caller]
-fn wait_for(pager: &mut Process, dir: &Path, file: &str) {
+fn wait_for_pager(pager: &mut Process, dir: &Path, file: &str) {
     wait_for(file, || {
         assert!(pager.poll().is_none_or(|status| status.success()), "{}", pager.stderr());
         dir.join(file).exists()
@@ -154,7 +154,7 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
 
     let dir = stage.scratch.dir();
     let mut pager = pager(dir);
-    wait_for(&mut pager, dir, "out");
+    wait_for_pager(&mut pager, dir, "out");
     let used = areas(&daemon)[0]["used"].as_u64().unwrap();
     assert!(used >= PAGED_MIB * MIB / 2, "{used} bytes are swapped out");
     refused(&daemon, &["swap", "remove", "swap0"], "hob swap off swap0");
@@ -165,7 +165,7 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
     daemon.kill();
     assert!(is_on(&device), "swap needs no daemon");
     fs::write(dir.join("first"), "").unwrap();
-    wait_for(&mut pager, dir, "first-good");
+    wait_for_pager(&mut pager, dir, "first-good");
 
     // Another daemon without the first daemon's state leaves the file unchanged.
     fs::rename(dir.join("state"), dir.join("state.away")).unwrap();
@@ -190,7 +190,7 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
     // Another test may use its number now.
     wait_for("the loop device goes", || loops_below(stage.disk.path()).is_empty());
     fs::write(dir.join("all"), "").unwrap();
-    wait_for(&mut pager, dir, "all-good");
+    wait_for_pager(&mut pager, dir, "all-good");
     assert!(pager.wait(PATIENCE).is_some_and(|status| status.success()), "{}", pager.stderr());
 
     daemon.ctl(&["swap", "remove", "swap0"]);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use conformance::guest::{COMMAND_LINE, COMPLAINTS, SENTINEL, cores, end_load, loaded_vm};
 use conformance::load::{check_image, image};
 use conformance::process::Process;
-use conformance::scratch::{text, wait_for, wait_until};
+use conformance::scratch::{text, wait_until};
 use conformance::{Scratch, Tool};
 
 /// Number of blocks of the disk.
@@ -64,7 +64,7 @@ fn domain(scratch: &Scratch, file: &str) -> String {
 }
 
 #[track_caller]
-fn wait_for(script: &mut Process, what: &str, limit: Duration, is_done: impl Fn() -> bool) {
+fn wait_for_script(script: &mut Process, what: &str, limit: Duration, is_done: impl Fn() -> bool) {
     wait_until(what, limit, || {
         let is_done = is_done();
         assert!(is_done || script.poll().is_none(), "the script ended: {}", script.stdout());
@@ -86,12 +86,14 @@ fn hob_that_is_killed_at_any_step_of_a_domain_loses_nothing() {
     std::fs::write(scratch.path("domain.xml"), domain(&scratch, &file)).unwrap();
     let mut script = super::script(&scratch, &[], "kills.sh", &[&rounds.to_string()]).start();
     let exists = |name: &str| scratch.path(name).exists();
-    wait_for(&mut script, "the rounds", ROUND_MAX * rounds, || exists("rounds-done"));
+    wait_for_script(&mut script, "the rounds", ROUND_MAX * rounds, || exists("rounds-done"));
 
     let _console = end_load(&scratch);
     let said = || std::fs::read_to_string(scratch.path("console")).unwrap_or_default();
     let last = [SENTINEL, "GUEST-FAILED"];
-    wait_for(&mut script, "the guest's verdict", END_MAX, || last.iter().any(|last| said().contains(last)));
+    wait_for_script(&mut script, "the guest's verdict", END_MAX, || {
+        last.iter().any(|last| said().contains(last))
+    });
     let said = said();
     assert!(said.contains(SENTINEL), "the guest has errors:\n{said}");
     for bad in COMPLAINTS {
