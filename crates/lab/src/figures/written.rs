@@ -185,7 +185,7 @@ fn cases(generator: &'static str, scale: &str, depth: &str) -> Vec<Case> {
     ];
     let (other, zbs_pause) = match generator {
         // 32 writers with this pause send 280 MB/s.
-        "seq-write" => (case(vsan, "cache=894GiB", span, slow_group), "think-us=28000"),
+        "seq-write" => (case(vsan, "cache=894GiB", span, slow_group), "think-us=27400"),
         // 128 writers with these pauses send 16 060 and 37 176 writes a second.
         _ => (case(vsan, "cache=894GiB", span, group).set(PAUSE), "think-us=3300"),
     };
@@ -222,6 +222,9 @@ struct Course {
     first: f64,
     last: f64,
     lowest: f64,
+    /// Lowest rate of [`ENDS`] portions in a row. Writers that pause write in bursts, so one portion
+    /// is too short for their rate.
+    lowest_tenth: f64,
     /// Number of bytes written before the first write that went directly to the backing; the number
     /// of all written bytes if no write did.
     full_at: f64,
@@ -248,6 +251,10 @@ fn course(run: &Measured, scale: f64, unit: fn(&Portion) -> f64) -> Course {
     Course {
         first: rate(&portions[..ends]).0,
         last: rate(&portions[portions.len() - ends..]).0,
+        lowest_tenth: portions
+            .chunks_exact(ends.max(1))
+            .map(|tenth| rate(tenth).0)
+            .fold(f64::INFINITY, f64::min),
         lowest: portions.iter().map(unit).fold(f64::INFINITY, f64::min),
         full_at: before_full.map(|portion| portion.bytes).sum::<u64>() as f64 * scale,
         to_flash: all.to_flash as f64 / all.bytes as f64,
@@ -323,13 +330,13 @@ fn judge(
             zbs.to_flash == 1.0
                 && zbs.lowest >= (1.0 - DESTAGE_DROP) * zbs.first
                 && paced.to_flash == 1.0
-                && paced.lowest >= (1.0 - NO_DROP) * paced.first,
+                && paced.lowest_tenth >= (1.0 - NO_DROP) * paced.first,
             DESTAGE_REASON,
         ),
         line("ZBS, first tenth, writers that pause", paced.first)
             .published(published.0)
             .by_construction("think-us"),
-        share("ZBS, lowest against first, writers that pause", paced.lowest / paced.first),
+        share("ZBS, lowest tenth against first, writers that pause", paced.lowest_tenth / paced.first),
         share("ZBS, written to flash of 500 GB", zbs.to_flash)
             .published(1.0)
             .check("100 %", zbs.to_flash == 1.0),
