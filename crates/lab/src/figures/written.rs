@@ -57,6 +57,10 @@ const DESTAGE_REASON: &str = "From a fifth of its room on, the preset zbs destag
     ask for all that the flash gives, so what destaging reads is missing from what they write. Writers that pause, and so \
     write at the rate that the source's vSAN had before its fall, leave flash to spare, and their rate does not drop.";
 
+/// Note about random writes of ZBS from 20 % on, as printed on the page.
+const RANDOM_DESTAGE_NOTE: &str = "From a fifth of its room on, the preset zbs destages, and reads flash for it, which delays \
+    the writes. Writers that pause lose a little of their rate too. Less than a fifth counts as no drop.";
+
 /// Reason why hob falls further with random writes.
 const DEEP_FALL_REASON: &str = "hob sends a random write that finds the buffer full straight to the disks, as the source \
     describes it, and these writes take most of the disks' time. The elevator alone is fast enough: if the writers \
@@ -185,7 +189,7 @@ fn cases(generator: &'static str, scale: &str, depth: &str) -> Vec<Case> {
     ];
     let (other, zbs_pause) = match generator {
         // 32 writers with this pause send 280 MB/s.
-        "seq-write" => (case(vsan, "cache=894GiB", span, slow_group), "think-us=28000"),
+        "seq-write" => (case(vsan, "cache=894GiB", span, slow_group), "think-us=27400"),
         // 128 writers with these pauses send 16 060 and 37 176 writes a second.
         _ => (case(vsan, "cache=894GiB", span, group).set(PAUSE), "think-us=3300"),
     };
@@ -222,6 +226,9 @@ struct Course {
     first: f64,
     last: f64,
     lowest: f64,
+    /// Lowest rate of [`ENDS`] portions in a row. Writers that pause write in bursts, so one portion
+    /// is too short for their rate.
+    lowest_tenth: f64,
     /// Number of bytes written before the first write that went directly to the backing; the number
     /// of all written bytes if no write did.
     full_at: f64,
@@ -248,6 +255,10 @@ fn course(run: &Measured, scale: f64, unit: fn(&Portion) -> f64) -> Course {
     Course {
         first: rate(&portions[..ends]).0,
         last: rate(&portions[portions.len() - ends..]).0,
+        lowest_tenth: portions
+            .chunks_exact(ends.max(1))
+            .map(|tenth| rate(tenth).0)
+            .fold(f64::INFINITY, f64::min),
         lowest: portions.iter().map(unit).fold(f64::INFINITY, f64::min),
         full_at: before_full.map(|portion| portion.bytes).sum::<u64>() as f64 * scale,
         to_flash: all.to_flash as f64 / all.bytes as f64,
@@ -305,6 +316,19 @@ fn judge(
             (is_near, line, SMALL_FALL_REASON)
         }
     };
+    let drop = share("ZBS, lowest against first", zbs.lowest / zbs.first);
+    let no_drop = match is_random {
+        true => {
+            drop.published("no drop").check("at least 80 %", zbs.lowest >= (1.0 - DESTAGE_DROP) * zbs.first)
+        }
+        false => drop.published(1.0).near(NO_DROP).explained(
+            zbs.to_flash == 1.0
+                && zbs.lowest >= (1.0 - DESTAGE_DROP) * zbs.first
+                && paced.to_flash == 1.0
+                && paced.lowest_tenth >= (1.0 - NO_DROP) * paced.first,
+            DESTAGE_REASON,
+        ),
+    };
     let mut lines = vec![
         line("vSAN's two disks alone", disks.last),
         line("vSAN, first tenth", vsan.first)
@@ -319,17 +343,11 @@ fn judge(
             .near(0.05),
         line("ZBS, first tenth", zbs.first),
         line("ZBS, last tenth of 500 GB", zbs.last),
-        share("ZBS, lowest against first", zbs.lowest / zbs.first).published(1.0).near(NO_DROP).explained(
-            zbs.to_flash == 1.0
-                && zbs.lowest >= (1.0 - DESTAGE_DROP) * zbs.first
-                && paced.to_flash == 1.0
-                && paced.lowest >= (1.0 - NO_DROP) * paced.first,
-            DESTAGE_REASON,
-        ),
+        no_drop,
         line("ZBS, first tenth, writers that pause", paced.first)
             .published(published.0)
             .by_construction("think-us"),
-        share("ZBS, lowest against first, writers that pause", paced.lowest / paced.first),
+        share("ZBS, lowest tenth against first, writers that pause", paced.lowest_tenth / paced.first),
         share("ZBS, written to flash of 500 GB", zbs.to_flash)
             .published(1.0)
             .check("100 %", zbs.to_flash == 1.0),
@@ -355,7 +373,8 @@ fn judge(
                 .check("more than they do alone", vsan.last > disks.last),
         );
     }
-    let notes = if is_random { vec![] } else { vec![FAST_DISKS_NOTE.to_owned()] };
+    let note = if is_random { RANDOM_DESTAGE_NOTE } else { FAST_DISKS_NOTE };
+    let notes = vec![note.to_owned()];
     Ok(Findings { lines, notes, picture: picture(runs, scale, unit, what, rate) })
 }
 
