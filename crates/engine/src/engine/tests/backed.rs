@@ -604,6 +604,44 @@ fn a_guest_that_was_away_at_a_loss_is_told_when_it_connects_again() {
     bench.engine.end_session(DISK, SessionId(4));
     bench.written_by(2);
     bench.engine.handle_loss(bench.now, DISK);
+    assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
     bench.engine.begin_session(DISK, SessionId(5));
-    assert_eq!((bench.flushed_by(2), bench.flushed_by(5)), (Err(IoError::Failed), Ok(())));
+    assert_eq!(bench.flushed_by(5), Ok(()));
+}
+
+/// A guest gives up its connection and connects again, before hob learns that the first connection
+/// has ended.
+#[test]
+fn a_guest_that_reconnects_before_its_old_session_ends_is_told() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.begin_session(DISK, SessionId(1));
+    bench.written_by(1);
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.engine.begin_session(DISK, SessionId(2));
+    assert!(bench.engine.owes_failure(DISK, SessionId(2)));
+    assert_eq!((bench.flushed_by(2), bench.flushed_by(2)), (Err(IoError::Failed), Ok(())));
+    // The next connection of the guest flushes only after the old session has ended.
+    bench.engine.begin_session(DISK, SessionId(3));
+    bench.engine.end_session(DISK, SessionId(1));
+    assert_eq!((bench.flushed_by(3), bench.flushed_by(3)), (Err(IoError::Failed), Ok(())));
+    assert_eq!(bench.flushed_by(2), Ok(()), "it was told before");
+    bench.engine.begin_session(DISK, SessionId(4));
+    assert_eq!(bench.flushed_by(4), Ok(()), "session 3 took over the report of session 1");
+}
+
+/// A session that begins while another one has not received its report does not take the report
+/// away from it, nor from a guest that is disconnected.
+#[test]
+fn a_session_that_is_told_early_takes_no_report_from_others() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.begin_session(DISK, SessionId(1));
+    bench.written_by(1);
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.engine.begin_session(DISK, SessionId(2));
+    assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
+    assert_eq!(bench.engine.failures_owed(DISK), 1, "session 1 was not told");
+    bench.engine.end_session(DISK, SessionId(1));
+    bench.engine.begin_session(DISK, SessionId(3));
+    assert_eq!(bench.flushed_by(3), Err(IoError::Failed));
+    assert_eq!(bench.engine.failures_owed(DISK), 0);
 }
