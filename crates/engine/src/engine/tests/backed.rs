@@ -125,6 +125,23 @@ fn a_guests_flush_does_not_wait_for_destaging() {
     bench.end(hangs);
 }
 
+/// The daemon flushes a disk before it closes the disk and opens it again, which needs the backing.
+#[test]
+fn a_flush_of_the_daemon_flushes_the_backing_even_if_flash_has_all_data() {
+    let mut bench = Bench::write_back();
+    bench.flush();
+    bench.write_alone(0, 4 * KIB);
+    let flush = bench.flush_of(1);
+    bench.settle();
+    assert_eq!(bench.outcome(flush), Outcome::FlushCommitted);
+    let flush = bench.request(Op::DaemonFlush, 0, 0);
+    let io = bench.until_backing(IoOp::Flush);
+    assert!(!bench.answered(flush));
+    bench.end(io);
+    assert_eq!(bench.reply(flush).expect("answered").result, Ok(()));
+    assert_eq!(bench.dirty(), 1);
+}
+
 #[test]
 fn a_change_that_bypassed_flash_needs_a_flush_of_the_backing() {
     let (mut bench, hangs) = destaged();
