@@ -646,6 +646,30 @@ fn a_guest_that_reconnects_before_its_old_session_ends_is_told() {
     assert_eq!(bench.flushed_by(4), Ok(()), "session 3 took over the report of session 1");
 }
 
+/// A guest disconnects while its flush is in flight, and nobody receives the reply to the flush.
+#[test]
+fn a_flush_of_a_disconnected_guest_is_no_report() {
+    for reconnects_early in [true, false] {
+        let mut bench = Bench::bare(Limits::default());
+        bench.engine.begin_session(DISK, SessionId(1));
+        bench.written_by(1);
+        let flush = bench.flush_of(1);
+        let io = bench.only_io();
+        bench.engine.leave_session(DISK, SessionId(1));
+        bench.fail(io);
+        assert_eq!(bench.reply(flush).expect("answered").result, Err(IoError::Failed));
+        if reconnects_early {
+            bench.engine.begin_session(DISK, SessionId(2));
+        }
+        bench.engine.end_session(DISK, SessionId(1));
+        if !reconnects_early {
+            bench.engine.begin_session(DISK, SessionId(2));
+        }
+        assert_eq!((bench.flushed_by(2), bench.flushed_by(2)), (Err(IoError::Failed), Ok(())));
+        assert_eq!(bench.engine.failures_owed(DISK), 0);
+    }
+}
+
 /// A session that begins while another one has not received its report does not take the report
 /// away from it, nor from a guest that is disconnected.
 #[test]
