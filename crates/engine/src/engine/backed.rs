@@ -25,14 +25,13 @@
 //! the same way (`errseq_t`). hob remembers for each session the last failure that was reported to
 //! the session. A flush that began before the end of the last possibly lost change fails too. The
 //! failure of such a flush does not count as a report, because its error says nothing about that
-//! change. If a guest disconnects before it receives the report, a later session receives it; the
-//! failure of a flush whose client is disconnected is no report. A
-//! session that begins while another session has not received its report receives one too: it may
-//! be the same guest, whose old connection hob still considers open. hob does this only for
-//! sessions that changed data: if a client only read or flushed, no later session receives a
-//! report. If a possible loss occurs while a change is in flight, hob sends that
-//! change again before it acknowledges it. The cache invalidates its clean copies of possibly lost
-//! changes, so reads return the backing's data.
+//! change. If a guest disconnects before it receives the report, a later session receives it. The
+//! failure of a flush whose client is disconnected is no report. A session that begins while
+//! another session has not received its report receives one too: it may be the same guest, whose
+//! old connection hob still considers open. hob does this only for sessions that changed data: if a
+//! client only read or flushed, no later session receives a report. If a possible loss occurs while
+//! a change is in flight, hob sends that change again before it acknowledges it. The cache
+//! invalidates its clean copies of possibly lost changes, so reads return the backing's data.
 
 use std::collections::BTreeMap;
 
