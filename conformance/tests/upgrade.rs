@@ -416,35 +416,75 @@ impl Stage {
     }
 }
 
-/// If an unavailable backing leaves requests unanswered, the upgrade is cancelled, so the requests
-/// are kept.
+impl Stage {
+    /// Adds a disk `far`, and returns its NBD server.
+    fn add_far(&self) -> Process {
+        noise_file(&self.scratch.path("other.img"), 16 * MIB, 3);
+        let server = self.far_server();
+        let uri = format!("nbd+unix:///d?socket={}", self.scratch.text("backing.sock"));
+        self.daemon.ctl(&["disk", "add", "far", "--backing", &uri]);
+        server
+    }
+
+    fn far_server(&self) -> Process {
+        let socket = self.scratch.path("backing.sock");
+        let server = Tool::new("qemu-nbd")
+            .args(["--persistent", "--format=raw", "--export-name=d", "--socket", &text(&socket)])
+            .arg(self.scratch.path("other.img"))
+            .start();
+        wait_until("the backing", UPGRADE_MAX, || socket.exists());
+        server
+    }
+}
+
+/// The new program could not open a disk whose backing is unavailable, so the upgrade is refused, and
+/// the requests that wait for the backing are kept.
 #[test]
 fn an_upgrade_is_refused_while_a_backing_is_unavailable() {
     let mut stage = Stage::new("persistent = true", "");
-    let other = stage.scratch.path("other.img");
-    noise_file(&other, 16 * MIB, 3);
-    let socket = stage.scratch.text("backing.sock");
-    let backing = || {
-        let server = Tool::new("qemu-nbd")
-            .args(["--persistent", "--format=raw", "--export-name=d", "--socket", &socket])
-            .arg(&other)
-            .start();
-        wait_until("the backing", UPGRADE_MAX, || Path::new(&socket).exists());
-        server
-    };
-    let mut server = backing();
-    stage.daemon.ctl(&["disk", "add", "far", "--backing", &format!("nbd+unix:///d?socket={socket}")]);
+    let mut server = stage.add_far();
     let mut client = Client::connect(&stage.scratch.nbd(), "far").unwrap();
     server.kill();
-    fs::remove_file(&socket).unwrap();
+    fs::remove_file(stage.scratch.path("backing.sock")).unwrap();
     client.raw().write_all(&request(0, 0, 1, 0, 4096)).unwrap();
     let mut near = stage.connect();
     std::thread::sleep(Duration::from_millis(300));
     let said = stage.refused();
-    assert!(said.contains("not answered within"), "{said}");
+    assert!(said.contains("disk far: its backing did not answer within"), "{said}");
     near.read(0, 4096).unwrap();
-    let _server = backing();
+    let _server = stage.far_server();
     assert_eq!(client.receive().unwrap().error, 0);
+    stage.daemon.stop();
+}
+
+/// A backing hangs, and its write-back cache serves the disk. The upgrade is refused before the cache
+/// is closed, because the new program could not open the disk.
+#[test]
+fn an_upgrade_is_refused_while_a_cache_serves_a_disk_whose_backing_hangs() {
+    let mut stage = Stage::new("persistent = true", "");
+    let mut server = stage.add_far();
+    let cache = ["cache", "enable", "far", "--pool", "p", "--size", "16M", "--mode", "write-back"];
+    stage.daemon.ctl(&[&cache[..], &["--admission", "always", "--dirty-age-max", "0"]].concat());
+    let mut client = Client::connect(&stage.scratch.nbd(), "far").unwrap();
+    let mut noise = Noise::new(19);
+    client.write(0, &noise.bytes(MIB as usize)).unwrap();
+    client.flush().unwrap();
+    server.signal(Signal::STOP);
+    let data = noise.bytes(MIB as usize);
+    client.write(0, &data).unwrap();
+    client.flush().unwrap();
+    let said = stage.refused();
+    assert!(said.contains("disk far: its backing did not answer within"), "{said}");
+    assert!(!stage.log().contains("closed without a flush of its backing"), "{}", stage.log());
+    assert_same(&client.read(0, MIB as u32).unwrap(), &data, 0, "the cached data");
+    let data = noise.bytes(MIB as usize);
+    client.write(0, &data).unwrap();
+    client.flush().unwrap();
+    let health = stage.daemon.try_ctl(&["health"]).all();
+    assert!(health.contains("did not answer within"), "{health}");
+    server.signal(Signal::CONT);
+    stage.upgrade();
+    assert_same(&client.read(0, MIB as u32).unwrap(), &data, 0, "the data after the upgrade");
     stage.daemon.stop();
 }
 

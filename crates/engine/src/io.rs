@@ -36,8 +36,9 @@ pub enum Op {
     Forget,
     /// A request of the daemon: flushes a frozen disk's backing.
     Settle,
-    /// A request of the daemon: makes all acknowledged writes durable, like a guest's `Flush`. It is
-    /// background work, and begins no new period of the guest's writes.
+    /// A request of the daemon: makes all acknowledged writes durable, like a guest's `Flush`, and
+    /// always flushes the backing too. It is background work, and begins no new period of the
+    /// guest's writes.
     DaemonFlush,
     /// A request of another host: reads into the buffer and promotes nothing. If another host owns
     /// the disk, only flash is read.

@@ -130,8 +130,10 @@ impl WaitingClients {
             if tokio::time::Instant::now() >= end {
                 for (client, _) in std::mem::take(&mut *self.clients()) {
                     tracing::warn!(
-                        "a client of '{}' must reconnect: the export no longer exists",
-                        client.entry.export
+                        "a client of '{}' must reconnect: the export does not exist, or its disk was not \
+                         opened within {} s",
+                        client.entry.export,
+                        DISK_MAX.as_secs()
                     );
                 }
             }

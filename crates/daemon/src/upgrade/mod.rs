@@ -2,12 +2,15 @@
 //!
 //! # Order
 //! 1. The new program is started with `--check`: can it start and take over ([`check`])? If not, nothing changes.
-//! 2. Changes and new connections are refused, and every request in flight is finished ([`prepare`]). If that takes too long because a
-//!    backing does not answer, the daemon resumes as before. Then each backing is flushed, because the new program does not know which
-//!    writes were not flushed.
-//! 3. Caches are closed as at every exit. Connections, mounts and listening sockets stay open ([`HandOff`]).
-//! 4. The new program starts in this process ([`become_next`]). If that fails, the old program restarts. It takes the state that was
-//!    handed over ([`InheritedState`]) and attaches each client when its disk is open.
+//! 2. Changes are refused, and each backing is flushed while guests are still served ([`prepare`]). If a backing does not answer, the
+//!    daemon continues as before: the new program could not open the disk, although the cache of this program serves it.
+//! 3. New connections are refused, and every request in flight is finished. If that takes too long because a backing does not answer,
+//!    the daemon resumes as before. Then each backing is flushed again, because the new program does not know which writes were not
+//!    flushed.
+//! 4. Caches are closed as at every exit. Connections, mounts and listening sockets stay open ([`HandOff`]).
+//! 5. The new program starts in this process ([`become_next`]). If that fails, the old program restarts. It takes the state that was
+//!    handed over ([`InheritedState`]) and attaches each client when its disk is open. A disk whose backing stopped answering after
+//!    step 3 is offline until it answers; the new program retries.
 //!
 //! Not kept: TLS connections, whose sessions cannot be moved; vhost-user connections, because guests reconnect by themselves; connections
 //! to the control API.
@@ -60,7 +63,8 @@ const CLEAR_MAX: Duration = Duration::from_secs(1);
 /// request.
 const REST_MAX: Duration = Duration::from_secs(8);
 
-/// Maximum time to flush all backings.
+/// Maximum time to flush all backings: once while guests are served, and once while their requests
+/// wait.
 const FLUSH_MAX: Duration = Duration::from_secs(20);
 
 /// Maximum output of `--check` that is read, in bytes.
@@ -146,6 +150,10 @@ pub(super) async fn prepare(
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+    if let Err(why) = services.shutdown.check_backings(FLUSH_MAX).await {
+        services.shutdown.cancel();
+        return Err(why);
+    }
     listening.pause();
     listening.until_handshakes_end(CLEAR_MAX).await;
     // From here on, no client connects.
@@ -167,7 +175,7 @@ pub(super) async fn prepare(
         true
     };
     let result = match tokio::time::timeout(REST_MAX, all).await {
-        Ok(true) => flush(services).await,
+        Ok(true) => services.shutdown.flush_all(FLUSH_MAX).await,
         _ => Err(format!(
             "some requests were not answered within {} s; check the backings ('hob health')",
             REST_MAX.as_secs()
@@ -184,16 +192,6 @@ fn resume(services: &Arc<Services>, shards: &[ShardHandle], listening: &Listenin
     shards.iter().for_each(ShardHandle::resume);
     listening.resume();
     services.shutdown.cancel();
-}
-
-/// Flushes all backings.
-async fn flush(services: &Arc<Services>) -> Result<(), String> {
-    tokio::time::timeout(FLUSH_MAX, services.shutdown.flush_all()).await.unwrap_or_else(|_| {
-        Err(format!(
-            "a backing was not flushed within {} s; check the backings ('hob health')",
-            FLUSH_MAX.as_secs()
-        ))
-    })
 }
 
 /// Closes the descriptors that the previous program left in this process, because this program

@@ -25,11 +25,13 @@
 //! the same way (`errseq_t`). hob remembers for each session the last failure that was reported to
 //! the session. A flush that began before the end of the last possibly lost change fails too. The
 //! failure of such a flush does not count as a report, because its error says nothing about that
-//! change. If a guest disconnects before it receives the report, a later session receives it. hob
-//! does this only for sessions that changed data: if a client only read or flushed, no later
-//! session receives a report. If a possible loss occurs while a change is in flight, hob sends that
-//! change again before it acknowledges it. The cache invalidates its clean copies of possibly lost
-//! changes, so reads return the backing's data.
+//! change. If a guest disconnects before it receives the report, a later session receives it. The
+//! failure of a flush whose client is disconnected is no report. A session that begins while
+//! another session has not received its report receives one too: it may be the same guest, whose
+//! old connection hob still considers open. hob does this only for sessions that changed data: if a
+//! client only read or flushed, no later session receives a report. If a possible loss occurs while
+//! a change is in flight, hob sends that change again before it acknowledges it. The cache
+//! invalidates its clean copies of possibly lost changes, so reads return the backing's data.
 
 use std::collections::BTreeMap;
 
@@ -80,7 +82,8 @@ pub(super) struct Backed {
     failed_bypassed: u64,
     /// Number of unreported failures of guests whose sessions have ended, at most
     /// [`INHERITED_MAX`]. Each is reported by the first flush of a session that began later, which
-    /// is usually the same guest after a reconnect.
+    /// is usually the same guest after a reconnect. A session that began before such a guest's
+    /// session ended, but after the failure, reports it too, and may leave it to a later session.
     inherited: u32,
     /// True if one inherited failure belongs to an unknown session, whose changes may be lost. That
     /// session may still be open.
@@ -109,6 +112,8 @@ struct Told {
     may_inherit: bool,
     /// True if the session has changed data since it began.
     has_changed: bool,
+    /// True if the client is disconnected. Nobody receives the replies to its requests in flight.
+    has_left: bool,
 }
 
 /// A set of sectors of a disk: a list of ranges, or regions of the disk if the list is too long.
@@ -289,13 +294,17 @@ impl Backed {
         if !self.owes(session) {
             return false;
         }
+        if self.sessions.get(&session).is_some_and(|told| told.has_left) {
+            return true;
+        }
         let own = self.owes_own(session);
         if own && bypassed < self.failed_bypassed {
             return true;
         }
         let inherits = self.may_inherit(session);
         let has_changed = self.has_changed(session);
-        let told = Told { failures: self.failures_for(session), may_inherit: false, has_changed };
+        let failures = self.failures_for(session);
+        let told = Told { failures, may_inherit: false, has_changed, has_left: false };
         self.sessions.insert(session, told);
         let was_counted = inherits || self.inherits_unknown && !has_changed;
         if !session.is_daemon() && was_counted {
@@ -310,8 +319,8 @@ impl Backed {
     }
 
     /// Returns true if the session began while a failed flush was still to be reported to guests
-    /// without a session. Each of the present sessions may belong to such a guest, so each session
-    /// receives one report.
+    /// without a session, or to other sessions. Each session that began then may belong to such a
+    /// guest, so each receives one report.
     fn may_inherit(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|told| told.may_inherit)
     }
@@ -327,10 +336,19 @@ impl Backed {
     }
 
     fn begin_session(&mut self, session: SessionId) {
-        let may_inherit = !session.is_daemon() && self.inherited > 0;
-        let told = Told { failures: self.failures_for(session), may_inherit, has_changed: false };
+        // A session that still owes its guest a report may be an old connection of the guest that
+        // begins this session. The guest would flush here, and never on the old connection.
+        let may_inherit = !session.is_daemon() && self.owed_failures() > 0;
+        let failures = self.failures_for(session);
+        let told = Told { failures, may_inherit, has_changed: false, has_left: false };
         self.sessions.insert(session, told);
         self.last_changer = None;
+    }
+
+    fn leave_session(&mut self, session: SessionId) {
+        if let Some(told) = self.sessions.get_mut(&session) {
+            told.has_left = true;
+        }
     }
 
     fn end_session(&mut self, session: SessionId) {
@@ -368,11 +386,20 @@ impl Backed {
 
 impl Engine {
     /// Begins a session (see [`RequestId::session`]) on a disk. The session's flushes report later
-    /// losses of acknowledged changes. These flushes also report one earlier loss, if an ended
-    /// session did not receive the report of that loss.
+    /// losses of acknowledged changes. These flushes also report one earlier loss, if another
+    /// session, ended or open, has not received the report of that loss.
     pub fn begin_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.begin_session(session);
+        }
+    }
+
+    /// Records that the client of a session is disconnected, while some of its requests may be in
+    /// flight. A flush among them that fails is no report, because nobody receives the reply. The
+    /// session ends when all of these requests have ended.
+    pub fn leave_session(&mut self, disk: DiskId, session: SessionId) {
+        if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
+            disk.backed.leave_session(session);
         }
     }
 

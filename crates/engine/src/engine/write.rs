@@ -4,7 +4,7 @@
 
 use super::partial::EdgeSource;
 use super::{Active, Engine, Phase};
-use crate::io::{Durability, IoError, IoOp, Op};
+use crate::io::{Durability, IoError, IoOp, Op, Request};
 use crate::outcome::Outcome;
 use crate::units::Instant;
 
@@ -86,13 +86,14 @@ impl Engine {
 
     /// Handles the end of the commit for a flush request: the data on flash is durable now. The
     /// backing is flushed too if a guest's change bypassed flash (see `backed.rs`) since the
-    /// backing's last successful flush.
+    /// backing's last successful flush, or if the daemon asks: it is about to close the disk, and
+    /// could not open it again while the backing does not answer.
     pub(super) fn flush_committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
-        let disk = self.disk(self.requests[slot].request.disk);
+        let Request { disk, op, .. } = self.requests[slot].request;
         if result.is_err() {
             return self.end_written(now, slot, result);
         }
-        if disk.backed.needs_flush() {
+        if op == Op::DaemonFlush || self.disk(disk).backed.needs_flush() {
             return self.flush_request(now, slot);
         }
         self.end_flush(now, slot, Outcome::FlushCommitted, Ok(()));

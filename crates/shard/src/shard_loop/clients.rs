@@ -114,6 +114,9 @@ struct HeldUp {
 pub(super) struct Clients {
     clients: Vec<Option<Client>>,
     free: Vec<u16>,
+    /// Sessions of disconnected clients with their disks, to be reported to the engine. Their requests
+    /// may be in flight.
+    pub(super) left: Vec<(DiskId, SessionId)>,
     /// Ended sessions with their disks, to be reported to the engine.
     pub(super) ended: Vec<(DiskId, SessionId)>,
     /// Connections with work to do.
@@ -529,6 +532,7 @@ impl Clients {
         if !client.shut_down {
             client.shut_down = true;
             ring.shutdown(client.fd);
+            self.left.push((client.connection.disk(), SessionId(u32::from(number))));
         }
         if client.is_idle() && client.connection.is_over() {
             if let Some(fault) = client.connection.fault() {

@@ -344,9 +344,10 @@ impl Shard {
         self.drain_events(now);
     }
 
-    /// Reports ended sessions to the engine.
+    /// Reports sessions of disconnected clients, and ended sessions, to the engine.
     pub(super) fn end_sessions(&mut self) {
         let Shard { clients, files, vhost_user, engine, .. } = self;
+        clients.left.drain(..).for_each(|(disk, session)| engine.leave_session(disk, session));
         let ended = clients.ended.drain(..).chain(files.ended.drain(..)).chain(vhost_user.ended.drain(..));
         ended.for_each(|(disk, session)| engine.end_session(disk, session));
     }

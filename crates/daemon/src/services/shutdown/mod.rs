@@ -75,12 +75,41 @@ impl Shutdown {
         Ok(())
     }
 
+    /// Waits until every backing answers, and flushes each. The next process could not open a disk
+    /// whose backing does not answer, although the cache of this process serves the disk.
+    ///
+    /// # Errors
+    /// Returns the name of a disk whose backing did not answer within `wait_max` or could not be
+    /// flushed, with the reason.
+    pub(crate) async fn check_backings(&self, wait_max: Duration) -> Result<(), String> {
+        tokio::try_join!(self.until_none_silent(wait_max), self.flush_all(wait_max))?;
+        Ok(())
+    }
+
+    /// Waits until no backing is known to be silent. Covers backings that are not flushed, because
+    /// their disks are read-only or because they cannot be flushed.
+    async fn until_none_silent(&self, wait_max: Duration) -> Result<(), String> {
+        let begun = tokio::time::Instant::now();
+        loop {
+            let silent = {
+                let inner = self.registry.inner();
+                inner.disks.iter().find_map(|(name, disk)| Some((name.clone(), disk.silent_backing()?)))
+            };
+            let Some((name, why)) = silent else { return Ok(()) };
+            if begun.elapsed() >= wait_max {
+                return Err(unanswered(&name, wait_max, Some(&why)));
+            }
+            tokio::time::sleep(CHECK_EVERY).await;
+        }
+    }
+
     /// Flushes every backing. The next process does not know which writes are not flushed, so it
     /// could not report their loss.
     ///
     /// # Errors
-    /// Returns the name of a disk whose backing could not be flushed, with the reason.
-    pub(crate) async fn flush_all(&self) -> Result<(), String> {
+    /// Returns the name of a disk whose backing could not be flushed within `wait_max`, with the
+    /// reason.
+    pub(crate) async fn flush_all(&self, wait_max: Duration) -> Result<(), String> {
         let disks: Vec<(String, ShardHandle, DiskId)> = {
             let inner = self.registry.inner();
             let online = inner.disks.iter().filter(|(_, disk)| !disk.wanted.read_only);
@@ -93,11 +122,17 @@ impl Shutdown {
         };
         let mut flushes = JoinSet::new();
         for (name, shard, id) in disks {
-            flushes.spawn(async move { (name, shard.flush(id).await) });
+            flushes.spawn(async move { (name, tokio::time::timeout(wait_max, shard.flush(id)).await) });
         }
         while let Some(flushed) = flushes.join_next().await {
-            if let Ok((name, Err(error))) = flushed {
-                return Err(format!("disk {name}: its backing could not be flushed: {error}"));
+            match flushed {
+                Ok((name, Ok(Err(error)))) => {
+                    return Err(format!("disk {name}: its backing could not be flushed: {error}"));
+                }
+                Ok((name, Err(_))) => {
+                    return Err(unanswered(&name, wait_max, self.silent_backing(&name).as_deref()));
+                }
+                Ok((_, Ok(Ok(())))) | Err(_) => {}
             }
         }
         Ok(())
@@ -287,4 +322,14 @@ impl Shutdown {
             }
         }
     }
+}
+
+/// Returns the message about a backing that did not answer in time, and what is known about it.
+fn unanswered(disk: &str, wait_max: Duration, why: Option<&str>) -> String {
+    let seconds = wait_max.as_secs();
+    let why = why.map_or_else(String::new, |why| format!(" ({why})"));
+    format!(
+        "disk {disk}: its backing did not answer within {seconds} s{why}; \
+         check it with 'hob health', and try again when it answers"
+    )
 }

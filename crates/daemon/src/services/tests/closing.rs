@@ -96,6 +96,30 @@ fn a_crash_log_stays_until_it_is_saved_that_none_is_expected() {
     }
 }
 
+/// Before an upgrade, nothing is closed while a backing does not answer. The new process could not
+/// open the disk.
+#[test]
+fn an_upgrade_is_refused_with_the_reason_while_a_backing_does_not_answer() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let wait_max = Duration::from_secs(20);
+        assert_eq!(bench.services.shutdown.check_backings(wait_max).await, Ok(()));
+        let monitor = {
+            let inner = bench.services.registry.inner();
+            inner.disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone()
+        };
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        let refused = bench.services.shutdown.check_backings(wait_max).await.unwrap_err();
+        assert!(refused.starts_with("disk vm: its backing did not answer within 20 s"), "{refused}");
+        assert!(refused.contains("Connection refused"), "{refused}");
+        monitor.note_connected();
+        assert_eq!(bench.services.shutdown.check_backings(wait_max).await, Ok(()));
+        bench.shard.set_backings_fail(true);
+        let refused = bench.services.shutdown.check_backings(wait_max).await.unwrap_err();
+        assert!(refused.contains("disk vm: its backing could not be flushed"), "{refused}");
+    });
+}
+
 /// A stop does not wait until dirty data is on a backing that does not answer: the data stays in the
 /// cache, and no guest gets an error.
 #[test]

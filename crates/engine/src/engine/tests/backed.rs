@@ -125,6 +125,23 @@ fn a_guests_flush_does_not_wait_for_destaging() {
     bench.end(hangs);
 }
 
+/// The daemon flushes a disk before it closes the disk and opens it again, which needs the backing.
+#[test]
+fn a_flush_of_the_daemon_flushes_the_backing_even_if_flash_has_all_data() {
+    let mut bench = Bench::write_back();
+    bench.flush();
+    bench.write_alone(0, 4 * KIB);
+    let flush = bench.flush_of(1);
+    bench.settle();
+    assert_eq!(bench.outcome(flush), Outcome::FlushCommitted);
+    let flush = bench.request(Op::DaemonFlush, 0, 0);
+    let io = bench.until_backing(IoOp::Flush);
+    assert!(!bench.answered(flush));
+    bench.end(io);
+    assert_eq!(bench.reply(flush).expect("answered").result, Ok(()));
+    assert_eq!(bench.dirty(), 1);
+}
+
 #[test]
 fn a_change_that_bypassed_flash_needs_a_flush_of_the_backing() {
     let (mut bench, hangs) = destaged();
@@ -604,6 +621,68 @@ fn a_guest_that_was_away_at_a_loss_is_told_when_it_connects_again() {
     bench.engine.end_session(DISK, SessionId(4));
     bench.written_by(2);
     bench.engine.handle_loss(bench.now, DISK);
+    assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
     bench.engine.begin_session(DISK, SessionId(5));
-    assert_eq!((bench.flushed_by(2), bench.flushed_by(5)), (Err(IoError::Failed), Ok(())));
+    assert_eq!(bench.flushed_by(5), Ok(()));
+}
+
+/// A guest gives up its connection and connects again, before hob learns that the first connection
+/// has ended.
+#[test]
+fn a_guest_that_reconnects_before_its_old_session_ends_is_told() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.begin_session(DISK, SessionId(1));
+    bench.written_by(1);
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.engine.begin_session(DISK, SessionId(2));
+    assert!(bench.engine.owes_failure(DISK, SessionId(2)));
+    assert_eq!((bench.flushed_by(2), bench.flushed_by(2)), (Err(IoError::Failed), Ok(())));
+    // The next connection of the guest flushes only after the old session has ended.
+    bench.engine.begin_session(DISK, SessionId(3));
+    bench.engine.end_session(DISK, SessionId(1));
+    assert_eq!((bench.flushed_by(3), bench.flushed_by(3)), (Err(IoError::Failed), Ok(())));
+    assert_eq!(bench.flushed_by(2), Ok(()), "it was told before");
+    bench.engine.begin_session(DISK, SessionId(4));
+    assert_eq!(bench.flushed_by(4), Ok(()), "session 3 took over the report of session 1");
+}
+
+/// A guest disconnects while its flush is in flight, and nobody receives the reply to the flush.
+#[test]
+fn a_flush_of_a_disconnected_guest_is_no_report() {
+    for reconnects_early in [true, false] {
+        let mut bench = Bench::bare(Limits::default());
+        bench.engine.begin_session(DISK, SessionId(1));
+        bench.written_by(1);
+        let flush = bench.flush_of(1);
+        let io = bench.only_io();
+        bench.engine.leave_session(DISK, SessionId(1));
+        bench.fail(io);
+        assert_eq!(bench.reply(flush).expect("answered").result, Err(IoError::Failed));
+        if reconnects_early {
+            bench.engine.begin_session(DISK, SessionId(2));
+        }
+        bench.engine.end_session(DISK, SessionId(1));
+        if !reconnects_early {
+            bench.engine.begin_session(DISK, SessionId(2));
+        }
+        assert_eq!((bench.flushed_by(2), bench.flushed_by(2)), (Err(IoError::Failed), Ok(())));
+        assert_eq!(bench.engine.failures_owed(DISK), 0);
+    }
+}
+
+/// A session that begins while another one has not received its report does not take the report
+/// away from it, nor from a guest that is disconnected.
+#[test]
+fn a_session_that_is_told_early_takes_no_report_from_others() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.begin_session(DISK, SessionId(1));
+    bench.written_by(1);
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.engine.begin_session(DISK, SessionId(2));
+    assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
+    assert_eq!(bench.engine.failures_owed(DISK), 1, "session 1 was not told");
+    bench.engine.end_session(DISK, SessionId(1));
+    bench.engine.begin_session(DISK, SessionId(3));
+    assert_eq!(bench.flushed_by(3), Err(IoError::Failed));
+    assert_eq!(bench.engine.failures_owed(DISK), 0);
 }
