@@ -210,8 +210,10 @@ impl Observe {
                 };
                 let subject = format!("{pool} {}", device.path.display());
                 let mut reason = device.reason.clone().unwrap_or_default();
-                // A device that hob's state does not know has its own remedy.
-                let is_explained = device.peer.is_some() || reason.contains("hob pool remove-device");
+                // A device that hob's state does not know, and a pool that could not be created, have
+                // their own remedies.
+                let is_explained = device.peer.is_some()
+                    || ["hob pool remove-device", "hob config apply"].iter().any(|it| reason.contains(it));
                 if kind == ProblemKind::DeviceOffline && !is_explained {
                     reason = format!(
                         "{reason}; restore the device, which hob opens again by itself, or give it up with \
