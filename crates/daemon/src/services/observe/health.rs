@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::Observe;
+use super::explain::ORDERED_WAITS;
 use crate::hardware::DeviceCounts;
 use crate::metrics::{Daemon, Form, Latencies, Page, Process};
 use crate::services::registry::{
@@ -383,7 +384,11 @@ impl DiskEntry {
                 problems.push((ProblemKind::DirtyLost, reason));
             }
             let stuck = self.watch.stuck(self.pushes(), Instant::now());
-            problems.extend(stuck.map(|why| (ProblemKind::DestageStuck, why)));
+            let with_waits = |why: String| match cache.ordered {
+                true => format!("{why}; {ORDERED_WAITS}"),
+                false => why,
+            };
+            problems.extend(stuck.map(|why| (ProblemKind::DestageStuck, with_waits(why))));
         }
         let mismatches = self.mismatches(Instant::now());
         problems.extend(mismatches.map(|reason| (ProblemKind::ChecksumMismatch, reason)));
