@@ -110,7 +110,7 @@ impl Confirmation {
             PlannedChange::Remove { discard_dirty: true } | PlannedChange::Disable { discard_dirty: true }
         );
         if (is_asked_for || preview.loses_dirty()) && !self.yes {
-            anyhow::bail!("{disk}: dirty data would be lost; pass --yes to accept that; nothing was changed");
+            anyhow::bail!(refusal(disk, &preview));
         }
         Ok(preview)
     }
@@ -171,5 +171,35 @@ impl Confirmation {
             anyhow::bail!("pool {pool}: data would be lost; pass --yes to accept that; nothing was changed");
         }
         Ok(if self.yes { OnDirty::Discard } else { OnDirty::Drain })
+    }
+}
+
+/// Returns the reason why a change that may lose dirty data needs `--yes`.
+fn refusal(disk: &str, preview: &Preview) -> String {
+    if preview.loses_dirty() {
+        return format!("{disk}: dirty data would be lost; pass --yes to accept that; nothing was changed");
+    }
+    format!(
+        "{disk}: it has no dirty data now, but writes that arrive before the end of the command could be lost. Leave \
+         out --discard-dirty, or pass --yes to accept that; nothing was changed"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_control::Size;
+
+    use super::*;
+
+    #[test]
+    fn only_dirty_data_that_exists_is_said_to_be_lost() {
+        let nothing = Preview::default();
+        assert!(refusal("vm", &nothing).contains("it has no dirty data now"));
+        for loses in [
+            Preview { dirty_lost: Size(4096), ..Preview::default() },
+            Preview { dirty_unknown: true, ..Preview::default() },
+        ] {
+            assert!(refusal("vm", &loses).contains("dirty data would be lost"));
+        }
     }
 }

@@ -77,4 +77,9 @@ impl ConfigDifference {
     pub fn what(&self) -> String {
         if self.key.is_empty() { self.subject.clone() } else { format!("{}: {}", self.subject, self.key) }
     }
+
+    /// Returns true if the object is in the file, and the daemon does not have it.
+    pub fn is_added(&self) -> bool {
+        self.key.is_empty() && self.file.is_some() && self.running.is_none()
+    }
 }

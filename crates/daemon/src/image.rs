@@ -103,6 +103,15 @@ pub(crate) fn files_of(
         check_recorded(&layer, &files, recorded)?;
         let Some(backing) = info.backing(&layer)? else { break };
         (layer, layer_format) = (backing.path.clone(), backing.format);
+        let is_known = layer == image || files.iter().any(|file| file.path == layer);
+        if is_known {
+            return Err(format!(
+                "{}: its backing files form a loop: {} is below itself; 'qemu-img rebase' corrects the backing file of an \
+                 image",
+                image.display(),
+                layer.display()
+            ));
+        }
         files.push(backing);
         check_recorded(&layer, &files, recorded)?;
         if files.len() > FILES_MAX {
@@ -289,6 +298,21 @@ mod tests {
         let found = files_of(&at("alone.qcow2"), Format::Qcow2, None).unwrap();
         assert_eq!(found, [file("data", Format::Raw, Role::Data)]);
         assert_eq!(files_of(&at("alone.qcow2"), Format::Qcow2, Some(&found)).unwrap(), found);
+    }
+
+    #[test]
+    fn a_loop_of_backing_files_is_refused_as_such() {
+        let dir = tempfile::tempdir().unwrap();
+        qemu_img(dir.path(), "create -q -f qcow2 low.qcow2 1M");
+        qemu_img(dir.path(), "create -q -f qcow2 -F qcow2 -b low.qcow2 top.qcow2");
+        for (low, repeated) in [("top.qcow2", "top.qcow2"), ("low.qcow2", "low.qcow2")] {
+            qemu_img(dir.path(), &format!("rebase -u -f qcow2 -F qcow2 -b {low} low.qcow2"));
+            let error = files_of(&dir.path().join("top.qcow2"), Format::Qcow2, None).unwrap_err();
+            assert!(
+                error.contains("form a loop") && error.contains(&format!("{repeated} is below itself")),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -137,6 +137,13 @@ pub(crate) struct PoolState {
     pub(crate) is_unseen: bool,
 }
 
+impl PoolState {
+    /// Returns false if hob was never able to create or to open the pool of hob.toml.
+    pub(crate) fn was_created(&self) -> bool {
+        self.uuid.is_some() || !self.is_unseen
+    }
+}
+
 /// A device on another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

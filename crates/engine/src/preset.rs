@@ -47,7 +47,7 @@ pub const MODES: &[Word<Mode>] = &[
     Word {
         name: "pass-through",
         value: Mode::PassThrough,
-        summary: "all requests go to the backing; the cache is empty",
+        summary: "all requests go to the backing; the cache keeps its data, except what writes change",
     },
 ];
 

@@ -206,8 +206,15 @@ fn check_pools(config: &Config, found: &mut Findings<'_>) {
 fn check_disk(number: usize, disk: &DiskEntry, found: &mut Findings<'_>) {
     let (name, at) = (&disk.name, format!("disk.{number}"));
     let mut add = |key: &str, what: String| found.add(&format!("{at}.{key}"), format!("disk {name}: {what}"));
-    if disk.backing.is_empty() || disk.backing.len() > BACKING_CHARS_MAX {
-        add("backing", "the disk needs a backing: a path or a URI".to_owned());
+    match disk.backing.len() {
+        0 => add("backing", "the disk needs a backing: a path or a URI".to_owned()),
+        bytes if bytes > BACKING_CHARS_MAX => add(
+            "backing",
+            format!(
+                "the path or URI of the backing has {bytes} bytes; hob accepts at most {BACKING_CHARS_MAX} bytes"
+            ),
+        ),
+        _ => {}
     }
     if let Err(what) = check_format(&disk.backing, disk.format.as_deref()) {
         add("format", what);

@@ -94,6 +94,7 @@ endpoints! { services;
     /// Returns a disk.
     get "/v1/disks/{disk}"
     disk(disk = "disk": "Its name") -> Disk, 404 {
+        services.pools.refresh_dirty(&disk).await;
         services.observe.disk(&disk)
     }
 
@@ -161,6 +162,7 @@ endpoints! { services;
     /// Returns a disk's cache; null if it has none.
     get "/v1/disks/{disk}/cache"
     cache(disk = "disk": "The disk") -> Option<Cache>, 404 {
+        services.pools.refresh_dirty(&disk).await;
         services.observe.disk(&disk).map(|disk| disk.cache)
     }
 

@@ -457,8 +457,8 @@ fn say(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
     let times = own.cache_bytes as f64 / cache.cache_bytes as f64;
     if (times - 1.0).abs() <= NEAR {
         advice.summary = format!(
-            "Leave the cache of {name} at {}: LRU would serve {hits} of its reads at this size, and {now} are \
-             served now.",
+            "Leave the cache of {name} at {}: LRU would serve {hits} of its reads at this size, and {now} \
+             of all its reads so far were served.",
             bytes(own.cache_bytes)
         );
         return;
@@ -471,7 +471,8 @@ fn say(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
     }
     let what = if times < 1.0 { "Enlarge" } else { "The target needs less: shrink" };
     advice.summary = format!(
-        "{what} the cache of {name} from {} to {size}: {hits} of its reads from flash by LRU (now: {now}).",
+        "{what} the cache of {name} from {} to {size}: {hits} of its reads from flash by LRU (measured \
+         for all its reads so far: {now}).",
         bytes(own.cache_bytes)
     );
     advice.command = format!("hob cache resize {name} {}", typed(cache.cache_bytes));
@@ -491,8 +492,8 @@ fn say_shared(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
     }
     advice.summary = format!(
         "The cache of {name} shares its pool and has {size} now. With {wanted}, {hits} of its reads would be from \
-         flash by LRU (now: {now}). Make this its minimum, give it more shares ('hob cache set {name} --shares \
-         NUMBER'), or add flash to the pool."
+         flash by LRU (measured for all its reads so far: {now}). Make this its minimum, give it more shares \
+         ('hob cache set {name} --shares NUMBER'), or add flash to the pool."
     );
     advice.command = format!("hob cache set {name} --min {}", typed(cache.cache_bytes));
 }
@@ -687,7 +688,7 @@ pub fn live_text(advice: &LiveAdvice) -> String {
     section(&mut out, "Why", &advice.why);
     if let Some(advised) = &advice.recommendation {
         let own = advice.cache.as_ref().map(|cache| cache.cache_bytes);
-        out += "\nSizes\n";
+        out += "\nSizes, with the read hits that LRU would have\n";
         out += &columns(
             &["SIZE", "FOOTPRINT", "READ HITS"],
             advice.sizes.iter().map(|size| {

@@ -16,6 +16,7 @@ use std::time::Duration;
 use hob_control::{Endpoint, PoolCreate, Size};
 use hob_nbd::uri::NbdUri;
 use hob_storage::backing::Format;
+use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, device_bytes_for, is_segment_size};
 
 use super::super::Config;
 use super::answers::query_all;
@@ -309,12 +310,21 @@ fn check_types(
             Role::Device(number) => {
                 let Some(pool) = config.pools.get(number) else { continue };
                 // A pool that exists already can start without some of its devices.
-                let is_known = state.pools.iter().any(|known| known.name == pool.name);
+                let is_known = state.pools.iter().any(|known| known.name == pool.name && known.was_created());
+                let segment = pool.segment_size.map(Size::bytes).filter(|bytes| is_segment_size(*bytes));
+                let segment = segment.unwrap_or(SEGMENT_BYTES_DEFAULT);
+                let needed = device_bytes_for(segment, segment);
                 let what = match unfit {
                     // Such a socket leads to a device of another host.
                     Some("a socket") => continue,
                     Some(noun) => format!("device {path} is {noun}, not a file or a block device"),
-                    None if !facts.is_missing || is_known => continue,
+                    None if is_known => continue,
+                    None if device_bytes(pool, Some(facts)).is_some_and(|bytes| bytes < needed) => format!(
+                        "device {path} is too small: at least {} are needed with segments of {}",
+                        Size(needed).human(),
+                        Size(segment).human()
+                    ),
+                    None if !facts.is_missing => continue,
                     None if facts.lacks_directory => {
                         format!("device {path} cannot be created: its directory does not exist")
                     }
@@ -502,6 +512,10 @@ mod tests {
         assert_eq!(check(&pool(&new, size)), [""; 0]);
         assert_one(&pool(&real, size), &["a directory"]);
         assert_one(&pool(&new, ""), &["does not exist", "'size'"]);
+        let segments = |size: &str| format!("size = \"{size}\"\nsegment_size = \"1M\"");
+        assert_one(&pool(&new, "size = \"1K\""), &["new is too small: at least 18 MiB", "16 MiB"]);
+        assert_one(&pool(&new, &segments("2M")), &["new is too small: at least 3 MiB"]);
+        assert_eq!(check(&pool(&new, &segments("3M"))), [""; 0]);
         assert_one(&pool(&format!("{real}/none/new"), size), &["its directory"]);
         let with = |caches: &str| pool(&new, size) + caches;
         assert_eq!(check(&with(&cached("one", "size = \"1G\""))), [""; 0]);

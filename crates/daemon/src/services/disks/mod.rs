@@ -55,7 +55,7 @@ pub(crate) use backing_timeout::wait_max;
 pub(super) use dirty::{Dirty, Source};
 pub(super) use image::image_asked;
 use last_served::Record;
-pub(super) use opening::{BACKING_CHARS_MAX, Open, open_gateway};
+pub(super) use opening::{BACKING_CHARS_MAX, Open, no_backing, open_gateway};
 pub(super) use parents::ParentLink;
 pub(super) use recovering::{OldRings, RecoveringCache};
 pub(super) use resize::Measure;

@@ -5,7 +5,7 @@ use hob_engine::command::{Access, DiskConfig};
 use hob_engine::io::Promote;
 use hob_engine::units::DiskId;
 use hob_frontends::vhost_user::block::Info;
-use hob_storage::backing::BackingInfo;
+use hob_storage::backing::{BackingInfo, OpenError};
 use hob_storage::device_name::DeviceName;
 use hob_storage::pool::OwnerId;
 
@@ -20,7 +20,7 @@ use crate::background::spawn;
 use crate::cluster::{Release, Taken};
 use crate::descriptors;
 use crate::exports::export_info;
-use crate::hardware::{Backing, BackingOptions};
+use crate::hardware::{Backing, BackingOptions, file_number};
 use crate::services::flash;
 use crate::services::pools::AllocationRule;
 use crate::services::qos::datastore_of;
@@ -55,6 +55,16 @@ struct AddedDisk<'a> {
 
 /// Maximum length of a backing specification, in bytes.
 pub(in crate::services) const BACKING_CHARS_MAX: usize = 4096;
+
+/// Returns the error for a backing specification that is empty or longer than [`BACKING_CHARS_MAX`].
+pub(in crate::services) fn no_backing(backing: &str) -> ApiError {
+    match backing.len() {
+        0 => ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"),
+        bytes => invalid!(
+            "the path or URI of the backing has {bytes} bytes; hob accepts at most {BACKING_CHARS_MAX} bytes"
+        ),
+    }
+}
 
 impl Disks {
     /// Saves the generation to which the disk's data in flash belongs. Must be called
@@ -94,7 +104,7 @@ impl Disks {
         let name = add.name.clone();
         check_name(&name).map_err(|error| invalid!("'{name}' cannot be a disk's name: {error}"))?;
         if add.backing.is_empty() || add.backing.len() > BACKING_CHARS_MAX {
-            return Err(ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"));
+            return Err(no_backing(&add.backing));
         }
         if let Some(datastore) = &add.datastore {
             check_name(datastore)
@@ -249,6 +259,36 @@ impl Disks {
         Ok(busy.map(|_| self.registry.guard_new_disk(&name)))
     }
 
+    /// Converts the error of opening a disk's backing. If another disk of this daemon has the backing
+    /// open, the error names that disk instead of "another process".
+    async fn name_holder(&self, name: &str, error: &OpenError) -> ApiError {
+        let (OpenError::InUse { path } | OpenError::InUseByQemu { path, .. }) = error else {
+            return open_error(error);
+        };
+        let file = path.clone();
+        let number =
+            flash::blocking(move || std::fs::metadata(file).ok().and_then(|metadata| file_number(&metadata)));
+        let number = number.await.ok().flatten();
+        let inner = self.registry.inner();
+        let has_it = |disk: &DiskEntry| {
+            let info = disk.measure.as_ref().map(|measure| &measure.info);
+            let is_file = |info: &BackingInfo| {
+                number.is_some()
+                    && (info.file == number || info.lower_files.iter().any(|(_, file)| Some(*file) == number))
+            };
+            info.is_some_and(|info| is_file(info) || std::path::Path::new(&disk.wanted.backing) == path)
+        };
+        let holder = inner.disks.iter().find(|(other, disk)| *other != name && has_it(disk));
+        match holder {
+            Some((holder, _)) => {
+                conflict!("{} is in use: hob itself has it open for the disk {holder}", path.display()).hint(
+                    format!("a disk can have only one writer; use the disk {holder}, or remove it first"),
+                )
+            }
+            None => open_error(error),
+        }
+    }
+
     /// Opens a disk's backing, assigns the disk to a shard and offers it to clients. The caller
     /// holds the operation guard of the offline disk. If the cache is still being recovered, the
     /// caller continues with [`Disks::await_cache`].
@@ -268,12 +308,15 @@ impl Disks {
         let options = BackingOptions { locked: !wanted.unlocked, ..self.image_options(name).await? };
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
-        let (backing, datastore) = flash::blocking(move || {
+        let opened = flash::blocking(move || {
             let backing = Backing::open(&spec, access, &options)?;
-            Ok((backing, said.unwrap_or_else(|| datastore_of(&spec))))
+            Ok::<_, OpenError>((backing, said.unwrap_or_else(|| datastore_of(&spec))))
         })
-        .await?
-        .map_err(|error| open_error(&error))?;
+        .await?;
+        let (backing, datastore) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return Err(self.name_holder(name, &error).await),
+        };
         // The disk's descriptors are open now, so their reservation ends. A clone's parent, which
         // may be opened next, reserves its own.
         drop(room);

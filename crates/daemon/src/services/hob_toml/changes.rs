@@ -52,7 +52,7 @@ impl Change {
 impl HobToml {
     pub(super) async fn make(&self, change: Change) -> Result<()> {
         match change {
-            Change::CreatePool(pool) => self.start_new_pool(&pool).await,
+            Change::CreatePool(pool) => self.create_pool(&pool).await,
             Change::AddDevice(pool, add) => self.pools.device_add(pool, add, OnDirty::Drain).await.map(drop),
             Change::RemoveDevice(pool, path) => {
                 let change = PlannedPoolChange::RemoveDevice { path: path.clone() };

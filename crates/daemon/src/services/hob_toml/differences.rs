@@ -135,6 +135,7 @@ impl Inner {
             Some(("pool", name)) if it.key == "devices" => {
                 it.running.as_ref().is_some_and(|path| self.has_device(name, path))
             }
+            Some(("pool", name)) if it.is_added() => !self.pools.get(name).is_some_and(PoolEntry::was_opened),
             Some(("pool", name)) => self.pools.contains_key(name),
             _ => true,
         }
@@ -149,7 +150,7 @@ impl Inner {
     ) {
         for pool in &config.pools {
             let name = &pool.name;
-            let Some(entry) = self.pools.get(name) else {
+            let Some(entry) = self.pools.get(name).filter(|entry| entry.was_opened()) else {
                 found.push(added("pool", name, &pool.devices.join(", "), Change::CreatePool(pool.clone())));
                 continue;
             };

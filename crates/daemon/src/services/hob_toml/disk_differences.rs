@@ -7,10 +7,13 @@ use hob_control::{
 use super::super::registry::{DiskEntry as Served, Inner};
 use super::changes::Change;
 use super::differences::{Found, apply, by_command, json, one_side, whole_patch};
-use crate::cache_settings::{new_spec, whole_settings};
+use crate::cache_settings::{CacheContext, changed_spec, new_spec, whole_settings};
 use crate::config::DiskEntry;
 use crate::state::{CacheSpec, patched_qos};
 use crate::stripe;
+
+/// Settings of a cache whose change empties the cache.
+const EMPTYING: [&str; 3] = ["block_size", "layout", "persistent"];
 
 impl Inner {
     /// Adds the differences of a disk. `before` is the text of the disk's entry when hob.toml was
@@ -145,15 +148,14 @@ impl Inner {
             .zip(settings_of(now))
             .filter_map(|((key, a), (_, b))| (a != b).then_some((key, a, b)))
         {
+            let (settings, empties) = match key {
+                "size" if wanted.shared.is_none() => (CacheSettings::default(), false),
+                _ => settings_for(key, now, &wanted, context),
+            };
             let patch = CachePatch {
                 size: (key == "size" && wanted.shared.is_none()).then_some(wanted.size),
-                settings: if key == "size" && wanted.shared.is_none() {
-                    CacheSettings::default()
-                } else {
-                    whole_settings(&wanted)
-                },
+                settings,
             };
-            let empties = ["block_size", "layout", "persistent"].contains(&key);
             let shrinks = key == "size" && wanted.shared.is_none() && wanted.size < now.size;
             let action = match key {
                 "size" if wanted.shared.is_some() => "the cache shares its pool, and hob chooses its size",
@@ -325,6 +327,38 @@ fn qos_difference(disk: &DiskEntry, served: &Served, before: Option<&String>, fo
 fn had_key(before: Option<&String>, key: &str) -> bool {
     let entry = before.and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
     entry.is_some_and(|entry| entry.get(key).is_some_and(|value| !value.is_null()))
+}
+
+/// Returns the settings that bring the setting `key` of a cache to its value in hob.toml, and whether
+/// they empty the cache. Settings that do not depend on each other could be set alone. Others, such
+/// as the limits of dirty data, are valid only together, so the result has all settings of hob.toml.
+/// It leaves out those that empty the cache, because they need the operator's consent.
+fn settings_for(
+    key: &str,
+    now: &CacheSpec,
+    wanted: &CacheSpec,
+    context: CacheContext,
+) -> (CacheSettings, bool) {
+    let whole = whole_settings(wanted);
+    if EMPTYING.contains(&key) {
+        return (whole, true);
+    }
+    let without_emptying =
+        CacheSettings { block_size: None, layout: None, persistent: None, ..whole.clone() };
+    // Write-back and copies can require a journal, which a volatile cache does not have.
+    let without_journal = match key {
+        "mode" | "copies" => None,
+        _ => Some(CacheSettings { mode: None, copies: None, ..without_emptying.clone() }),
+    };
+    let keeps_data = |settings: &CacheSettings| {
+        changed_spec(now, None, settings, context).is_ok_and(|(after, _)| {
+            after.block_size == now.block_size
+                && after.layout == now.layout
+                && after.journal.is_some() == now.journal.is_some()
+        })
+    };
+    let found = [Some(without_emptying), without_journal].into_iter().flatten().find(keeps_data);
+    found.map_or((whole, true), |settings| (settings, false))
 }
 
 /// Returns a difference in a setting that `PATCH /v1/disks/{disk}` changes. `sides` has the values

@@ -254,7 +254,12 @@ impl HobToml {
             let is_dropped = dropped_by(it).is_some_and(|device| before.contains_key(&device));
             is_changed || is_dropped || before.contains_key(&unapplied_key(it)) || is_refused(it)
         };
-        let found = self.found(config, config).await;
+        let mut found = self.found(config, config).await;
+        // The start has just tried to create these pools.
+        found.retain(|it| {
+            let pool = it.difference.subject.strip_prefix("pool ").filter(|_| it.difference.is_added());
+            pool.is_none_or(|pool| !self.registry.inner().pools.contains_key(pool))
+        });
         let (changed, other): (Vec<Found>, Vec<Found>) =
             found.into_iter().partition(|found| is_meant(&found.difference));
         for found in &other {

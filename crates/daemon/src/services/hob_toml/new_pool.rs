@@ -7,11 +7,56 @@ use hob_storage::pool::{Overwrite, SEGMENT_BYTES_DEFAULT};
 
 use super::super::flash::{Flash, Opened, are_pool_devices, check_devices_answer};
 use super::super::pools::{Known, device_spec};
+use super::super::registry::PoolEntry;
 use super::HobToml;
-use crate::api_error::Result;
+use crate::api_error::{Result, conflict};
 
 impl HobToml {
-    /// Creates a new pool of hob.toml, or opens the pool if it was created before.
+    /// Creates a pool of hob.toml while the daemon is in use. Also tries again to create a pool that
+    /// hob could not create at a start, with its present definition.
+    pub(super) async fn create_pool(&self, pool: &PoolCreate) -> Result<()> {
+        let name = &pool.name;
+        let mut failed = None;
+        if self.registry.inner().pools.get(name).is_some_and(|entry| !entry.was_opened()) {
+            let guard = self.registry.guard_pool_for_command(name, "created").await?;
+            // A device may have been opened while the guard was awaited.
+            if self.registry.inner().pool(name)?.was_opened() {
+                return Ok(());
+            }
+            failed = self.registry.inner().pools.remove(name);
+            drop(guard);
+        }
+        let created = self.create_or_open(pool).await;
+        match (&created, failed) {
+            // Caches of the pool that were waiting for it.
+            (Ok(()), Some(_)) => _ = self.pools.top_up(name).await,
+            (Err(error), Some(mut entry)) => {
+                entry.busy = None;
+                entry.note_failed_creation(&error.problem.error);
+                self.registry.inner().pools.entry(name.clone()).or_insert(entry);
+            }
+            (_, None) => {}
+        }
+        created
+    }
+
+    /// Opens the pool if its devices have one, and creates it otherwise.
+    async fn create_or_open(&self, pool: &PoolCreate) -> Result<()> {
+        let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
+        check_devices_answer(paths.clone()).await?;
+        if !pool.force && are_pool_devices(paths.clone()).await? {
+            let segment_bytes = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
+            let opened = Flash::open(pool.name.clone(), paths, None, segment_bytes).await?;
+            if let Some((path, reason)) = opened.offline.first() {
+                return Err(conflict!("{}: {reason}", path.display()));
+            }
+            return self.take_in(pool, opened).await;
+        }
+        self.pools.create(pool.clone(), OnDirty::Drain).await.map(drop)
+    }
+
+    /// Creates a new pool of hob.toml at the start, or opens the pool if it was created before. If
+    /// that fails, the daemon has the pool without its devices: they may have dirty data.
     pub(in super::super) async fn start_new_pool(&self, pool: &PoolCreate) -> Result<()> {
         let name = pool.name.clone();
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
@@ -35,10 +80,13 @@ impl HobToml {
                     // An interrupted creation may have used further device ids.
                     return self.take_in_with(pool, opened, Known::default()).await;
                 }
-                if !opened.offline.is_empty() {
+                let is_created = opened.offline.is_empty();
+                self.take_in(pool, opened).await?;
+                if !is_created {
                     tracing::error!("pool {name} of hob.toml: cannot create it: {error}");
+                    self.registry.inner().pool_mut(&name)?.note_failed_creation(&error.problem.error);
                 }
-                self.take_in(pool, opened).await
+                Ok(())
             }
         }
     }
@@ -57,6 +105,26 @@ impl HobToml {
         let entry = inner.pool_mut(&pool.name)?;
         entry.is_unseen = !entry.is_whole();
         Ok(())
+    }
+}
+
+impl PoolEntry {
+    /// Returns true if a device of the pool was ever opened, so the pool exists.
+    pub(in super::super) fn was_opened(&self) -> bool {
+        self.uuid.is_some() || self.devices.iter().any(|device| device.ids.is_some() || device.peer.is_some())
+    }
+
+    /// Sets the reason why hob could not create the pool, as the state of its devices.
+    fn note_failed_creation(&mut self, why: &str) {
+        if self.was_opened() {
+            return;
+        }
+        for device in &mut self.devices {
+            device.reason = Some(format!(
+                "hob could not create the pool: {why}. Remove the cause, then 'hob config apply' creates it. If \
+                 the pool exists already, restore its devices, which hob opens again by itself"
+            ));
+        }
     }
 }
 

@@ -9,8 +9,8 @@ use hob_engine::granularity::Fill;
 use hob_engine::migration::{Record, Session};
 use hob_storage::backing::Format;
 
-use super::super::disks::BACKING_CHARS_MAX;
 use super::super::disks::image_asked;
+use super::super::disks::{BACKING_CHARS_MAX, no_backing};
 use super::super::registry::{DiskEntry, DiskPhase, Inner, MIGRATING};
 use super::Migrations;
 use crate::api_error::{ApiError, Result, conflict, invalid};
@@ -85,7 +85,7 @@ impl Migrations {
     pub(in super::super) fn awaited_state(&self, name: &str, arrival: &Arrival) -> Result<DiskState> {
         check_name(name).map_err(|error| invalid!("'{name}' cannot be a disk's name: {error}"))?;
         if arrival.backing.is_empty() || arrival.backing.len() > BACKING_CHARS_MAX {
-            return Err(ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"));
+            return Err(no_backing(&arrival.backing));
         }
         if arrival.from.len() > HOST_CHARS_MAX || arrival.from.chars().any(char::is_control) {
             return Err(ApiError::invalid("the name of the other host is not valid"));

@@ -33,6 +33,10 @@ const FIRST_PERCENT: f64 = 5.0;
 /// explanation.
 const FAR_OFF: f64 = 10.0;
 
+/// What a guest notices if an ordered cache cannot write its dirty data to the backing.
+pub(super) const ORDERED_WAITS: &str = "because destaging is ordered, a guest's write waits for the backing if it changes data from \
+                                        before the guest's last FLUSH";
+
 /// Minimum number of requests before the explanation says whether a cache works well.
 const REQUESTS_TELLING: u64 = 1000;
 
@@ -323,6 +327,9 @@ fn about_writes(cache: &Cache, stats: &DiskStats) -> Option<String> {
     let dirty = Size(stats.dirty_bytes).human();
     let behind = match (&cache.dirty, stats.dirty_bytes) {
         (_, 0) => None,
+        (Some(Dirty { why: Some(why), .. }), _) if cache.ordered => {
+            Some(format!("{dirty} are not on the backing yet; {why}; {ORDERED_WAITS}"))
+        }
         (Some(Dirty { why: Some(why), .. }), _) => Some(format!("{dirty} are not on the backing yet; {why}")),
         (Some(Dirty { draining: true, eta_seconds: Some(seconds), .. }), _) => Some(format!(
             "{dirty} are not on the backing yet; the drain in progress ends in about {seconds} s"
@@ -360,7 +367,14 @@ fn about_fill(stats: &DiskStats, cache: &Cache) -> Vec<String> {
     let size = cache.size;
     let filled = percent(stats.blocks_cached, stats.blocks);
     let per_eviction = stats.vsphere.evict_avg_num_blocks_per_op;
-    if stats.blocks_cached == 0 {
+    let is_passed_through = MODES.iter().any(|row| row.value == Mode::PassThrough && row.name == stats.mode);
+    if is_passed_through && stats.blocks_cached > 0 {
+        sentences.push(format!(
+            "{filled:.0} % of the {} blocks of the cache of {} have data, which is served again in another mode.",
+            stats.blocks,
+            size.human()
+        ));
+    } else if stats.blocks_cached == 0 {
         sentences.push(format!("The cache of {} is empty.", size.human()));
     } else if let Some(why) = warm_because(stats).filter(|_| filled < FULL_PERCENT) {
         sentences.push(format!(

@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::Observe;
+use super::explain::ORDERED_WAITS;
 use crate::hardware::DeviceCounts;
 use crate::metrics::{Daemon, Form, Latencies, Page, Process};
 use crate::services::registry::{
@@ -210,8 +211,10 @@ impl Observe {
                 };
                 let subject = format!("{pool} {}", device.path.display());
                 let mut reason = device.reason.clone().unwrap_or_default();
-                // A device that hob's state does not know has its own remedy.
-                let is_explained = device.peer.is_some() || reason.contains("hob pool remove-device");
+                // A device that hob's state does not know, and a pool that could not be created, have
+                // their own remedies.
+                let is_explained = device.peer.is_some()
+                    || ["hob pool remove-device", "hob config apply"].iter().any(|it| reason.contains(it));
                 if kind == ProblemKind::DeviceOffline && !is_explained {
                     reason = format!(
                         "{reason}; restore the device, which hob opens again by itself, or give it up with \
@@ -381,7 +384,11 @@ impl DiskEntry {
                 problems.push((ProblemKind::DirtyLost, reason));
             }
             let stuck = self.watch.stuck(self.pushes(), Instant::now());
-            problems.extend(stuck.map(|why| (ProblemKind::DestageStuck, why)));
+            let with_waits = |why: String| match cache.ordered {
+                true => format!("{why}; {ORDERED_WAITS}"),
+                false => why,
+            };
+            problems.extend(stuck.map(|why| (ProblemKind::DestageStuck, with_waits(why))));
         }
         let mismatches = self.mismatches(Instant::now());
         problems.extend(mismatches.map(|reason| (ProblemKind::ChecksumMismatch, reason)));

@@ -12,7 +12,7 @@ mod waiting;
 use std::time::Duration;
 
 use hob_control::{Dirty, DiskChanged, DrainFor, Size, Verification};
-use hob_engine::command::{CacheChange, CommandError, Mode, Vacate};
+use hob_engine::command::{CacheChange, CommandError, Copies, Mode, Vacate};
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::Instant;
@@ -30,6 +30,9 @@ use waiting::{Modes, PendingDrain};
 
 /// Interval between two reads of the amount of dirty data.
 pub(in crate::services) const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Maximum time that a command which shows a disk waits for the present amount of dirty data.
+const SHOWN_MAX: Duration = Duration::from_millis(500);
 
 /// A drain that ends within this time is reported as finished.
 const SOON: Duration = Duration::from_millis(200);
@@ -291,6 +294,21 @@ impl Pools {
         }
     }
 
+    /// Updates the dirty data of one disk that an operator looks at. The regular updates are a second
+    /// apart. Does not wait longer than [`SHOWN_MAX`] for the shard, which may hang.
+    pub(crate) async fn refresh_dirty(&self, name: &str) {
+        let (shard, id) = {
+            let inner = self.registry.inner();
+            let Ok(disk) = inner.disk(name) else { return };
+            let DiskPhase::Online(shard) = &disk.phase else { return };
+            if !disk.has_cache {
+                return;
+            }
+            (shard.clone(), disk.id)
+        };
+        let _ = tokio::time::timeout(SHOWN_MAX, self.look(name, &shard, id)).await;
+    }
+
     /// Reads the amount of one disk's dirty data from its shard, and updates rate and progress.
     pub(in crate::services) async fn look(&self, name: &str, shard: &ShardHandle, id: DiskId) {
         let peer = self.peer_device_of(name);
@@ -455,7 +473,8 @@ impl DiskEntry {
 
     /// Returns the write mode in effect and its reason, if it differs from the configured mode.
     pub(in crate::services) fn mode_in_effect(&self) -> Option<String> {
-        let wanted = self.cache().filter(|_| self.has_cache)?.mode;
+        let spec = self.cache().filter(|_| self.has_cache)?;
+        let (wanted, copies) = (spec.mode, spec.copies);
         let mode = self.watch.mode().filter(|mode| wanted == Mode::WriteBack && *mode != wanted)?;
         if !matches!(self.phase, DiskPhase::Online(_)) {
             return None;
@@ -463,9 +482,17 @@ impl DiskEntry {
         let until = match (self.watch.is_draining(), self.busy) {
             (true, _) => "until the drain ends",
             (false, Some(_)) => "until the change of the cache ends",
-            (false, None) => "until its journal and its second copies are complete again",
+            (false, None) => until_complete(copies),
         };
         Some(format!("{mode} {until}"))
+    }
+}
+
+/// Returns when a cache that cannot keep dirty data safely for now is write-back again.
+fn until_complete(copies: Copies) -> &'static str {
+    match copies {
+        Copies::One => "until its journal is complete again",
+        _ => "until its journal and its second copies are complete again",
     }
 }
 

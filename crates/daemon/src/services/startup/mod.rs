@@ -75,14 +75,18 @@ impl Startup {
         self.qos.restore(&kept);
         self.swap.restore(&kept.swaps);
         self.qos.start(config)?;
+        // hob.toml may have a corrected definition of a pool that could not be created.
+        let is_defined = |pool: &PoolState| config.pools.iter().any(|it| it.name == pool.name);
+        let kept_pools: Vec<&PoolState> =
+            kept.pools.iter().filter(|&pool| pool.was_created() || !is_defined(pool)).collect();
         // The devices of all pools are asked at the same time, because a hung one takes seconds.
         let opening: Vec<_> =
-            kept.pools.iter().map(|pool| pool.peers.is_empty().then(|| open_pool(pool))).collect();
-        for (pool, opening) in kept.pools.iter().zip(opening) {
+            kept_pools.iter().map(|pool| pool.peers.is_empty().then(|| open_pool(pool))).collect();
+        for (pool, opening) in kept_pools.iter().zip(opening) {
             self.start_pool(pool, opening).await?;
         }
         for pool in &config.pools {
-            let known = kept.pools.iter().any(|kept| kept.name == pool.name);
+            let known = kept_pools.iter().any(|kept| kept.name == pool.name);
             if kept.pools_removed.contains(&pool.name) {
                 tracing::info!(
                     "pool {} of hob.toml is not created, because it was removed by command",

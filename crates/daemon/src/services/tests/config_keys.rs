@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 
 use hob_control::ConfigRemedy;
 
-use super::config::Filed;
+use super::config::{Filed, text};
+use super::recovery::{COMMITTED, read, sectors};
 use super::*;
 use crate::state::ShareSpec;
 
@@ -338,4 +339,71 @@ fn a_change_of_a_setting_of_the_daemon_is_a_difference() {
             before.iter().zip(&after).filter(|(a, b)| a != b).map(|((key, _), _)| *key).collect();
         assert_eq!(differing, [key]);
     }
+}
+
+/// The patch of a setting that keeps the data must not change the settings that empty the cache.
+#[test]
+fn without_yes_no_other_change_empties_a_cache() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let cache = |more: &str| format!("cache = {{ pool = \"p\", size = \"4M\", {more} }}");
+        let persistent = "persistent = true";
+        let first = text(&bench, &cache(persistent), "");
+        let filed = Filed::start(bench, &first).await;
+        read(&filed.bench, 0..100);
+        tokio::time::sleep(COMMITTED).await;
+        let shown = || filed.bench.services.observe.disk("vm").unwrap().cache.unwrap();
+        for (emptying, key) in [
+            ("persistent = true, block_size = \"16K\"", "block_size"),
+            ("persistent = true, layout = \"split:50\"", "layout"),
+            ("persistent = false", "persistent"),
+        ] {
+            for other in ["policy = \"lru\"", "mode = \"write-around\"", "dirty_full = 90"] {
+                let before = shown();
+                let changed = text(&filed.bench, &cache(&format!("{emptying}, {other}")), "");
+                filed.write(&changed);
+                let applied = filed.apply(false).await;
+                let left = format!("disk vm: cache.{key}: ");
+                assert_eq!(
+                    (applied.done.len(), applied.failed.len(), applied.left.len()),
+                    (1, 0, 1),
+                    "{applied:?}"
+                );
+                assert!(applied.left[0].starts_with(&left), "{applied:?}");
+                // A reload makes the same changes.
+                filed.reload(&first).await;
+                filed.reload(&changed).await;
+                let after = shown();
+                assert_eq!(
+                    (after.block_size, &after.layout, after.persistent),
+                    (before.block_size, &before.layout, before.persistent),
+                    "{emptying}, {other}"
+                );
+                assert_eq!(sectors(&filed.bench).await, (100, 0), "{emptying}, {other}");
+                filed.reload(&first).await;
+            }
+        }
+        assert_eq!(filed.diff().await, []);
+    });
+}
+
+/// Write-back needs a journal, so this mode empties a volatile cache.
+#[test]
+fn write_back_for_a_volatile_cache_needs_yes() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let cache = |more: &str| format!("cache = {{ pool = \"p\", size = \"4M\"{more} }}");
+        let first = text(&bench, &cache(""), "");
+        let filed = Filed::start(bench, &first).await;
+        read(&filed.bench, 0..100);
+        let write_back = ", mode = \"write-back\", dirty_full = 90";
+        filed.write(&text(&filed.bench, &cache(write_back), ""));
+        let applied = filed.apply(false).await;
+        let done = ["disk vm: cache.dirty_full: the setting is changed while the cache is in use".to_owned()];
+        assert_eq!((&applied.done[..], applied.failed.len()), (&done[..], 0), "{applied:?}");
+        let mode = applied.left.iter().any(|what| what.starts_with("disk vm: cache.mode: "));
+        assert!(mode && sectors(&filed.bench).await == (100, 0), "{applied:?}");
+        let applied = filed.apply(true).await;
+        assert_eq!((applied.failed.len(), filed.diff().await), (0, Vec::new()), "{applied:?}");
+    });
 }

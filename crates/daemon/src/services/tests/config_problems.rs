@@ -133,3 +133,83 @@ fn force_of_a_pool_that_exists_is_reported_until_it_is_removed_from_the_file() {
         assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
     });
 }
+
+/// Returns the reasons why devices are offline, as health reports them.
+async fn offline(filed: &Filed) -> Vec<String> {
+    let problems = filed.bench.services.observe.health().await.problems.into_iter();
+    let offline = problems.filter(|it| it.kind == hob_control::ProblemKind::DeviceOffline);
+    offline.map(|it| it.reason).collect()
+}
+
+/// A pool that hob could not create would have no space, and hob.toml would agree with it.
+#[test]
+fn a_new_pool_that_cannot_be_created_is_a_failed_change() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, CACHE, "");
+        let filed = Filed::start(bench, &first).await;
+        let other = filed.bench.path("other");
+        let with = |size: &str| {
+            format!("{first}[[pool]]\nname = \"q\"\ndevices = [\"{other}\"]\nsize = \"{size}\"\n")
+        };
+        filed.write(&with("1K"));
+        let applied = filed.apply(false).await;
+        assert_eq!((applied.done.len(), applied.failed.len()), (0, 1), "{applied:?}");
+        assert!(applied.failed[0].contains("at least 18 MiB are needed"), "{applied:?}");
+        let pending = filed.pending().await;
+        assert!(pending.len() == 1 && pending[0].contains("at least 18 MiB are needed"), "{pending:?}");
+        assert!(!filed.bench.services.registry.inner().pools.contains_key("q"));
+        filed.write(&with("64M"));
+        let applied = filed.apply(false).await;
+        assert_eq!((applied.done.len(), applied.failed.len()), (1, 0), "{applied:?}");
+        assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
+        assert!(filed.bench.services.registry.inner().pools["q"].is_whole());
+    });
+}
+
+#[test]
+fn a_pool_that_could_not_be_created_at_the_start_is_created_by_command() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let first = text(&bench, CACHE, "").replace("/a\"", "/flash/a\"");
+        let filed = Filed::start(bench, &first).await;
+        let why = offline(&filed).await;
+        assert!(why.len() == 1 && why[0].contains("hob could not create the pool: "), "{why:?}");
+        assert!(why[0].contains("'hob config apply' creates it"), "{why:?}");
+        assert_eq!(filed.diff().await, [("pool p".to_owned(), hob_control::ConfigRemedy::Apply)]);
+        let applied = filed.apply(false).await;
+        assert_eq!((applied.done.len(), applied.failed.len()), (0, 1), "{applied:?}");
+        assert_eq!(offline(&filed).await, why);
+        std::fs::create_dir(filed.bench.path("flash")).unwrap();
+        let applied = filed.apply(false).await;
+        assert_eq!((applied.done.len(), applied.failed.len()), (1, 0), "{applied:?}");
+        assert_eq!((offline(&filed).await, filed.diff().await), (Vec::new(), Vec::new()));
+        assert_eq!(filed.bench.room("vm"), 4, "the disk gets its cache");
+    });
+}
+
+/// After a correction of hob.toml, a restart creates the pool with the corrected size.
+#[test]
+fn a_pool_that_could_not_be_created_is_created_at_the_next_start() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let right = text(&bench, CACHE, "");
+        let size = hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT);
+        let wrong = right.replace(&format!("size = {size}\n"), "size = \"1K\"\n");
+        assert_ne!(right, wrong);
+        let filed = Filed::start(bench, &wrong).await;
+        let why = offline(&filed).await;
+        assert!(why.len() == 1 && why[0].contains("at least 3 MiB are needed"), "{why:?}");
+        let state = filed.bench.services.registry.inner().state();
+        assert!(!state.pools[0].was_created(), "{state:?}");
+        let Filed { bench, .. } = filed;
+        let Bench { dir, services, shard } = bench;
+        shard.stop();
+        drop(services);
+        let bench = Bench { dir, ..Bench::new() };
+        let config = Config::parse(&right).unwrap();
+        bench.services.startup.start(state, &config).await.unwrap();
+        assert!(bench.services.registry.inner().pools["p"].is_whole());
+        assert_eq!(bench.room("vm"), 4);
+    });
+}

@@ -105,6 +105,17 @@ fn dirty_data_that_gets_nowhere_is_named() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let health = bench.services.observe.health().await;
         assert_eq!(kinds(&health), [ProblemKind::DestageStuck], "{health:?}");
+        let waits =
+            |health: &hob_control::Health| health.problems[0].reason.contains("a guest's write waits");
+        assert!(!waits(&health), "{health:?}");
+        let set_ordered = |ordered| {
+            let mut inner = bench.services.registry.inner();
+            inner.disk_mut("vm").unwrap().wanted.cache.as_mut().unwrap().destage.ordered = ordered;
+        };
+        set_ordered(true);
+        let health = bench.services.observe.health().await;
+        assert!(waits(&health), "{health:?}");
+        set_ordered(false);
         bench.shard.set_backings_fail(false);
         for _ in 0..40 {
             tokio::time::sleep(Duration::from_secs(2)).await;

@@ -158,3 +158,30 @@ fn the_shard_knows_the_stripe_size_of_a_disk() {
         assert_eq!(bench.shard.stripe(id).map(u64::from), Some(detected));
     });
 }
+
+/// The lock of a backing that hob itself serves is not that of "another process".
+#[test]
+fn a_backing_that_another_disk_has_open_is_refused_with_the_name_of_this_disk() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let link = bench.path("link.img");
+        std::os::unix::fs::symlink(bench.path("vm.img"), &link).unwrap();
+        for backing in [bench.path("vm.img"), link] {
+            let add = DiskAdd { name: "again".into(), backing, ..DiskAdd::default() };
+            let error = bench.services.disks.disk_add(add).await.unwrap_err();
+            let said = error.to_string();
+            assert!(error.kind == ErrorKind::Conflict && said.contains("open for the disk vm"), "{said}");
+            assert!(!said.contains("process"), "{said}");
+        }
+    });
+}
+
+#[test]
+fn a_backing_with_too_long_a_name_is_refused_as_such() {
+    run(async |bench| {
+        let backing = format!("nbd://host/{}", "x".repeat(5000));
+        let add = DiskAdd { name: "vm".into(), backing, ..DiskAdd::default() };
+        let error = bench.services.disks.disk_add(add).await.unwrap_err().to_string();
+        assert!(error.contains("has 5011 bytes") && error.contains("at most 4096"), "{error}");
+    });
+}

@@ -217,6 +217,22 @@ fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
     });
 }
 
+/// Between two of the regular updates, the dirty data that was shown was up to a second old.
+#[test]
+fn the_dirty_data_of_a_disk_is_read_from_its_shard_when_it_is_shown() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        let shown = || bench.services.observe.disk("vm").unwrap().cache.unwrap().dirty.unwrap().size;
+        bench.services.pools.refresh_dirty("vm").await;
+        assert_eq!(shown(), Size(0));
+        bench.write("vm", 1);
+        bench.services.pools.refresh_dirty("vm").await;
+        assert!(shown() > Size(0));
+    });
+}
+
 #[test]
 fn the_mode_in_effect_is_shown_while_a_drain_lets_writes_through() {
     run(async |bench| {

@@ -86,6 +86,9 @@ fn a_cache_that_is_there_is_resized_or_left_alone() {
         "{}",
         small.summary
     );
+    // The measured hits are those of all reads, and the table's are an estimate.
+    assert!(small.summary.contains("(measured for all its reads so far: 40"), "{}", small.summary);
+    assert!(live_text(&small).contains("Sizes, with the read hits that LRU would have"));
     assert!(!small.caveats.iter().any(|caveat| caveat.contains("where LRU")), "{:?}", small.caveats);
     let right = advice(&disk(own(68 * MIB, 4096)), Some(0.7));
     assert!(right.command.is_empty() && right.summary.starts_with("Leave"), "{}", right.summary);

@@ -142,6 +142,17 @@ fn the_choice_of_an_automatic_cache_is_named_with_its_alternatives() {
     assert!(!text.contains("34.8 %") && !text.contains("4.9 %"), "{text}");
 }
 
+/// In this mode nothing is warming, and the data stays for the next mode.
+#[test]
+fn a_passed_through_cache_is_said_to_keep_its_data() {
+    let stats =
+        DiskStats { mode: "pass-through".into(), ..figures(CacheState::Active, &[(Outcome::Hit, 9)], 370) };
+    let text = said(&disk(CacheState::Active, None), &stats);
+    assert!(text.contains("37 % of the 1000 blocks of the cache of 64 MiB have data"), "{text}");
+    assert!(text.contains("the cache keeps its data"), "{text}");
+    assert!(!text.contains("empty") && !text.contains("warming"), "{text}");
+}
+
 #[test]
 fn extra_data_of_misses_is_named_with_its_uses() {
     let none = figures(CacheState::Active, &[(Outcome::Hit, 9)], 10);
@@ -279,7 +290,11 @@ fn a_mode_other_than_write_through_is_explained_with_its_dirty_data() {
     assert!(said(&draining, &with("write-back", 8192)).contains("in about 9 s"));
     draining.cache.as_mut().unwrap().dirty =
         Some(dirty(None, Some("the backing has completed no write for 7 s")));
-    assert!(said(&draining, &with("write-back", 8192)).contains("completed no write for 7 s"));
+    let text = said(&draining, &with("write-back", 8192));
+    assert!(text.contains("completed no write for 7 s") && !text.contains("ordered"), "{text}");
+    draining.cache.as_mut().unwrap().ordered = true;
+    let text = said(&draining, &with("write-back", 8192));
+    assert!(text.contains("because destaging is ordered, a guest's write waits for the backing"), "{text}");
 }
 
 #[test]

@@ -112,3 +112,11 @@ fn the_end_of_a_drain_that_was_not_done_is_remembered() {
     watch.note(&figures(0, MIB, 0), now + Duration::from_secs(1));
     assert_eq!(watch.view(false, now).why, None);
 }
+
+#[test]
+fn a_cache_with_one_copy_waits_for_no_second_copies() {
+    assert_eq!(until_complete(Copies::One), "until its journal is complete again");
+    for copies in [Copies::TwoOfDirty, Copies::TwoOfAll] {
+        assert!(until_complete(copies).contains("second copies"));
+    }
+}
