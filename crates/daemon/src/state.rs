@@ -140,7 +140,7 @@ pub(crate) struct PoolState {
 impl PoolState {
     /// Returns false if hob was never able to create or to open the pool of hob.toml.
     pub(crate) fn was_created(&self) -> bool {
-        self.uuid.is_some() || !self.is_unseen
+        self.uuid.is_some() || self.device_ids.is_some() || !self.is_unseen
     }
 }
 

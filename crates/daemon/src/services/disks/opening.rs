@@ -362,6 +362,8 @@ impl Disks {
         if !info.can_flush && access == Access::ReadWrite {
             notes.push(CANNOT_FLUSH.to_owned());
         }
+        let has_file = wanted.fuse.is_some() && access == Access::ReadWrite;
+        notes.extend(about_alignment(info.block_bytes_min).filter(|_| has_file));
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         if let Some(taken) = taken {
             self.keep_generation(name, taken).await?;
@@ -659,6 +661,17 @@ pub(in crate::services) fn access_of(wanted: &DiskState, info: &BackingInfo) -> 
     if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
 
+/// Returns a note for a disk with a file whose backing does not accept all writes. Programs do not see
+/// a minimum block size of a file, unlike NBD clients.
+fn about_alignment(block_bytes_min: u32) -> Option<String> {
+    (block_bytes_min > 1).then(|| {
+        format!(
+            "the backing accepts only multiples of {block_bytes_min} bytes, so other writes to the disk's file fail with \
+             EINVAL; docs/FUSE.md explains it"
+        )
+    })
+}
+
 /// Returns the request to share a clone's parent, if there is one.
 pub(in crate::services) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option<ShareSpec>> {
     match (share_parent, cache) {
@@ -668,5 +681,17 @@ pub(in crate::services) fn share_of(share_parent: bool, cache: Option<Size>) -> 
         .hint("also pass --share-parent, or set share_parent = true")),
         (false, None) => Ok(None),
         (true, cache) => Ok(Some(ShareSpec { cache, disk: None })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files do not announce a minimum block size to programs.
+    #[test]
+    fn the_alignment_that_a_backing_requires_is_noted_for_files() {
+        assert_eq!(about_alignment(1), None);
+        assert!(about_alignment(512).unwrap().contains("multiples of 512 bytes"));
     }
 }

@@ -111,7 +111,9 @@ impl HobToml {
 impl PoolEntry {
     /// Returns true if a device of the pool was ever opened, so the pool exists.
     pub(in super::super) fn was_opened(&self) -> bool {
-        self.uuid.is_some() || self.devices.iter().any(|device| device.ids.is_some() || device.peer.is_some())
+        self.uuid.is_some()
+            || self.device_ids > 0
+            || self.devices.iter().any(|device| device.ids.is_some() || device.peer.is_some())
     }
 
     /// Sets the reason why hob could not create the pool, as the state of its devices.

@@ -396,6 +396,7 @@ fn write_back_for_a_volatile_cache_needs_yes() {
         let first = text(&bench, &cache(""), "");
         let filed = Filed::start(bench, &first).await;
         read(&filed.bench, 0..100);
+        tokio::time::sleep(COMMITTED).await;
         let write_back = ", mode = \"write-back\", dirty_full = 90";
         filed.write(&text(&filed.bench, &cache(write_back), ""));
         let applied = filed.apply(false).await;
