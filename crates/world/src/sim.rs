@@ -786,11 +786,6 @@ impl<'a> Simulation<'a> {
         model.end_change(serial, true, false, backing.now(), backing.durable())
     }
 
-    /// Returns true if the sabotage of this history makes the pool keep old journal rings.
-    fn keeps_old_rings(&self) -> bool {
-        self.options.sabotage == Some(Sabotage::IgnoredNewestRing)
-    }
-
     /// Returns true if the history has this sabotage and a random choice makes it take effect now.
     fn strikes(&mut self, sabotage: Sabotage, permille: u32) -> bool {
         self.options.sabotage == Some(sabotage) && self.rng.chance(permille)

@@ -10,7 +10,7 @@ use hob_engine::command::{CacheConfig, Copies, DataSegment, NewRing, Segment};
 use hob_engine::journal;
 use hob_engine::units::DeviceId;
 
-use super::Simulation;
+use super::{Sabotage, Simulation};
 
 /// A persistent cache in the pool's table, in use or not.
 #[derive(Debug)]
@@ -196,6 +196,11 @@ impl Owner {
 }
 
 impl Simulation<'_> {
+    /// Returns true if the sabotage of this history makes the pool keep old journal rings.
+    pub(super) fn keeps_old_rings(&self) -> bool {
+        self.options.sabotage == Some(Sabotage::IgnoredNewestRing)
+    }
+
     /// Allocates data segments to the disk's cache, with unused ordinals.
     pub(super) fn own(&mut self, disk: usize, segments: Vec<Segment>) -> Vec<DataSegment> {
         let reuse = self.rng.chance(500);

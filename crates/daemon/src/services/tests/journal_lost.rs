@@ -100,6 +100,7 @@ fn what_was_discarded_without_a_journal_stays_discarded_after_a_kill() {
         let bench = bench.with_state();
         let device = prepare(&bench, &["a"], 20).await;
         let id = bench.services.registry.inner().disks["vm"].id;
+        bench.shard.set_backings_fail(true);
         bench.shard.set_sick(device);
         assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "the journal is lost");
         bench.shard.take_events();
