@@ -140,7 +140,8 @@ pub struct Model {
     /// withdrawals. The reply to a request that was in flight during a fault does not decide which
     /// version a unit has.
     faults: u64,
-    /// Value of `faults` after the last withdrawal ([`Model::withdraw`]). A later flush need not
+    /// Value of `faults` after the last fault that freed the next flush of earlier promises
+    /// ([`Model::withdraw`]). A later flush need not
     /// make a write durable that was in flight at the withdrawal.
     withdrawn: u64,
     /// True while a failed flush may still report a loss of data by the backing. The flag is

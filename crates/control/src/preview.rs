@@ -26,7 +26,8 @@ pub enum PlannedChange {
     Clear,
     /// Discard the disk's dirty data.
     DiscardDirty,
-    /// Report an event of the disk's VM.
+    /// Tell hob about an event of the disk's VM, such as a snapshot (`hob disk event`), which may
+    /// drain or empty the cache.
     Event {
         /// The event.
         event: LifeEvent,

@@ -30,7 +30,8 @@ pub enum Failing {
 struct Plan {
     directory: PathBuf,
     how: Failing,
-    /// Number of changes until the first that fails; 0 afterwards.
+    /// Counts down to the first change that fails, and is 0 after it. `how` tells whether later
+    /// changes fail too.
     left: Mutex<u32>,
 }
 

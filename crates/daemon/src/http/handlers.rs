@@ -145,8 +145,8 @@ endpoints! { services;
     }
 
     /// Writes the dirty data of an offline disk to a sparse file on the daemon's host. The file
-    /// `PATH.map` beside it lists the valid ranges, in lines `data OFFSET BYTES` and `lost OFFSET
-    /// BYTES`.
+    /// `PATH.map` beside it lists the dirty ranges: `data OFFSET BYTES` if the file has the data, and
+    /// `lost OFFSET BYTES` if flash cannot return the data.
     post "/v1/disks/{disk}/cache/export-dirty"
     export_dirty(disk = "disk": "The disk"; export: ExportDirty) -> DiskChanged, "4XX", "5XX" {
         services.disks.export_dirty(disk, export).await

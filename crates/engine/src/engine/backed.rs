@@ -404,8 +404,8 @@ impl Engine {
     }
 
     /// Ends a session. A failure that was not reported to the session is kept for a later session.
-    /// A session that ends because its disk is removed is kept, because the last flush of the
-    /// backing may fail too, see [`Event::FailuresOwed`].
+    /// Does nothing while the disk is being removed: the last flush of the backing may fail too, and
+    /// then the session counts in [`Event::FailuresOwed`].
     pub fn end_session(&mut self, disk: DiskId, session: SessionId) {
         let disk = self.disks.get_mut(disk.0 as usize).and_then(Option::as_mut);
         if let Some(disk) = disk.filter(|disk| disk.removing.is_none()) {

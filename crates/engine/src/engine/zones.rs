@@ -94,8 +94,8 @@ impl Engine {
         of_ring.chain(of_data).any(|segment| devices.get(segment.device).is_stalled())
     }
 
-    /// Starts the changes again that wait for a commit which a device delays, and which may go to the
-    /// backing without it.
+    /// Restarts waiting changes that may go to the backing without a commit of the journal, while a
+    /// device delays these commits.
     pub(super) fn retry_unneeded_commits(&mut self, id: DiskId) {
         if !self.commits_stall(id) {
             return;

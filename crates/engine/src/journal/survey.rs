@@ -168,7 +168,8 @@ impl Survey {
         (Page::sound_checksum(bytes) == Some(twin.crc)).then_some(*twin)
     }
 
-    /// Records regions that a valid page describes as dirty.
+    /// Adds the regions that a valid page describes as dirty to `doubtful`, the regions that may have
+    /// dirty data.
     fn note_doubtful(&mut self, page: &Page<'_>) {
         let header = &page.header;
         let doubtful = self.doubtful.get_or_insert_with(|| Regions::new(header.disk_bytes));

@@ -2,8 +2,8 @@
 //!
 //! A resource (a datastore or flash device) whose latency is low gets all I/O at once. When its
 //! latency exceeds a threshold, the resource is throttled, as in Storage I/O Control: a window
-//! bounds the I/Os in flight. Other I/O waits in the [`Scheduler`](super::Scheduler), where shares
-//! and reservations apply. The window follows PARDA's control law, which has two parts. One part
+//! bounds the I/Os in flight. I/O beyond the window waits in the [`Scheduler`](super::Scheduler),
+//! where shares and reservations apply. The window follows PARDA's control law, which has two parts. One part
 //! holds the latency at the threshold. The other part makes the windows of hosts that share the
 //! resource without communication converge to the ratio of their weights. Throttling ends when no
 //! I/O had to wait for some seconds and the latency is below the threshold.

@@ -16,7 +16,8 @@ const WORD_BITS: u32 = 64;
 pub struct Timeline {
     /// For each slot, one bit that is set if the slot is in use.
     held: Vec<u64>,
-    /// Fenwick tree over the full words of `held`: entry i counts the words (i & (i + 1)) ..= i.
+    /// Fenwick tree over the complete words of `held`: entry i is the number of bits that are set in
+    /// the words (i & (i + 1)) ..= i.
     counts: Vec<u32>,
     /// For each slot, its member; undefined if the slot is not in use.
     member: Vec<u32>,

@@ -26,7 +26,7 @@ use hob_trace::blocks::Blocks;
 use hob_trace::profile::{Profile, Profiler};
 use hob_trace::{Op, Record};
 
-/// Traces with addresses above this limit are renumbered, bytes.
+/// Traces with addresses above this number of bytes are renumbered.
 const SPAN_BYTES_MAX: u64 = 4 << 40;
 /// Base-2 logarithm of the chunk size. Chunks stay whole and are larger than any block.
 const CHUNK_SHIFT: u32 = 20;

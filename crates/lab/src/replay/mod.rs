@@ -58,7 +58,7 @@ pub struct Options {
 /// Selects a part of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Time of the first request of the part, nanoseconds since the start of the trace.
+    /// Start of the part, nanoseconds since the start of the trace. Earlier requests are skipped.
     pub from_ns: u64,
     /// Limit: the part ends after this number of requests.
     pub requests_max: u64,

@@ -59,8 +59,8 @@ pub struct Report {
     pub depth: usize,
     /// Number of requests in the trace or in the selected part.
     pub requests: u64,
-    /// Number of requests that were not sent: changes that the user excluded, and operations that
-    /// the target does not support.
+    /// Number of requests that were not sent: changes and flushes if the user excluded them, and
+    /// operations that the target does not support.
     pub left_out: u64,
     /// Number of answered requests.
     pub answered: u64,

@@ -618,7 +618,8 @@ impl Clients {
             if (client.connection.awaits_payload() || client.sending) && !client.shut_down {
                 client.shut_down = true;
                 tracing::warn!(
-                    "closing an NBD connection: its client stopped in the middle of a request or of a reply"
+                    "closing an NBD connection: hob hands its connections over, and the client did not finish a request or \
+                     receive a reply within 3 s"
                 );
                 ring.shutdown(client.fd);
             }

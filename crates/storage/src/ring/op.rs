@@ -255,7 +255,7 @@ impl Message {
         described
     }
 
-    /// Describes a part of a buffer outside the arena, as far as it fits into the header.
+    /// Describes a part of a buffer outside the arena, in at most `IOVECS_MAX` pieces.
     fn describe_shared(&mut self, slice: BufferSlice, arena: &Arena) -> &[libc::iovec] {
         let parts = arena.shared_parts(slice).take(IOVECS_MAX);
         self.iovecs.clear();

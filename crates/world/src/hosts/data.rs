@@ -1,5 +1,5 @@
-//! Simulates reads between hosts. A host in standby reads all data from the owner. After the
-//! hand-over, the new owner reads from the former owner's flash.
+//! Simulates reads between hosts. A host in standby answers each read with the owner's data, also if
+//! it has pulled that data to its own flash. After the hand-over, the new owner reads from the former owner's flash.
 //!
 //! Only the owner answers standby reads. A host that has handed the disk over refuses these reads,
 //! because its data may be stale: an earlier process of the standby host may have served the disk,

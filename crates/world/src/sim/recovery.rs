@@ -163,7 +163,8 @@ impl Simulation<'_> {
     }
 
     /// Frees journal rings of the cache that are older than ring `number`, because the pool is
-    /// full. The recovered state is made durable first, so the older rings are not needed.
+    /// full. All flash is flushed first. Ring `number`, from which the cache was recovered, is then
+    /// durable, so the older rings are not needed.
     fn give_up_older_rings(&mut self, index: usize, number: u32) {
         if self.keeps_old_rings() {
             return;

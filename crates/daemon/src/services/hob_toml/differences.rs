@@ -18,7 +18,8 @@ use crate::state::{DatastoreState, patched_qos};
 
 /// A difference, and the change that resolves the difference, if one exists.
 pub(super) struct Found {
-    /// The difference. A condition at the end of its action begins with `, unless `.
+    /// The difference. If its action is done only under a condition, the text of the action ends
+    /// with `, unless CONDITION`.
     pub(super) difference: ConfigDifference,
     /// The change that resolves the difference; `None` if an operator must act.
     pub(super) change: Option<Change>,

@@ -18,7 +18,8 @@ use crate::swap::{FileId, loops_over};
 const SERVE_POOL: &str = "default";
 
 impl Startup {
-    /// Opens the disk of `hob serve`, completely or not at all.
+    /// Opens the disk of `hob serve` with its cache. Nothing is undone after an error, because the
+    /// caller then ends the process.
     pub(crate) async fn start_serving(
         &self,
         disk: DiskAdd,

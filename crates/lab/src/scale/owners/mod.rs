@@ -93,13 +93,13 @@ pub struct Owners {
 pub struct Traffic {
     /// Number of lease requests.
     pub renewals: f64,
-    /// Number of reads of one or more disks.
+    /// Reads of one or more disks, per second.
     pub looks: f64,
-    /// Number of transactions.
+    /// Transactions per second.
     pub takes: f64,
-    /// Number of watch events, counted once per receiving host.
+    /// Watch events per second, counted once for each host that receives them.
     pub news: f64,
-    /// Number of bytes of all requests and events, in both directions.
+    /// Bytes per second of all requests and events, in both directions.
     pub bytes: f64,
 }
 

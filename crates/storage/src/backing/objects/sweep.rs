@@ -4,7 +4,8 @@
 //! An object is deleted if an earlier epoch created it, and neither the map nor the durable
 //! manifest refers to it. The durable manifest still needs objects that become garbage with the
 //! next one. An earlier epoch can no longer refer to the object, because its next manifest number
-//! is taken. Objects of later epochs are kept. If there is one, another writer has taken the disk.
+//! is taken. Objects of this epoch and of later ones are kept. If a later one exists, another writer
+//! has taken the disk.
 //!
 //! Manifests older than the newest one are deleted, unless they fence a writer.
 
