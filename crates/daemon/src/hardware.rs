@@ -9,4 +9,4 @@ pub(crate) use hob_storage::buffers::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX};
 pub(crate) use hob_storage::flash::DeviceCounts;
 pub(crate) use hob_storage::pool::{FlashFile as FlashDevice, LocalFlash};
 pub(crate) use hob_storage::ring::RingKind;
-pub(crate) use hob_storage::{Appearance, FileNumber, file_number};
+pub(crate) use hob_storage::{FileNumber, file_number};

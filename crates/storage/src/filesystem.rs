@@ -2,7 +2,7 @@
 //! file may block. Also the number of the file in its filesystem.
 
 use std::fs::{File, Metadata};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 
 /// Device and inode of a regular file. They tell the file from every other file that exists.
 pub type FileNumber = (u64, u64);
@@ -10,30 +10,6 @@ pub type FileNumber = (u64, u64);
 /// Returns the number of a regular file; `None` for a file of another type.
 pub fn file_number(metadata: &Metadata) -> Option<FileNumber> {
     metadata.is_file().then(|| (metadata.dev(), metadata.ino()))
-}
-
-/// Tells a file or block device from another one that takes its path, and a block device from
-/// itself after it was removed from the host and added again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Appearance {
-    /// A regular file.
-    File(FileNumber),
-    /// A block device: its number, and the number that the kernel gives to each disk that appears
-    /// (`None` before Linux 5.15).
-    Block(u64, Option<u64>),
-}
-
-/// Returns the appearance of a file or block device; `None` for a file of another type.
-pub fn appearance(metadata: &Metadata) -> Option<Appearance> {
-    if !metadata.file_type().is_block_device() {
-        return file_number(metadata).map(Appearance::File);
-    }
-    let number = metadata.rdev();
-    let directory = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-    // The directory of a partition is inside the directory of its disk.
-    let read = |file: &str| std::fs::read_to_string(format!("{directory}/{file}")).ok();
-    let sequence = read("diskseq").or_else(|| read("../diskseq"));
-    Some(Appearance::Block(number, sequence.and_then(|text| text.trim().parse().ok())))
 }
 
 /// `f_type` of tmpfs and of ramfs.

@@ -32,5 +32,5 @@ mod memory;
 mod pauses;
 mod time_limit;
 
-pub use filesystem::{Appearance, FileNumber, appearance, file_number};
+pub use filesystem::{FileNumber, file_number};
 pub use lock::{PathLock, lock_exclusive};

@@ -22,9 +22,9 @@ use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use super::other_data;
 use super::remote::RemoteFile;
 use super::table::Table;
-use super::{FlashFile, LocalFlash, Uuid};
+use super::{FlashFile, LocalFlash};
 use crate::direct::open_direct;
-use crate::filesystem::{self, Appearance, FileNumber, file_number};
+use crate::filesystem::{self, FileNumber, file_number};
 use crate::ring::FdClass;
 use crate::swap::{self, FileId};
 use crate::volatile::ControlFile;
@@ -49,8 +49,6 @@ pub enum Overwrite {
     Refuse,
     /// The data is overwritten, unless the kernel uses the device through a loop device.
     Force,
-    /// A device is refused if its superblock does not have this UUID of a device.
-    Device(Uuid),
 }
 
 /// Signatures of data that hob overwrites only with --force: name, offset, bytes.
@@ -100,8 +98,6 @@ pub(super) struct OpenDevice {
     pub(super) size_bytes: u64,
     /// Number of a regular file on this host.
     pub(super) file: Option<FileNumber>,
-    /// Appearance of a device of this host when it was opened.
-    pub(super) appearance: Option<Appearance>,
     /// Whether this opening created the file.
     created: bool,
 }
@@ -134,7 +130,6 @@ impl OpenDevice {
             OpenOptions::new().read(true).write(true).open(path).map_err(|e| system("open it", e))?;
         let metadata = control.metadata().map_err(|e| system("read its type", e))?;
         let (file_type, file) = (metadata.file_type(), file_number(&metadata));
-        let appearance = filesystem::appearance(&metadata);
         if !file_type.is_file() && !file_type.is_block_device() {
             let reason = format!("{} is neither a file nor a block device", path.display());
             return Err(PoolError::Unworkable { reason });
@@ -171,7 +166,7 @@ impl OpenDevice {
         };
         let path = path.to_owned();
         let data = Data::Here(data.into(), class);
-        Ok(OpenDevice { path, control, data, access, size_bytes, file, appearance, created: false })
+        Ok(OpenDevice { path, control, data, access, size_bytes, file, created: false })
     }
 
     /// Opens the device of another host through a socket.
@@ -184,7 +179,6 @@ impl OpenDevice {
             data: Data::Remote(remote),
             access: "remote",
             file: None,
-            appearance: None,
             created: false,
         })
     }
@@ -206,10 +200,8 @@ impl OpenDevice {
                 })?;
                 open.resize()?;
             }
-            match overwrite {
-                Overwrite::Refuse => open.refuse_foreign()?,
-                Overwrite::Device(uuid) => open.refuse_other_than(uuid)?,
-                Overwrite::Force => {}
+            if overwrite == Overwrite::Refuse {
+                open.refuse_foreign()?;
             }
             open.reserve()?;
             Ok(open)
@@ -252,18 +244,6 @@ impl OpenDevice {
     /// Returns the file's path if this opening created the file; `None` if the file existed before.
     pub(super) fn made(&self) -> Option<PathBuf> {
         self.created.then(|| self.path.clone())
-    }
-
-    /// Refuses every device but the one with this UUID.
-    fn refuse_other_than(&self, uuid: Uuid) -> Result<(), PoolError> {
-        let (superblock, _) = self.read_superblock()?;
-        if superblock.device_uuid == uuid {
-            return Ok(());
-        }
-        let path = self.path.display();
-        let reason =
-            format!("{path} is the device {} of a pool, not the device {uuid}", superblock.device_uuid);
-        Err(PoolError::Unworkable { reason })
     }
 
     /// Refuses a device that has a superblock of hob, a file with any data, and a block device whose
@@ -447,7 +427,7 @@ impl Device {
 
 /// Returns the UUID in a file's superblock; `None` if the file has no valid superblock. The
 /// function changes nothing, and needs no lock, so another process may use the file.
-pub fn superblock_uuid(path: &Path) -> Option<Uuid> {
+pub fn superblock_uuid(path: &Path) -> Option<super::Uuid> {
     use std::os::unix::fs::FileExt;
     let file = File::open(path).ok()?;
     let copies = SUPERBLOCK_OFFSETS.iter().filter_map(|offset| {

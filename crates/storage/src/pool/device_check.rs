@@ -7,7 +7,6 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::filesystem::{Appearance, appearance};
 use crate::time_limit::within;
 
 /// Number of bytes that the check reads, and their alignment: enough for every device's direct I/O.
@@ -42,12 +41,6 @@ pub fn check_all_answer(paths: &[PathBuf], limit: Duration) -> Vec<Result<(), St
         let ended = |_| Err("an internal thread ended unexpectedly".to_owned());
         asked.into_iter().map(|asked| asked.join().unwrap_or_else(ended)).collect()
     })
-}
-
-/// Returns the appearance of the file or block device at a path; `None` if there is none, or if its
-/// filesystem does not answer within `limit`.
-pub fn appearance_at(path: &Path, limit: Duration) -> Option<Appearance> {
-    within(path, limit, |path| Ok(appearance(&std::fs::metadata(path)?)))?.ok()?
 }
 
 fn read_and_flush(path: &Path) -> io::Result<()> {

@@ -39,7 +39,7 @@ use hob_engine::units::DeviceId;
 
 use device::{Device, OpenDevice};
 pub use device::{DeviceSpec, Overwrite, superblock_uuid};
-pub use device_check::{appearance_at, check_all_answer, check_answers};
+pub use device_check::{check_all_answer, check_answers};
 pub use error::PoolError;
 pub(crate) use flushes::DeviceFlushes;
 pub use foreign::{ForeignCache, caches_on};
@@ -52,7 +52,7 @@ pub use remote::{REMOTE_EXPORT, RemoteFlash};
 pub use segments::RingOnFlash;
 pub use swap::SwapArea;
 
-use crate::filesystem::{Appearance, FileNumber};
+use crate::filesystem::FileNumber;
 use crate::ring::FdClass;
 
 /// Default segment size in bytes.
@@ -126,8 +126,6 @@ pub struct DeviceInfo {
     pub access: &'static str,
     /// Number of the device's regular file when it was opened; `None` for other devices.
     pub file: Option<FileNumber>,
-    /// Appearance of a device of this host when it was opened.
-    pub appearance: Option<Appearance>,
 }
 
 /// The flash devices of this host.
@@ -433,7 +431,6 @@ impl Pool {
             admission: if admits(device) { Admission::In } else { Admission::Out },
             access: device.open.access,
             file: device.open.file,
-            appearance: device.open.appearance,
         };
         let mut devices: Vec<DeviceInfo> = self.devices.iter().map(info).collect();
         devices.sort_by_key(|device| device.id);

@@ -57,10 +57,6 @@ impl Events {
             let pools = self.pools.clone();
             spawn(async move { pools.offer_again(&name).await });
         }
-        for name in self.pools.with_fenced() {
-            let pools = self.pools.clone();
-            spawn(async move { pools.reuse_replugged(&name).await });
-        }
         for device in self.pools.fenced_in_use() {
             let pools = self.pools.clone();
             spawn(async move { pools.flee(device).await });

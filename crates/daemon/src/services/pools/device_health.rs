@@ -86,8 +86,7 @@ impl Pools {
     pub(in crate::services) fn note_health(&self, device: DeviceId, state: DeviceState, reason: &str) {
         let mut inner = self.registry.inner();
         let Some((pool, entry)) = inner.device_on_shards(device) else { return };
-        // A device stays fenced until it is removed from the pool, by command or because it is back
-        // after it was removed from the host (`replugged_devices.rs`).
+        // A device stays fenced until it is removed.
         if entry.state == DeviceState::Fenced {
             return;
         }

@@ -25,7 +25,6 @@ mod remote_devices;
 mod replacement;
 mod replica_records;
 mod replicas;
-mod replugged_devices;
 mod returned_devices;
 mod rings;
 mod sharing;

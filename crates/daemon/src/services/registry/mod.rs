@@ -31,14 +31,14 @@ use hob_storage::pool::OwnerId;
 use super::flash::{self, Flash};
 use super::{disks, exports, observe, pools};
 use crate::api_error::{ApiError, Result, conflict, not_found};
-use crate::hardware::{Appearance, FileNumber, Lock};
+use crate::hardware::{FileNumber, Lock};
 use crate::request_recorder::Counter;
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
 pub(super) use ended_caches::EndedCaches;
 pub(super) use operation_guard::{
     ADDING, CLEARING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, LENDING_AGAIN, MIGRATING, OPENING,
-    OperationGuard, REPARTITIONING, REPLUGGING, SHRINKING, SPREADING, is_own_work,
+    OperationGuard, REPARTITIONING, SHRINKING, SPREADING, is_own_work,
 };
 pub(super) use orphans::{OrphanContent, OrphanJournal, OrphanRecord};
 pub(super) use pending_change::PendingChange;
@@ -193,8 +193,6 @@ pub(in crate::services) struct DeviceEntry {
     pub(in crate::services) uuid: Option<String>,
     /// Numbers that identify the regular file of the device, while the device is open.
     pub(in crate::services) file: Option<FileNumber>,
-    /// Appearance of a device of this host when it was opened.
-    pub(in crate::services) appearance: Option<Appearance>,
     /// Location of the device if it is on another host.
     pub(in crate::services) peer: Option<PeerState>,
     /// Segments that caches lost when the device was fenced, with the device ids of the shards.

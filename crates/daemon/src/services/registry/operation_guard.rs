@@ -35,7 +35,6 @@ pub(in crate::services) const CLEARING: &str = "cleared of outdated segments";
 /// Name of the operation that opens an offline disk, or a pool and its missing devices. This and the
 /// next operation on a pool run without a command.
 pub(in crate::services) const OPENING: &str = "opened";
-pub(in crate::services) const REPLUGGING: &str = "given a device that is back";
 pub(in crate::services) const LENDING_AGAIN: &str = "given a peer's device again";
 
 /// Maximum time that a command waits for the daemon's own work on a disk or a pool.
@@ -175,7 +174,7 @@ fn wait_max(disk: &DiskEntry) -> Option<Duration> {
 
 /// Returns true for operations on pools that the daemon begins by itself.
 fn is_own_work_on_pool(doing: &str) -> bool {
-    [OPENING, LENDING_AGAIN, REPLUGGING].contains(&doing)
+    [OPENING, LENDING_AGAIN].contains(&doing)
 }
 
 fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Result<()> {

@@ -203,7 +203,6 @@ impl DeviceEntry {
             access: info.access,
             uuid: Some(info.uuid.to_string()),
             file: info.file,
-            appearance: info.appearance,
             ..DeviceEntry::offline(info.path.clone(), String::new(), admission)
         }
     }
@@ -221,7 +220,6 @@ impl DeviceEntry {
             access: "",
             uuid: None,
             file: None,
-            appearance: None,
             peer: None,
             lost: Vec::new(),
             stalls: Stalls::default(),
