@@ -219,14 +219,16 @@ impl Cluster {
     }
 
     /// Commits a transaction about this disk. Each transaction writes all keys again that it
-    /// depends on, so an earlier transaction of unknown result cannot take effect after it.
+    /// depends on, so an earlier transaction of unknown result cannot take effect after it. If the
+    /// caller stops waiting, the result is unknown too.
     async fn commit(&self, place: &mut DiskMembership, txn: &Txn) -> Result<Option<u64>, EtcdError> {
         let (conditions, changes) = self.names.txn(txn, &About::default());
+        let was_in_doubt = std::mem::replace(&mut place.in_doubt, true);
         let answer = self.etcd.txn(&conditions, &changes, QUESTION_MAX).await;
         match &answer {
             Ok(Some(_)) => (place.in_doubt, place.clean_in_doubt) = (false, false),
-            Ok(None) => {}
-            Err(_) => place.in_doubt = true,
+            Ok(None) => place.in_doubt = was_in_doubt,
+            Err(_) => {}
         }
         answer
     }

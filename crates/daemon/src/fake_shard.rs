@@ -556,8 +556,8 @@ impl State {
                     self.events.push(ShardEvent::JournalLost(disk));
                     continue;
                 }
-                Event::DiscardUnrecorded(disk) => {
-                    self.events.push(ShardEvent::DiscardUnrecorded(disk));
+                Event::DiscardUnrecorded(disk, ring) => {
+                    self.events.push(ShardEvent::DiscardUnrecorded(disk, ring));
                     continue;
                 }
                 Event::JournalCopyLost(disk) => {

@@ -553,10 +553,10 @@ pub enum Event {
     /// daemon provides a new journal, or drains the cache, records that it is gone and disables it.
     /// Changes and flushes that have waited for half a minute fail.
     JournalLost(DiskId),
-    /// A discard of a disk's dirty data waits for [`CacheChange::DiscardRecorded`], because the lost
-    /// journal still describes the data as dirty. Without the record, the discarded data would be
-    /// back after a restart.
-    DiscardUnrecorded(DiskId),
+    /// A discard of a disk's dirty data waits for [`CacheChange::DiscardRecorded`] with the number of
+    /// this journal ring, because the lost journal still describes the data as dirty. Without the
+    /// record, the discarded data would be back after a restart.
+    DiscardUnrecorded(DiskId, u32),
     /// The engine does not write one copy of a cache's journal ring any more, so this copy becomes
     /// older than the other copies.
     JournalCopyLost(DiskId),

@@ -274,8 +274,9 @@ enum Event {
     Refusal(usize),
     /// The daemon has recorded that the journal of a disk's cache was lost.
     RecordLoss(usize),
-    /// The daemon records that the dirty data of a lost journal is discarded.
-    RecordDiscard(usize),
+    /// The daemon records that the dirty data of a disk's journal ring is discarded, because the
+    /// journal is lost.
+    RecordDiscard(usize, u32),
     /// Makes the cache of this disk return segments.
     GiveBack(usize, Vacate),
 }
@@ -748,8 +749,8 @@ impl<'a> Simulation<'a> {
                 self.record_loss(disk);
                 Ok(())
             }
-            Event::RecordDiscard(disk) => {
-                self.record_discard(disk);
+            Event::RecordDiscard(disk, ring) => {
+                self.record_discard(disk, ring);
                 Ok(())
             }
             Event::GiveBack(disk, which) => self.give_back_vacated(disk, which),

@@ -148,7 +148,8 @@ impl Engine {
     pub(super) fn ask_for_record(&mut self, id: DiskId) {
         let journal = self.journal_mut(id).expect("a persistent cache has a journal");
         if !std::mem::replace(&mut journal.discard_reported, true) {
-            self.event_out.push_back(Event::DiscardUnrecorded(id));
+            let ring = journal.ring.number;
+            self.event_out.push_back(Event::DiscardUnrecorded(id, ring));
         }
     }
 }

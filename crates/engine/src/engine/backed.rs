@@ -110,6 +110,10 @@ struct Told {
     failures: u64,
     /// True if a failure of an earlier session may be reported to this session.
     may_inherit: bool,
+    /// True if that failure may count as reported then: it belonged to a guest that was disconnected
+    /// when the session began. Otherwise the session counts only if it has changed data, because one
+    /// that only reads, such as a backup, is not the guest that reconnects.
+    counts: bool,
     /// True if the session has changed data since it began.
     has_changed: bool,
     /// True if the client is disconnected. Nobody receives the replies to its requests in flight.
@@ -302,11 +306,12 @@ impl Backed {
             return true;
         }
         let inherits = self.may_inherit(session);
+        let counts = self.sessions.get(&session).is_some_and(|told| told.counts);
         let has_changed = self.has_changed(session);
         let failures = self.failures_for(session);
-        let told = Told { failures, may_inherit: false, has_changed, has_left: false };
+        let told = Told { failures, may_inherit: false, counts, has_changed, has_left: false };
         self.sessions.insert(session, told);
-        let was_counted = inherits || self.inherits_unknown && !has_changed;
+        let was_counted = inherits && (counts || has_changed) || self.inherits_unknown && !has_changed;
         if !session.is_daemon() && was_counted {
             self.inherited = self.inherited.saturating_sub(1);
             self.inherits_unknown &= self.inherited > 0 && !own;
@@ -340,7 +345,8 @@ impl Backed {
         // begins this session. The guest would flush here, and never on the old connection.
         let may_inherit = !session.is_daemon() && self.owed_failures() > 0;
         let failures = self.failures_for(session);
-        let told = Told { failures, may_inherit, has_changed: false, has_left: false };
+        let counts = may_inherit && self.inherited > 0;
+        let told = Told { failures, may_inherit, counts, has_changed: false, has_left: false };
         self.sessions.insert(session, told);
         self.last_changer = None;
     }

@@ -40,9 +40,9 @@ pub enum ShardEvent {
     ChangeWaits(DiskId),
     /// The journal of a cache can no longer be written.
     JournalLost(DiskId),
-    /// A discard of dirty data waits until the daemon has recorded it, because the journal cannot be
-    /// written.
-    DiscardUnrecorded(DiskId),
+    /// A discard of dirty data waits until the daemon has recorded it for the journal ring with this
+    /// number, because the journal cannot be written.
+    DiscardUnrecorded(DiskId, u32),
     /// A copy of a cache's journal is not written any more.
     JournalCopyLost(DiskId),
     /// A flush of a disk's backing failed, or the backing restarted: acknowledged writes may be

@@ -88,6 +88,13 @@ struct Client {
 }
 
 impl Client {
+    /// Disconnects the client, which has this connection number.
+    fn disconnect(&mut self, number: u16, ring: &mut Ring, left: &mut Vec<(DiskId, SessionId)>) {
+        self.shut_down = true;
+        ring.shutdown(self.fd);
+        left.push((self.connection.disk(), SessionId(u32::from(number))));
+    }
+
     fn is_idle(&self) -> bool {
         self.rx.is_some() && !self.receiving_payload && !self.sending
     }
@@ -473,6 +480,7 @@ impl Clients {
         }
         if let Some(gather) = connection.poll_send() {
             client.sending = true;
+            client.last_progress = now;
             ring.send(Token::new(SEND, number, 0), client.fd, gather);
         }
         // There is room for the replies to these queries now.
@@ -508,6 +516,7 @@ impl Clients {
             }
             Receive::Payload(slice) => {
                 client.receiving_payload = true;
+                client.last_progress = now;
                 ring.recv_into(Token::new(RECEIVE_PAYLOAD, number, 0), client.fd, slice);
             }
             Receive::AwaitBuffer if !client.waiting && lacking.is_some() => self.hold_up(number, lacking),
@@ -530,9 +539,7 @@ impl Clients {
             return;
         }
         if !client.shut_down {
-            client.shut_down = true;
-            ring.shutdown(client.fd);
-            self.left.push((client.connection.disk(), SessionId(u32::from(number))));
+            client.disconnect(number, ring, &mut self.left);
         }
         if client.is_idle() && client.connection.is_over() {
             if let Some(fault) = client.connection.fault() {
@@ -600,11 +607,10 @@ impl Clients {
                 && (!self.waiting.is_empty() || self.held_up.contains_key(&client.connection.disk()))
                 && !client.shut_down
             {
-                client.shut_down = true;
                 tracing::warn!(
                     "closing an NBD connection: its client holds buffers without progress while other clients wait for buffers"
                 );
-                ring.shutdown(client.fd);
+                client.disconnect(number as u16, ring, &mut self.left);
             }
         }
     }
@@ -614,14 +620,16 @@ impl Clients {
         let Some(since) = self.resting_since.filter(|since| now - *since >= RESTLESS_NS_MAX) else { return };
         self.resting_since = Some(since + RESTLESS_NS_MAX);
         self.end_receives(ring);
-        for client in self.clients.iter_mut().flatten() {
-            if (client.connection.awaits_payload() || client.sending) && !client.shut_down {
-                client.shut_down = true;
+        for (number, client) in (0..).zip(&mut self.clients) {
+            if let Some(client) = client
+                && (client.connection.awaits_payload() || client.sending)
+                && !client.shut_down
+            {
                 tracing::warn!(
                     "closing an NBD connection: hob hands its connections over, and the client did not finish a request or \
                      receive a reply within 3 s"
                 );
-                ring.shutdown(client.fd);
+                client.disconnect(number, ring, &mut self.left);
             }
         }
     }

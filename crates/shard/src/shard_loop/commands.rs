@@ -442,7 +442,7 @@ impl Shard {
                 );
                 ShardEvent::JournalLost(disk)
             }
-            Event::DiscardUnrecorded(disk) => ShardEvent::DiscardUnrecorded(disk),
+            Event::DiscardUnrecorded(disk, ring) => ShardEvent::DiscardUnrecorded(disk, ring),
             Event::JournalCopyLost(disk) => ShardEvent::JournalCopyLost(disk),
         };
         self.commands.report(report);

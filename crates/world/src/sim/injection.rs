@@ -247,6 +247,7 @@ pub(super) fn scenario(case: &Case) -> Scenario {
         refusals: Vec::new(),
         lives: Some(Lives {
             early: false,
+            power_fails: false,
             ends: vec![],
             requests: 0,
             lent: vec![1 << 20; 4],

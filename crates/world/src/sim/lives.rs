@@ -123,6 +123,9 @@ impl Simulation<'_> {
     /// opens the disks.
     pub(super) fn next_life(&mut self, end: End) -> Result<(), Violation> {
         self.crash(end)?;
+        if let Some(lives) = &mut self.scenario.lives {
+            lives.power_fails = lives.ends.iter().any(|(_, end)| *end == End::PowerCut);
+        }
         self.flush_flash_at_start();
         self.engine = Engine::new(self.scenario.limits);
         self.lend_buffers();

@@ -9,7 +9,6 @@
 use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{DiskId, Instant};
 
-use super::pool::Asked;
 use super::scenario::Scenario;
 use super::{Event, Options, Sabotage, Side, Simulation, trace};
 use crate::Violation;
@@ -154,18 +153,15 @@ impl Simulation<'_> {
         self.command(disk, Command::Cache(CacheChange::LossRecorded(number)));
     }
 
-    /// Handles the report that a discard waits until the daemon has recorded it.
-    pub(super) fn discard_is_unrecorded(&mut self, disk: usize) {
-        self.queue.push(self.now + self.scenario.flash_ns, Event::RecordDiscard(disk));
+    /// Handles the report that a discard waits until the daemon has recorded it for this journal ring.
+    pub(super) fn discard_is_unrecorded(&mut self, disk: usize, ring: u32) {
+        self.queue.push(self.now + self.scenario.flash_ns, Event::RecordDiscard(disk, ring));
     }
 
-    /// Durably records that the dirty data of a lost journal is discarded, and tells the engine.
-    pub(super) fn record_discard(&mut self, disk: usize) {
-        let of_disk = self.asked.values().filter(|asked| asked.disk == disk);
-        let pending: Vec<u32> = of_disk.filter_map(Asked::ring).collect();
+    /// Durably records that the dirty data of a lost journal ring is discarded, and tells the engine.
+    pub(super) fn record_discard(&mut self, disk: usize, ring: u32) {
         let state = &mut self.disks[disk];
         let Some(owner) = state.owner.as_mut().filter(|_| state.present) else { return };
-        let ring = owner.ring_in_service(&pending);
         if self.options.sabotage != Some(Sabotage::UnrecordedDiscard) {
             owner.record_discard(ring);
         }

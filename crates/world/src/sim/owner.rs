@@ -113,13 +113,7 @@ impl Owner {
 
     /// Records that the dirty data of the rings up to this number is discarded.
     pub(super) fn record_discard(&mut self, ring: u32) {
-        self.discarded_upto = ring;
-    }
-
-    /// Returns the highest journal ring number, without the rings in `pending`, which belong to later
-    /// commands.
-    pub(super) fn ring_in_service(&self, pending: &[u32]) -> u32 {
-        self.rings.keys().rev().find(|number| !pending.contains(number)).copied().unwrap_or(0)
+        self.discarded_upto = self.discarded_upto.max(ring);
     }
 
     /// Returns true if the dirty data of this journal ring was discarded.
@@ -168,7 +162,8 @@ impl Owner {
     /// Records that the cache's journal was closed, unless it is lost. Rings in `pending` belong to
     /// later commands, and may be complete before these commands end.
     pub(super) fn close(&mut self, pending: &[u32]) {
-        (self.closed, self.closed_at) = (!self.journal_lost, self.ring_in_service(pending));
+        let in_service = self.rings.keys().rev().find(|number| !pending.contains(number));
+        (self.closed, self.closed_at) = (!self.journal_lost, in_service.copied().unwrap_or(0));
         self.left_unclean = false;
     }
 

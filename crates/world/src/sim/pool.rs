@@ -130,8 +130,8 @@ impl Simulation<'_> {
                 self.change_waits(disk.0 as usize);
                 Ok(())
             }
-            Event::DiscardUnrecorded(disk) => {
-                self.discard_is_unrecorded(disk.0 as usize);
+            Event::DiscardUnrecorded(disk, ring) => {
+                self.discard_is_unrecorded(disk.0 as usize, ring);
                 Ok(())
             }
             Event::JournalCopyLost(disk) => {

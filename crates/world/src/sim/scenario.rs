@@ -60,6 +60,8 @@ pub(super) struct Lives {
     pub(super) careful: bool,
     /// True if guests use disks while their caches are being recovered.
     pub(super) early: bool,
+    /// True if the power fails at the end of the present engine process or of a later one.
+    pub(super) power_fails: bool,
 }
 
 /// Configuration of one disk and its guests.
@@ -225,6 +227,7 @@ impl Scenario {
             behind,
             careful: rng.chance(300),
             early: false,
+            power_fails: false,
         });
     }
 }

@@ -87,7 +87,8 @@ impl Simulation<'_> {
     /// power cut can make more sectors dirty, so nothing is changed (docs/decisions/0065).
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
-        let is_durable = self.is_flash_flushed && !self.relies_on_crash_log(index);
+        let power_fails = self.scenario.lives.as_ref().is_some_and(|lives| lives.power_fails);
+        let is_durable = self.is_flash_flushed && !(power_fails && self.relies_on_crash_log(index));
         let chance = if self.options.cuts_in_recovery { 1000 } else { 400 };
         let newest = recovered.and_then(|recovered| self.newest_clean(index, recovered));
         let Some(Silent { rng, .. }) = &mut self.silent else { return };

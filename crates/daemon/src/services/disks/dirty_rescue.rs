@@ -119,6 +119,7 @@ impl Disks {
             shard.change_cache(id, CacheChange::Tune(Mode::WriteThrough, destage, spec.copies)).await?;
         }
         let discard = if afterwards == Afterwards::Reverted { Discard::Silent } else { Discard::Told };
+        self.pools.record_discard_first(name, id).await?;
         if !self.pools.discard_on_shard(name, (&shard, id), discard).await? {
             return self.discard_abandoned(name).await;
         }

@@ -179,9 +179,9 @@ impl Events {
                 let pools = self.pools.clone();
                 spawn(async move { pools.replace_journal(disk).await });
             }
-            ShardEvent::DiscardUnrecorded(disk) => {
+            ShardEvent::DiscardUnrecorded(disk, ring) => {
                 let pools = self.pools.clone();
-                spawn(async move { pools.record_discard(disk).await });
+                spawn(async move { pools.record_discard(disk, ring).await });
             }
             ShardEvent::JournalCopyLost(disk) => {
                 let pools = self.pools.clone();

@@ -306,7 +306,10 @@ impl Pools {
             }
             (shard.clone(), disk.id)
         };
-        let _ = tokio::time::timeout(SHOWN_MAX, self.look(name, &shard, id)).await;
+        let Ok(Ok(stats)) = tokio::time::timeout(SHOWN_MAX, shard.stats(id)).await else { return };
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.watch.note(&stats, Instant::now());
+        }
     }
 
     /// Reads the amount of one disk's dirty data from its shard, and updates rate and progress.

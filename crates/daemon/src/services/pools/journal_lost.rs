@@ -99,28 +99,42 @@ impl Pools {
         }
     }
 
-    /// Saves that dirty data of a lost journal is discarded, for which a discard on the shard waits.
-    /// The journal still describes the data as dirty.
-    pub(in crate::services) async fn record_discard(&self, id: DiskId) {
+    /// Saves that dirty data of a lost journal ring is discarded, for which a discard on the shard
+    /// waits. The journal still describes the data as dirty.
+    pub(in crate::services) async fn record_discard(&self, id: DiskId, ring: u32) {
         while let Some((name, _)) = self.ring_of(id) {
-            let Err(error) = self.try_to_record_discard(&name, id).await else { return };
+            let Err(error) = self.try_to_record_discard(&name, id, ring).await else { return };
             tracing::error!("disk {name}: the discard of its dirty data could not be recorded: {error}");
             tokio::time::sleep(RETRY_EVERY).await;
         }
     }
 
-    async fn try_to_record_discard(&self, name: &str, id: DiskId) -> Result<()> {
-        let number = {
+    async fn try_to_record_discard(&self, name: &str, id: DiskId, ring: u32) -> Result<()> {
+        {
             let mut inner = self.registry.inner();
             let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
             let Some(journal) = &mut spec.journal else { return Ok(()) };
-            journal.discarded_ring = journal.ring;
-            journal.ring
-        };
+            journal.discarded_ring = journal.discarded_ring.max(ring);
+        }
         self.registry.save_first().await?;
         let (shard, _) = self.registry.shard_of(name)?;
-        shard.change_cache(id, CacheChange::DiscardRecorded(number)).await?;
+        shard.change_cache(id, CacheChange::DiscardRecorded(ring)).await?;
         Ok(())
+    }
+
+    /// Saves the discard of a disk's dirty data first if its journal is lost, so that a failure to save
+    /// it is the error of the command.
+    pub(in crate::services) async fn record_discard_first(&self, name: &str, id: DiskId) -> Result<()> {
+        let lost = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let is_lost = disk.cache_reason.as_deref() == Some(JOURNAL_LOST);
+            disk.cache().filter(|_| is_lost).and_then(|spec| spec.journal).map(|journal| journal.written)
+        };
+        match lost {
+            Some(ring) => self.try_to_record_discard(name, id, ring).await,
+            None => Ok(()),
+        }
     }
 
     /// Gives a new journal to the cache of an offline disk that its shard still has as `id`. The

@@ -109,7 +109,7 @@ fn what_was_discarded_without_a_journal_stays_discarded_after_a_kill() {
         let mut is_asked = false;
         while !discard.is_finished() {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            let asks = |event: &ShardEvent| matches!(event, ShardEvent::DiscardUnrecorded(_));
+            let asks = |event: &ShardEvent| matches!(event, ShardEvent::DiscardUnrecorded(..));
             for event in bench.shard.take_events().into_iter().filter(asks) {
                 is_asked = true;
                 bench.services.events.handle(event);

@@ -371,7 +371,7 @@ fn a_discard_without_a_journal_waits_until_it_is_recorded() {
         assert!(bench.events.contains(&Event::JournalLost(DISK)));
         let discard = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
         bench.settle();
-        assert!(bench.events.contains(&Event::DiscardUnrecorded(DISK)));
+        assert!(bench.events.contains(&Event::DiscardUnrecorded(DISK, 1)));
         if is_removed {
             bench.start_command(Command::RemoveDisk);
         }

@@ -640,6 +640,7 @@ fn a_guest_that_reconnects_before_its_old_session_ends_is_told() {
     // The next connection of the guest flushes only after the old session has ended.
     bench.engine.begin_session(DISK, SessionId(3));
     bench.engine.end_session(DISK, SessionId(1));
+    bench.written_by(3);
     assert_eq!((bench.flushed_by(3), bench.flushed_by(3)), (Err(IoError::Failed), Ok(())));
     assert_eq!(bench.flushed_by(2), Ok(()), "it was told before");
     bench.engine.begin_session(DISK, SessionId(4));
@@ -665,6 +666,7 @@ fn a_flush_of_a_disconnected_guest_is_no_report() {
         if !reconnects_early {
             bench.engine.begin_session(DISK, SessionId(2));
         }
+        bench.written_by(2);
         assert_eq!((bench.flushed_by(2), bench.flushed_by(2)), (Err(IoError::Failed), Ok(())));
         assert_eq!(bench.engine.failures_owed(DISK), 0);
     }
@@ -684,5 +686,21 @@ fn a_session_that_is_told_early_takes_no_report_from_others() {
     bench.engine.end_session(DISK, SessionId(1));
     bench.engine.begin_session(DISK, SessionId(3));
     assert_eq!(bench.flushed_by(3), Err(IoError::Failed));
+    assert_eq!(bench.engine.failures_owed(DISK), 0);
+}
+
+/// A backup program connects before the guest disconnects, and flushes after that. The guest has not
+/// been told.
+#[test]
+fn a_session_that_only_reads_takes_no_report_from_a_guest_that_disconnects_later() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.begin_session(DISK, SessionId(1));
+    bench.written_by(1);
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.engine.begin_session(DISK, SessionId(2));
+    bench.engine.end_session(DISK, SessionId(1));
+    assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
+    bench.engine.begin_session(DISK, SessionId(3));
+    assert_eq!((bench.flushed_by(3), bench.flushed_by(3)), (Err(IoError::Failed), Ok(())));
     assert_eq!(bench.engine.failures_owed(DISK), 0);
 }
