@@ -118,6 +118,7 @@ impl Disks {
     /// removed.
     pub(in crate::services) async fn take_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
+        self.note_end_of_cache(name).await?;
         self.exports.table().remove_disk(name).await;
         self.registry.inner().disk_mut(name)?.phase = DiskPhase::Removing;
         let dirty = self.leave_backing(name, &shard, id).await?;
@@ -128,6 +129,7 @@ impl Disks {
     /// disk offline.
     pub(in crate::services) async fn discard_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
+        self.note_end_of_cache(name).await?;
         let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
             .hint("the disk is opened again when the hanging requests have ended");
         self.exports.table().remove_disk(name).await;
@@ -157,7 +159,23 @@ impl Disks {
         )])
     }
 
+    /// Saves the end of a disk's cache. Otherwise the cache's journal, which may describe discarded
+    /// data as dirty, could count after a restart. If this fails, the disk stays in use, so that the
+    /// command can be repeated.
+    async fn note_end_of_cache(&self, name: &str) -> Result<()> {
+        let spec = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            disk.cache().filter(|_| disk.has_cache).cloned()
+        };
+        match spec {
+            Some(spec) => self.pools.note_end(&spec).await,
+            None => Ok(()),
+        }
+    }
+
     /// Abandons the backing of a disk, drops the disk's cache, and removes the disk from its shard.
+    /// The caller has saved the end of the cache.
     /// Returns the amount of dirty data, if the disk could have dirty data. If the shard refuses the
     /// removal, the disk goes offline, and the removal from the shard is repeated in the background.
     async fn leave_backing(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<Option<Size>> {
@@ -177,9 +195,6 @@ impl Disks {
             let through = CacheChange::Tune(Mode::WriteThrough, spec.destage.engine(), spec.copies);
             if let Err(error) = shard.change_cache(id, through).await {
                 tracing::debug!("{name}: {error}");
-            }
-            if let Err(error) = self.pools.note_end(spec).await {
-                tracing::warn!("disk {name}: the end of its cache cannot be saved: {error}");
             }
             dropped = self.drop_cache(name, shard, id).await;
         }
@@ -241,7 +256,7 @@ impl Disks {
     /// Drops the cache of an abandoned disk. Returns its segments, or `None` if the shard still has
     /// the cache.
     async fn drop_cache(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Option<Vec<Segment>> {
-        // The caller has recorded the end of the cache, whatever its journal says.
+        // The end of the cache is saved, whatever its journal says.
         let recorded = shard.change_cache(id, CacheChange::DiscardRecorded(u32::MAX)).await;
         tracing::debug!("{name}: {recorded:?}");
         let mut result = Err(ShardError::Command(CommandError::Dirty));

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::journal_lost;
-use super::recovery::{LAZY, prepare, reason, write};
+use super::recovery::{LAZY, prepare, reason, sectors, write};
 use super::*;
 use crate::api_error::ApiError;
 use crate::cluster::Cluster;
@@ -60,6 +60,26 @@ fn a_disk_that_its_shard_keeps_is_not_removed_with_its_dirty_data() {
         bench.shard.set_keeps_disks(false);
         await_online(&bench).await;
         settled(&bench.services).await;
+        disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
+        assert_eq!(bench.free(), 16);
+    });
+}
+
+/// Without the saved end of the cache, its journal could describe discarded data as dirty after a
+/// restart.
+#[test]
+fn a_disk_whose_end_of_the_cache_cannot_be_saved_stays_in_use_with_its_dirty_data() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        let [state, away] = ["state", "away"].map(|name| bench.dir.path().join(name));
+        std::fs::rename(&state, &away).unwrap();
+        let disks = &bench.services.disks;
+        let error = disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap_err().to_string();
+        assert!(error.contains("state.json"), "{error}");
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
+        assert_eq!(sectors(&bench).await.1, 10);
+        std::fs::rename(&away, &state).unwrap();
         disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
         assert_eq!(bench.free(), 16);
     });
