@@ -35,6 +35,9 @@ const LEAVE_MAX: Duration = Duration::from_secs(30);
 /// Pause between two attempts to remove a disk from a shard that has refused it.
 const REMOVE_EVERY: Duration = Duration::from_secs(5);
 
+/// Interval of the log lines while a shard refuses to remove a disk.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
 /// Maximum time to wait for an unmount. A longer unmount continues in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 
@@ -309,6 +312,7 @@ impl Disks {
     }
 
     async fn repeat_removal(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
+        let mut logged: Option<Instant> = None;
         let (guard, is_same, gone) = loop {
             sleep(REMOVE_EVERY).await;
             let guard = self.registry.guard_disk(name, OPENING).ok();
@@ -324,15 +328,14 @@ impl Disks {
                 true => self.leave_shard_with_bitmaps(name, shard, id).await,
                 false => self.leave_shard(name, shard, id).await,
             };
+            let mut cause = None;
             if is_same && matches!(left, Err(ShardError::Command(CommandError::JournalFailed))) {
                 // A cache whose journal is lost can be closed only after it has a new one.
                 match self.pools.replace_journal_of_kept(name, shard, id).await {
                     Ok(()) => left = self.leave_shard_with_bitmaps(name, shard, id).await,
-                    Err(error) => tracing::warn!(
-                        "disk {name}: its cache cannot be closed, because its journal is lost and it gets no new \
-                         one: {error}; trying again every {} s",
-                        REMOVE_EVERY.as_secs()
-                    ),
+                    Err(error) => {
+                        cause = Some(format!("its journal is lost and it gets no new one: {error}"))
+                    }
                 }
             }
             match left {
@@ -343,7 +346,16 @@ impl Disks {
                     inner.kept_by_shard.remove(&id);
                     return;
                 }
-                Err(error) => tracing::debug!("disk {name}: its shard still refuses to remove it: {error}"),
+                Err(error) if logged.is_none_or(|logged| logged.elapsed() >= LOG_EVERY) => {
+                    logged = Some(Instant::now());
+                    let cause = cause.unwrap_or_else(|| error.to_string());
+                    tracing::warn!(
+                        "disk {name}: its cache cannot be closed, so its shard cannot remove it: {cause}; hob tries \
+                         again every {} s. If the cause remains, restart the daemon",
+                        REMOVE_EVERY.as_secs()
+                    );
+                }
+                Err(_) => {}
             }
         };
         self.registry.inner().kept_by_shard.remove(&id);
@@ -407,8 +419,8 @@ impl Inner {
 /// Returns the refusal to use the cache of an offline disk that its shard still has.
 fn left_by_shard(name: &str) -> ApiError {
     conflict!("{name} is offline, but its cache is still open: the cache could not be closed").hint(
-        "repeat the command later: hob tries every 5 s to give the cache a new journal and to close it; the log has the \
-         reason if that fails",
+        "repeat the command later, or restart the daemon: hob tries every 5 s to give the cache a new journal and to \
+         close it; the log has the reason if that fails",
     )
 }
 

@@ -53,6 +53,7 @@ fn a_disk_that_its_shard_keeps_is_not_removed_with_its_dirty_data() {
         let disks = &bench.services.disks;
         let error = disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap_err().to_string();
         assert!(error.contains("its cache is still open"), "{error}");
+        assert!(error.contains("or restart the daemon"), "{error}");
         assert!(is_kept(&bench) && !reason(&bench).is_empty());
         assert_eq!(bench.free(), free, "the shard uses these segments");
         bench.disk("other").await;
