@@ -25,7 +25,7 @@ use crate::api_error::{ApiError, Result, conflict};
 use crate::background::spawn;
 use crate::cluster::Release;
 use crate::services::flash;
-use crate::services::registry::{DiskEntry, DiskPhase, Inner, OPENING};
+use crate::services::registry::{DiskEntry, DiskPhase, Inner, JOURNAL_LOST, OPENING};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::{CacheSpec, JournalSpec};
 
@@ -166,15 +166,27 @@ impl Disks {
     /// data as dirty, could count after a restart. If this fails, the disk stays in use, so that the
     /// command can be repeated.
     async fn note_end_of_cache(&self, name: &str) -> Result<()> {
-        let spec = {
-            let inner = self.registry.inner();
-            let disk = inner.disk(name)?;
-            disk.cache().filter(|_| disk.has_cache).cloned()
+        let (spec, before) = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let (has_cache, reason) = (disk.has_cache, disk.cache_reason.as_deref());
+            let has_lost_journal = reason == Some(JOURNAL_LOST);
+            let Some(spec) = disk.wanted.cache.as_mut().filter(|_| has_cache) else { return Ok(()) };
+            let Some(journal) = spec.journal.as_mut() else { return Ok(()) };
+            let before = journal.discarded_ring;
+            if has_lost_journal {
+                journal.discarded_ring = journal.ring;
+            }
+            (spec.clone(), before)
         };
-        match spec {
-            Some(spec) => self.pools.note_end(&spec).await,
-            None => Ok(()),
+        let noted = self.pools.note_end(&spec).await;
+        if noted.is_err()
+            && let Ok(disk) = self.registry.inner().disk_mut(name)
+            && let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut())
+        {
+            journal.discarded_ring = before;
         }
+        noted
     }
 
     /// Abandons the backing of a disk, drops the disk's cache, and removes the disk from its shard.

@@ -8,6 +8,7 @@ use super::recovery::{LAZY, prepare, reason, sectors, write};
 use super::*;
 use crate::api_error::ApiError;
 use crate::cluster::Cluster;
+use crate::services::registry::JOURNAL_LOST;
 
 fn id(bench: &Bench, disk: &str) -> DiskId {
     bench.services.registry.inner().disks[disk].id
@@ -83,6 +84,22 @@ fn a_disk_whose_end_of_the_cache_cannot_be_saved_stays_in_use_with_its_dirty_dat
         std::fs::rename(&away, &state).unwrap();
         disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
         assert_eq!(bench.free(), 16);
+    });
+}
+
+/// If hob stops before the shard removes the disk, the lost journal still describes the discarded data
+/// as dirty.
+#[test]
+fn a_discard_with_a_lost_journal_is_saved_although_the_shard_keeps_the_disk() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        bench.services.registry.inner().disk_mut("vm").unwrap().cache_reason = Some(JOURNAL_LOST.to_owned());
+        bench.shard.set_keeps_disks(true);
+        bench.services.disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap_err();
+        let cache = bench.services.registry.inner().disks["vm"].wanted.cache.clone();
+        let journal = cache.unwrap().journal.unwrap();
+        assert!(journal.ring > 0 && journal.discarded_ring == journal.ring, "{journal:?}");
     });
 }
 
