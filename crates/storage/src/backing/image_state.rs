@@ -38,21 +38,48 @@ const PERMANENT_INODES: [u64; 9] = [
     0x794c_7630,
 ];
 
-/// Returns a text that tells a file from another file that takes its path later. The text does not
-/// depend on the file's content, and stays the same when the host restarts. `None` if the file has no
-/// such text: it is no regular file, or its filesystem does not record when files were created.
-pub fn permanent_name(path: &Path) -> Option<String> {
-    within(path, ANSWER_MAX, permanent_name_of)?.ok()?
+/// Why a file has no permanent name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Nameless {
+    /// Its filesystem did not record when the file was created. A permanent name of this file would
+    /// begin with `start`.
+    NoCreationTime {
+        /// The part of the name that tells the file's inode.
+        start: String,
+    },
+    /// Another reason, as a text about the file.
+    Other(String),
 }
 
-fn permanent_name_of(path: &Path) -> io::Result<Option<String>> {
-    let (system, metadata) = (rustix::fs::statfs(path)?, std::fs::metadata(path)?);
-    let has_permanent = PERMANENT_INODES.contains(&(system.f_type as u64 & 0xffff_ffff));
+/// Returns a text that tells a file from another file that takes its path later. The text does not
+/// depend on the file's content, and stays the same when the host restarts.
+///
+/// # Errors
+/// Returns why the file has no such text.
+pub fn permanent_name(path: &Path) -> Result<String, Nameless> {
+    match within(path, ANSWER_MAX, |path| Ok(permanent_name_of(path))) {
+        Some(Ok(named)) => named,
+        Some(Err(error)) => Err(Nameless::Other(format!("cannot be examined: {error}"))),
+        None => Err(Nameless::Other("is on a filesystem that does not answer".to_owned())),
+    }
+}
+
+fn permanent_name_of(path: &Path) -> Result<String, Nameless> {
+    let failed = |error: io::Error| Nameless::Other(format!("cannot be examined: {error}"));
+    let system = rustix::fs::statfs(path).map_err(|errno| failed(errno.into()))?;
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(Nameless::Other("is not a regular file".to_owned()));
+    }
+    if !PERMANENT_INODES.contains(&(system.f_type as u64 & 0xffff_ffff)) {
+        return Err(Nameless::Other("is on a filesystem without permanent inode numbers".to_owned()));
+    }
+    let start = format!("inode {} created at ", metadata.ino());
     let born = metadata.created().ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
-    let name = |born: Duration| {
-        format!("inode {} created at {}.{:09}", metadata.ino(), born.as_secs(), born.subsec_nanos())
-    };
-    Ok(born.filter(|_| has_permanent && metadata.is_file()).map(name))
+    match born {
+        Some(born) => Ok(format!("{start}{}.{:09}", born.as_secs(), born.subsec_nanos())),
+        None => Err(Nameless::NoCreationTime { start }),
+    }
 }
 
 /// Returns the name of the present content of an image that consists of `image` and the files
@@ -158,13 +185,18 @@ mod tests {
         std::fs::write(&path, [1; 4096]).unwrap();
         let first = permanent_name(&path).expect("this filesystem records when files were created");
         std::fs::write(&path, [2; 8192]).unwrap();
-        assert_eq!(permanent_name(&path).as_ref(), Some(&first), "the content does not count");
+        assert_eq!(permanent_name(&path).as_ref(), Ok(&first), "the content does not count");
         let other = dir.path().join("other");
         std::fs::write(&other, [2; 8192]).unwrap();
         std::fs::rename(&other, &path).unwrap();
         assert_ne!(permanent_name(&path).unwrap(), first);
-        assert_eq!(permanent_name(dir.path()), None);
-        assert_eq!(permanent_name(&other), None);
+        assert_eq!(permanent_name(dir.path()), Err(Nameless::Other("is not a regular file".to_owned())));
+        for (path, why) in
+            [(&*other, "cannot be examined"), (Path::new("/proc/version"), "without permanent")]
+        {
+            let named = permanent_name(path);
+            assert!(matches!(&named, Err(Nameless::Other(text)) if text.contains(why)), "{named:?}");
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub use evidence::{ChangeDetector, ChangeTimes, ChangeToken};
 use flush_state::FlushState;
 pub use format::{Format, ImageFile, Role};
 pub use identity::ChangeMark;
-pub use image_state::{image_state, permanent_name};
+pub use image_state::{Nameless, image_state, permanent_name};
 pub use lock::Lock;
 pub use modelled::{ModelledOp, ServiceTime};
 use monitor::InFlight;

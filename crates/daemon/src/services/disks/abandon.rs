@@ -25,7 +25,7 @@ use crate::api_error::{ApiError, Result, conflict};
 use crate::background::spawn;
 use crate::cluster::Release;
 use crate::services::flash;
-use crate::services::registry::{DiskEntry, DiskPhase, Inner, OPENING};
+use crate::services::registry::{DiskEntry, DiskPhase, Inner, JOURNAL_LOST, OPENING};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::{CacheSpec, JournalSpec};
 
@@ -34,6 +34,9 @@ const LEAVE_MAX: Duration = Duration::from_secs(30);
 
 /// Pause between two attempts to remove a disk from a shard that has refused it.
 const REMOVE_EVERY: Duration = Duration::from_secs(5);
+
+/// Interval of the log lines while a shard refuses to remove a disk.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// Maximum time to wait for an unmount. A longer unmount continues in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
@@ -118,6 +121,7 @@ impl Disks {
     /// removed.
     pub(in crate::services) async fn take_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
+        self.note_end_of_cache(name).await?;
         self.exports.table().remove_disk(name).await;
         self.registry.inner().disk_mut(name)?.phase = DiskPhase::Removing;
         let dirty = self.leave_backing(name, &shard, id).await?;
@@ -128,6 +132,7 @@ impl Disks {
     /// disk offline.
     pub(in crate::services) async fn discard_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
+        self.note_end_of_cache(name).await?;
         let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
             .hint("the disk is opened again when the hanging requests have ended");
         self.exports.table().remove_disk(name).await;
@@ -157,7 +162,35 @@ impl Disks {
         )])
     }
 
+    /// Saves the end of a disk's cache. Otherwise the cache's journal, which may describe discarded
+    /// data as dirty, could count after a restart. If this fails, the disk stays in use, so that the
+    /// command can be repeated.
+    async fn note_end_of_cache(&self, name: &str) -> Result<()> {
+        let (spec, before) = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let (has_cache, reason) = (disk.has_cache, disk.cache_reason.as_deref());
+            let has_lost_journal = reason == Some(JOURNAL_LOST);
+            let Some(spec) = disk.wanted.cache.as_mut().filter(|_| has_cache) else { return Ok(()) };
+            let Some(journal) = spec.journal.as_mut() else { return Ok(()) };
+            let before = journal.discarded_ring;
+            if has_lost_journal {
+                journal.discarded_ring = journal.ring;
+            }
+            (spec.clone(), before)
+        };
+        let noted = self.pools.note_end(&spec).await;
+        if noted.is_err()
+            && let Ok(disk) = self.registry.inner().disk_mut(name)
+            && let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut())
+        {
+            journal.discarded_ring = before;
+        }
+        noted
+    }
+
     /// Abandons the backing of a disk, drops the disk's cache, and removes the disk from its shard.
+    /// The caller has saved the end of the cache.
     /// Returns the amount of dirty data, if the disk could have dirty data. If the shard refuses the
     /// removal, the disk goes offline, and the removal from the shard is repeated in the background.
     async fn leave_backing(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<Option<Size>> {
@@ -177,9 +210,6 @@ impl Disks {
             let through = CacheChange::Tune(Mode::WriteThrough, spec.destage.engine(), spec.copies);
             if let Err(error) = shard.change_cache(id, through).await {
                 tracing::debug!("{name}: {error}");
-            }
-            if let Err(error) = self.pools.note_end(spec).await {
-                tracing::warn!("disk {name}: the end of its cache cannot be saved: {error}");
             }
             dropped = self.drop_cache(name, shard, id).await;
         }
@@ -241,7 +271,7 @@ impl Disks {
     /// Drops the cache of an abandoned disk. Returns its segments, or `None` if the shard still has
     /// the cache.
     async fn drop_cache(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Option<Vec<Segment>> {
-        // The caller has recorded the end of the cache, whatever its journal says.
+        // The end of the cache is saved, whatever its journal says.
         let recorded = shard.change_cache(id, CacheChange::DiscardRecorded(u32::MAX)).await;
         tracing::debug!("{name}: {recorded:?}");
         let mut result = Err(ShardError::Command(CommandError::Dirty));
@@ -294,6 +324,7 @@ impl Disks {
     }
 
     async fn repeat_removal(&self, name: &str, shard: &ShardHandle, id: DiskId, new_id: DiskId) {
+        let mut logged: Option<Instant> = None;
         let (guard, is_same, gone) = loop {
             sleep(REMOVE_EVERY).await;
             let guard = self.registry.guard_disk(name, OPENING).ok();
@@ -309,15 +340,14 @@ impl Disks {
                 true => self.leave_shard_with_bitmaps(name, shard, id).await,
                 false => self.leave_shard(name, shard, id).await,
             };
+            let mut cause = None;
             if is_same && matches!(left, Err(ShardError::Command(CommandError::JournalFailed))) {
                 // A cache whose journal is lost can be closed only after it has a new one.
                 match self.pools.replace_journal_of_kept(name, shard, id).await {
                     Ok(()) => left = self.leave_shard_with_bitmaps(name, shard, id).await,
-                    Err(error) => tracing::warn!(
-                        "disk {name}: its cache cannot be closed, because its journal is lost and it gets no new \
-                         one: {error}; trying again every {} s",
-                        REMOVE_EVERY.as_secs()
-                    ),
+                    Err(error) => {
+                        cause = Some(format!("its journal is lost and it gets no new one: {error}"))
+                    }
                 }
             }
             match left {
@@ -328,7 +358,16 @@ impl Disks {
                     inner.kept_by_shard.remove(&id);
                     return;
                 }
-                Err(error) => tracing::debug!("disk {name}: its shard still refuses to remove it: {error}"),
+                Err(error) if logged.is_none_or(|logged| logged.elapsed() >= LOG_EVERY) => {
+                    logged = Some(Instant::now());
+                    let cause = cause.unwrap_or_else(|| error.to_string());
+                    tracing::warn!(
+                        "disk {name}: its cache cannot be closed, so its shard cannot remove it: {cause}; hob tries \
+                         again every {} s. If the cause remains, restart the daemon",
+                        REMOVE_EVERY.as_secs()
+                    );
+                }
+                Err(_) => {}
             }
         };
         self.registry.inner().kept_by_shard.remove(&id);
@@ -392,8 +431,8 @@ impl Inner {
 /// Returns the refusal to use the cache of an offline disk that its shard still has.
 fn left_by_shard(name: &str) -> ApiError {
     conflict!("{name} is offline, but its cache is still open: the cache could not be closed").hint(
-        "repeat the command later: hob tries every 5 s to give the cache a new journal and to close it; the log has the \
-         reason if that fails",
+        "repeat the command later, or restart the daemon: hob tries every 5 s to give the cache a new journal and to \
+         close it; the log has the reason if that fails",
     )
 }
 

@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use hob_storage::backing::{Format, ImageFile, permanent_name};
+use hob_storage::backing::{Format, ImageFile, Nameless, permanent_name};
 
 use super::Disks;
 use crate::api_error::{ApiError, Result, invalid, open_error};
@@ -145,23 +145,41 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled> {
 /// the recorded ones, if there are any.
 ///
 /// # Errors
-/// Returns a text that names the file if another file has taken its path since it was recorded.
+/// Returns a text that names the file if another file has taken its path since it was recorded, or
+/// may have.
 fn identified(files: &[ImageFile], recorded: &[FileSpec]) -> Result<Vec<FileSpec>, String> {
     let mut specs = Vec::with_capacity(files.len());
     for (number, file) in files.iter().enumerate() {
         let before = recorded.get(number).and_then(|recorded| recorded.identity.clone());
-        let identity = match (before, permanent_name(&file.path)) {
-            (Some(before), Some(now)) if before != now => {
-                return Err(format!(
-                    "{} was replaced: it is another file ({now}) than the recorded one ({before})",
-                    file.path.display()
-                ));
-            }
-            (before, now) => now.or(before),
-        };
+        let identity = compared(before, permanent_name(&file.path))
+            .map_err(|what| format!("{} {what}", file.path.display()))?;
         specs.push(FileSpec { identity, ..FileSpec::of(file) });
     }
     Ok(specs)
+}
+
+/// Compares the recorded identity of a file with the present one. Returns the identity to record.
+///
+/// # Errors
+/// Returns a text about the file if it is not the recorded one, or may not be.
+fn compared(before: Option<String>, now: Result<String, Nameless>) -> Result<Option<String>, String> {
+    let Some(before) = before else { return Ok(now.ok()) };
+    let is_same = match &now {
+        Ok(now) => *now == before,
+        // The same file has a creation time only with some versions of kernels and servers.
+        Err(Nameless::NoCreationTime { start }) => before.starts_with(start),
+        Err(Nameless::Other(_)) => false,
+    };
+    match now {
+        _ if is_same => Ok(Some(before)),
+        Ok(now) => Err(format!("was replaced: it is another file ({now}) than the recorded one ({before})")),
+        Err(Nameless::NoCreationTime { .. }) => {
+            Err(format!("was replaced: it has another inode than the recorded file ({before})"))
+        }
+        Err(Nameless::Other(why)) => {
+            Err(format!("{why}, so hob cannot tell whether it is the recorded file ({before})"))
+        }
+    }
 }
 
 /// Returns the format of a disk that an earlier version served.
@@ -200,6 +218,8 @@ fn decide(path: &Path) -> Result<Format> {
 
 #[cfg(test)]
 mod tests {
+    use hob_storage::backing::Role;
+
     use super::*;
 
     /// A file of 1 MiB that begins like a qcow2 image.
@@ -253,6 +273,31 @@ mod tests {
         let mut older = added;
         older.files.iter_mut().flatten().for_each(|file| file.identity = None);
         assert_eq!(settle(image, Some(older)).unwrap().image, again);
+    }
+
+    #[test]
+    fn a_file_whose_identity_is_unknown_is_not_the_recorded_one() {
+        let recorded = "inode 7 created at 1.000000002";
+        let with = |path: &str, identity: Option<&str>| {
+            let file = ImageFile { path: path.into(), format: Format::Raw, role: Role::Backing };
+            let known = FileSpec { identity: identity.map(str::to_owned), ..FileSpec::of(&file) };
+            identified(&[file], &[known])
+        };
+        let missing = "/proc/self/no-such-file";
+        for (path, why) in [
+            ("/dev/null", "not a regular file"),
+            ("/proc/version", "without permanent inode numbers"),
+            (missing, "cannot be examined"),
+        ] {
+            let refused = with(path, Some(recorded)).unwrap_err();
+            assert!(refused.starts_with(path) && refused.contains(why), "{refused}");
+            assert_eq!(with(path, None).unwrap()[0].identity, None);
+        }
+        let undated = |inode: u64| Nameless::NoCreationTime { start: format!("inode {inode} created at ") };
+        let before = || Some(recorded.to_owned());
+        assert_eq!(compared(before(), Err(undated(7))), Ok(before()));
+        assert!(compared(before(), Err(undated(77))).unwrap_err().contains("was replaced"));
+        assert_eq!(compared(None, Err(undated(7))), Ok(None));
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl Inner {
         for pool in &config.pools {
             let name = &pool.name;
             let Some(entry) = self.pools.get(name).filter(|entry| entry.was_opened()) else {
-                found.push(added("pool", name, &pool.devices.join(", "), Change::CreatePool(pool.clone())));
+                found.push(self.new_pool(pool));
                 continue;
             };
             let subject = format!("pool {name}");
@@ -184,6 +184,31 @@ impl Inner {
                 found.push(one_side(&subject, "devices", None, Some(path), action, change));
             }
         }
+    }
+
+    /// Returns the difference for a pool of hob.toml that does not exist. Its creation needs `--yes`
+    /// if that gives up devices that may have dirty data.
+    fn new_pool(&self, pool: &PoolCreate) -> Found {
+        let found = added("pool", &pool.name, &pool.devices.join(", "), Change::CreatePool(pool.clone()));
+        let given_up: Vec<String> = match self.pools.get(&pool.name).filter(|entry| entry.is_unseen) {
+            Some(entry) => entry
+                .devices
+                .iter()
+                .filter(|device| !pool.devices.iter().any(|path| device.path == Path::new(path)))
+                .map(|device| device.path.display().to_string())
+                .collect(),
+            None => Vec::new(),
+        };
+        if given_up.is_empty() {
+            return found;
+        }
+        let mut found = found.by(ConfigRemedy::ApplyWithYes);
+        found.difference.action = format!(
+            "the pool is created without {}, which hob could never open; if the pool existed before hob's state \
+             was lost, dirty data there is lost",
+            given_up.join(", ")
+        );
+        found
     }
 
     /// Returns the entries that were deleted from hob.toml and whose objects still exist. `before`

@@ -255,9 +255,10 @@ impl HobToml {
             is_changed || is_dropped || before.contains_key(&unapplied_key(it)) || is_refused(it)
         };
         let mut found = self.found(config, config).await;
-        // The start has just tried to create these pools.
+        // The start has just tried to create these pools, unless that needs '--yes'.
         found.retain(|it| {
-            let pool = it.difference.subject.strip_prefix("pool ").filter(|_| it.difference.is_added());
+            let is_tried = it.difference.is_added() && it.difference.by == ConfigRemedy::Apply;
+            let pool = it.difference.subject.strip_prefix("pool ").filter(|_| is_tried);
             pool.is_none_or(|pool| !self.registry.inner().pools.contains_key(pool))
         });
         let (changed, other): (Vec<Found>, Vec<Found>) =

@@ -75,8 +75,9 @@ impl Shutdown {
         Ok(())
     }
 
-    /// Waits until every backing answers, and flushes each. The next process could not open a disk
-    /// whose backing does not answer, although the cache of this process serves the disk.
+    /// Flushes every backing that hob writes to and that can be flushed, and waits until no other
+    /// backing is known to be silent. The next process could not open a disk whose backing does not
+    /// answer, although the cache of this process serves the disk.
     ///
     /// # Errors
     /// Returns the name of a disk whose backing did not answer within `wait_max` or could not be
@@ -87,7 +88,8 @@ impl Shutdown {
     }
 
     /// Waits until no backing is known to be silent. Covers backings that are not flushed, because
-    /// their disks are read-only or because they cannot be flushed.
+    /// their disks are read-only or because they cannot be flushed. Such a backing gets no request
+    /// here: it counts as silent only if requests of guests or the connection have shown this.
     async fn until_none_silent(&self, wait_max: Duration) -> Result<(), String> {
         let begun = tokio::time::Instant::now();
         loop {
@@ -103,8 +105,8 @@ impl Shutdown {
         }
     }
 
-    /// Flushes every backing. The next process does not know which writes are not flushed, so it
-    /// could not report their loss.
+    /// Flushes every backing that hob writes to. The next process does not know which writes are not
+    /// flushed, so it could not report their loss.
     ///
     /// # Errors
     /// Returns the name of a disk whose backing could not be flushed within `wait_max`, with the

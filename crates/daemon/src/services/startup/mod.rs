@@ -4,9 +4,11 @@
 mod new_disks;
 mod serve;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hob_control::PoolCreate;
 use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, is_segment_size};
 
 use super::disks::Disks;
@@ -75,10 +77,17 @@ impl Startup {
         self.qos.restore(&kept);
         self.swap.restore(&kept.swaps);
         self.qos.start(config)?;
-        // hob.toml may have a corrected definition of a pool that could not be created.
-        let is_defined = |pool: &PoolState| config.pools.iter().any(|it| it.name == pool.name);
+        // hob.toml may have a corrected definition of a pool that could not be created. Without a
+        // saved state, missing devices may have dirty data, so a definition without them waits for
+        // 'hob config apply --yes'.
+        let is_tried_again = |pool: &PoolState| {
+            let defined = config.pools.iter().find(|it| it.name == pool.name);
+            let has =
+                |it: &PoolCreate, path: &Path| it.devices.iter().any(|device| Path::new(device) == path);
+            defined.is_some_and(|it| pool.devices.iter().all(|path| has(it, path)))
+        };
         let kept_pools: Vec<&PoolState> =
-            kept.pools.iter().filter(|&pool| pool.was_created() || !is_defined(pool)).collect();
+            kept.pools.iter().filter(|&pool| pool.was_created() || !is_tried_again(pool)).collect();
         // The devices of all pools are asked at the same time, because a hung one takes seconds.
         let opening: Vec<_> =
             kept_pools.iter().map(|pool| pool.peers.is_empty().then(|| open_pool(pool))).collect();
@@ -162,7 +171,9 @@ impl Startup {
         let opening = opening.unwrap_or_else(|| open_pool(pool));
         let opened =
             opening.await.map_err(|error| failed!("an internal task ended unexpectedly: {error}"))??;
-        let known = Known { out: &pool.devices_out, peers: &pool.peers, device_ids: pool.device_ids };
+        // A pool that was never opened may have devices that hob.toml does not list.
+        let device_ids = pool.device_ids.or((!pool.was_created()).then_some(0));
+        let known = Known { out: &pool.devices_out, peers: &pool.peers, device_ids };
         self.pools.take_pool_in(&pool.name, opened, known).await?;
         self.pools.restore_flash_writes(&pool.name, pool.flash_writes).await;
         let mut inner = self.registry.inner();

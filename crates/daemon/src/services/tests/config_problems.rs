@@ -213,3 +213,39 @@ fn a_pool_that_could_not_be_created_is_created_at_the_next_start() {
         assert_eq!(bench.room("vm"), 4);
     });
 }
+
+/// Without a saved state, a missing device may have dirty data, which must not be given up silently.
+#[test]
+fn a_pool_that_could_not_be_created_is_created_without_its_device_only_with_yes() {
+    run(async |bench| {
+        bench.image("vm.img", 64);
+        let other = text(&bench, CACHE, "").replace("/a\"", "/b\"");
+        let first = other.replace("/b\"", "/flash/a\"");
+        let filed = Filed::start(bench, &first).await;
+        filed.reload(&other).await;
+        assert_eq!(filed.diff().await, [("pool p".to_owned(), hob_control::ConfigRemedy::ApplyWithYes)]);
+        let pending = filed.pending().await;
+        let parts = ["/flash/a, which hob could never open", "'hob config apply --yes' makes this change"];
+        assert!(pending.len() == 1 && parts.iter().all(|part| pending[0].contains(part)), "{pending:?}");
+        // Nor does a restart give it up.
+        let state = filed.bench.services.registry.inner().state();
+        let Filed { bench, .. } = filed;
+        let Bench { dir, services, shard } = bench;
+        shard.stop();
+        drop(services);
+        let bench = Bench { dir, ..Bench::new() };
+        let config = Config::load(&PathBuf::from(bench.path("hob.toml"))).unwrap();
+        bench.services.startup.start(state, &config).await.unwrap();
+        {
+            let inner = bench.services.registry.inner();
+            let pool = &inner.pools["p"];
+            assert!(pool.is_unseen && pool.devices.len() == 1 && !pool.was_opened(), "{pool:?}");
+        }
+        bench.services.hob_toml.set(Box::new(config));
+        let applied = bench.services.hob_toml.apply(false).await.unwrap();
+        assert_eq!((applied.done.len(), applied.failed.len(), applied.left.len()), (0, 0, 1), "{applied:?}");
+        let applied = bench.services.hob_toml.apply(true).await.unwrap();
+        assert_eq!((applied.done.len(), applied.failed.len()), (1, 0), "{applied:?}");
+        assert!(bench.services.registry.inner().pools["p"].is_whole());
+    });
+}

@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use super::journal_lost;
-use super::recovery::{LAZY, prepare, reason, write};
+use super::recovery::{LAZY, prepare, reason, sectors, write};
 use super::*;
 use crate::api_error::ApiError;
 use crate::cluster::Cluster;
+use crate::services::registry::JOURNAL_LOST;
 
 fn id(bench: &Bench, disk: &str) -> DiskId {
     bench.services.registry.inner().disks[disk].id
@@ -53,6 +54,7 @@ fn a_disk_that_its_shard_keeps_is_not_removed_with_its_dirty_data() {
         let disks = &bench.services.disks;
         let error = disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap_err().to_string();
         assert!(error.contains("its cache is still open"), "{error}");
+        assert!(error.contains("or restart the daemon"), "{error}");
         assert!(is_kept(&bench) && !reason(&bench).is_empty());
         assert_eq!(bench.free(), free, "the shard uses these segments");
         bench.disk("other").await;
@@ -62,6 +64,42 @@ fn a_disk_that_its_shard_keeps_is_not_removed_with_its_dirty_data() {
         settled(&bench.services).await;
         disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
         assert_eq!(bench.free(), 16);
+    });
+}
+
+/// Without the saved end of the cache, its journal could describe discarded data as dirty after a
+/// restart.
+#[test]
+fn a_disk_whose_end_of_the_cache_cannot_be_saved_stays_in_use_with_its_dirty_data() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        let [state, away] = ["state", "away"].map(|name| bench.dir.path().join(name));
+        std::fs::rename(&state, &away).unwrap();
+        let disks = &bench.services.disks;
+        let error = disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap_err().to_string();
+        assert!(error.contains("state.json"), "{error}");
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
+        assert_eq!(sectors(&bench).await.1, 10);
+        std::fs::rename(&away, &state).unwrap();
+        disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
+        assert_eq!(bench.free(), 16);
+    });
+}
+
+/// If hob stops before the shard removes the disk, the lost journal still describes the discarded data
+/// as dirty.
+#[test]
+fn a_discard_with_a_lost_journal_is_saved_although_the_shard_keeps_the_disk() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        bench.services.registry.inner().disk_mut("vm").unwrap().cache_reason = Some(JOURNAL_LOST.to_owned());
+        bench.shard.set_keeps_disks(true);
+        bench.services.disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap_err();
+        let cache = bench.services.registry.inner().disks["vm"].wanted.cache.clone();
+        let journal = cache.unwrap().journal.unwrap();
+        assert!(journal.ring > 0 && journal.discarded_ring == journal.ring, "{journal:?}");
     });
 }
 
