@@ -40,7 +40,8 @@ pub(super) const SHARE: FigureInfo = FigureInfo {
     method: "Stands in for the original benchmark: the generator vmmark, four tiles on the arrays of fast-cache-tiles, \
              without deployments, \
              played once before they are measured; the preset fast-cache on a mirrored pair of SATA SSDs, below 12 GB of \
-             DRAM that caches reads, which is the size in the source's study of desktops.",
+             DRAM that caches reads, which is the size in the source's study of desktops. The 366 GB lie on one pair too; \
+             the source has eight devices for them.",
     fitted: &[HOT, fitted("tile-iops", "two tiles on 20 disks without a cache")],
     work: Work::Play { cases: share_cases, judge: judge_share },
 };
