@@ -51,7 +51,8 @@ const HOT: Fitted = fitted("hot-percent, hot-share-percent", "96.5 % served with
 
 /// Note about the two arrays, as printed on the page.
 const ARRAYS_NOTE: &str = "The source has 4.4 points between the two arrays. Here both have one cache of the same size and the \
-    same load, and serve the same share. The source repeated its runs only until the scores differed by less than 3 %, \
+    same load, and serve the same share. So the share on 20 disks, too, follows from the inputs that were fitted on 11. \
+    The source repeated its runs only until the scores differed by less than 3 %, \
     so its caches need not have been equally warm.";
 
 /// The array's write cache: 512 MB, at the scale of the figures.
@@ -226,7 +227,7 @@ fn judge_share(runs: &[Measured]) -> Result<Findings> {
         share("share of reads", mix).published(0.24).by_construction("read-percent"),
         share("served by DRAM and flash, 92 GB, 20 disks", both(twenty))
             .published(0.921)
-            .within(0.921, 0.921 * 1.05),
+            .by_construction(HOT.input),
         share("served by DRAM and flash, 92 GB, 11 disks", both(eleven))
             .published(0.965)
             .by_construction(HOT.input),
