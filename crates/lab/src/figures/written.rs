@@ -185,6 +185,9 @@ fn destage_late(cache: &mut CacheSetup) {
 /// Maximum difference of vSAN's fall from the published one, as a share of the published one.
 const FALL_BOUND: f64 = 0.2;
 
+/// Amount of dirty data that the one space of a ZBS node holds, bytes: 1.5 TiB, with two copies.
+const DIRTY_MAX: f64 = 768.0 * GIB;
+
 /// Maximum drop of a rate that counts as none.
 const NO_DROP: f64 = 0.05;
 
@@ -369,7 +372,10 @@ fn judge(
         share("ZBS, last of 2 TB against first", long.last / long.first),
         Line::new("ZBS, written before the one space is full", Unit::Bytes, long.full_at)
             .published("more than 500 GB")
-            .check("more than 500 GiB, less than 2 TB", long.full_at > 500.0 * GIB && long.to_flash < 1.0),
+            .check(
+                "768 GiB within 6 %: two copies of dirty data in 1.5 TiB",
+                (long.full_at / DIRTY_MAX - 1.0).abs() <= 0.06 && long.to_flash < 1.0,
+            ),
     ];
     for (what, run) in [("slower", slower), ("faster", faster)] {
         let text = format!("vSAN, last against first, disks 20 % {what}");
