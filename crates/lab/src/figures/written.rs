@@ -45,7 +45,8 @@ const METHOD: &str = "Stands in for the original load: fio-like writers that wri
     space is full. With random writes, it also runs with destaging from 90 % of its room on instead of 20 %. \
     The source names the drives. The Intel D3-S4610 of 960 GB has 96 000 random reads and 51 000 random writes \
     a second (Intel ARK, product 134917, as others cite it); 510 MB/s of writes are from a shop, 560 MB/s of reads assumed. No data sheet of the \
-    Toshiba SAS disk of 2.4 TB was found: 10 500 rpm and 260 MiB/s at the outer edge are assumed, and the seek times are \
+    Toshiba SAS disk of 2.4 TB was found. A report on Toshiba gives 10 500 rpm for its series AL15SE, and a test the same \
+    for another SAS disk of 2.4 TB (Seagate Exos 10E2400). 260 MiB/s at the outer edge are assumed, and the seek times are \
     those of the manual of another 10K disk (Seagate Savvio 10K.4). vSAN therefore also runs on disks that are 20 % slower \
     and 20 % faster. \
     The source gives no queue depth: 32 writes of 256 KB, or 128 of 4 KB, are under way. There is no network, and no \
@@ -110,8 +111,12 @@ pub(super) const SSD_960: FlashConfig = FlashConfig {
     write_buffer_bytes: 32 << 20,
 };
 
-/// Returns an array of the source's disks, Toshiba SAS disks of 2.4 TB. No data sheet was found, so
-/// their 10 500 rpm and 260 MiB/s are assumed. The seek times are those of the Seagate Savvio
+/// Returns an array of the source's disks, Toshiba SAS disks of 2.4 TB. No data sheet was found.
+/// Toshiba's series AL15SE has 10 500 rpm,
+/// <https://www.techfromthenet.it/201905298713/Tech-storage/toshiba-lo-storage-meccanico-ha-ancora-carte-da-giocare.html>,
+/// as does the Seagate Exos 10E2400, another SAS disk of 2.4 TB,
+/// <https://hwp24.com/articles/seagate_exos_10e2400_testing_a_hybrid_sff_drive_with_an_extended_method/>.
+/// The 260 MiB/s at the outer edge are assumed. The seek times are those of the Seagate Savvio
 /// 10K.4 (3.8 ms on average, 7.8 ms over the full stroke),
 /// <https://manualsdump.com/amp/en/manuals/136758/17>.
 /// The load uses the first part of the array, whose capacity is `spare` times larger.
