@@ -68,7 +68,7 @@ fn adapted_and_sabotaged(name: &str, small: &[&str], adapt: Change, sabotages: &
 
 fn all_fail(name: &str, sound: &[Line], broken: Vec<(&[&str], Vec<Line>)>) {
     for line in sound {
-        assert_ne!(line.check, Some(Check::Fails), "{name} without sabotage: {line:?}");
+        assert_ne!(line.check, Some(Check::Fails), "{name} without sabotage: {line:?} of {sound:?}");
         let named = || broken.iter().flat_map(|(names, _)| names.iter());
         assert!(
             !passes(line) || named().any(|what| *what == line.what),
@@ -282,19 +282,22 @@ fn shares_of_io_fail_with_other_caches_and_with_caches_or_arrays_exchanged() {
 
 #[test]
 fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
+    // With this skew, the disks are as busy as in the source at the small scale too.
+    let less_skew: Change = |cases| cases[3] = cases[3].clone().set("theta=1.4");
     let cached = [
         "mean latency",
         "mean latency in the second of the peak",
         "mean latency, comfort limit",
         "comfort limit in the second of the peak",
     ];
-    let sabotages: [(&[&str], Change); 4] = [
+    let sabotages: [(&[&str], Change); 5] = [
         (&cached, |cases| {
             cases[1].cache = CaseCache::Off;
             // This array has no write cache, which would absorb the writes of a short run.
             cases[1].backing = Backing::Array(ArrayConfig::raid5_of_five_15k);
         }),
         (&["peak I/Os a second, no cache"], |cases| cases[0].backing = Backing::FixedNs(100_000)),
+        (&["mean utilisation of the disks"], |cases| cases[3] = cases[1].clone()),
         (&["mean utilisation of the disks"], |cases| {
             cases.iter_mut().for_each(|case| case.backing = Backing::FixedNs(100_000));
         }),
@@ -303,7 +306,7 @@ fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
     // At this scale a desktop has few pages. With a steeper skew, the small desktop has the same
     // share of hits as a full-size desktop.
     let small = ["scale=1024", "theta=2.5", "boot-s=5", "login-s=5", "work-s=30"];
-    sabotaged("fast-cache-desktops", &small, &sabotages);
+    adapted_and_sabotaged("fast-cache-desktops", &small, less_skew, &sabotages);
 }
 
 /// Sabotages of both figures of continuous writers.
