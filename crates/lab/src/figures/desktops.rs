@@ -2,7 +2,7 @@
 //! and overall.
 
 use anyhow::Result;
-use hob_world::disk_model::ArrayConfig;
+use hob_world::disk_model::{ArrayConfig, WriteCache};
 use hob_world::flash_model::FlashConfig;
 
 use super::case::{Backing, Case, CaseCache, Measured};
@@ -24,7 +24,7 @@ pub(super) const INFO: FigureInfo = FigureInfo {
              requests are to the desktops' own data, with the published mix in all phases. One day is played \
              before the one that is measured, for the source's cache was warm. The preset fast-cache, 100 GB usable on a \
              mirrored pair of SATA SSDs; all desktops lie on one disk, as the array sees them; the array has a write \
-             cache of 512 MB, as such arrays do. This write cache is not scaled down, so it is 8 % of the data. \
+             cache of 512 MB, as such arrays do. \
              Above the flash, 12 GB of DRAM cache reads. 100 desktops have half the data. One more run has less skew, so \
              that the disks are as busy as in the source.",
     fitted: &[
@@ -42,9 +42,8 @@ const UTILISATION: f64 = 0.597;
 const UTILISATION_BOUND: f64 = 0.2;
 
 /// Setting of the generator for a skew with which the disks are as busy as in the source. The less
-/// the skew, the more requests miss flash, and the busier are the disks. With theta=1.6 they are
-/// busy for 15.7 % of the time.
-const BUSY_THETA: &str = "theta=1.22";
+/// the skew, the more requests miss flash, and the busier are the disks.
+const BUSY_THETA: &str = "theta=1.33";
 
 /// Returns the reason why the disks have another utilisation than in the source. `share` is the
 /// share of requests that DRAM and flash serve in the run with less skew, and `utilisation` that of
@@ -56,6 +55,15 @@ fn utilisation_reason(share: f64, utilisation: f64) -> String {
          only {share} of the requests, the utilisation is {utilisation}, within a fifth of the published one. The source \
          gives its hits as near 100 %, so its disks also did work that it does not describe and that is not modelled here."
     )
+}
+
+/// Factor by which the data, the cache and the array's write cache are smaller than the source's.
+const SCALE: u64 = 64;
+
+/// Returns the source's array with its write cache of 512 MB at the scale of the figure.
+fn array(bytes: u64) -> ArrayConfig {
+    let write_cache = Some(WriteCache { bytes_max: (512 << 20) / SCALE, latency_ns: 300_000 });
+    ArrayConfig { write_cache, ..ArrayConfig::raid5_of_five_15k(bytes) }
 }
 
 fn cases(size: Size) -> Vec<Case> {
@@ -71,7 +79,7 @@ fn cases(size: Size) -> Vec<Case> {
         "login-read-percent=15",
     ];
     let settings: Vec<&str> = settings.iter().copied().chain(own_data).collect();
-    let array = Backing::Array(ArrayConfig::raid5_of_five_15k_vdi);
+    let array = Backing::Array(array);
     let cache = CaseCache::Preset(FlashConfig::sata_ssd(), "fast-cache");
     let case = |cache| Case::new("vdi", &settings, cache, array).on_one_disk();
     let cached = || case(cache).twice().memory(12 << 30);

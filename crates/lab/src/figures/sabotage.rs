@@ -283,7 +283,7 @@ fn shares_of_io_fail_with_other_caches_and_with_caches_or_arrays_exchanged() {
 #[test]
 fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
     // With this skew, the disks are as busy as in the source at the small scale too.
-    let less_skew: Change = |cases| cases[3] = cases[3].clone().set("theta=1.4");
+    let less_skew: Change = |cases| cases[3] = cases[3].clone().set("theta=1.6");
     let cached = [
         "mean latency",
         "mean latency in the second of the peak",
