@@ -12,7 +12,7 @@ type Row = (&'static str, &'static str, &'static str, &'static str);
 
 /// The sentences that a test of hob can show, with their tests. Not included: the names of the
 /// sources' own programs, such as `esxcli`.
-const SENTENCES: [Row; 66] = [
+const SENTENCES: [Row; 69] = [
     // §1
     row!(
         "devices are aggregated into one flash resource",
@@ -56,8 +56,8 @@ const SENTENCES: [Row; 66] = [
     ),
     row!(
         "space is reserved when the cache is created",
-        "crates/engine/src/engine/tests/blocks.rs",
-        "blocks_are_size_divided_by_block_size"
+        "crates/daemon/src/services/tests/persistent.rs",
+        "a_cache_that_fills_the_pool_leaves_no_room_for_its_journal"
     ),
     row!(
         "caching can be switched on while the machine runs",
@@ -226,6 +226,16 @@ const SENTENCES: [Row; 66] = [
         "statistics_show_whether_a_cache_is_too_large_or_too_small"
     ),
     row!(
+        "(hob must make this unnecessary)",
+        "conformance/tests/advise.rs",
+        "live_curves_are_those_of_the_trace"
+    ),
+    row!(
+        "(hob must make this unnecessary)",
+        "crates/lab/src/advise/live/tests.rs",
+        "the_size_for_the_target_and_the_largest_block_as_good"
+    ),
+    row!(
         "block size: the dominant I/O size, read off a histogram",
         "conformance/tests/histogram.rs",
         "the_daemons_histograms_match_its_trace"
@@ -323,6 +333,11 @@ const SENTENCES: [Row; 66] = [
         "accurate trace replay with original timing against a disk",
         "conformance/tests/replay.rs",
         "a_replayed_recording_is_recorded_the_same"
+    ),
+    row!(
+        "accurate trace replay with original timing against a disk",
+        "crates/lab/src/replay/tests.rs",
+        "time_passes_as_in_the_trace"
     ),
     row!("fio as load generator", "conformance/tests/fio_verify.rs", "an_unchanged_cache_verifies"),
     row!(

@@ -54,7 +54,13 @@ fn passes(line: &Line) -> bool {
 /// Runs the figure without a change, and with each sabotage, which must fail the named checks. All
 /// checks of the figure must be named.
 fn sabotaged(name: &str, small: &[&str], sabotages: &[(&[&str], Change)]) {
+    adapted_and_sabotaged(name, small, |_| {}, sabotages);
+}
+
+/// As [`sabotaged`], with a change of the small runs that adapts single cases to their small size.
+fn adapted_and_sabotaged(name: &str, small: &[&str], adapt: Change, sabotages: &[(&[&str], Change)]) {
     let mut figure = Small::new(name, small);
+    adapt(&mut figure.cases);
     let sound = figure.lines(|_| {});
     let broken = sabotages.iter().map(|(names, change)| (*names, figure.lines(*change)));
     all_fail(name, &sound, broken.collect());
@@ -62,7 +68,7 @@ fn sabotaged(name: &str, small: &[&str], sabotages: &[(&[&str], Change)]) {
 
 fn all_fail(name: &str, sound: &[Line], broken: Vec<(&[&str], Vec<Line>)>) {
     for line in sound {
-        assert_ne!(line.check, Some(Check::Fails), "{name} without sabotage: {line:?}");
+        assert_ne!(line.check, Some(Check::Fails), "{name} without sabotage: {line:?} of {sound:?}");
         let named = || broken.iter().flat_map(|(names, _)| names.iter());
         assert!(
             !passes(line) || named().any(|what| *what == line.what),
@@ -254,11 +260,14 @@ fn tiles_fail_without_a_cache_on_fast_disks_and_with_the_arrays_exchanged() {
 
 #[test]
 fn shares_of_io_fail_with_other_caches_and_with_caches_or_arrays_exchanged() {
+    // The first accesses to a hot page are misses. They have the same share of all requests as at
+    // full size if a hot page has as many requests.
+    let longer: Change = |cases| cases[5] = cases[5].clone().set("seconds=25");
     let sabotages: [(&[&str], Change); 7] = [
-        (&["lost from three to four tiles"], |cases| cases[0] = cases[2].clone()),
-        (&["served by DRAM and flash, 92 GB, 20 disks"], |cases| {
-            cases[0] = cases[0].clone().set("cache=60GiB");
+        (&["served by DRAM and flash, 92 GB, 20 disks, cache empty at first"], |cases| {
+            cases[5] = cases[5].clone().set("cache=60GiB");
         }),
+        (&["lost from three to four tiles"], |cases| cases[0] = cases[2].clone()),
         (&["served by DRAM and flash, 366 GB"], |cases| cases[2] = cases[0].clone()),
         (&["reads that DRAM serves, 92 GB"], |cases| cases[0].memory_bytes *= 2),
         (&["mean read latency, 366 GB against 92 GB"], |cases| cases.swap(0, 2)),
@@ -267,24 +276,28 @@ fn shares_of_io_fail_with_other_caches_and_with_caches_or_arrays_exchanged() {
             cases[1].cache = CaseCache::Off;
         }),
     ];
-    sabotaged("fast-cache-share", &["scale=1024", "seconds=16"], &sabotages);
+    let small = ["scale=1024", "seconds=16"];
+    adapted_and_sabotaged("fast-cache-share", &small, longer, &sabotages);
 }
 
 #[test]
 fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
+    // With this skew, the disks are as busy as in the source at the small scale too.
+    let less_skew: Change = |cases| cases[3] = cases[3].clone().set("theta=1.6");
     let cached = [
         "mean latency",
         "mean latency in the second of the peak",
         "mean latency, comfort limit",
         "comfort limit in the second of the peak",
     ];
-    let sabotages: [(&[&str], Change); 4] = [
+    let sabotages: [(&[&str], Change); 5] = [
         (&cached, |cases| {
             cases[1].cache = CaseCache::Off;
             // This array has no write cache, which would absorb the writes of a short run.
             cases[1].backing = Backing::Array(ArrayConfig::raid5_of_five_15k);
         }),
         (&["peak I/Os a second, no cache"], |cases| cases[0].backing = Backing::FixedNs(100_000)),
+        (&["mean utilisation of the disks"], |cases| cases[3] = cases[1].clone()),
         (&["mean utilisation of the disks"], |cases| {
             cases.iter_mut().for_each(|case| case.backing = Backing::FixedNs(100_000));
         }),
@@ -293,12 +306,11 @@ fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
     // At this scale a desktop has few pages. With a steeper skew, the small desktop has the same
     // share of hits as a full-size desktop.
     let small = ["scale=1024", "theta=2.5", "boot-s=5", "login-s=5", "work-s=30"];
-    sabotaged("fast-cache-desktops", &small, &sabotages);
+    adapted_and_sabotaged("fast-cache-desktops", &small, less_skew, &sabotages);
 }
 
 /// Sabotages of both figures of continuous writers.
-const WRITERS: [(&[&str], Change); 4] = [
-    (&["vSAN, last against first"], |cases| cases[5] = cases[1].clone()),
+const WRITERS: [(&[&str], Change); 3] = [
     (&["vSAN, written before the buffer is full"], |cases| cases[1] = cases[1].clone().set("cache=447GiB")),
     (&["ZBS, lowest against first", "ZBS, written to flash of 500 GB"], |cases| {
         cases[2] = cases[2].clone().set("cache=150GiB");
@@ -310,14 +322,20 @@ const WRITERS: [(&[&str], Change); 4] = [
 #[test]
 fn sequential_writes_fail_with_small_caches_and_the_same_disks() {
     let mut sabotages = WRITERS.to_vec();
+    // Disks of the rated speed do not confirm that the source's were slower.
+    sabotages.push((&["vSAN, last against first"], |cases| cases[5] = cases[1].clone()));
     // Writers that do not pause do not confirm that destaging is the reason.
     sabotages.push((&["ZBS, lowest against first"], |cases| cases[6] = cases[2].clone()));
     sabotaged("zbs-sequential", &[], &sabotages);
 }
 
 #[test]
-fn random_writes_fail_with_small_caches_and_writers_that_never_pause() {
+fn random_writes_fail_with_small_caches_and_without_the_runs_that_confirm_reasons() {
     let mut sabotages = WRITERS.to_vec();
+    // Disks of the assumed speed do not confirm that the source's were faster.
+    sabotages.push((&["vSAN, last against first"], |cases| cases[8] = cases[1].clone()));
+    // A cache that destages does not confirm that destaging is the reason.
+    sabotages.push((&["ZBS, lowest against first"], |cases| cases[5] = cases[2].clone()));
     sabotages.push((&["vSAN, last against its disks alone"], |cases| cases.swap(0, 1)));
     sabotaged("zbs-random", &["scale=2048"], &sabotages);
 }

@@ -39,8 +39,10 @@ pub(super) const SHARE: FigureInfo = FigureInfo {
                 and with more disks, and the latency of writes hardly changes.",
     method: "Stands in for the original benchmark: the generator vmmark, four tiles on the arrays of fast-cache-tiles, \
              without deployments, \
-             played once before they are measured; the preset fast-cache on a mirrored pair of SATA SSDs, below 12 GB of \
-             DRAM that caches reads, which is the size in the source's study of desktops.",
+             played once before they are measured, except for one run with a cache that is empty at first; the preset \
+             fast-cache on a mirrored pair of SATA SSDs, below 12 GB of \
+             DRAM that caches reads, which is the size in the source's study of desktops. The 366 GB lie on one pair too; \
+             the source has eight devices for them.",
     fitted: &[HOT, fitted("tile-iops", "two tiles on 20 disks without a cache")],
     work: Work::Play { cases: share_cases, judge: judge_share },
 };
@@ -50,8 +52,13 @@ const HOT: Fitted = fitted("hot-percent, hot-share-percent", "96.5 % served with
 
 /// Note about the two arrays, as printed on the page.
 const ARRAYS_NOTE: &str = "The source has 4.4 points between the two arrays. Here both have one cache of the same size and the \
-    same load, and serve the same share. The source repeated its runs only until the scores differed by less than 3 %, \
-    so its caches need not have been equally warm.";
+    same load, and serve the same share. So the share on 20 disks, too, follows from the inputs that were fitted on 11. \
+    The source repeated its runs only until the scores differed by less than 3 %, \
+    so its caches need not have been equally warm. A cache that is empty at \
+    first, and is filled while the share is measured, is the least warm one, and is checked.";
+
+/// Lower one of the two published shares that DRAM and 92 GB of flash serve: the one on 20 disks.
+const LEAST_SERVED: f64 = 0.921;
 
 /// The array's write cache: 512 MB, at the scale of the figures.
 const WRITE_CACHE: WriteCache = WriteCache { bytes_max: (512 << 20) / 256, latency_ns: 300_000 };
@@ -199,20 +206,21 @@ fn share_cases(size: Size) -> Vec<Case> {
         Case::new("vmmark", &settings(size), FAST_CACHE, Backing::Luns(LUNS, array))
             .set(cache)
             .on_one_disk()
-            .twice()
             .memory(DRAM)
     };
+    let warm = |array: fn(u64) -> ArrayConfig, cache: &str| case(array, cache).twice();
     vec![
+        warm(eight, "cache=92GiB"),
+        warm(four, "cache=92GiB"),
+        warm(eight, "cache=366GiB"),
+        warm(eight, "cache=92GiB").set("tiles=2"),
+        warm(eight, "cache=92GiB").set("tiles=3"),
         case(eight, "cache=92GiB"),
-        case(four, "cache=92GiB"),
-        case(eight, "cache=366GiB"),
-        case(eight, "cache=92GiB").set("tiles=2"),
-        case(eight, "cache=92GiB").set("tiles=3"),
     ]
 }
 
 fn judge_share(runs: &[Measured]) -> Result<Findings> {
-    let [twenty, eleven, large, two_tiles, three_tiles] = runs else { unreachable!("five cases") };
+    let [twenty, eleven, large, two_tiles, three_tiles, empty] = runs else { unreachable!("six cases") };
     let share = |text: &str, value: f64| Line::new(text, Unit::Percent, value);
     let both = |run: &Measured| run.served().both();
     let mix = twenty.stats.reads as f64 / (twenty.stats.reads + twenty.stats.writes) as f64;
@@ -224,8 +232,11 @@ fn judge_share(runs: &[Measured]) -> Result<Findings> {
     let lines = vec![
         share("share of reads", mix).published(0.24).by_construction("read-percent"),
         share("served by DRAM and flash, 92 GB, 20 disks", both(twenty))
-            .published(0.921)
-            .within(0.921, 0.921 * 1.05),
+            .published(LEAST_SERVED)
+            .by_construction(HOT.input),
+        share("served by DRAM and flash, 92 GB, 20 disks, cache empty at first", both(empty))
+            .published(LEAST_SERVED)
+            .check("at least 92.1 %", both(empty) >= LEAST_SERVED),
         share("served by DRAM and flash, 92 GB, 11 disks", both(eleven))
             .published(0.965)
             .by_construction(HOT.input),
@@ -261,7 +272,7 @@ fn judge_share(runs: &[Measured]) -> Result<Findings> {
         ))
         .series("published")
         .series("measured")
-        .group(BarGroup::new("92 GB, 20 disks", [Bar::Value(0.921), Bar::Value(both(twenty))]))
+        .group(BarGroup::new("92 GB, 20 disks", [Bar::Value(LEAST_SERVED), Bar::Value(both(twenty))]))
         .group(BarGroup::new("92 GB, 11 disks", [Bar::Value(0.965), Bar::Value(both(eleven))]))
         .group(BarGroup::new("366 GB", [Bar::Missing, Bar::Value(both(large))]));
     Ok(Findings { lines, notes: vec![ARRAYS_NOTE.to_owned()], picture: bars(&chart) })
