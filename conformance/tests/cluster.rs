@@ -309,7 +309,10 @@ fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
     a.signal(Signal::CONT);
     wait_for("host-a to know", || !a.serves("vm1"));
     std::thread::sleep(Duration::from_secs(1));
-    assert_eq!(guest.acknowledged_after(woken), [0; 0], "it acknowledged what it must not");
+    // The host may have been stopped between the check of its lease and the reply to a write that the
+    // next owner has found.
+    let late = guest.acknowledged_after(woken);
+    assert!(late.iter().all(|number| *number == found), "{late:?} acknowledged, the next owner has {found}");
     guest.end();
     for block in BURST.chain([5]) {
         assert_eq!(

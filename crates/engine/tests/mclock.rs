@@ -36,8 +36,6 @@ fn reservation_limit_and_proportional_tags_hold_together() {
     let reserved = Entitlement { shares: 200, reservation: 250, ..Entitlement::default() };
     let limited = Entitlement { shares: 100, limit: Some(300), ..Entitlement::default() };
     for (capacity, wanted) in [
-        // By shares of 2 : 2 : 1, the first two would get 220 each, so their reservations decide.
-        (550, [250.0, 250.0, 50.0]),
         // Shares decide.
         (1000, [400.0, 400.0, 200.0]),
         // The limit of the third decides, and the first two share the rest.

@@ -331,12 +331,6 @@ fn a_failed_flush_of_flash_that_is_believed_is_noticed() {
 }
 
 #[test]
-fn a_tail_that_is_believed_to_be_durable_is_noticed() {
-    // Nothing is acknowledged without a journal, so this defect seldom does harm.
-    expect_flaky(Sabotage::TrustedTail, 1000);
-}
-
-#[test]
 fn a_lost_journal_that_is_not_recorded_as_lost_is_noticed() {
     expect_flaky(Sabotage::UnrecordedLoss, 400);
 }

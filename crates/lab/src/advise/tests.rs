@@ -399,35 +399,6 @@ fn two_points_of_hits_are_given_for_a_tenth_of_the_writes() {
     assert_eq!(chosen(&more_and_less), "always+not-sequential:512K");
 }
 
-/// 2 MiB are read four times, and after the first time beside data that is read once. With the
-/// admission `always`, each miss is written to flash, although only the 2 MiB return.
-#[test]
-fn a_small_loop_beside_a_stream_gets_the_admission_ghost() {
-    const LOOP_BLOCKS: u64 = 512;
-    let (mut offsets, mut stream_blocks) = (Vec::new(), 0);
-    for round in 0..4 {
-        let read_once = if round == 0 { 0 } else { 4 };
-        for block in 0..LOOP_BLOCKS {
-            // Not in order, so that the reads are not a sequential stream.
-            offsets.push(block * 197 % LOOP_BLOCKS * 4096);
-            for _ in 0..read_once {
-                stream_blocks += 1;
-                offsets.push((2 + stream_blocks) * MIB);
-            }
-        }
-    }
-    let spaced = |(i, offset): (u64, u64)| read(i * 20_000_000 + i * i % 7919, offset, 4096);
-    let records: Vec<Record> = (0_u64..).zip(offsets).map(spaced).collect();
-    let found = advice(&records);
-    let own = advised(&found);
-    assert!(own.setting.admission.to_string().starts_with("ghost"), "{}", found.summary);
-    assert!(found.command.contains("--admission ghost"), "{}", found.command);
-    let always = found.admissions.iter().find(|trial| trial.setting.admission == Admission::default());
-    let always = always.expect("the table has all admissions");
-    assert!(own.flash_write_bytes * 4 <= always.flash_write_bytes, "{own:?}, {always:?}");
-    assert!(own.read_hit_ratio >= always.read_hit_ratio - 2.0 * POINT, "{own:?}, {always:?}");
-}
-
 #[test]
 fn several_disks_share_no_block_and_far_addresses_are_moved_together() {
     let mut dice = Prng::new(7);

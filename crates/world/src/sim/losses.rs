@@ -161,7 +161,8 @@ impl Simulation<'_> {
     /// Durably records that the dirty data of a lost journal ring is discarded, and tells the engine.
     pub(super) fn record_discard(&mut self, disk: usize, ring: u32) {
         let state = &mut self.disks[disk];
-        let Some(owner) = state.owner.as_mut().filter(|_| state.present) else { return };
+        let has_disk = state.present || state.leaving;
+        let Some(owner) = state.owner.as_mut().filter(|_| has_disk) else { return };
         if self.options.sabotage != Some(Sabotage::UnrecordedDiscard) {
             owner.record_discard(ring);
         }
