@@ -43,7 +43,7 @@ const UTILISATION_BOUND: f64 = 0.2;
 
 /// Setting of the generator for a skew with which the disks are as busy as in the source. The less
 /// the skew, the more requests miss flash, and the busier are the disks.
-const BUSY_THETA: &str = "theta=1.33";
+const BUSY_THETA: &str = "theta=1.27";
 
 /// Returns the reason why the disks have another utilisation than in the source. `share` is the
 /// share of requests that DRAM and flash serve in the run with less skew, and `utilisation` that of
