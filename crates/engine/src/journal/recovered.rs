@@ -135,12 +135,6 @@ impl Recovered {
         &self.parted
     }
 
-    /// Treats the dirty sectors that the journal tail describes as durable. The sectors are durable
-    /// if the power has failed since they were written to flash.
-    pub fn trust_tail(&mut self) {
-        self.tail.clear();
-    }
-
     /// Removes and returns the dirty cache sectors that flash may lose at a power failure.
     pub(crate) fn take_tail(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.tail)

@@ -453,10 +453,7 @@ impl Simulation<'_> {
             .into_iter()
             .map(|(segment, sector)| self.flash_sum(&segments[segment as usize].place, sector))
             .collect();
-        let mut recovered = Box::new(replay.finish(&sums));
-        if self.options.sabotage == Some(Sabotage::TrustedTail) {
-            recovered.trust_tail();
-        }
+        let recovered = Box::new(replay.finish(&sums));
         Ok(Some(Found { recovered, segments, number, doubtful }))
     }
 

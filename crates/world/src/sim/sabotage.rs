@@ -76,9 +76,6 @@ pub enum Sabotage {
     TrustedFlush,
     /// The simulation reports a failed flush of flash that lost data as a success.
     TrustedFlashFlush,
-    /// The engine does not write the data of a recovered journal's tail again, although a power
-    /// failure may undo that data.
-    TrustedTail,
     /// The daemon tells the engine that the loss of a journal is recorded, but does not record it.
     UnrecordedLoss,
     /// The daemon tells the engine that the discard of a lost journal's dirty data is recorded, but
