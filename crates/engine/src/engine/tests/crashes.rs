@@ -404,3 +404,38 @@ fn a_sector_that_is_being_overwritten_is_not_quiet() {
     let recovered = it.recover(1, &[NEWER + 1]);
     assert_eq!(recovered.dirty().map(|dirty| dirty.place.sum).collect::<Vec<_>>(), [None]);
 }
+
+/// A flush of flash may have failed before the process ended. Then this data can be read, and the next
+/// power failure may still lose it, although the new journal would call it durable.
+#[test]
+fn data_that_only_the_journal_tail_describes_is_written_to_flash_again() {
+    let mut it = single();
+    // The pages of the first ring were not kept.
+    let renew = it.bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    it.settle(SUM);
+    assert!(it.bench.result(renew).expect("done").is_ok());
+    it.write(0, SUM);
+    it.flush();
+    let recovered = it.recover(2, &[SUM]);
+    assert_eq!(recovered.summary.sectors_dirty, 1);
+
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    let enable = Enable {
+        config: CacheConfig { mode: Mode::WriteBack, destage: lazy(), ..config(MIB, 4 * KIB) },
+        segments: vec![DataSegment { place: segment(0, 0), ordinal: 0, seconds_only: false }],
+        journal: Some(ring(3)),
+        recovered: Some(recovered),
+    };
+    let command = bench.start_change(CacheChange::Enable(Box::new(enable)));
+    let mut of_data = vec![];
+    while let Some(io) = bench.ios.pop_front() {
+        if io.target == flash(0) && io.len == 4 * KIB {
+            of_data.push(io.op);
+        }
+        bench.end(io);
+    }
+    assert!(bench.result(command).expect("done").is_ok());
+    assert_eq!(of_data, [IoOp::Read, VOLATILE]);
+    assert_eq!(bench.dirty(), 1);
+}
