@@ -142,6 +142,19 @@ impl Guest {
         });
     }
 
+    /// Ends a guest whose host was stopped and continued at `woken`. The host may have been stopped
+    /// between the check of its lease and the reply to a write that the next owner has `found`. It
+    /// may acknowledge no other write.
+    #[track_caller]
+    fn end_after(self, woken: Instant, found: u64) {
+        let late = self.acknowledged_after(woken);
+        assert!(
+            late.iter().all(|number| *number == found),
+            "{late:?} acknowledged, the next owner has {found}"
+        );
+        self.end();
+    }
+
     #[track_caller]
     fn end(mut self) -> u64 {
         self.stop.store(true, Ordering::SeqCst);
@@ -150,12 +163,22 @@ impl Guest {
     }
 }
 
+/// Blocks that [`send_burst`] changes.
+const BURST: Range<u64> = 64..192;
+
+/// Number of blocks of the first write of [`send_burst`].
+const LONG: u64 = 64;
+
 /// Sends two requests for each block and does not wait for replies: writes of whole blocks and of
 /// parts of blocks, write-zeroes and discards. The host then has requests of all kinds in flight in
-/// every state, and requests that it has not read yet.
+/// every state, and requests that it has not read yet. The first write is longer than what the socket
+/// to the backing holds. The requests are for the blocks of [`BURST`].
 #[track_caller]
-fn send_burst(client: &mut Client, blocks: Range<u64>) {
+fn send_burst(client: &mut Client) {
     let data = filled(7);
+    let long = data.repeat(LONG as usize);
+    client.send(0, CMD_WRITE, BURST.start * BLOCK, long.len() as u32, &long).expect("hob reads it");
+    let blocks = BURST.start + LONG..BURST.end;
     for turn in 0..2 {
         for block in blocks.clone() {
             let (command, within, payload) = match (block + turn) % 4 {
@@ -171,10 +194,24 @@ fn send_burst(client: &mut Client, blocks: Range<u64>) {
     }
 }
 
+#[track_caller]
 fn number_in(block: &[u8]) -> u64 {
-    let number = u64::from_le_bytes(block[..8].try_into().unwrap());
-    assert_eq!(block, filled(number), "a block is of one write");
-    number
+    let words: Vec<u64> = block.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+    let other = words.iter().position(|word| *word != words[0]);
+    if let Some(at) = other {
+        panic!("a block is of two writes: it has {} first, and {} at byte {}", words[0], words[at], at * 8);
+    }
+    words[0]
+}
+
+/// Returns the number that the next owner has in the block of a guest whose host was stopped. The
+/// next owner has all acknowledged writes.
+#[track_caller]
+fn found_by_next_owner(guest: &Guest, client: &mut Client, block: u64) -> u64 {
+    let found = number_in(&client.read(block * BLOCK, BLOCK as u32).unwrap());
+    let acknowledged = guest.acknowledged();
+    assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
+    found
 }
 
 #[test]
@@ -289,31 +326,27 @@ fn a_host_that_is_killed_is_replaced_and_nothing_acknowledged_is_lost() {
 
 #[test]
 fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
-    const BURST: Range<u64> = 64..128;
-    let (_etcd, shared, mut a, b) = two_hosts(1, THROUGH);
+    let (_etcd, mut shared, mut a, b) = two_hosts(1, THROUGH);
     let guest = Guest::start(a.connect("vm1"), 5, 1);
     wait_for("the guest to write", || guest.acknowledged() > 20);
-    // The next owner overwrites all of these blocks, so none of the requests may take effect later.
+    // The next owner overwrites all of these blocks, so none of the requests may take effect later. The
+    // backing's server reads none of them before the host is stopped, so the socket to it is full.
     let mut burst = a.connect("vm1");
-    send_burst(&mut burst, BURST);
+    shared.store.signal(Signal::STOP);
+    send_burst(&mut burst);
+    std::thread::sleep(Duration::from_millis(200));
     a.signal(Signal::STOP);
+    shared.store.signal(Signal::CONT);
     b.wait_until_serving("vm1");
-    // This host has all earlier acknowledged writes; later writes are the other host's.
-    let found = number_in(&b.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap());
-    let acknowledged = guest.acknowledged();
-    assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
     let mut client = b.connect("vm1");
+    let found = found_by_next_owner(&guest, &mut client, 5);
     BURST.chain([5]).for_each(|block| client.write(block * BLOCK, &filled(1 << 40)).unwrap());
     drop(client);
     let woken = Instant::now();
     a.signal(Signal::CONT);
     wait_for("host-a to know", || !a.serves("vm1"));
     std::thread::sleep(Duration::from_secs(1));
-    // The host may have been stopped between the check of its lease and the reply to a write that the
-    // next owner has found.
-    let late = guest.acknowledged_after(woken);
-    assert!(late.iter().all(|number| *number == found), "{late:?} acknowledged, the next owner has {found}");
-    guest.end();
+    guest.end_after(woken, found);
     for block in BURST.chain([5]) {
         assert_eq!(
             number_in(&shared.block(block)),
@@ -332,41 +365,39 @@ fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
 /// takeover, nothing that it still has may reach the backing.
 #[test]
 fn a_host_that_was_frozen_past_its_lease_writes_nothing_to_the_backing_when_it_thaws() {
-    const BLOCKS: u64 = 64;
     let (_etcd, shared, a, b) = two_hosts(1, THROUGH);
     let freezer = Freezer::of(a.daemon().process.pid());
-    let guests: Vec<Guest> = (0..4).map(|at| Guest::start(a.connect("vm1"), BLOCKS + at, 1)).collect();
+    let guests: Vec<Guest> = (0..4).map(|block| Guest::start(a.connect("vm1"), block, 1)).collect();
     let writes_on = || guests.iter().all(|guest| guest.acknowledged() > 20);
     wait_for("the guests to write", writes_on);
     // The next owner overwrites all of these blocks, so none of the requests may take effect later.
     let mut burst = a.connect("vm1");
-    send_burst(&mut burst, 0..BLOCKS);
+    send_burst(&mut burst);
     freezer.freeze();
     b.wait_until_serving("vm1");
     let mut client = b.connect("vm1");
-    for (guest, block) in guests.iter().zip(BLOCKS..) {
-        let found = number_in(&client.read(block * BLOCK, BLOCK as u32).unwrap());
-        let acknowledged = guest.acknowledged();
-        assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
-    }
-    let all = BLOCKS + guests.len() as u64;
-    (0..all).for_each(|block| client.write(block * BLOCK, &filled(1 << 40)).unwrap());
+    let guests: Vec<_> = guests
+        .into_iter()
+        .zip(0..)
+        .map(|(guest, block)| (found_by_next_owner(&guest, &mut client, block), guest))
+        .collect();
+    let all = || (0..guests.len() as u64).chain(BURST);
+    all().for_each(|block| client.write(block * BLOCK, &filled(1 << 40)).unwrap());
     client.flush().unwrap();
-    let thawed = Instant::now();
+    let woken = Instant::now();
     freezer.thaw();
     wait_for("host-a to know", || !a.serves("vm1"));
     std::thread::sleep(Duration::from_secs(2));
-    for guest in guests {
-        assert_eq!(guest.acknowledged_after(thawed), [0; 0], "it acknowledged what it must not");
-        guest.end();
-    }
-    for block in 0..all {
+    for block in all() {
         assert_eq!(
             number_in(&shared.block(block)),
             1 << 40,
             "block {block}: a write of the old owner arrived"
         );
         assert_eq!(number_in(&client.read(block * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
+    }
+    for (found, guest) in guests {
+        guest.end_after(woken, found);
     }
 }
 

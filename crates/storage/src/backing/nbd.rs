@@ -72,7 +72,7 @@ use super::{
     BackingInfo, BackingOptions, Driver, OpenError, SizeProbe, Status, StatusExtent, WaitMax, stripe,
 };
 use crate::filesystem::FileNumber;
-use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
+use crate::ring::{Completion, Fd, Gate, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
 use connect::{Attempt, Link, Wire};
@@ -191,6 +191,7 @@ pub(crate) fn open_uri(
         heard_at: Instant::default(),
         lost: false,
         hold: Hold::No,
+        gate: None,
         done: VecDeque::new(),
         statuses: VecDeque::new(),
     })
@@ -292,6 +293,8 @@ pub(crate) struct NbdBacking {
     lost: bool,
     /// Whether the disk may be written.
     hold: Hold,
+    /// Gate that must be open when changes are sent; `None` outside a cluster.
+    gate: Option<Arc<dyn Gate>>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
 }
@@ -441,6 +444,9 @@ impl Driver for NbdBacking {
         let digested = match ended {
             1.. => self.digest(ring),
             0 => Err("the server closed the connection".to_owned()),
+            error if error == -libc::ECANCELED => {
+                Err("the host's lease ended before changes were sent".to_owned())
+            }
             error => Err(std::io::Error::from_raw_os_error(-error).to_string()),
         };
         match digested {
@@ -567,6 +573,10 @@ impl Driver for NbdBacking {
 
     fn grow(&mut self, size_bytes: u64) {
         self.info.grow(size_bytes);
+    }
+
+    fn set_gate(&mut self, _ring: &mut Ring, gate: Arc<dyn Gate>) {
+        self.gate = Some(gate);
     }
 
     fn suspend(&mut self, ring: &mut Ring, now: Instant) {

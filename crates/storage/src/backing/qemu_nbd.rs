@@ -46,7 +46,7 @@ use super::{
     BackingInfo, BackingOptions, Driver, Format, Lock, NotShared, OpenError, Parent, Status, WaitMax,
 };
 use crate::filesystem::{FileNumber, file_number};
-use crate::ring::{Completion, Ring};
+use crate::ring::{Completion, Gate, Ring};
 use crate::token::TokenSpace;
 
 /// Pauses between attempts to connect to a new child process, which listens within some
@@ -236,7 +236,7 @@ impl Driver for QemuNbd {
     delegate! {
         inner:
         info attach submit take_loss poll_exposure poll_done poll_timeout handle_timeout submit_status
-        poll_status set_wait_max wait_max suspend resume is_repeating revoke close is_closed
+        poll_status set_wait_max wait_max set_gate suspend resume is_repeating revoke close is_closed
         read_before_attach
     }
 

@@ -104,7 +104,7 @@ pub struct Ring {
     held: Vec<u32>,
     /// Random numbers that select the next operation on a volatile file.
     rng: SimRng,
-    /// Writes whose gate is checked before the next system call.
+    /// Writes and sends whose gate is checked before the next system call.
     gated: Vec<u32>,
     /// Threads in addition to io_uring. The threads are started when a change of a file with a gate
     /// would block.
@@ -292,6 +292,14 @@ impl Ring {
 
     /// Sends everything in `gather`. Result: number of bytes. The completion returns `gather`.
     pub fn send(&mut self, token: Token, fd: Fd, gather: Gather) {
+        self.send_through(token, fd, gather, None);
+    }
+
+    /// Sends everything in `gather` while `gate` is open. The gate is checked just before each
+    /// system call, and no part of the data waits in the kernel for room in the socket. So a
+    /// process that was stopped sends nothing after its gate has closed. If the gate is closed, the
+    /// result is -ECANCELED, and a part of the data may have been sent.
+    pub(crate) fn send_through(&mut self, token: Token, fd: Fd, gather: Gather, gate: Option<Arc<dyn Gate>>) {
         let arena = &mut self.arena;
         for piece in &gather.pieces {
             if let GatherPart::Payload(slice) = piece {
@@ -300,7 +308,7 @@ impl Ring {
         }
         let total = gather.len();
         let message = self.messages.pop().unwrap_or_default();
-        self.start(token, fd, Work::Send { gather, message, total });
+        self.start(token, fd, Work::Send { gather, message, total, gate });
     }
 
     /// Waits until an eventfd is signalled, and resets its count to zero. Result: 0, or -ECANCELED
@@ -473,6 +481,7 @@ impl Ring {
         }
         let gate = entry.gate.clone().filter(|_| attempt.is_change());
         match (&mut self.driver, gate) {
+            _ if attempt.is_send() && op.send_gate().is_some() => self.gated.push(index),
             (Driver::Threads(threads), _) => threads.start(index, op.fd.index, entry, attempt),
             (Driver::Uring(uring), None) => uring.start(index, op.fd.index, entry, attempt),
             (Driver::Uring(_), Some(_))
@@ -497,11 +506,14 @@ impl Ring {
             let op = &mut self.ops[index as usize];
             let entry = &self.fds[usize::from(op.fd.index)];
             let attempt = op.attempt(&self.arena);
+            let is_open = match op.send_gate() {
+                Some(gate) => gate.is_open(),
+                None => entry.gate.as_ref().is_none_or(|gate| gate.is_open()),
+            };
             match &mut self.driver {
-                Driver::Uring(uring) if entry.gate.as_ref().is_none_or(|gate| gate.is_open()) => {
-                    uring.start(index, op.fd.index, entry, attempt);
-                }
-                _ => self.advance(index, -libc::ECANCELED),
+                _ if !is_open => self.advance(index, -libc::ECANCELED),
+                Driver::Uring(uring) => uring.start(index, op.fd.index, entry, attempt),
+                Driver::Threads(threads) => threads.start(index, op.fd.index, entry, attempt),
             }
         }
     }

@@ -2,12 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use hob_engine::gather::{Gather, GatherPart};
 use hob_engine::io::{BufferSlice, Durability};
 use rustix::io::Errno;
 
-use super::Fd;
+use super::{Fd, Gate};
 use crate::buffers::{Arena, Part};
 use crate::token::Token;
 
@@ -131,6 +132,9 @@ pub(super) enum Work {
         gather: Gather,
         message: Box<Message>,
         total: usize,
+        /// Gate that must be open when data is sent. Then the operation does not wait for room in a
+        /// send, which the kernel would continue at any later time, but in a poll.
+        gate: Option<Arc<dyn Gate>>,
     },
     AwaitEvent,
     Signal,
@@ -186,6 +190,8 @@ pub(super) enum Attempt {
     },
     /// Waits until the descriptor is readable or has an error.
     Poll,
+    /// Waits until a socket has room for data to send, or has an error.
+    AwaitRoom,
     /// Adds one to an eventfd.
     Signal(Pace),
 }
@@ -194,6 +200,11 @@ impl Attempt {
     /// Returns true if the attempt changes a file.
     pub(super) fn is_change(&self) -> bool {
         matches!(self, Attempt::Write { .. } | Attempt::Fallocate { .. })
+    }
+
+    /// Returns true if the attempt sends data.
+    pub(super) fn is_send(&self) -> bool {
+        matches!(self, Attempt::Send { .. } | Attempt::SendMessage { .. })
     }
 
     /// Returns the result that a non-blocking attempt has after its submission, unless it fails;
@@ -314,6 +325,7 @@ impl Op {
             Work::Readable | Work::AwaitEvent => Attempt::Poll,
             Work::Signal => Attempt::Signal(pace),
             Work::Send { total: 0, .. } => Attempt::Nothing,
+            Work::Send { gate: Some(_), .. } if pace == Pace::Patient => Attempt::AwaitRoom,
             Work::Send { gather, message, .. } => match &gather.pieces[..] {
                 // A single piece needs no message header, which saves kernel time.
                 [piece] => {
@@ -325,6 +337,14 @@ impl Op {
                     Attempt::SendMessage { header: &raw const message.header, len, pace }
                 }
             },
+        }
+    }
+
+    /// Returns the gate of a send that may only start while its gate is open.
+    pub(super) fn send_gate(&self) -> Option<&Arc<dyn Gate>> {
+        match &self.work {
+            Work::Send { gate, .. } => gate.as_ref(),
+            _ => None,
         }
     }
 
@@ -377,6 +397,11 @@ impl Op {
                 if self.done == slice.len || moved == 0 {
                     return Verdict::Ended(self.done as i32);
                 }
+                Verdict::Again
+            }
+            // The socket has room now.
+            Work::Send { gate: Some(_), .. } if self.pace == Pace::Patient => {
+                self.pace = Pace::AtOnce;
                 Verdict::Again
             }
             Work::Send { total, .. } => {

@@ -636,6 +636,65 @@ impl Gate for HangingGate {
     }
 }
 
+/// A gate that a test opens and closes.
+#[derive(Debug)]
+struct TestGate(AtomicBool);
+
+impl Gate for TestGate {
+    fn is_open(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// The gate is checked when data is sent: not when the send is started, and again when a send
+/// continues that had to wait for the peer.
+#[test]
+fn nothing_is_sent_after_the_gate_has_closed() {
+    with_both(|ring| {
+        let gate = Arc::new(TestGate(AtomicBool::new(true)));
+        let (ours, mut theirs) = pair();
+        let fd = ring.attach(ours, FdClass::Socket);
+        let buffer = ring.arena_mut().alloc(4 << 20).unwrap();
+        let send = |ring: &mut Ring| {
+            let mut gather = Gather::default();
+            gather.push_payload(ring.arena().whole(buffer));
+            ring.send_through(token(1), fd, gather, Some(gate.clone()));
+        };
+        // A send that waits for the peer several times.
+        send(ring);
+        let reader = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            theirs.read_exact(&mut vec![0; 4 << 20]).unwrap();
+            theirs
+        });
+        assert_eq!(next(ring).result, 4 << 20);
+        let mut theirs = reader.join().unwrap();
+        // The gate closes before the system call.
+        send(ring);
+        gate.0.store(false, Ordering::SeqCst);
+        assert_eq!(next(ring).result, -libc::ECANCELED);
+        // The gate closes while the send waits for the peer.
+        gate.0.store(true, Ordering::SeqCst);
+        send(ring);
+        idle(ring, Duration::from_millis(20));
+        gate.0.store(false, Ordering::SeqCst);
+        let reader = std::thread::spawn(move || {
+            let mut received = 0;
+            let mut bytes = vec![0; 64 << 10];
+            while let Ok(count @ 1..) = theirs.read(&mut bytes) {
+                received += count;
+            }
+            received
+        });
+        assert_eq!(next(ring).result, -libc::ECANCELED);
+        ring.shutdown(fd);
+        let received = reader.join().unwrap();
+        assert!((1..4 << 20).contains(&received), "only the first send was allowed to send: {received}");
+        ring.detach(fd);
+        ring.arena_mut().free(buffer);
+    });
+}
+
 #[derive(Debug)]
 struct OpenGate;
 

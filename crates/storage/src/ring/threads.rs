@@ -85,7 +85,9 @@ impl Threads {
         let waiting = &mut self.sockets[usize::from(index)];
         let slot = match attempt {
             Attempt::Recv { .. } | Attempt::RecvAll { .. } | Attempt::Poll => &mut waiting.receive,
-            Attempt::Send { .. } | Attempt::SendMessage { .. } | Attempt::Signal(_) => &mut waiting.send,
+            Attempt::Send { .. } | Attempt::SendMessage { .. } | Attempt::AwaitRoom | Attempt::Signal(_) => {
+                &mut waiting.send
+            }
             _ => {
                 let gate = entry.gate.clone().filter(|_| attempt.is_change());
                 return self.workers.start(Job { op, fd, attempt, gate });

@@ -268,6 +268,7 @@ impl Uring {
                 opcode::Send::new(fd, from, len).flags(send_flags(pace)).build()
             }
             Attempt::Poll => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+            Attempt::AwaitRoom => opcode::PollAdd::new(fd, libc::POLLOUT as u32).build(),
             Attempt::Signal(pace) => {
                 let flags = if pace == Pace::AtOnce { libc::RWF_NOWAIT } else { 0 };
                 opcode::Write::new(fd, ONE.as_ptr(), ONE.len() as u32).rw_flags(flags).build()

@@ -290,6 +290,7 @@ pub(super) fn run(fd: RawFd, attempt: Attempt) -> i32 {
             Attempt::Send { from, len, .. } => libc::send(fd, from.cast(), len as usize, flags),
             Attempt::SendMessage { header, .. } => libc::sendmsg(fd, header, flags),
             Attempt::Poll => ready(fd, libc::POLLIN),
+            Attempt::AwaitRoom => ready(fd, libc::POLLOUT),
             // A write would block if the count is at its maximum.
             Attempt::Signal(_) => match ready(fd, libc::POLLOUT) {
                 1 => libc::write(fd, 1u64.to_ne_bytes().as_ptr().cast(), 8),

@@ -57,11 +57,14 @@ impl NbdBacking {
         let Some(mut gather) = connection.gather.take() else { return };
         gather.clear();
         let mut bytes = 0;
+        let mut has_changes = self.repeat.is_some();
         while bytes < BATCH_BYTES_MAX {
             let pushed = match &mut self.repeat {
                 Some(repeat) => repeat.push_next(&mut gather, ring),
                 None => self.jobs.next_to_send().map(|slot| {
-                    if self.jobs.request(slot).is_durable() {
+                    let request = self.jobs.request(slot);
+                    has_changes |= request.is_change();
+                    if request.is_durable() {
                         self.flush_order.begin(slot);
                     }
                     push_request(&mut gather, &mut self.jobs, slot, ring, self.changes)
@@ -71,7 +74,8 @@ impl NbdBacking {
             bytes += pushed;
         }
         self.operations += 1;
-        ring.send(tokens.token(SEND), connection.fd, gather);
+        let gate = self.gate.clone().filter(|_| has_changes);
+        ring.send_through(tokens.token(SEND), connection.fd, gather, gate);
     }
 
     /// Decodes received bytes and continues to receive. An error is a text for users, and ends the

@@ -72,7 +72,7 @@ impl Request {
         }
     }
 
-    fn is_change(&self) -> bool {
+    pub(super) fn is_change(&self) -> bool {
         matches!(self.what, What::Write(..) | What::WriteZeroData | What::WriteZeroes(_) | What::Trim)
     }
 
