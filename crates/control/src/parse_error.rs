@@ -45,6 +45,8 @@ fn described(expected: &str, table: &str) -> Option<String> {
         Some(table.to_owned())
     } else if is_one_of(&["tuple struct ", "tuple variant "]) {
         Some("a list".to_owned())
+    } else if expected == "a sequence" {
+        Some("a list in square brackets".to_owned())
     } else if is_one_of(&["enum "]) {
         Some(format!("a name or {table}"))
     } else {
@@ -71,7 +73,7 @@ mod tests {
             (refused::<PlannedChange>("true"), "expected an object at line 1 column 4"),
             (refused::<u8>("300"), "integer `300`, expected an integer from 0 to 255 at line 1 column 3"),
             (refused::<u64>("-1"), "expected an integer from 0 to 18446744073709551615 at line"),
-            (refused::<Vec<u8>>("7"), "integer `7`, expected a sequence at line 1 column 1"),
+            (refused::<Vec<u8>>("7"), "integer `7`, expected a list in square brackets at line 1 column 1"),
         ] {
             assert!(said.contains(plain), "{plain}: {said}");
         }

@@ -38,6 +38,8 @@ fn reservation_limit_and_proportional_tags_hold_together() {
     for (capacity, wanted) in [
         // Shares decide.
         (1000, [400.0, 400.0, 200.0]),
+        // The reservations decide, and the third gets the rest.
+        (550, [250.0, 250.0, 50.0]),
         // The limit of the third decides, and the first two share the rest.
         (2000, [850.0, 850.0, 300.0]),
     ] {

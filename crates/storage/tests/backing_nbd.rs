@@ -593,7 +593,7 @@ fn an_exclusive_writer_waits_only_while_it_may_write() {
     let backing = Backing::open(&server.uri, Access::ReadWrite, &patient).unwrap();
     server.set(|script| script.silent = true);
     let may_go_on = || server.count(Nbd::Write) == 0;
-    let mut alone = OfflineWriter::new(backing, &may_go_on).unwrap();
+    let mut alone = OfflineWriter::new(backing, None, &may_go_on).unwrap();
     let begin = Instant::now();
     alone.write(0, &pattern(4096, 1)).unwrap();
     assert_eq!(alone.flush(), Err(IoError::ShuttingDown));

@@ -8,8 +8,9 @@
 //! shares. Flows whose reservation tag has passed are served first, in the order of these tags.
 //! Otherwise the flow with the smallest share tag is served, among those whose limit permits
 //! service. I/O that is served by its share tag does not use up the reservation. I/O that is served
-//! by its reservation tag also moves the flow's share tag, but at most two steps ahead of the
-//! virtual time. So a flow is not delayed later because its reservation exceeded its shares.
+//! by its reservation tag also moves the flow's share tag, but at most a tenth of a second of
+//! reserved I/O ahead of the virtual time. So a flow is hardly delayed later because its
+//! reservation exceeded its shares.
 //!
 //! The implementation differs from the paper in three ways. A flow has tags for its first I/O only,
 //! which is equivalent. The share tag of a new flow starts at the tag of the last I/O that was
@@ -148,8 +149,13 @@ impl<T> Scheduler<T> {
             let next = it.reserved_at.max(now.0.saturating_sub(CREDIT_NS));
             it.reserved_at = next + u64::from(units) * SECOND_NS / u64::from(it.entitlement.reservation);
             // A flow whose reservation exceeds the rate of its shares is not delayed later for
-            // that.
-            it.shared_at = it.shared_at.max((it.shared_at + step).min(self.virtual_now + 2 * step));
+            // that. But it must stay behind the flows that have only shares.
+            let credit = u128::from(it.entitlement.reservation) * u128::from(CREDIT_NS)
+                / u128::from(SECOND_NS)
+                * UNIT_OF_ONE_SHARE
+                / u128::from(it.entitlement.shares);
+            let ahead = credit.max(2 * step);
+            it.shared_at = it.shared_at.max((it.shared_at + step).min(self.virtual_now + ahead));
         } else {
             self.virtual_now = it.shared_at;
             it.shared_at += step;

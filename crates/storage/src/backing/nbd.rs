@@ -42,6 +42,7 @@
 pub(crate) mod connect;
 pub(crate) mod depth;
 mod exchange;
+mod gate;
 mod jobs;
 pub mod psk;
 mod recovery;
@@ -76,6 +77,7 @@ use crate::ring::{Completion, Fd, Gate, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
 use connect::{Attempt, Link, Wire};
+use gate::ReplaceableGate;
 use jobs::{Asker, Jobs, What};
 use unflushed::{Repeat, Unflushed};
 
@@ -294,7 +296,7 @@ pub(crate) struct NbdBacking {
     /// Whether the disk may be written.
     hold: Hold,
     /// Gate that must be open when changes are sent; `None` outside a cluster.
-    gate: Option<Arc<dyn Gate>>,
+    gate: Option<Arc<ReplaceableGate>>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
 }
@@ -444,9 +446,6 @@ impl Driver for NbdBacking {
         let digested = match ended {
             1.. => self.digest(ring),
             0 => Err("the server closed the connection".to_owned()),
-            error if error == -libc::ECANCELED => {
-                Err("the host's lease ended before changes were sent".to_owned())
-            }
             error => Err(std::io::Error::from_raw_os_error(-error).to_string()),
         };
         match digested {
@@ -576,7 +575,13 @@ impl Driver for NbdBacking {
     }
 
     fn set_gate(&mut self, _ring: &mut Ring, gate: Arc<dyn Gate>) {
-        self.gate = Some(gate);
+        let known = self.gate.get_or_insert_default();
+        known.set(gate);
+        if let State::Connected(connection) = &self.state
+            && let Some(wire) = &connection.wire
+        {
+            wire.set_gate(known.clone());
+        }
     }
 
     fn suspend(&mut self, ring: &mut Ring, now: Instant) {

@@ -6,13 +6,14 @@
 //! error nothing more is written. While the writer waits, it calls a function that tells whether
 //! the disk may still be written. Units: bytes.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Target};
 use hob_engine::units::{BufferId, DiskId, Instant, IoId};
 
 use super::Backing;
-use crate::ring::{Ring, RingConfig, RingError};
+use crate::ring::{Gate, Ring, RingConfig, RingError};
 
 /// Largest length of one write, bytes.
 pub const WRITE_BYTES_MAX: usize = 1 << 20;
@@ -36,13 +37,17 @@ pub struct OfflineWriter<'a> {
 }
 
 impl<'a> OfflineWriter<'a> {
-    /// Creates the writer of a backing that was just opened. Writes continue while `may_go_on`
-    /// returns true. After that, unanswered requests fail. Use the writer on the calling thread
-    /// only.
+    /// Creates the writer of a backing that was just opened. Changes are sent while `gate` is open,
+    /// and writes continue while `may_go_on` returns true. After that, unanswered requests fail.
+    /// Use the writer on the calling thread only.
     ///
     /// # Errors
     /// Returns [`RingError::Resources`] if memory, file descriptors or threads are lacking.
-    pub fn new(backing: Backing, may_go_on: &'a dyn Fn() -> bool) -> Result<Self, RingError> {
+    pub fn new(
+        backing: Backing,
+        gate: Option<Arc<dyn Gate>>,
+        may_go_on: &'a dyn Fn() -> bool,
+    ) -> Result<Self, RingError> {
         let arena_bytes = 2 * WRITES_MAX * WRITE_BYTES_MAX;
         let config = RingConfig { entries: 64, arena_bytes, threads_max: 4, ..RingConfig::default() };
         let ring = Ring::new(&config)?;
@@ -50,6 +55,9 @@ impl<'a> OfflineWriter<'a> {
         let mut alone = OfflineWriter { ring, backing, began, last: 0, in_flight, failed: None, may_go_on };
         let now = alone.now();
         alone.backing.attach(&mut alone.ring, now, 0);
+        if let Some(gate) = gate {
+            alone.backing.set_gate(&mut alone.ring, gate);
+        }
         Ok(alone)
     }
 
@@ -175,7 +183,7 @@ mod tests {
         // The last sector is partial.
         let size = (24 << 20) + 512;
         std::fs::File::create(&path).unwrap().set_len(size).unwrap();
-        let mut alone = OfflineWriter::new(open(&path, Access::ReadWrite), &|| true).unwrap();
+        let mut alone = OfflineWriter::new(open(&path, Access::ReadWrite), None, &|| true).unwrap();
         let chunk = |number: u64| vec![number as u8 + 1; WRITE_BYTES_MAX];
         for number in 0..24 {
             alone.write(number << 20, &chunk(number)).unwrap();
@@ -197,7 +205,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        let mut alone = OfflineWriter::new(open(&path, Access::ReadOnly), &|| true).unwrap();
+        let mut alone = OfflineWriter::new(open(&path, Access::ReadOnly), None, &|| true).unwrap();
         let errors: Vec<_> = (0..40).map(|_| alone.write(0, &[1; 4096])).collect();
         assert!(errors.last().unwrap().is_err(), "{errors:?}");
         assert!(alone.flush().is_err());

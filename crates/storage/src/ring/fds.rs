@@ -54,8 +54,11 @@ pub(super) struct FdEntry {
     pub(super) detached: bool,
     /// Whether the descriptor is registered with the kernel under its index.
     pub(super) fixed: bool,
-    /// Whether the descriptor is a blocking eventfd, to which writes may block.
+    /// Whether the descriptor supports no attempts that do not block: a blocking eventfd, or a file
+    /// of an unknown filesystem that has a gate.
     pub(super) patient: bool,
+    /// Whether the socket was shut down.
+    pub(super) is_shut: bool,
     /// Whether the last receive left bytes in the socket.
     pub(super) more_to_receive: bool,
 }
@@ -94,6 +97,7 @@ impl Ring {
                 detached: true,
                 fixed: false,
                 patient: false,
+                is_shut: false,
                 more_to_receive: false,
             });
             u16::try_from(self.fds.len() - 1).expect("at most 65 535 descriptors")
@@ -112,6 +116,7 @@ impl Ring {
         entry.detached = false;
         entry.fixed = fixed;
         entry.patient = patient;
+        entry.is_shut = false;
         entry.more_to_receive = false;
         Fd { index, generation: entry.generation }
     }
@@ -133,6 +138,7 @@ impl Ring {
             return self.end_waits(fd);
         }
         let entry = self.entry_mut(fd);
+        entry.is_shut = true;
         let file = entry.file.as_ref().expect("an entry in use has a file");
         let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
     }
@@ -173,7 +179,10 @@ impl Ring {
     /// The gate has no effect on [`FdClass::Memory`] and [`FdClass::Volatile`], because other hosts
     /// do not share these files.
     pub(crate) fn set_gate(&mut self, fd: Fd, file: FileNumber, gate: Arc<dyn Gate>) {
-        self.entry_mut(fd).gate = Some(FileGate { file, gate });
+        let entry = self.entry_mut(fd);
+        entry.gate = Some(FileGate { file, gate });
+        // io_uring makes even an attempt that does not block in a worker, which checks no gate.
+        entry.patient |= entry.class == FdClass::Foreign;
     }
 
     /// Returns the attached descriptor itself, for example to set options.

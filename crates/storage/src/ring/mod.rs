@@ -71,6 +71,9 @@ pub const ZEROES_BYTES: u32 = 64 << 10;
 /// bytes.
 pub const JOURNAL_ROOM_BYTES: u32 = 512 << 10;
 
+/// Interval at which the gate of a send that waits is checked.
+const GATE_INTERVAL: Duration = Duration::from_millis(20);
+
 /// Maximum time for which dropping an I/O ring waits for operations in flight.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
@@ -295,10 +298,10 @@ impl Ring {
         self.send_through(token, fd, gather, None);
     }
 
-    /// Sends everything in `gather` while `gate` is open. The gate is checked just before each
-    /// system call, and no part of the data waits in the kernel for room in the socket. So a
-    /// process that was stopped sends nothing after its gate has closed. If the gate is closed, the
-    /// result is -ECANCELED, and a part of the data may have been sent.
+    /// Sends everything in `gather` while `gate` is open, and waits while the gate is closed. The
+    /// gate is checked just before each system call, and no part of the data waits in the kernel
+    /// for room in the socket. So a process that was stopped sends nothing after its gate has
+    /// closed. After [`Ring::shutdown`], a send that waits for its gate ends with -ECANCELED.
     pub(crate) fn send_through(&mut self, token: Token, fd: Fd, gather: Gather, gate: Option<Arc<dyn Gate>>) {
         let arena = &mut self.arena;
         for piece in &gather.pieces {
@@ -343,7 +346,12 @@ impl Ring {
     pub fn submit_and_wait(&mut self, spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
         self.run_waiting();
         let awake = self.waker.take() || !self.ready.is_empty();
-        let (spin, timeout) = if awake { (Duration::ZERO, Some(Duration::ZERO)) } else { (spin, timeout) };
+        let (spin, timeout) = match awake {
+            true => (Duration::ZERO, Some(Duration::ZERO)),
+            false if self.gated.is_empty() => (spin, timeout),
+            // A send waits until its gate opens.
+            false => (spin, Some(timeout.map_or(GATE_INTERVAL, |timeout| timeout.min(GATE_INTERVAL)))),
+        };
         let result = match &mut self.driver {
             Driver::Uring(uring) => uring.wait(spin, timeout),
             Driver::Threads(threads) => threads.wait(spin, timeout),
@@ -376,13 +384,16 @@ impl Ring {
     /// returns true. Returns false if neither happened within `spin`. With the thread pool, this
     /// function checks once and does not poll, because the pool's threads need the CPU.
     pub fn watch(&mut self, spin: Duration, mut look: impl FnMut() -> bool) -> bool {
-        self.run_waiting();
         if self.waker.take() || !self.ready.is_empty() || look() {
             return true;
         }
+        // What passes its gate is submitted at once.
+        self.run_waiting();
+        let has_ended = !self.ready.is_empty();
+        let spin = if has_ended { Duration::ZERO } else { spin };
         match &mut self.driver {
-            Driver::Uring(uring) => uring.watch(spin, look),
-            Driver::Threads(_) => false,
+            Driver::Uring(uring) => uring.watch(spin, look) || has_ended,
+            Driver::Threads(_) => has_ended,
         }
     }
 
@@ -511,6 +522,7 @@ impl Ring {
                 None => entry.gate.as_ref().is_none_or(|gate| gate.is_open()),
             };
             match &mut self.driver {
+                _ if !is_open && op.send_gate().is_some() && !entry.is_shut => self.gated.push(index),
                 _ if !is_open => self.advance(index, -libc::ECANCELED),
                 Driver::Uring(uring) => uring.start(index, op.fd.index, entry, attempt),
                 Driver::Threads(threads) => threads.start(index, op.fd.index, entry, attempt),
@@ -597,6 +609,7 @@ impl Drop for Ring {
             match (entry.class, &entry.file) {
                 (FdClass::Socket, Some(file)) => {
                     let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
+                    self.fds[index].is_shut = true;
                 }
                 (FdClass::Device | FdClass::Event, Some(_)) => {
                     self.end_waits(Fd { index: index as u16, generation: entry.generation });

@@ -672,11 +672,13 @@ fn nothing_is_sent_after_the_gate_has_closed() {
         // The gate closes before the system call.
         send(ring);
         gate.0.store(false, Ordering::SeqCst);
-        assert_eq!(next(ring).result, -libc::ECANCELED);
-        // The gate closes while the send waits for the peer.
+        idle(ring, Duration::from_millis(50));
+        theirs.set_nonblocking(true).unwrap();
+        assert_eq!(theirs.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        theirs.set_nonblocking(false).unwrap();
+        // The gate closes again while the send waits for the peer.
         gate.0.store(true, Ordering::SeqCst);
-        send(ring);
-        idle(ring, Duration::from_millis(20));
+        idle(ring, Duration::from_millis(50));
         gate.0.store(false, Ordering::SeqCst);
         let reader = std::thread::spawn(move || {
             let mut received = 0;
@@ -686,8 +688,9 @@ fn nothing_is_sent_after_the_gate_has_closed() {
             }
             received
         });
-        assert_eq!(next(ring).result, -libc::ECANCELED);
+        idle(ring, Duration::from_millis(50));
         ring.shutdown(fd);
+        assert_eq!(next(ring).result, -libc::ECANCELED);
         let received = reader.join().unwrap();
         assert!((1..4 << 20).contains(&received), "only the first send was allowed to send: {received}");
         ring.detach(fd);

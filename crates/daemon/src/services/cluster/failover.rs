@@ -165,11 +165,11 @@ impl ClusterService {
     }
 
     /// Writes all dirty data of the replica to the backing and flushes it.
-    fn bring(&self, name: &str, checked: Checked, clock: &LeaseClock) -> Result<()> {
+    fn bring(&self, name: &str, checked: Checked, clock: &Arc<LeaseClock>) -> Result<()> {
         let Checked { _pool, mut dirty, backing, bytes } = checked;
         let may_go_on = || now() < clock.calls_back_at();
-        let mut alone =
-            OfflineWriter::new(backing, &may_go_on).map_err(|error| ApiError::failed(error.to_string()))?;
+        let mut alone = OfflineWriter::new(backing, Some(clock.clone()), &may_go_on)
+            .map_err(|error| ApiError::failed(error.to_string()))?;
         let mut pass = Pass::new(self, name, "is being written to the backing", bytes);
         let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
         let flushed = written.and_then(|()| {

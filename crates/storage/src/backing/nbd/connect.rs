@@ -12,9 +12,11 @@ use hob_nbd::client::request;
 use hob_nbd::uri::{Address, NbdUri};
 use hob_nbd::wire::BASE_ALLOCATION;
 
+use super::gate::ReplaceableGate;
 use super::relay;
 use super::socket::{LATE, Socket, in_time};
 use super::tls::Session;
+use crate::ring::Gate;
 
 /// Idle time after which TCP keepalive probes a connection.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -29,17 +31,26 @@ pub(crate) struct Link {
 
 /// The socket to the server, if a thread encrypts the connection.
 #[derive(Debug)]
-pub(crate) struct Wire(OwnedFd);
+pub(crate) struct Wire {
+    socket: OwnedFd,
+    gate: Arc<ReplaceableGate>,
+}
 
 impl Wire {
     pub(super) fn new(session: &Session) -> io::Result<Wire> {
-        session.as_fd().try_clone_to_owned().map(Wire)
+        let socket = session.as_fd().try_clone_to_owned()?;
+        Ok(Wire { socket, gate: session.socket().gate().clone() })
+    }
+
+    /// Sets the gate that must be open when the thread sends.
+    pub(super) fn set_gate(&self, gate: Arc<dyn Gate>) {
+        self.gate.set(gate);
     }
 
     /// Ends the connection to the server at once. The kernel sends no more data of the connection.
     pub(super) fn cut(&self) {
-        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
-        drop_unsent(self.0.as_fd());
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        drop_unsent(self.socket.as_fd());
     }
 }
 
@@ -58,13 +69,13 @@ pub(super) fn connect_for(
     silence_max: Duration,
 ) -> Result<Link, String> {
     let deadline = Instant::now() + limit;
-    let mut socket = match &uri.address {
-        Address::Unix { path } => Socket::Unix(UnixStream::connect(path).map_err(|error| error.to_string())?),
+    let mut socket: Socket = match &uri.address {
+        Address::Unix { path } => UnixStream::connect(path).map_err(|error| error.to_string())?.into(),
         Address::Tcp { host, port } => {
             let stream = connect_tcp(host, *port, deadline)?;
             forget_at_end(&stream, silence_max)
                 .map_err(|error| format!("the socket cannot be set up: {error}"))?;
-            Socket::Tcp(stream)
+            stream.into()
         }
     };
     let goal = Goal::Connect(uri.export.clone());
@@ -153,7 +164,8 @@ pub(super) fn cut(socket: BorrowedFd<'_>, wire: Option<&Wire>) {
 
 /// Makes the kernel drop a connection's unsent data now. Closing may take longer, because older
 /// kernels keep an I/O ring's sockets until earlier I/O of the I/O ring has ended. The connection
-/// is shut down already, and no request waits for it. Only TCP sockets deliver data late.
+/// is shut down already, and no request waits for it. A server on a Unix socket
+/// still reads what it was sent before.
 fn drop_unsent(socket: BorrowedFd<'_>) {
     let _ = rustix::net::connect_unspec(socket);
 }

@@ -35,6 +35,9 @@ impl NbdBacking {
         let place = ring.zeroes(0);
         self.operations = 1;
         ring.recv(self.tokens().token(RECEIVE), fd, RxBuf::new(RX_BYTES));
+        if let (Some(wire), Some(gate)) = (&link.wire, &self.gate) {
+            wire.set_gate(gate.clone());
+        }
         let gather = Some(Gather::default());
         let connection = Connection { fd, wire: link.wire, decoder, rx: None, gather, place, shutdown: None };
         self.state = State::Connected(Box::new(connection));
@@ -74,7 +77,7 @@ impl NbdBacking {
             bytes += pushed;
         }
         self.operations += 1;
-        let gate = self.gate.clone().filter(|_| has_changes);
+        let gate = self.gate.clone().filter(|_| has_changes).map(|gate| gate as _);
         ring.send_through(tokens.token(SEND), connection.fd, gather, gate);
     }
 

@@ -11,7 +11,8 @@
 //! does not rely on this thread. If the shard only closes its end of the pair, the thread drops
 //! unsent data, unless the shard ended the connection politely, with NBD_CMD_DISC. If the process
 //! was stopped for [`STOPPED_MAX`] or longer, the thread ends the connection, because another host
-//! may own the disk now.
+//! may own the disk now. The socket to the server has the gate of the disk's lease: each system
+//! call that sends checks it.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -22,6 +23,7 @@ use hob_nbd::client::request;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::tls::Session;
+use crate::ring::Gate;
 
 /// Length of the buffer of each direction, bytes.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -31,6 +33,9 @@ const STOPPED_MAX: Duration = Duration::from_secs(2);
 
 /// Longest wait for a socket; well below [`STOPPED_MAX`].
 const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+
+/// Interval at which a closed gate is checked.
+const GATE_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// Starts the thread. Returns the shard's end of the socket pair.
 pub(super) fn start(session: Session) -> io::Result<UnixStream> {
@@ -123,13 +128,19 @@ impl Relay {
             true => of_server |= PollFlags::IN,
             false => of_shard |= PollFlags::OUT,
         }
+        let is_open = self.session.socket().gate().is_open();
         match self.sent.is_empty() && !self.session.wants_write() {
             true => of_shard |= PollFlags::IN,
-            false => of_server |= PollFlags::OUT,
+            false if is_open => of_server |= PollFlags::OUT,
+            false => {}
         }
         let mut both =
             [PollFd::from_borrowed_fd(self.session.as_fd(), of_server), PollFd::new(&self.shard, of_shard)];
-        match poll(&mut both, Some(&WAIT)) {
+        match poll(&mut both, Some(if is_open { &WAIT } else { &GATE_WAIT })) {
+            // What the shard sent before it closed its end must not be sent now.
+            Ok(_) if !is_open && both[1].revents().contains(PollFlags::HUP) => {
+                Err(io::ErrorKind::ConnectionAborted.into())
+            }
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -195,6 +206,7 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use hob_nbd::uri::{Address, Credentials, NbdUri, UriTls};
     use rcgen::{CertifiedKey, generate_simple_self_signed};
@@ -202,7 +214,6 @@ mod tests {
     use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
     use super::super::connect::Wire;
-    use super::super::socket::Socket;
     use super::*;
 
     type Server = StreamOwned<ServerConnection, UnixStream>;
@@ -232,7 +243,7 @@ mod tests {
         };
         let uri = NbdUri::new(Address::Unix { path: "unused".into() }, "");
         let deadline = Instant::now() + Duration::from_secs(60);
-        let session = Session::start(Socket::Unix(ours), &uri, &tls, deadline).unwrap();
+        let session = Session::start(ours.into(), &uri, &tls, deadline).unwrap();
         let wire = Wire::new(&session).unwrap();
         (start(session).unwrap(), wire, server.join().unwrap())
     }
@@ -281,6 +292,37 @@ mod tests {
         let mut received = Vec::new();
         let _ = server.read_to_end(&mut received);
         assert!(received.len() < accepted, "{} of {accepted} bytes", received.len());
+    }
+
+    #[derive(Debug, Default)]
+    struct TestGate(AtomicBool);
+
+    impl Gate for TestGate {
+        fn is_open(&self) -> bool {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    #[test]
+    fn nothing_is_sent_while_the_gate_is_closed() {
+        let (mut shard, wire, mut server) = connected();
+        let gate = Arc::new(TestGate::default());
+        wire.set_gate(gate.clone());
+        shard.write_all(&[7; 100_000]).unwrap();
+        server.sock.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let error = server.read(&mut [0]).unwrap_err();
+        assert!(is_blocked(&error), "{error}");
+        server.sock.set_read_timeout(None).unwrap();
+        gate.0.store(true, Ordering::SeqCst);
+        let mut received = vec![0; 100_000];
+        server.read_exact(&mut received).unwrap();
+        assert!(received.iter().all(|byte| *byte == 7));
+        // The thread ends with the shard's connection, although it may not send what it has.
+        gate.0.store(false, Ordering::SeqCst);
+        shard.write_all(&[8; 100_000]).unwrap();
+        drop((shard, wire));
+        let error = server.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]

@@ -4,18 +4,43 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A connected stream socket.
+use super::gate::ReplaceableGate;
+use crate::ring::Gate;
+
+/// A connected stream socket. It sends nothing while its gate is closed: a write fails with
+/// [`WouldBlock`](io::ErrorKind::WouldBlock).
 #[derive(Debug)]
-pub enum Socket {
-    /// A TCP socket.
+pub struct Socket {
+    stream: Stream,
+    gate: Arc<ReplaceableGate>,
+}
+
+#[derive(Debug)]
+enum Stream {
     Tcp(TcpStream),
-    /// A Unix socket.
     Unix(UnixStream),
 }
 
+impl From<TcpStream> for Socket {
+    fn from(stream: TcpStream) -> Socket {
+        Socket { stream: Stream::Tcp(stream), gate: Arc::default() }
+    }
+}
+
+impl From<UnixStream> for Socket {
+    fn from(stream: UnixStream) -> Socket {
+        Socket { stream: Stream::Unix(stream), gate: Arc::default() }
+    }
+}
+
 impl Socket {
+    pub(super) fn gate(&self) -> &Arc<ReplaceableGate> {
+        &self.gate
+    }
+
     /// Sets the timeout of reads and writes to the time until `deadline`.
     ///
     /// # Errors
@@ -34,38 +59,41 @@ impl Socket {
     }
 
     fn set_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
-        match self {
-            Socket::Tcp(stream) => {
+        match &self.stream {
+            Stream::Tcp(stream) => {
                 stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit))
             }
-            Socket::Unix(stream) => {
+            Stream::Unix(stream) => {
                 stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit))
             }
         }
     }
 
     pub(super) fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Socket::Tcp(stream) => stream.set_nonblocking(true),
-            Socket::Unix(stream) => stream.set_nonblocking(true),
+        match &self.stream {
+            Stream::Tcp(stream) => stream.set_nonblocking(true),
+            Stream::Unix(stream) => stream.set_nonblocking(true),
         }
     }
 }
 
 impl Read for Socket {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.read(into),
-            Socket::Unix(stream) => stream.read(into),
+        match &mut self.stream {
+            Stream::Tcp(stream) => stream.read(into),
+            Stream::Unix(stream) => stream.read(into),
         }
     }
 }
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.write(bytes),
-            Socket::Unix(stream) => stream.write(bytes),
+        if !self.gate.is_open() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        match &mut self.stream {
+            Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Unix(stream) => stream.write(bytes),
         }
     }
 
@@ -76,18 +104,18 @@ impl Write for Socket {
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Socket::Tcp(stream) => stream.as_fd(),
-            Socket::Unix(stream) => stream.as_fd(),
+        match &self.stream {
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
         }
     }
 }
 
 impl From<Socket> for OwnedFd {
     fn from(socket: Socket) -> OwnedFd {
-        match socket {
-            Socket::Tcp(stream) => stream.into(),
-            Socket::Unix(stream) => stream.into(),
+        match socket.stream {
+            Stream::Tcp(stream) => stream.into(),
+            Stream::Unix(stream) => stream.into(),
         }
     }
 }

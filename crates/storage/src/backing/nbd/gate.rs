@@ -1,0 +1,27 @@
+//! A gate that can be replaced: a host that acquires a disk again has a new lease, and sends may
+//! wait for the gate of the former one.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::ring::Gate;
+
+/// The gate that was set last. Without any it is open.
+#[derive(Debug, Default)]
+pub(super) struct ReplaceableGate(Mutex<Option<Arc<dyn Gate>>>);
+
+impl ReplaceableGate {
+    pub(super) fn set(&self, gate: Arc<dyn Gate>) {
+        *self.lock() = Some(gate);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn Gate>>> {
+        // Nothing panics while it is locked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Gate for ReplaceableGate {
+    fn is_open(&self) -> bool {
+        self.lock().as_ref().is_none_or(|gate| gate.is_open())
+    }
+}
