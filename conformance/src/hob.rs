@@ -2,7 +2,7 @@
 //!
 //! The binary is the one in `HOB_BIN`, or else the release or debug build in the target directory.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -365,6 +365,9 @@ impl Daemon {
     pub fn run(mut command: Command, control: &Path) -> Self {
         command.env(CRASH_LOG_DIR, control.parent().expect("sockets are in a directory"));
         command.env(FLASH_STALL.0, FLASH_STALL.1);
+        // A child of a killed daemon listens on the daemon's socket until the child executes its own
+        // program. The new daemon replaces the socket only later.
+        wait_for("the end of a killed daemon's socket", || UnixStream::connect(control).is_err());
         let mut process =
             Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         let start = Instant::now();
@@ -499,10 +502,6 @@ fn wait_for_disks(control: &Path) {
     while start.elapsed() < OPENING_MAX {
         match disks(control) {
             Ok(list) if list.contains("the disk is being opened") => {}
-            // The socket was that of a killed daemon. A child process that had not yet executed its
-            // own program still listened on it.
-            Err(error)
-                if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset) => {}
             _ => return,
         }
         std::thread::sleep(Duration::from_millis(50));
