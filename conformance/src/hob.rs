@@ -449,6 +449,30 @@ impl Daemon {
     }
 }
 
+/// Requests an upgrade with SIGHUP, and waits until the next program is ready. On a busy host, hob may
+/// refuse an upgrade because a step takes longer than its time limit. An operator would then try again.
+///
+/// # Panics
+/// Panics if the daemon ends, or refuses the upgrade for another reason.
+#[track_caller]
+pub fn upgrade(process: &mut Process) {
+    let done = |process: &Process| process.stderr().matches("the control API is at").count();
+    let refusals = |process: &Process| process.stderr().matches("not upgraded").count();
+    let (before, mut refused) = (done(process), refusals(process));
+    process.signal(Signal::HUP);
+    wait_for("the upgrade", || {
+        assert!(process.poll().is_none(), "the daemon ended: {}", process.stderr());
+        if refusals(process) > refused {
+            let log = process.stderr();
+            let why = log.lines().rfind(|line| line.contains("not upgraded")).unwrap_or_default();
+            assert!(why.contains(" within "), "{log}");
+            refused = refusals(process);
+            process.signal(Signal::HUP);
+        }
+        done(process) > before
+    });
+}
+
 #[track_caller]
 fn parse(args: &[&str], said: &str) -> Value {
     serde_json::from_str(said).unwrap_or_else(|e| panic!("hob {args:?}: {e}: {said}"))

@@ -12,8 +12,7 @@ use conformance::data::{assert_same, noise_file};
 use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_for;
 use conformance::vhost_driver::{DATA_BYTES, Driver, Kind};
-use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
-use rustix::process::Signal;
+use conformance::{Daemon, MIB, Scratch, Tool, Unmount, hob};
 
 const DISK: u64 = 64 * MIB;
 const CACHE: u64 = 16 * MIB;
@@ -240,11 +239,7 @@ fn places_of_an_export_survive_a_restart_and_end_with_the_export() {
 
 #[track_caller]
 fn upgrade(stage: &mut Stage) {
-    let process = &mut stage.daemon.process;
-    let done = |log: &str| log.matches("the control API is at").count();
-    let before = done(&process.stderr());
-    process.signal(Signal::HUP);
-    wait_for("the upgrade", || done(&process.stderr()) > before);
+    hob::upgrade(&mut stage.daemon.process);
     stage.daemon.ctl(&["disk", "list"]);
 }
 
