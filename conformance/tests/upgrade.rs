@@ -257,7 +257,7 @@ fn waits_for_a_partial_request() -> bool {
             return false;
         }
     }
-    let refusals = || stage.count("not answered within");
+    let refusals = || stage.count("not upgraded");
     wait_until("the upgrade", UPGRADE_MAX, || stage.count("taking over ") == 1 || refusals() > 0);
     if refusals() > 0 {
         return false;
