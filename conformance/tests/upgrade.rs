@@ -16,7 +16,7 @@ use conformance::guest::{SENTINEL, start_rounds};
 use conformance::hob::{binary, upgrade};
 use conformance::nbd_client::{Address, Client, request};
 use conformance::process::{Process, descendants};
-use conformance::scratch::{text, wait_until};
+use conformance::scratch::{is_listening, text, wait_until};
 use conformance::{Authority, Daemon, Loop, MIB, Scratch, Serve, Tool, Unmount};
 use rustix::process::Signal;
 
@@ -406,7 +406,7 @@ impl Stage {
             .args(["--persistent", "--format=raw", "--export-name=d", "--socket", &text(&socket)])
             .arg(self.scratch.path("other.img"))
             .start();
-        wait_until("the backing", UPGRADE_MAX, || socket.exists());
+        wait_until("the backing", UPGRADE_MAX, || is_listening(&socket));
         server
     }
 }
