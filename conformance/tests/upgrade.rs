@@ -96,10 +96,12 @@ impl Stage {
     }
 }
 
-/// Like a package: copies the program beside the old program and renames it.
+/// Like a package: copies the program beside the old program and renames it. Tests do not write programs
+/// themselves: a process that another thread starts at that moment may hold the file open for writing,
+/// and then it cannot run.
 fn install(from: &Path, to: &Path) {
     let new = to.with_extension("new");
-    fs::copy(from, &new).unwrap();
+    Tool::new("cp").arg(from).arg(&new).run();
     fs::rename(&new, to).unwrap();
 }
 
@@ -359,10 +361,10 @@ fn a_program_that_cannot_take_over_is_refused_and_the_old_one_serves() {
     let mut client = stage.connect();
     let file = File::open(stage.scratch.path("vm.img")).unwrap();
     let script = |text: &str| {
-        use std::os::unix::fs::PermissionsExt;
         let path = program.with_extension("script");
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // As in `install`.
+        let write = "printf %s \"$0\" >\"$1\" && chmod 755 \"$1\"";
+        Tool::new("sh").args(["-c", write, text]).arg(&path).run();
         fs::rename(&path, &program).unwrap();
     };
     let mut check = |stage: &mut Stage, wrong: &str| {
