@@ -19,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, empty_file};
+use conformance::mounts::unmount;
 use conformance::process::Process;
 use conformance::scratch::{is_listening, wait_for, wait_until};
 use conformance::store::{ONE_BY_ONE, nbdkit};
@@ -255,7 +256,7 @@ impl Stack {
 
     fn unmount(&self) {
         self.kernel_saw_no_error();
-        Tool::new("umount").arg(self.scratch.path("mnt")).run();
+        unmount(&self.scratch.path("mnt"));
     }
 
     fn kernel_saw_no_error(&self) {
