@@ -384,6 +384,17 @@ impl Daemon {
         succeed(args, self.try_ctl(args))
     }
 
+    /// Like `ctl`, for a command that needs a file that the test has closed. A process that another
+    /// thread has just started may have the file open until it executes its own program.
+    #[track_caller]
+    pub fn ctl_when_unused(&self, args: &[&str]) {
+        wait_for("the end of a file's use", || {
+            let output = self.try_ctl(args);
+            assert!(output.success() || output.all().contains("in use"), "hob {args:?}: {}", output.all());
+            output.success()
+        });
+    }
+
     /// Like `ctl`, but with the command line as one text. Its words must not contain spaces.
     #[track_caller]
     pub fn tell(&self, line: &str) -> String {
