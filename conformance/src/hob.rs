@@ -21,6 +21,8 @@ use crate::stats::Stats;
 const READY_MAX: Duration = Duration::from_secs(120);
 /// Maximum time for a daemon to open its disks. Some tests have disks that cannot be opened.
 const OPENING_MAX: Duration = Duration::from_secs(20);
+/// Why a disk that is being opened is not served.
+const OPENING: &str = "the disk is being opened";
 /// Maximum time of a stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(120);
 /// Maximum time of a command.
@@ -384,6 +386,20 @@ impl Daemon {
         succeed(args, self.try_ctl(args))
     }
 
+    /// Upgrades the daemon like [`upgrade`], and waits until its disks are open. The next program waits
+    /// only some seconds for its disks before it answers.
+    #[track_caller]
+    pub fn upgrade(&mut self) {
+        upgrade(&mut self.process);
+        self.wait_for_disks();
+    }
+
+    /// Waits until no disk is being opened any more.
+    #[track_caller]
+    pub fn wait_for_disks(&self) {
+        wait_for("the opening of the disks", || !self.ctl(&["disk", "list", "-o", "json"]).contains(OPENING));
+    }
+
     /// Like `ctl`, for a command that needs a file that the test has closed. A process that another
     /// thread has just started may have the file open until it executes its own program.
     #[track_caller]
@@ -536,7 +552,7 @@ fn wait_for_disks(control: &Path) {
     let start = Instant::now();
     while start.elapsed() < OPENING_MAX {
         match disks(control) {
-            Ok(list) if list.contains("the disk is being opened") => {}
+            Ok(list) if list.contains(OPENING) => {}
             _ => return,
         }
         std::thread::sleep(Duration::from_millis(50));

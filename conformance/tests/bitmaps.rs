@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use conformance::data::{Noise, assert_same_file, noise_file};
-use conformance::hob::upgrade;
 use conformance::nbd_client::Client;
 use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch, Tool};
@@ -209,7 +208,7 @@ fn an_upgrade_keeps_dirty_bitmaps() {
     });
     for _ in 0..2 {
         std::thread::sleep(Duration::from_millis(500));
-        upgrade(&mut stage.daemon.process);
+        stage.daemon.upgrade();
     }
     writer.join().expect("the client stays");
     let expected: Vec<_> = (0..DISK / GRANULE).step_by(2).map(|at| (at * GRANULE, GRANULE)).collect();

@@ -2,7 +2,6 @@
 //! its datastore, and whether it is read-only.
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::hob::upgrade;
 use conformance::nbd_client::Client;
 use conformance::process::Output;
 use conformance::scratch::wait_for;
@@ -165,7 +164,7 @@ fn a_reload_reports_what_it_cannot_apply() {
     let mut client = stage.connect();
     client.read(0, 4096).unwrap();
     stage.configure("datastore = \"array\"");
-    upgrade(&mut stage.daemon.process);
+    stage.daemon.upgrade();
     let health = || stage.daemon.try_ctl(&["health"]).all();
     wait_for("the report", || {
         let health = health();

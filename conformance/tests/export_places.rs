@@ -12,7 +12,7 @@ use conformance::data::{assert_same, noise_file};
 use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_for;
 use conformance::vhost_driver::{DATA_BYTES, Driver, Kind};
-use conformance::{Daemon, MIB, Scratch, Tool, Unmount, hob};
+use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
 
 const DISK: u64 = 64 * MIB;
 const CACHE: u64 = 16 * MIB;
@@ -239,7 +239,7 @@ fn places_of_an_export_survive_a_restart_and_end_with_the_export() {
 
 #[track_caller]
 fn upgrade(stage: &mut Stage) {
-    hob::upgrade(&mut stage.daemon.process);
+    stage.daemon.upgrade();
     stage.daemon.ctl(&["disk", "list"]);
 }
 

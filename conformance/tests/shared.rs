@@ -147,6 +147,7 @@ fn sizes_follow_the_load_and_no_byte_is_wrong() {
     let before = ends(&stage);
     stage.daemon.process.signal(Signal::HUP);
     wait_until("the end of the upgrade", FOLLOW_MAX, || ends(&stage) > before);
+    stage.daemon.wait_for_disks();
     guest.end();
     let guest = stage.load(2, 40);
     std::thread::sleep(Duration::from_secs(3));

@@ -78,7 +78,7 @@ impl Stage {
     /// Requests an upgrade and waits until the daemon is ready again.
     #[track_caller]
     fn upgrade(&mut self) {
-        upgrade(&mut self.daemon.process);
+        self.daemon.upgrade();
     }
 
     /// Requests an upgrade that must be refused; returns the reason.
