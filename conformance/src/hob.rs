@@ -402,6 +402,9 @@ impl Daemon {
 
     /// Like `ctl`, for a command that needs a file that the test has closed. A process that another
     /// thread has just started may have the file open until it executes its own program.
+    ///
+    /// # Panics
+    /// Panics if the command fails for another reason, or the file stays in use.
     #[track_caller]
     pub fn ctl_when_unused(&self, args: &[&str]) {
         wait_for("the end of a file's use", || {
