@@ -2,7 +2,7 @@
 //!
 //! The binary is the one in `HOB_BIN`, or else the release or debug build in the target directory.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +21,8 @@ use crate::stats::Stats;
 const READY_MAX: Duration = Duration::from_secs(120);
 /// Maximum time for a daemon to open its disks. Some tests have disks that cannot be opened.
 const OPENING_MAX: Duration = Duration::from_secs(20);
+/// Why a disk that is being opened is not served.
+const OPENING: &str = "the disk is being opened";
 /// Maximum time of a stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(120);
 /// Maximum time of a command.
@@ -365,6 +367,9 @@ impl Daemon {
     pub fn run(mut command: Command, control: &Path) -> Self {
         command.env(CRASH_LOG_DIR, control.parent().expect("sockets are in a directory"));
         command.env(FLASH_STALL.0, FLASH_STALL.1);
+        // A child of a killed daemon listens on the daemon's socket until the child executes its own
+        // program. The new daemon replaces the socket only later.
+        wait_for("the end of a killed daemon's socket", || UnixStream::connect(control).is_err());
         let mut process =
             Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         let start = Instant::now();
@@ -379,6 +384,34 @@ impl Daemon {
     #[track_caller]
     pub fn ctl(&self, args: &[&str]) -> String {
         succeed(args, self.try_ctl(args))
+    }
+
+    /// Upgrades the daemon like [`upgrade`], and waits until its disks are open. The next program waits
+    /// only some seconds for its disks before it answers.
+    #[track_caller]
+    pub fn upgrade(&mut self) {
+        upgrade(&mut self.process);
+        self.wait_for_disks();
+    }
+
+    /// Waits until no disk is being opened any more.
+    #[track_caller]
+    pub fn wait_for_disks(&self) {
+        wait_for("the opening of the disks", || !self.ctl(&["disk", "list", "-o", "json"]).contains(OPENING));
+    }
+
+    /// Like `ctl`, for a command that needs a file that the test has closed. A process that another
+    /// thread has just started may have the file open until it executes its own program.
+    ///
+    /// # Panics
+    /// Panics if the command fails for another reason, or the file stays in use.
+    #[track_caller]
+    pub fn ctl_when_unused(&self, args: &[&str]) {
+        wait_for("the end of a file's use", || {
+            let output = self.try_ctl(args);
+            assert!(output.success() || output.all().contains("in use"), "hob {args:?}: {}", output.all());
+            output.success()
+        });
     }
 
     /// Like `ctl`, but with the command line as one text. Its words must not contain spaces.
@@ -446,6 +479,30 @@ impl Daemon {
     }
 }
 
+/// Requests an upgrade with SIGHUP, and waits until the next program is ready. On a busy host, hob may
+/// refuse an upgrade because a step takes longer than its time limit. An operator would then try again.
+///
+/// # Panics
+/// Panics if the daemon ends, or refuses the upgrade for another reason.
+#[track_caller]
+pub fn upgrade(process: &mut Process) {
+    let done = |process: &Process| process.stderr().matches("the control API is at").count();
+    let refusals = |process: &Process| process.stderr().matches("not upgraded").count();
+    let (before, mut refused) = (done(process), refusals(process));
+    process.signal(Signal::HUP);
+    wait_for("the upgrade", || {
+        assert!(process.poll().is_none(), "the daemon ended: {}", process.stderr());
+        if refusals(process) > refused {
+            let log = process.stderr();
+            let why = log.lines().rfind(|line| line.contains("not upgraded")).unwrap_or_default();
+            assert!(why.contains(" within "), "{log}");
+            refused = refusals(process);
+            process.signal(Signal::HUP);
+        }
+        done(process) > before
+    });
+}
+
 #[track_caller]
 fn parse(args: &[&str], said: &str) -> Value {
     serde_json::from_str(said).unwrap_or_else(|e| panic!("hob {args:?}: {e}: {said}"))
@@ -498,11 +555,7 @@ fn wait_for_disks(control: &Path) {
     let start = Instant::now();
     while start.elapsed() < OPENING_MAX {
         match disks(control) {
-            Ok(list) if list.contains("the disk is being opened") => {}
-            // The socket was that of a killed daemon. A child process that had not yet executed its
-            // own program still listened on it.
-            Err(error)
-                if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset) => {}
+            Ok(list) if list.contains(OPENING) => {}
             _ => return,
         }
         std::thread::sleep(Duration::from_millis(50));

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::scratch::text;
+use crate::scratch::{text, wait_for};
 use crate::tool::Tool;
 
 /// Timeout of a mount operation.
@@ -27,6 +27,20 @@ impl Drop for Unmount {
         // Several mounts may be stacked.
         while Tool::new("umount").arg("-l").arg(&self.0).limit(MOUNT_MAX).output().success() {}
     }
+}
+
+/// Unmounts a file system that the test does not use any more. A process that another thread has just
+/// started may have a file of this process open until it executes its own program.
+///
+/// # Panics
+/// Panics if the file system stays in use.
+#[track_caller]
+pub fn unmount(at: &Path) {
+    wait_for("the end of a mount's use", || {
+        let output = Tool::new("umount").arg(at).limit(MOUNT_MAX).output();
+        assert!(output.success() || output.all().contains("busy"), "{}", output.all());
+        output.success()
+    });
 }
 
 /// A loop device on a file.
@@ -100,7 +114,7 @@ impl Mounted<'_> {
     /// Unmounts the filesystem, which writes all data to the device.
     #[track_caller]
     pub fn unmount(self) {
-        Tool::new("umount").arg(&self.at).limit(MOUNT_MAX).run();
+        unmount(&self.at);
     }
 }
 

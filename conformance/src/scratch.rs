@@ -170,6 +170,25 @@ pub fn free_port() -> u16 {
     panic!("the ports {PORTS:?} are all taken")
 }
 
+/// Returns true if a process listens on a Unix socket that was bound with this absolute path. A server
+/// creates the socket's file a moment before the server listens, and refuses clients until then.
+/// Connecting would count as a client.
+///
+/// # Panics
+/// Panics if the kernel does not list the Unix sockets.
+#[must_use]
+pub fn is_listening(socket: &Path) -> bool {
+    /// Flags of a socket that accepts connections (`__SO_ACCEPTCON`).
+    const ACCEPTS: &str = "00010000";
+    let table = std::fs::read("/proc/net/unix").expect("the kernel lists Unix sockets");
+    let path = text(socket);
+    String::from_utf8_lossy(&table).lines().any(|line| {
+        // Num RefCount Protocol Flags Type St Inode Path
+        let mut fields = line.split_whitespace();
+        fields.nth(3) == Some(ACCEPTS) && fields.nth(3) == Some(path.as_str())
+    })
+}
+
 /// Usual time within which a condition becomes true, on a busy host.
 const WAIT_MAX: Duration = Duration::from_secs(180);
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::Signal;
 
 use crate::process::Process;
-use crate::scratch::{text, wait_for};
+use crate::scratch::{is_listening, text, wait_for};
 use crate::tool::Tool;
 
 /// Option that makes nbdkit handle the requests of each client one after the other. Otherwise
@@ -13,7 +13,7 @@ use crate::tool::Tool;
 /// requests are answered.
 pub const ONE_BY_ONE: [&str; 2] = ["--threads", "1"];
 
-/// Starts nbdkit at `socket` with these arguments, and waits until the socket appears.
+/// Starts nbdkit at `socket` with these arguments, and waits until nbdkit listens there.
 ///
 /// # Panics
 /// Panics if nbdkit does not serve in time.
@@ -23,7 +23,7 @@ pub fn nbdkit(socket: &Path, args: &[&str]) -> Process {
     // A killed nbdkit leaves its socket.
     let _ = std::fs::remove_file(socket);
     let server = Tool::new("nbdkit").args(["--foreground", "--unix", &text(socket)]).args(args).start();
-    wait_for("nbdkit's socket", || socket.exists());
+    wait_for("nbdkit", || is_listening(socket));
     server
 }
 

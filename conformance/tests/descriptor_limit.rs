@@ -165,7 +165,7 @@ fn clients_leave_descriptors_for_the_daemon_and_an_upgrade_that_lacks_them_is_re
     for client in &mut clients {
         client.read(0, 4096).expect("the next program has the client");
     }
-    let listed = daemon.ctl(&["disk", "list"]);
-    assert_eq!(listed.matches("online").count(), 4, "{listed}");
+    // The next program waits only some seconds for its disks before it answers.
+    wait_for("all disks", || daemon.ctl(&["disk", "list"]).matches("online").count() == 4);
     daemon.stop();
 }

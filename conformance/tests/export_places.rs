@@ -13,7 +13,6 @@ use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_for;
 use conformance::vhost_driver::{DATA_BYTES, Driver, Kind};
 use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
-use rustix::process::Signal;
 
 const DISK: u64 = 64 * MIB;
 const CACHE: u64 = 16 * MIB;
@@ -221,7 +220,7 @@ fn places_of_an_export_survive_a_restart_and_end_with_the_export() {
     drop(file);
     let mut machine = Driver::connect(&stage.path("backup.sock")).expect("the daemon takes a machine");
     assert_eq!(machine.run(Kind::Read, 0, 4096), Some(0));
-    stage.daemon.ctl(&["export", "remove", "vm", "backup"]);
+    stage.daemon.ctl_when_unused(&["export", "remove", "vm", "backup"]);
     assert!(!stage.path("backup.img").exists() && !stage.path("backup.sock").exists());
     assert!(stage.connect("backup").is_err());
     machine.submit(0, Kind::Read, 0, 4096);
@@ -233,18 +232,14 @@ fn places_of_an_export_survive_a_restart_and_end_with_the_export() {
     assert_eq!(guest.run(Kind::Read, 0, 4096), Some(0));
     assert_same(&fs::read(stage.path("vm.img")).unwrap(), &stage.image, 0, "the disk's own file");
     drop((guest, machine));
-    stage.daemon.ctl(&["disk", "remove", "vm"]);
+    stage.daemon.ctl_when_unused(&["disk", "remove", "vm"]);
     assert!(!stage.path("vm.img").exists() && !stage.path("vm.sock").exists());
     stage.daemon.stop();
 }
 
 #[track_caller]
 fn upgrade(stage: &mut Stage) {
-    let process = &mut stage.daemon.process;
-    let done = |log: &str| log.matches("the control API is at").count();
-    let before = done(&process.stderr());
-    process.signal(Signal::HUP);
-    wait_for("the upgrade", || done(&process.stderr()) > before);
+    stage.daemon.upgrade();
     stage.daemon.ctl(&["disk", "list"]);
 }
 

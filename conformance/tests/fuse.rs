@@ -330,7 +330,7 @@ fn open_files_keep_disks_and_not_daemons() {
     drop(file);
     let daemon = start();
     assert_same_file(Path::new(&a), &scratch.path("disk.img"));
-    daemon.ctl(&["disk", "remove", "vm"]);
+    daemon.ctl_when_unused(&["disk", "remove", "vm"]);
     assert!(!Path::new(&a).exists());
     daemon.stop();
 }

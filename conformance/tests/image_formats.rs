@@ -7,7 +7,6 @@ use conformance::data::empty_file;
 use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch, Serve, Tool};
-use rustix::process::Signal;
 
 const SIZE: u64 = 4 * MIB;
 
@@ -111,7 +110,7 @@ fn raw_disks_stay_raw_whatever_their_guests_write() {
     assert!(daemon.process.stderr().contains("looks like a qcow2 image"), "it is logged");
     // After an upgrade.
     let begun = daemon.process.stderr().len();
-    daemon.process.signal(Signal::HUP);
+    daemon.upgrade();
     let is_back = || daemon.process.stderr()[begun..].matches("is online").count() >= headers.len();
     wait_for("the next program", is_back);
     are_all_raw(&address, &headers, &scratch);

@@ -12,7 +12,7 @@ use conformance::guest::{COMPLAINTS, Disk, SENTINEL, cores, end_load, loaded};
 use conformance::load::{BLOCK_BYTES, check_image, image};
 use conformance::process::Process;
 use conformance::qmp::Monitor;
-use conformance::scratch::wait_until;
+use conformance::scratch::{is_listening, wait_until};
 use conformance::stats::Stats;
 use conformance::{Authority, Host, MIB, Plan, Scratch, TestHost, Tool};
 use serde_json::{Value, json};
@@ -163,7 +163,7 @@ impl Stage {
             .args(["--persistent", "--shared=8", "--format=raw", "--cache=writeback", "--export-name=d"])
             .args(["--socket", &shared.text("backing.sock"), &shared.text("disk.img")])
             .start();
-        wait_until("the backing", STEP_MAX, || shared.path("backing.sock").exists());
+        wait_until("the backing", STEP_MAX, || is_listening(&shared.path("backing.sock")));
         let authority = Authority::new("conformance");
         let [here, there] = Host::pair();
         let (source, target) =

@@ -19,8 +19,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, empty_file};
+use conformance::mounts::unmount;
 use conformance::process::Process;
-use conformance::scratch::{wait_for, wait_until};
+use conformance::scratch::{is_listening, wait_for, wait_until};
 use conformance::store::{ONE_BY_ONE, nbdkit};
 use conformance::{Daemon, Loop, MIB, Postgres, Scratch, Tool, Unmount};
 use rustix::process::Signal;
@@ -213,7 +214,7 @@ impl Stack {
             .args(["--blockdev", &disk, "--nbd-server", &server])
             .args(["--export", "type=nbd,id=export,node-name=disk,name=disk,writable=on"])
             .start();
-        wait_for("QEMU's socket", || at("vm.sock").exists());
+        wait_for("QEMU's socket", || is_listening(&at("vm.sock")));
         fs::write(at("vm.img"), b"").unwrap();
         let unmount_file = Unmount::at(&at("vm.img"));
         let uri = format!("nbd+unix:///disk?socket={}", self.scratch.text("vm.sock"));
@@ -255,7 +256,7 @@ impl Stack {
 
     fn unmount(&self) {
         self.kernel_saw_no_error();
-        Tool::new("umount").arg(self.scratch.path("mnt")).run();
+        unmount(&self.scratch.path("mnt"));
     }
 
     fn kernel_saw_no_error(&self) {

@@ -139,8 +139,15 @@ fn sizes_follow_the_load_and_no_byte_is_wrong() {
     // Another disk gets busy, while the first one has dirty data.
     let guest = stage.load(1, 36);
     stage.until_large(1, 30);
+    // hob may refuse the upgrade on a busy host. Until its end, hob refuses changes of the pool.
+    let ends = |stage: &Stage| {
+        let log = stage.daemon.process.stderr();
+        log.matches("the control API is at").count() + log.matches("not upgraded").count()
+    };
+    let before = ends(&stage);
     stage.daemon.process.signal(Signal::HUP);
-    std::thread::sleep(Duration::from_secs(1));
+    wait_until("the end of the upgrade", FOLLOW_MAX, || ends(&stage) > before);
+    stage.daemon.wait_for_disks();
     guest.end();
     let guest = stage.load(2, 40);
     std::thread::sleep(Duration::from_secs(3));

@@ -9,7 +9,7 @@ use conformance::guest::{
 };
 use conformance::process::Process;
 use conformance::qmp::Monitor;
-use conformance::scratch::wait_until;
+use conformance::scratch::{is_listening, wait_until};
 use conformance::{MIB, Scratch, Serve, Tool};
 
 const SIZE: u64 = 192 * MIB;
@@ -127,7 +127,7 @@ fn a_guest_migrates_live_from_one_daemon_to_another() {
         .args(["--socket", &nbd, &here.text("disk.img")])
         .limit(MACHINE_MAX)
         .start();
-    wait_until("the backing", MACHINE_MAX, || here.path("backing.sock").exists());
+    wait_until("the backing", MACHINE_MAX, || is_listening(&here.path("backing.sock")));
     let serve = |scratch: &Scratch| {
         Serve::disk(&format!("nbd+unix:///d?socket={nbd}"))
             .cached(&scratch.path("pool"), "64M", "4K")
@@ -142,7 +142,7 @@ fn a_guest_migrates_live_from_one_daemon_to_another() {
     let leaving = start_rounds(&here, &here.text("vm.sock"), 18, &["-qmp", &monitor_args(&here)]);
     wait_until("some rounds", MACHINE_MAX, || leaving.stdout().contains("GUEST-ROUND 3"));
     let mut monitor = Monitor::connect(&here.path("qmp.sock"));
-    wait_until("the target", MACHINE_MAX, || there.path("migration.sock").exists());
+    wait_until("the target", MACHINE_MAX, || is_listening(&there.path("migration.sock")));
     monitor.migrate(&incoming, &arriving, MACHINE_MAX);
     monitor.quit();
     let output = arriving.finish(MACHINE_MAX);

@@ -147,17 +147,27 @@ impl Stage {
         self.daemon().process.stderr().matches(what).count()
     }
 
-    /// Requests an upgrade. Returns true once it is done, and false if it is refused.
+    /// Requests an upgrade. Returns true once it is done, and false if it is refused. On a busy host, a
+    /// step may take longer than its time limit, and then the upgrade is requested again.
     #[track_caller]
     fn upgrade(&mut self) -> bool {
         let starts = "the control API is at";
-        let (started, refused) = (self.count(starts), self.count("not upgraded"));
+        let (started, mut refused) = (self.count(starts), self.count("not upgraded"));
         self.daemon().process.signal(Signal::HUP);
         let mut done = false;
         wait_for("the end of the upgrade", || {
             assert!(self.daemon().process.poll().is_none(), "the daemon ended");
+            if self.count("not upgraded") > refused {
+                let log = self.daemon().process.stderr();
+                let why = log.lines().rfind(|line| line.contains("not upgraded")).unwrap_or_default();
+                if !why.contains(" within ") {
+                    return true;
+                }
+                refused += 1;
+                self.daemon().process.signal(Signal::HUP);
+            }
             done = self.count(starts) > started;
-            done || self.count("not upgraded") > refused
+            done
         });
         done
     }
