@@ -47,7 +47,7 @@ fn qemu_nbd_serves_all_there_is_to_do() {
 
 #[test]
 fn nbdkit_serves_over_tcp_and_comes_back_after_kill() {
-    // An address of its own, so that nobody has the port when the server comes back.
+    // This process alone uses the address, so the port is free when the server starts again.
     let [.., high, low] = std::process::id().to_be_bytes();
     let (address, port) = (format!("127.82.{high}.{low}"), "10809");
     let dir = tempfile::tempdir().unwrap();
@@ -787,7 +787,7 @@ fn a_sample_survives_one_broken_connection_and_no_silence() {
     }
     server.set(|script| script.silent = true);
     assert_eq!(backing.read_before_attach(0, &mut bytes), Err(IoError::Failed));
-    // Whoever attaches it all the same gets a connection that works.
+    // A later attach replaces the connection on which the read failed.
     server.set(|script| script.silent = false);
     let mut rig = Rig::of(RingKind::IoUring, backing);
     assert!(rig.read(0, 8192).unwrap() == content[..8192]);

@@ -85,7 +85,7 @@ pub struct Device {
     abandoned: bool,
     /// Queues that could not be started, with their start indexes.
     failed: BTreeMap<u16, u16>,
-    /// Queues with answers of which their drivers were not notified.
+    /// Queues with replies of which their drivers have not been notified yet.
     told: Vec<u16>,
     held_bytes: usize,
     /// An empty chain, kept to reuse its memory.
