@@ -147,7 +147,7 @@ fn a_large_clone_is_opened_before_all_of_its_own_blocks_are_known() {
         assert!(std::time::Instant::now() < deadline, "the rest is not asked for");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    // The thread that asks ends with the backing.
+    // The thread that asks QEMU for the rest ends when the backing is dropped.
     drop(backing);
 }
 
