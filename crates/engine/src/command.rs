@@ -373,7 +373,7 @@ pub enum CacheChange {
     Close,
 }
 
-/// Whether guests are told about the discard of dirty data.
+/// Whether a discard of dirty data is reported to guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discard {
     /// The next flush of each session fails once.
