@@ -111,8 +111,8 @@ impl Stage {
     }
 }
 
-/// The file's times prove that nobody changed the backing: after a stop because the daemon recorded
-/// them when it closed the disk, after a kill because it records them every two seconds.
+/// The file's times prove that no program changed the backing. The daemon records these times when it
+/// closes the disk, and every two seconds in case it is killed.
 #[test]
 fn a_cache_over_an_unchanged_file_is_warm_within_seconds_and_without_a_comparison() {
     let (stage, mut daemon) = Stage::new(&["--persistent"]);

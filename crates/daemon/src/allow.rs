@@ -1,10 +1,11 @@
 //! Which NBD clients may see which exports.
 //!
-//! A disk without an `[[allow]]` entry is visible to every client that can connect; a disk with
-//! entries only to the clients of those entries. For all other clients the disk does not exist:
-//! lists omit it, and the reply to its name is the reply to an unknown name. The rules of a disk
-//! apply to its additional exports unless entries name the export. The list is fixed at start;
-//! existing connections are not checked again.
+//! A disk without an `[[allow]]` entry is visible to every client that can connect. A disk with
+//! entries is visible only to the clients of those entries. For all other clients the disk does not
+//! exist: lists omit it, and the reply to its name is the reply to an unknown name. The rules of a
+//! disk apply to its additional exports unless entries name the export. The list is fixed when the
+//! program starts. Established connections are checked again only after an upgrade, by the new
+//! program.
 
 use std::fmt;
 use std::net::IpAddr;

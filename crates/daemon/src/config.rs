@@ -175,7 +175,7 @@ fn flash_stall_ms(of_tests: Option<&str>) -> u64 {
 }
 
 impl Limits {
-    /// Returns the time that requests of a disk without a limit of its own wait for its backing
+    /// Returns the default backing timeout, for disks whose settings have none
     /// (docs/decisions/0045).
     pub(crate) fn backing_timeout(&self) -> BackingTimeout {
         let older =

@@ -166,7 +166,7 @@ impl FakeShard {
         self.state.lock().unwrap().keeps_disks = keeps;
     }
 
-    /// Returns true if the shard was told that another host may own the disk.
+    /// Returns true if the daemon has reported to the shard that another host may own the disk.
     pub(crate) fn is_lost(&self, disk: DiskId) -> bool {
         self.state.lock().unwrap().lost.contains(&disk)
     }

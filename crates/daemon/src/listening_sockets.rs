@@ -70,7 +70,7 @@ impl ListeningSockets {
     }
 
     /// Returns the inherited socket of this name. `None` if there is none, or if no client can
-    /// reach it because its file is gone.
+    /// reach the socket because its file was removed.
     pub(crate) fn take_inherited(&self, name: &str) -> Option<OwnedFd> {
         let socket = self.table().inherited.remove(name)?;
         let has_file = path_of(name).is_none_or(|path| is_socket(&path));

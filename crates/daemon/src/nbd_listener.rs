@@ -2,7 +2,7 @@
 //!
 //! Negotiation runs on the control thread, so that it takes no time of a shard. Clients that
 //! connect and send nothing are disconnected after [`HALF_OPEN_TIME_MAX`]. TLS connections run on
-//! threads of their own ([`relay`]), also after the negotiation.
+//! separate threads ([`relay`]), also after the negotiation.
 
 use std::cell::RefCell;
 use std::io;

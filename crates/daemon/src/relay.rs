@@ -1,5 +1,5 @@
 //! Relays NBD connections that use TLS: decrypts requests for the shard, and encrypts replies for
-//! the client, on threads of its own.
+//! the client, on separate threads.
 //!
 //! A shard serves sockets that its I/O ring reads and writes. TLS needs a relay: a task with the
 //! TLS session and one end of a Unix socket pair, whose other end the shard serves like a client.

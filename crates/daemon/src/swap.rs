@@ -17,7 +17,7 @@ pub(crate) use hob_storage::swap::{
     Active, BYTES_MAX, BYTES_MIN, FileId, Memory, PRIORITY_MAX, Range, SwapError, loops_over,
 };
 
-/// The command that the child runs; see `cli/swap.rs`.
+/// The command that the child runs; see `crates/cli/src/swap.rs`.
 pub(crate) const OFF_COMMAND: &str = "swap-off";
 
 /// Interval between two checks whether the child has ended or must be stopped.

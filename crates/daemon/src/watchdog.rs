@@ -210,8 +210,8 @@ mod tests {
         });
     }
 
-    /// Runs this test again in a process of its own, in which it takes the other branch. Returns
-    /// its exit code and output.
+    /// Runs this test again in a child process, where the test takes the other branch. Returns the
+    /// exit code and the output of the child.
     fn in_child(test: &str, case: &str) -> (Option<i32>, String) {
         let program = std::env::current_exe().unwrap();
         let name = format!("{}::{test}", module_path!().split_once("::").unwrap().1);

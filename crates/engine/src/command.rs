@@ -373,7 +373,7 @@ pub enum CacheChange {
     Close,
 }
 
-/// Whether guests are told about the discard of dirty data.
+/// Whether a discard of dirty data is reported to guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discard {
     /// The next flush of each session fails once.
@@ -494,9 +494,10 @@ pub enum CommandError {
     JournalFailed,
     /// The backing could not be flushed.
     BackingFailed,
-    /// The configuration is invalid. The block size is not a power of two in range, or a segment is
-    /// smaller than a block. Or the disk has more than 2³² blocks, or the cache has more than 2³² −
-    /// 2 blocks. Or the cache writes back, and the engine has no buffer of its own.
+    /// The configuration is invalid. Examples: the block size is not a power of two in range, a
+    /// segment is smaller than a block, or the segment size of a cache would change. The disk has
+    /// more than 2³² blocks, or the cache more than 2³² − 2 blocks. A bitmap or recovered cache has
+    /// another size than the disk. The cache writes back, and the engine has no destage buffer.
     Unworkable,
 }
 
@@ -550,7 +551,7 @@ pub enum Event {
     },
     /// The journal cannot be written any more. No data becomes dirty, and dirty data is destaged:
     /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the
-    /// daemon provides a new journal, or drains the cache, records that it is gone and disables it.
+    /// daemon provides a new journal, or drains the cache, records its end and disables it.
     /// Changes and flushes that have waited for half a minute fail.
     JournalLost(DiskId),
     /// A discard of a disk's dirty data waits for [`CacheChange::DiscardRecorded`] with the number of

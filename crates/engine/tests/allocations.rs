@@ -1,5 +1,5 @@
-//! Hits allocate no memory, and neither do other requests once an engine has processed a similar
-//! load (ARCHITECTURE, "The engine").
+//! Hits allocate no memory. Other requests allocate none after the engine has processed a similar
+//! load.
 //!
 //! A single test, because the allocator counts for the whole process.
 

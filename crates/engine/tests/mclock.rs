@@ -1,5 +1,6 @@
 //! The tags of mClock (Gulati, Merchant, Varman, OSDI 2010): reservation, limit and proportional
-//! share, together on one resource. The expected rates are computed by hand.
+//! share, together on one resource. The expected rates are computed by hand. SYSTEMS is the project's
+//! description of other systems, outside this repository.
 
 use hob_engine::qos::{Entitlement, FlowId, Scheduler};
 use hob_engine::units::Instant;

@@ -1,5 +1,6 @@
 //! Sizing a cache by hand from its statistics, as the study of vSphere Flash Read Cache teaches it
-//! (SYSTEMS §1). The engine's I/O completes at once.
+//! (§1 of SYSTEMS, the project's description of other systems, outside this repository). The engine's
+//! I/O completes at once.
 
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};

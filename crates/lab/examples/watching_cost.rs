@@ -49,7 +49,7 @@ fn make(next: impl FnMut(usize) -> (u64, u64)) -> Vec<(u64, u64)> {
     (0..REQUESTS).map(next).collect()
 }
 
-/// Returns nanoseconds per request: the median of many short runs, to exclude other load of the machine.
+/// Returns nanoseconds per request: the median of many short runs, to exclude other load of the host.
 fn each(requests: &[(u64, u64)], mut work: impl FnMut(usize, &Request)) -> f64 {
     let mut runs: Vec<f64> = Vec::new();
     for (number, run) in requests.chunks(RUN).enumerate() {

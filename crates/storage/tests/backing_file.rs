@@ -419,7 +419,8 @@ fn qemu_and_hob_keep_each_other_from_writing_a_file() {
         assert!(!qemu_io(&write).0);
     }
     assert!(qemu_io(&write).0);
-    // And the other way round. The image is open for as long as there is more to read.
+    // hob cannot lock an image that QEMU has open. qemu-io has the image open until its standard
+    // input ends.
     let mut qemu = Command::new("qemu-io");
     let mut qemu =
         qemu.args(["-f", "raw", disk]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -98,7 +98,7 @@ fn a_killed_qemu_nbd_is_replaced_unless_another_program_has_its_image() {
         kill_qemu(image);
         assert!(rig.read(MIB, MIB as usize).unwrap() == data);
         rig.exercise();
-        // What it had acknowledged and not flushed may be gone with it.
+        // Data that the killed qemu-nbd had acknowledged but not flushed may be lost.
         rig.write(WRITE, 0, &data).unwrap();
         kill_qemu(image);
         assert!(rig.read(0, MIB as usize).unwrap() == data && !rig.backing.take_loss());
@@ -106,7 +106,8 @@ fn a_killed_qemu_nbd_is_replaced_unless_another_program_has_its_image() {
         rig.run(IoOp::Flush, 0, 0).unwrap();
         assert!(rig.read(0, MIB as usize).unwrap() == data && !rig.backing.is_lost());
         assert_eq!(children_of_qemu(image).len(), 1);
-        // One that ends as soon as it has begun is not replaced at once: somebody else comes first.
+        // A qemu-nbd that was killed just after its start is replaced only after a delay, in which
+        // another process opens the image.
         kill_qemu(image);
         let mut other = Rig::open_image(kind, image, "qcow2", Access::ReadWrite);
         other.write(WRITE, 0, &data).unwrap();

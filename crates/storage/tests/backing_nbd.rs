@@ -47,7 +47,7 @@ fn qemu_nbd_serves_all_there_is_to_do() {
 
 #[test]
 fn nbdkit_serves_over_tcp_and_comes_back_after_kill() {
-    // An address of its own, so that nobody has the port when the server comes back.
+    // This process alone uses the address, so the port is free when the server starts again.
     let [.., high, low] = std::process::id().to_be_bytes();
     let (address, port) = (format!("127.82.{high}.{low}"), "10809");
     let dir = tempfile::tempdir().unwrap();
@@ -338,7 +338,7 @@ fn a_flush_that_waits_for_another_is_sent_again_after_a_lost_connection() {
         let before = server.count(Nbd::Flush);
         // The server answers the read and the first flush, and closes the connection instead of answering the second.
         server.set(|script| (script.flush_answers, script.answers_left) = (vec![(0, true)], Some(2)));
-        // While this is being sent, the flushes are queued, so they are sent together.
+        // The flushes are queued while the read is being sent, so they are sent together.
         let read = rig.start(IoOp::Read, 0, 4096, None);
         let flushes = [rig.start(IoOp::Flush, 0, 0, None), rig.start(IoOp::Flush, 0, 0, None)];
         for io in [read, flushes[0], flushes[1]] {
@@ -787,12 +787,12 @@ fn a_sample_survives_one_broken_connection_and_no_silence() {
     }
     server.set(|script| script.silent = true);
     assert_eq!(backing.read_before_attach(0, &mut bytes), Err(IoError::Failed));
-    // Whoever attaches it all the same gets a connection that works.
+    // A later attach replaces the connection on which the read failed.
     server.set(|script| script.silent = false);
     let mut rig = Rig::of(RingKind::IoUring, backing);
     assert!(rig.read(0, 8192).unwrap() == content[..8192]);
     rig.close();
-    // A server that has become another one is not asked again.
+    // A server whose export has another size is another server, and gets no second request.
     let mut backing = Backing::open(&server.uri, Access::ReadWrite, &patience).unwrap();
     server.set(|script| (script.answers_left, script.export.size_bytes) = (Some(0), 2 * MIB));
     assert_eq!(backing.read_before_attach(0, &mut bytes), Err(IoError::Failed));

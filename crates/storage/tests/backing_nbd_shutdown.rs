@@ -94,7 +94,7 @@ fn nbdkit_can_exit_while_requests_wait_and_they_are_answered_by_the_next_one() {
         let pid = rustix::process::Pid::from_child(&server.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        // It exits only if its client disconnects.
+        // The server exits only if its client disconnects.
         let late: Vec<_> = (16..32u64).map(|n| rig.start(DURABLE, n << 16, 64 << 10, Some(&data))).collect();
         while server.0.try_wait().unwrap().is_none() {
             assert!(Instant::now() < deadline, "nbdkit does not exit");

@@ -111,13 +111,13 @@ fn an_images_own_blocks_are_known_when_it_is_opened() {
         rig.backing.handle_parent_read(&mut rig.ring, now, read.number, Err(IoError::Failed));
         rig.wait(id).unwrap();
         assert!(rig.take(id, MIB - 4096, 8192) == images.content[MIB as usize - 4096..][..8192]);
-        // What the clone writes is its own.
+        // The clone reads the data that was written to it from its own image, not from the parent.
         rig.write(IoOp::Write(Durability::Volatile), 5 * MIB, &[9; 4096]).unwrap();
         assert_eq!(rig.read(5 * MIB, 4096).unwrap(), [9; 4096]);
         rig.run(IoOp::Flush, 0, 0).unwrap();
         rig.close();
         drop(rig);
-        // It still is when the image is opened again.
+        // The same holds when the image is opened again.
         let (_backing, parent) = images.open(&images.options()).share_parent();
         let expected =
             [expected[0], expected[1], (3 * MIB + OBJECT, 5 * MIB), (5 * MIB + OBJECT, size_bytes)];
@@ -147,7 +147,7 @@ fn a_large_clone_is_opened_before_all_of_its_own_blocks_are_known() {
         assert!(std::time::Instant::now() < deadline, "the rest is not asked for");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    // The thread that asks ends with the backing.
+    // The thread that asks QEMU for the rest ends when the backing is dropped.
     drop(backing);
 }
 

@@ -1,4 +1,5 @@
-//! Random histories of the engine. `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many.
+//! Random histories of the engine. `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many. SYSTEMS is
+//! the project's description of other systems, outside this repository.
 
 use hob_engine::outcome::{OUTCOMES, Outcome};
 use hob_world::sim::{Options, Report, run};

@@ -1,5 +1,6 @@
-//! Presets in virtual time: bandwidth over the amount written, for sentences of the sources about
-//! bandwidth. `engine/tests/presets.rs` tests the destination and order of data.
+//! Presets in virtual time: bandwidth over the amount written, for sentences of SYSTEMS about
+//! bandwidth. SYSTEMS is the project's description of other systems, outside this repository.
+//! `engine/tests/presets.rs` tests the destination and order of data.
 
 use hob_engine::command::Copies;
 use hob_engine::io::{Durability, Op};

@@ -477,7 +477,7 @@ impl<'a> Work<'a> {
     /// hangs.
     async fn write_out(&self, files: Vec<PathBuf>) -> anyhow::Result<()> {
         let (done, mut is_done) = tokio::sync::oneshot::channel();
-        // The runtime would wait for a thread of its own at the end of the command.
+        // The runtime would wait at the end of the command for a thread that the runtime had started.
         std::thread::spawn(move || {
             files.iter().for_each(|file| write_out(file));
             let _: Result<(), ()> = done.send(());

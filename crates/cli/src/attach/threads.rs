@@ -5,7 +5,7 @@
 use anyhow::Context;
 use tokio::sync::oneshot;
 
-/// Runs a function that may block in a thread of its own, and returns its result.
+/// Runs a function that may block in a separate thread, and returns its result.
 pub(super) async fn in_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> anyhow::Result<T> {

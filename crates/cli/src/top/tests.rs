@@ -91,7 +91,8 @@ fn the_99th_percentile_covers_only_new_requests() {
         Bucket { up_to_ns: 8_388_607, count: 5_001 },
         Bucket { up_to_ns: u64::MAX, count: 1 },
     ];
-    // 98 of 4 µs, one of 8 ms, and one of more than two minutes: the 99th of a hundred.
+    // In the interval, 98 requests took up to 4 µs, one took up to 8 ms, and one took longer. The
+    // 99th of these 100 requests is the one of up to 8 ms.
     assert_eq!(model::Rates::between(&before, &now).unwrap().p99_ns, Some(8_388_607));
 }
 

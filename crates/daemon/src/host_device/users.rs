@@ -18,7 +18,7 @@ const TRIES: u32 = 10;
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Opens the device exclusively. While the result is open, nobody can mount the device.
+/// Opens the device exclusively. While the result is open, no program can mount the device.
 ///
 /// # Errors
 /// Returns the users of the device as text if programs use it.

@@ -2,8 +2,7 @@
 //!
 //! A client sends a token with each request, or a certificate with the connection. If it sends
 //! both, only the token is used. Each token and certificate has a role: `read-only` permits GET and
-//! HEAD,
-//! `admin` everything. A client on the Unix socket is an admin.
+//! HEAD, and `admin` permits everything. A client on the Unix socket is an admin.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};

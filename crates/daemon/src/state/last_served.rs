@@ -1,10 +1,10 @@
 //! The file `last-served` of the state directory: when hob last served each disk with a persistent
 //! cache (docs/decisions/0033).
 //!
-//! The file is rewritten in place every two seconds and never synced, so it costs almost nothing. It
-//! has one line of text for each cache: owner id, number of the journal ring, the time and the file's
-//! mtime, both in nanoseconds since 1970. Lines have a fixed length that divides a sector, so that a power cut does not mix two
-//! times.
+//! This file is rewritten in place every two seconds and never synced, so it costs almost nothing.
+//! It has one line of text for each cache: the owner id, the number of the journal ring, the time of
+//! the record, and the mtime of the disk's file. Both times are nanoseconds since 1970. Lines have a
+//! fixed length that divides a sector, so a power cut leaves no line with parts of two records.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -187,7 +187,7 @@ impl std::str::FromStr for ControlSpec {
 mod tests {
     use super::*;
 
-    /// SYSTEMS §5: "low/normal/high = 500/1000/2000".
+    /// VMware Storage I/O Control has the levels low, normal and high: 500, 1000 and 2000 shares.
     #[test]
     fn levels_of_shares_are_those_of_storage_io_control() {
         for (level, shares) in [("low", 500), ("normal", 1000), ("high", 2000)] {

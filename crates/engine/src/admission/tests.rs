@@ -1,4 +1,5 @@
-//! Tests of admission policies with hand-written accesses.
+//! Tests of admission policies with hand-written accesses. SYSTEMS is the project's description of
+//! other systems, outside this repository.
 
 use super::*;
 

@@ -218,7 +218,8 @@ impl OwnershipState {
         }
     }
 
-    /// Returns the time since which the lock has been absent with a record of that revision.
+    /// Returns the time at which the lock was first known to be absent, while the ownership record had
+    /// this revision. That is `now` at the first call for a revision.
     fn note_absent(&mut self, now: Instant, revision: u64) -> Instant {
         match self.absent {
             Some((known, since)) if known == revision => since,

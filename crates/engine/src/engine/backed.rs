@@ -116,7 +116,7 @@ struct Told {
     counts: bool,
     /// True if the session has changed data since it began.
     has_changed: bool,
-    /// True if the client is disconnected. Nobody receives the replies to its requests in flight.
+    /// True if the client is disconnected. No client receives the replies to its requests in flight.
     has_left: bool,
 }
 
@@ -401,7 +401,7 @@ impl Engine {
     }
 
     /// Records that the client of a session is disconnected, while some of its requests may be in
-    /// flight. A flush among them that fails is no report, because nobody receives the reply. The
+    /// flight. A flush among them that fails is no report, because no client receives the reply. The
     /// session ends when all of these requests have ended.
     pub fn leave_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {

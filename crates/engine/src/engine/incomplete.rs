@@ -6,9 +6,9 @@
 //!
 //! | event | an incomplete sector |
 //! |---|---|
-//! | a write to flash | then has the units of this write too, and may be complete |
-//! | a failed write to flash | keeps its units; the backing gets the bytes of the write |
-//! | a read | the backing is read, and the units are copied over its data |
+//! | a write to flash | gets the units of this write, and may become complete |
+//! | a failed write to flash | keeps its earlier units; the bytes of the write are sent to the backing |
+//! | a read | is completed: the backing is read, and the units are copied over that data |
 //! | a change that goes to the backing | is destaged first, like other dirty sectors that the change covers partly |
 //! | destaging | its units are written to the backing; after a flush it leaves the cache |
 //!

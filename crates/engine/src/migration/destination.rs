@@ -284,7 +284,7 @@ impl Destination {
             }
             (Call::Look, State::Ready(awaited)) if awaited == session => Some(Ok(self.view)),
             (Call::Yours, State::Ready(awaited)) if awaited == session => {
-                // The source was told that all ranges are invalidated. A `Forget` still in progress
+                // This host has reported to the source that all ranges are invalidated. A `Forget` still in progress
                 // belongs to a repeated call. That `Forget` may wait for a read that is answered
                 // only when this host owns the disk.
                 if self.act.is_none() {

@@ -1,4 +1,5 @@
-//! Tests of policies with hand-written sequences, and of rules that apply to all of them.
+//! Tests of policies with hand-written sequences, and of rules that apply to all of them. SYSTEMS is
+//! the project's description of other systems, outside this repository.
 
 mod any_candidates;
 mod arc;

@@ -9,10 +9,10 @@
 //! next follows after [`Connection::handle_sent`].
 //!
 //! # Limits
-//! A connection has at most [`COMMANDS_MAX`] commands in flight. The connection receives nothing in
-//! three cases: it has this many commands in flight, no buffer is free for the next command, or its
-//! client does not read replies. A malformed command gets an error reply. If the stream can no
-//! longer be parsed, only this connection ends.
+//! A connection has at most [`COMMANDS_MAX`] commands in flight. The connection receives no command
+//! in four cases: it has this many commands in flight, no buffer is free for the next command, its
+//! client does not read replies, or the connection is quiesced. A malformed command gets an error
+//! reply. If the stream can no longer be parsed, only this connection ends.
 //!
 //! # Buffers
 //! The engine has one reference to a payload buffer. The shard loop drops that reference when the

@@ -85,7 +85,7 @@ pub struct Device {
     abandoned: bool,
     /// Queues that could not be started, with their start indexes.
     failed: BTreeMap<u16, u16>,
-    /// Queues with answers of which their drivers were not notified.
+    /// Queues with replies of which their drivers have not been notified yet.
     told: Vec<u16>,
     held_bytes: usize,
     /// An empty chain, kept to reuse its memory.
@@ -158,8 +158,8 @@ impl Device {
         let mut again = VecDeque::new();
         if let Some(inflight) = &mut inflight {
             again.extend(inflight.recover(queue.next_used()));
-            // Requests are answered in any order. So the client is told only the number of requests
-            // in flight.
+            // Requests are answered in any order, so the client learns only the number of requests in
+            // flight.
             queue.skip_to(queue.next_used().wrapping_add(again.len() as u16));
         }
         let index = usize::from(number);

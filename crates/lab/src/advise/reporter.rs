@@ -1,4 +1,4 @@
-//! Reports the progress of the advice, and asks whether the work should go on.
+//! Reports the progress of the advice, and asks the caller whether to continue.
 
 use std::cell::{Cell, RefCell};
 

@@ -19,11 +19,11 @@ const DISK_BYTES: u64 = 1 << 20;
 /// Behaviour of the server after the negotiation.
 #[derive(Clone, Copy)]
 struct Manners {
-    /// Number of requests it collects before it answers them, last one first.
+    /// Number of requests that the server collects before it answers them, last request first.
     hold: usize,
     /// Delay of each batch.
     delay: Duration,
-    /// Number of requests that it answers.
+    /// Number of requests that the server answers.
     answers_max: u64,
     /// True if it then disconnects. Otherwise it stops answering.
     hangs_up: bool,

@@ -74,7 +74,7 @@ fn auto_follows_a_change_of_phase_that_no_fixed_size_can() {
     let host = host(&[random(800, 200, 0..200, 1), random(800, 200, 200..400, 2)]);
     let [equal, auto, best] =
         [Share::Static, Share::Auto, Share::Optimum].map(|share| play(&host, &pool(54), share).unwrap());
-    // 90 % of what the new load should have. The last moves would gain too little.
+    // 90 % of the segments that the new load should have. Moving the last ones would gain too little.
     assert!(auto.segments[1] >= 48, "{:?}", auto.segments);
     assert!(auto.moved >= 40 && auto.moved < 80, "{} segments", auto.moved);
     let [equal, auto, best] = [equal, auto, best].map(|shared| shared.read_hit_ratio());

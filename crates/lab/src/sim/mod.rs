@@ -1,8 +1,8 @@
 //! Simulates many caches on one trace, to compare hit ratios by size, block size, policy and
 //! admission.
 //!
-//! The trace is read once. Blocks of records go to worker threads, and each thread simulates some
-//! of the caches. Memory is limited to the caches and a few blocks of records. The engine's own
+//! The trace is read once. Batches of records go to worker threads, and each thread simulates some
+//! of the caches. Memory is limited to the caches and a few batches of records. The engine's own
 //! code decides about admission and eviction ([`CacheSim`]). Sizes are in bytes.
 //!
 //! A *miniature* simulates only a sample of the blocks in a cache that is smaller by the same

@@ -336,7 +336,7 @@ impl Shard {
             let description = backing.info().description.clone();
             self.backings[disk.0 as usize] = None;
             match self.marks.remove(&disk) {
-                // The mark tells the next daemon.
+                // The mark stays, so that the next daemon reports the loss to the guests.
                 Some(mark) if has_lost && mark.has_guests() => tracing::error!(
                     "{description}: acknowledged writes could not be stored and are lost; the next flush of \
                      each guest that wrote them fails"

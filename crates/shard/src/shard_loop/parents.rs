@@ -335,7 +335,7 @@ impl Shard {
 
     /// Handles the reply of a parent's disk.
     pub(super) fn parent_replied(&mut self, now: Instant, reply: &Reply) {
-        // The buffer of a read that was given up may have another use now.
+        // If the clone no longer waits for the read, the buffer may have another use now.
         let Some(asked) = self.parents.take_answered(reply.id.0 as u32) else { return };
         let result = self.parents.result_of(&asked, reply.result);
         let Asked { clone, number, slice, buffer, .. } = asked;

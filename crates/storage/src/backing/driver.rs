@@ -168,8 +168,8 @@ pub trait Driver: Send {
     fn wait_max(&self) -> Option<Duration> {
         None
     }
-    /// Returns true if another host has taken the disk over for good. This host's cached data of
-    /// the disk is then invalid.
+    /// Returns true if another host has taken the disk over, and this backing will serve no I/O any
+    /// more. This host's cached data of the disk is then invalid.
     fn is_lost(&self) -> bool {
         false
     }

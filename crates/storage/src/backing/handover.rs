@@ -3,7 +3,7 @@
 //!
 //! | phase | reads | changes | flushes |
 //! |---|---|---|---|
-//! | in standby | from the peer, which owns the disk; wait without a working peer | refused | of the own backing |
+//! | in standby | from the peer, which owns the disk; reads wait for a working peer | refused | of the own backing |
 //! | taken over, former owner as peer | see below | to the own backing | of the own backing |
 //! | alone | from the own backing | to the own backing | of the own backing |
 //!

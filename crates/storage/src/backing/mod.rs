@@ -13,7 +13,8 @@
 //!
 //! # Errors
 //! The engine has checked that I/O is inside the disk. Every I/O ends exactly once, with success or
-//! an [`IoError`]. Only requests that a lost NBD connection left unanswered are retried.
+//! an [`IoError`]. A backing repeats only NBD requests that a lost connection left unanswered,
+//! requests that failed with ESTALE on a network filesystem, and calls to an object store.
 //!
 //! # Failed flushes
 //! After a failed flush, any of the writes since the last successful flush may be lost. The failure

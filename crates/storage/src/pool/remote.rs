@@ -26,7 +26,7 @@ use crate::backing::nbd::sample::{self, SampleError};
 use crate::backing::nbd::{NbdBacking, open_uri};
 use crate::backing::{BackingOptions, OpenError};
 
-/// Name of the NBD export that a lender's device has.
+/// Name of the NBD export that a lending host's device has.
 pub const REMOTE_EXPORT: &str = "lent";
 
 /// Time limit for connecting, and for a read, write or flush of superblock or table.

@@ -101,7 +101,7 @@ impl Queue {
         true
     }
 
-    /// Handles the end of a change of a file with a gate: the file's next change takes its place.
+    /// Handles the end of a change of a file with a gate: starts the file's next waiting change.
     fn end_change(&mut self, number: FileNumber) {
         let file = self.gated.get_mut(&number).expect("a file with a change in a thread has an entry");
         if let Some(next) = file.waiting.pop_front() {

@@ -199,7 +199,7 @@ fn answer(
     }
     match request.command {
         Command::Read if negotiated.structured_replies => {
-            // In pieces, the last one first, zeroes as holes.
+            // The reply has two pieces, the second one first. Zeroes are sent as holes.
             let middle = range.start + (range.len() / 2).max(1);
             for (part, position) in
                 [(middle..range.end, Position::More), (range.start..middle, Position::Last)]

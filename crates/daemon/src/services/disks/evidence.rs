@@ -1,6 +1,6 @@
 //! Records evidence that backings are unchanged, while their disks are served. The evidence is a
-//! hash that any change of the backing changes. After a crash, a cache can be used without
-//! verification if its backing still has the recorded hash (docs/decisions/0033).
+//! hash of the backing's state, such as the times of its file. After a crash, a cache can be used
+//! without verification if its backing still has the recorded hash (docs/decisions/0033).
 
 use std::convert::Infallible;
 use std::time::Duration;

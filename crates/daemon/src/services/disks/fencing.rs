@@ -3,8 +3,10 @@
 //! A cache is used without checks if the backing is the same and there is evidence that the backing
 //! is unchanged. Without evidence, or if the backing has grown, the daemon compares a sample of
 //! sectors to check whether the backing has the disk's data at all. If the sample matches, clean
-//! sectors are verified against the backing before they are served (docs/decisions/0033). Clean
-//! data that belongs to another backing is discarded. Dirty data of another backing is neither
+//! sectors are verified against the backing before they are served (docs/decisions/0033).
+//!
+//! The cache is not used if the backing is another one, if another program has changed it, or if a
+//! sampled sector differs. Without dirty data, the cache then starts empty. Dirty data is neither
 //! written nor discarded: the disk stays offline until an operator decides.
 
 use hob_engine::preset::Verify;
@@ -49,8 +51,7 @@ pub(in crate::services) enum Verdict {
     Believe,
     /// Use the cache, and verify its clean sectors against the backing before they are served.
     Verify,
-    /// Discard the cache's data, because the backing has all of the data, or the cache belongs to
-    /// another backing.
+    /// Discard the cache's data, which is clean and may differ from the backing.
     Empty,
     /// Keep the disk offline until an operator decides.
     Refuse,

@@ -1,4 +1,4 @@
-//! Retries of offline disks, devices, files and lenders.
+//! Retries of offline disks, devices, files and lending hosts.
 
 use hob_control::DeviceState;
 

@@ -2,8 +2,9 @@
 //! comes online, removed with the disk.
 //!
 //! The kernel's connection is one of the shard's NBD connections. A device stays when the daemon
-//! ends or the disk goes offline: its requests wait until the disk is served again. If the
-//! connection is lost, the task that retries failed mounts of files also connects the device again.
+//! ends or the disk goes offline: its requests wait until the disk is served again, for an hour at
+//! most. If the connection is lost, the task that retries failed mounts of files also connects the
+//! device again.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;

@@ -186,8 +186,8 @@ impl Inner {
         }
     }
 
-    /// Returns the difference for a pool of hob.toml that does not exist. Its creation needs `--yes`
-    /// if that gives up devices that may have dirty data.
+    /// Returns the difference for a pool of hob.toml that does not exist. The creation of the pool
+    /// needs `--yes` if the pool would lose devices that may have dirty data.
     fn new_pool(&self, pool: &PoolCreate) -> Found {
         let found = added("pool", &pool.name, &pool.devices.join(", "), Change::CreatePool(pool.clone()));
         let given_up: Vec<String> = match self.pools.get(&pool.name).filter(|entry| entry.is_unseen) {

@@ -130,7 +130,7 @@ fn is_move(it: &Found) -> bool {
     !old_paths(it).is_empty() || !new_paths(it).is_empty()
 }
 
-/// Returns the paths that a change gives up.
+/// Returns the paths that are no longer used after a change.
 fn old_paths(it: &Found) -> Vec<&str> {
     match &it.change {
         Some(Change::RemoveExport(_, before) | Change::ReplaceExport { before, .. }) => paths_of(before),

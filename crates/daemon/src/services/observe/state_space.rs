@@ -3,8 +3,7 @@
 //!
 //! A saved state takes the space of an earlier one, so a full filesystem does not prevent a save of
 //! a state that does not grow. Dirty bitmaps, the accounts of flash writes and additional disks
-//! need more space, and the operator should know of the lack of space before it makes these writes
-//! fail.
+//! need more space, and the operator should know of the lack of space before these writes fail.
 
 use std::path::Path;
 use std::sync::{MutexGuard, PoisonError};

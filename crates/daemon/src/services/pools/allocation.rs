@@ -79,7 +79,7 @@ impl Pools {
         check_index(&spec, have + least, before, config.segment_bytes)?;
         let _turn = self.turn(&spec.pool).await;
         let has_shared = self.registry.inner().has_shared(&spec.pool);
-        // A new cache needs a journal of its own.
+        // A new cache also needs space for its journal.
         let journal = match has_cache {
             true => 0,
             false => journal_room(&spec, config.segment_bytes) / config.segment_bytes,

@@ -1,9 +1,9 @@
 //! Pool devices on other hosts (docs/decisions/0022).
 //!
-//! If a lending host fails or does not answer, hob stops using this host's flash in two steps.
-//! First hob removes the replicas on this flash from the ownership records in etcd. Then hob lets
-//! I/O to the remote device fail. When the lending host answers again, hob formats the device again
-//! and makes new replicas of the dirty data.
+//! If a lending host fails or does not answer, hob stops using the leased flash in two steps. First
+//! hob removes the replicas on that flash from the ownership records in etcd. Then hob lets I/O to
+//! the remote device fail. When the lending host answers again, hob formats the device again and
+//! makes new replicas of the dirty data.
 
 use std::time::Duration;
 
@@ -89,8 +89,8 @@ impl Pools {
         Peers { lent, borrowed }
     }
 
-    /// Abandons a remote device whose lender does not answer, after its replicas were removed from
-    /// the ownership records.
+    /// Abandons a remote device whose lending host does not answer, after its replicas were removed
+    /// from the ownership records.
     pub(in crate::services) async fn peer_silent(&self, device: DeviceId) {
         {
             let mut inner = self.registry.inner();
@@ -131,7 +131,7 @@ impl Pools {
     pub(in crate::services) async fn offer_again(&self, pool: &str) {
         let mut there = Vec::new();
         for to in self.gone_lenders(pool).into_iter().map(|(to, _)| to) {
-            // A lender that does not answer must not block the pool for other operations.
+            // A lending host that does not answer must not block the pool for other operations.
             match self.remote_flash.ask_lease_once(&to).await {
                 Some(Ok(_)) => there.push(to),
                 Some(Err(error)) => {
@@ -207,7 +207,7 @@ impl Pools {
         self.add_peer_device(pool, to).await
     }
 
-    /// Formats a lender's flash as a device of the pool, and makes the shards open the device.
+    /// Formats a lending host's flash as a device of the pool, and makes the shards open the device.
     pub(in crate::services) async fn add_peer_device(&self, pool: &str, to: &PeerState) -> Result<()> {
         let flash = self.registry.inner().pool(pool)?.flash.clone();
         let spec = DeviceSpec { path: to.path.clone(), size_bytes: None };

@@ -104,7 +104,7 @@ pub(crate) struct Registry {
 pub(in crate::services) struct Inner {
     pub(in crate::services) pools: BTreeMap<String, PoolEntry>,
     pub(in crate::services) disks: BTreeMap<String, DiskEntry>,
-    /// Time that requests wait for the backing of a disk that has no backing timeout of its own.
+    /// Time that requests wait for the backing of a disk whose settings have no backing timeout.
     pub(in crate::services) wait_max: std::time::Duration,
     /// Reason why the daemon does not use the current hob.toml, but the last one that it accepted:
     /// the current one was refused, or the last reload failed.

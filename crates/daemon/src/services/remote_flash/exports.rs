@@ -442,8 +442,8 @@ impl Drop for ExportGuard<'_> {
     }
 }
 
-/// Whether this host, the lender, keeps the record of a flash lease that has ended. If the borrower
-/// itself returns the lease, this host always removes the record.
+/// Whether this host, the lending host, keeps the record of a flash lease that has ended. If the
+/// borrower itself returns the lease, this host always removes the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// The record stays. This host refuses the borrower a new flash lease until an operator runs

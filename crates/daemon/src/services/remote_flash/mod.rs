@@ -3,7 +3,7 @@
 //!
 //! A flash lease lets one host use flash of another host as a pool device
 //! ([0022](../../../../../docs/decisions/0022-peer-copies.md)). The pool decides about a device
-//! whose lender does not answer.
+//! whose lending host does not answer.
 
 mod exports;
 mod sockets;
@@ -44,7 +44,8 @@ impl RemoteFlash {
         let _ = self.exports.set(exports);
     }
 
-    /// Returns the flash lease behind the socket of a remote device, if the lender has answered.
+    /// Returns the flash lease behind the socket of a remote device, if the lending host has
+    /// answered.
     pub(super) fn lease_at(&self, path: &std::path::Path) -> Option<FlashLease> {
         let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.get(path)?.lease()

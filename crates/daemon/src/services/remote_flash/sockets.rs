@@ -1,8 +1,8 @@
 //! Local sockets that lead to flash of other hosts.
 //!
 //! A device on another host is a local socket. Each connection to the socket is forwarded to the
-//! lender over TLS, to the incarnation of the flash lease that was current when the device was
-//! opened.
+//! lending host over TLS, to the incarnation of the flash lease that was current when the device
+//! was opened.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
@@ -21,26 +21,26 @@ use crate::relay;
 use crate::socket_access::{SocketAccess, bind_socket};
 use crate::state::PeerState;
 
-/// Maximum time for a lender to answer a request.
+/// Maximum time for a lending host to answer a request.
 const ASK_MAX: Duration = Duration::from_secs(6);
 
 /// Sockets of remote devices by path. Dropping a socket closes it.
 pub(super) type LenderSockets = Mutex<BTreeMap<PathBuf, LenderSocket>>;
 
-/// A local socket that leads to a lender.
+/// A local socket that leads to a lending host.
 #[derive(Debug)]
 pub(super) struct LenderSocket {
     to: PeerState,
     /// The flash lease on another host to which connections are forwarded.
     lease: Arc<Mutex<Option<FlashLease>>>,
-    /// Locked while this host asks the lender whether it is available again.
+    /// Locked while this host asks the lending host whether it is available again.
     asking: Arc<tokio::sync::Mutex<()>>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl LenderSocket {
-    /// Returns the flash lease to which connections are forwarded; `None` until the lender has
-    /// answered.
+    /// Returns the flash lease to which connections are forwarded; `None` until the lending host
+    /// has answered.
     pub(super) fn lease(&self) -> Option<FlashLease> {
         self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -53,13 +53,13 @@ impl Drop for LenderSocket {
     }
 }
 
-/// Address of a lender's control API, and the credentials for it.
+/// Address of a lending host's control API, and the credentials for it.
 #[derive(Clone, Debug)]
 struct Lender {
     host: String,
     port: u16,
     tls: ClientTls,
-    /// Name of this host, as the lender knows it.
+    /// Name of this host, as the lending host knows it.
     me: String,
 }
 
@@ -68,7 +68,7 @@ impl Lender {
         Peer::new(self.host.clone(), self.port, self.tls.clone())
     }
 
-    /// Forwards a local connection to the lender, until one side closes it.
+    /// Forwards a local connection to the lending host, until one side closes it.
     async fn connect(self, lease: Arc<Mutex<Option<FlashLease>>>, here: UnixStream) {
         let epoch = lease
             .lock()
@@ -133,7 +133,7 @@ impl RemoteFlash {
         Ok(())
     }
 
-    /// Returns the lender behind the socket of a device, if there is one.
+    /// Returns the lending host behind the socket of a device, if there is one.
     pub(in crate::services) fn lender_at(&self, path: &Path) -> Option<PeerState> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner).get(path).map(|socket| socket.to.clone())
     }
@@ -165,7 +165,7 @@ impl RemoteFlash {
         Ok(lease)
     }
 
-    /// Returns a flash lease to its lender, if the lender answers.
+    /// Returns a flash lease to its lending host, if the lending host answers.
     pub(in crate::services) async fn give_back(&self, to: &PeerState) {
         let Ok(lender) = self.lender(&to.host) else { return };
         let path = format!("/v1/loans/{}/end", lender.me);

@@ -62,7 +62,7 @@ fn what_caches_write_is_counted_and_limited() {
         let inner = || bench.services.registry.inner();
         assert_eq!(pressure_of(&inner(), "one"), 0);
         bench.count().await;
-        // The cache fills on loan. Then blocks need a second access.
+        // The cache fills beyond the write budget at first. Then blocks need a second access.
         bench.read_mib("one", 2, 10);
         bench.count().await;
         bench.read_mib("one", 12, 4);

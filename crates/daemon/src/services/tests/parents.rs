@@ -133,8 +133,8 @@ fn clones_of_an_image_share_a_disk_until_the_image_changes() {
     });
 }
 
-/// A shard requires a check of a parent after a pause. The files are then compared at once, and the
-/// shard is told if they are unchanged.
+/// A shard requires a check of a parent after a pause. The daemon then compares the files at once,
+/// and reports to the shard if they are unchanged.
 #[test]
 fn a_parent_that_has_changed_during_a_pause_is_not_shared_any_more() {
     run(async |bench| {

@@ -394,7 +394,7 @@ fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
         // Until the device is fenced, its data segments make new journals fail too.
         for round in 0..50 {
             for block in 0..100 {
-                // Some fail, because flash does not accept them.
+                // Some of these writes fail, because flash does not accept them.
                 let _ = bench.shard.write(id, (1000 + round * 100 + block) * BLOCK, BLOCK);
             }
             tokio::time::sleep(Duration::from_secs(10)).await;

@@ -305,7 +305,7 @@ async fn set_verify(bench: &Bench, verify: &str) {
     bench.services.pools.cache_patch("vm".into(), patch).await.unwrap();
 }
 
-/// The backing was changed after hob was killed, for example because somebody restored a backup.
+/// The backing was changed after hob was killed, for example because an operator restored a backup.
 /// The directory for temporary files must be on a filesystem with reliable timestamps.
 #[test]
 fn a_backing_that_was_changed_after_a_crash_is_not_written_over_with_dirty_data() {

@@ -97,7 +97,7 @@ fn a_flash_export_is_made_even_if_its_client_has_gone() {
     });
 }
 
-/// If flash does not finish a borrower's I/O, only the end of this borrower's loan is delayed.
+/// If flash does not finish a borrower's I/O, only the end of this borrower's lease is delayed.
 #[test]
 fn a_flash_export_that_does_not_end_blocks_no_other() {
     lends(async |bench| {
@@ -118,8 +118,8 @@ fn a_flash_export_that_does_not_end_blocks_no_other() {
     });
 }
 
-/// A lender keeps the record of an ended loan for an operator, and forgets it otherwise as soon as
-/// it is not needed, with a message.
+/// If an operator ended a flash lease, the lending host keeps the record of the lease. Otherwise it
+/// removes the record, with a message, as soon as the lease's data is not needed.
 #[test]
 fn an_ended_loan_is_lent_again_unless_an_operator_ended_it() {
     for (ended, said) in [

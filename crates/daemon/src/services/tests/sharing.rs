@@ -131,7 +131,7 @@ fn limits_hold() {
         bench.services.pools.cache_patch("small".into(), patch(r#"{"max": 0}"#)).await.unwrap();
         bench.rounds(20, &[("small", 20)]).await;
         assert!(bench.room("small") >= 20, "{:?}", rooms());
-        // A size of its own ends the sharing, and `shared` begins it again.
+        // A fixed size ends the sharing of the pool, and `shared` begins it again.
         let changed = bench.resize("small", 5).await.unwrap();
         assert!(changed.notes[0].contains("of its own"), "{:?}", changed.notes);
         bench.rounds(10, &[("small", 20)]).await;

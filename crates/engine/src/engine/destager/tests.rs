@@ -1,4 +1,5 @@
 //! Tests the destager's order with hand-written cases, and its queue with random operations.
+//! SYSTEMS is the project's description of other systems, outside this repository.
 
 use proptest::prelude::*;
 

@@ -647,7 +647,7 @@ fn a_guest_that_reconnects_before_its_old_session_ends_is_told() {
     assert_eq!(bench.flushed_by(4), Ok(()), "session 3 took over the report of session 1");
 }
 
-/// A guest disconnects while its flush is in flight, and nobody receives the reply to the flush.
+/// A guest disconnects while its flush is in flight, so it does not receive the reply to the flush.
 #[test]
 fn a_flush_of_a_disconnected_guest_is_no_report() {
     for reconnects_early in [true, false] {
@@ -690,7 +690,7 @@ fn a_session_that_is_told_early_takes_no_report_from_others() {
 }
 
 /// A backup program connects before the guest disconnects, and flushes after that. The guest has not
-/// been told.
+/// received its report of the loss.
 #[test]
 fn a_session_that_only_reads_takes_no_report_from_a_guest_that_disconnects_later() {
     let mut bench = Bench::bare(Limits::default());

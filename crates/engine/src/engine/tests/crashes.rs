@@ -405,8 +405,8 @@ fn a_sector_that_is_being_overwritten_is_not_quiet() {
     assert_eq!(recovered.dirty().map(|dirty| dirty.place.sum).collect::<Vec<_>>(), [None]);
 }
 
-/// A flush of flash may have failed before the process ended. Then this data can be read, and the next
-/// power failure may still lose it, although the new journal would call it durable.
+/// A flush of flash may have failed before the process ended. Then the data of the journal tail can be
+/// read, but the next power failure may lose it, although the new journal would record it as durable.
 #[test]
 fn data_that_only_the_journal_tail_describes_is_written_to_flash_again() {
     let mut it = single();

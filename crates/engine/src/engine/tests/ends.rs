@@ -295,8 +295,8 @@ fn enable(bench: &mut Bench, mode: Mode) -> Result<Vec<Segment>, CommandError> {
     bench.result(command).expect("done")
 }
 
-/// An operator discards dirty data while the backing is unavailable: no I/O is sent to it, and the
-/// disk continues.
+/// An operator discards dirty data while the backing is unavailable. No I/O is sent to the backing,
+/// and the disk continues.
 #[test]
 fn dirty_data_is_discarded_without_the_backing() {
     let mut bench = Bench::write_back();

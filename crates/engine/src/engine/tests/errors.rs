@@ -139,7 +139,7 @@ fn a_failed_hit_on_a_failing_backing_is_a_backing_error() {
     assert_eq!(bench.stats().blocks_cached, 0);
 }
 
-/// ARCHITECTURE, promise 4: "hits go on being served" while the backing is slow or dead.
+/// docs/ARCHITECTURE.md, promise 4: hits are still served while the backing is dead.
 #[test]
 fn hits_do_not_need_the_backing() {
     let mut bench = Bench::cached(16, 4 * KIB);

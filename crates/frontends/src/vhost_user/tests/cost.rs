@@ -31,7 +31,7 @@ fn a_machine_with_long_chains_leaves_the_turn_to_others() {
     assert_eq!(rig.status(), 1, "a name without its twenty bytes");
 }
 
-/// A chain of gigabytes is not a request, and its memory is not logged as changed either.
+/// A chain of gigabytes is refused, and the dirty log does not mark its memory as changed.
 #[test]
 fn a_chain_longer_than_any_request_is_refused() {
     let mut rig = Rig::new();

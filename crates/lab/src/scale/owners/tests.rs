@@ -53,7 +53,7 @@ fn hosts_that_hear_ask_next_to_nothing_however_many_disks_they_wait_for() {
     // 80 disks, and three hosts wait for each.
     assert!((looks.steady.looks - 240.0).abs() < 5.0, "{:?}", looks.steady);
     assert!(hears.steady.looks < 8.0, "{:?}", hears.steady);
-    // Two for each renewal, and four renewals for each lease and host.
+    // Each host sends two requests for each renewal, and four renewals for each lease.
     for outcome in [&hears, &looks] {
         assert!((outcome.steady.renewals - 3.2).abs() < 0.2, "{:?}", outcome.steady);
         assert!(outcome.steady.takes == 0.0 && outcome.steady.news == 0.0);

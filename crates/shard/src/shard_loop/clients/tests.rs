@@ -18,10 +18,10 @@ use crate::shard_loop::gate::{RESERVE_SHARE, SMALL_BYTES_MAX};
 
 const NOW: Instant = Instant(1);
 
-/// Less than three large writes.
+/// Size of the arena in bytes: less than three large writes.
 const ARENA_BYTES: usize = 4 << 20;
 
-/// More than a small buffer, and too large for two of them to fit.
+/// Length of a large write in bytes. It is longer than a small buffer, and two large writes do not fit.
 const LARGE_BYTES: u32 = 2 << 20;
 
 struct Rig {

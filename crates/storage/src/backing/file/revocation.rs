@@ -1,4 +1,4 @@
-//! The lease gate of a file that can be closed for good.
+//! The lease gate of a file, which can be closed permanently.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
