@@ -107,7 +107,8 @@ fn check(load: &Load, bypassed_min: u64) {
     let split = written(load, "vsan", &[]);
     let bypassed = load.writes() - split.to_flash;
     assert!(bypassed >= bypassed_min, "{bypassed} writes bypassed the full buffer: {split:?}");
-    assert!(split.last.all <= 2.0 * rate, "the backing is no faster than that: {split:?}");
+    // While the test's host stalls, nbdkit's filter saves up a burst of two seconds.
+    assert!(split.last.all <= 4.0 * rate, "the backing is no faster than that: {split:?}");
     assert!(
         split.last.all < 0.5 * split.first.without_stalls,
         "the rate falls when the buffer is full: {split:?}"
