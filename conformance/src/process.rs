@@ -88,22 +88,24 @@ impl Process {
         self.gone
     }
 
-    /// Sends `signal` to this process and no other.
+    /// Sends `signal` to this process and no other. SIGSTOP takes effect with a delay, in which the
+    /// process may still do work. When this function returns, no thread of the process runs.
+    ///
+    /// # Panics
+    /// Panics if the process does not stop in time.
+    #[track_caller]
     pub fn signal(&mut self, signal: Signal) {
         if self.poll().is_none() {
             let pid = Pid::from_child(&self.child);
             kill_process(pid, signal).unwrap_or_else(|e| panic!("signal {}: {e}", self.name));
+            if signal == Signal::STOP {
+                self.wait_until_stopped();
+            }
         }
     }
 
-    /// Sends SIGSTOP to the child. The signal takes effect with a delay; when this function returns,
-    /// no thread of the child runs.
-    ///
-    /// # Panics
-    /// Panics if the child does not stop in time.
     #[track_caller]
-    pub fn pause(&mut self) {
-        self.signal(Signal::STOP);
+    fn wait_until_stopped(&mut self) {
         let tasks = format!("/proc/{}/task", self.pid());
         wait_for("the stop of every thread", || {
             std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {

@@ -98,7 +98,7 @@ fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration
         json(hob, &["disk", "show", "disk"])["backing_state"]["state"] == "connected"
     });
 
-    server.pause();
+    server.signal(Signal::STOP);
     client.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
     let hang = seen(hob, "the hang in health", &["backing-slow"]);
     is_everywhere(hob, "slow", "backing-slow", "answers slowly");
@@ -113,7 +113,7 @@ fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration
 
     // The guest requests nothing. hob asks an idle server after two seconds, and the answer is late
     // after two more.
-    server.pause();
+    server.signal(Signal::STOP);
     let idle_hang = seen(hob, "the hang of an idle server", &["backing-slow"]);
     server.signal(Signal::CONT);
     let after_idle_hang = seen(hob, "health after the idle hang", &[]);

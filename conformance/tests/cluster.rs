@@ -365,15 +365,18 @@ fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
 /// takeover, nothing that it still has may reach the backing.
 #[test]
 fn a_host_that_was_frozen_past_its_lease_writes_nothing_to_the_backing_when_it_thaws() {
-    let (_etcd, shared, a, b) = two_hosts(1, THROUGH);
+    let (_etcd, mut shared, a, b) = two_hosts(1, THROUGH);
     let freezer = Freezer::of(a.daemon().process.pid());
     let guests: Vec<Guest> = (0..4).map(|block| Guest::start(a.connect("vm1"), block, 1)).collect();
     let writes_on = || guests.iter().all(|guest| guest.acknowledged() > 20);
     wait_for("the guests to write", writes_on);
     // The next owner overwrites all of these blocks, so none of the requests may take effect later.
     let mut burst = a.connect("vm1");
+    shared.store.signal(Signal::STOP);
     send_burst(&mut burst);
+    std::thread::sleep(Duration::from_millis(200));
     freezer.freeze();
+    shared.store.signal(Signal::CONT);
     b.wait_until_serving("vm1");
     let mut client = b.connect("vm1");
     let guests: Vec<_> = guests

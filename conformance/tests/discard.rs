@@ -16,6 +16,7 @@ use conformance::process::Process;
 use conformance::scratch::wait_for;
 use conformance::store::nbdkit;
 use conformance::{Daemon, Loop, MIB, Scratch, Tool, Unmount};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
@@ -161,7 +162,7 @@ fn removes(end: impl Fn(&mut Process), with_drain: bool) {
 
 #[test]
 fn a_disk_whose_backing_hangs_is_removed_within_ten_seconds() {
-    removes(Process::pause, false);
+    removes(|server| server.signal(Signal::STOP), false);
 }
 
 #[test]
@@ -171,7 +172,7 @@ fn a_disk_whose_backing_is_dead_is_removed_within_ten_seconds() {
 
 #[test]
 fn a_disk_that_is_drained_to_a_hung_backing_is_removed_within_ten_seconds() {
-    removes(Process::pause, true);
+    removes(|server| server.signal(Signal::STOP), true);
 }
 
 /// A program reads the disk's file and would wait for ever. With `--force`, the program gets an
@@ -187,7 +188,7 @@ fn a_disk_whose_file_is_open_is_removed_with_force_while_the_backing_hangs() {
     let timeout = ["--backing-timeout", "forever"];
     daemon.ctl(&[&["disk", "add", "vm", "--backing", &uri, "--fuse", &fuse], &timeout[..]].concat());
     let file = std::fs::File::open(&path).unwrap();
-    server.pause();
+    server.signal(Signal::STOP);
     std::thread::scope(|scope| {
         let read = scope.spawn(|| file.read_at(&mut [0; 4096], 8 * MIB));
         std::thread::sleep(Duration::from_millis(500));
@@ -235,7 +236,7 @@ fn discards(end: impl Fn(&mut Process)) {
 
 #[test]
 fn dirty_data_is_discarded_within_ten_seconds_while_the_backing_hangs() {
-    discards(Process::pause);
+    discards(|server| server.signal(Signal::STOP));
 }
 
 #[test]
