@@ -42,6 +42,8 @@ struct Change {
     began: u32,
     ended: u32,
     ok: bool,
+    /// An I/O of the change has failed on the backing, which may have any part of the change.
+    is_partial: bool,
     /// A FUA write or a flush made the change durable.
     durable: bool,
     /// True if the change is a discard on a disk whose backing lags, so older data of the backing
@@ -163,6 +165,7 @@ impl Model {
             began: 1,
             ended: 1,
             ok: true,
+            is_partial: false,
             durable: true,
             reverts: false,
         };
@@ -228,7 +231,17 @@ impl Model {
         let began = self.tick();
         let end = first + count;
         let reverts = kind == Kind::Discard && self.lags;
-        let change = Change { first, end, kind, began, ended: PENDING, ok: false, durable: false, reverts };
+        let change = Change {
+            first,
+            end,
+            kind,
+            began,
+            ended: PENDING,
+            ok: false,
+            is_partial: false,
+            durable: false,
+            reverts,
+        };
         self.changes.push(change);
         for unit in &mut self.units[first as usize..end as usize] {
             unit.active += 1;
@@ -240,6 +253,14 @@ impl Model {
             }
         }
         self.changes.len() as u32
+    }
+
+    /// Records that an I/O of changes in these units has failed on the backing. A read may see a
+    /// part of a change before the guest is told that the change has failed.
+    pub fn note_failed_io(&mut self, first: u32, count: u32) {
+        for change in self.changes.iter_mut().filter(|change| change.ended == PENDING) {
+            change.is_partial |= change.first < first + count && first < change.end;
+        }
     }
 
     /// Records the end of a change. `now` is the backing's content, and `durable` is the content
@@ -507,7 +528,7 @@ impl Model {
         // Changes before a discard of data are skipped, because any part of their data may be left.
         for (index, change) in self.changes.iter().enumerate().skip(reading.ended_before.max(self.forgotten))
         {
-            let may_fail = change.ended != PENDING && !change.ok;
+            let may_fail = change.is_partial || change.ended != PENDING && !change.ok;
             let overlaps = change.first < end && reading.first < change.end;
             // A loss of the backing may have removed any part of a change that was in progress.
             let is_broken = may_fail || change.began < self.lost;

@@ -110,11 +110,17 @@ impl Engine {
     }
 
     /// Accepts any content of incomplete sectors whose overwrite failed. The bytes of their units are the
-    /// same before and after it.
+    /// same before and after it. If a read has found other content there before, the sector stays lost.
     fn forget_part_sums(&mut self, disk: DiskId, sectors: std::ops::Range<u64>) {
-        let (_, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
-        let is_part = |sector: &u64| index.is_unproven(*sector) && index.units(*sector) != ALL_UNITS;
+        let disk = self.disk_mut(disk);
+        let lost = std::mem::take(&mut disk.lost);
+        let (_, index) = disk.journal_and_index().expect("changes wait for flash I/O");
+        let is_part = |sector: &u64| {
+            let first = index.of_second(*sector).unwrap_or(*sector);
+            index.is_unproven(*sector) && index.units(*sector) != ALL_UNITS && !lost.contains(&first)
+        };
         let parts: Vec<u64> = sectors.filter(is_part).collect();
         parts.into_iter().for_each(|sector| index.forget_sum(sector));
+        disk.lost = lost;
     }
 }

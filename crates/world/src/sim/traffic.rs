@@ -443,6 +443,10 @@ impl Simulation<'_> {
         }
         if let Side::Backing(disk) = side {
             let disk = &mut self.disks[disk];
+            if failed && matches!(done.io.op, IoOp::Write(_) | IoOp::WriteZeroes(_) | IoOp::Discard) {
+                let units = |bytes: u64| (bytes / UNIT_BYTES) as u32;
+                disk.model.note_failed_io(units(done.io.offset), units(done.io.len));
+            }
             let slice = done.io.slice.filter(|_| done.io.op == IoOp::Read);
             if let Some(request) = slice.and_then(|slice| self.buffers.get(&slice.id)).map(|b| b.request) {
                 disk.fetches.iter_mut().filter(|f| f.request == request).for_each(|f| f.ended = self.clock);

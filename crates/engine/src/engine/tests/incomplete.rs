@@ -189,6 +189,40 @@ fn a_failed_write_to_flash_keeps_the_units_that_were_there() {
     assert!(bench.reply(write).expect("it is answered").result.is_ok() && bench.dirty() == 0);
 }
 
+/// A read finds wrong data in a sector. A later write is merged with the copy in memory, and fails. The
+/// wrong data still counts as lost, and does not reach the backing.
+#[test]
+fn a_failed_write_to_flash_does_not_make_wrong_data_right() {
+    let mut bench = Bench::write_back();
+    bench.engine.lend_for_edges(BufferId(3 << 20), 64 << 10);
+    bench.write_alone(1024, 512);
+    bench.flush();
+    bench.write_alone(1024, 1024);
+    let is_read = |io: &Io| is_flash(io) && io.op == IoOp::Read;
+    let read = bench.read(1024, 512);
+    let mut to_backing = Vec::new();
+    let mut run = |bench: &mut Bench, fails: bool| {
+        while let Some(io) = bench.ios.pop_front() {
+            match io {
+                _ if is_read(&io) => bench.end_with(io, Ok(()), &[SUM + 1]),
+                _ if fails && is_flash(&io) && io.op == VOLATILE => bench.fail(io),
+                _ => {
+                    to_backing.extend((io.target == backing()).then_some((io.op, io.offset, io.len)));
+                    bench.end(io);
+                }
+            }
+        }
+    };
+    run(&mut bench, false);
+    assert_eq!(bench.outcome(read), Outcome::DirtyLost);
+    bench.write(2048, 512);
+    run(&mut bench, true);
+    bench.start_change(CacheChange::Drain);
+    run(&mut bench, false);
+    assert!(to_backing.iter().all(|(op, offset, _)| *op != VOLATILE || *offset == 2048), "{to_backing:?}");
+    assert_eq!(bench.dirty(), 1);
+}
+
 /// The journal cannot record a part of a unit, so a write of such a part reads the backing.
 #[test]
 fn writes_of_parts_of_units_read_the_backing() {
