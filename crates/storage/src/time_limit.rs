@@ -72,8 +72,8 @@ pub(crate) fn within<T: Send + 'static>(
     })
 }
 
-/// Registers a thread that is about to ask about a path. Returns false if an earlier thread for the
-/// path was given up by its caller, or does not end within `limit`.
+/// Registers a thread that is about to ask about a path. Returns false if the caller of an earlier
+/// thread for the path has stopped waiting for it, or if that thread does not end within `limit`.
 fn enter(path: &Path, limit: Duration) -> bool {
     let until = Instant::now() + limit;
     loop {

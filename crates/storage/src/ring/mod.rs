@@ -387,7 +387,7 @@ impl Ring {
         if self.waker.take() || !self.ready.is_empty() || look() {
             return true;
         }
-        // What passes its gate is submitted at once.
+        // An operation whose gate is open must be submitted before the gate can close.
         self.run_waiting();
         let has_ended = !self.ready.is_empty();
         let spin = if has_ended { Duration::ZERO } else { spin };
