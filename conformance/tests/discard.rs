@@ -1,6 +1,7 @@
 //! An operator can always remove a disk, and discard dirty data: `hob disk remove --discard-dirty`
 //! and `hob cache discard-dirty` end within 10 seconds while the backing hangs or has failed, even
-//! with requests that would wait for it for ever.
+//! with requests that would wait for it for ever. The same holds for the drain of a cache without space
+//! for a journal, which ends before the disk is served.
 //!
 //! The tests with a hanging filesystem mount and freeze one, and need root and loop devices.
 
@@ -382,4 +383,84 @@ fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
     drop(frozen);
     daemon.stop();
     mount.unmount();
+}
+
+/// Kills hob while `vm` has dirty data and the pool has no space for the next journal, and starts
+/// hob again with a backing whose writes take `write_delay` seconds. Returns the dirty data.
+#[track_caller]
+fn restart_with_full_pool(stage: &Stage, write_delay: u32) -> (Daemon, Process, Vec<u8>) {
+    let daemon = stage.start();
+    let mut server = stage.nbdkit();
+    stage.add(&daemon, &stage.uri());
+    let mut guest = stage.connect();
+    let written = Noise::new(2).bytes(MIB as usize);
+    guest.write(DIRTY, &written).unwrap();
+    guest.flush().unwrap();
+    let free = format!("{}M", room(&daemon).as_u64().unwrap());
+    daemon.ctl(&["swap", "create", "--pool", "fast", "--size", &free, "--off"]);
+    assert_eq!(room(&daemon), 0);
+    drop(guest);
+    daemon.kill();
+    server.kill();
+    let delay = format!("wdelay={write_delay}");
+    let server = nbdkit(
+        &stage.scratch.path("backing.sock"),
+        &["--filter=delay", "file", &stage.scratch.text("disk.img"), &delay],
+    );
+    (stage.scratch.start_daemon(), server, written)
+}
+
+/// Waits until hob writes the dirty data of `vm` to the backing before it serves the disk.
+#[track_caller]
+fn wait_for_drain_before_service(daemon: &Daemon) {
+    wait_for("the drain before service", || {
+        let disk = daemon.json(&["disk", "show", "vm"]);
+        let reason = disk["reason"].as_str().unwrap_or_default();
+        disk["state"] == "offline" && reason.contains("is being written to the backing")
+    });
+}
+
+#[track_caller]
+fn wait_until_online(daemon: &Daemon) {
+    wait_for("vm to be online", || daemon.json(&["disk", "show", "vm"])["state"] == "online");
+}
+
+#[test]
+fn without_space_for_a_journal_dirty_data_is_on_the_backing_before_the_disk_is_served() {
+    let stage = Stage::new();
+    let (daemon, _server, written) = restart_with_full_pool(&stage, 1);
+    wait_for_drain_before_service(&daemon);
+    // The drain is repeated from its start.
+    daemon.kill();
+    let daemon = stage.scratch.start_daemon();
+    wait_until_online(&daemon);
+    assert!(stage.image()[DIRTY as usize..][..MIB as usize] == written, "the backing has the data");
+    assert_eq!(daemon.stats("vm").number("dirty_bytes"), Some(0.0));
+    // The new cache leaves space for its next journal.
+    let mut guest = stage.connect();
+    let newer = Noise::new(3).bytes(65536);
+    guest.write(DIRTY, &newer).unwrap();
+    guest.flush().unwrap();
+    drop(guest);
+    daemon.kill();
+    let daemon = stage.scratch.start_daemon();
+    wait_until_online(&daemon);
+    wait_for("the cache", || daemon.stats("vm").number("dirty_bytes") == Some(65536.0));
+    let mut guest = stage.connect();
+    assert!(guest.read(DIRTY, MIB as u32).unwrap() == [&newer[..], &written[65536..]].concat());
+    daemon.stop();
+}
+
+#[test]
+fn a_drain_before_service_to_a_hung_backing_ends_when_its_data_is_discarded() {
+    let stage = Stage::new();
+    let before = stage.image();
+    let (daemon, mut server, _) = restart_with_full_pool(&stage, 600);
+    wait_for_drain_before_service(&daemon);
+    ends(&daemon, &["cache", "discard-dirty", "vm", "--yes"]);
+    wait_until_online(&daemon);
+    assert!(stage.connect().read(DIRTY, MIB as u32).unwrap() == before[DIRTY as usize..][..MIB as usize]);
+    assert_eq!(daemon.stats("vm").number("dirty_bytes"), Some(0.0));
+    server.kill();
+    daemon.stop();
 }

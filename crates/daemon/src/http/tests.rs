@@ -79,7 +79,7 @@ fn a_client_can_do_everything() {
         let path = |name: &str| dir.join(name).to_string_lossy().into_owned();
         assert_eq!(client.version().await.unwrap().name, "hob");
         assert!(client.pools().await.unwrap().is_empty());
-        let size = Some(Size(hob_storage::pool::device_bytes_for(4 * MIB, MIB)));
+        let size = Some(Size(hob_storage::pool::device_bytes_for(5 * MIB, MIB)));
         let create = PoolCreate {
             name: "p".into(),
             devices: vec![path("a")],
@@ -89,7 +89,7 @@ fn a_client_can_do_everything() {
             flash_writes: None,
         };
         let pool = client.pool_create(&create, OnDirty::Drain).await.unwrap().pool.unwrap();
-        assert_eq!((pool.size, pool.devices.len()), (Size(4 * MIB), 1));
+        assert_eq!((pool.size, pool.devices.len()), (Size(5 * MIB), 1));
         // A path with all characters that need escaping.
         let odd = path("ö d&d?=%/");
         let odd = odd.trim_end_matches('/').to_owned();
@@ -100,7 +100,7 @@ fn a_client_can_do_everything() {
         assert_eq!(client.pool("p").await.unwrap().devices.len(), 2);
         let patch = DevicePatch { admission: Admission::Out };
         let pool = client.device_set("p", &odd, &patch).await.unwrap().pool.unwrap();
-        assert_eq!((pool.devices[1].admission, pool.free), (Admission::Out, Size(4 * MIB)));
+        assert_eq!((pool.devices[1].admission, pool.free), (Admission::Out, Size(5 * MIB)));
         client.device_remove("p", &odd, OnDirty::Drain).await.unwrap();
         std::fs::File::create(dir.join("vm.img")).unwrap().set_len(8 * MIB).unwrap();
         let add =

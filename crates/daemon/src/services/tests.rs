@@ -13,6 +13,7 @@ mod devices;
 mod failing;
 mod flash_writes;
 mod foreign_writer;
+mod full_pool;
 mod guards;
 mod health;
 mod journal_lost;

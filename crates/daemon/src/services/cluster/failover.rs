@@ -15,7 +15,6 @@
 //! read error ends the failover before the ownership record changes. The disk is then offline with
 //! a reason. Before each write, this host checks that its lease in etcd is valid.
 
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,25 +22,20 @@ use std::time::Duration;
 use hob_control::Size;
 use hob_engine::cluster::SecondCopy;
 use hob_engine::command::Access;
-use hob_storage::backing::offline_writer::{OfflineWriter, WRITE_BYTES_MAX};
 use hob_storage::pool::{OwnerId, Pool};
 use tokio::time::Instant;
 
-use super::super::disks::{Dirty, Source};
+use super::super::disks::{Dirty, DirtyPass, Source, note_progress, write_to_backing};
 use super::super::flash::blocking;
-use super::super::registry::DiskPhase;
 use super::ClusterService;
 use crate::api_error::{ApiError, Result, conflict, failed, open_error};
 use crate::cluster::{Cluster, FailoverCandidate, Taken};
 use crate::hardware::{Backing, BackingInfo};
-use crate::lease_clock::{LeaseClock, now};
+use crate::lease_clock::LeaseClock;
 use crate::state::CacheOwner;
 
 /// Time before an unusable replica is examined again.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
-
-/// Number of bytes between two progress reports.
-const TELL_EVERY_BYTES: u64 = 16 << 20;
 
 /// A replica that was read and verified, and its backing.
 struct Checked {
@@ -50,17 +44,6 @@ struct Checked {
     dirty: Dirty,
     backing: Backing,
     bytes: u64,
-}
-
-/// Progress of one pass over the replica's dirty data, which checks the data or writes it to the
-/// backing.
-struct Pass<'a> {
-    service: &'a ClusterService,
-    name: &'a str,
-    doing: &'static str,
-    began: Instant,
-    done: u64,
-    all: u64,
 }
 
 impl ClusterService {
@@ -110,7 +93,7 @@ impl ClusterService {
             let backing =
                 Backing::open(&spec, Access::ReadWrite, &options).map_err(|error| open_error(&error))?;
             check_backing(&dirty, backing.info())?;
-            let mut pass = Pass::new(&service, &disk, "is being checked", bytes);
+            let mut pass = DirtyPass::new(&service.registry, &disk, "its replica", "is being checked", bytes);
             dirty.each(|range, found| match found {
                 Ok(_) => {
                     pass.advance(&range);
@@ -151,7 +134,11 @@ impl ClusterService {
         }
         let dirty = Dirty::of(Source::of(&pool, OwnerId(owner.0))?, |done, all| {
             let percent = (u128::from(done) * 100).checked_div(u128::from(all)).unwrap_or(0);
-            self.note_adoption(name, format!("its replica is being read, {percent} % of its journal"));
+            note_progress(
+                &self.registry,
+                name,
+                format!("its replica is being read, {percent} % of its journal"),
+            );
         })?;
         let summary = dirty.summary();
         if summary.sectors_missing > 0 {
@@ -167,97 +154,10 @@ impl ClusterService {
     /// Writes all dirty data of the replica to the backing and flushes it.
     fn bring(&self, name: &str, checked: Checked, clock: &Arc<LeaseClock>) -> Result<()> {
         let Checked { _pool, mut dirty, backing, bytes } = checked;
-        let may_go_on = || now() < clock.calls_back_at();
-        let mut alone = OfflineWriter::new(backing, Some(clock.clone()), &may_go_on)
-            .map_err(|error| ApiError::failed(error.to_string()))?;
-        let mut pass = Pass::new(self, name, "is being written to the backing", bytes);
-        let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
-        let flushed = written.and_then(|()| {
-            alone.flush().map_err(|error| {
-                failed!("cannot write the dirty data to the backing: {error:?}")
-                    .hint("repair the backing; hob retries by itself")
-            })
-        });
-        alone.close();
-        flushed
+        let mut pass =
+            DirtyPass::new(&self.registry, name, "its replica", "is being written to the backing", bytes);
+        write_to_backing(&mut dirty, backing, Some(clock), &|| true, |range| pass.advance(range))
     }
-
-    fn note_adoption(&self, name: &str, reason: String) {
-        if let Ok(disk) = self.registry.inner().disk_mut(name)
-            && let DiskPhase::Offline(known) = &mut disk.phase
-        {
-            *known = reason;
-        }
-    }
-}
-
-impl<'a> Pass<'a> {
-    fn new(service: &'a ClusterService, name: &'a str, doing: &'static str, all: u64) -> Self {
-        let mut pass = Pass { service, name, doing, began: Instant::now(), done: 0, all };
-        pass.advance(&(0..0));
-        pass
-    }
-
-    fn advance(&mut self, range: &Range<u64>) {
-        let before = self.done;
-        self.done += range.end - range.start;
-        if self.done / TELL_EVERY_BYTES != before / TELL_EVERY_BYTES || self.done == before {
-            let left = left_text(self.done, self.all, self.began.elapsed());
-            let (doing, all) = (self.doing, Size(self.all).human());
-            let percent = (u128::from(self.done) * 100).checked_div(u128::from(self.all)).unwrap_or(100);
-            let text = format!("its replica ({all} of dirty data) {doing}, {percent} %{left}");
-            self.service.note_adoption(self.name, text);
-        }
-    }
-}
-
-/// Returns a text with the estimated time to the end of the failover; an empty text without an
-/// estimate.
-fn left_text(done: u64, all: u64, took: Duration) -> String {
-    if done == 0 || took < Duration::from_secs(1) {
-        return String::new();
-    }
-    let left = took.as_secs_f64() * (all.saturating_sub(done)) as f64 / done as f64;
-    format!(", about {} s left", left.ceil())
-}
-
-/// Writes the dirty data; adjacent sectors are merged into one write.
-fn write_all(
-    dirty: &mut Dirty,
-    alone: &mut OfflineWriter<'_>,
-    clock: &LeaseClock,
-    mut advance: impl FnMut(&Range<u64>),
-) -> Result<()> {
-    let mut run: (u64, Vec<u8>) = (0, Vec::with_capacity(WRITE_BYTES_MAX));
-    let mut put = |run: &mut (u64, Vec<u8>)| {
-        if run.1.is_empty() {
-            return Ok(());
-        }
-        if !clock.is_valid(now()) {
-            return Err(ApiError::failed("this host's lease may have ended")
-                .hint("the failover restarts when etcd answers again"));
-        }
-        let written = alone.write(run.0, &run.1).map_err(|error| {
-            failed!("cannot write the dirty data to the backing: {error:?}")
-                .hint("repair the backing; hob retries by itself")
-        });
-        run.1.clear();
-        written
-    };
-    dirty.each(|range, found| {
-        let bytes = found.map_err(|lost| {
-            failed!("the dirty sector at {} was readable before, and is not any more: {lost}", range.start)
-        })?;
-        let follows = run.0 + run.1.len() as u64 == range.start;
-        if !follows || run.1.len() + bytes.len() > WRITE_BYTES_MAX {
-            put(&mut run)?;
-            run.0 = range.start;
-        }
-        run.1.extend_from_slice(bytes);
-        advance(&range);
-        Ok::<(), ApiError>(())
-    })?;
-    put(&mut run)
 }
 
 /// Checks that the backing is that of the replica's disk: it is writable, large enough, and has the
@@ -325,13 +225,5 @@ mod tests {
         ] {
             assert_eq!(is_same_everywhere(text), expected, "{text}");
         }
-    }
-
-    #[test]
-    fn the_remaining_time_is_reported_when_known() {
-        assert_eq!(left_text(0, 100, Duration::from_secs(9)), "");
-        assert_eq!(left_text(50, 100, Duration::from_millis(10)), "");
-        assert_eq!(left_text(25, 100, Duration::from_secs(10)), ", about 30 s left");
-        assert_eq!(left_text(100, 100, Duration::from_secs(10)), ", about 0 s left");
     }
 }

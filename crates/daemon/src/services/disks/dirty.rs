@@ -1,10 +1,12 @@
 //! Reads the dirty data of a cache that no shard serves. The callers rescue this data into a file
-//! or write it to a backing.
+//! or write it to a backing ([`to_backing`](super::to_backing)).
 
 use std::ops::Range;
 
+use hob_engine::command::DataSegment;
+use hob_engine::journal::Recovered;
 use hob_engine::units::SECTOR_BYTES;
-use hob_storage::pool::recovery::{Found, RecoveredPool, Recovery};
+use hob_storage::pool::recovery::{Found, Recovery};
 use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use crate::api_error::{ApiError, Result, conflict};
@@ -27,12 +29,22 @@ impl Source {
 
 /// The dirty data of a cache whose journal was read.
 pub(in crate::services) struct Dirty {
-    recovered: Box<hob_engine::journal::Recovered>,
-    remains: RecoveredPool,
+    recovered: Box<Recovered>,
+    /// Data segments of the cache with the pool's device ids, in the order of the frame numbers.
+    data: Vec<DataSegment>,
     reader: SectorReader,
 }
 
 impl Dirty {
+    /// Returns the dirty data of a cache whose journal was read before.
+    pub(super) fn of_recovered(
+        recovered: Box<Recovered>,
+        data: Vec<DataSegment>,
+        reader: SectorReader,
+    ) -> Dirty {
+        Dirty { recovered, data, reader }
+    }
+
     /// Reads the journal. Calls `progress` with the number of bytes read so far and with the total
     /// number.
     pub(in crate::services) fn of(source: Source, progress: impl FnMut(u64, u64)) -> Result<Dirty> {
@@ -48,7 +60,7 @@ impl Dirty {
                 ));
             }
         };
-        Ok(Dirty { recovered, remains, reader })
+        Ok(Dirty { recovered, data: remains.data, reader })
     }
 
     /// Returns the counts of valid and dirty sectors according to the journal.
@@ -66,7 +78,7 @@ impl Dirty {
         for sector in self.recovered.dirty() {
             let offset = sector.sector * SECTOR_BYTES;
             let len = SECTOR_BYTES.min(disk_bytes.saturating_sub(offset));
-            let bytes = self.reader.read_dirty(&self.remains.data, &sector);
+            let bytes = self.reader.read_dirty(&self.data, &sector);
             for part in sector.dirty_bytes() {
                 let part = part.start..part.end.min(len);
                 let found = bytes.as_ref().map(|bytes| &bytes[part.start as usize..part.end as usize]);

@@ -145,13 +145,24 @@ impl Disks {
     /// Discards the whole cache of an offline disk. The disk restarts with an empty cache and the
     /// backing's data.
     async fn discard_offline(&self, name: &str, pool: &str, journal: JournalSpec) -> Result<Vec<String>> {
-        let (flash, spec) = {
-            let inner = self.registry.inner();
-            (inner.pool(pool)?.flash.clone(), inner.disk(name)?.cache().cloned())
-        };
+        let spec = self.registry.inner().disk(name)?.cache().cloned();
         if let Some(spec) = &spec {
             self.pools.note_end(spec).await?;
         }
+        self.free_cache_of_offline(name, pool, journal).await?;
+        tracing::warn!("disk {name}: its cache and all dirty data in it were discarded by command");
+        Ok(vec!["all dirty data is lost; the cache starts empty".to_owned()])
+    }
+
+    /// Frees the segments of an offline disk's cache, whose end is saved. The disk restarts with an
+    /// empty cache.
+    pub(super) async fn free_cache_of_offline(
+        &self,
+        name: &str,
+        pool: &str,
+        journal: JournalSpec,
+    ) -> Result<()> {
+        let flash = self.registry.inner().pool(pool)?.flash.clone();
         release_owner(&flash, journal).await?;
         {
             let mut inner = self.registry.inner();
@@ -164,8 +175,7 @@ impl Disks {
         }
         self.registry.save().await?;
         self.pools.refresh_owners(pool).await;
-        tracing::warn!("disk {name}: its cache and all dirty data in it were discarded by command");
-        Ok(vec!["all dirty data is lost; the cache starts empty".to_owned()])
+        Ok(())
     }
 
     /// Refuses to remove an offline disk whose cache may have dirty data.

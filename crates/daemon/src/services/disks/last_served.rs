@@ -102,8 +102,9 @@ impl ServedDisk {
         Some(ServedDisk { owner: journal.owner, ring: journal.ring, witness })
     }
 
-    fn is_online(disk: &&DiskEntry) -> bool {
-        matches!(disk.phase, DiskPhase::Online(_))
+    /// Returns true if hob may write to the disk's backing.
+    fn is_in_use(disk: &&DiskEntry) -> bool {
+        matches!(disk.phase, DiskPhase::Online(_)) || disk.offline_drain.is_some()
     }
 
     /// Returns the record that the disk is served now; `None` if its backing has no reliable
@@ -227,7 +228,7 @@ impl Disks {
     pub(in crate::services) async fn record_served_disks_now(&self) {
         let disks: Vec<ServedDisk> = {
             let inner = self.registry.inner();
-            inner.disks.values().filter(ServedDisk::is_online).filter_map(ServedDisk::of).collect()
+            inner.disks.values().filter(ServedDisk::is_in_use).filter_map(ServedDisk::of).collect()
         };
         self.record(disks).await;
     }

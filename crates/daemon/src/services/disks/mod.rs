@@ -6,8 +6,8 @@
 //! the disk.
 //!
 //! The submodules are, in order: [`opening`], then [`recover`], [`comparison`] and [`recovering`]
-//! with the decision in [`fencing`], [`evidence`] and [`last_served`], and [`adoption`] of caches that
-//! belong to no disk, then [`removal`], then [`dirty_rescue`] and [`abandon`] for discarded data,
+//! with the decision in [`fencing`], [`evidence`] and [`last_served`], [`offline_drain`] of caches
+//! without space for a journal, and [`adoption`] of caches that belong to no disk, then [`removal`], then [`dirty_rescue`] and [`abandon`] for discarded data,
 //! then [`resize`], [`image`] and [`parents`].
 
 mod abandon;
@@ -26,6 +26,7 @@ mod image;
 mod image_lock;
 mod last_served;
 mod life_cycle;
+mod offline_drain;
 mod opening;
 mod parents;
 mod pool_preview;
@@ -36,6 +37,7 @@ mod removal;
 mod reopening;
 mod resize;
 mod settings;
+mod to_backing;
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock, Weak};
@@ -59,6 +61,7 @@ pub(super) use opening::{BACKING_CHARS_MAX, Open, no_backing, open_gateway};
 pub(super) use parents::ParentLink;
 pub(super) use recovering::{OldRings, RecoveringCache};
 pub(super) use resize::Measure;
+pub(super) use to_backing::{DirtyPass, note_progress, write_to_backing};
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 

@@ -305,7 +305,7 @@ impl Disks {
         };
         let room = descriptors::room().await.map_err(ApiError::conflict)?;
         self.exports.clear_stale_file(name).await?;
-        let options = BackingOptions { locked: !wanted.unlocked, ..self.image_options(name).await? };
+        let options = self.open_options(name, &wanted).await?;
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
         let opened = flash::blocking(move || {
@@ -349,6 +349,11 @@ impl Disks {
                 let (source, found, more) = self.recover(name, reading, Source::Own(backing)).await?;
                 (backing, kept) = (source.own(), found);
                 notes.extend(more);
+                if let Some(kept) = kept.take_if(|_| self.needs_offline_drain(name)) {
+                    drop(backing);
+                    self.drain_offline(name, kept, taken).await?;
+                    return Box::pin(self.open_owned(name, when, taken)).await;
+                }
             }
         }
         let access = if info.read_only && access == Access::ReadWrite {
@@ -428,6 +433,11 @@ impl Disks {
             self.exports.offer(name, id, shard, export_info(&info, access)).await;
         }
         Ok((notes, recovering))
+    }
+
+    /// Returns the options with which a disk's backing is opened.
+    pub(super) async fn open_options(&self, name: &str, wanted: &DiskState) -> Result<BackingOptions> {
+        Ok(BackingOptions { locked: !wanted.unlocked, ..self.image_options(name).await? })
     }
 
     /// Prepares a disk that was just added to its shard, before clients may write to it. If this

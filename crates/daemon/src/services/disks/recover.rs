@@ -41,11 +41,13 @@ const RETRY_TIMES: u32 = 20;
 
 /// A recovered cache that passed all checks.
 pub(in crate::services) struct Kept {
-    recovered: Box<Recovered>,
+    pub(super) recovered: Box<Recovered>,
     /// Highest number of a journal ring of the cache when the recovery started.
-    upto: u32,
+    pub(super) upto: u32,
     /// Data segments of the cache with the shards' device ids, in the order of the frame numbers.
     data: Vec<DataSegment>,
+    /// The same data segments with the pool's device ids.
+    pub(super) in_pool: Vec<DataSegment>,
 }
 
 /// A recovery whose journal is being read.
@@ -310,9 +312,10 @@ impl Disks {
             let place = entry.on_shards(segment.place)?;
             Some(DataSegment { place, ..segment })
         };
-        let data: Option<Vec<_>> = remains.data.into_iter().map(on_shards).collect();
+        let in_pool = remains.data;
+        let data: Option<Vec<_>> = in_pool.iter().copied().map(on_shards).collect();
         let data = data.ok_or_else(|| ApiError::failed("a device of the pool went offline again"))?;
-        Ok((source, Some(Kept { recovered, upto, data }), notes))
+        Ok((source, Some(Kept { recovered, upto, data, in_pool }), notes))
     }
 
     /// Returns true if an operator removed the last device of the cache's pool, and so the cache.
@@ -375,7 +378,7 @@ impl Disks {
 
     /// Gives a shard's disk the recovered cache. The caller holds the operation guard of the disk.
     pub(in crate::services) async fn enable_kept(&self, name: &str, kept: Kept) -> Result<(), Restructure> {
-        let Kept { recovered, upto, data } = kept;
+        let Kept { recovered, upto, data, in_pool: _ } = kept;
         let (was_block_bytes, ring) = (recovered.summary.block_bytes, recovered.summary.ring);
         let is_verified = recovered.sectors_unverified() == 0;
         let (spec, config, flash) = {

@@ -16,7 +16,7 @@ use hob_engine::units::{DeviceId, DiskId};
 use super::Pools;
 use super::caches::no_cache;
 use super::memory::check_index;
-use super::rings::journal_room;
+use super::rings::{journal_room, ring_segments};
 use crate::api_error::{ApiError, Result};
 use crate::cache_settings::engine_config;
 use crate::services::flash::Wanted;
@@ -89,8 +89,13 @@ impl Pools {
         }
         let free = self.registry.inner().pool(&spec.pool)?.free_segments();
         check_index(&spec, have + missing.min(free), before, config.segment_bytes)?;
-        // Shared caches make full pools usual, so space stays free for the journals of all caches.
-        let spare = if has_shared { self.registry.inner().journal_spare(&spec.pool) + journal } else { 0 };
+        let spare = if has_shared {
+            // Shared caches make full pools usual, so space stays free for the journals of all caches.
+            self.registry.inner().journal_spare(&spec.pool) + journal
+        } else {
+            let first = if has_cache { 0 } else { ring_segments(&spec, target, config.segment_bytes) };
+            first + self.registry.inner().next_ring_segments(&spec.pool, Some((name, target)))
+        };
         let segments = self.registry.take_room(&spec, id, Wanted { least, most: missing, spare }).await?;
         let got = segments.len() as u64;
         if got > 0 {

@@ -64,6 +64,11 @@ impl Pools {
                 _ => error,
             };
             let waited = began.elapsed();
+            let is_draining = self.registry.inner().stop_offline_drain(name);
+            if is_draining && waited < GUARD_MAX {
+                sleep(GUARD_EVERY).await;
+                continue;
+            }
             let Some((shard, id)) = online else { return Err(error) };
             if busy == Some(MIGRATING) || waited >= GUARD_MAX {
                 return Err(error);

@@ -75,7 +75,7 @@ impl Inner {
         if owner_of(before) == owner_of(wanted) {
             if grows && before.shared.is_none() {
                 let missing = wanted.size.bytes().div_ceil(segment_bytes).saturating_sub(held);
-                self.check_growth(&wanted.pool, missing)?;
+                self.check_growth(name, &wanted.pool, held, missing)?;
             }
             return Ok(0);
         }
@@ -88,9 +88,12 @@ impl Inner {
 
     /// Refuses to grow a cache of a fixed size by `missing` segments, if the pool does not have them
     /// even after its shared caches have released segments.
-    fn check_growth(&self, pool: &str, missing: u64) -> Result<()> {
+    fn check_growth(&self, name: &str, pool: &str, held: u64, missing: u64) -> Result<()> {
         let entry = self.pool(pool)?;
-        let spare = if self.has_shared(pool) { self.journal_spare(pool) } else { 0 };
+        let spare = match self.has_shared(pool) {
+            true => self.journal_spare(pool),
+            false => self.next_ring_segments(pool, Some((name, held + missing))),
+        };
         let free = entry.free_segments_beyond(spare);
         let shared: u64 =
             self.disks.values().filter_map(|disk| disk.spare_segments(pool, entry.segment_bytes)).sum();
@@ -115,7 +118,7 @@ impl Inner {
         };
         let free = entry.free_segments_after(&released, 0);
         if wanted.shared.is_none() && !others.iter().any(is_shared) {
-            return Ok(Space { needed: data + two_rings / 2, free, shared: 0, has_spare: false });
+            return Ok(Space { needed: data + two_rings, free, shared: 0, has_spare: false });
         }
         // Shared caches make full pools usual, so space stays free for the journals of all caches.
         let spare = self.journal_spare_after(pool, free, Some((name, wanted))) + two_rings;

@@ -47,8 +47,11 @@ impl Pools {
             Ok(()) => flash.allocate_ring(owner, journal.ring, copies, segments, avoid, opening).await,
             Err(error) => Err(error),
         };
-        if allocated.is_err() {
+        if let Err(error) = &allocated {
             self.note_unused_ring(name, journal.ring).await;
+            let mut inner = self.registry.inner();
+            let free = inner.pool(&pool)?.free_segments();
+            inner.disk_mut(name)?.too_few_for_journal = (error.kind == ErrorKind::Conflict).then_some(free);
         }
         let ((number, ring), devices) = allocated.map_err(|error| {
             if error.kind != ErrorKind::Conflict {
@@ -73,6 +76,7 @@ impl Pools {
             ring.into_iter().map(|copy| copy.into_iter().map(known).collect()).collect();
         let room = copies.concat();
         let disk = inner.disk_mut(name)?;
+        disk.too_few_for_journal = None;
         disk.ring.extend(&room);
         disk.ring_copies = copies.len();
         let cache = journal.owner.0.to_le_bytes();
@@ -147,9 +151,18 @@ impl Pools {
             (2, _) => ", in two copies on different devices",
             _ => "",
         };
+        let entry = inner.pool(&spec.pool)?;
+        let next = ring_segments(spec, disk.held.len() as u64, entry.segment_bytes);
+        let fits = entry.devices.iter().any(|device| device.gives_segments() && device.free_segments >= next);
+        let lack = if fits {
+            ""
+        } else {
+            ", which the pool does not have: after a crash, the cache's dirty data must be written to the \
+             backing before the disk is served, and the cache starts empty"
+        };
         Ok(Some(format!(
-            "its journal takes {} of pool {} in addition{mirrored}; a change of the cache's size \
-            needs the same space again for a moment",
+            "its journal takes {} of pool {} in addition{mirrored}; a change of the cache's size, or a restart of \
+            hob, needs the same space again for a moment{lack}",
             Size(bytes),
             spec.pool
         )))

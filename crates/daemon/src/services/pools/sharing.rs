@@ -390,6 +390,21 @@ impl Inner {
         next + moving
     }
 
+    /// Returns the number of segments that the next journal ring of a cache in a pool needs at most.
+    /// After a restart of hob and at a change of its size, a persistent cache writes its next ring
+    /// while it still has the previous one. `grown` is a disk whose cache is to have that number of
+    /// data segments.
+    pub(super) fn next_ring_segments(&self, pool: &str, grown: Option<(&str, u64)>) -> u64 {
+        let Ok(entry) = self.pool(pool) else { return 0 };
+        let next = |disk: &DiskEntry| {
+            let spec = disk.cache().filter(|spec| spec.pool == pool)?;
+            let grown = grown.filter(|(name, _)| *name == disk.wanted.name).map(|(_, segments)| segments);
+            let data = grown.unwrap_or(disk.held.len() as u64);
+            Some(ring_segments(spec, data, entry.segment_bytes))
+        };
+        self.disks.values().filter_map(next).max().unwrap_or(0)
+    }
+
     pub(in crate::services) fn has_shared(&self, pool: &str) -> bool {
         let is_shared =
             |disk: &DiskEntry| disk.cache().is_some_and(|spec| spec.pool == pool && spec.shared.is_some());

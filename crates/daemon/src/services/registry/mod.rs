@@ -21,6 +21,7 @@ mod unreported_failures;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use hob_control::{Admission, DeviceState, Size};
@@ -225,6 +226,11 @@ pub(in crate::services) struct DiskEntry {
     /// Exists while a thread reads the journal of the cache. The thread may still read after the
     /// opening of the disk has failed.
     pub(in crate::services) journal_reader: Weak<()>,
+    /// Number of free segments in the pool when the last attempt to use the recovered cache found no
+    /// space for its journal; `None` if the last attempt found space.
+    pub(in crate::services) too_few_for_journal: Option<u64>,
+    /// Exists while the dirty data of the offline disk is written to the backing. True stops that.
+    pub(in crate::services) offline_drain: Option<Arc<AtomicBool>>,
     /// Data segments of the cache, with the device ids of the shards.
     pub(in crate::services) held: Vec<Segment>,
     /// Segments of the cache's replica on another host, with the device ids of the shards.

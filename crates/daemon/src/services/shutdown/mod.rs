@@ -155,6 +155,10 @@ impl Shutdown {
         }
         let disks: Vec<String> = {
             let inner = self.registry.inner();
+            // The next daemon continues these drains.
+            for name in inner.disks.keys() {
+                let _was_draining = inner.stop_offline_drain(name);
+            }
             let is_open = |disk: &&DiskEntry| {
                 matches!(disk.phase, DiskPhase::Online(_)) || ExportService::has_bitmaps(disk)
             };

@@ -101,20 +101,29 @@ fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
 }
 
 #[test]
-fn a_cache_that_fills_the_pool_leaves_no_room_for_its_journal() {
+fn a_cache_leaves_space_for_its_journal_and_for_the_next_one() {
     run(async |bench| {
-        bench.pool(&["a"], 4).await;
+        bench.pool(&["a"], 6).await;
         bench.disk("vm").await;
-        let error = bench.with("vm", 4, r#"{"mode":"write-back"}"#).await.unwrap_err();
-        assert!(error.to_string().contains("there is no space for the journal of vm"), "{error}");
-        assert_eq!((error.kind, bench.free()), (ErrorKind::Conflict, 4));
-        assert!(bench.services.observe.disk("vm").unwrap().cache.is_none());
+        for mib in [5, 6] {
+            let error = bench.with("vm", mib, r#"{"mode":"write-back"}"#).await.unwrap_err();
+            let expected =
+                format!("the pool has 4M free besides the space for journals and {mib}M are needed");
+            assert!(error.to_string().contains(&expected), "{error}");
+            assert_eq!((error.kind, bench.free()), (ErrorKind::Conflict, 6));
+            assert!(bench.services.observe.disk("vm").unwrap().cache.is_none());
+        }
         bench.with("vm", 3, r#"{"mode":"write-back"}"#).await.unwrap();
-        // The next ring needs space beside the one in use.
-        let error = bench.set("vm", r#"{"block_size":8192}"#).await.unwrap_err();
-        assert!(error.to_string().contains("there is no space for the journal of vm"), "{error}");
-        assert_eq!(bench.services.observe.disk("vm").unwrap().cache.unwrap().block_size, Size(4096));
-        assert_eq!((bench.room("vm"), bench.free()), (3, 0));
+        bench.resize("vm", 4).await.unwrap();
+        let error = bench.resize("vm", 5).await.unwrap_err();
+        assert!(error.to_string().contains("0 free besides the space for journals"), "{error}");
+        // The space for the next ring is not for other caches either.
+        bench.disk("other").await;
+        let error = bench.cache("other", 1).await.unwrap_err();
+        assert!(error.to_string().contains("besides the space for journals"), "{error}");
+        assert_eq!((bench.room("vm"), bench.free()), (4, 1));
+        bench.set("vm", r#"{"block_size":8192}"#).await.unwrap();
+        assert_eq!((bench.room("vm"), bench.free()), (4, 1));
     });
 }
 
@@ -367,7 +376,7 @@ fn a_change_of_persistence_without_space_for_the_journal_changes_nothing() {
             let error = bench.set("vm", json).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Conflict);
             let said = error.to_string();
-            assert!(said.contains("4M free and 5M are needed; nothing was changed"), "{said}");
+            assert!(said.contains("4M free and 6M are needed; nothing was changed"), "{said}");
             let change = PlannedChange::Set { patch: Box::new(serde_json::from_str(json).unwrap()) };
             let rehearsed = bench.services.disks.preview("vm", &change).await.unwrap_err();
             assert_eq!(rehearsed.to_string(), said);

@@ -1,0 +1,102 @@
+//! Restarts when the pool has no space for the next journal ring of a recovered cache.
+
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use hob_storage::pool::OwnerId;
+
+use super::super::flash::{Owner, Wanted};
+use super::recovery::{BLOCK, LAZY, crash, reason, sectors, write};
+use super::*;
+
+/// Allocates all free segments of the pool to a cache that no disk has.
+async fn fill_pool(bench: &Bench) {
+    let flash = bench.services.registry.inner().pool("p").unwrap().flash.clone();
+    let all = Wanted { least: bench.free(), most: bench.free(), spare: 0 };
+    let (_, devices) = flash.allocate(Owner::Persistent(OwnerId(7)), all).await.unwrap();
+    bench.services.registry.refresh("p", &devices);
+    assert_eq!(bench.free(), 0);
+}
+
+/// Prepares a disk with a write-back cache and 300 dirty blocks, in a pool without free space. The
+/// backing has older data at these blocks.
+async fn dirty_and_full(bench: Bench) -> Bench {
+    let bench = bench.with_state();
+    bench.pool(&["a"], 6).await;
+    bench.disk("vm").await;
+    let image = std::fs::File::options().write(true).open(bench.path("vm.img")).unwrap();
+    image.write_all_at(&vec![1; (400 * BLOCK) as usize], 0).unwrap();
+    let settings = serde_json::from_str::<CachePatch>(LAZY).unwrap().settings;
+    let enable = CacheEnable { settings, ..cache_of(4) };
+    bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+    write(&bench, 0..300);
+    fill_pool(&bench).await;
+    bench
+}
+
+/// Waits until the disk is online with a cache of `mib` MiB.
+async fn await_cache(bench: &Bench, mib: u64) {
+    for _ in 0..600 {
+        let disk = bench.services.observe.disk("vm").unwrap();
+        if disk.state == DiskLife::Online && bench.room("vm") == mib {
+            return;
+        }
+        bench.services.disks.bring_online("vm").await;
+        settled(&bench.services).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{:?}", bench.services.observe.disk("vm"));
+}
+
+fn backing(bench: &Bench) -> Vec<u8> {
+    std::fs::read(bench.path("vm.img")).unwrap()[..(400 * BLOCK) as usize].to_vec()
+}
+
+#[test]
+fn dirty_data_without_space_for_a_journal_is_written_to_the_backing_before_service() {
+    run(async |bench| {
+        let bench = crash(dirty_and_full(bench).await).await;
+        // The new cache leaves space for its next journal.
+        await_cache(&bench, 3).await;
+        assert_eq!(sectors(&bench).await, (0, 0), "the cache starts empty");
+        let (written, untouched) = (300 * BLOCK as usize, 400 * BLOCK as usize);
+        assert!(backing(&bench)[..written].iter().all(|byte| *byte == 0), "the guest's data");
+        assert!(backing(&bench)[written..untouched].iter().all(|byte| *byte == 1));
+        write(&bench, 350..360);
+        let bench = crash(bench).await;
+        await_cache(&bench, 3).await;
+        assert_eq!(sectors(&bench).await.1, 10, "the second restart had space for a journal");
+    });
+}
+
+#[test]
+fn a_cache_without_dirty_data_and_without_space_for_a_journal_starts_empty() {
+    run(async |bench| {
+        let bench = dirty_and_full(bench).await;
+        bench.services.pools.drain("vm".into()).await.unwrap();
+        while sectors(&bench).await.1 > 0 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let bench = crash(bench).await;
+        await_cache(&bench, 3).await;
+        assert_eq!(sectors(&bench).await, (0, 0));
+    });
+}
+
+#[test]
+fn a_read_only_disk_without_space_for_a_journal_waits_for_the_operator() {
+    run(async |bench| {
+        let bench = dirty_and_full(bench).await;
+        bench.services.registry.inner().disk_mut("vm").unwrap().wanted.read_only = true;
+        bench.services.registry.save().await.unwrap();
+        let bench = crash(bench).await;
+        bench.services.disks.bring_online("vm").await;
+        settled(&bench.services).await;
+        assert!(reason(&bench).contains("no space for the journal of vm"), "{}", reason(&bench));
+        assert!(backing(&bench).iter().all(|byte| *byte == 1), "nothing is written");
+        let add = device_add(bench.path("b"), 2);
+        bench.services.pools.device_add("p".into(), add, OnDirty::Drain).await.unwrap();
+        await_cache(&bench, 4).await;
+        assert_eq!(sectors(&bench).await.1, 300);
+    });
+}
