@@ -82,8 +82,10 @@ impl Stage {
     }
 }
 
-fn room(daemon: &Daemon) -> Value {
-    daemon.json(&["pool", "show", "fast"])["devices"][0]["free_segments"].clone()
+/// Returns the free space of the pool, bytes.
+#[track_caller]
+fn room(daemon: &Daemon) -> u64 {
+    daemon.json(&["pool", "show", "fast"])["free"].as_u64().expect("a number")
 }
 
 /// Runs a command, which must end in time while the control API answers other requests.
@@ -281,7 +283,7 @@ fn disk_on_it(stage: &Stage) -> String {
 
 /// Freezes a filesystem while `vm` is drained to it. `test` receives the daemon, the guest and the
 /// earlier free space, and thaws the filesystem.
-fn on_frozen(test: impl Fn(&Stage, &Daemon, &mut Client, &Value, Frozen, &str)) {
+fn on_frozen(test: impl Fn(&Stage, &Daemon, &mut Client, &u64, Frozen, &str)) {
     let stage = Stage::new();
     let device = filesystem(&stage);
     let mount = device.mount(&stage.scratch.path("mnt"), "rw");
@@ -396,7 +398,7 @@ fn restart_with_full_pool(stage: &Stage, write_delay: u32) -> (Daemon, Process, 
     let written = Noise::new(2).bytes(MIB as usize);
     guest.write(DIRTY, &written).unwrap();
     guest.flush().unwrap();
-    let free = format!("{}M", room(&daemon).as_u64().unwrap());
+    let free = format!("{}M", room(&daemon) / MIB);
     daemon.ctl(&["swap", "create", "--pool", "fast", "--size", &free, "--off"]);
     assert_eq!(room(&daemon), 0);
     drop(guest);

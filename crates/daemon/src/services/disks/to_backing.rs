@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hob_control::Size;
 use hob_storage::backing::offline_writer::{OfflineWriter, WRITE_BYTES_MAX};
+use hob_storage::ring::Gate;
 use tokio::time::Instant;
 
 use super::Dirty;
@@ -87,7 +88,7 @@ pub(in crate::services) fn write_to_backing(
     advance: impl FnMut(&Range<u64>),
 ) -> Result<()> {
     let may_wait = || may_go_on() && lease.is_none_or(|lease| now() < lease.calls_back_at());
-    let gate = lease.map(|lease| -> Arc<dyn hob_storage::ring::Gate> { lease.clone() });
+    let gate = lease.cloned().map(|lease| lease as Arc<dyn Gate>);
     let mut writer =
         OfflineWriter::new(backing, gate, &may_wait).map_err(|error| ApiError::failed(error.to_string()))?;
     let is_lost = || lease.is_some_and(|lease| !lease.is_valid(now()));
