@@ -12,6 +12,7 @@ mod requests;
 mod tasks;
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -22,6 +23,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::time::Instant;
 
 use crate::connection::{self, Driver};
 use crate::tls;
@@ -32,6 +34,12 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Longest wait for a response, seconds. The daemon's own limits are shorter.
 const ANSWER_SECONDS_MAX: u64 = 60;
+
+/// Longest wait for a place in the queue of connections that the daemon has not accepted.
+const QUEUE_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Interval between two attempts to get a place in this queue.
+const QUEUE_CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Why a request of the client failed. Each variant needs a different reaction of the caller.
 #[derive(Debug, thiserror::Error)]
@@ -200,7 +208,7 @@ impl Client {
         let request = request.body(Full::new(body)).map_err(|error| self.garbled(error))?;
         match &self.endpoint {
             Endpoint::Unix(socket) => {
-                let stream = UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
+                let stream = connect_unix(socket).await.map_err(|error| self.unreachable(error))?;
                 self.exchange_over(stream, request).await
             }
             Endpoint::Tcp { host, port } => {
@@ -260,6 +268,19 @@ impl Client {
 
     fn garbled(&self, what: impl ToString) -> ClientError {
         ClientError::Garbled { endpoint: self.endpoint.clone(), what: what.to_string() }
+    }
+}
+
+/// Connects to a Unix socket. Waits for a place in the socket's queue if the queue is full.
+async fn connect_unix(socket: &Path) -> io::Result<UnixStream> {
+    let end = Instant::now() + QUEUE_WAIT_MAX;
+    loop {
+        match UnixStream::connect(socket).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
+                tokio::time::sleep(QUEUE_CHECK_EVERY).await;
+            }
+            result => return result,
+        }
     }
 }
 
@@ -336,6 +357,32 @@ mod tests {
         let endpoint = Endpoint::Unix("/nonexistent/hob.sock".into());
         let error = runtime.block_on(Client::new(endpoint, None).version()).unwrap_err();
         assert!(error.to_string().contains("unix:/nonexistent/hob.sock"), "{error}");
+    }
+
+    #[test]
+    fn a_connection_waits_for_a_place_in_a_full_queue() {
+        let path = std::env::temp_dir().join(format!("hob-full-queue-{}", std::process::id()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let socket = tokio::net::UnixSocket::new_stream().unwrap();
+            socket.bind(&path).unwrap();
+            let listener = socket.listen(1).unwrap();
+            let mut queued = Vec::new();
+            let full = loop {
+                match UnixStream::connect(&path).await {
+                    Ok(stream) => queued.push(stream),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+            let accept = async {
+                tokio::time::sleep(3 * QUEUE_CHECK_EVERY).await;
+                listener.accept().await.unwrap()
+            };
+            let (connected, _accepted) = tokio::join!(connect_unix(&path), accept);
+            connected.unwrap();
+        });
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
