@@ -52,7 +52,9 @@ pub(in crate::services) struct Kept {
 
 /// A recovery whose journal is being read.
 pub(in crate::services) struct Reading {
-    spec: CacheSpec,
+    pub(super) spec: CacheSpec,
+    /// Number of data segments that the cache has at most.
+    pub(super) data_segments: u64,
     journal: JournalSpec,
     began: Instant,
     /// Reason why all data of the cache is invalid: another host or program has used the disk since
@@ -117,7 +119,7 @@ impl Disks {
     pub(in crate::services) async fn begin_recovery(&self, name: &str, spec: &CacheSpec) -> Result<Reading> {
         let journal = spec.journal.ok_or_else(|| ApiError::failed("its cache has no journal"))?;
         let began = Instant::now();
-        let (flash, missing) = {
+        let (flash, missing, data_segments) = {
             let inner = self.registry.inner();
             let entry = inner.pool(&spec.pool)?;
             let owned = entry.owners.iter().find(|(owner, _)| owner.0 == journal.owner.0);
@@ -127,7 +129,8 @@ impl Disks {
             check_index(spec, segments, None, entry.segment_bytes)
                 .map_err(|error| no_memory(name, &error))?;
             let missing = entry.devices.iter().filter(|device| device.ids.is_none());
-            (entry.flash.clone(), missing.map(|device| device.path.display().to_string()).collect::<Vec<_>>())
+            let missing: Vec<String> = missing.map(|device| device.path.display().to_string()).collect();
+            (entry.flash.clone(), missing, segments)
         };
         let reader = Arc::new(());
         self.registry.inner().disk_mut(name)?.journal_reader = Arc::downgrade(&reader);
@@ -164,6 +167,7 @@ impl Disks {
         };
         Ok(Reading {
             spec: spec.clone(),
+            data_segments,
             journal,
             began,
             foreign: journal.foreign.then(|| "another program or host has used the disk".to_owned()),

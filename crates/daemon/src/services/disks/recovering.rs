@@ -8,7 +8,7 @@
 //! |---|---|
 //! | the saved mode shows that the cache has no dirty data | at once |
 //! | the first pass over the journal found which data may be dirty, and the cache fits the backing | after the first pass; requests to data that may be dirty wait |
-//! | none of the above; or another host had the disk, a device is missing, the backing cannot be read a second time at once, or the cache was refused before | when the cache is recovered |
+//! | none of the above; or another host had the disk, a device is missing, the pool has no space for the next journal, the backing cannot be read a second time at once, or the cache was refused before | when the cache is recovered |
 //!
 //! If the cache has no dirty data, a write need not wait for the recovery: hob invalidates the old
 //! journal rings, and then executes the write. If hob crashes before the new journal ring is
@@ -70,8 +70,11 @@ impl Disks {
             return None;
         }
         let doubtful = if reading.may_be_dirty() {
-            // A disk that is served late is better than one that repeatedly appears and disappears.
-            if self.registry.inner().disk(name).ok()?.offline_reason.is_some() {
+            // A disk that is served late is better than one that repeatedly appears and disappears,
+            // and a cache without space for a journal must be drained before its disk is served.
+            if self.registry.inner().disk(name).ok()?.offline_reason.is_some()
+                || !self.registry.inner().has_next_ring_space(&reading.spec, reading.data_segments)
+            {
                 return None;
             }
             let surveyed = (&mut reading.surveyed).await.ok()?;

@@ -151,10 +151,7 @@ impl Pools {
             (2, _) => ", in two copies on different devices",
             _ => "",
         };
-        let entry = inner.pool(&spec.pool)?;
-        let next = ring_segments(spec, disk.held.len() as u64, entry.segment_bytes);
-        let fits = entry.devices.iter().any(|device| device.gives_segments() && device.free_segments >= next);
-        let lack = if fits {
+        let lack = if inner.has_next_ring_space(spec, disk.held.len() as u64) {
             ""
         } else {
             ", which the pool does not have: after a crash, the cache's dirty data must be written to the \

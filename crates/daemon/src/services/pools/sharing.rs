@@ -24,7 +24,9 @@ use super::rings::ring_segments;
 use crate::api_error::{Result, conflict};
 use crate::background::spawn;
 use crate::services::flash::blocking;
-use crate::services::registry::{DiskEntry, DiskPhase, Inner, PoolEntry, REPARTITIONING, is_own_work};
+use crate::services::registry::{
+    DeviceEntry, DiskEntry, DiskPhase, Inner, PoolEntry, REPARTITIONING, is_own_work,
+};
 use crate::shard_api::{CountsAsked, ShardHandle};
 use crate::state::{CacheSpec, SharedSize};
 
@@ -403,6 +405,17 @@ impl Inner {
             Some(ring_segments(spec, data, entry.segment_bytes))
         };
         self.disks.values().filter_map(next).max().unwrap_or(0)
+    }
+
+    /// Returns true if a device of the pool has space for the next journal ring of a cache with
+    /// `data_segments`.
+    pub(in crate::services) fn has_next_ring_space(&self, spec: &CacheSpec, data_segments: u64) -> bool {
+        let Ok(entry) = self.pool(&spec.pool) else { return false };
+        let next = ring_segments(spec, data_segments, entry.segment_bytes);
+        let has_space = |device: &DeviceEntry| {
+            device.peer.is_none() && device.gives_segments() && device.free_segments >= next
+        };
+        entry.devices.iter().any(has_space)
     }
 
     pub(in crate::services) fn has_shared(&self, pool: &str) -> bool {
