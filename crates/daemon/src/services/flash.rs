@@ -244,10 +244,8 @@ impl Flash {
             let Some(pool) = pool.as_mut().filter(|_| free > 0 && most > 0) else { return Ok(Vec::new()) };
             let count = most.min(free);
             let segments = match owner {
-                Owner::Volatile(owner) => {
-                    pool.allocate_beyond(owner, count, spare).map(DataSegment::without_order)
-                }
-                Owner::Persistent(owner) => pool.allocate_data_beyond(owner, count, spare),
+                Owner::Volatile(owner) => pool.allocate(owner, count, spare).map(DataSegment::without_order),
+                Owner::Persistent(owner) => pool.allocate_data(owner, count, spare),
             };
             segments.map_err(refuse)
         })
