@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::suite::FEATURES;
 use crate::{shell, third_party};
 
 /// Options of the build.
@@ -18,9 +19,6 @@ pub(crate) struct Arguments {
     #[arg(long)]
     debug: bool,
 }
-
-/// Features of the program in the package: TLS with pre-shared keys, and object stores in clouds.
-const FEATURES: &str = "hob/psk,hob/objects-cloud";
 
 /// Files that the package must have.
 const CONTENTS: [&str; 20] = [
@@ -50,10 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let profile = if arguments.debug { "dev" } else { "release" };
     let mut build = shell::cargo(&["build", "--locked", "--profile", profile, "--package", "hob"]);
     shell::run(build.args(["--features", FEATURES]))?;
-    if !shell::cargo(&["deb", "--version"]).output().is_ok_and(|output| output.status.success()) {
-        println!("cargo-deb is absent: installing it with cargo");
-        shell::run(&mut shell::cargo(&["install", "cargo-deb", "--locked"]))?;
-    }
+    shell::install_cargo_command("deb")?;
     let target = shell::target_dir()?;
     // cargo-deb packs files of a target directory, whatever built them.
     let stage = target.join("deb");

@@ -3,8 +3,6 @@
 //! Its database of security advisories is a git repository, which a build host may not reach, so
 //! advisories are checked only on request.
 
-use std::process::Command;
-
 use anyhow::Result;
 
 use crate::shell;
@@ -21,11 +19,7 @@ pub(crate) struct Arguments {
 const CHECKS: [&str; 3] = ["licenses", "bans", "sources"];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let is_there = |mut command: Command| command.output().is_ok_and(|output| output.status.success());
-    if !is_there(shell::cargo(&["deny", "--version"])) {
-        println!("cargo-deny is absent: installing it with cargo");
-        shell::run(&mut shell::cargo(&["install", "cargo-deny", "--locked"]))?;
-    }
+    shell::install_cargo_command("deny")?;
     let mut deny = shell::cargo(&["deny", "--locked", "check"]);
     deny.args(CHECKS);
     if arguments.advisories {

@@ -44,10 +44,7 @@ pub(crate) struct Arguments {
 
 /// Runs cargo-mutants and prints the score.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    if !shell::cargo(&["mutants", "--version"]).output().is_ok_and(|output| output.status.success()) {
-        println!("cargo-mutants is absent: installing it with cargo");
-        shell::run(&mut shell::cargo(&["install", "cargo-mutants", "--locked"]))?;
-    }
+    shell::install_cargo_command("mutants")?;
     let out = shell::target_dir()?.join("mutants");
     std::fs::create_dir_all(&out)?;
     let mut command = shell::cargo(&["mutants", "--package", "hob-engine", "--no-shuffle", "--output"]);

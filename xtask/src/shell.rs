@@ -30,6 +30,15 @@ pub fn cargo(args: &[&str]) -> Command {
     command
 }
 
+/// Installs the cargo command `name` if it is absent.
+pub fn install_cargo_command(name: &str) -> Result<()> {
+    if cargo(&[name, "--version"]).output().is_ok_and(|output| output.status.success()) {
+        return Ok(());
+    }
+    println!("cargo-{name} is absent: installing it with cargo");
+    run(&mut cargo(&["install", &format!("cargo-{name}"), "--locked"]))
+}
+
 /// Runs `command` with xtask's output and without input. Returns an error if the command fails.
 pub fn run(command: &mut Command) -> Result<()> {
     let words = words(command);

@@ -70,7 +70,7 @@ pub(crate) const TORTURE: [&str; 5] =
 const APART: [&str; 1] = ["nbd_psk"];
 
 /// hob's optional features: TLS by OpenSSL with pre-shared keys, and object stores in clouds.
-const FEATURES: &str = "hob/psk,hob/objects-cloud";
+pub(crate) const FEATURES: &str = "hob/psk,hob/objects-cloud";
 
 /// Returns a cargo command for all packages. If each step selected its own packages, cargo would
 /// build the libraries once for each selection. Clippy is the compiler, so that lints need no second

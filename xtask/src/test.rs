@@ -48,6 +48,7 @@ pub(crate) struct Arguments {
     only: Vec<Step>,
 }
 
+/// The steps, in the order in which they start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Step {
     /// Install missing packages, in parallel with the builds
@@ -103,22 +104,6 @@ const BACKGROUND_NICE: i32 = 10;
 type Ended = (Step, Duration, Result<()>);
 
 impl Step {
-    const ALL: [Self; 13] = [
-        Self::Install,
-        Self::Fmt,
-        Self::Clippy,
-        Self::Build,
-        Self::Unit,
-        Self::Tidy,
-        Self::Conformance,
-        Self::Ring,
-        Self::Torture,
-        Self::Rbd,
-        Self::Dashboard,
-        Self::Psk,
-        Self::Fuzz,
-    ];
-
     fn name(self) -> &'static str {
         match self {
             Self::Install => "packages",
@@ -205,7 +190,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let ended = |(_, thread): (Step, JoinHandle<Ended>)| thread.join().expect("a step that does not panic");
     let mut installing: Option<(Step, JoinHandle<Ended>)> = None;
     let mut background: Option<JoinHandle<Vec<Ended>>> = None;
-    for step in Step::ALL.into_iter().filter(|&step| wanted(step)) {
+    for step in Step::value_variants().iter().copied().filter(|&step| wanted(step)) {
         if step.needs_packages() {
             summary.extend(installing.take().map(ended));
         }
@@ -227,8 +212,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                 installing = Some((step, thread::spawn(move || step.timed())));
             }
             Lane::Background if background.is_none() => {
-                let steps: Vec<Step> = Step::ALL
-                    .into_iter()
+                let steps: Vec<Step> = Step::value_variants()
+                    .iter()
+                    .copied()
                     .filter(|&step| step.lane() == Lane::Background && wanted(step))
                     .collect();
                 background = Some(thread::spawn(|| in_background(steps)));

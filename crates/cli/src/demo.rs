@@ -149,7 +149,7 @@ impl Host {
 
     fn enable_cache(&self) -> anyhow::Result<()> {
         let count = CACHE_BYTES / SEGMENT_BYTES;
-        let segments = self.pool.borrow_mut().allocate(OwnerId(1), count)?;
+        let segments = self.pool.borrow_mut().allocate(OwnerId(1), count, 0)?;
         let config = CacheConfig::write_through(
             REQUEST_BYTES,
             SEGMENT_BYTES,

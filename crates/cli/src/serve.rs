@@ -74,7 +74,7 @@ pub(crate) struct Serve {
     #[arg(long)]
     read_only: bool,
     /// Interface for I/O: auto, io_uring or threads
-    #[arg(long, default_value = "auto", value_parser = ring_name)]
+    #[arg(long, default_value = "auto", value_parser = ring_kind)]
     ring: RingKind,
     /// Use a pool device that contains other data; that data is lost
     #[arg(long, requires = "pool")]
@@ -82,10 +82,6 @@ pub(crate) struct Serve {
     /// Check whether the disk could be served, and exit; an upgrade asks the new program this way
     #[arg(long, hide = true)]
     check: bool,
-}
-
-fn ring_name(name: &str) -> Result<RingKind, String> {
-    ring_kind(name).ok_or_else(|| "the value must be auto, io_uring or threads".to_owned())
 }
 
 pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::named::named;
 use crate::{
     BackingState, BackingTimeout, CacheFlashWrites, Dirty, Export, FlashWritesUsage, Migration, Size,
     SwapRoom,
@@ -146,20 +147,22 @@ pub struct Device {
     pub stalls: u64,
 }
 
-/// Whether a flash device can be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum DeviceState {
-    /// The device is open and in use.
-    Online,
-    /// The device does not answer in time. Requests that need the device wait, and caches bypass it for
-    /// other requests.
-    Stalled,
-    /// The device failed too often and hob stopped using it. Remove the device from the pool, or
-    /// add it again.
-    Fenced,
-    /// The device could not be opened.
-    Offline,
+named! {
+    /// Whether a flash device can be used.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum DeviceState {
+        /// The device is open and in use.
+        Online = "online",
+        /// The device does not answer in time. Requests that need the device wait, and caches bypass it for
+        /// other requests.
+        Stalled = "stalled",
+        /// The device failed too often and hob stopped using it. Remove the device from the pool, or
+        /// add it again.
+        Fenced = "fenced",
+        /// The device could not be opened.
+        Offline = "offline",
+    }
 }
 
 /// Whether caches may allocate segments on a flash device.
@@ -274,21 +277,23 @@ pub struct Recording {
     pub dropped: u64,
 }
 
-/// Whether a disk is served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum DiskState {
-    /// The disk is served.
-    Online,
-    /// The disk's backing could not be opened. The daemon tries again periodically.
-    #[default]
-    Offline,
-    /// The disk is being removed.
-    Removing,
-    /// Another host owns the disk and migrates it to this host. This host serves reads of the disk.
-    Awaited,
-    /// Another host owns the disk.
-    Away,
+named! {
+    /// Whether a disk is served.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum DiskState {
+        /// The disk is served.
+        Online = "online",
+        /// The disk's backing could not be opened. The daemon tries again periodically.
+        #[default]
+        Offline = "offline",
+        /// The disk is being removed.
+        Removing = "removing",
+        /// Another host owns the disk and migrates it to this host. This host serves reads of the disk.
+        Awaited = "awaited",
+        /// Another host owns the disk.
+        Away = "away",
+    }
 }
 
 /// The cache of a disk: its part of a pool, and its settings.
@@ -377,25 +382,27 @@ pub struct Verification {
     pub total: Size,
 }
 
-/// State of a disk's cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum CacheState {
-    /// The disk has no cache, or the pool has no flash for it.
-    #[default]
-    None,
-    /// The cache serves requests.
-    Active,
-    /// The cache is being changed, and requests go to the backing.
-    Changing,
-    /// The journal is being read after a restart. Reads go to the backing. Reads of data that may
-    /// be dirty wait.
-    Recovering,
-    /// The cache's flash does not answer in time. Requests that need it wait, and other requests go to
-    /// the backing.
-    Stalled,
-    /// All flash of the cache is fenced, and requests go to the backing.
-    Fenced,
+named! {
+    /// State of a disk's cache.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum CacheState {
+        /// The disk has no cache, or the pool has no flash for it.
+        #[default]
+        None = "none",
+        /// The cache serves requests.
+        Active = "active",
+        /// The cache is being changed, and requests go to the backing.
+        Changing = "changing",
+        /// The journal is being read after a restart. Reads go to the backing. Reads of data that may
+        /// be dirty wait.
+        Recovering = "recovering",
+        /// The cache's flash does not answer in time. Requests that need it wait, and other requests go to
+        /// the backing.
+        Stalled = "stalled",
+        /// All flash of the cache is fenced, and requests go to the backing.
+        Fenced = "fenced",
+    }
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use hob_control::etcd::{Etcd, EtcdError};
 use hob_control::{ClientTls, check_name};
 use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, OwnershipSnapshot, OwnershipState, Txn};
 use hob_engine::units::Instant;
-use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, Semaphore, watch};
 
 pub(crate) use acquisition::{FailoverCandidate, OtherOwner, TakeError, Taken, Took};
 use batched_reader::BatchedReader;
@@ -176,7 +176,7 @@ impl Cluster {
         self.keeping.set_about(About { address: self.config.address.clone(), pools });
     }
 
-    fn place(&self, disk: &str) -> Arc<AsyncMutex<DiskMembership>> {
+    async fn place(&self, disk: &str) -> OwnedMutexGuard<DiskMembership> {
         let new = || {
             let seat = OwnershipState::new(disk.to_owned(), self.config.settle_seconds * 1_000_000_000);
             Arc::new(AsyncMutex::new(DiskMembership {
@@ -188,7 +188,8 @@ impl Cluster {
                 lost: false,
             }))
         };
-        lock(&self.places).entry(disk.to_owned()).or_insert_with(new).clone()
+        let place = lock(&self.places).entry(disk.to_owned()).or_insert_with(new).clone();
+        place.lock_owned().await
     }
 
     async fn look(&self, disk: &str) -> Result<OwnershipSnapshot, StoreError> {

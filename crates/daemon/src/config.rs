@@ -428,21 +428,19 @@ impl Config {
     }
 }
 
-/// `auto`, `io_uring` or `threads`.
-pub fn ring_kind(name: &str) -> Option<RingKind> {
+/// Returns the interface for I/O with this name.
+pub fn ring_kind(name: &str) -> Result<RingKind, String> {
     match name {
-        "auto" => Some(RingKind::Auto),
-        "io_uring" => Some(RingKind::IoUring),
-        "threads" => Some(RingKind::Threads),
-        _ => None,
+        "auto" => Ok(RingKind::Auto),
+        "io_uring" => Ok(RingKind::IoUring),
+        "threads" => Ok(RingKind::Threads),
+        _ => Err("the value must be auto, io_uring or threads".to_owned()),
     }
 }
 
 fn ring_by_name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<RingKind, D::Error> {
     let name = String::deserialize(deserializer)?;
-    ring_kind(&name).ok_or_else(|| {
-        serde::de::Error::custom(format!("ring = '{name}': the value must be auto, io_uring or threads"))
-    })
+    ring_kind(&name).map_err(|why| serde::de::Error::custom(format!("ring = '{name}': {why}")))
 }
 
 fn default_state_dir() -> PathBuf {

@@ -15,7 +15,10 @@ mod table;
 
 use std::fmt::Write as _;
 
-use hob_control::{BackingState, Cluster, Datastore, Disk, DiskQos, HealthProblem, Pool, ProblemKind};
+use hob_control::{
+    BackingState, CacheState, Cluster, Datastore, DeviceState, Disk, DiskQos, DiskState, HealthProblem, Pool,
+    ProblemKind,
+};
 use hob_engine::histogram::Histogram;
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::stats::{self, DiskStats};
@@ -23,7 +26,7 @@ use hob_engine::stats::{self, DiskStats};
 use crate::hardware::DeviceCounts;
 pub use docs::page as docs_page;
 pub(crate) use process::Process;
-use table::{CACHE_STATES, DEVICE_STATES, DISK_STATES, MetricContext};
+use table::MetricContext;
 pub(crate) use table::{Kind, METRICS, Metric, Source};
 
 /// Number of buckets of a latency histogram, without the unbounded one.
@@ -148,7 +151,8 @@ impl Page {
             Source::DeviceStates => {
                 for device in &pool.devices {
                     let labels = [pool.name.as_str(), &device.path];
-                    states(body, metric, &labels, device.state, &DEVICE_STATES);
+                    let all = DeviceState::ALL.map(DeviceState::name);
+                    states(body, metric, &labels, device.state.name(), &all);
                 }
             }
             _ => {}
@@ -241,7 +245,9 @@ fn add_view(body: &mut String, metric: &Metric, disk: &Disk) {
     let name = disk.name.as_str();
     match (metric.source, &disk.cache) {
         (Source::Disk(value), _) => sample(body, metric, &[name], value(disk)),
-        (Source::DiskStates, _) => states(body, metric, &[name], disk.state, &DISK_STATES),
+        (Source::DiskStates, _) => {
+            states(body, metric, &[name], disk.state.name(), &DiskState::ALL.map(DiskState::name));
+        }
         (Source::Backing(value), _) => {
             if let Some(state) = &disk.backing_state {
                 sample(body, metric, &[name], value(state));
@@ -249,12 +255,13 @@ fn add_view(body: &mut String, metric: &Metric, disk: &Disk) {
         }
         (Source::BackingStates, _) => {
             if let Some(state) = &disk.backing_state {
-                let all = BackingState::NAMES.map(|name| (name, name));
-                states(body, metric, &[name], state.name(), &all);
+                states(body, metric, &[name], state.name(), &BackingState::NAMES);
             }
         }
         (Source::Cache(value), Some(cache)) => sample(body, metric, &[name], value(cache)),
-        (Source::CacheStates, Some(cache)) => states(body, metric, &[name], cache.state, &CACHE_STATES),
+        (Source::CacheStates, Some(cache)) => {
+            states(body, metric, &[name], cache.state.name(), &CacheState::ALL.map(CacheState::name));
+        }
         (Source::CacheInfo, Some(cache)) => {
             let persistent = if cache.persistent { "yes" } else { "no" };
             let labels =
@@ -301,9 +308,9 @@ fn sample(body: &mut String, metric: &Metric, labels: &[&str], value: f64) {
 }
 
 /// Writes one sample per state: 1 for the current state, 0 for others.
-fn states<S: PartialEq>(body: &mut String, metric: &Metric, labels: &[&str], is: S, all: &[(S, &str)]) {
-    for (state, word) in all {
-        sample(body, metric, &[labels, &[*word]].concat(), f64::from(u8::from(*state == is)));
+fn states(body: &mut String, metric: &Metric, labels: &[&str], is: &str, all: &[&str]) {
+    for state in all {
+        sample(body, metric, &[labels, &[*state]].concat(), f64::from(u8::from(*state == is)));
     }
 }
 

@@ -280,7 +280,8 @@ fn placeholder(path: &Path) -> Result<(Metadata, bool), MountError> {
 }
 
 fn connect(path: &Path, name: &str, read_only: bool) -> Result<OwnedFd, MountError> {
-    let device = OpenOptions::new().read(true).write(true).custom_flags(libc_nonblock()).open("/dev/fuse");
+    let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let device = OpenOptions::new().read(true).write(true).custom_flags(nonblock).open("/dev/fuse");
     let device: File = device.map_err(|error| MountError::System {
         doing: "open",
         path: "/dev/fuse".into(),
@@ -307,10 +308,6 @@ fn connect(path: &Path, name: &str, read_only: bool) -> Result<OwnedFd, MountErr
         }),
         Err(errno) => Err(system("mount", path)(errno)),
     }
-}
-
-fn libc_nonblock() -> i32 {
-    rustix::fs::OFlags::NONBLOCK.bits() as i32
 }
 
 fn detach(path: &Path) -> Result<(), Errno> {

@@ -169,7 +169,7 @@ fn read(path: &Path) -> Result<Table, KeysError> {
         }
         let wrong = || KeysError::Line { path: path.to_owned(), line: number + 1 };
         let colon = line.iter().rposition(|byte| *byte == b':').ok_or_else(wrong)?;
-        let (name, key) = (&line[..colon], hex(&line[colon + 1..]).ok_or_else(wrong)?);
+        let (name, key) = (&line[..colon], tls::hex(&line[colon + 1..]).ok_or_else(wrong)?);
         if name.is_empty() || name.contains(&0) || !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len()) {
             return Err(wrong());
         }
@@ -181,13 +181,6 @@ fn read(path: &Path) -> Result<Table, KeysError> {
         }
     }
     if table.is_empty() { Err(names("the file has no key".to_owned())) } else { Ok(table) }
-}
-
-fn hex(digits: &[u8]) -> Option<Vec<u8>> {
-    let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
-    let (pairs, rest) = digits.as_chunks::<2>();
-    let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect();
-    if rest.is_empty() { bytes } else { None }
 }
 
 #[cfg(test)]

@@ -143,10 +143,6 @@ pub fn turn_off_as_child(path: &Path) -> i32 {
     let with_parent = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     match with_parent.map_err(std::io::Error::from).and_then(|()| swap::turn_off(path)) {
         Ok(()) => 0,
-        Err(error) => error.raw_os_error().unwrap_or(libc_eio()),
+        Err(error) => error.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()),
     }
-}
-
-fn libc_eio() -> i32 {
-    rustix::io::Errno::IO.raw_os_error()
 }

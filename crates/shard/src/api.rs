@@ -18,7 +18,7 @@ mod vhost_user;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use hob_engine::command::{Bitmap, Command, Segment};
+use hob_engine::command::{Bitmap, Command, CommandError, Segment};
 use hob_engine::io::Promote;
 use hob_engine::partition::DiskCounts;
 use hob_engine::units::DiskId;
@@ -53,6 +53,14 @@ pub enum Transport {
 
 /// Sends a shard's answer to a call. A dropped sender means that the shard has ended.
 pub type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
+
+/// Answers a call. The caller may have stopped waiting, which is not an error.
+pub(crate) fn reply<T>(answer: Answer<T>, result: Result<T, ShardError>) {
+    let _ = answer.send(result);
+}
+
+/// The answer to a call that names an unknown disk.
+pub(crate) const NO_SUCH_DISK: ShardError = ShardError::Command(CommandError::NoSuchDisk);
 
 /// A disk whose counts a caller wants; see [`hob_engine::Engine::disk_counts`].
 #[derive(Clone, Copy, Debug)]

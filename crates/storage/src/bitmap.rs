@@ -17,6 +17,7 @@ use hob_engine::granules::{GRANULES_MAX, Granules};
 
 use crate::backing::ChangeMark;
 use crate::failing;
+use crate::fields::{array_at, is_sealed, put, seal, u32_at, u64_at};
 
 const MAGIC: &[u8; 8] = b"hob-dbmp";
 const VERSION: u32 = 1;
@@ -105,7 +106,7 @@ fn sync_directory_of(path: &Path) -> io::Result<()> {
 fn encode(kept: &Kept) -> Vec<u8> {
     let words = kept.granules.words();
     let mut bytes = vec![0; HEADER_BYTES + 8 * words.len()];
-    let mut put = |at: usize, what: &[u8]| bytes[at..at + what.len()].copy_from_slice(what);
+    let mut put = |at: usize, what: &[u8]| put(&mut bytes, at, what);
     put(0, MAGIC);
     put(8, &VERSION.to_le_bytes());
     put(DISK_BYTES, &kept.granules.disk_bytes().to_le_bytes());
@@ -119,8 +120,7 @@ fn encode(kept: &Kept) -> Vec<u8> {
     for (at, word) in (HEADER_BYTES..).step_by(8).zip(words) {
         put(at, &word.to_le_bytes());
     }
-    let sum = crc(&bytes);
-    bytes[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
+    seal(&mut bytes, CRC);
     bytes
 }
 
@@ -133,7 +133,7 @@ fn decode(bytes: &[u8]) -> Result<Kept, BitmapError> {
     if version != VERSION {
         return Err(BitmapError::Version(version));
     }
-    if u32_at(bytes, CRC) != crc(bytes) {
+    if !is_sealed(bytes, CRC) {
         return damaged("its checksum is wrong");
     }
     let (words, rest) = bytes[HEADER_BYTES..].as_chunks::<8>();
@@ -146,24 +146,7 @@ fn decode(bytes: &[u8]) -> Result<Kept, BitmapError> {
         size_bytes: u64_at(bytes, MARK_BYTES),
         modified_ns: u64_at(bytes, MARK_TIME).cast_signed(),
     });
-    let mut identity = [0; 32];
-    identity.copy_from_slice(&bytes[IDENTITY..IDENTITY + 32]);
-    Ok(Kept { granules, identity, changed })
-}
-
-/// Returns the checksum of the file. The checksum covers all bytes, with its own four bytes as
-/// zeroes.
-fn crc(bytes: &[u8]) -> u32 {
-    let before = crc32c::crc32c(&bytes[..CRC]);
-    crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[CRC + 4..])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+    Ok(Kept { granules, identity: array_at(bytes, IDENTITY), changed })
 }
 
 #[cfg(test)]
@@ -243,8 +226,7 @@ mod tests {
         let altered = |at: usize, what: u64| {
             let mut bytes = encode(&sample());
             bytes[at..at + 8].copy_from_slice(&what.to_le_bytes());
-            let sum = crc(&bytes);
-            bytes[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
+            seal(&mut bytes, CRC);
             decode(&bytes)
         };
         for (at, what) in [

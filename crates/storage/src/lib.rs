@@ -26,6 +26,7 @@ pub mod unflushed_mark;
 pub mod volatile;
 
 mod direct;
+mod fields;
 mod filesystem;
 mod lock;
 mod memory;

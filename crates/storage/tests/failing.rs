@@ -44,10 +44,10 @@ impl Ground {
         let dir = tempdir();
         let specs = ["a", "b"].map(|name| spec(dir.path().join(name)));
         let mut pool = Pool::create("test", &specs, MIB, Overwrite::Refuse).unwrap();
-        pool.allocate_data(CACHE, 4).unwrap();
+        pool.allocate_data(CACHE, 4, 0).unwrap();
         pool.allocate_ring(CACHE, 1, 2, 1, &[]).unwrap();
         pool.allocate_ring(CACHE, 2, 1, 2, &[]).unwrap();
-        pool.allocate(OwnerId(1), 2).unwrap();
+        pool.allocate(OwnerId(1), 2, 0).unwrap();
         pool.add_device(&spec(dir.path().join("c")), Overwrite::Refuse).unwrap();
         let mut ground = Ground { dir, pool, data: vec![], rings: vec![], free: 0 };
         (ground.data, ground.rings) = (ground.pool.data_of(CACHE), ground.pool.rings_of(CACHE));
@@ -131,7 +131,7 @@ fn check_reopened(ground: Ground, what: &str) {
         ground.pool.set_admission(device.id, Admission::In).unwrap();
     }
     assert_eq!(ground.pool.free_segments(), ground.free + volatile, "{what}");
-    let more = ground.pool.allocate_data(OTHER, 2).unwrap();
+    let more = ground.pool.allocate_data(OTHER, 2, 0).unwrap();
     assert!(more.iter().all(|segment| !expected.contains(&segment.place)), "{what}");
 }
 
@@ -158,8 +158,8 @@ fn check_taking(operation: Operation, taken: u64, stays: bool) {
 
 #[test]
 fn taking_segments() {
-    check_taking(|ground| ground.pool.allocate(OTHER, 6).map(drop), 6, false);
-    check_taking(|ground| ground.pool.allocate_data(OTHER, 6).map(drop), 6, true);
+    check_taking(|ground| ground.pool.allocate(OTHER, 6, 0).map(drop), 6, false);
+    check_taking(|ground| ground.pool.allocate_data(OTHER, 6, 0).map(drop), 6, true);
     check_taking(|ground| ground.pool.allocate_ring(OTHER, 1, 2, 2, &[]).map(drop), 4, true);
     check_taking(|ground| ground.pool.allocate_swap(OTHER, 3, None, &[]).map(drop), 3, true);
 }
@@ -171,7 +171,7 @@ fn a_failing_device_delays_no_other() {
     let sick = fail(&ground.path("a"), 1, Failing::FromThenOn);
     let on_it = ground.data.iter().find(|segment| segment.place.device == DeviceId(0)).unwrap().place;
     ground.pool.release(&[on_it]).unwrap_err();
-    assert!(ground.pool.allocate_data(OTHER, 6).is_err(), "some of it is on that device");
+    assert!(ground.pool.allocate_data(OTHER, 6, 0).is_err(), "some of it is on that device");
     let ring = ground.pool.allocate_ring(OTHER, 1, 1, 2, &[DeviceId(0)]).unwrap();
     assert!(ring.concat().iter().all(|segment| segment.device != DeviceId(0)));
     let again = ground.pool.allocate_ring(OTHER, 2, 1, 2, &[DeviceId(0), ring[0][0].device]).unwrap();
@@ -187,7 +187,7 @@ fn a_failing_device_delays_no_other() {
 /// the cache.
 #[test]
 fn growing_a_cache_and_renewing_its_ring() {
-    for operation in [(|ground| ground.pool.allocate_data(CACHE, 5).map(drop)) as Operation, |ground| {
+    for operation in [(|ground| ground.pool.allocate_data(CACHE, 5, 0).map(drop)) as Operation, |ground| {
         ground.pool.allocate_ring(CACHE, 3, 2, 2, &[]).map(drop)
     }] {
         sweep(operation, |mut ground, result, what| {
@@ -215,7 +215,7 @@ fn releasing_segments() {
             let freed = gone.0 + gone.1;
             assert_eq!(ground.pool.free_segments(), ground.free + freed, "{what}: they count as free");
             // The next write also writes that.
-            let more = ground.pool.allocate_data(OTHER, 3).unwrap();
+            let more = ground.pool.allocate_data(OTHER, 3, 0).unwrap();
             ground.pool.release(&more.iter().map(|segment| segment.place).collect::<Vec<_>>()).unwrap();
             let (data, rings) = (ground.data.len() - gone.0 as usize, if gone.1 > 0 { 1 } else { 2 });
             let (ground, volatile) = reopened(ground);

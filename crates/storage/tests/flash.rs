@@ -30,7 +30,7 @@ fn transfers_bring_their_checksums() {
                 DeviceSpec { path: path.clone(), size_bytes: Some(device_bytes_for(4 << 20, 1 << 20)) };
             let mut pool = Pool::create("p", &[spec], 1 << 20, Overwrite::Refuse).unwrap();
             assert_eq!(pool.devices()[0].access == "memory", place == "/dev/shm");
-            let segment = pool.allocate(OwnerId(1), 1).unwrap()[0];
+            let segment = pool.allocate(OwnerId(1), 1, 0).unwrap()[0];
             let mut ring = Ring::new(&RingConfig { kind, ..RingConfig::default() }).unwrap();
             let mut flash = Flash::new(2);
             flash.attach(&mut ring, segment.device, pool.file(segment.device).unwrap());

@@ -128,7 +128,7 @@ fn spec(dir: &Path, name: &str, segments: u64) -> DeviceSpec {
 fn write_the_golden_image_with_swap() {
     let dir = tempfile::tempdir().unwrap();
     let mut pool = Pool::create("golden", &[spec(dir.path(), "swap", 9)], MIB, Overwrite::Refuse).unwrap();
-    let cache = pool.allocate_data(OwnerId(0xFEED), 2).unwrap();
+    let cache = pool.allocate_data(OwnerId(0xFEED), 2, 0).unwrap();
     pool.allocate_swap(OwnerId(0x5A5A), 3, None, &[]).unwrap();
     pool.allocate_swap(OwnerId(0x0ABA), 3, None, &[]).unwrap();
     let parts = pool.segments_of(OwnerId(0x0ABA));
@@ -145,7 +145,7 @@ fn write_the_golden_images() {
     let dir = tempfile::tempdir().unwrap();
     let mut pool = Pool::create("golden", &[spec(dir.path(), "journal", 9)], MIB, Overwrite::Refuse).unwrap();
     let cache = OwnerId(0xFEED);
-    let data = pool.allocate_data(cache, 4).unwrap();
+    let data = pool.allocate_data(cache, 4, 0).unwrap();
     let old = pool.allocate_ring(cache, 7, 1, 1, &[]).unwrap();
     let new = pool.allocate_ring(cache, 0x0102_0304, 1, 2, &[]).unwrap();
     let mut journal = Journal::new(cache.0, 7, 256, 256);
@@ -171,7 +171,7 @@ fn write_the_golden_images() {
     let mut unfinished = Journal::new(cache.0, 0x0102_0304, 512, 256);
     let (number, page) = unfinished.page(&[], &[(0, &first)]);
     put_page(&pool, &new[0], number, &page);
-    pool.allocate(OwnerId(0xBEEF), 1).unwrap();
+    pool.allocate(OwnerId(0xBEEF), 1, 0).unwrap();
     pool.release(&[data[2].place]).unwrap();
     drop(pool);
     keep(&dir.path().join("journal"), "journal-v1.txt", "A pool device of format version 1 with journals");

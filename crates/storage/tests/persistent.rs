@@ -43,13 +43,13 @@ fn data_keeps_its_numbers_and_gaps_are_filled() {
     let dir = tempfile::tempdir().unwrap();
     let paths = paths::<2>(dir.path());
     let mut pool = create(&paths, 6);
-    let data = pool.allocate_data(CACHE, 5).unwrap();
+    let data = pool.allocate_data(CACHE, 5, 0).unwrap();
     assert_eq!(ordinals(&data), [0, 1, 2, 3, 4]);
     pool.release(&[data[1].place, data[3].place]).unwrap();
     assert_eq!(ordinals(&pool.data_of(CACHE)), [0, 2, 4]);
-    let more = pool.allocate_data(CACHE, 3).unwrap();
+    let more = pool.allocate_data(CACHE, 3, 0).unwrap();
     assert_eq!(ordinals(&more), [1, 3, 5]);
-    pool.allocate(OwnerId(2), 1).unwrap();
+    pool.allocate(OwnerId(2), 1, 0).unwrap();
     pool.allocate_ring(OwnerId(3), 1, 1, 1, &[]).unwrap();
     assert_eq!(pool.owners(), [OwnerId(3), CACHE], "volatile owners are not named");
     let before = pool.data_of(CACHE);
@@ -133,7 +133,7 @@ fn outdated_segments_are_older_than_the_ring_in_use() {
     let paths = paths::<2>(dir.path());
     let mut pool = create(&paths, 8);
     let old = pool.allocate_ring(CACHE, 1, 2, 1, &[]).unwrap().concat();
-    let data = pool.allocate_data(CACHE, 4).unwrap().into_iter().map(|segment| segment.place);
+    let data = pool.allocate_data(CACHE, 4, 0).unwrap().into_iter().map(|segment| segment.place);
     let mut all: Vec<Segment> = old.into_iter().chain(data).collect();
     let new = pool.allocate_ring(CACHE, 2, 1, 1, &[]).unwrap().concat();
     all.sort_unstable();
@@ -156,7 +156,7 @@ fn every_device_says_that_there_are_journals_before_there_is_one() {
     let dir = tempfile::tempdir().unwrap();
     let paths = paths::<3>(dir.path());
     let mut pool = create(&paths[..2], 2);
-    pool.allocate(OwnerId(1), 1).unwrap();
+    pool.allocate(OwnerId(1), 1, 0).unwrap();
     assert!(paths[..2].iter().all(|path| features(path) == [0, 0]), "volatile caches need nothing new");
     pool.allocate_ring(CACHE, 1, 1, 1, &[]).unwrap();
     for path in &paths[..2] {
@@ -178,7 +178,7 @@ fn every_device_says_that_there_are_journals_before_there_is_one() {
 fn features_of_later_versions_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let [path] = paths::<1>(dir.path());
-    create(std::slice::from_ref(&path), 2).allocate_data(CACHE, 1).unwrap();
+    create(std::slice::from_ref(&path), 2).allocate_data(CACHE, 1, 0).unwrap();
     let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     for offset in [0, MIB - 4096] {
         let mut page = vec![0; 4096];
@@ -201,13 +201,13 @@ fn a_reused_segment_number_ignores_a_returned_device() {
     let dir = tempfile::tempdir().unwrap();
     let paths = paths::<2>(dir.path());
     let mut pool = create(&paths, 8);
-    let old = pool.allocate_data(CACHE, 4).unwrap();
+    let old = pool.allocate_data(CACHE, 4, 0).unwrap();
     let kept = usize::from(pool.allocate_ring(CACHE, 1, 1, 1, &[]).unwrap()[0][0].device.0);
     drop(pool);
     let mut pool = Pool::open(&paths[kept..=kept]).unwrap();
     let stayed = pool.data_of(CACHE);
     assert_eq!(stayed.len(), 2);
-    let new = pool.allocate_data(CACHE, 2).unwrap();
+    let new = pool.allocate_data(CACHE, 2, 0).unwrap();
     assert!(new.iter().all(|segment| !ordinals(&stayed).contains(&segment.ordinal)));
     assert_eq!(ordinals(&pool.data_of(CACHE)), [0, 1, 2, 3]);
     let now = pool.data_of(CACHE);

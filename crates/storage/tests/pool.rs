@@ -34,13 +34,13 @@ fn segments_are_spread_kept_and_released() {
     let paths = [(dir.path().join("a"), 4), (dir.path().join("b"), 4), (dir.path().join("c"), 2)];
     let mut pool = create(&paths);
     assert_eq!(pool.free_segments(), 10);
-    let volatile = pool.allocate(OwnerId(1), 3).unwrap();
+    let volatile = pool.allocate(OwnerId(1), 3, 0).unwrap();
     let devices: HashSet<_> = volatile.iter().map(|segment| segment.device).collect();
     assert_eq!(devices.len(), 3, "one from each device");
-    let persistent = places(&pool.allocate_data(OwnerId(2), 6).unwrap());
+    let persistent = places(&pool.allocate_data(OwnerId(2), 6, 0).unwrap());
     let all: HashSet<_> = volatile.iter().chain(&persistent).collect();
     assert_eq!(all.len(), 9);
-    assert!(matches!(pool.allocate(OwnerId(3), 2), Err(PoolError::Full { wanted: 2, free: 1 })));
+    assert!(matches!(pool.allocate(OwnerId(3), 2, 0), Err(PoolError::Full { wanted: 2, free: 1 })));
     assert!(persistent.iter().all(|segment| segment.offset.is_multiple_of(MIB)));
     // Thick: all blocks of the files are allocated.
     for (path, _) in &paths {
@@ -56,7 +56,7 @@ fn segments_are_spread_kept_and_released() {
     assert_eq!(pool.free_segments(), 4, "what was volatile is free");
     assert_eq!(pool.segments_of(OwnerId(1)), []);
     assert_eq!(pool.segments_of(OwnerId(2)), persistent);
-    let more = pool.allocate_data(OwnerId(2), 1).unwrap();
+    let more = pool.allocate_data(OwnerId(2), 1, 0).unwrap();
     assert_eq!(pool.segments_of(OwnerId(2)).last(), Some(&more[0].place));
     pool.release(&persistent).unwrap();
     drop(pool);
@@ -71,7 +71,7 @@ fn devices_come_and_go() {
     assert_eq!(pool.add_device(&spec(&b, 3), Overwrite::Refuse).unwrap(), DeviceId(1));
     pool.set_admission(DeviceId(0), Admission::Out).unwrap();
     assert_eq!(pool.free_segments(), 3);
-    let segments = pool.allocate_data(OwnerId(1), 3).unwrap();
+    let segments = pool.allocate_data(OwnerId(1), 3, 0).unwrap();
     assert!(segments.iter().all(|segment| segment.place.device == DeviceId(1)));
     assert!(matches!(pool.remove_device(DeviceId(1)), Err(PoolError::DeviceBusy { segments: 3, .. })));
     pool.remove_device(DeviceId(0)).unwrap();
@@ -182,7 +182,7 @@ fn one_torn_copy_of_anything_is_survived() {
     let path = dir.path().join("a");
     let segments = {
         let mut pool = create(&[(path.clone(), 200)]);
-        places(&pool.allocate_data(OwnerId(1), 150).unwrap())
+        places(&pool.allocate_data(OwnerId(1), 150, 0).unwrap())
     };
     let garbage = [0xA5u8; 4096];
     let pristine = std::fs::read(&path).unwrap();

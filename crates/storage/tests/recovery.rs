@@ -47,7 +47,7 @@ impl Bench {
         };
         let specs: Vec<_> = paths.iter().map(spec).collect();
         let mut pool = Pool::create("p", &specs, MIB, Overwrite::Refuse).unwrap();
-        let data = pool.allocate_data(CACHE, 4).unwrap();
+        let data = pool.allocate_data(CACHE, 4, 0).unwrap();
         pool.release(&[data[1].place]).unwrap();
         let ring = pool.allocate_ring(CACHE, 5, copies, 1, &[]).unwrap();
         let data = pool.data_of(CACHE);
@@ -349,7 +349,7 @@ fn an_unfinished_ring_makes_room_for_the_next() {
     let in_use = bench.pool.ring_number_max(CACHE);
     let free = bench.pool.free_segments();
     bench.pool.allocate_ring(CACHE, in_use + 1, 1, 1, &[]).unwrap();
-    bench.pool.allocate(OwnerId(8), free - 1).unwrap();
+    bench.pool.allocate(OwnerId(8), free - 1, 0).unwrap();
     bench.pool.allocate_ring(CACHE, in_use + 2, 1, 1, &[]).unwrap_err();
     bench.pool.free_rings_besides(CACHE, in_use);
     // A crash before the allocation changes nothing, so the number in use stays known.

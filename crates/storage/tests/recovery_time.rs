@@ -64,7 +64,7 @@ fn sixteen_million_blocks() {
     let ring_segments = ((2 * dump_pages + 2 * TAIL_PAGES) * 4096).div_ceil(SEGMENT);
     assert!(ring_segments * SEGMENT / 4096 >= ring_pages_min(u64::from(FRAMES), 4096, SEGMENT));
     let mut pool = pool(dir.path(), ring_segments);
-    assert_eq!(pool.allocate_data(CACHE, u64::from(SEGMENTS)).unwrap().len(), SEGMENTS as usize);
+    assert_eq!(pool.allocate_data(CACHE, u64::from(SEGMENTS), 0).unwrap().len(), SEGMENTS as usize);
     for copies in [1, 2] {
         let ring = pool.allocate_ring(CACHE, copies, copies as usize, ring_segments, &[]).unwrap();
         let journal = Journal::new(CACHE.0, copies, ring_segments * SEGMENT / 4096, SEGMENT_FRAMES);

@@ -56,7 +56,7 @@ fn it_takes_second_copies_only_and_is_found_again() {
     let owner = OwnerId(7);
     assert_eq!(pool.devices()[1].access, "remote");
     assert_eq!(pool.free_segments(), 16, "those of the file");
-    let data = pool.allocate_data(owner, 10).unwrap();
+    let data = pool.allocate_data(owner, 10, 0).unwrap();
     assert!(data.iter().all(|segment| segment.place.device != far && !segment.seconds_only));
     let seconds = pool.allocate_seconds(owner, 12, 6).unwrap();
     assert_eq!(seconds.len(), 10, "six stay free");

@@ -19,7 +19,7 @@ fn the_first_copy_that_is_right_counts() {
             size_bytes: Some(device_bytes_for(2 * MIB, MIB)),
         };
         let mut pool = Pool::create("p", &[spec("a"), spec("b")], MIB, Overwrite::Refuse).unwrap();
-        let data = pool.allocate_data(OwnerId(1), 2).unwrap();
+        let data = pool.allocate_data(OwnerId(1), 2, 0).unwrap();
         let (good, bad) = (pattern(4096, 1), pattern(4096, 2));
         let copy = |at: usize, sector, sum| SectorCopy { place: data[at].place, sector, sum };
         let sum = Some(crc32c::crc32c(&good));

@@ -13,7 +13,7 @@ use hob_lab::replay::Pace;
 use hob_world::replay::{CacheSetup, segment_bytes};
 use serde::Serialize;
 
-use super::{Source, interruption, percent, read_material, with_progress, write_if};
+use super::{Source, bytes, interruption, percent, read_material, with_progress, write_if};
 use crate::Global;
 use crate::output::{self, duration, pairs, print, table, with_notes};
 use crate::settings::Settings;
@@ -210,7 +210,6 @@ fn row(name: &str, class: &Class) -> Vec<String> {
 fn devices(latencies: &Latencies) -> String {
     let columns = "CACHE|READ HITS %:|FLASH I/O:|READ:|WRITTEN:|BACKING I/O:|READ:|WRITTEN:|IN FLIGHT:|\
         WAITED:";
-    let bytes = |bytes: u64| Unit::Bytes.text(bytes as f64);
     let row = |(name, run): (&str, &Played)| {
         let mut cells = vec![name.to_owned(), run.read_hit_ratio.map_or("-".to_owned(), percent)];
         for io in [run.flash, run.backing] {

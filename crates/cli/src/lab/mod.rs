@@ -25,6 +25,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use hob_control::Size;
 use hob_lab::advise::Material;
 use hob_lab::figures::Progress;
+use hob_lab::picture::Unit;
 use hob_trace::blocks::TraceBlocks;
 use hob_trace::{self, FORMATS, FormatInfo, OnBad, OpenOptions, Record, TraceReader};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -239,6 +240,11 @@ fn remarks(reader: &TraceReader) -> Vec<String> {
         ));
     }
     remarks
+}
+
+/// Formats a number of bytes in a suitable unit.
+fn bytes(count: u64) -> String {
+    Unit::Bytes.text(count as f64)
 }
 
 /// Formats a ratio as a percentage without the sign.

@@ -14,13 +14,14 @@ use hob_control::Size;
 use hob_engine::admission::Admission;
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
-use hob_lab::picture::Unit;
 use hob_lab::share::{Host, Plan, Pool, Row, Share, csv};
 use hob_trace::{FormatInfo, Record, merged_files};
 use serde::Serialize;
 
 use super::sim::{CacheSize, one_policy, processors};
-use super::{Bad, Source, formats, interruption, percent, read_all, remarks, runs_bar, show_runs, write_if};
+use super::{
+    Bad, Source, bytes, formats, interruption, percent, read_all, remarks, runs_bar, show_runs, write_if,
+};
 use crate::Global;
 use crate::output::{print, table, with_notes};
 
@@ -385,7 +386,6 @@ fn file_names(sources: &[Source]) -> Vec<String> {
 
 fn show(report: &Report) -> String {
     let columns = "DIVISION|POOL:|SHARE %:|READ HITS %:|FLASH WRITES:|MOVED:|DROPPED:";
-    let bytes = |bytes: u64| Unit::Bytes.text(bytes as f64);
     let row = |row: &Row| {
         vec![
             row.division.to_owned(),
@@ -413,7 +413,6 @@ fn advice(recommended: &Recommended) -> String {
     let Some(pool) = &recommended.pool else {
         return format!("\nNone of these pools serves {target} % of the reads.\n");
     };
-    let bytes = |bytes: u64| Unit::Bytes.text(bytes as f64);
     let sizes: Vec<String> = pool.sizes.iter().map(|size| bytes(*size)).collect();
     format!(
         "\nA pool of {} divided by '{}' is the smallest of these that serves {target} % of the reads. The caches \

@@ -96,8 +96,7 @@ impl Cluster {
 
     async fn take_as_it_is(&self, disk: &str, known: Option<u64>, dirty: bool) -> Result<Took, TakeError> {
         let membership = self.member().await?;
-        let place = self.place(disk);
-        let mut place = place.lock().await;
+        let mut place = self.place(disk).await;
         let force = lock(&self.forced).get(disk).is_some_and(|until| now() < *until);
         let wish = OwnershipRequest { known, dirty, force, keeps_copy: false };
         let taken = self.take_at(&membership, &mut place, disk, wish).await;
@@ -129,8 +128,7 @@ impl Cluster {
         dirty: bool,
     ) -> Result<Taken, TakeError> {
         let membership = self.member().await?;
-        let place = self.place(disk);
-        let mut place = place.lock().await;
+        let mut place = self.place(disk).await;
         let wish = OwnershipRequest { known, dirty, force: false, keeps_copy: true };
         let took = match self.attempt(&membership, &mut place, disk, wish, true).settle().await {
             Ok(Took::Taken(taken)) => Ok(taken),

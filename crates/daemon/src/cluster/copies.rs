@@ -14,8 +14,7 @@ impl Cluster {
     /// Removes the replica from a disk's ownership record, and waits until the record certainly
     /// does not name the replica any more.
     pub(crate) async fn forget_copy(&self, disk: &str) -> Result<(), Unsaid> {
-        let place = self.place(disk);
-        let mut place = place.lock().await;
+        let mut place = self.place(disk).await;
         let mut trouble = "this host does not have the ownership lock of the disk, and the \
             ownership record is unchanged"
             .to_owned();
@@ -46,8 +45,7 @@ impl Cluster {
         loan: &str,
         cache: &str,
     ) -> Result<bool, Unsaid> {
-        let place = self.place(disk);
-        let mut place = place.lock().await;
+        let mut place = self.place(disk).await;
         let Some(title) = place.title.clone().filter(|title| title.value.dirty && !place.lost) else {
             return Ok(false);
         };
@@ -103,8 +101,7 @@ impl Cluster {
 
     /// Returns this host's cache that has a replica on another host according to the record.
     pub(crate) async fn copied_cache(&self, disk: &str) -> Option<String> {
-        let place = self.place(disk);
-        let place = place.lock().await;
+        let place = self.place(disk).await;
         place.title.as_ref()?.value.copy.as_ref().map(|copy| copy.cache.clone())
     }
 
@@ -130,8 +127,7 @@ impl Cluster {
     /// Records that from now on only the replica on this host is valid. Call this function before
     /// the first write to the backing, while this host has the ownership lock.
     pub(crate) async fn begin_adopting(&self, disk: &str) -> Result<(), Unsaid> {
-        let place = self.place(disk);
-        let mut place = place.lock().await;
+        let mut place = self.place(disk).await;
         let mut trouble = "another host owned the disk in the meantime".to_owned();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { break };
@@ -158,8 +154,7 @@ impl Cluster {
         let Some(membership) = self.membership.borrow().clone() else {
             return Err(Unsaid("the lease of this host has ended".to_owned()));
         };
-        let place = self.place(disk);
-        let mut place = place.lock().await;
+        let mut place = self.place(disk).await;
         let mut trouble = "another host owned the disk in the meantime".to_owned();
         let mut from = None;
         for _ in 0..GOES {

@@ -24,16 +24,14 @@ impl Cluster {
     /// Returns true if this host has the disk's ownership lock under its current lease.
     pub(crate) async fn is_held(&self, disk: &str) -> bool {
         let Some(membership) = self.membership.borrow().clone() else { return false };
-        let place = self.place(disk);
-        let place = place.lock().await;
+        let place = self.place(disk).await;
         place.title.is_some() && place.lease == membership.lease
     }
 
     /// Releases a disk that is not served any more. `dirty` tells whether dirty data stays in this
     /// host's flash.
     pub(crate) async fn give_back(&self, disk: &str, dirty: bool, release: Release) -> Result<(), String> {
-        let place = self.place(disk);
-        let mut place = place.lock().await;
+        let mut place = self.place(disk).await;
         self.give_back_at(&mut place, disk, dirty, release).await
     }
 
@@ -104,10 +102,9 @@ impl Cluster {
         known: Option<u64>,
         release: Release,
     ) -> Result<(), String> {
-        let place = self.place(disk);
         // This host keeps its own task lock of the disk until the end, so that no other task of
         // this host acquires the disk during the release.
-        let mut place = place.lock().await;
+        let mut place = self.place(disk).await;
         self.give_back_at(&mut place, disk, false, release).await?;
         let look = self.look(disk).await.map_err(|error| error.to_string())?;
         let is_ours =
@@ -137,8 +134,7 @@ impl Cluster {
     }
 
     async fn say_dirty(&self, disk: &str, dirty: bool, is_so: impl Fn() -> bool) -> Result<(), String> {
-        let place = self.place(disk);
-        let mut place = place.lock().await;
+        let mut place = self.place(disk).await;
         let mut trouble = "this host does not have the ownership lock of the disk".to_owned();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { return Err(trouble) };
@@ -165,16 +161,14 @@ impl Cluster {
     /// Returns true if the record says that this host may have dirty data. `None` without the
     /// ownership lock.
     pub(crate) async fn is_marked(&self, disk: &str) -> Option<bool> {
-        let place = self.place(disk);
-        let place = place.lock().await;
+        let place = self.place(disk).await;
         place.title.as_ref().map(|title| title.value.dirty)
     }
 
     /// Returns true if the record says that this host may have dirty data, and no earlier etcd
     /// request of unknown result can still change that. `None` without the ownership lock.
     pub(crate) async fn stays_marked(&self, disk: &str) -> Option<bool> {
-        let place = self.place(disk);
-        let place = place.lock().await;
+        let place = self.place(disk).await;
         place.title.as_ref().map(|title| title.value.dirty && !place.clean_in_doubt)
     }
 }

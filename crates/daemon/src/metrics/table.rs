@@ -6,8 +6,8 @@
 //! opened.
 
 use hob_control::{
-    Admission, BackingState, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk,
-    DiskQos, DiskState, FlashWritesUsage, Pool, SharedCapacity, Size,
+    Admission, BackingState, Cache, Cluster, ClusterState, Datastore, Device, Disk, DiskQos,
+    FlashWritesUsage, Pool, SharedCapacity, Size,
 };
 use hob_engine::stats::{DiskStats, OutcomeStats};
 use hob_engine::units::SECTOR_BYTES;
@@ -306,30 +306,3 @@ fn yes(is: bool) -> f64 {
 fn sectors(count: u64) -> f64 {
     (count * SECTOR_BYTES) as f64
 }
-
-/// The states of a device, with their labels.
-pub(super) const DEVICE_STATES: [(DeviceState, &str); 4] = [
-    (DeviceState::Online, "online"),
-    (DeviceState::Stalled, "stalled"),
-    (DeviceState::Fenced, "fenced"),
-    (DeviceState::Offline, "offline"),
-];
-
-/// The states of a disk, with their labels.
-pub(super) const DISK_STATES: [(DiskState, &str); 5] = [
-    (DiskState::Online, "online"),
-    (DiskState::Offline, "offline"),
-    (DiskState::Removing, "removing"),
-    (DiskState::Awaited, "awaited"),
-    (DiskState::Away, "away"),
-];
-
-/// The states of a cache, with their labels.
-pub(super) const CACHE_STATES: [(CacheState, &str); 6] = [
-    (CacheState::None, "none"),
-    (CacheState::Active, "active"),
-    (CacheState::Changing, "changing"),
-    (CacheState::Recovering, "recovering"),
-    (CacheState::Stalled, "stalled"),
-    (CacheState::Fenced, "fenced"),
-];

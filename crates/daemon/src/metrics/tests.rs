@@ -237,7 +237,7 @@ fn the_alerts_know_the_kinds_of_problems() {
         let kind = rest.split('"').next().unwrap();
         assert!(ProblemKind::ALL.iter().any(|known| known.name() == kind), "{kind}");
     }
-    let of_devices = DEVICE_STATES.map(|(_, known)| known);
+    let of_devices = DeviceState::ALL.map(DeviceState::name);
     let of_backings = BackingState::NAMES;
     for (metric, known) in
         [("hob_device_state", of_devices.as_slice()), ("hob_disk_backing_state", of_backings.as_slice())]

@@ -94,8 +94,7 @@ impl Flash {
         overwrite: Overwrite,
     ) -> Result<Opened> {
         blocking(move || {
-            let mut pool =
-                Pool::create(&name, &devices, segment_bytes, overwrite).map_err(|error| refuse(&error))?;
+            let mut pool = Pool::create(&name, &devices, segment_bytes, overwrite).map_err(refuse)?;
             hold_back(&mut pool);
             Ok(Opened {
                 uuid: Some(pool.uuid().to_string()),
@@ -158,7 +157,7 @@ impl Flash {
             }
             hold_back(&mut late);
             match pool {
-                Some(pool) => pool.join(late).map_err(|error| refuse(&error))?,
+                Some(pool) => pool.join(late).map_err(refuse)?,
                 None => *pool = Some(late),
             }
             Ok(())
@@ -175,14 +174,13 @@ impl Flash {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
         self.with(move |pool| match pool {
             Some(pool) => {
-                let id = pool.add_device(&spec, overwrite).map_err(|error| refuse(&error))?;
+                let id = pool.add_device(&spec, overwrite).map_err(refuse)?;
                 // Caches may allocate journals at any time, and the shards do not know the device yet.
                 set(pool, id, Admission::Out);
                 Ok(id)
             }
             None => {
-                let mut made =
-                    Pool::create(&name, &[spec], segment_bytes, overwrite).map_err(|error| refuse(&error))?;
+                let mut made = Pool::create(&name, &[spec], segment_bytes, overwrite).map_err(refuse)?;
                 hold_back(&mut made);
                 let id = made.devices()[0].id;
                 *pool = Some(made);
@@ -220,7 +218,7 @@ impl Flash {
         self.with(move |place| {
             let Some(pool) = place.as_mut().filter(|pool| has(pool, id)) else { return Ok(()) };
             release_from(pool, &in_use);
-            pool.remove_device(id).map_err(|error| refuse(&error))?;
+            pool.remove_device(id).map_err(refuse)?;
             if pool.devices().is_empty() {
                 *place = None;
             }
@@ -246,12 +244,10 @@ impl Flash {
             let Some(pool) = pool.as_mut().filter(|_| free > 0 && most > 0) else { return Ok(Vec::new()) };
             let count = most.min(free);
             let segments = match owner {
-                Owner::Volatile(owner) => {
-                    pool.allocate_beyond(owner, count, spare).map(DataSegment::without_order)
-                }
-                Owner::Persistent(owner) => pool.allocate_data_beyond(owner, count, spare),
+                Owner::Volatile(owner) => pool.allocate(owner, count, spare).map(DataSegment::without_order),
+                Owner::Persistent(owner) => pool.allocate_data(owner, count, spare),
             };
-            segments.map_err(|error| refuse(&error))
+            segments.map_err(refuse)
         })
         .await
     }
@@ -264,7 +260,7 @@ impl Flash {
         besides: DeviceId,
     ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>)> {
         self.with(move |pool| match pool {
-            Some(pool) => pool.allocate_data_besides(owner, most, besides).map_err(|error| refuse(&error)),
+            Some(pool) => pool.allocate_data_besides(owner, most, besides).map_err(refuse),
             None => Ok(Vec::new()),
         })
         .await
@@ -309,7 +305,7 @@ impl Flash {
                         result => break result,
                     }
                 };
-                ring.map(|ring| (number, ring)).map_err(|error| refuse(&error))
+                ring.map(|ring| (number, ring)).map_err(refuse)
             }
             None => Err(ApiError::conflict("no device of the pool is online")),
         })
@@ -325,7 +321,7 @@ impl Flash {
         spare: u64,
     ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>)> {
         self.with(move |pool| match pool {
-            Some(pool) => pool.allocate_seconds(owner, most, spare).map_err(|error| refuse(&error)),
+            Some(pool) => pool.allocate_seconds(owner, most, spare).map_err(refuse),
             None => Ok(Vec::new()),
         })
         .await
@@ -366,7 +362,7 @@ impl Flash {
                     )
                     .hint("choose a smaller size, make a cache smaller, or add a device to the pool")
                 }
-                error => refuse(&error),
+                error => refuse(error),
             }),
             None => Err(ApiError::conflict("no device of the pool is there")),
         })
@@ -379,7 +375,7 @@ impl Flash {
             let Some(pool) = pool else { return Ok(Vec::new()) };
             let devices = pool.devices();
             let found = pool.swap_areas().into_iter().map(|area| {
-                let file = pool.file(area.device).map_err(|error| refuse(&error))?;
+                let file = pool.file(area.device).map_err(refuse)?;
                 let file = file.here().ok_or_else(|| {
                     ApiError::failed("a swap area must be on flash of this host, not on remote flash")
                 })?;
@@ -401,7 +397,7 @@ impl Flash {
     /// Returns the data for recovering a persistent cache, and its highest ring number.
     pub(super) async fn recovery(&self, owner: OwnerId) -> Result<(Recovery, u32)> {
         self.read(move |pool| {
-            let recovery = Recovery::of(pool, owner).map_err(|error| refuse(&error))?;
+            let recovery = Recovery::of(pool, owner).map_err(refuse)?;
             Ok((recovery, pool.ring_number_max(owner)))
         })
         .await
@@ -420,7 +416,7 @@ impl Flash {
     /// Invalidates the journal rings of an owner up to a number.
     pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<()> {
         let void = self.with(move |pool| match pool {
-            Some(pool) => pool.make_void(owner, upto).map_err(|error| refuse(&error)),
+            Some(pool) => pool.make_void(owner, upto).map_err(refuse),
             None => Err(ApiError::conflict("no device of the pool is there")),
         });
         void.await.map(|((), _)| ())
@@ -486,7 +482,7 @@ impl Flash {
     /// Opens a descriptor of a device for a shard.
     pub(super) async fn file(&self, id: DeviceId) -> Result<FlashDevice> {
         self.with(move |pool| match pool.as_ref().filter(|pool| has(pool, id)) {
-            Some(pool) => pool.file(id).map_err(|error| refuse(&error)),
+            Some(pool) => pool.file(id).map_err(refuse),
             None => Err(failed!("device {id} is not open")),
         })
         .await
@@ -578,7 +574,7 @@ pub(super) fn no_room(free: u64, wanted: Wanted, segment_bytes: u64) -> ApiError
 }
 
 /// Converts a storage error into an API error.
-fn refuse(error: &PoolError) -> ApiError {
+fn refuse(error: PoolError) -> ApiError {
     let what = error.to_string();
     match error {
         PoolError::Unworkable { .. } | PoolError::TooSmall { .. } | PoolError::NoSuchDevice { .. } => {

@@ -30,7 +30,8 @@ pub(crate) struct FileSpec {
     /// Absolute path of the file.
     pub(crate) path: PathBuf,
     pub(crate) format: FormatName,
-    pub(crate) role: RoleName,
+    #[serde(with = "RoleName")]
+    pub(crate) role: Role,
     /// Tells the file from another file that takes its path. Absent if the file's filesystem has no
     /// permanent names, and in state files of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -38,9 +39,9 @@ pub(crate) struct FileSpec {
 }
 
 /// [`Role`] in the state file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum RoleName {
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Role", rename_all = "kebab-case")]
+enum RoleName {
     /// A lower layer with the data that the layers above it lack.
     Backing,
     /// External data file of the previous layer.
@@ -57,20 +58,13 @@ impl ImageSpec {
 impl FileSpec {
     /// Converts the storage crate's type into the form of the state file, without an identity.
     pub(crate) fn of(file: &ImageFile) -> FileSpec {
-        let role = match file.role {
-            Role::Backing => RoleName::Backing,
-            Role::Data => RoleName::Data,
-        };
-        FileSpec { path: file.path.clone(), format: FormatName(file.format), role, identity: None }
+        let ImageFile { path, format, role } = file.clone();
+        FileSpec { path, format: FormatName(format), role, identity: None }
     }
 
     /// Converts the file into the storage crate's type.
     pub(crate) fn file(&self) -> ImageFile {
-        let role = match self.role {
-            RoleName::Backing => Role::Backing,
-            RoleName::Data => Role::Data,
-        };
-        ImageFile { path: self.path.clone(), format: self.format.0, role }
+        ImageFile { path: self.path.clone(), format: self.format.0, role: self.role }
     }
 }
 

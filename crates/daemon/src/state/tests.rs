@@ -4,9 +4,8 @@ use hob_control::{Export, Qos};
 use hob_engine::command::{Copies, Layout, Mode};
 use hob_engine::granularity::Fill;
 use hob_engine::preset::Verify;
-use hob_storage::backing::ChangeToken;
+use hob_storage::backing::{ChangeToken, Role};
 
-use super::image::RoleName;
 use super::*;
 
 fn example() -> State {
@@ -40,7 +39,7 @@ fn example() -> State {
                 files: Some(vec![FileSpec {
                     path: "/base.raw".into(),
                     format: FormatName(Format::Raw),
-                    role: RoleName::Backing,
+                    role: Role::Backing,
                     identity: Some("inode 7 created at 1.000000002".into()),
                 }]),
             }),

@@ -12,7 +12,7 @@ use rustls::pki_types::CertificateDer;
 use serde::Deserialize;
 use tokio_rustls::server::TlsStream;
 
-use super::{names, subject};
+use super::{hex, names, subject};
 
 /// A client's certificate, verified by TLS.
 #[derive(Clone, Debug)]
@@ -89,7 +89,8 @@ impl FromStr for CertificateMatch {
         let wrong = || CertificateMatchError(text.to_owned());
         match text.split_once(':').ok_or_else(wrong)? {
             ("sha256", digits) => {
-                Ok(CertificateMatch::Fingerprint(Fingerprint(hex(digits).ok_or_else(wrong)?)))
+                let bytes = hex(digits.replace(':', "").as_bytes()).and_then(|bytes| bytes.try_into().ok());
+                Ok(CertificateMatch::Fingerprint(Fingerprint(bytes.ok_or_else(wrong)?)))
             }
             ("cn", name) if !name.is_empty() => Ok(CertificateMatch::CommonName(name.to_owned())),
             ("san", name) if rustls::pki_types::ServerName::try_from(name).is_ok() => {
@@ -116,14 +117,6 @@ impl fmt::Display for CertificateMatch {
             CertificateMatch::AlternativeName(name) => write!(f, "san:{name}"),
         }
     }
-}
-
-/// Parses 64 hexadecimal digits with optional colons between bytes.
-fn hex(text: &str) -> Option<[u8; 32]> {
-    let digits: Vec<u8> =
-        text.chars().filter(|c| *c != ':').map(|c| c.to_digit(16).map(|d| d as u8)).collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
-    if digits.len() == 64 { bytes.try_into().ok() } else { None }
 }
 
 #[cfg(test)]

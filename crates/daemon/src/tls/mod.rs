@@ -209,6 +209,14 @@ fn verifier(path: &Path, without: WithoutCertificate) -> Result<Arc<dyn ClientCe
     builder.build().map_err(|error| wrong(error.to_string()))
 }
 
+/// Parses hexadecimal digits; `None` for other characters and for an odd number of digits.
+pub(crate) fn hex(digits: &[u8]) -> Option<Vec<u8>> {
+    let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
+    let (pairs, rest) = digits.as_chunks::<2>();
+    let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect();
+    if rest.is_empty() { bytes } else { None }
+}
+
 /// Reads a file that must not be readable by every user.
 pub(crate) fn secret(path: &Path) -> Result<Vec<u8>, TlsError> {
     let unreadable = |source| PemError::Unreadable { path: path.to_owned(), source };

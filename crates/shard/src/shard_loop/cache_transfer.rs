@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use hob_engine::command::{Command, CommandError, Role};
+use hob_engine::command::{Command, Role};
 use hob_engine::io::{IoError, Op, PayloadMemory, Promote, Reply, Request};
 use hob_engine::migration::{Pull, Pulled, Puller};
 use hob_engine::outcome::Outcome;
@@ -19,7 +19,9 @@ use hob_storage::ring::Ring;
 use super::Shard;
 use super::clients::{ClientAttachment, ClientKind};
 use super::commands::Waiting;
-use crate::api::{Answer, PeerAttachment, Progress, ShardError, TransferCall, Transport};
+use crate::api::{
+    Answer, NO_SUCH_DISK, PeerAttachment, Progress, ShardError, TransferCall, Transport, reply,
+};
 
 /// Bit in the upper half of a request id that marks requests of the daemon. Session numbers of
 /// clients are smaller.
@@ -130,7 +132,7 @@ impl CacheTransfers {
         {
             let failed =
                 |error| ShardError::Unusable(format!("the engine refused the request with {error:?}"));
-            let _ = job.answer.send(job.result.map_err(failed));
+            reply(job.answer, job.result.map_err(failed));
         }
     }
 
@@ -305,19 +307,17 @@ impl Shard {
                     // any more, which could be stale.
                     self.clients.close_peers(id, &mut self.ring);
                 }
-                let command = self.commands.next(Waiting::Plain(answer));
-                self.engine.handle_command(now, command, id, Command::Own(role));
+                self.start_command(now, id, Waiting::Plain(answer), Command::Own(role));
             }
             TransferCall::Watch(watch, answer) => {
-                let command = self.commands.next(Waiting::Plain(answer));
-                self.engine.handle_command(now, command, id, Command::Watch(watch));
+                self.start_command(now, id, Waiting::Plain(answer), Command::Watch(watch));
             }
             TransferCall::TakeChanged(answer) => {
-                let _ = answer.send(Ok(self.engine.take_changed(id).map(Box::new)));
+                reply(answer, Ok(self.engine.take_changed(id).map(Box::new)))
             }
-            TransferCall::Hottest(answer) => drop(answer.send(Ok(self.engine.hottest_blocks(id)))),
+            TransferCall::Hottest(answer) => reply(answer, Ok(self.engine.hottest_blocks(id))),
             TransferCall::Extents(blocks, answer) => {
-                let _ = answer.send(Ok(self.engine.valid_extents(id, &blocks)));
+                reply(answer, Ok(self.engine.valid_extents(id, &blocks)))
             }
             TransferCall::AttachPeer(attachment) => self.attach_peer(now, id, *attachment),
             TransferCall::Pull => {
@@ -337,7 +337,7 @@ impl Shard {
                 }
                 self.collect(now, id);
             }
-            TransferCall::Progress(answer) => drop(answer.send(Ok(self.transfer_progress(id)))),
+            TransferCall::Progress(answer) => reply(answer, Ok(self.transfer_progress(id))),
             TransferCall::Flush(_, answer)
             | TransferCall::Forget(_, answer)
             | TransferCall::Listed(_, answer)
@@ -345,7 +345,7 @@ impl Shard {
             | TransferCall::Restart(answer)
                 if size.is_none() =>
             {
-                let _ = answer.send(Err(ShardError::Command(CommandError::NoSuchDisk)));
+                reply(answer, Err(NO_SUCH_DISK));
             }
             TransferCall::Flush(op, answer) => {
                 self.transfers.start_job(id, op, VecDeque::from([(0, 0)]), answer);
@@ -370,7 +370,7 @@ impl Shard {
                     }
                 }
                 self.transfers.transfer(id, size.unwrap_or_default()).puller.add(ranges);
-                let _ = answer.send(Ok(()));
+                reply(answer, Ok(()));
             }
             TransferCall::TakeOver(answer) => {
                 if let Some((backing, ring)) = self.backing(id) {
@@ -381,8 +381,7 @@ impl Shard {
                     transfer.pulls = false;
                 }
                 self.collect(now, id);
-                let command = self.commands.next(Waiting::Plain(answer));
-                self.engine.handle_command(now, command, id, Command::Own(Role::Here));
+                self.start_command(now, id, Waiting::Plain(answer), Command::Own(Role::Here));
             }
         }
     }

@@ -15,7 +15,7 @@ use hob_storage::unflushed_mark::UnflushedMark;
 use super::Shard;
 use super::clients::{ClientAttachment, ClientKind};
 use crate::api::VhostUserCall;
-use crate::api::{Answer, EventSender, Gone, Noted, ShardCall, ShardError, ShardEvent};
+use crate::api::{Answer, EventSender, Gone, NO_SUCH_DISK, Noted, ShardCall, ShardError, ShardEvent, reply};
 
 /// Calls that are not answered yet, and disks that are being removed.
 pub(super) struct Commands {
@@ -71,7 +71,7 @@ impl Commands {
         self.over
     }
 
-    pub(super) fn next(&mut self, waiting: Waiting) -> CommandId {
+    fn next(&mut self, waiting: Waiting) -> CommandId {
         self.last += 1;
         let id = CommandId(self.last);
         self.waiting.insert(id, waiting);
@@ -88,7 +88,7 @@ impl Commands {
     pub(super) fn backing_closed(&mut self, disk: DiskId, changed: Option<ChangeMark>) {
         if let Some(Some((answer, mut gone))) = self.closing.remove(&disk) {
             gone.changed = gone.changed.or(changed);
-            let _ = answer.send(Ok(gone));
+            reply(answer, Ok(gone));
         }
         if self.left_behind.remove(&disk) {
             self.report(ShardEvent::BackingClosed(disk));
@@ -101,7 +101,7 @@ impl Commands {
         let Some(farewell) = self.closing.remove(&disk) else { return };
         self.left_behind.insert(disk);
         if let Some((answer, gone)) = farewell {
-            let _ = answer.send(Ok(Gone { is_closing: true, ..gone }));
+            reply(answer, Ok(Gone { is_closing: true, ..gone }));
         }
         self.check_over();
     }
@@ -126,12 +126,10 @@ impl Shard {
         // A new session may reuse the number of an ended one.
         self.end_sessions();
         match call {
-            ShardCall::Ping { answer } => {
-                let _ = answer.send(Ok(()));
-            }
+            ShardCall::Ping { answer } => reply(answer, Ok(())),
             ShardCall::AddDevice { id, device, answer } => {
                 self.flash.attach(&mut self.ring, id, *device);
-                let _ = answer.send(Ok(()));
+                reply(answer, Ok(()));
             }
             ShardCall::GiveUpDevice { id } => {
                 self.flash.give_up(&mut self.ring, id);
@@ -141,7 +139,7 @@ impl Shard {
             ShardCall::RemoveDevice { id, answer } => {
                 self.flash.detach(&mut self.ring, id);
                 self.collect_flash(now);
-                let _ = answer.send(Ok(()));
+                reply(answer, Ok(()));
             }
             ShardCall::AddDisk { id, config, backing, mark, answer } => {
                 self.add_disk(now, id, config, backing, mark, answer);
@@ -149,14 +147,14 @@ impl Shard {
             ShardCall::OweFailures { id, count } => self.engine.owe_failures(id, count),
             ShardCall::RemoveDisk { id, answer } => self.remove_disk(now, id, Some(answer)),
             ShardCall::ChangeCache { id, change, crash_log, answer } => {
-                let command = self.commands.next(match change {
+                let waiting = match change {
                     CacheChange::GrowDisk(size_bytes, _) => Waiting::Growth(answer, size_bytes),
                     _ => Waiting::Change(answer),
-                });
+                };
                 if let Some(crash_log) = crash_log {
                     self.engine.keep_records(id, crash_log);
                 }
-                self.engine.handle_command(now, command, id, Command::Cache(change));
+                self.start_command(now, id, waiting, Command::Cache(change));
             }
             ShardCall::SetMemory { id, memory, answer } => self.set_memory(now, id, memory, answer),
             ShardCall::ExpireRequests { id } => self.expire_requests(now, id),
@@ -169,43 +167,39 @@ impl Shard {
             }
             ShardCall::SetStripe { id, bytes } => self.engine.set_stripe(id, bytes),
             ShardCall::SetQos { id, qos, answer } => {
-                let command = self.commands.next(Waiting::Plain(answer));
-                self.engine.handle_command(now, command, id, Command::Qos(qos));
+                self.start_command(now, id, Waiting::Plain(answer), Command::Qos(qos));
             }
             ShardCall::Control { resource, control } => self.engine.control(now, resource, control),
-            ShardCall::Resource { resource, answer } => {
-                let _ = answer.send(Ok(self.engine.resource(resource)));
-            }
+            ShardCall::Resource { resource, answer } => reply(answer, Ok(self.engine.resource(resource))),
             ShardCall::ReportOn { resource, level, answer } => {
-                let _ = answer.send(Ok(self.engine.report_on(now, resource, level)));
+                reply(answer, Ok(self.engine.report_on(now, resource, level)))
             }
             ShardCall::TakePart { resource, in_flight } => self.engine.take_part(now, resource, in_flight),
             ShardCall::ChangeBitmaps { id, change, answer } => {
-                let command = self.commands.next(Waiting::Plain(answer));
-                self.engine.handle_command(now, command, id, Command::Bitmap(change));
+                self.start_command(now, id, Waiting::Plain(answer), Command::Bitmap(change));
             }
             ShardCall::Bitmaps { id, whole, answer } => {
-                let _ = answer.send(Ok(Noted::of(self.engine.bitmaps(id), whole.as_deref())));
+                reply(answer, Ok(Noted::of(self.engine.bitmaps(id), whole.as_deref())))
             }
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(now, id).map(Box::new);
-                let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+                reply(answer, stats.ok_or(NO_SUCH_DISK));
             }
             ShardCall::Histograms { id, answer } => {
                 let found = self.engine.histograms(id).map(|found| (now, Box::new(found.clone())));
-                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+                reply(answer, found.ok_or(NO_SUCH_DISK));
             }
             ShardCall::Sizing { id, answer } => {
                 let found = self.engine.sizing(now, id).map(Box::new);
-                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+                reply(answer, found.ok_or(NO_SUCH_DISK));
             }
             ShardCall::DiskCounts { asked, answer } => {
                 let counts = asked.into_iter().map(|asked| asked.of(&self.engine)).collect();
-                let _ = answer.send(Ok(counts));
+                reply(answer, Ok(counts));
             }
             ShardCall::FlashCounts { ids, answer } => {
                 let counts = ids.into_iter().map(|id| self.engine.flash_counts(id)).collect();
-                let _ = answer.send(Ok(counts));
+                reply(answer, Ok(counts));
             }
             ShardCall::AllowFlashWrites { allowances } => {
                 for (id, allowance) in allowances {
@@ -213,25 +207,21 @@ impl Shard {
                 }
             }
             ShardCall::Users { id, answer } => {
-                let _ = answer.send(Ok(self.clients.guests(id) + self.vhost_user.of(id)));
+                reply(answer, Ok(self.clients.guests(id) + self.vhost_user.of(id)))
             }
             ShardCall::Reset { id, counter, answer } => {
-                let command = self.commands.next(Waiting::Plain(answer));
-                self.engine.handle_command(now, command, id, counter.command());
+                self.start_command(now, id, Waiting::Plain(answer), counter.command());
             }
-            ShardCall::Devices { answer } => {
-                let _ = answer.send(Ok(self.flash.counts().collect()));
-            }
+            ShardCall::Devices { answer } => reply(answer, Ok(self.flash.counts().collect())),
             ShardCall::ChangedMeanwhile { id, answer } => {
-                let _ = answer.send(Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)));
+                reply(answer, Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)))
             }
             ShardCall::Record { id, recorder, answer } => {
-                let _ = answer.send(if self.serves(id) {
+                let is_served = self.serves(id);
+                if is_served {
                     self.clients.recorders.begin(id, recorder);
-                    Ok(())
-                } else {
-                    Err(ShardError::Command(CommandError::NoSuchDisk))
-                });
+                }
+                reply(answer, is_served.then_some(()).ok_or(NO_SUCH_DISK));
             }
             ShardCall::EndRecording { id } => self.clients.recorders.end_if_abandoned(id),
             ShardCall::CloseExport { id, export } => {
@@ -284,11 +274,15 @@ impl Shard {
             ShardCall::ParentChecked { id, check } => self.parent_checked(id, check),
             ShardCall::Rest { answer } => self.rest(now, answer),
             ShardCall::Resume {} => self.resume(),
-            ShardCall::HandOver { answer } => {
-                let _ = answer.send(Ok(self.hand_over()));
-            }
+            ShardCall::HandOver { answer } => reply(answer, Ok(self.hand_over())),
             ShardCall::Stop { answer } => self.stop(now, answer),
         }
+    }
+
+    /// Passes a command to the engine. `waiting` is answered when the command is complete.
+    pub(super) fn start_command(&mut self, now: Instant, id: DiskId, waiting: Waiting, command: Command) {
+        let number = self.commands.next(waiting);
+        self.engine.handle_command(now, number, id, command);
     }
 
     pub(super) fn serves(&self, id: DiskId) -> bool {
@@ -307,25 +301,21 @@ impl Shard {
     ) {
         let index = id.0 as usize;
         let Ok(owner) = u16::try_from(id.0) else {
-            let _ = answer.send(Err(ShardError::Unusable(
-                "the shard already serves the maximum number of disks".to_owned(),
-            )));
-            return;
+            let why = "the shard already serves the maximum number of disks".to_owned();
+            return reply(answer, Err(ShardError::Unusable(why)));
         };
         if self.backings.len() <= index {
             self.backings.resize_with(index + 1, || None);
         }
         if self.backings[index].is_some() {
-            let _ = answer.send(Err(ShardError::Command(CommandError::DiskExists)));
-            return;
+            return reply(answer, Err(ShardError::Command(CommandError::DiskExists)));
         }
         backing.attach(&mut self.ring, now, owner);
         self.backings[index] = Some(backing);
         self.marks.extend(mark.map(|mark| (id, mark)));
         self.gate_backing(id);
         self.ring.arena_mut().join(id, config.datastore);
-        let command = self.commands.next(Waiting::Plain(answer));
-        self.engine.handle_command(now, command, id, Command::AddDisk(config));
+        self.start_command(now, id, Waiting::Plain(answer), Command::AddDisk(config));
     }
 
     fn set_memory(
@@ -339,8 +329,7 @@ impl Shard {
         // Copies that were ordered before refer to the old memory, and later copies to the new
         // memory.
         self.make_copies();
-        let command = self.commands.next(Waiting::Memory(answer, area));
-        self.engine.handle_command(now, command, id, Command::Memory(config));
+        self.start_command(now, id, Waiting::Memory(answer, area), Command::Memory(config));
         self.drain_events(now);
     }
 
@@ -365,8 +354,7 @@ impl Shard {
             // The removal must not wait forever for these requests.
             backing.set_wait_max(now, WaitMax::AtMost(LEAVING_WAIT_MAX));
         }
-        let command = self.commands.next(Waiting::Remove(answer));
-        self.engine.handle_command(now, command, id, Command::RemoveDisk);
+        self.start_command(now, id, Waiting::Remove(answer), Command::RemoveDisk);
     }
 
     fn stop(&mut self, now: Instant, answer: Answer<()>) {
@@ -456,12 +444,8 @@ impl Shard {
         result: Result<Vec<Segment>, CommandError>,
     ) {
         match (self.commands.waiting.remove(&command).expect("commands end once"), result) {
-            (Waiting::Plain(answer), result) => {
-                let _ = answer.send(result.map(drop).map_err(ShardError::Command));
-            }
-            (Waiting::Change(answer), result) => {
-                let _ = answer.send(result.map_err(ShardError::Command));
-            }
+            (Waiting::Plain(answer), result) => reply(answer, result.map(drop).map_err(ShardError::Command)),
+            (Waiting::Change(answer), result) => reply(answer, result.map_err(ShardError::Command)),
             (Waiting::Growth(answer, size_bytes), Ok(released)) => {
                 if let Some(Some(backing)) = self.backings.get_mut(disk.0 as usize) {
                     backing.grow(size_bytes);
@@ -470,22 +454,16 @@ impl Shard {
                 self.clients.grow(disk, size_bytes);
                 self.vhost_user.grow(disk, size_bytes);
                 self.transfers.grow(disk, size_bytes);
-                let _ = answer.send(Ok(released));
+                reply(answer, Ok(released));
             }
-            (Waiting::Growth(answer, _), Err(error)) => {
-                let _ = answer.send(Err(ShardError::Command(error)));
-            }
-            (Waiting::Memory(answer, area), Ok(_)) => {
-                let _ = answer.send(Ok(self.areas.replace(disk, area)));
-            }
-            (Waiting::Memory(answer, _), Err(error)) => {
-                let _ = answer.send(Err(ShardError::Command(error)));
-            }
+            (Waiting::Growth(answer, _), Err(error)) => reply(answer, Err(ShardError::Command(error))),
+            (Waiting::Memory(answer, area), Ok(_)) => reply(answer, Ok(self.areas.replace(disk, area))),
+            (Waiting::Memory(answer, _), Err(error)) => reply(answer, Err(ShardError::Command(error))),
             (Waiting::Remove(Some(answer)), Err(error)) => {
                 if error == CommandError::JournalFailed {
                     self.leases.stay(disk);
                 }
-                let _ = answer.send(Err(ShardError::Command(error)));
+                reply(answer, Err(ShardError::Command(error)));
             }
             (Waiting::Remove(None), Err(_)) => self.commands.check_over(),
             (Waiting::Remove(answer), Ok(released)) => {

@@ -196,114 +196,60 @@ macro_rules! delegate {
     ($own:ident: $($method:ident)+) => {
         $($crate::backing::driver::delegate! { @$method $own })+
     };
-    (@info $own:ident) => { fn info(&self) -> &BackingInfo { self.$own.info() } };
+    ($own:ident ref $method:ident() $(-> $Result:ty)?) => {
+        fn $method(&self) $(-> $Result)? {
+            self.$own.$method()
+        }
+    };
+    ($own:ident mut $method:ident($($argument:ident: $Argument:ty),*) $(-> $Result:ty)?) => {
+        fn $method(&mut self, $($argument: $Argument),*) $(-> $Result)? {
+            self.$own.$method($($argument),*)
+        }
+    };
+    (@info $own:ident) => { delegate! { $own ref info() -> &BackingInfo } };
     (@attach $own:ident) => {
-        fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
-            self.$own.attach(ring, now, tokens)
-        }
+        delegate! { $own mut attach(ring: &mut Ring, now: Instant, tokens: TokenSpace) }
     };
-    (@submit $own:ident) => {
-        fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
-            self.$own.submit(ring, now, io)
-        }
-    };
+    (@submit $own:ident) => { delegate! { $own mut submit(ring: &mut Ring, now: Instant, io: &Io) } };
     (@handle_completion $own:ident) => {
-        fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
-            self.$own.handle_completion(ring, now, completion)
-        }
+        delegate! { $own mut handle_completion(ring: &mut Ring, now: Instant, completion: Completion) }
     };
     (@poll_done $own:ident) => {
-        fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
-            self.$own.poll_done()
-        }
+        delegate! { $own mut poll_done() -> Option<(IoId, Result<(), IoError>)> }
     };
-    (@take_loss $own:ident) => { fn take_loss(&mut self) -> bool { self.$own.take_loss() } };
-    (@poll_exposure $own:ident) => {
-        fn poll_exposure(&mut self) -> Option<bool> {
-            self.$own.poll_exposure()
-        }
-    };
-    (@poll_timeout $own:ident) => {
-        fn poll_timeout(&self) -> Option<Instant> {
-            self.$own.poll_timeout()
-        }
-    };
+    (@take_loss $own:ident) => { delegate! { $own mut take_loss() -> bool } };
+    (@poll_exposure $own:ident) => { delegate! { $own mut poll_exposure() -> Option<bool> } };
+    (@poll_timeout $own:ident) => { delegate! { $own ref poll_timeout() -> Option<Instant> } };
     (@handle_timeout $own:ident) => {
-        fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
-            self.$own.handle_timeout(ring, now)
-        }
+        delegate! { $own mut handle_timeout(ring: &mut Ring, now: Instant) }
     };
     (@submit_status $own:ident) => {
-        fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
-            self.$own.submit_status(ring, now, id, offset, len)
-        }
+        delegate! { $own mut submit_status(ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) }
     };
-    (@poll_status $own:ident) => {
-        fn poll_status(&mut self) -> Option<(u64, Status)> {
-            self.$own.poll_status()
-        }
-    };
-    (@close $own:ident) => { fn close(&mut self, ring: &mut Ring) { self.$own.close(ring) } };
-    (@is_closed $own:ident) => { fn is_closed(&self) -> bool { self.$own.is_closed() } };
+    (@poll_status $own:ident) => { delegate! { $own mut poll_status() -> Option<(u64, Status)> } };
+    (@close $own:ident) => { delegate! { $own mut close(ring: &mut Ring) } };
+    (@is_closed $own:ident) => { delegate! { $own ref is_closed() -> bool } };
     (@read_before_attach $own:ident) => {
-        fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-            self.$own.read_before_attach(offset, bytes)
-        }
+        delegate! { $own mut read_before_attach(offset: u64, bytes: &mut [u8]) -> Result<(), IoError> }
     };
-    (@reader $own:ident) => { fn reader(&self) -> Option<Box<dyn Reader>> { self.$own.reader() } };
-    (@change_mark $own:ident) => {
-        fn change_mark(&self) -> Option<ChangeMark> {
-            self.$own.change_mark()
-        }
-    };
-    (@witness $own:ident) => {
-        fn witness(&self) -> Option<ChangeDetector> {
-            self.$own.witness()
-        }
-    };
-    (@has_lost $own:ident) => { fn has_lost(&self) -> bool { self.$own.has_lost() } };
-    (@memory_id $own:ident) => {
-        fn memory_id(&self) -> Option<[u8; 16]> {
-            self.$own.memory_id()
-        }
-    };
-    (@lock $own:ident) => { fn lock(&self) -> Option<Lock> { self.$own.lock() } };
-    (@size_probe $own:ident) => {
-        fn size_probe(&self) -> Option<SizeProbe> {
-            self.$own.size_probe()
-        }
-    };
-    (@grow $own:ident) => { fn grow(&mut self, size_bytes: u64) { self.$own.grow(size_bytes) } };
-    (@constant $own:ident) => { fn constant(&self) -> Option<&str> { self.$own.constant() } };
-    (@common_bytes $own:ident) => { fn common_bytes(&self) -> u64 { self.$own.common_bytes() } };
-    (@set_gate $own:ident) => {
-        fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
-            self.$own.set_gate(ring, gate)
-        }
-    };
-    (@suspend $own:ident) => {
-        fn suspend(&mut self, ring: &mut Ring, now: Instant) {
-            self.$own.suspend(ring, now)
-        }
-    };
-    (@is_repeating $own:ident) => { fn is_repeating(&self) -> bool { self.$own.is_repeating() } };
-    (@resume $own:ident) => { fn resume(&mut self) { self.$own.resume() } };
-    (@revoke $own:ident) => {
-        fn revoke(&mut self, ring: &mut Ring, now: Instant) {
-            self.$own.revoke(ring, now)
-        }
-    };
-    (@set_wait_max $own:ident) => {
-        fn set_wait_max(&mut self, now: Instant, wait_max: WaitMax) {
-            self.$own.set_wait_max(now, wait_max)
-        }
-    };
-    (@wait_max $own:ident) => { fn wait_max(&self) -> Option<Duration> { self.$own.wait_max() } };
-    (@is_lost $own:ident) => { fn is_lost(&self) -> bool { self.$own.is_lost() } };
-    (@loss_reason $own:ident) => {
-        fn loss_reason(&self) -> Option<String> {
-            self.$own.loss_reason()
-        }
-    };
+    (@reader $own:ident) => { delegate! { $own ref reader() -> Option<Box<dyn Reader>> } };
+    (@change_mark $own:ident) => { delegate! { $own ref change_mark() -> Option<ChangeMark> } };
+    (@witness $own:ident) => { delegate! { $own ref witness() -> Option<ChangeDetector> } };
+    (@has_lost $own:ident) => { delegate! { $own ref has_lost() -> bool } };
+    (@memory_id $own:ident) => { delegate! { $own ref memory_id() -> Option<[u8; 16]> } };
+    (@lock $own:ident) => { delegate! { $own ref lock() -> Option<Lock> } };
+    (@size_probe $own:ident) => { delegate! { $own ref size_probe() -> Option<SizeProbe> } };
+    (@grow $own:ident) => { delegate! { $own mut grow(size_bytes: u64) } };
+    (@constant $own:ident) => { delegate! { $own ref constant() -> Option<&str> } };
+    (@common_bytes $own:ident) => { delegate! { $own ref common_bytes() -> u64 } };
+    (@set_gate $own:ident) => { delegate! { $own mut set_gate(ring: &mut Ring, gate: Arc<dyn Gate>) } };
+    (@suspend $own:ident) => { delegate! { $own mut suspend(ring: &mut Ring, now: Instant) } };
+    (@is_repeating $own:ident) => { delegate! { $own ref is_repeating() -> bool } };
+    (@resume $own:ident) => { delegate! { $own mut resume() } };
+    (@revoke $own:ident) => { delegate! { $own mut revoke(ring: &mut Ring, now: Instant) } };
+    (@set_wait_max $own:ident) => { delegate! { $own mut set_wait_max(now: Instant, wait_max: WaitMax) } };
+    (@wait_max $own:ident) => { delegate! { $own ref wait_max() -> Option<Duration> } };
+    (@is_lost $own:ident) => { delegate! { $own ref is_lost() -> bool } };
+    (@loss_reason $own:ident) => { delegate! { $own ref loss_reason() -> Option<String> } };
 }
 pub(super) use delegate;

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use super::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use crate::fields::{array_at, is_sealed, put, seal, u32_at, u64_at};
 
 /// Version of the device format that this hob reads and writes.
 pub const FORMAT_VERSION: u32 = 1;
@@ -446,36 +447,4 @@ fn decode_entry(bytes: &[u8]) -> Option<Entry> {
     };
     let owner = OwnerId(u128::from_le_bytes(array_at(bytes, entry_at::OWNER)));
     Some(Entry::Owned { owner, ordinal: u32_at(bytes, entry_at::ORDINAL), kind })
-}
-
-/// Returns the CRC-32C of a page. The CRC covers all bytes, with the checksum's own bytes as
-/// zeroes.
-fn page_crc(bytes: &[u8], at: usize) -> u32 {
-    let before = crc32c::crc32c(&bytes[..at]);
-    crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[at + 4..])
-}
-
-fn seal(bytes: &mut [u8], at: usize) {
-    let crc = page_crc(bytes, at);
-    put(bytes, at, &crc.to_le_bytes());
-}
-
-fn is_sealed(bytes: &[u8], at: usize) -> bool {
-    u32_at(bytes, at) == page_crc(bytes, at)
-}
-
-fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
-    bytes[at..at + value.len()].copy_from_slice(value);
-}
-
-fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    bytes[at..at + N].try_into().expect("a slice of N bytes")
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(array_at(bytes, at))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(array_at(bytes, at))
 }

@@ -25,25 +25,11 @@ pub struct RingOnFlash {
 
 impl Pool {
     /// Allocates `count` free segments to a volatile cache, from all devices with allocation on, in
-    /// turn.
+    /// turn. Leaves `spare` segments free on each device.
     ///
     /// # Errors
     /// Returns `Full` if the pool has too few free segments, or an error of a device.
-    pub fn allocate(&mut self, owner: OwnerId, count: u64) -> Result<Vec<Segment>, PoolError> {
-        self.allocate_beyond(owner, count, 0)
-    }
-
-    /// Allocates `count` free segments to a volatile cache, as [`Pool::allocate`] does. Leaves
-    /// `spare` segments free on each device.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Pool::allocate`].
-    pub fn allocate_beyond(
-        &mut self,
-        owner: OwnerId,
-        count: u64,
-        spare: u64,
-    ) -> Result<Vec<Segment>, PoolError> {
+    pub fn allocate(&mut self, owner: OwnerId, count: u64, spare: u64) -> Result<Vec<Segment>, PoolError> {
         let first = self.segments_of(owner).len() as u32;
         let ordinals = (first..).take(count as usize);
         let segments = self.allocate_in_turn(owner, Kind::Volatile, ordinals, spare)?;
@@ -51,20 +37,12 @@ impl Pool {
     }
 
     /// Allocates `count` free data segments to a persistent cache, from all devices with allocation
-    /// on, in turn. The segments get the lowest numbers that the owner does not use.
+    /// on, in turn. The segments get the lowest numbers that the owner does not use. Leaves `spare`
+    /// segments free on each device.
     ///
     /// # Errors
     /// Returns `Full` if the pool has too few free segments, or an error of a device.
-    pub fn allocate_data(&mut self, owner: OwnerId, count: u64) -> Result<Vec<DataSegment>, PoolError> {
-        self.allocate_data_beyond(owner, count, 0)
-    }
-
-    /// Allocates `count` free data segments to a persistent cache, as [`Pool::allocate_data`] does.
-    /// Leaves `spare` segments free on each device.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Pool::allocate_data`].
-    pub fn allocate_data_beyond(
+    pub fn allocate_data(
         &mut self,
         owner: OwnerId,
         count: u64,

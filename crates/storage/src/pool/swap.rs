@@ -151,7 +151,7 @@ mod tests {
     fn an_area_takes_the_end_of_the_smallest_hole_that_is_large_enough() {
         let dir = tempfile::tempdir().unwrap();
         let mut pool = pool(&dir, &[("a", 20)]);
-        let all = pool.allocate(CACHE, 20).unwrap();
+        let all = pool.allocate(CACHE, 20, 0).unwrap();
         // Holes of 3, 6 and 4 segments.
         for gap in [1..4, 6..12, 15..19] {
             pool.release(&all[gap]).unwrap();
@@ -162,8 +162,8 @@ mod tests {
         assert_eq!(place(&pool, area), (0, 8, 4));
         let error = pool.allocate_swap(OwnerId(3), 4, None, &[]).unwrap_err();
         assert!(matches!(error, PoolError::InPieces { wanted: 4, free: 5, longest: 3 }), "{error}");
-        assert_eq!(pool.allocate(CACHE, 5).unwrap().len(), 5, "what is left is for caches");
-        assert!(pool.allocate(CACHE, 1).is_err());
+        assert_eq!(pool.allocate(CACHE, 5, 0).unwrap().len(), 5, "what is left is for caches");
+        assert!(pool.allocate(CACHE, 1, 0).is_err());
         pool.release(&pool.segments_of(SWAP)).unwrap();
         assert_eq!((pool.free_segments(), pool.swap_areas().len()), (4, 1));
     }
@@ -172,7 +172,7 @@ mod tests {
     fn an_area_stays_and_is_no_cache() {
         let dir = tempfile::tempdir().unwrap();
         let mut made = pool(&dir, &[("a", 300), ("b", 400)]);
-        made.allocate(CACHE, 10).unwrap();
+        made.allocate(CACHE, 10, 0).unwrap();
         let area = made.allocate_swap(SWAP, 290, None, &[]).unwrap();
         assert_eq!(place(&made, area), (1, 110, 290), "more than two pages of the table");
         assert_eq!(made.devices[0].superblock.features, Features::SWAP, "on all devices");

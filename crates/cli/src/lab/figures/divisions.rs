@@ -6,14 +6,13 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use hob_control::Size;
-use hob_lab::picture::Unit;
 use hob_lab::share::{Facts, Row, Share, write};
 
 use super::Figures;
 use crate::Global;
 use crate::lab::share::{Compared, Comparison, Report, simulate};
 use crate::lab::sim::CacheSize;
-use crate::lab::{interruption, percent};
+use crate::lab::{bytes, interruption, percent};
 use crate::output::{print, table, with_notes};
 
 /// Sizes of the pool, as shares of the bytes that all disks access.
@@ -69,10 +68,6 @@ fn settings(comparison: &Comparison<'_>) -> String {
         Size(comparison.block_bytes),
         Size(comparison.segment_bytes)
     )
-}
-
-fn bytes(bytes: u64) -> String {
-    Unit::Bytes.text(bytes as f64)
 }
 
 fn show(report: &Report) -> String {

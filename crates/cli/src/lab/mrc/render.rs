@@ -5,7 +5,7 @@ use hob_lab::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
 use serde::Serialize;
 
 use super::{CurveReport, Report, Row, SizeReport};
-use crate::lab::percent;
+use crate::lab::{bytes, percent};
 use crate::output::{self, pairs, table};
 
 pub(super) fn show(report: &Report) -> String {
@@ -61,10 +61,6 @@ fn rows(report: &Report) -> String {
         cells
     };
     table(&columns, report.curves.iter().flat_map(|curve| curve.rows.iter().map(move |r| row(curve, r))))
-}
-
-fn bytes(bytes: u64) -> String {
-    Unit::Bytes.text(bytes as f64)
 }
 
 /// Returns every point of every curve as CSV. Columns of exact curves are empty if blocks were

@@ -82,14 +82,11 @@ impl DiskEntry {
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
-    fn mounts(&mut self) -> impl Iterator<Item = (&String, &mut Option<Mount>)> {
-        self.files.iter_mut().map(|(export, file)| (export, &mut file.mount))
-    }
-
     /// Removes all mounts from the disk's entry and returns them, by export. Dropping a mount
     /// unmounts the file.
     pub(in crate::services) fn take_mounts(&mut self) -> BTreeMap<String, Mount> {
-        self.mounts().filter_map(|(export, mount)| Some((export.clone(), mount.take()?))).collect()
+        let take = |(export, file): (&String, &mut FileEntry)| Some((export.clone(), file.mount.take()?));
+        self.files.iter_mut().filter_map(take).collect()
     }
 }
 

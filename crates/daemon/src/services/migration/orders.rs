@@ -113,7 +113,7 @@ impl Migrations {
     ) -> Result<Leaving> {
         let (host, port, tls) = self.peers.other_daemon(&plan.to)?;
         let to = (host, port);
-        let shared = Leaving::new_shared(&plan, session);
+        let shared = Arc::new(Shared::new(Side::Source, plan.to.clone(), plan.cache, session));
         let bandwidth = Arc::new(Bandwidth::new(plan.bandwidth.map(hob_control::Size::bytes)));
         Ok(Leaving {
             migrations: self.clone(),
@@ -217,7 +217,8 @@ impl Migrations {
                     handle.task.abort();
                 }
                 migrations.give_cache_up(&name, &spec.peer).await?;
-                migrations.own_again(&name, session.generation + 2).await?;
+                let record = Record::Owner { generation: session.generation + 2, attempts: 0 };
+                migrations.keep_record(&name, record).await?;
                 migrations.restore_wanted_mode(&name)?;
                 tracing::warn!(
                     "disk {name}: taken back by command; host {} must not serve the disk any more",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::peer::{Peer, PeerError, call_path};
-use hob_control::{CallAnswer, CarryMode, CarrySession, MigrationStart, MigrationState, Side};
+use hob_control::{CallAnswer, CarryMode, CarrySession, MigrationStart, MigrationState};
 use hob_engine::migration::{
     Answer, Message, Order, Phase, Refusal as Refused, Session, Source, SourceAct, Ticket, View,
 };
@@ -93,10 +93,6 @@ impl Leaving {
 
     pub(super) fn peer(&self) -> Peer {
         Peer::new(self.to.0.clone(), self.to.1, self.tls.clone())
-    }
-
-    pub(super) fn new_shared(plan: &MigrationStart, session: Session) -> Arc<Shared> {
-        Arc::new(Shared::new(Side::Source, plan.to.clone(), plan.cache, session))
     }
 }
 

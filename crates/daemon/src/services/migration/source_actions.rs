@@ -7,7 +7,7 @@ use std::time::Duration;
 use hob_control::{Arrival, ArrivingCache, ArrivingSettings, CacheSettings, MigrationStart};
 use hob_engine::command::{CacheChange, Mode, Role};
 use hob_engine::granularity::Fill;
-use hob_engine::migration::{Record, SourceAct};
+use hob_engine::migration::SourceAct;
 use hob_engine::preset::Verify;
 use hob_engine::regions::Regions;
 
@@ -262,10 +262,5 @@ impl Migrations {
             self.pools.forget_owner(&spec).await;
         }
         Ok(())
-    }
-
-    /// Records that this host owns the disk in this generation.
-    pub(super) async fn own_again(self: &Arc<Self>, name: &str, generation: u64) -> Result<()> {
-        self.keep_record(name, Record::Owner { generation, attempts: 0 }).await
     }
 }

@@ -13,28 +13,13 @@ use crate::stripe;
 impl Startup {
     /// Returns the state of a new disk from hob.toml, with its cache.
     pub(super) fn first_state(&self, disk: &DiskEntry) -> DiskState {
-        let DiskEntry {
-            name,
-            backing,
-            format,
-            read_only,
-            cache,
-            backing_timeout,
-            stripe,
-            datastore,
-            exports,
-            qos,
-            fuse,
-            device,
-            vhost_user,
-            ..
-        } = disk.clone();
+        let name = &disk.name;
         let share_parent = disk.share_parent.then_some(ShareSpec { cache: disk.parent_cache, disk: None });
-        let spec = cache.and_then(|cache| {
+        let spec = disk.cache.clone().and_then(|cache| {
             let context = self.registry.inner().context(&cache.pool);
             let spec = context.and_then(|context| new_spec(cache.pool, cache.size, &cache.settings, context));
             let spec = spec.and_then(|(spec, notes)| {
-                self.registry.inner().check_memory(&name, &spec)?;
+                self.registry.inner().check_memory(name, &spec)?;
                 Ok((spec, notes))
             });
             match spec {
@@ -49,7 +34,7 @@ impl Startup {
                 }
             }
         });
-        let qos = qos.and_then(|qos| match self.qos.first_of(&qos) {
+        let qos = disk.qos.as_ref().and_then(|qos| match self.qos.first_of(qos) {
             Ok(qos) => Some(qos),
             Err(error) => {
                 tracing::error!("disk {name} of hob.toml: using default shares, because its QoS settings are invalid: {error}");
@@ -57,20 +42,20 @@ impl Startup {
             }
         });
         // The file was checked already.
-        let format = format.as_deref().and_then(Format::from_name);
+        let format = disk.format.as_deref().and_then(Format::from_name);
         DiskState {
             share_parent,
             image: Some(ImageSpec::of(format)),
             cache: spec,
-            backing_timeout,
-            stripe: stripe::chosen(stripe).unwrap_or_default(),
-            datastore,
-            exports,
+            backing_timeout: disk.backing_timeout,
+            stripe: stripe::chosen(disk.stripe).unwrap_or_default(),
+            datastore: disk.datastore.clone(),
+            exports: disk.exports.clone(),
             qos,
-            fuse,
-            device,
-            vhost_user,
-            ..DiskState::new(name, backing, read_only)
+            fuse: disk.fuse.clone(),
+            device: disk.device,
+            vhost_user: disk.vhost_user.clone(),
+            ..DiskState::new(name.clone(), disk.backing.clone(), disk.read_only)
         }
     }
 }

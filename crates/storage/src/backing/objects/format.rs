@@ -4,6 +4,7 @@
 //! does not make the content valid. The code that encodes and decodes objects performs no I/O.
 
 use super::owner::Owner;
+use crate::fields::{array_at, is_sealed, put, seal, u32_at, u64_at};
 use crate::pool::Uuid;
 
 const MANIFEST_MAGIC: &[u8; 8] = b"hob-objm";
@@ -24,6 +25,8 @@ pub(super) const OBJECT_BYTES_MAX: u64 = 64 << 20;
 /// Unit of disk sizes, bytes.
 pub(super) const SIZE_UNIT: u64 = 512;
 
+/// Offset of the checksum of a manifest or page.
+const CRC_AT: usize = 0x0C;
 /// Offset of a manifest's page table.
 const TABLE_AT: usize = 0x100;
 /// Offset of a page's entries.
@@ -161,7 +164,7 @@ impl Manifest {
         for (at, word) in words.enumerate() {
             put(&mut bytes, TABLE_AT + 8 * at, &word.to_le_bytes());
         }
-        seal(&mut bytes);
+        seal(&mut bytes, CRC_AT);
         bytes
     }
 
@@ -234,7 +237,7 @@ pub(super) fn encode_page(
     for (at, entry) in entries.iter().enumerate() {
         put(&mut bytes, ENTRIES_AT + 8 * at, &entry.0.to_le_bytes());
     }
-    seal(&mut bytes);
+    seal(&mut bytes, CRC_AT);
     bytes
 }
 
@@ -263,41 +266,17 @@ pub(super) fn decode_page(
     Ok(entries)
 }
 
-/// Writes the checksum of a manifest or page into it. The checksum is that of all bytes, with its
-/// own bytes as zeroes.
-fn seal(bytes: &mut [u8]) {
-    let sum = crc32c::crc32c(bytes);
-    put(bytes, 0x0C, &sum.to_le_bytes());
-}
-
 fn check(bytes: &[u8], magic: &[u8; 8], at_least: usize) -> Result<(), String> {
     if bytes.len() < at_least || !bytes.starts_with(magic) {
         return Err("hob did not write this".into());
     }
-    let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[..0x0C]), &[0; 4]);
-    if crc32c::crc32c_append(sum, &bytes[0x10..]) != u32_at(bytes, 0x0C) {
+    if !is_sealed(bytes, CRC_AT) {
         return Err("it is damaged: its checksum does not match".into());
     }
     match u32_at(bytes, 0x08) {
         VERSION => Ok(()),
         newer => Err(format!("format version {newer} is unknown: use a newer version of hob")),
     }
-}
-
-pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
-    bytes[at..at + value.len()].copy_from_slice(value);
-}
-
-pub(super) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    bytes[at..at + N].try_into().expect("a slice of N bytes")
-}
-
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(array_at(bytes, at))
-}
-
-pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(array_at(bytes, at))
 }
 
 /// Folders of manifests, pages and data, below the disk's prefix.
@@ -389,8 +368,7 @@ mod tests {
         let spoil = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = manifest().encode();
             change(&mut bytes);
-            bytes[0x0C..0x10].fill(0);
-            seal(&mut bytes);
+            seal(&mut bytes, CRC_AT);
             Manifest::decode(&bytes, 42)
         };
         assert!(spoil(&|_| ()).is_ok());

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::format::{array_at, put, u32_at, u64_at};
+use crate::fields::{array_at, put, u32_at, u64_at};
 use crate::pool::Uuid;
 
 /// Longest stored host name, bytes.
