@@ -1,4 +1,5 @@
-//! `cargo xtask bench` runs benchmarks against other programs. Each benchmark is one file.
+//! `cargo xtask bench` runs hob's benchmarks. Some of them compare hob with other programs. Each
+//! benchmark is one file.
 
 mod data_path;
 mod databases;

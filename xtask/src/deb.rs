@@ -133,11 +133,11 @@ fn check(package: &Path) -> Result<()> {
     lint(package)
 }
 
-/// Checks that the program has the optional features: without one, it names the missing feature.
+/// Checks that the packaged hob can open Ceph RBD images, cloud object stores, and NBD servers with
+/// pre-shared keys. The error contains hob's message, which names a missing feature.
 fn check_features(hob: &Path) -> Result<()> {
     for backing in ["rbd:none/none", "s3://none/none", "nbds://user@127.0.0.1:1/x?tls-psk-file=/none"] {
-        // A program with the feature may wait for a server that does not exist, so the check ends
-        // it.
+        // With the feature, hob may wait for a server that does not exist, so `timeout` ends hob.
         let output = Command::new("timeout")
             .arg("10")
             .arg(hob)

@@ -21,7 +21,8 @@ pub(crate) fn name(protocol: &str, endpoint: &Endpoint) -> String {
     format!("{protocol} {endpoint}")
 }
 
-/// All listening sockets of the daemon. Clones share the same sockets.
+/// The listening sockets of NBD and of the control API, which an upgrade hands to the next program.
+/// Clones share the same sockets.
 #[derive(Clone, Debug)]
 pub(crate) struct ListeningSockets {
     table: Arc<Mutex<Table>>,

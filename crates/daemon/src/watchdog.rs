@@ -2,9 +2,10 @@
 //!
 //! After the panic of a thread or task, a part of the daemon is dead: its disks do not answer, its
 //! sockets accept no clients, or its change stays half-made. A panic is a normal error only in
-//! three cases. The first case is work that only reads flash or a file ([`contained`]). A journal
-//! that makes recovery panic must not end the daemon at each start. The other cases are the
-//! connection of one client, and requests that change nothing ([`contained_task`]).
+//! three cases. The first case is work that only reads flash or a file, or saves the copy of
+//! hob.toml ([`contained`]). A journal that makes recovery panic must not end the daemon at each
+//! start. The other cases are the connection of one client, and requests that change nothing
+//! ([`contained_task`]).
 //!
 //! Many disks share a shard, and the disks of a dead shard would never answer. Therefore the
 //! process aborts: systemd restarts it, caches are recovered, and guests reconnect. The recovery
@@ -43,8 +44,8 @@ tokio::task_local! {
     static IS_TASK_CONTAINED: bool;
 }
 
-/// Runs work that changes nothing and whose caller handles a panic. The process continues after a
-/// panic.
+/// Runs `work` so that a panic does not end the process. The caller must handle the panic. `work`
+/// must not leave incomplete changes after a panic: it only reads, or replaces a whole file.
 pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> T {
     /// Restores the previous value, also after a panic, because the thread is reused.
     struct Before(bool);

@@ -64,7 +64,7 @@ impl Device {
         self.outstanding.push_back((id, serial, now));
     }
 
-    /// Counts a failed I/O. Errors expire after some time without an error.
+    /// Counts a failed I/O. Earlier errors no longer count after `forgive_ns` without an error.
     pub(crate) fn failed(&mut self, now: Instant, health: &Health) -> Change {
         if now - self.last_error > health.forgive_ns {
             self.errors = 0;

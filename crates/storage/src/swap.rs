@@ -123,7 +123,7 @@ pub enum SwapError {
     /// The process lacks CAP_SYS_ADMIN.
     #[error("hob needs the capability CAP_SYS_ADMIN for swap: run it as root")]
     NotAllowed,
-    /// The kernel does not support loop devices.
+    /// `/dev/loop-control` does not exist: the kernel's loop driver is missing or not loaded.
     #[error("the kernel has no loop devices (modprobe loop)")]
     NoLoopDevices,
     /// The host has too little memory for the swapped-out pages.

@@ -1,5 +1,6 @@
-//! The target of a VM's requests. After an external snapshot of a disk, the VM writes to an overlay,
-//! and the nodes that hob changes are the overlay's backing file. hob refuses such a disk.
+//! Finds out where the requests of a VM's disk go: to hob, to the image, or to an overlay. After an
+//! external snapshot, the VM writes to an overlay, and the node that hob would replace is below the
+//! overlay. hob does not attach such a disk. hob detaches it only if its attachment is incomplete.
 
 use std::path::Path as FilePath;
 

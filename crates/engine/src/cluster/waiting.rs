@@ -196,8 +196,9 @@ impl Waiting {
         }
     }
 
-    /// Returns the time since which the disk has had no lock, as far as known, with the revision of
-    /// its record. See [`OwnershipState::saw_gone`](super::OwnershipState::saw_gone).
+    /// Returns the revision of the disk's ownership record, and the time at which etcd reported the
+    /// later deletion of the ownership lock. Returns `None` if this host knows of no such deletion.
+    /// See [`OwnershipState::saw_gone`](super::OwnershipState::saw_gone).
     pub fn gone(&self, disk: &str) -> Option<(u64, Instant)> {
         let wait = self.disks.get(disk)?;
         let (revision, at) = wait.hold_gone?;

@@ -391,9 +391,10 @@ impl Backed {
 }
 
 impl Engine {
-    /// Begins a session (see [`RequestId::session`]) on a disk. The session's flushes report later
-    /// losses of acknowledged changes. These flushes also report one earlier loss, if another
-    /// session, ended or open, has not received the report of that loss.
+    /// Begins a session (see [`RequestId::session`]) on a disk. If acknowledged changes may be lost
+    /// later, a flush of the session fails. A flush of a guest's session also fails if another
+    /// guest that changed data has not received the report of an earlier loss. The session of that
+    /// guest may be open or ended.
     pub fn begin_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.begin_session(session);

@@ -1,4 +1,4 @@
-//! Commands to the engine: adding and removing disks, and changing caches under load.
+//! Commands to the engine, such as adding and removing disks, and changing caches under load.
 //!
 //! A change of a cache waits until none of the cache's flash I/O is in flight. During this wait,
 //! requests of the disk bypass a volatile cache, which is safe because the backing has all data. If

@@ -2,9 +2,9 @@
 //!
 //! - The sectors next to a read miss (docs/decisions/0059-fill-granularity.md). The job reads the
 //!   backing at the same time as the miss (docs/decisions/0062-shared-extra-reads.md).
-//! - Under write-back, the sectors after a sequential run of small writes that do not end at a
-//!   sector's end. The next write covers its sectors partly, and finds the rest of them in the cache
-//!   instead of reading the backing (docs/decisions/0041-partial-writes.md).
+//! - Under write-back, the sectors after a sequential run of small writes that cover their last
+//!   sector partly. If the job has cached these sectors, the engine need not read them from the
+//!   backing for the next write (docs/decisions/0041-partial-writes.md).
 //!
 //! A job locks one range of sectors, as a read that fills flash does, and reads this range:
 //!

@@ -238,7 +238,8 @@ impl Engine {
         self.finish(slot);
     }
 
-    /// Sends a change to the backing, even if flash has valid data of the range.
+    /// Sends a change (a write, a write of zeroes or a discard) to the backing, even if flash has
+    /// valid data for the change's range.
     pub(super) fn change_past_cache(&mut self, now: Instant, slot: u32) {
         let Active { request, range, failed, .. } = self.requests[slot];
         if self.disk(request.disk).holds {

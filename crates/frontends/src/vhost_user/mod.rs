@@ -11,8 +11,9 @@
 //! [`Device::start`] a queue. Whenever its driver may have made chains available, call
 //! [`Device::take`], then [`Device::poll_request`] until it returns nothing. The engine's replies
 //! go to [`Device::handle_reply`], and declined reads to [`Device::handle_declined`]. Call
-//! [`Device::ask_again`] when there may be buffers for declined reads. [`Device::poll_signal`]
-//! returns the queues whose drivers want a notification. Before sleeping, call
+//! [`Device::ask_again`] when there may be buffers for declined reads. Call [`Device::poll_signal`]
+//! until it returns nothing: each call returns a queue whose driver wants a notification. Before
+//! sleeping, call
 //! [`Device::set_wants_kicks`], and then [`Device::has_work`] once more. After sleeping, disable
 //! kicks again. A queue for which [`Device::is_quiet`] returns true needs no polling until its
 //! driver kicks. [`Device::stop`] a queue, then call [`Device::poll_stopped`] until it returns a

@@ -89,15 +89,15 @@ pub(super) struct Around {
     pub(super) blocks: Vec<Trial>,
 }
 
-/// The best alternative to a property of the chosen cache.
+/// The best alternative to the chosen cache that differs in one property.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunnerUp {
     /// Property that differs: size, block size, policy or admission, or `combination` for the
     /// second-best combination of all of them.
     pub property: &'static str,
-    /// Value of the property.
+    /// Value that the alternative has for this property.
     pub value: String,
-    /// Cache with this value, and its results.
+    /// The alternative and its results.
     #[serde(flatten)]
     pub trial: Trial,
     /// Mean latency of all requests, nanoseconds; `None` if it cannot be estimated.

@@ -82,8 +82,8 @@ pub(super) fn section(out: &mut String, title: &str, sentences: &[String]) {
     sentences.iter().for_each(|sentence| *out += &filled("  - ", sentence));
 }
 
-/// Wraps text into lines. The first line starts with `lead`, and the other lines are indented
-/// equally.
+/// Wraps text into lines. The first line starts with `lead`. The other lines are indented by the
+/// length of `lead`.
 pub(super) fn filled(lead: &str, words: &str) -> String {
     let mut out = String::new();
     let mut line = lead.to_owned();

@@ -1,5 +1,5 @@
-//! Measures FAST Cache with 200 virtual desktops: the peak rate, and the latency during the peak
-//! and overall.
+//! Simulates 200 virtual desktops on hob's preset `fast-cache`: the peak rate, and the latency
+//! during the peak and overall.
 
 use anyhow::Result;
 use hob_world::disk_model::{ArrayConfig, WriteCache};

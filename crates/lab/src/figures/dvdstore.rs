@@ -1,5 +1,5 @@
-//! Measures the DVD Store benchmark on ten 10K disks. One cache holds two thirds of the database,
-//! another one all of it.
+//! Simulates the DVD Store benchmark on an array of ten disks with 10 000 rpm. One cache has room
+//! for two thirds of the database, another one for all of it.
 
 use anyhow::Result;
 use hob_world::disk_model::ArrayConfig;

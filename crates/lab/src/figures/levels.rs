@@ -54,7 +54,8 @@ fn hits(policy: &str, load: Mix, moved_at: u64) -> Result<f64> {
         admission: Admission::default(),
         fill: Fill::Sectors,
     };
-    let mut cache = CacheSim::new(&config).map_err(|_| anyhow!("the cache cannot be simulated"))?;
+    let mut cache = CacheSim::new(&config)
+        .map_err(|_| anyhow!("{BLOCKS} blocks of {BLOCK} bytes are not a valid cache"))?;
     let (law, order, mut dice) = (Zipf::new(POPULAR, THETA), Scatter::new(POPULAR, 1), Prng::new(1));
     let (mut popular, mut hit) = (0.0, 0.0);
     for n in 0..READS {

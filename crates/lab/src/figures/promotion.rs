@@ -1,5 +1,5 @@
-//! Measures FAST Cache's promotion: the third access promotes a page, and a sequential stream is
-//! never promoted.
+//! Simulates promotion by hob's preset `fast-cache`: the third access promotes a page, and a
+//! sequential stream is never promoted.
 
 use anyhow::{Context, Result};
 use hob_engine::io::{Durability, Op};

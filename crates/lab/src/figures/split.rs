@@ -1,5 +1,5 @@
-//! Measures vSAN's split of flash: the parts of a disk group's flash that cache reads and that
-//! buffer writes.
+//! Simulates the split of flash by hob's preset `vsan`: the parts of a disk group's flash that
+//! cache reads and that buffer writes.
 
 use anyhow::Result;
 

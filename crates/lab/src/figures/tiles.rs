@@ -1,5 +1,5 @@
-//! Measures FAST Cache with VMmark's tiles: how many tiles pass on how many disks, and the share of
-//! their I/O that flash serves.
+//! Simulates VMmark's tiles on hob's preset `fast-cache`: how many tiles pass on how many disks,
+//! and the share of their I/O that flash serves.
 
 use anyhow::Result;
 use hob_world::disk_model::{ArrayConfig, Level, WriteCache};

@@ -1,5 +1,5 @@
-//! Measures ZBS and vSAN under continuous writers: bandwidth by the amount written, before and
-//! after the space for writes is full.
+//! Simulates continuous writers on hob's presets `zbs` and `vsan`: bandwidth by the amount written,
+//! before and after the space for writes is full.
 
 use anyhow::Result;
 use hob_world::disk_model::{ArrayConfig, DriveConfig, Level};

@@ -14,7 +14,7 @@ pub enum Check {
     Holds,
     /// The result differs from the expected one, and a measurement confirmed the reason.
     Differs,
-    /// Not as expected.
+    /// The result differs from the expected one, and no measured reason is known.
     Fails,
     /// No check: the result follows from an input.
     ByConstruction,

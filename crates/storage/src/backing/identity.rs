@@ -34,7 +34,7 @@ const NAMES: &[(&str, &str)] = &[
     ("loop/backing_file", "loop of"),
 ];
 
-/// Time of a backing's last change by any program, as far as the system knows.
+/// Size and last modification time of a backing, as the system reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangeMark {
     /// Size of the backing, bytes.

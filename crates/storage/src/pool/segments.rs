@@ -266,8 +266,9 @@ impl Pool {
     /// Frees segments of any kind. Segments on missing devices are ignored.
     ///
     /// # Errors
-    /// Returns the error of a device that has some of the segments. The segments count as free even
-    /// after an error, and the next write to the device records that they are free.
+    /// Returns an error if the segment table of a device that has some of the segments cannot be
+    /// written. The segments are free even after an error. The next successful write of the
+    /// device's segment table records that they are free.
     ///
     /// # Panics
     /// Panics if a segment is free already or does not exist.

@@ -2,9 +2,10 @@
 //! through filesystems, loop devices, device mappings and arrays down to the disks.
 //!
 //! The kernel swaps out when it has no memory left. A device stack that needs memory, a process or
-//! a network for a write can then hang the host. So only stacks that are known to be safe are
-//! accepted. The check cannot see what is below a virtual disk of this host, nor that an LVM volume
-//! is thin.
+//! a network for a write can then hang the host. So the check accepts only filesystems that are
+//! known to be safe, and refuses block devices that are known to be unsafe. Block devices of other
+//! kinds are accepted. The check cannot see the storage below a virtual disk of this host, or
+//! whether an LVM volume is thin.
 
 use std::fs::{self, File};
 use std::io;

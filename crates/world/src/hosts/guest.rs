@@ -34,7 +34,8 @@ pub(super) struct Guest {
     depth: u32,
     /// True if the guest's next request is scheduled.
     pub(super) is_due: bool,
-    /// Host from which the guest moved, if the guest has not written since.
+    /// Host from which the guest moved, while the guest may still move back. During this time, the
+    /// guest does not write.
     came_from: Option<usize>,
     /// Number of consecutive turns of the guest in which it could not use the disk on its host.
     stuck: u32,

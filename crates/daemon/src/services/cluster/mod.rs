@@ -39,8 +39,8 @@ const END_MAX: Duration = Duration::from_secs(2);
 /// Number of checks between two searches for disks without dirty data.
 const TIDY_LOOKS: u32 = 5;
 
-/// Number of checks between two reads of all orders while etcd sends notifications and there are no
-/// orders.
+/// Number of checks between two reads of all orders to move disks. This number applies while etcd
+/// notifies this host of orders and the latest read found none. Otherwise each check reads them.
 const ORDERS_LOOKS: u32 = 15;
 
 /// Number of checks between two publications of placement data.

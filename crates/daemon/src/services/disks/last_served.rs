@@ -107,8 +107,9 @@ impl ServedDisk {
         matches!(disk.phase, DiskPhase::Online(_)) || disk.offline_drain.is_some()
     }
 
-    /// Returns the record that the disk is served now; `None` if its backing has no reliable
-    /// timestamps.
+    /// Returns the entry that says that hob serves the disk now. `at_ns` is the current time, or
+    /// the time of the backing's last change if that is later. Returns `None` if the backing has no
+    /// reliable timestamps.
     fn record(&self) -> Option<(CacheOwner, Served)> {
         // A write after this moment is later than the record, whatever the file's times show.
         let now_ns = now_ns();
@@ -123,7 +124,7 @@ impl ServedDisk {
 #[derive(Debug, Default)]
 pub(super) struct Record {
     recorded: Mutex<Recorded>,
-    /// Caches whose backing's file was asked for its times, and has not answered in time.
+    /// Caches for which the times of the backing's file could not be read within [`TIMES_MAX`].
     hanging: Arc<Mutex<BTreeSet<CacheOwner>>>,
 }
 

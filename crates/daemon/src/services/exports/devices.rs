@@ -47,7 +47,8 @@ impl DiskEntry {
         self.device.reason.clone()
     }
 
-    /// Returns true if the kernel may lack a connection to the served disk.
+    /// Returns true if the disk should have a block device, and this process has no open connection
+    /// to the kernel for it. After an upgrade, the kernel may still have an earlier connection.
     pub(super) fn lacks_device(&self) -> bool {
         self.wanted.device && self.device.connection.strong_count() == 0
     }

@@ -1,6 +1,6 @@
-//! Order of changes of sockets and files. A disk gets a path only after the disk that has it now
-//! has released it. Disks that swap their paths need an additional step: one of them releases its
-//! path before the others get new paths.
+//! Orders the changes of socket and file paths. If a disk or export uses a path, it must release
+//! the path before another one can get it. Disks that exchange their paths need an additional step:
+//! one of them releases its path before the others get new paths.
 
 use hob_control::{ConfigDifference, DiskPatch, Export};
 

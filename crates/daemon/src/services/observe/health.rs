@@ -307,7 +307,7 @@ impl PoolEntry {
             };
             let why = format!(
                 "the cache {owner} belongs to no disk of this daemon, and {what}; {way_out}, and 'hob pool \
-                 discard-orphan {pool} {owner} --yes' loses it"
+                 discard-orphan {pool} {owner} --yes' discards the cache"
             );
             Some((owner, why))
         };

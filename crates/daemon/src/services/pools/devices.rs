@@ -467,12 +467,12 @@ impl Pools {
             let entry = inner.pool(pool)?;
             if let Some((owner, _)) = entry.orphans(&inner).first() {
                 let owner = CacheOwner(owner.0);
-                return Err(conflict!("pool {pool} has the cache {owner}, which belongs to no disk"
-                )
-                .hint(format!(
-                    "'hob cache adopt' gives it to a disk; 'hob pool discard-orphan {pool} {owner} --yes' \
-                     loses its data"
-                )));
+                return Err(conflict!("pool {pool} has the cache {owner}, which belongs to no disk").hint(
+                    format!(
+                        "give the cache to a disk with 'hob cache adopt DISK {owner}', or discard its \
+                     data with 'hob pool discard-orphan {pool} {owner} --yes'"
+                    ),
+                ));
             }
             let ids =
                 entry.devices.iter().filter_map(|device| Some((device.ids?, entry.in_pool(&device.lost))));

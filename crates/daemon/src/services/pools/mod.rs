@@ -67,7 +67,7 @@ service! {
         /// Locked while the replicas in an ownership record are changed, so that two changes cannot
         /// overtake each other.
         copy_words: Arc<tokio::sync::Mutex<()>>,
-        /// Locked while the journal of an orphan is read.
+        /// Locked while the journal of an orphan or of an offline disk's cache is read.
         orphan_turn: Arc<tokio::sync::Mutex<()>>,
     }
 }

@@ -21,7 +21,7 @@ use crate::watchdog::contained;
 /// Interval between two checks whether the journals are read.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
-/// Reads the journal of a cache that belongs to no disk.
+/// Reads the journal of an orphan or of an offline disk's cache.
 pub(in crate::services) async fn read_journal(flash: &Flash, owner: OwnerId) -> OrphanJournal {
     let read = async {
         let (recovery, _) = flash.recovery(owner).await?;

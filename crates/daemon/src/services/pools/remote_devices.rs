@@ -127,7 +127,8 @@ impl Pools {
         inner.disks.values().filter(on_it).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    /// Formats abandoned remote devices again if their hosts are back.
+    /// Formats abandoned remote devices again if their lending hosts answer and no cache needs the
+    /// data on them.
     pub(in crate::services) async fn offer_again(&self, pool: &str) {
         let mut there = Vec::new();
         for to in self.gone_lenders(pool).into_iter().map(|(to, _)| to) {

@@ -382,12 +382,13 @@ fn only_pool(inner: &Inner, named: Option<String>) -> Result<String> {
     }
 }
 
-/// Converts a swap error into an API error. `what` is the area or its device.
+/// Converts a swap error into an API error. `what` is the name of the swap area, or `swap` if the
+/// error concerns no single area.
 fn refuse(what: &str, error: &SwapError) -> ApiError {
     let said = format!("{what}: {error}");
     match error {
         SwapError::Unsafe(why) => {
-            conflict!("{what} cannot have a swap area: its device {why}")
+            conflict!("swap area {what} cannot be turned on: its device {why}")
         }
         SwapError::Occupied(_) => ApiError::conflict(said),
         SwapError::NoMemory => {

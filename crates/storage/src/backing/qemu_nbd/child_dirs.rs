@@ -1,7 +1,8 @@
-//! The directories of child processes, and what a killed hob leaves of them.
+//! The directories of child processes, and the removal of directories that a killed hob left.
 //!
-//! Each directory is locked while its hob lives. A directory without a lock is a leftover: a hob
-//! that was killed left it, perhaps with a `qemu-nbd` that still has an image locked.
+//! Each directory is locked while the hob process that created it runs. A directory older than
+//! [`AGE_MIN`] without a lock is a leftover of a killed hob. A `qemu-nbd` that uses the directory
+//! may still run and lock an image.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;

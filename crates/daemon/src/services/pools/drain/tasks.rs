@@ -45,7 +45,7 @@ impl Pools {
         }
     }
 
-    /// Returns the name of the disk whose dirty data a task writes to the backing.
+    /// Returns the name of the disk whose dirty data a task may have to write to the backing.
     fn disk_of_task(&self, task: &Task) -> Option<String> {
         self.registry.inner().disk_of_task(task).map(|(name, _)| name.to_owned())
     }
