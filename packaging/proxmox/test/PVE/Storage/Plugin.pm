@@ -17,13 +17,29 @@ use warnings;
 
 our $AUTOLOAD;
 
-sub path { my ($class, $scfg, $volname) = @_; return wantarray ? ("$scfg->{path}/$volname", 100, 'images') : "$scfg->{path}/$volname"; }
+sub path {
+    my ($class, $scfg, $volname) = @_;
+    my $path = ($scfg->{path} // '/dev/thin') . "/$volname";
+    return wantarray ? ($path, 100, 'images') : $path;
+}
 
-sub volume_size_info { return wantarray ? (1 << 30, 'raw', 0, undef) : 1 << 30; }
+# Sizes are tainted with perl -T, as those of the LVM plugins are.
+sub volume_size_info {
+    my ($class, $scfg, $storeid, $volname) = @_;
+    die "no volume $volname\n" if $volname =~ m/lost/;
+    my $size = int(($volname =~ m/small/ ? 4 << 20 : 1 << 30) . substr($ENV{PATH}, 0, 0));
+    return wantarray ? ($size, 'raw', 0, undef) : $size;
+}
 
 sub list_images {
-    return [{ volid => 'local:vm-100-disk-0', format => 'raw' }, { volid => 'local:100/x.qcow2', format => 'qcow2' }];
+    return [
+        { volid => 'local:vm-100-disk-0', format => 'raw' },
+        { volid => 'local:100/x.qcow2', format => 'qcow2' },
+        { volid => 'local:base-9-disk-0', format => 'raw' },
+    ];
 }
+
+sub alloc_image { my ($class, $storeid, $scfg, $vmid, $fmt, $name) = @_; return $name // 'made'; }
 
 sub AUTOLOAD {
     my ($class, @args) = @_;
