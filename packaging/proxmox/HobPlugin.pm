@@ -294,7 +294,8 @@ sub free_image {
 sub list_images {
     my ($class, $storeid, $scfg, $vmid, $vollist, $cache) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    my $wanted = $vollist ? [map { s/^\Q$storeid\E:/$baseid:/r } @$vollist] : undef;
+    # The list may have volumes of other storages.
+    my $wanted = $vollist ? [map { m/^\Q$storeid\E:(.+)$/ ? "$baseid:$1" : () } @$vollist] : undef;
     my $images = $plugin->list_images($baseid, $base, $vmid, $wanted, $cache);
     my $is_ours = sub { eval { $class->parse_volname($_[0] =~ s/^\Q$baseid\E://r) } };
     my @ours = grep { ($_->{format} // 'raw') eq 'raw' && $is_ours->($_->{volid}) } @$images;

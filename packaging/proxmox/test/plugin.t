@@ -177,6 +177,10 @@ is_deeply(
     ['cached:vm-100-disk-0'],
     "the base storage's raw volumes of VMs are listed as this storage's"
 );
+for my $wanted (["cached:$volume"], ["local:$volume"]) {
+    my @listed = map { $_->{volid} } @{ $plugin->list_images('cached', $scfg, undef, $wanted, {}) };
+    is_deeply(\@listed, [grep { m/^cached:/ } @$wanted], "of the volumes @$wanted, those of this storage are listed");
+}
 for my $storeid (qw(nested remote)) {
     my $bad = $PVE::Storage::config->{ids}->{$storeid};
     ok(!eval { $plugin->status($storeid, $bad); 1 }, "'$storeid' is refused: $@");

@@ -32,11 +32,14 @@ sub volume_size_info {
 }
 
 sub list_images {
-    return [
+    my ($class, $storeid, $scfg, $vmid, $vollist) = @_;
+    my @images = (
         { volid => 'local:vm-100-disk-0', format => 'raw' },
         { volid => 'local:100/x.qcow2', format => 'qcow2' },
         { volid => 'local:base-9-disk-0', format => 'raw' },
-    ];
+    );
+    my %wanted = map { $_ => 1 } @{ $vollist // [] };
+    return [grep { !$vollist || $wanted{ $_->{volid} } } @images];
 }
 
 sub alloc_image { my ($class, $storeid, $scfg, $vmid, $fmt, $name) = @_; return $name // 'made'; }
