@@ -386,16 +386,36 @@ sub create_base { die "templates are not possible on a storage of the type 'hob'
 
 sub clone_image { die "linked clones are not possible on a storage of the type 'hob'\n"; }
 
+# The plugin copies volumes itself if the base storage's plugin cannot. ZFS exports only snapshots, and Proxmox VE takes a
+# snapshot for a migration only if the type of the storage is 'zfspool'.
+my $RAW = 'raw+size';
+
 sub volume_export_formats {
     my ($class, $scfg, $storeid, $volname, $snapshot, $base_snapshot, $with_snapshots) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    return $plugin->volume_export_formats($base, $baseid, $volname, $snapshot, $base_snapshot, $with_snapshots);
+    my @formats = $plugin->volume_export_formats($base, $baseid, $volname, $snapshot, $base_snapshot, $with_snapshots);
+    return @formats if defined($snapshot);
+    @formats = grep { $_ ne 'zfs' } @formats;
+    return @formats if @formats || $with_snapshots;
+    return ($RAW);
+}
+
+my sub export_raw {
+    my ($plugin, $base, $baseid, $fh, $volname) = @_;
+    my ($size) = $plugin->volume_size_info($base, $baseid, $volname, $SIZE_SECONDS_MAX);
+    my ($path) = $plugin->path($base, $volname, $baseid);
+    PVE::Storage::Plugin::write_common_header($fh, $size);
+    run_command(['dd', "if=$path", 'bs=1M', 'status=none'], output => '>&' . fileno($fh));
 }
 
 sub volume_export {
-    my ($class, $scfg, $storeid, $fh, $volname, @more) = @_;
+    my ($class, $scfg, $storeid, $fh, $volname, $format, @more) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    my $export = sub { $plugin->volume_export($base, $baseid, $fh, $volname, @more) };
+    my $is_known = grep { $_ eq $format } $plugin->volume_export_formats($base, $baseid, $volname, @more);
+    my $export = sub {
+        return export_raw($plugin, $base, $baseid, $fh, $volname) if $format eq $RAW && !$is_known;
+        return $plugin->volume_export($base, $baseid, $fh, $volname, $format, @more);
+    };
     return written_through($storeid, $volname, $export);
 }
 
@@ -407,16 +427,46 @@ my sub import_name {
 }
 
 sub volume_import_formats {
-    my ($class, $scfg, $storeid, $volname, @more) = @_;
+    my ($class, $scfg, $storeid, $volname, $snapshot, $base_snapshot, $with_snapshots) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    return $plugin->volume_import_formats($base, $baseid, import_name($class, $base, $volname), @more);
+    my $name = import_name($class, $base, $volname);
+    my @formats = $plugin->volume_import_formats($base, $baseid, $name, $snapshot, $base_snapshot, $with_snapshots);
+    push @formats, $RAW if !$with_snapshots && !defined($base_snapshot) && !grep { $_ eq $RAW } @formats;
+    return @formats;
+}
+
+# Returns the volume's name on the base storage.
+my sub import_raw {
+    my ($plugin, $base, $baseid, $fh, $name, $allow_rename) = @_;
+    my ($size) = PVE::Storage::Plugin::read_common_header($fh);
+    my (undef, $image, $vmid) = $plugin->parse_volname($name);
+    my $exists = eval { ($plugin->volume_size_info($base, $baseid, $name, $SIZE_SECONDS_MAX))[0] };
+    die "volume '$baseid:$name' exists already\n" if $exists && !$allow_rename;
+    $image = undef if $exists;
+    my $volname = $plugin->alloc_image($baseid, $base, $vmid, 'raw', $image, int(($size + 1023) / 1024));
+    eval {
+        $plugin->activate_volume($baseid, $base, $volname, undef, {});
+        my ($path) = $plugin->path($base, $volname, $baseid);
+        my $is_zero = $plugin->volume_has_feature($base, 'sparseinit', $baseid, $volname);
+        my $conv = $is_zero ? 'conv=fsync,sparse' : 'conv=fsync';
+        run_command(['dd', "of=$path", 'bs=64k', 'status=none', $conv], input => '<&' . fileno($fh));
+        $plugin->deactivate_volume($baseid, $base, $volname, undef, {});
+    };
+    my $error = $@ or return $volname;
+    eval { $plugin->free_image($baseid, $base, $volname, 0, 'raw') };
+    warn $@ if $@;
+    die $error;
 }
 
 sub volume_import {
-    my ($class, $scfg, $storeid, $fh, $volname, @more) = @_;
+    my ($class, $scfg, $storeid, $fh, $volname, $format, @more) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
     my $name = import_name($class, $base, $volname);
-    my $volid = $plugin->volume_import($base, $baseid, $fh, $name, @more) // "$baseid:$name";
+    my ($snapshot, $base_snapshot, $with_snapshots, $allow_rename) = @more;
+    my $is_known = grep { $_ eq $format }
+        $plugin->volume_import_formats($base, $baseid, $name, $snapshot, $base_snapshot, $with_snapshots);
+    return "$storeid:" . import_raw($plugin, $base, $baseid, $fh, $name, $allow_rename) if $format eq $RAW && !$is_known;
+    my $volid = $plugin->volume_import($base, $baseid, $fh, $name, $format, @more) // "$baseid:$name";
     return $volid =~ s/^\Q$baseid\E:/$storeid:/r;
 }
 

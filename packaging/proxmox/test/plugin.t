@@ -167,10 +167,58 @@ is($plugin->alloc_image('cached', $scfg, 100, 'raw', $state, 1), "$state.raw", '
 is($plugin->alloc_image('over_thin', $over_thin, 100, 'raw', $state, 1), $state, 'a named device does not');
 for my $name ($volume, "100/$volume.raw") {
     is($plugin->volume_import($scfg, 'cached', undef, $name, 'raw+size'), 'cached:made', "$name is imported");
-    is_deeply(noted(), ["volume_import - local - 100/$volume.raw raw+size"], 'as a file');
-    $plugin->volume_import_formats($over_thin, 'over_thin', $name);
-    is_deeply(noted(), ["volume_import_formats - thin $volume"], 'or as a device');
+    is(noted()->[-1], "volume_import - local - 100/$volume.raw raw+size", 'as a file');
+    is_deeply([$plugin->volume_import_formats($over_thin, 'over_thin', $name)], ['raw+size'], 'or as a device');
+    is_deeply(noted(), ["volume_import_formats $volume"], 'with the name of a device');
 }
+
+# ZFS exports only snapshots.
+my $over_zfs = $PVE::Storage::config->{ids}->{over_zfs};
+my @exports = ([undef, undef, 0], ['snap', undef, 0], [undef, undef, 1]);
+my @formats = map { [$plugin->volume_export_formats($over_zfs, 'over_zfs', $volume, @$_)] } @exports;
+is_deeply(\@formats, [['raw+size'], ['zfs'], []], 'the plugin exports what ZFS does not');
+my @imports = map { [$plugin->volume_import_formats($over_zfs, 'over_zfs', $volume, undef, undef, $_)] } (0, 1);
+is_deeply(\@imports, [['zfs', 'raw+size'], ['zfs']], 'and imports it');
+noted();
+open(my $stream, '+<', '/dev/null') or die "cannot open: $!\n";
+$plugin->volume_export($over_zfs, 'over_zfs', $stream, $volume, 'raw+size', undef, undef, 0);
+is_deeply(
+    noted(),
+    ["dd if=/dev/thin/$volume bs=1M status=none", 'write_common_header ' . (1 << 30)],
+    'an exported volume has its size and its data'
+);
+ok(
+    !eval { $plugin->volume_import($over_zfs, 'over_zfs', $stream, $volume, 'raw+size', undef, undef, 0, 0); 1 },
+    "an existing volume is not overwritten: $@"
+);
+noted();
+is(
+    $plugin->volume_import($over_zfs, 'over_zfs', $stream, $volume, 'raw+size', undef, undef, 0, 1),
+    'over_zfs:made',
+    'an imported volume can get another name'
+);
+my $copied = "dd of=/dev/thin/made bs=64k status=none conv=fsync,sparse";
+is(noted()->[0], $copied, 'and its data are copied');
+$plugin->volume_import($over_zfs, 'over_zfs', $stream, 'vm-100-lost', 'raw+size', undef, undef, 0, 0);
+is_deeply(
+    noted(),
+    [
+        $copied =~ s/made/vm-100-lost/r,
+        'volume_import_formats vm-100-lost',
+        'alloc_image 100 ' . ((1 << 20) + 1),
+        'activate_volume zfs - vm-100-lost - -',
+        'volume_has_feature - sparseinit zfs vm-100-lost',
+        'deactivate_volume zfs - vm-100-lost - -',
+    ],
+    'a new volume is large enough'
+);
+$PVE::Tools::fail = '^dd';
+ok(
+    !eval { $plugin->volume_import($over_zfs, 'over_zfs', $stream, 'vm-100-lost', 'raw+size', undef, undef, 0, 0); 1 },
+    'an import can fail'
+);
+is(noted()->[-1], 'free_image zfs - vm-100-lost 0 raw', 'and then leaves no volume behind');
+$PVE::Tools::fail = '';
 ok(!eval { $plugin->alloc_image('cached', $scfg, 100, 'qcow2', undef, 1); 1 }, 'raw volumes only');
 is_deeply(
     [map { $_->{volid} } @{ $plugin->list_images('cached', $scfg, 100) }],

@@ -8,6 +8,8 @@ our $config = {
         local => { type => 'stub', path => '/srv' },
         cached => { type => 'hob', 'hob-base' => 'local', 'hob-pool' => 'flash', 'hob-percent' => 20 },
         thin => { type => 'stub' },
+        zfs => { type => 'stub', formats => ['zfs'] },
+        over_zfs => { type => 'hob', 'hob-base' => 'zfs', 'hob-pool' => 'flash' },
         over_thin => { type => 'hob', 'hob-base' => 'thin', 'hob-pool' => 'flash' },
         nas => { type => 'nfs' },
         remote => { type => 'hob', 'hob-base' => 'nas', 'hob-pool' => 'flash' },

@@ -17,7 +17,7 @@ sub run_command {
     # With -T, Perl does not run a command with tainted arguments.
     die "Insecure dependency in $line\n" if grep { tainted($_) } @$command;
     push @commands, $line;
-    die "$options{errmsg} failed\n" if $fail ne '' && $line =~ m/$fail/;
+    die(($options{errmsg} // $line) . " failed\n") if $fail ne '' && $line =~ m/$fail/;
     $options{outfunc}->($disks) if $options{outfunc} && $line =~ m/^hob disk list/;
     return 0;
 }

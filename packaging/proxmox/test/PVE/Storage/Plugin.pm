@@ -11,6 +11,10 @@ sub lookup {
     return $type eq 'stub' ? 'PVE::Storage::Stub' : die "no plugin '$type'\n";
 }
 
+sub write_common_header($$) { my ($fh, $size) = @_; push @calls, "write_common_header $size"; }
+
+sub read_common_header($) { return (1 << 30) + 1; }
+
 package PVE::Storage::Stub;
 use strict;
 use warnings;
@@ -42,7 +46,21 @@ sub list_images {
     return [grep { !$vollist || $wanted{ $_->{volid} } } @images];
 }
 
-sub alloc_image { my ($class, $storeid, $scfg, $vmid, $fmt, $name) = @_; return $name // 'made'; }
+sub alloc_image {
+    my ($class, $storeid, $scfg, $vmid, $fmt, $name, $size) = @_;
+    push @PVE::Storage::Plugin::calls, "alloc_image $vmid $size" if $storeid eq 'zfs';
+    return $name // 'made';
+}
+
+sub parse_volname { my ($class, $volname) = @_; return ('images', $volname, 100, undef, undef, 0, 'raw'); }
+
+sub volume_export_formats { my ($class, $scfg) = @_; return @{ $scfg->{formats} // ['raw+size'] }; }
+
+sub volume_import_formats {
+    my ($class, $scfg, $storeid, $volname) = @_;
+    push @PVE::Storage::Plugin::calls, "volume_import_formats $volname";
+    return @{ $scfg->{formats} // ['raw+size'] };
+}
 
 sub AUTOLOAD {
     my ($class, @args) = @_;
