@@ -142,10 +142,10 @@ my sub remove {
 # because Proxmox VE 8 asks for the path of a disk before it activates the disk's volume.
 my sub is_cacheable {
     my ($scfg, $storeid, $volname) = @_;
+    # 'hob attach' attaches any volume.
+    return 1 if served($storeid, $volname);
     # Saved states are read only once. The path of a cloud-init image is needed before the image exists.
     return 0 if $volname =~ m!^(?:\d+/)?vm-\d+-(?:state-|cloudinit(?:\.raw)?$)!;
-    # 'hob attach' attaches volumes of any size.
-    return 1 if served($storeid, $volname);
     my ($plugin, $base, $baseid) = base($scfg);
     my ($size) = eval { $plugin->volume_size_info($base, $baseid, $volname, $SIZE_SECONDS_MAX) };
     # A volume of unknown size may be in the cache, so its path must not bypass hob.

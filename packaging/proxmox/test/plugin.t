@@ -97,8 +97,10 @@ for my $unserved ('vm-100-small', 'vm-100-cloudinit', '100/vm-100-cloudinit.raw'
         'and hob does not serve it'
     );
 }
-$PVE::Tools::disks = '[{"name":"cached-vm-100-small","backing":"/srv/vm-100-small","cache":null}]';
-like(scalar($plugin->path($scfg, 'vm-100-small', 'cached')), qr/^nbd/, "unless 'hob attach' attached it");
+for my $attached ('vm-100-small', 'vm-100-cloudinit') {
+    $PVE::Tools::disks = qq([{"name":"cached-$attached","backing":"/srv/$attached","cache":null}]);
+    like(scalar($plugin->path($scfg, $attached, 'cached')), qr/^nbd/, "unless 'hob attach' attached it");
+}
 serve('write-back');
 noted();
 
