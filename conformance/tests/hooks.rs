@@ -291,6 +291,6 @@ fn hook_scripts_pass_shellcheck() {
 fn the_storage_plugin_for_proxmox_ve_passes_its_own_tests() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/proxmox/test");
     let (stubs, test) = (directory.to_str().expect("a path"), directory.join("plugin.t"));
-    let said = Tool::new("perl").args(["-I", stubs]).arg(&test).run();
+    let said = Tool::new("perl").args(["-T", "-I", stubs]).arg(&test).run();
     assert!(said.contains("\n1..") && !said.contains("not ok"), "{said}");
 }

@@ -30,8 +30,11 @@ my $SOCKET = '/run/hob/nbd.sock';
 # Seconds for commands that do not drain.
 my $COMMAND_SECONDS_MAX = 60;
 
-# The smallest cache, in bytes.
+# The smallest cache, in bytes. hob does not serve smaller volumes, such as TPM states and EFI variables.
 my $CACHE_MIN_BYTES = 64 * 1024 * 1024;
+
+# Seconds to read the size of a volume.
+my $SIZE_SECONDS_MAX = 10;
 
 sub api {
     my $known = 15;
@@ -132,7 +135,31 @@ my sub remove {
     my ($storeid, $volname, $path) = @_;
     my $disk = served($storeid, $volname) or return;
     check_backing($disk, $path);
-    hob(['disk', 'remove', $disk->{name}]);
+    hob(['disk', 'remove', disk_name($storeid, $volname)]);
+}
+
+# Returns true if hob serves the volume while it is active. The answer must not depend on whether the volume is active,
+# because Proxmox VE 8 asks for the path of a disk before it activates the disk's volume.
+my sub is_cacheable {
+    my ($scfg, $storeid, $volname) = @_;
+    # 'hob attach' attaches any volume.
+    return 1 if served($storeid, $volname);
+    # Saved states are read only once. The path of a cloud-init image is needed before the image exists.
+    return 0 if $volname =~ m!^(?:\d+/)?vm-\d+-(?:state-|cloudinit(?:\.raw)?$)!;
+    my ($plugin, $base, $baseid) = base($scfg);
+    my ($size) = eval { $plugin->volume_size_info($base, $baseid, $volname, $SIZE_SECONDS_MAX) };
+    # A volume of unknown size may be in the cache, so its path must not bypass hob.
+    return !defined($size) || $size >= $CACHE_MIN_BYTES;
+}
+
+# Returns true if Proxmox VE compares paths to find out whether a VM uses a volume. The path must then be the one that the
+# volume has on the base storage. Otherwise Proxmox VE reports the volume of the base storage as an unused disk, which an
+# administrator could delete.
+my sub is_compared {
+    for (my $level = 1; my $name = (caller($level))[3]; $level++) {
+        return 1 if $name =~ m/::(?:scan_volids|is_volume_in_use)$/;
+    }
+    return 0;
 }
 
 sub parse_volname {
@@ -150,8 +177,7 @@ sub path {
     my ($class, $scfg, $volname, $storeid, $snapname) = @_;
     my ($vtype, undef, $vmid) = $class->parse_volname($volname);
     my ($plugin, $base, $baseid) = base($scfg);
-    # Without hob's disk the volume is inactive, and its data are in the base volume.
-    if (defined($snapname) || !served($storeid, $volname)) {
+    if (defined($snapname) || is_compared() || !is_cacheable($scfg, $storeid, $volname)) {
         my ($path) = $plugin->path($base, $volname, $baseid, $snapname);
         return wantarray ? ($path, $vmid, $vtype) : $path;
     }
@@ -167,7 +193,7 @@ sub filesystem_path {
 
 sub qemu_blockdev_options {
     my ($class, $scfg, $storeid, $volname, $machine_version, $options) = @_;
-    if (defined($options->{'snapshot-name'})) {
+    if (defined($options->{'snapshot-name'}) || !is_cacheable($scfg, $storeid, $volname)) {
         my ($plugin, $base, $baseid) = base($scfg);
         return $plugin->qemu_blockdev_options($base, $baseid, $volname, $machine_version, $options);
     }
@@ -183,9 +209,11 @@ sub volume_qemu_snapshot_method { return 'storage'; }
 
 sub activate_storage {
     my ($class, $storeid, $scfg, $cache) = @_;
-    my ($plugin, $base, $baseid) = base($scfg);
+    my (undef, undef, $baseid) = base($scfg);
     hob(['pool', 'show', $scfg->{'hob-pool'}], timeout => $COMMAND_SECONDS_MAX);
-    return $plugin->activate_storage($baseid, $base, $cache);
+    # Unlike the method of the base's plugin, this checks that the base storage is enabled, and available on this node.
+    PVE::Storage::activate_storage(PVE::Storage::config(), $baseid, $cache);
+    return 1;
 }
 
 # The base storage may have other users.
@@ -200,8 +228,8 @@ sub status {
 sub activate_volume {
     my ($class, $storeid, $scfg, $volname, $snapname, $cache, $hints) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    $plugin->activate_volume($baseid, $base, $volname, $snapname, $cache);
-    return 1 if defined($snapname);
+    $plugin->activate_volume($baseid, $base, $volname, $snapname, $cache, $hints);
+    return 1 if defined($snapname) || !is_cacheable($scfg, $storeid, $volname);
     my $disk = served($storeid, $volname);
     my ($path) = $plugin->path($base, $volname, $baseid);
     check_backing($disk, $path) if $disk;
@@ -211,7 +239,9 @@ sub activate_volume {
     if (!$disk) {
         hob(['disk', 'add', $name, '--backing', $path, '--format', 'raw'], timeout => $COMMAND_SECONDS_MAX);
     }
-    my ($size) = $plugin->volume_size_info($base, $baseid, $volname, 10);
+    my ($size) = $plugin->volume_size_info($base, $baseid, $volname, $SIZE_SECONDS_MAX);
+    # Sizes that the LVM plugin reads are tainted.
+    ($size) = ($size // '') =~ m/^(\d+)$/ or die "cannot read the size of $volname\n";
     my $bytes = int($size * ($scfg->{'hob-percent'} // 10) / 100);
     $bytes = $CACHE_MIN_BYTES if $bytes < $CACHE_MIN_BYTES;
     my @preset = $scfg->{'hob-preset'} ? ('--preset', $scfg->{'hob-preset'}) : ();
@@ -220,6 +250,21 @@ sub activate_volume {
     eval { hob(\@enable, timeout => $COMMAND_SECONDS_MAX); };
     warn "$volname has no cache: $@" if $@;
     return 1;
+}
+
+# Programs that are not QEMU, such as swtpm, need a file or a device.
+sub map_volume {
+    my ($class, $storeid, $scfg, $volname, $snapname, $hints) = @_;
+    die "hob serves $volname over NBD, not as a file or device; move it to the storage '$scfg->{'hob-base'}'\n"
+        if !defined($snapname) && is_cacheable($scfg, $storeid, $volname);
+    my ($plugin, $base, $baseid) = base($scfg);
+    return $plugin->map_volume($baseid, $base, $volname, $snapname, $hints);
+}
+
+sub unmap_volume {
+    my ($class, $storeid, $scfg, $volname, $snapname) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    return $plugin->unmap_volume($baseid, $base, $volname, $snapname);
 }
 
 sub deactivate_volume {
@@ -234,6 +279,8 @@ sub alloc_image {
     my ($class, $storeid, $scfg, $vmid, $fmt, $name, $size) = @_;
     die "hob caches raw volumes, not '$fmt'\n" if $fmt ne 'raw';
     my ($plugin, $base, $baseid) = base($scfg);
+    # Proxmox VE gives names without an extension, because this storage has no directory.
+    $name .= '.raw' if defined($name) && $base->{path} && $name !~ m/\.raw$/;
     return $plugin->alloc_image($baseid, $base, $vmid, $fmt, $name, $size);
 }
 
@@ -247,10 +294,12 @@ sub free_image {
 sub list_images {
     my ($class, $storeid, $scfg, $vmid, $vollist, $cache) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    my $wanted = $vollist ? [map { s/^\Q$storeid\E:/$baseid:/r } @$vollist] : undef;
+    # The list may have volumes of other storages.
+    my $wanted = $vollist ? [map { m/^\Q$storeid\E:(.+)$/ ? "$baseid:$1" : () } @$vollist] : undef;
     my $images = $plugin->list_images($baseid, $base, $vmid, $wanted, $cache);
-    my @raw = grep { ($_->{format} // 'raw') eq 'raw' } @$images;
-    return [map { { %$_, volid => $_->{volid} =~ s/^\Q$baseid\E:/$storeid:/r } } @raw];
+    my $is_ours = sub { eval { $class->parse_volname($_[0] =~ s/^\Q$baseid\E://r) } };
+    my @ours = grep { ($_->{format} // 'raw') eq 'raw' && $is_ours->($_->{volid}) } @$images;
+    return [map { { %$_, volid => $_->{volid} =~ s/^\Q$baseid\E:/$storeid:/r } } @ours];
 }
 
 sub volume_size_info {
@@ -262,9 +311,9 @@ sub volume_size_info {
 sub volume_resize {
     my ($class, $scfg, $storeid, $volname, $size, $running, $snapname) = @_;
     # QEMU learns the size of an NBD export when it connects.
-    die "stop the VM to resize a volume that hob caches\n" if $running;
+    die "stop the VM to resize a volume on a storage of the type 'hob'\n" if $running;
     my ($plugin, $base, $baseid) = base($scfg);
-    my $resized = $plugin->volume_resize($base, $baseid, $volname, $size, $running);
+    my $resized = $plugin->volume_resize($base, $baseid, $volname, $size, $running, $snapname);
     hob(['disk', 'resize', disk_name($storeid, $volname)]) if served($storeid, $volname);
     return $resized;
 }
@@ -321,13 +370,14 @@ sub volume_has_feature {
     my ($class, $scfg, $feature, $storeid, $volname, $snapname, $running, $opts) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
     return undef if $feature ne 'copy' && $feature ne 'snapshot' && $feature ne 'sparseinit' && $feature ne 'rename';
-    return undef if $feature eq 'rename' && served($storeid, $volname);
     return $plugin->volume_has_feature($base, $feature, $baseid, $volname, $snapname, $running, $opts);
 }
 
 sub rename_volume {
     my ($class, $scfg, $storeid, $source, $vmid, $target) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
+    # The names of hob's disks have the names of volumes.
+    remove($storeid, $source, $plugin->path($base, $source, $baseid));
     my $renamed = $plugin->rename_volume($base, $baseid, $source, $vmid, $target);
     return $renamed =~ s/^\Q$baseid\E:/$storeid:/r;
 }
@@ -336,29 +386,87 @@ sub create_base { die "templates are not possible on a storage of the type 'hob'
 
 sub clone_image { die "linked clones are not possible on a storage of the type 'hob'\n"; }
 
+# The plugin copies volumes itself if the base storage's plugin cannot. ZFS exports only snapshots, and Proxmox VE takes a
+# snapshot for a migration only if the type of the storage is 'zfspool'.
+my $RAW = 'raw+size';
+
 sub volume_export_formats {
     my ($class, $scfg, $storeid, $volname, $snapshot, $base_snapshot, $with_snapshots) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    return $plugin->volume_export_formats($base, $baseid, $volname, $snapshot, $base_snapshot, $with_snapshots);
+    my @formats = $plugin->volume_export_formats($base, $baseid, $volname, $snapshot, $base_snapshot, $with_snapshots);
+    return @formats if defined($snapshot);
+    @formats = grep { $_ ne 'zfs' } @formats;
+    return @formats if @formats || $with_snapshots;
+    return ($RAW);
+}
+
+my sub export_raw {
+    my ($plugin, $base, $baseid, $fh, $volname) = @_;
+    my ($size) = $plugin->volume_size_info($base, $baseid, $volname, $SIZE_SECONDS_MAX);
+    my ($path) = $plugin->path($base, $volname, $baseid);
+    PVE::Storage::Plugin::write_common_header($fh, $size);
+    run_command(['dd', "if=$path", 'bs=1M', 'status=none'], output => '>&' . fileno($fh));
 }
 
 sub volume_export {
-    my ($class, $scfg, $storeid, $fh, $volname, @more) = @_;
+    my ($class, $scfg, $storeid, $fh, $volname, $format, @more) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    my $export = sub { $plugin->volume_export($base, $baseid, $fh, $volname, @more) };
+    my $is_known = grep { $_ eq $format } $plugin->volume_export_formats($base, $baseid, $volname, @more);
+    my $export = sub {
+        return export_raw($plugin, $base, $baseid, $fh, $volname) if $format eq $RAW && !$is_known;
+        return $plugin->volume_export($base, $baseid, $fh, $volname, $format, @more);
+    };
     return written_through($storeid, $volname, $export);
 }
 
+# The name that an imported volume has on the base storage. It may come from a storage of another type.
+my sub import_name {
+    my ($class, $base, $volname) = @_;
+    my (undef, $name, $vmid) = $class->parse_volname($volname);
+    return $base->{path} ? "$vmid/$name.raw" : $name;
+}
+
 sub volume_import_formats {
-    my ($class, $scfg, $storeid, $volname, @more) = @_;
+    my ($class, $scfg, $storeid, $volname, $snapshot, $base_snapshot, $with_snapshots) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    return $plugin->volume_import_formats($base, $baseid, $volname, @more);
+    my $name = import_name($class, $base, $volname);
+    my @formats = $plugin->volume_import_formats($base, $baseid, $name, $snapshot, $base_snapshot, $with_snapshots);
+    push @formats, $RAW if !$with_snapshots && !defined($base_snapshot) && !grep { $_ eq $RAW } @formats;
+    return @formats;
+}
+
+# Returns the volume's name on the base storage.
+my sub import_raw {
+    my ($plugin, $base, $baseid, $fh, $name, $allow_rename) = @_;
+    my ($size) = PVE::Storage::Plugin::read_common_header($fh);
+    my (undef, $image, $vmid) = $plugin->parse_volname($name);
+    my $exists = eval { ($plugin->volume_size_info($base, $baseid, $name, $SIZE_SECONDS_MAX))[0] };
+    die "volume '$baseid:$name' exists already\n" if $exists && !$allow_rename;
+    $image = undef if $exists;
+    my $volname = $plugin->alloc_image($baseid, $base, $vmid, 'raw', $image, int(($size + 1023) / 1024));
+    eval {
+        $plugin->activate_volume($baseid, $base, $volname, undef, {});
+        my ($path) = $plugin->path($base, $volname, $baseid);
+        my $is_zero = $plugin->volume_has_feature($base, 'sparseinit', $baseid, $volname);
+        my $conv = $is_zero ? 'conv=fsync,sparse' : 'conv=fsync';
+        run_command(['dd', "of=$path", 'bs=64k', 'status=none', $conv], input => '<&' . fileno($fh));
+        $plugin->deactivate_volume($baseid, $base, $volname, undef, {});
+    };
+    my $error = $@ or return $volname;
+    eval { $plugin->free_image($baseid, $base, $volname, 0, 'raw') };
+    warn $@ if $@;
+    die $error;
 }
 
 sub volume_import {
-    my ($class, $scfg, $storeid, $fh, $volname, @more) = @_;
+    my ($class, $scfg, $storeid, $fh, $volname, $format, @more) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    my $volid = $plugin->volume_import($base, $baseid, $fh, $volname, @more);
+    my $name = import_name($class, $base, $volname);
+    my ($snapshot, $base_snapshot, $with_snapshots, $allow_rename) = @more;
+    my $is_known = grep { $_ eq $format }
+        $plugin->volume_import_formats($base, $baseid, $name, $snapshot, $base_snapshot, $with_snapshots);
+    return "$storeid:" . import_raw($plugin, $base, $baseid, $fh, $name, $allow_rename) if $format eq $RAW && !$is_known;
+    my $volid = $plugin->volume_import($base, $baseid, $fh, $name, $format, @more) // "$baseid:$name";
     return $volid =~ s/^\Q$baseid\E:/$storeid:/r;
 }
 

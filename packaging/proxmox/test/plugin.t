@@ -1,5 +1,5 @@
 #!/usr/bin/perl
-# Tests of HobPlugin.pm against stubs of Proxmox VE's modules: perl -I packaging/proxmox/test packaging/proxmox/test/plugin.t
+# Tests of HobPlugin.pm against stubs of Proxmox VE's modules: perl -T -I packaging/proxmox/test packaging/proxmox/test/plugin.t
 use strict;
 use warnings;
 
@@ -8,7 +8,10 @@ use Test::More;
 
 use PVE::Tools;
 
-require "$FindBin::Bin/../HobPlugin.pm";
+my ($directory) = $FindBin::Bin =~ m/^(.+)$/;
+require "$directory/../HobPlugin.pm";
+
+is(${^TAINT}, 1, 'perl -T checks the arguments of commands, as in pvedaemon');
 
 my $plugin = 'PVE::Storage::Custom::HobPlugin';
 my $scfg = $PVE::Storage::config->{ids}->{cached};
@@ -35,14 +38,17 @@ is_deeply([($plugin->parse_volname('100/vm-100-disk-1.raw'))[1, 2]], ['vm-100-di
 ok(!eval { $plugin->parse_volname($_); 1 }, "'$_' is refused") for '100/vm-100-disk-1.qcow2', 'base-100-disk-0', 'x';
 
 serve('');
-is(scalar($plugin->path($scfg, $volume, 'cached')), "/srv/$volume", 'an inactive volume is its base volume');
-$plugin->activate_volume('cached', $scfg, $volume, undef, undef);
+my $export = "nbd+unix:///cached-$volume?socket=/run/hob/nbd.sock";
+is(scalar($plugin->path($scfg, $volume, 'cached')), $export, 'an inactive volume has the path that it will have as active');
+is(scalar($plugin->path($scfg, $volume, 'cached', 'snap')), "/srv/$volume", 'a snapshot has the path on the base storage');
+is(scalar($plugin->path($scfg, 'vm-100-lost', 'cached')), $export =~ s/disk-0/lost/r, 'so has a volume of unknown size');
+$plugin->activate_volume('cached', $scfg, $volume, undef, undef, 'hints');
 is_deeply(
     noted(),
     [
         "hob disk add cached-$volume --backing /srv/$volume --format raw",
         "hob cache enable cached-$volume --pool flash --size " . int((1 << 30) / 5),
-        "activate_volume local - $volume - -",
+        "activate_volume local - $volume - - hints",
     ],
     'an activated volume is served with a cache'
 );
@@ -58,16 +64,44 @@ noted();
 
 serve('write-back');
 $plugin->activate_volume('cached', $scfg, $volume, undef, undef);
-is_deeply(noted(), ["activate_volume local - $volume - -"], 'an active volume is left alone');
-is(
-    scalar($plugin->path($scfg, $volume, 'cached')),
-    "nbd+unix:///cached-$volume?socket=/run/hob/nbd.sock",
-    'an active volume is an export of hob'
-);
+is_deeply(noted(), ["activate_volume local - $volume - - -"], 'an active volume is left alone');
+is(scalar($plugin->path($scfg, $volume, 'cached')), $export, 'an active volume is an export of hob');
+{
+    # Two functions of qemu-server that compare the paths of volumes.
+    package PVE::QemuServer::Drive;
+    sub scan_volids { return $plugin->path($scfg, $volume, 'cached'); }
+    sub is_volume_in_use { my $scan = sub { return scalar($plugin->path($scfg, $volume, 'cached')) }; return $scan->(); }
+}
+is((PVE::QemuServer::Drive::scan_volids())[0], "/srv/$volume", 'a rescan finds that the base volume is in use');
+is(PVE::QemuServer::Drive::is_volume_in_use(), "/srv/$volume", 'and so does the deletion of an unused disk');
+ok(!eval { $plugin->map_volume('cached', $scfg, $volume); 1 }, "a volume of hob is no file: $@");
 my $options = $plugin->qemu_blockdev_options($scfg, 'cached', $volume, undef, {});
 is($options->{driver}, 'nbd', 'QEMU uses NBD');
 is($options->{export}, "cached-$volume", 'and the export of the volume');
 is($options->{'reconnect-delay'}, 300, 'and waits for hob to restart');
+noted();
+
+serve('');
+for my $unserved ('vm-100-small', 'vm-100-cloudinit', '100/vm-100-cloudinit.raw', '100/vm-100-state-snap.raw') {
+    $plugin->activate_volume('cached', $scfg, $unserved, undef, undef, { hint => 1 });
+    is(scalar($plugin->path($scfg, $unserved, 'cached')), "/srv/$unserved", "$unserved has the path of the base volume");
+    $plugin->map_volume('cached', $scfg, $unserved, undef);
+    $plugin->qemu_blockdev_options($scfg, 'cached', $unserved, '10.0', {});
+    is_deeply(
+        noted(),
+        [
+            "activate_volume local - $unserved - - -",
+            "map_volume local - $unserved - -",
+            "qemu_blockdev_options - local $unserved 10.0 -",
+        ],
+        'and hob does not serve it'
+    );
+}
+for my $attached ('vm-100-small', 'vm-100-cloudinit') {
+    $PVE::Tools::disks = qq([{"name":"cached-$attached","backing":"/srv/$attached","cache":null}]);
+    like(scalar($plugin->path($scfg, $attached, 'cached')), qr/^nbd/, "unless 'hob attach' attached it");
+}
+serve('write-back');
 noted();
 
 $plugin->volume_snapshot($scfg, 'cached', $volume, 'snap');
@@ -120,13 +154,83 @@ my %names = (
 );
 is(name_of($_), $names{$_}, "the disk of $_") for sort keys %names;
 
-is($plugin->alloc_image('cached', $scfg, 100, 'raw', undef, 1), 'local:made', 'the base storage allocates');
+serve('write-back');
+is($plugin->volume_has_feature($scfg, 'rename', 'cached', $volume), 'local:made', 'the base storage says what it can do');
+is($plugin->rename_volume($scfg, 'cached', $volume, 101), 'cached:made', 'a renamed volume is on this storage');
+is(noted()->[0], "hob disk remove cached-$volume", 'and hob serves it no longer by the old name');
+serve('');
+
+$plugin->activate_storage('cached', $scfg, {});
+is_deeply(noted(), ['hob pool show flash', 'PVE::Storage::activate_storage local'], 'the base storage is activated');
+is($plugin->alloc_image('cached', $scfg, 100, 'raw', undef, 1), 'made', 'the base storage allocates');
+my $over_thin = $PVE::Storage::config->{ids}->{over_thin};
+my $state = 'vm-100-state-a';
+is($plugin->alloc_image('cached', $scfg, 100, 'raw', $state, 1), "$state.raw", 'a named file gets an extension');
+is($plugin->alloc_image('over_thin', $over_thin, 100, 'raw', $state, 1), $state, 'a named device does not');
+for my $name ($volume, "100/$volume.raw") {
+    is($plugin->volume_import($scfg, 'cached', undef, $name, 'raw+size'), 'cached:made', "$name is imported");
+    is(noted()->[-1], "volume_import - local - 100/$volume.raw raw+size", 'as a file');
+    is_deeply([$plugin->volume_import_formats($over_thin, 'over_thin', $name)], ['raw+size'], 'or as a device');
+    is_deeply(noted(), ["volume_import_formats $volume"], 'with the name of a device');
+}
+
+# ZFS exports only snapshots.
+my $over_zfs = $PVE::Storage::config->{ids}->{over_zfs};
+my @exports = ([undef, undef, 0], ['snap', undef, 0], [undef, undef, 1]);
+my @formats = map { [$plugin->volume_export_formats($over_zfs, 'over_zfs', $volume, @$_)] } @exports;
+is_deeply(\@formats, [['raw+size'], ['zfs'], []], 'the plugin exports what ZFS does not');
+my @imports = map { [$plugin->volume_import_formats($over_zfs, 'over_zfs', $volume, undef, undef, $_)] } (0, 1);
+is_deeply(\@imports, [['zfs', 'raw+size'], ['zfs']], 'and imports it');
+noted();
+open(my $stream, '+<', '/dev/null') or die "cannot open: $!\n";
+$plugin->volume_export($over_zfs, 'over_zfs', $stream, $volume, 'raw+size', undef, undef, 0);
+is_deeply(
+    noted(),
+    ["dd if=/dev/thin/$volume bs=1M status=none", 'write_common_header ' . (1 << 30)],
+    'an exported volume has its size and its data'
+);
+ok(
+    !eval { $plugin->volume_import($over_zfs, 'over_zfs', $stream, $volume, 'raw+size', undef, undef, 0, 0); 1 },
+    "an existing volume is not overwritten: $@"
+);
+noted();
+is(
+    $plugin->volume_import($over_zfs, 'over_zfs', $stream, $volume, 'raw+size', undef, undef, 0, 1),
+    'over_zfs:made',
+    'an imported volume can get another name'
+);
+my $copied = "dd of=/dev/thin/made bs=64k status=none conv=fsync,sparse";
+is(noted()->[0], $copied, 'and its data are copied');
+$plugin->volume_import($over_zfs, 'over_zfs', $stream, 'vm-100-lost', 'raw+size', undef, undef, 0, 0);
+is_deeply(
+    noted(),
+    [
+        $copied =~ s/made/vm-100-lost/r,
+        'volume_import_formats vm-100-lost',
+        'alloc_image 100 ' . ((1 << 20) + 1),
+        'activate_volume zfs - vm-100-lost - -',
+        'volume_has_feature - sparseinit zfs vm-100-lost',
+        'deactivate_volume zfs - vm-100-lost - -',
+    ],
+    'a new volume is large enough'
+);
+$PVE::Tools::fail = '^dd';
+ok(
+    !eval { $plugin->volume_import($over_zfs, 'over_zfs', $stream, 'vm-100-lost', 'raw+size', undef, undef, 0, 0); 1 },
+    'an import can fail'
+);
+is(noted()->[-1], 'free_image zfs - vm-100-lost 0 raw', 'and then leaves no volume behind');
+$PVE::Tools::fail = '';
 ok(!eval { $plugin->alloc_image('cached', $scfg, 100, 'qcow2', undef, 1); 1 }, 'raw volumes only');
 is_deeply(
     [map { $_->{volid} } @{ $plugin->list_images('cached', $scfg, 100) }],
     ['cached:vm-100-disk-0'],
-    "the base storage's raw volumes are listed as this storage's"
+    "the base storage's raw volumes of VMs are listed as this storage's"
 );
+for my $wanted (["cached:$volume"], ["local:$volume"]) {
+    my @listed = map { $_->{volid} } @{ $plugin->list_images('cached', $scfg, undef, $wanted, {}) };
+    is_deeply(\@listed, [grep { m/^cached:/ } @$wanted], "of the volumes @$wanted, those of this storage are listed");
+}
 for my $storeid (qw(nested remote)) {
     my $bad = $PVE::Storage::config->{ids}->{$storeid};
     ok(!eval { $plugin->status($storeid, $bad); 1 }, "'$storeid' is refused: $@");

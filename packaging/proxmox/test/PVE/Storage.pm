@@ -7,6 +7,10 @@ our $config = {
     ids => {
         local => { type => 'stub', path => '/srv' },
         cached => { type => 'hob', 'hob-base' => 'local', 'hob-pool' => 'flash', 'hob-percent' => 20 },
+        thin => { type => 'stub' },
+        zfs => { type => 'stub', formats => ['zfs'] },
+        over_zfs => { type => 'hob', 'hob-base' => 'zfs', 'hob-pool' => 'flash' },
+        over_thin => { type => 'hob', 'hob-base' => 'thin', 'hob-pool' => 'flash' },
         nas => { type => 'nfs' },
         remote => { type => 'hob', 'hob-base' => 'nas', 'hob-pool' => 'flash' },
         nested => { type => 'hob', 'hob-base' => 'cached', 'hob-pool' => 'flash' },
@@ -16,6 +20,11 @@ our $config = {
 sub APIVER { return 12; }
 
 sub config { return $config; }
+
+sub activate_storage {
+    my ($cfg, $storeid) = @_;
+    push @PVE::Storage::Plugin::calls, "PVE::Storage::activate_storage $storeid";
+}
 
 sub storage_config {
     my ($cfg, $storeid) = @_;

@@ -4,6 +4,7 @@ use strict;
 use warnings;
 
 use base qw(Exporter);
+use Scalar::Util qw(tainted);
 
 our @EXPORT_OK = qw(run_command);
 our @commands;
@@ -13,8 +14,10 @@ our $fail = '';
 sub run_command {
     my ($command, %options) = @_;
     my $line = join(' ', @$command);
+    # With -T, Perl does not run a command with tainted arguments.
+    die "Insecure dependency in $line\n" if grep { tainted($_) } @$command;
     push @commands, $line;
-    die "$options{errmsg} failed\n" if $fail ne '' && $line =~ m/$fail/;
+    die(($options{errmsg} // $line) . " failed\n") if $fail ne '' && $line =~ m/$fail/;
     $options{outfunc}->($disks) if $options{outfunc} && $line =~ m/^hob disk list/;
     return 0;
 }
