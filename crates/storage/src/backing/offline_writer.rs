@@ -2,15 +2,15 @@
 //! dirty data to the backing before the disk is served (docs/decisions/0023).
 //!
 //! The writer has its own I/O ring, so it supports all kinds of backings that a shard supports.
-//! Several writes are in flight. Between two flushes, writes must not overlap. After the first
-//! error nothing more is written. While the writer waits, it calls a function that tells whether
+//! Several writes are in flight. Between two flushes, writes must not overlap. A write that fails is
+//! repeated a few times. After that nothing more is written. While the writer waits, it calls a function that tells whether
 //! the disk may still be written. Units: bytes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Target};
-use hob_engine::units::{BufferId, DiskId, Instant, IoId};
+use hob_engine::units::{DiskId, Instant, IoId};
 
 use super::Backing;
 use crate::ring::{Gate, Ring, RingConfig, RingError};
@@ -21,6 +21,9 @@ pub const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of writes in flight.
 const WRITES_MAX: usize = 8;
 
+/// Maximum number of attempts of one write.
+const ATTEMPTS_MAX: u32 = 5;
+
 /// Longest sleep, in case a wake-up is lost.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -30,10 +33,20 @@ pub struct OfflineWriter<'a> {
     backing: Backing,
     began: Clock,
     last: u32,
-    /// Writes in flight, with their buffers.
-    in_flight: Vec<(IoId, Option<BufferId>)>,
+    in_flight: Vec<InFlight>,
     failed: Option<IoError>,
+    is_closing: bool,
     may_go_on: &'a dyn Fn() -> bool,
+}
+
+/// A write or flush in flight.
+struct InFlight {
+    id: IoId,
+    op: IoOp,
+    offset: u64,
+    /// Data of a write; `None` for a flush.
+    slice: Option<BufferSlice>,
+    attempts: u32,
 }
 
 impl<'a> OfflineWriter<'a> {
@@ -52,7 +65,16 @@ impl<'a> OfflineWriter<'a> {
         let config = RingConfig { entries: 64, arena_bytes, threads_max: 4, ..RingConfig::default() };
         let ring = Ring::new(&config)?;
         let (began, in_flight) = (Clock::now(), Vec::new());
-        let mut alone = OfflineWriter { ring, backing, began, last: 0, in_flight, failed: None, may_go_on };
+        let mut alone = OfflineWriter {
+            ring,
+            backing,
+            began,
+            last: 0,
+            in_flight,
+            failed: None,
+            is_closing: false,
+            may_go_on,
+        };
         let now = alone.now();
         alone.backing.attach(&mut alone.ring, now, 0);
         if let Some(gate) = gate {
@@ -72,7 +94,7 @@ impl<'a> OfflineWriter<'a> {
         let buffer = self.ring.arena_mut().alloc(bytes.len()).expect("there is room for more than that");
         let slice = BufferSlice { id: buffer, offset: 0, len: bytes.len() as u32 };
         self.ring.arena_mut().slice_mut(slice).copy_from_slice(bytes);
-        self.submit(IoOp::Write(Durability::Volatile), offset, Some(slice));
+        self.submit(IoOp::Write(Durability::Volatile), offset, Some(slice), 1);
         self.failed.map_or(Ok(()), Err)
     }
 
@@ -82,13 +104,15 @@ impl<'a> OfflineWriter<'a> {
     /// Returns the error of this or an earlier write.
     pub fn flush(&mut self) -> Result<(), IoError> {
         self.wait_until(|alone| alone.in_flight.is_empty())?;
-        self.submit(IoOp::Flush, 0, None);
+        // After a failed flush, a second one would prove nothing about the writes.
+        self.submit(IoOp::Flush, 0, None, ATTEMPTS_MAX);
         self.wait_until(|alone| alone.in_flight.is_empty())
     }
 
     /// Waits for all I/O in flight, without a time limit, and closes the backing. Call it at the
     /// end, also after an error. Otherwise a late write could follow a write of the next writer.
     pub fn close(mut self) {
+        self.is_closing = true;
         self.backing.close(&mut self.ring);
         self.take_done();
         while !self.backing.is_closed() {
@@ -99,15 +123,19 @@ impl<'a> OfflineWriter<'a> {
         }
     }
 
-    fn submit(&mut self, op: IoOp, offset: u64, slice: Option<BufferSlice>) {
+    fn submit(&mut self, op: IoOp, offset: u64, slice: Option<BufferSlice>, attempts: u32) {
+        self.submit_io(op, offset, slice, attempts);
+        self.take_done();
+    }
+
+    fn submit_io(&mut self, op: IoOp, offset: u64, slice: Option<BufferSlice>, attempts: u32) {
         self.last += 1;
         let id = IoId(self.last);
-        self.in_flight.push((id, slice.map(|slice| slice.id)));
+        self.in_flight.push(InFlight { id, op, offset, slice, attempts });
         let len = slice.map_or(0, |slice| u64::from(slice.len));
         let io = Io { id, target: Target::Backing(DiskId(0)), op, offset, len, slice };
         let now = self.now();
         self.backing.submit(&mut self.ring, now, &io);
-        self.take_done();
     }
 
     /// Waits until a condition holds, while no write has failed.
@@ -116,12 +144,12 @@ impl<'a> OfflineWriter<'a> {
             if let Some(error) = self.failed {
                 return Err(error);
             }
-            if is_so(self) {
-                return Ok(());
-            }
             if !(self.may_go_on)() {
                 self.failed = Some(IoError::ShuttingDown);
                 continue;
+            }
+            if is_so(self) {
+                return Ok(());
             }
             if let Err(error) = self.turn() {
                 tracing::error!("an I/O ring failed during a failover: {error}");
@@ -146,17 +174,28 @@ impl<'a> OfflineWriter<'a> {
         Ok(())
     }
 
+    /// Takes the results of I/O. Starts writes again that have failed, with a limit.
     fn take_done(&mut self) {
+        let mut again = Vec::new();
         if self.backing.take_loss() && self.last > 0 {
             self.failed = self.failed.or(Some(IoError::Failed));
         }
         while let Some((id, result)) = self.backing.poll_done() {
-            let at = self.in_flight.iter().position(|(known, _)| *known == id);
-            let (_, buffer) = self.in_flight.swap_remove(at.expect("an I/O ends once"));
-            if let Some(buffer) = buffer {
-                self.ring.arena_mut().release(buffer);
+            let at = self.in_flight.iter().position(|known| known.id == id);
+            let InFlight { op, offset, slice, attempts, .. } =
+                self.in_flight.swap_remove(at.expect("an I/O ends once"));
+            let goes_on = self.failed.is_none() && !self.is_closing && (self.may_go_on)();
+            if result.is_err() && attempts < ATTEMPTS_MAX && goes_on {
+                again.push((op, offset, slice, attempts + 1));
+                continue;
+            }
+            if let Some(slice) = slice {
+                self.ring.arena_mut().release(slice.id);
             }
             self.failed = self.failed.or(result.err());
+        }
+        for (op, offset, slice, attempts) in again {
+            self.submit_io(op, offset, slice, attempts);
         }
     }
 

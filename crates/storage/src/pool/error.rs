@@ -113,8 +113,8 @@ pub enum PoolError {
     },
     /// The pool has too few devices for the journal's copies.
     #[error(
-        "{copies} copies of a journal need as many devices with {segments} free segments each, and the pool has \
-         {devices}; add a device, make a cache smaller, or keep fewer copies"
+        "{copies} copies of a journal need as many devices with {segments} free segments each, and {devices} \
+         devices of the pool have that; add a device, make a cache smaller, or keep fewer copies"
     )]
     TooFewDevices {
         /// Requested number of copies.

@@ -45,7 +45,11 @@ impl Disks {
         if !path.is_absolute() {
             return Err(invalid!("{} is not an absolute path", path.display()));
         }
-        let guard = self.registry.guard_disk_for_command(name, "exported").await?;
+        let guard = if self.registry.inner().stop_offline_drain(name) {
+            self.pools.guard_to_discard(name, "exported").await?
+        } else {
+            self.registry.guard_disk_for_command(name, "exported").await?
+        };
         let (flash, owner, written) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;

@@ -21,14 +21,15 @@ use hob_control::Size;
 use hob_engine::command::Access;
 use hob_engine::units::SECTOR_BYTES;
 use hob_storage::pool::{OwnerId, SectorReader};
+use tokio::time::Instant;
 
 use super::Disks;
 use super::dirty::Dirty;
-use super::recover::Kept;
+use super::recover::{Kept, RETRY_MIN};
 use super::to_backing::{DirtyPass, write_to_backing};
 use crate::api_error::{ApiError, Result, open_error};
 use crate::cluster::Taken;
-use crate::hardware::Backing;
+use crate::hardware::{Backing, BackingInfo};
 use crate::services::flash::blocking;
 use crate::services::pools::no_cache;
 use crate::services::registry::{Inner, PoolEntry};
@@ -46,68 +47,110 @@ impl Disks {
     }
 
     /// Writes the dirty data of a recovered cache to the backing, and removes the cache from flash.
-    /// The caller holds the operation guard of the offline disk, and has closed the backing.
-    pub(super) async fn drain_offline(&self, name: &str, kept: Kept, taken: Option<&Taken>) -> Result<()> {
-        let stop = Arc::new(AtomicBool::new(false));
-        self.registry.inner().disk_mut(name)?.offline_drain = Some(stop.clone());
-        let drained = self.drain_to_backing(name, kept, taken, stop).await;
-        self.registry.inner().disk_mut(name)?.offline_drain = None;
-        drained
-    }
-
-    async fn drain_to_backing(
+    /// The caller holds the operation guard of the offline disk, and has closed the backing. `info`
+    /// describes the backing with which the cache was compared.
+    pub(super) async fn drain_offline(
         &self,
         name: &str,
         kept: Kept,
+        info: &BackingInfo,
         taken: Option<&Taken>,
-        stop: Arc<AtomicBool>,
+    ) -> Result<()> {
+        let (stop, began) = (Arc::new(AtomicBool::new(false)), Instant::now());
+        self.registry.inner().disk_mut(name)?.offline_drain = Some(stop.clone());
+        let drained = self.drain_and_free(name, kept, info, taken, &stop).await;
+        let mut inner = self.registry.inner();
+        let disk = inner.disk_mut(name)?;
+        disk.offline_drain = None;
+        if drained.is_err() && !stop.load(Ordering::Relaxed) {
+            disk.retry_after = Some(Instant::now() + began.elapsed().max(RETRY_MIN));
+        }
+        drained
+    }
+
+    async fn drain_and_free(
+        &self,
+        name: &str,
+        kept: Kept,
+        info: &BackingInfo,
+        taken: Option<&Taken>,
+        stop: &Arc<AtomicBool>,
     ) -> Result<()> {
         let Kept { recovered, upto, in_pool, .. } = kept;
+        let spec = self.registry.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
+        let journal = spec.journal.ok_or_else(|| no_cache(name))?;
+        let flash = self.registry.inner().pool(&spec.pool)?.flash.clone();
         let bytes = recovered.summary.sectors_dirty * SECTOR_BYTES;
-        let (wanted, pool, flash) = {
-            let mut inner = self.registry.inner();
-            let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
-            if let Some(journal) = &mut spec.journal {
-                (journal.closed, journal.evidence) = (None, None);
-            }
-            let pool = spec.pool.clone();
-            (inner.disk(name)?.wanted.clone(), pool.clone(), inner.pool(&pool)?.flash.clone())
-        };
-        let journal = wanted.cache.as_ref().and_then(|spec| spec.journal).ok_or_else(|| no_cache(name))?;
-        self.registry.save_first().await?;
-        tracing::warn!(
-            "disk {name}: pool {pool} has no space for the journal of its recovered cache; hob writes the cache's \
-             dirty data ({}) to the backing before it serves the disk",
-            Size(bytes).human()
-        );
         if bytes > 0 {
-            self.record_service(name).await;
+            tracing::warn!(
+                "disk {name}: pool {} has no space for the journal of its recovered cache; hob writes the cache's \
+                 dirty data ({}) to the backing before it serves the disk",
+                spec.pool,
+                Size(bytes).human()
+            );
             let reader = flash
                 .read(|pool| SectorReader::new(pool).map_err(|error| ApiError::failed(error.to_string())))
                 .await?;
-            let options = self.open_options(name, &wanted).await?;
-            let lease = taken.map(|taken| taken.clock.clone());
-            let (registry, disk) = (self.registry.clone(), name.to_owned());
-            blocking(move || {
-                let backing = Backing::open(&wanted.backing, Access::ReadWrite, &options)
-                    .map_err(|error| open_error(&error))?;
-                let mut dirty = Dirty::of_recovered(recovered, in_pool, reader);
-                let doing = "is being written to the backing, because its pool has no space for its journal";
-                let mut pass = DirtyPass::new(&registry, &disk, "its cache", doing, bytes);
-                let may_go_on = || !stop.load(Ordering::Relaxed);
-                write_to_backing(&mut dirty, backing, lease.as_ref(), &may_go_on, |range| pass.advance(range))
-            })
-            .await??;
+            let dirty = Dirty::of_recovered(recovered, in_pool, reader);
+            self.write_dirty(name, dirty, bytes, info, taken, stop).await?;
         }
-        self.pools.note_end(&wanted.cache.ok_or_else(|| no_cache(name))?).await?;
+        self.pools.note_end(&spec).await?;
         flash.make_void(OwnerId(journal.owner.0), upto).await?;
-        self.free_cache_of_offline(name, &pool, journal).await?;
+        self.free_cache_of_offline(name, &spec.pool, journal).await?;
         self.registry.inner().disk_mut(name)?.too_few_for_journal = None;
         Ok(())
+    }
+
+    /// Opens the backing and writes `bytes` of dirty data to it.
+    async fn write_dirty(
+        &self,
+        name: &str,
+        mut dirty: Dirty,
+        bytes: u64,
+        info: &BackingInfo,
+        taken: Option<&Taken>,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<()> {
+        let wanted = self.registry.inner().disk(name)?.wanted.clone();
+        let options = self.open_options(name, &wanted).await?;
+        let backing = blocking(move || Backing::open(&wanted.backing, Access::ReadWrite, &options)).await?;
+        let backing = backing.map_err(|error| open_error(&error))?;
+        // The backing was not locked for a moment.
+        let state = |info: &BackingInfo| (info.identity, info.size_bytes, info.times);
+        if state(backing.info()) != state(info) {
+            return Err(ApiError::failed("its backing was changed by another program"));
+        }
+        if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
+            // From now on, the backing is not in the recorded state.
+            spec.journal.iter_mut().for_each(|it| (it.closed, it.evidence) = (None, None));
+        }
+        self.registry.save_first().await?;
+        self.record_service(name).await;
+        let lease = taken.map(|taken| taken.clock.clone());
+        let (registry, disk, stop) = (self.registry.clone(), name.to_owned(), stop.clone());
+        blocking(move || {
+            let doing = "is being written to the backing, because its pool has no space for its journal";
+            let mut pass = DirtyPass::new(&registry, &disk, "its cache", doing, bytes);
+            let may_go_on = || !stop.load(Ordering::Relaxed);
+            write_to_backing(&mut dirty, backing, lease.as_ref(), &may_go_on, |range| pass.advance(range))
+        })
+        .await?
     }
 }
 
 impl Inner {
+    /// Stops the drains of offline disks whose pools have space for their journals now. The next
+    /// attempts to open these disks keep their caches.
+    pub(in crate::services) fn stop_needless_drains(&self) {
+        for disk in self.disks.values().filter(|disk| disk.offline_drain.is_some()) {
+            let (Some(spec), Some(before)) = (disk.cache(), disk.too_few_for_journal) else { continue };
+            let has_more = self.pool(&spec.pool).is_ok_and(|entry| entry.free_segments() > before);
+            if has_more {
+                let _was_draining = self.stop_offline_drain(&disk.wanted.name);
+            }
+        }
+    }
+
     /// Stops the drain of an offline disk. Returns false if the disk is not being drained.
     pub(in crate::services) fn stop_offline_drain(&self, name: &str) -> bool {
         let drain = self.disk(name).ok().and_then(|disk| disk.offline_drain.as_ref());

@@ -351,7 +351,7 @@ impl Disks {
                 notes.extend(more);
                 if let Some(kept) = kept.take_if(|_| self.needs_offline_drain(name)) {
                     drop(backing);
-                    self.drain_offline(name, kept, taken).await?;
+                    self.drain_offline(name, kept, &info, taken).await?;
                     return Box::pin(self.open_owned(name, when, taken)).await;
                 }
             }
@@ -393,7 +393,11 @@ impl Disks {
             Ok(recovering) => recovering,
             Err(error) => {
                 let left = self.leave_shard(name, &shard, id).await;
-                return Err(self.close_incomplete(name, &shard, id, left, error).await);
+                let error = self.close_incomplete(name, &shard, id, left, error).await;
+                if self.needs_offline_drain(name) {
+                    return Box::pin(self.open_owned(name, when, taken)).await;
+                }
+                return Err(error);
             }
         };
         if let Err(error) = self.exports.begin_recording(name).await {

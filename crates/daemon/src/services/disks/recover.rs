@@ -33,7 +33,7 @@ use crate::state::{BootId, CacheSpec, JournalSpec};
 use crate::watchdog::contained;
 
 /// Minimum time before a refused cache is read again.
-const RETRY_MIN: Duration = Duration::from_secs(5);
+pub(super) const RETRY_MIN: Duration = Duration::from_secs(5);
 
 /// The wait before hob reads a refused cache again, as a multiple of the time that the last reading
 /// took.
@@ -385,6 +385,7 @@ impl Disks {
         let Kept { recovered, upto, data, in_pool: _ } = kept;
         let (was_block_bytes, ring) = (recovered.summary.block_bytes, recovered.summary.ring);
         let is_verified = recovered.sectors_unverified() == 0;
+        let known = self.registry.inner().disk(name)?.cache().and_then(|spec| spec.journal);
         let (spec, config, flash) = {
             let mut inner = self.registry.inner();
             let (segment_bytes, flash) = {
@@ -426,7 +427,16 @@ impl Disks {
                 recovered: recovered.lock().ok().and_then(|mut recovered| recovered.take()),
             }))
         };
-        self.pools.restructure(name, data.len() as u64, enable).await?;
+        let enabled = self.pools.restructure(name, data.len() as u64, enable).await;
+        if let (Err(Restructure::Refused(_)), Some(known)) = (&enabled, known) {
+            // The shard was not asked, so the backing is still in the recorded state.
+            if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
+                let journals = spec.journal.iter_mut();
+                journals.for_each(|it| (it.closed, it.evidence) = (known.closed, known.evidence));
+            }
+            self.registry.save_first().await?;
+        }
+        enabled?;
         {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;

@@ -15,8 +15,8 @@ use crate::hardware::Backing;
 use crate::lease_clock::{LeaseClock, now};
 use crate::services::registry::{DiskPhase, Registry};
 
-/// Number of bytes between two progress reports.
-const TELL_EVERY_BYTES: u64 = 16 << 20;
+/// Interval between two progress reports.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// Progress of one pass over the dirty data of an offline disk, which checks the data or writes it
 /// to the backing.
@@ -27,6 +27,7 @@ pub(in crate::services) struct DirtyPass<'a> {
     what: &'static str,
     doing: &'static str,
     began: Instant,
+    reported: Instant,
     done: u64,
     all: u64,
 }
@@ -40,22 +41,27 @@ impl<'a> DirtyPass<'a> {
         doing: &'static str,
         all: u64,
     ) -> Self {
-        let mut pass = DirtyPass { registry, disk, what, doing, began: Instant::now(), done: 0, all };
-        pass.advance(&(0..0));
+        let now = Instant::now();
+        let pass = DirtyPass { registry, disk, what, doing, began: now, reported: now, done: 0, all };
+        pass.report();
         pass
     }
 
     /// Counts a range of dirty bytes as done.
     pub(in crate::services) fn advance(&mut self, range: &Range<u64>) {
-        let before = self.done;
         self.done += range.end - range.start;
-        if self.done / TELL_EVERY_BYTES != before / TELL_EVERY_BYTES || self.done == before {
-            let left = left_text(self.done, self.all, self.began.elapsed());
-            let (what, doing, all) = (self.what, self.doing, Size(self.all).human());
-            let percent = (u128::from(self.done) * 100).checked_div(u128::from(self.all)).unwrap_or(100);
-            let text = format!("{what} ({all} of dirty data) {doing}, {percent} %{left}");
-            note_progress(self.registry, self.disk, text);
+        if self.reported.elapsed() >= REPORT_EVERY {
+            self.reported = Instant::now();
+            self.report();
         }
+    }
+
+    fn report(&self) {
+        let left = left_text(self.done, self.all, self.began.elapsed());
+        let (what, doing, all) = (self.what, self.doing, Size(self.all).human());
+        let percent = (u128::from(self.done) * 100).checked_div(u128::from(self.all)).unwrap_or(100);
+        let text = format!("{what} ({all} of dirty data) {doing}, {percent} %{left}");
+        note_progress(self.registry, self.disk, text);
     }
 }
 
@@ -79,7 +85,8 @@ fn left_text(done: u64, all: u64, took: Duration) -> String {
 
 /// Writes all dirty data to the backing, flushes the backing, and closes it. Adjacent sectors are
 /// merged into one write. Writes are sent only while this host's `lease` is valid and `may_go_on`
-/// returns true. Blocks the calling thread.
+/// returns true. If flash has lost data, the rest is written, and an error is returned. Blocks the
+/// calling thread.
 pub(in crate::services) fn write_to_backing(
     dirty: &mut Dirty,
     backing: Backing,
@@ -93,17 +100,30 @@ pub(in crate::services) fn write_to_backing(
         OfflineWriter::new(backing, gate, &may_wait).map_err(|error| ApiError::failed(error.to_string()))?;
     let is_lost = || lease.is_some_and(|lease| !lease.is_valid(now()));
     let written = write_all(dirty, &mut writer, is_lost, advance);
-    let flushed = written.and_then(|()| writer.flush().map_err(|error| cannot_write(&error)));
+    let flushed = written
+        .and_then(|lost| writer.flush().map(|()| lost).map_err(|error| cannot_write(&error)))
+        .map_err(|error| if may_go_on() { error } else { ApiError::failed("it was stopped") });
     writer.close();
-    flushed
+    match flushed? {
+        0 => Ok(()),
+        lost => Err(failed!(
+            "{} of dirty data cannot be read from flash; the other dirty data is on the backing",
+            Size(lost).human()
+        )
+        .hint(
+            "'hob cache discard-dirty' gives up the lost data, and 'hob cache export-dirty' lists its ranges",
+        )),
+    }
 }
 
+/// Writes all dirty data that flash has. Returns the number of bytes that flash has lost.
 fn write_all(
     dirty: &mut Dirty,
     writer: &mut OfflineWriter<'_>,
     is_lease_lost: impl Fn() -> bool,
     mut advance: impl FnMut(&Range<u64>),
-) -> Result<()> {
+) -> Result<u64> {
+    let mut lost_bytes = 0;
     let mut run: (u64, Vec<u8>) = (0, Vec::with_capacity(WRITE_BYTES_MAX));
     let mut put = |run: &mut (u64, Vec<u8>)| {
         if run.1.is_empty() {
@@ -118,8 +138,14 @@ fn write_all(
         written
     };
     dirty.each(|range, found| {
-        let bytes =
-            found.map_err(|lost| failed!("the dirty sector at {} cannot be read: {lost}", range.start))?;
+        let bytes = match found {
+            Ok(bytes) => bytes,
+            Err(lost) => {
+                tracing::error!("the dirty sector at byte {} of a disk cannot be read: {lost}", range.start);
+                lost_bytes += range.end - range.start;
+                return Ok(());
+            }
+        };
         let follows = run.0 + run.1.len() as u64 == range.start;
         if !follows || run.1.len() + bytes.len() > WRITE_BYTES_MAX {
             put(&mut run)?;
@@ -129,7 +155,8 @@ fn write_all(
         advance(&range);
         Ok::<(), ApiError>(())
     })?;
-    put(&mut run)
+    put(&mut run)?;
+    Ok(lost_bytes)
 }
 
 fn cannot_write(error: &hob_engine::io::IoError) -> ApiError {

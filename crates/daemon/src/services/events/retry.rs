@@ -15,6 +15,7 @@ impl Events {
         self.pools.read_orphans();
         let (disks, pools, returned, roomy, lenders) = {
             let inner = self.registry.inner();
+            inner.stop_needless_drains();
             let now = tokio::time::Instant::now();
             let offline = inner.disks.iter().filter(|(_, disk)| {
                 matches!(disk.phase, DiskPhase::Offline(_))

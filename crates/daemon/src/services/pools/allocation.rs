@@ -127,7 +127,8 @@ impl Pools {
             return Ok(Vec::new());
         }
         let room = Size(disk.held.len() as u64 * config.segment_bytes);
-        let reason = format!("pool {} has space for only {room} of {}", spec.pool, spec.size);
+        let besides = if spare > 0 { " besides the space for journals" } else { "" };
+        let reason = format!("pool {} has space for only {room} of {}{besides}", spec.pool, spec.size);
         disk.cache_reason = Some(reason.clone());
         Ok(vec![format!("{reason}; the cache grows when there is space")])
     }

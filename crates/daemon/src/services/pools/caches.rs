@@ -205,6 +205,10 @@ impl Pools {
         }
         if before.structure() != wanted.structure() {
             notes.push("the cache starts empty".to_owned());
+            let held = self.registry.inner().disk(name)?.held.len() as u64;
+            if !self.registry.inner().has_next_ring_space(wanted, held) {
+                notes.extend(self.about_journal(name)?);
+            }
         }
         Ok(())
     }

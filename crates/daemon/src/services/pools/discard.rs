@@ -64,8 +64,7 @@ impl Pools {
                 _ => error,
             };
             let waited = began.elapsed();
-            let is_draining = self.registry.inner().stop_offline_drain(name);
-            if is_draining && waited < GUARD_MAX {
+            if waited < GUARD_MAX && self.registry.inner().stop_offline_drain(name) {
                 sleep(GUARD_EVERY).await;
                 continue;
             }

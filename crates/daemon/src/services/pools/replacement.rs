@@ -7,7 +7,7 @@ use hob_control::Size;
 use super::Pools;
 use super::caches::owner_of;
 use super::memory::check_index;
-use super::rings::journal_room;
+use super::rings::{journal_room, ring_segments};
 use crate::api_error::{ApiError, Result, conflict};
 use crate::services::flash::{Wanted, no_room};
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
@@ -118,7 +118,10 @@ impl Inner {
         };
         let free = entry.free_segments_after(&released, 0);
         if wanted.shared.is_none() && !others.iter().any(is_shared) {
-            return Ok(Space { needed: data + two_rings, free, shared: 0, has_spare: false });
+            let first = ring_segments(wanted, data, entry.segment_bytes);
+            let spare = first + first.max(self.next_ring_segments(pool, Some((name, 0))));
+            let free = entry.free_segments_after(&released, spare);
+            return Ok(Space { needed: data, free, shared: 0, has_spare: spare > 0 });
         }
         // Shared caches make full pools usual, so space stays free for the journals of all caches.
         let spare = self.journal_spare_after(pool, free, Some((name, wanted))) + two_rings;

@@ -51,7 +51,8 @@ impl Pools {
             self.note_unused_ring(name, journal.ring).await;
             let mut inner = self.registry.inner();
             let free = inner.pool(&pool)?.free_segments();
-            inner.disk_mut(name)?.too_few_for_journal = (error.kind == ErrorKind::Conflict).then_some(free);
+            let is_for_recovered = opening && error.kind == ErrorKind::Conflict;
+            inner.disk_mut(name)?.too_few_for_journal = is_for_recovered.then_some(free);
         }
         let ((number, ring), devices) = allocated.map_err(|error| {
             if error.kind != ErrorKind::Conflict {

@@ -28,7 +28,7 @@ use crate::services::registry::{
     DeviceEntry, DiskEntry, DiskPhase, Inner, PoolEntry, REPARTITIONING, is_own_work,
 };
 use crate::shard_api::{CountsAsked, ShardHandle};
-use crate::state::{CacheSpec, SharedSize};
+use crate::state::{CacheSpec, JournalSpec, SharedSize};
 
 /// Time between two repartitionings of a pool.
 pub(in crate::services) const REPARTITION_EVERY: Duration = Duration::from_nanos(PERIOD_NS);
@@ -381,9 +381,12 @@ impl Inner {
             let new = removed.filter(|(name, _)| *name == disk.wanted.name).map(|(_, spec)| spec);
             let spec = new.or_else(|| disk.cache()).filter(|spec| spec.pool == pool);
             let Some(spec) = spec else { continue };
-            let (held, ring) = if new.is_some() { (0, 0) } else { (disk.held.len(), disk.ring.len()) };
+            let (held, ring) = match new {
+                Some(_) => (0, 0),
+                None => (disk.data_segments(entry.segment_bytes), disk.ring.len()),
+            };
             let grows = if spec.shared.is_some() { free } else { 0 };
-            next = next.max(ring_segments(spec, held as u64 + grows, entry.segment_bytes));
+            next = next.max(ring_segments(spec, held + grows, entry.segment_bytes));
             let ring = disk.ring.iter().take(ring);
             ring.for_each(|segment| *by_device.entry(segment.device).or_default() += 1);
         }
@@ -401,7 +404,7 @@ impl Inner {
         let next = |disk: &DiskEntry| {
             let spec = disk.cache().filter(|spec| spec.pool == pool)?;
             let grown = grown.filter(|(name, _)| *name == disk.wanted.name).map(|(_, segments)| segments);
-            let data = grown.unwrap_or(disk.held.len() as u64);
+            let data = grown.unwrap_or(disk.data_segments(entry.segment_bytes));
             Some(ring_segments(spec, data, entry.segment_bytes))
         };
         self.disks.values().filter_map(next).max().unwrap_or(0)
@@ -412,8 +415,9 @@ impl Inner {
     pub(in crate::services) fn has_next_ring_space(&self, spec: &CacheSpec, data_segments: u64) -> bool {
         let Ok(entry) = self.pool(&spec.pool) else { return false };
         let next = ring_segments(spec, data_segments, entry.segment_bytes);
+        // The ring of a cache that is opened may be on a device with allocation off.
         let has_space = |device: &DeviceEntry| {
-            device.peer.is_none() && device.gives_segments() && device.free_segments >= next
+            device.peer.is_none() && device.ids.is_some() && device.free_segments >= next
         };
         entry.devices.iter().any(has_space)
     }
@@ -445,6 +449,16 @@ impl Inner {
 }
 
 impl DiskEntry {
+    /// Returns the number of data segments of the disk's cache. A cache that is not recovered yet has
+    /// at most its configured size.
+    fn data_segments(&self, segment_bytes: u64) -> u64 {
+        let is_used = |journal: &JournalSpec| journal.ring > 0 && !journal.ended;
+        let spec = self.cache().filter(|spec| spec.journal.as_ref().is_some_and(is_used));
+        let is_closed = matches!(self.phase, DiskPhase::Offline(_)) || self.recovering.is_some();
+        let unknown = spec.filter(|_| is_closed && !self.has_cache);
+        unknown.map_or(self.held.len() as u64, |spec| spec.size.bytes().div_ceil(segment_bytes))
+    }
+
     /// Returns the number of segments that the disk's shared cache in this pool can release; `None`
     /// if it releases none.
     pub(super) fn spare_segments(&self, pool: &str, segment_bytes: u64) -> Option<u64> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hob_storage::pool::OwnerId;
 
 use super::super::flash::{Owner, Wanted};
-use super::recovery::{BLOCK, LAZY, crash, reason, sectors, write};
+use super::recovery::{BLOCK, LAZY, crash, end, reason, sectors, write};
 use super::*;
 
 /// Allocates all free segments of the pool to a cache that no disk has.
@@ -46,6 +46,13 @@ async fn await_cache(bench: &Bench, mib: u64) {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     panic!("{:?}", bench.services.observe.disk("vm"));
+}
+
+impl Bench {
+    /// Returns the number of segments of the disk's journal ring.
+    fn ring(&self) -> u64 {
+        self.services.registry.inner().disks["vm"].ring.len() as u64
+    }
 }
 
 fn backing(bench: &Bench) -> Vec<u8> {
@@ -98,5 +105,68 @@ fn a_read_only_disk_without_space_for_a_journal_waits_for_the_operator() {
         bench.services.pools.device_add("p".into(), add, OnDirty::Drain).await.unwrap();
         await_cache(&bench, 4).await;
         assert_eq!(sectors(&bench).await.1, 300);
+    });
+}
+
+/// The segments of a cache that is not recovered yet are in use, although its disk is offline.
+#[test]
+fn the_space_for_the_journal_of_an_offline_disk_stays_free() {
+    run(async |bench| {
+        let bench = bench.with_state();
+        bench.pool(&["a"], 300).await;
+        bench.disk("vm").await;
+        let settings = serde_json::from_str::<CachePatch>(LAZY).unwrap().settings;
+        let enable = CacheEnable { settings, ..cache_of(280) };
+        bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+        write(&bench, 0..300);
+        bench.disk("other").await;
+        let most = bench.free() - bench.ring();
+        assert!(bench.ring() > 1, "a ring of several segments");
+        std::fs::rename(bench.path("vm.img"), bench.path("vm.away")).unwrap();
+        let bench = crash(bench).await;
+        assert!(reason(&bench).contains("vm.img"), "{}", reason(&bench));
+        bench.cache("other", most + 1).await.unwrap_err();
+        bench.cache("other", most).await.unwrap();
+        std::fs::rename(bench.path("vm.away"), bench.path("vm.img")).unwrap();
+        await_cache(&bench, 280).await;
+        assert_eq!(sectors(&bench).await.1, 300, "still dirty");
+    });
+}
+
+/// hob must not write dirty data over newer data of another program.
+#[test]
+fn a_failed_attempt_to_use_a_closed_cache_keeps_the_recorded_state_of_its_backing() {
+    run(async |bench| {
+        let bench = dirty_and_full(bench).await;
+        let bench = end(bench, false, |dir| {
+            let image = std::fs::File::options().write(true).open(dir.join("vm.img")).unwrap();
+            image.write_all_at(&[9; 4096], 1 << 20).unwrap();
+            image.set_modified(std::time::SystemTime::now() + Duration::from_secs(10)).unwrap();
+        })
+        .await;
+        for _ in 0..3 {
+            assert!(reason(&bench).contains("its backing was changed"), "{}", reason(&bench));
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            bench.services.disks.bring_online("vm").await;
+            settled(&bench.services).await;
+        }
+        assert!(backing(&bench)[..4096].iter().all(|byte| *byte == 1), "nothing is written");
+    });
+}
+
+#[test]
+fn more_space_ends_a_drain_before_service_and_keeps_the_cache() {
+    run(async |bench| {
+        let bench = dirty_and_full(bench).await;
+        bench.services.registry.inner().disk_mut("vm").unwrap().too_few_for_journal = Some(0);
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let is_stopped = || stop.load(std::sync::atomic::Ordering::Relaxed);
+        bench.services.registry.inner().disk_mut("vm").unwrap().offline_drain = Some(stop.clone());
+        bench.services.registry.inner().stop_needless_drains();
+        assert!(!is_stopped());
+        let add = device_add(bench.path("b"), 2);
+        bench.services.pools.device_add("p".into(), add, OnDirty::Drain).await.unwrap();
+        bench.services.registry.inner().stop_needless_drains();
+        assert!(is_stopped());
     });
 }

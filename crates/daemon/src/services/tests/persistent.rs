@@ -376,7 +376,12 @@ fn a_change_of_persistence_without_space_for_the_journal_changes_nothing() {
             let error = bench.set("vm", json).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Conflict);
             let said = error.to_string();
-            assert!(said.contains("4M free and 6M are needed; nothing was changed"), "{said}");
+            assert!(
+                said.contains(
+                    "2M free besides the space for journals and 4M are needed; nothing was changed"
+                ),
+                "{said}"
+            );
             let change = PlannedChange::Set { patch: Box::new(serde_json::from_str(json).unwrap()) };
             let rehearsed = bench.services.disks.preview("vm", &change).await.unwrap_err();
             assert_eq!(rehearsed.to_string(), said);

@@ -32,6 +32,17 @@ fn scattered(count: u32) -> Vec<u32> {
 }
 
 #[test]
+fn the_memory_use_includes_the_queue() {
+    let (elevator, queued) = (Destager::default(), coldest([]));
+    assert_eq!((elevator.bytes(), queued.bytes()), (0, 0));
+    let mut elevator = Destager::default();
+    (0..1000).for_each(|block| _ = elevator.add(BlockNo(block), 0));
+    let queued = coldest(0..1000);
+    let entries = 1000 * size_of::<(BlockNo, u32)>() as u64;
+    assert!(queued.bytes() >= elevator.bytes() + entries, "{} {}", queued.bytes(), elevator.bytes());
+}
+
+#[test]
 fn an_elevator_goes_round() {
     let mut destager = Destager::default();
     [5, 1, 9, 7].into_iter().for_each(|block| _ = destager.add(BlockNo(block), 0));

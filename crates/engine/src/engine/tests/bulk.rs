@@ -123,3 +123,14 @@ fn no_bulk_write_follows_one_that_the_backing_does_not_answer() {
     bench.end(unanswered.expect("checked"));
     assert!(bench.bulk(4).1.is_some(), "it answers again");
 }
+
+#[test]
+fn a_pause_after_answered_bulk_writes_is_no_silence_of_the_backing() {
+    let mut bench = Bench::dirty_cache(60);
+    bench.bulk(0);
+    let (_, io) = bench.bulk(1);
+    bench.end(io.expect("on the backing"));
+    bench.end_flash();
+    bench.now = bench.now + 600_000_000;
+    assert!(bench.bulk(2).1.is_some());
+}
