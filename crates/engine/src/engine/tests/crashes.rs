@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, mirrored, ring};
 use super::*;
 use crate::command::{Copies, Enable, Mode};
-use crate::journal::{PAGE_BYTES, Recovered, Replay, Ring, Survey};
+use crate::journal::{PAGE_BYTES, Recovered, Replay, Ring, Survey, SurvivingMemory};
 
 const RING_PAGES: u64 = 8 * MIB / PAGE_BYTES as u64;
 
@@ -438,4 +438,28 @@ fn data_that_only_the_journal_tail_describes_is_written_to_flash_again() {
     assert!(bench.result(command).expect("done").is_ok());
     assert_eq!(of_data, [IoOp::Read, VOLATILE]);
     assert_eq!(bench.dirty(), 1);
+}
+
+#[derive(Debug)]
+struct Memory;
+
+impl SurvivingMemory for Memory {
+    fn write(&mut self, _: usize, _: &[u8]) {}
+}
+
+/// Records that a written page has need no room in the crash log. Without room, each write would wait
+/// for a commit.
+#[test]
+fn the_crash_log_has_room_again_for_records_after_the_journal_has_the_earlier_ones() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    assert!(bench.engine.keep_records(DISK, Box::new(Memory)));
+    bench.make_persistent(4 * KIB, Mode::WriteBack, lazy());
+    for _ in 0..300 {
+        bench.write_alone(0, 256 * KIB);
+        bench.flush();
+    }
+    let write = bench.write(512 * KIB, 4 * KIB);
+    bench.next(flash(0), VOLATILE);
+    assert!(bench.answered(write));
 }

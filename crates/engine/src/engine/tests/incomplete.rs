@@ -98,6 +98,24 @@ fn only_the_units_are_destaged() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
+/// The other bytes of an incomplete sector on flash mean nothing, so it is not part of a transfer of
+/// the sectors beside it.
+#[test]
+fn an_incomplete_sector_is_destaged_alone() {
+    for incomplete in 0..3 {
+        let mut bench = Bench::write_back();
+        for at in 0..3 {
+            let (start, len) = if at == incomplete { (1024, 512) } else { (0, 4 * KIB) };
+            bench.write_alone(at * 4 * KIB + start, len);
+        }
+        bench.start_change(CacheChange::Drain);
+        let ended = bench.end_all();
+        let bytes: u64 = ended.iter().map(|(_, _, len)| len).sum();
+        assert_eq!(bytes, 2 * 4 * KIB + 512, "{ended:?}");
+        assert!(ended.contains(&(VOLATILE, incomplete * 4 * KIB + 1024, 512)), "{ended:?}");
+    }
+}
+
 /// A write reads an incomplete sector from flash, and the sector leaves the cache meanwhile. What
 /// flash had of the sector counts, not what the index says when the read ends.
 #[test]

@@ -7,9 +7,14 @@ use crate::command::{Copies, Mode};
 /// Returns a bench with 64 dirty sectors that the durable journal records. Nothing is scrubbed,
 /// because the scrub records checksums too.
 fn dirty() -> Bench {
+    dirty_in_blocks_of(4 * KIB)
+}
+
+/// Like [`dirty`], with this block size.
+fn dirty_in_blocks_of(block_bytes: u64) -> Bench {
     let mut bench = Bench::bare(Limits { scrub_frames_per_s: 0, ..Limits::default() });
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
-    bench.make_persistent(4 * KIB, Mode::WriteBack, lazy());
+    bench.make_persistent(block_bytes, Mode::WriteBack, lazy());
     bench.write_alone(0, 256 * KIB);
     bench.flush();
     bench
@@ -138,6 +143,24 @@ fn a_lost_neighbour_keeps_its_checksum() {
     bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
     bench.settle();
     assert_eq!(bench.stats().sectors_lost, 0);
+}
+
+/// The commit also records the neighbours behind a sector that keeps its checksum.
+#[test]
+fn neighbours_behind_a_lost_one_are_recorded() {
+    let mut bench = dirty_in_blocks_of(16 * KIB);
+    let read = bench.read(sector(13), 4 * KIB);
+    while let Some(io) = bench.ios.pop_front() {
+        let wrong = io.op == IoOp::Read && io.target == flash(0);
+        bench.end_with(io, Ok(()), &if wrong { vec![SUM + 1] } else { right_sums(&io) });
+    }
+    assert_eq!(bench.reply(read).expect("answered").result, Err(IoError::Failed));
+    bench.write(sector(11), 4 * KIB);
+    bench.settle();
+    for number in [12, 14, 15] {
+        bench.write(sector(number), 4 * KIB);
+        bench.next(flash(0), VOLATILE);
+    }
 }
 
 /// A neighbour of an overwritten sector waits for the next commit, if the commit in progress does
