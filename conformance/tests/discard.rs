@@ -430,7 +430,8 @@ fn wait_until_online(daemon: &Daemon) {
 #[test]
 fn without_space_for_a_journal_dirty_data_is_on_the_backing_before_the_disk_is_served() {
     let stage = Stage::new();
-    let (daemon, _server, written) = restart_with_full_pool(&stage, 1);
+    // The start of the daemon waits a few seconds for its disks.
+    let (daemon, _server, written) = restart_with_full_pool(&stage, 10);
     wait_for_drain_before_service(&daemon);
     // The drain is repeated from its start.
     daemon.kill();

@@ -57,7 +57,7 @@ const SENTENCES: [Row; 69] = [
     row!(
         "space is reserved when the cache is created",
         "crates/daemon/src/services/tests/persistent.rs",
-        "a_cache_that_fills_the_pool_leaves_no_room_for_its_journal"
+        "a_cache_leaves_space_for_its_journal_and_for_the_next_one"
     ),
     row!(
         "caching can be switched on while the machine runs",
