@@ -96,15 +96,26 @@ impl Engine {
                 self.runnable.push_back(slot);
             }
         }
-        for slot in unanswered {
-            match self.requests[slot].phase {
-                Phase::CommitThenFlush => self.flush_committed(now, slot, Ok(())),
-                _ if !self.is_believed(slot) && self.requests[slot].outcome != Outcome::WriteBack => {
-                    self.repeat_unanswered(now, slot);
-                }
-                _ => self.end_written(now, slot, Ok(())),
+        // The flushes began before the other requests are acknowledged.
+        let (flushes, changes): (Vec<u32>, Vec<u32>) =
+            unanswered.into_iter().partition(|slot| self.requests[*slot].phase == Phase::CommitThenFlush);
+        flushes.into_iter().for_each(|slot| self.flush_committed(now, slot, Ok(())));
+        for slot in changes {
+            if !self.is_believed(slot) && self.requests[slot].outcome != Outcome::WriteBack {
+                self.repeat_unanswered(now, slot);
+            } else {
+                self.end_late(now, slot);
             }
         }
+    }
+
+    /// Acknowledges a change whose I/O ended earlier.
+    pub(super) fn end_late(&mut self, now: Instant, slot: u32) {
+        let Active { request, outcome, .. } = self.requests[slot];
+        if outcome != Outcome::WriteBack {
+            self.disk_mut(request.disk).backed.note_late_reply();
+        }
+        self.end_written(now, slot, Ok(()));
     }
 
     /// Sends a change to the backing again. hob has not acknowledged the change to the guest yet,

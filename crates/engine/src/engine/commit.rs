@@ -374,7 +374,7 @@ impl Engine {
     fn committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         match (self.requests[slot].phase, result) {
             (Phase::CommitThenChange, _) => self.runnable.push_back(slot),
-            (Phase::CommitThenReply, Ok(())) => self.end_written(now, slot, result),
+            (Phase::CommitThenReply, Ok(())) => self.end_late(now, slot),
             (Phase::CommitThenFlush, Ok(())) => self.flush_committed(now, slot, result),
             (Phase::CommitThenReply | Phase::CommitThenFlush, Err(_)) => self.leave_unanswered(now, slot),
             (Phase::CommitThenThrough, Ok(())) => self.go_through(now, slot),

@@ -382,3 +382,32 @@ fn a_discard_without_a_journal_waits_until_it_is_recorded() {
         assert_eq!((bench.result(discard), bench.dirty()), (Some(Ok(vec![])), 0));
     }
 }
+
+/// The failure of a flush that began before a change was acknowledged says nothing about the change.
+#[test]
+fn a_flush_that_began_before_a_late_reply_is_no_report_about_the_change() {
+    let mut bench = Bench::write_back();
+    let write = bench.write(0, 64 * KIB);
+    while let Some(io) = bench.ios.pop_front() {
+        if io.target == backing() { bench.end(io) } else { bench.fail(io) }
+    }
+    assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    assert_eq!(bench.change(CacheChange::LossRecorded(1)), Ok(vec![]));
+    while let Some(io) = bench.ios.pop_front() {
+        if io.target == backing() { bench.end(io) } else { bench.fail(io) }
+    }
+    let early = bench.request(Op::Flush, 0, 0);
+    assert!(!bench.answered(write) && !bench.answered(early));
+    bench.start_change(CacheChange::Disable);
+    while let Some(io) = bench.ios.pop_front() {
+        bench.fail(io);
+    }
+    assert!(bench.answered(write));
+    assert!(bench.reply(early).expect("answered").result.is_err());
+    let next = bench.request(Op::Flush, 0, 0);
+    bench.settle();
+    assert!(bench.reply(next).expect("answered").result.is_err(), "this one is the report");
+    let last = bench.request(Op::Flush, 0, 0);
+    bench.settle();
+    assert_eq!(bench.reply(last).expect("answered").result, Ok(()));
+}
