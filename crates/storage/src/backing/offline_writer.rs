@@ -1,10 +1,11 @@
-//! Writes synchronously to a backing that no shard serves. The offline writer writes another host's
-//! dirty data to the backing before the disk is served (docs/decisions/0023).
+//! Writes synchronously to a backing that no shard serves. The offline writer writes dirty
+//! data to the backing before the disk is served: that of another host (docs/decisions/0023), or that of
+//! a cache without space for a journal (docs/decisions/0051).
 //!
 //! The writer has its own I/O ring, so it supports all kinds of backings that a shard supports.
 //! Several writes are in flight. Between two flushes, writes must not overlap. A write that fails is
-//! repeated a few times. After that nothing more is written. While the writer waits, it calls a function that tells whether
-//! the disk may still be written. Units: bytes.
+//! repeated a few times. After that nothing more is written. While the writer waits, it calls a
+//! function that tells whether the disk may still be written. Units: bytes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};

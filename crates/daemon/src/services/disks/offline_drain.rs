@@ -32,7 +32,7 @@ use crate::cluster::Taken;
 use crate::hardware::{Backing, BackingInfo};
 use crate::services::flash::blocking;
 use crate::services::pools::no_cache;
-use crate::services::registry::{Inner, PoolEntry};
+use crate::services::registry::{DiskEntry, Inner, PoolEntry};
 
 impl Disks {
     /// Returns true if the disk's recovered cache must be drained before the disk is served: the last
@@ -40,10 +40,7 @@ impl Disks {
     /// The cache of a read-only disk waits for space.
     pub(super) fn needs_offline_drain(&self, name: &str) -> bool {
         let inner = self.registry.inner();
-        let Ok(disk) = inner.disk(name) else { return false };
-        let free = disk.cache().and_then(|spec| inner.pool(&spec.pool).ok()).map(PoolEntry::free_segments);
-        let lacks = disk.too_few_for_journal.zip(free).is_some_and(|(before, now)| now <= before);
-        lacks && !disk.wanted.read_only
+        inner.disk(name).is_ok_and(|disk| inner.lacks_journal_space(disk) && !disk.wanted.read_only)
     }
 
     /// Writes the dirty data of a recovered cache to the backing, and removes the cache from flash.
@@ -142,13 +139,16 @@ impl Inner {
     /// Stops the drains of offline disks whose pools have space for their journals now. The next
     /// attempts to open these disks keep their caches.
     pub(in crate::services) fn stop_needless_drains(&self) {
-        for disk in self.disks.values().filter(|disk| disk.offline_drain.is_some()) {
-            let (Some(spec), Some(before)) = (disk.cache(), disk.too_few_for_journal) else { continue };
-            let has_more = self.pool(&spec.pool).is_ok_and(|entry| entry.free_segments() > before);
-            if has_more {
-                let _was_draining = self.stop_offline_drain(&disk.wanted.name);
-            }
+        for disk in self.disks.values().filter(|disk| !self.lacks_journal_space(disk)) {
+            disk.offline_drain.iter().for_each(|stop| stop.store(true, Ordering::Relaxed));
         }
+    }
+
+    /// Returns true if the last attempt to use the disk's cache found no space for its journal, and
+    /// the pool has not got more since.
+    fn lacks_journal_space(&self, disk: &DiskEntry) -> bool {
+        let free = disk.cache().and_then(|spec| self.pool(&spec.pool).ok()).map(PoolEntry::free_segments);
+        disk.too_few_for_journal.zip(free).is_some_and(|(before, now)| now <= before)
     }
 
     /// Stops the drain of an offline disk. Returns false if the disk is not being drained.

@@ -155,7 +155,7 @@ impl Pools {
         let lack = if inner.has_next_ring_space(spec, disk.held.len() as u64) {
             ""
         } else {
-            ", which the pool does not have: after a crash, the cache's dirty data must be written to the \
+            ", which the pool does not have: after a restart, the cache's dirty data must be written to the \
              backing before the disk is served, and the cache starts empty"
         };
         Ok(Some(format!(
