@@ -53,6 +53,10 @@ const PACKAGES: &[Package] = &[
     Package { name: "iproute2", shown_by: &["ip"] },
     Package { name: "shellcheck", shown_by: &["shellcheck"] },
     Package { name: "qemu-system-common", shown_by: &["qemu-storage-daemon"] },
+    // A test builds the container image without privileges, on a base of Debian packages.
+    Package { name: "buildah", shown_by: &["buildah"] },
+    Package { name: "mmdebstrap", shown_by: &["mmdebstrap"] },
+    Package { name: "uidmap", shown_by: &["newuidmap"] },
     // Tests of clusters need etcd.
     Package { name: "etcd-server", shown_by: &["etcd"] },
     Package { name: "etcd-client", shown_by: &["etcdctl"] },

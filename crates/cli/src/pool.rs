@@ -26,7 +26,8 @@ pub(crate) enum Pool {
         /// Size of each file; block devices are used completely
         #[arg(long)]
         size: Option<Size>,
-        /// Unit in which caches grow and shrink, a power of two [default: 16M]
+        /// Unit in which caches grow and shrink, a power of two [default: a 64th of --size, from 1M to
+        /// 16M; 16M without --size]
         #[arg(long, value_name = "SIZE")]
         segment_size: Option<Size>,
         /// Flash write budget: '1 DWPD', '500G/day' or '5 years at 600 TBW' [default: none]

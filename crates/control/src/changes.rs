@@ -19,7 +19,8 @@ pub struct PoolCreate {
     /// completely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
-    /// Unit of flash allocation, a power of two; 16 MiB if absent.
+    /// Unit of flash allocation, a power of two. If absent, a 64th of `size`, from 1 MiB to 16 MiB;
+    /// 16 MiB without `size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_size: Option<Size>,
     /// Use devices even if they contain other data, which is lost. hob refuses devices with dirty data

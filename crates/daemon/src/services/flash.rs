@@ -153,7 +153,10 @@ impl Flash {
         self.with(move |pool| {
             let mut late = open_one(&path, &name, uuid.as_deref()).map_err(ApiError::failed)?;
             if late.segment_bytes() != segment_bytes {
-                return Err(ApiError::failed("the segment size differs from that of the pool"));
+                let found = Size(late.segment_bytes());
+                let reason =
+                    format!("its segment size of {found} is not that of the pool; restart hob to use it");
+                return Err(ApiError::failed(reason));
             }
             hold_back(&mut late);
             match pool {

@@ -55,8 +55,21 @@ pub use swap::SwapArea;
 use crate::filesystem::FileNumber;
 use crate::ring::FdClass;
 
-/// Default segment size in bytes.
+/// Default segment size of large pools in bytes.
 pub const SEGMENT_BYTES_DEFAULT: u64 = 16 << 20;
+
+/// Number of segments that a small device should have at least: rings and caches take whole segments.
+const SEGMENTS_WANTED: u64 = 64;
+
+/// Returns the default segment size of a pool whose files have `file_bytes` each; `None` for block
+/// devices. The size is the largest power of two that is at most a 64th of a file, from
+/// [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_DEFAULT`].
+#[must_use]
+pub fn default_segment_bytes(file_bytes: Option<u64>) -> u64 {
+    let part = file_bytes.map_or(SEGMENT_BYTES_DEFAULT, |bytes| bytes / SEGMENTS_WANTED);
+    let power = part.checked_ilog2().map_or(0, |bits| 1 << bits);
+    power.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_DEFAULT)
+}
 
 /// Minimum segment size in bytes: the largest cache block.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;

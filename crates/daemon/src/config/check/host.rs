@@ -16,7 +16,7 @@ use std::time::Duration;
 use hob_control::{Endpoint, PoolCreate, Size};
 use hob_nbd::uri::NbdUri;
 use hob_storage::backing::Format;
-use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, device_bytes_for, is_segment_size};
+use hob_storage::pool::{default_segment_bytes, device_bytes_for, is_segment_size};
 
 use super::super::Config;
 use super::answers::query_all;
@@ -312,7 +312,7 @@ fn check_types(
                 // A pool that exists already can start without some of its devices.
                 let is_known = state.pools.iter().any(|known| known.name == pool.name && known.was_created());
                 let segment = pool.segment_size.map(Size::bytes).filter(|bytes| is_segment_size(*bytes));
-                let segment = segment.unwrap_or(SEGMENT_BYTES_DEFAULT);
+                let segment = segment.unwrap_or_else(|| default_segment_bytes(pool.size.map(Size::bytes)));
                 let needed = device_bytes_for(segment, segment);
                 let what = match unfit {
                     // Such a socket leads to a device of another host.
@@ -513,7 +513,7 @@ mod tests {
         assert_one(&pool(&real, size), &["a directory"]);
         assert_one(&pool(&new, ""), &["does not exist", "'size'"]);
         let segments = |size: &str| format!("size = \"{size}\"\nsegment_size = \"1M\"");
-        assert_one(&pool(&new, "size = \"1K\""), &["new is too small: at least 18 MiB", "16 MiB"]);
+        assert_one(&pool(&new, "size = \"1K\""), &["new is too small: at least 3 MiB", "1 MiB"]);
         assert_one(&pool(&new, &segments("2M")), &["new is too small: at least 3 MiB"]);
         assert_eq!(check(&pool(&new, &segments("3M"))), [""; 0]);
         assert_one(&pool(&format!("{real}/none/new"), size), &["its directory"]);

@@ -7,7 +7,7 @@ use hob_control::{
     ConfigDifference, ConfigRemedy, DatastorePatch, DeviceAdd, FlashWrites, FlashWritesChange, PoolCreate,
     PoolPatch, Qos, QosPatch, Size,
 };
-use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, device_bytes_for};
+use hob_storage::pool::device_bytes_for;
 
 use super::super::qos::QosService;
 use super::super::registry::{DiskEntry, DiskPhase, Inner, PoolEntry, Registry};
@@ -156,11 +156,10 @@ impl Inner {
                 continue;
             };
             let subject = format!("pool {name}");
-            let segment = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
-            if segment != entry.segment_bytes {
+            if let Some(segment) = pool.segment_size.filter(|size| size.bytes() != entry.segment_bytes) {
                 let action = "the segment size of a pool cannot change; remove the pool and create it again";
                 let running = Size(entry.segment_bytes);
-                found.push(by_command(&subject, "segment_size", Size(segment), running, action));
+                found.push(by_command(&subject, "segment_size", segment, running, action));
             }
             found.extend(budget_difference(&subject, pool, entry.flash_writes.wanted()));
             found.extend(size_differences(pool, entry, files));

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use hob_control::{OnDirty, PoolCreate, Size};
-use hob_storage::pool::{Overwrite, SEGMENT_BYTES_DEFAULT};
+use hob_control::{OnDirty, PoolCreate};
+use hob_storage::pool::Overwrite;
 
 use super::super::flash::{Flash, Opened, are_pool_devices, check_devices_answer};
-use super::super::pools::{Known, device_spec};
+use super::super::pools::{Known, device_spec, segment_bytes};
 use super::super::registry::PoolEntry;
 use super::HobToml;
 use crate::api_error::{Result, conflict};
@@ -45,8 +45,7 @@ impl HobToml {
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
         check_devices_answer(paths.clone()).await?;
         if !pool.force && are_pool_devices(paths.clone()).await? {
-            let segment_bytes = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
-            let opened = Flash::open(pool.name.clone(), paths, None, segment_bytes).await?;
+            let opened = Flash::open(pool.name.clone(), paths, None, segment_bytes(pool)).await?;
             if let Some((path, reason)) = opened.offline.first() {
                 return Err(conflict!("{}: {reason}", path.display()));
             }
@@ -60,7 +59,7 @@ impl HobToml {
     pub(in super::super) async fn start_new_pool(&self, pool: &PoolCreate) -> Result<()> {
         let name = pool.name.clone();
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
-        let segment_bytes = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
+        let segment_bytes = segment_bytes(pool);
         if let Err(error) = check_devices_answer(paths.clone()).await {
             tracing::error!("pool {name} of hob.toml: {error}");
             let opened = Flash::open(name, paths, None, segment_bytes).await?;

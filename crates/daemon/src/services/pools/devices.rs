@@ -7,7 +7,7 @@ use hob_control::{
     SwapChanged, check_name,
 };
 use hob_engine::units::DeviceId;
-use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, SEGMENT_BYTES_DEFAULT};
+use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, default_segment_bytes};
 
 use super::foreign::check_overwritten;
 use super::unknown_devices::{UNKNOWN_REASON, unknown_device};
@@ -94,11 +94,11 @@ impl Pools {
         dirty: OnDirty,
     ) -> Result<PoolChanged> {
         self.registry.inner().check_new_pool(&create)?;
-        let PoolCreate { name, devices, size, segment_size, force, flash_writes } = create;
+        let segment_bytes = segment_bytes(&create);
+        let PoolCreate { name, devices, size, force, flash_writes, segment_size: _ } = create;
         if force {
             check_overwritten(&devices, dirty).await?;
         }
-        let segment_bytes = segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
         let specs = devices.into_iter().map(|path| device_spec(path, size)).collect();
         let opened = Flash::create(name.clone(), specs, segment_bytes, overwrite(force)).await?;
         self.take_pool_in(&name, opened, Known::default()).await?;
@@ -651,6 +651,12 @@ pub(in crate::services) fn no_device(pool: &str, path: &Path) -> ApiError {
 
 pub(in crate::services) fn device_spec(path: String, size: Option<Size>) -> DeviceSpec {
     DeviceSpec { path: path.into(), size_bytes: size.map(Size::bytes) }
+}
+
+/// Returns the segment size with which a pool is created.
+pub(in crate::services) fn segment_bytes(create: &PoolCreate) -> u64 {
+    let by_file = || default_segment_bytes(create.size.map(Size::bytes));
+    create.segment_size.map_or_else(by_file, Size::bytes)
 }
 
 pub(in crate::services) fn overwrite(force: bool) -> Overwrite {

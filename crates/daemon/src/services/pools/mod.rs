@@ -42,7 +42,7 @@ use super::tasks::Tasks;
 pub(super) use allocation::{AllocationRule, Restructure, places};
 pub(super) use balance::Surplus;
 pub(super) use caches::no_cache;
-pub(super) use devices::{Known, device_spec, no_device};
+pub(super) use devices::{Known, device_spec, no_device, segment_bytes};
 pub(super) use discard::REMOVING;
 pub(super) use drain::{LOOK_EVERY, Watch};
 pub(super) use flash_writes::PoolWrites;

@@ -1,0 +1,44 @@
+//! The recipe of the container image, built without privileges by buildah.
+//!
+//! The recipe's first stage compiles hob, and the tests do not run it: they put the debug binary in its
+//! place. The test needs root, and installs the base image from Debian packages.
+
+use std::path::Path;
+use std::time::Duration;
+
+use conformance::hob::binary;
+use conformance::{Scratch, Tool};
+
+/// Maximum time of the test on busy processors and a slow network.
+const TEST_MAX: Duration = Duration::from_secs(900);
+
+#[test]
+fn an_unprivileged_user_builds_the_container_image_and_its_daemon_is_healthy() {
+    let scratch = Scratch::new();
+    let binary_dir = scratch.path("binary/target/release");
+    std::fs::create_dir_all(&binary_dir).unwrap();
+    std::fs::copy(binary(), binary_dir.join("hob")).unwrap();
+    for program in ["buildah", "mmdebstrap", "newuidmap"] {
+        // Names a missing program.
+        drop(Tool::new(program));
+    }
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
+    let output = Tool::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/container/host.sh"))
+        .arg(scratch.text(""))
+        .arg(sources)
+        .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian.tar"))
+        .limit(TEST_MAX)
+        .output();
+    assert!(output.success(), "{}", output.all());
+    for expected in [
+        "hob [CMD /usr/bin/hob health]",
+        "directory /var/lib/hob of hob:hob, mode 750",
+        "directory /run/hob of hob:hob, mode 750",
+        "no problems",
+        "the daemon of the image has ended cleanly",
+    ] {
+        assert!(output.all().contains(expected), "no '{expected}' in: {}", output.all());
+    }
+}
