@@ -193,7 +193,7 @@ impl Engine {
         false
     }
 
-    /// Carries out changes that waited until the disk was quiesced.
+    /// Carries out the disk's pending changes, if the I/O that they wait for has ended.
     pub(super) fn settle(&mut self, now: Instant, id: DiskId) {
         if self.disks[id.0 as usize].is_none() {
             return;

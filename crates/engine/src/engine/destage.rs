@@ -1,10 +1,10 @@
 //! Destaging: decides which dirty data is written to the backing, and when, and makes it clean.
 //!
 //! Jobs transfer sectors (`jobs.rs`), then the backing is flushed, then the journal records the
-//! sectors as clean. Sectors that a guest writes again before that stay dirty. An *epoch* is an age
-//! group of dirty data: all blocks that became dirty in one period. Older epochs are destaged
-//! first. The period is half the dirty-age limit or, if write order is kept, the time between two
-//! flushes of the guest.
+//! sectors as clean. Sectors that a guest writes again before this record stay dirty. An *epoch* is
+//! an age group of dirty data: all blocks that became dirty in one period. Older epochs are
+//! destaged first. The period is half the dirty-age limit or, if write order is kept, the time
+//! between two flushes of the guest.
 
 use std::ops::RangeInclusive;
 
@@ -31,7 +31,8 @@ const FLUSH_NS_MAX: u64 = 1_000_000_000;
 /// has many queued writes in ascending order passes over the gaps between them instead of seeking.
 const TRANSFERS: [u32; 4] = [1, 2, 8, 64];
 
-/// Number of sectors in transfer after which no further transfer starts, for the same four states.
+/// Number of sectors in transfer at which no further transfer starts, in the same four situations
+/// as [`TRANSFERS`].
 const TRANSFERRED: [u64; 4] = [1, 256, 1024, u64::MAX];
 
 /// Minimum pause of the destager after a failure, nanoseconds. The pause doubles with each further
@@ -221,9 +222,9 @@ impl Engine {
         }
     }
 
-    /// Handles the end of a transfer of `range`, a part of `whole`. If the job `moved` the sectors,
-    /// the backing has them, possibly not durably. The sectors stay dirty if a flush failed or a
-    /// loss was reported since the transfer began.
+    /// Handles the end of a transfer of `range`, a part of `whole`. If `moved` is true, the backing
+    /// has the sectors, possibly not durably. The sectors stay dirty if a flush of the backing
+    /// failed or the backing reported a loss since the transfer began.
     pub(super) fn transferred(
         &mut self,
         now: Instant,
@@ -561,8 +562,9 @@ impl super::Disk {
     }
 }
 
-/// Returns the number of blocks of a window: the longest that fits into one I/O and consists of
-/// whole stripes. If there is none, or the stripe size is unknown (0), the I/O alone limits it.
+/// Returns the number of blocks of the longest window that fits into one I/O and consists of whole
+/// stripes. If no such window exists, or the stripe size is unknown (0), returns the number of
+/// blocks that fit into one I/O.
 fn window_blocks(config: &CacheConfig, stripe_bytes: u32) -> u64 {
     let (block, io) = (u64::from(config.block_bytes), u64::from(config.destage.io_bytes_max));
     let stripe = u64::from(stripe_bytes);

@@ -34,7 +34,7 @@ pub(super) enum Least {
     Stripes {
         /// Size of a stripe, bytes.
         stripe: u64,
-        /// The fewest bytes that are useful, a multiple of the stripe.
+        /// The minimum size of a useful buffer, bytes; a multiple of `stripe`.
         least: u64,
     },
 }
@@ -91,7 +91,7 @@ impl DestageBuffer {
 }
 
 impl DestageBuffers {
-    /// Adds a buffer whose size is a multiple of 4 KiB.
+    /// Adds a buffer for destaging. `bytes` is its size, a multiple of 4 KiB.
     pub(super) fn add(&mut self, id: BufferId, bytes: u32) {
         let grain_bytes = (bytes / GRAINS).next_multiple_of(SECTOR_BYTES as u32).max(SECTOR_BYTES as u32);
         let grains = bytes / grain_bytes;
@@ -222,8 +222,8 @@ impl DestageBuffers {
         }
     }
 
-    /// Handles the end of storage's use of withheld memory. Frees the grains that their job has
-    /// already given back.
+    /// Handles a report that storage no longer uses withheld memory. Frees the grains that the job
+    /// of the I/O has already given back.
     pub(super) fn returned(&mut self, slice: BufferSlice) {
         let Some(grains) = self.grains(slice) else { return };
         let is_it = |withheld: &Withheld| withheld.id == slice.id && withheld.grains == grains;
