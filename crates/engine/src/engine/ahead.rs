@@ -1,9 +1,9 @@
 //! Read-ahead for sequential readers, into the memory tier.
 //!
 //! A job locks the next window of a sequential run, as a read that fills flash does, and reads it.
-//! So guests that request the same data wait for the job, changes are ordered with it, and the
-//! destager skips the range. If flash has the whole window, the job reads flash. Otherwise the job
-//! reads the backing and copies dirty data over the result. The memory tier keeps no data that
+//! So guests' reads of the same data wait for the job, the job and changes wait for each other, and
+//! the destager skips the range. If flash has the whole window, the job reads flash. Otherwise the
+//! job reads the backing and copies dirty data over the result. The memory tier keeps no data that
 //! flash did not deliver correctly, because the guest's own read detects and repairs such data.
 
 use super::jobs::{Job, JobKind, Step};

@@ -4,8 +4,8 @@
 //! would use this ring. So the following rules hold until the daemon provides a new journal ring,
 //! or removes the cache and records the removal:
 //!
-//! - No change is sent to the backing, because a crash would replace it by dirty data of the
-//!   journal ring, or hide it by clean data.
+//! - No change is sent to the backing, because recovery after a crash would replace the change by
+//!   older dirty data of the journal ring, or hide it by older clean data.
 //! - No change is reported as durable, and no flush is answered.
 //!
 //! Reads and destaging continue. For data that the journal ring does not durably record as dirty,
@@ -13,9 +13,9 @@
 //! after the daemon has recorded that recovery must not use clean data of the journal ring
 //! (`LossRecorded`). Waiting requests release their range locks, so that the destager can work.
 //! Only one kind of change is still sent to the backing: a write that reached flash in part,
-//! because reads must not return that content. The reply to such a write waits for the new journal.
-//! Waiting requests fail after [`WAIT_NS_MAX`] without a new journal, and later requests fail
-//! immediately.
+//! because reads must not return the partly written data. The reply to such a write waits for the
+//! new journal. Waiting requests fail after [`WAIT_NS_MAX`] without a new journal, and later
+//! requests fail immediately.
 
 use super::backed::RESENDS_MAX;
 use super::disk::Disk;

@@ -128,8 +128,8 @@ impl DestageBuffers {
         self.cut(disk, bytes, least)
     }
 
-    /// Returns the bytes to look for, and the minimum, as the disk's share of the buffers permits.
-    /// Returns `None` if the share does not permit the minimum.
+    /// Returns the length of the buffer to look for and its minimum length, bytes. The disk's share
+    /// of the buffers limits both. Returns `None` if the share is less than the minimum.
     fn granted(&self, disk: DiskId, bytes: u64, least: Least) -> Option<(u64, u64)> {
         let bytes = self.at_most(bytes);
         let allowed = self.shares.allowance(disk, bytes);

@@ -3,10 +3,10 @@
 //! The guest or its VMM may write to guest memory during the read, and may unmap it. So the result
 //! of a direct read is no evidence about flash. A wrong checksum or an error makes no sector
 //! invalid, does not count against a device, and does not make dirty data lost. The engine does not
-//! record missing checksums from a direct read. If the result of a direct read is wrong or
-//! incomplete in this way, the engine declines the read instead. The front end then retries it with
-//! a buffer of the daemon, which reveals real errors. The engine never copies data out of guest
-//! memory, so a direct read fills neither flash nor the memory tier.
+//! record missing checksums from a direct read. If a direct read fails or returns data with a wrong
+//! checksum, the engine declines the read. The front end then retries it with a buffer of the
+//! daemon, which reveals real errors. The engine never copies data out of guest memory, so a direct
+//! read fills neither flash nor the memory tier.
 
 use super::{Engine, Owner, Pending};
 use crate::command::{Mode, Role};

@@ -1,9 +1,9 @@
 //! Merges adjacent writes to the backing, on disks whose memory tier serves reads.
 //!
-//! While a write to the backing is in flight, later writes that continue it wait, and are sent
-//! together when the first write ends. So the only write in flight of a guest never waits, and
-//! the more writes are in flight, the larger are the merged I/Os. No timer is needed (after J.
-//! Nagle, "Congestion Control in IP/TCP Internetworks", RFC 896, 1984).
+//! While a write to the backing is in flight, later writes that continue it at the next byte wait.
+//! They are sent together when the first write ends. So the only write in flight of a guest never
+//! waits, and the more writes are in flight, the larger are the merged I/Os. No timer is needed
+//! (after J. Nagle, "Congestion Control in IP/TCP Internetworks", RFC 896, 1984).
 //!
 //! If the size of a full stripe of the backing is known, a merged I/O that reaches the end of a
 //! stripe ends there, so a RAID gets whole stripes. Writes that begin the next stripe and do not
@@ -53,7 +53,7 @@ impl Merger {
     }
 
     /// Queues the write of `offset..end` behind the write that ends at `offset`. Returns false if
-    /// there is none.
+    /// no write in flight or queued ends there.
     fn follow(&mut self, slot: u32, offset: u64, end: u64) -> bool {
         let Some(lock) = self.ends.remove(&offset) else { return false };
         let chain = self.chains.get_mut(&lock).expect("each entry of `ends` has a chain");
@@ -82,7 +82,8 @@ impl Engine {
         }
     }
 
-    /// Queues a write behind an adjacent write in flight. Returns false if there is none.
+    /// Queues a write behind an adjacent write in flight. Returns false if no write in flight or
+    /// queued ends where this write begins.
     pub(super) fn follows_another(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
         let is_plain = request.op == Op::Write(Durability::Volatile) && !self.requests[slot].sends_edges();

@@ -28,7 +28,7 @@ use crate::units::{DiskId, Instant};
 /// State of a cache that is being recovered.
 pub(super) struct RecoveringCache {
     expect: Expect,
-    /// Regions that changes on the backing affected during the recovery.
+    /// Regions of the disk that requests changed on the backing during the recovery.
     changed: Regions,
     /// True if the engine reported that a change waits.
     reported: bool,

@@ -86,8 +86,9 @@ impl Engine {
 
     /// Handles the end of the commit for a flush request: the data on flash is durable now. The
     /// backing is flushed too if a guest's change bypassed flash (see `backed.rs`) since the
-    /// backing's last successful flush, or if the daemon asks: it is about to close the disk, and
-    /// could not open it again while the backing does not answer.
+    /// backing's last successful flush, or if the request is [`Op::DaemonFlush`]. For example, the
+    /// daemon sends this request before it closes a disk and opens it again, because opening needs
+    /// a backing that answers.
     pub(super) fn flush_committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let Request { disk, op, .. } = self.requests[slot].request;
         if result.is_err() {
