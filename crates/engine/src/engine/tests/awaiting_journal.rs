@@ -55,8 +55,8 @@ fn a_lost_journal_keeps_only_what_it_does_not_know() {
     assert_eq!(bench.dirty(), 0);
 }
 
-/// A page of one disk is being written when another disk's flush of the device fails: the page may
-/// be lost, although its write succeeds.
+/// A journal page of one disk is being written when another disk's flush of the same device fails.
+/// The page may be lost, although its write succeeds.
 #[test]
 fn a_flush_that_fails_during_another_disks_write_costs_its_journal_too() {
     let mut bench = Bench::write_back();
@@ -187,8 +187,8 @@ fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     assert!(bench.answered(flush));
 }
 
-/// Waiting requests fail after half a minute, and later writes fail at once. Reads still work, and
-/// so does everything else after a new journal ring was made.
+/// Waiting requests fail after half a minute, and later writes fail at once. Reads still work.
+/// After a new journal ring was made, all other requests work too.
 #[test]
 fn or_until_nobody_came_for_half_a_minute() {
     let (mut bench, flush) = lost();
@@ -247,8 +247,8 @@ fn a_disk_is_not_removed_before() {
     assert_eq!(bench.reply(waiting[0]).expect("answered").result, Ok(()));
 }
 
-/// Returns a write-back cache with a device that does not answer and has a write in flight.
-/// `flushed`: the device has no other unflushed data.
+/// Returns a write-back cache with a device that does not answer and has a write in flight. If
+/// `flushed` is true, the device has no other unflushed data.
 fn hung(flushed: bool) -> (Bench, Io, RequestId) {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 8 * KIB);
@@ -266,7 +266,7 @@ fn hung(flushed: bool) -> (Bench, Io, RequestId) {
     (bench, silent, write)
 }
 
-/// Completes I/O, except that of the silent device.
+/// Completes all I/O except the I/O of the device that does not answer.
 fn settle_others(bench: &mut Bench, kept: &mut Vec<Io>) {
     while let Some(io) = bench.ios.pop_front() {
         if io.target == flash(0) { kept.push(io) } else { bench.end(io) }
@@ -355,7 +355,7 @@ fn a_failed_flush_of_flash_is_not_tried_again() {
 }
 
 /// The lost journal ring still describes discarded data as dirty, so the daemon records the discard
-/// first. It may do so while the disk is being removed.
+/// first. The daemon may record the discard while the disk is being removed.
 #[test]
 fn a_discard_without_a_journal_waits_until_it_is_recorded() {
     for is_removed in [false, true] {

@@ -230,7 +230,8 @@ fn a_flush_waits_for_overlapping_durable_writes() {
     assert!(bench.answered(write) && bench.answered(flush));
 }
 
-/// Two flushes of one backing: one receives the error, and the other succeeds.
+/// Two flushes of one backing overlap: one receives the error, and the other reports success, which
+/// hob does not trust.
 #[test]
 fn a_flush_beside_one_that_fails_is_not_believed() {
     let mut bench = Bench::bare(Limits::default());
@@ -246,8 +247,8 @@ fn a_flush_beside_one_that_fails_is_not_believed() {
     assert_eq!(bench.flushed_by(2), Ok(()));
 }
 
-/// A change is acknowledged while a flush is in flight. The failure of that flush says nothing
-/// about the change.
+/// A change is acknowledged while a flush is in flight. The failure of that flush does not count as
+/// a report about the change.
 #[test]
 fn a_flush_that_began_before_a_change_ended_does_not_report_its_loss() {
     let mut bench = Bench::bare(Limits::default());
@@ -672,8 +673,8 @@ fn a_flush_of_a_disconnected_guest_is_no_report() {
     }
 }
 
-/// A session that begins while another one has not received its report does not take the report
-/// away from it, nor from a guest that is disconnected.
+/// A session that begins while another session has not received its report gets a report too. The
+/// other session and disconnected guests still receive their own reports.
 #[test]
 fn a_session_that_is_told_early_takes_no_report_from_others() {
     let mut bench = Bench::bare(Limits::default());
@@ -689,8 +690,8 @@ fn a_session_that_is_told_early_takes_no_report_from_others() {
     assert_eq!(bench.engine.failures_owed(DISK), 0);
 }
 
-/// A backup program connects before the guest disconnects, and flushes after that. The guest has not
-/// received its report of the loss.
+/// A guest has not received its report of a loss. A backup program connects before the guest
+/// disconnects, and flushes afterwards. Its report does not replace the guest's report.
 #[test]
 fn a_session_that_only_reads_takes_no_report_from_a_guest_that_disconnects_later() {
     let mut bench = Bench::bare(Limits::default());

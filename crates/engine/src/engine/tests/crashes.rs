@@ -119,8 +119,9 @@ fn write_through_again(recovered: Recovered) -> Bench {
     bench
 }
 
-/// The journal has no data of the changed blocks, so a crash brings none back. No copy of the change
-/// enters the cache before the bypass mark is durable: the backing may still lose the change.
+/// The journal has no data of the changed blocks, so recovery after a crash restores none. No copy
+/// of the change enters the cache before the bypass mark is durable: the backing may still lose the
+/// change.
 #[test]
 fn a_change_of_uncached_blocks_does_not_wait_for_a_hung_journal() {
     let mut it = write_through();
@@ -162,8 +163,8 @@ fn a_change_of_uncached_blocks_does_not_wait_for_a_hung_journal() {
     assert_eq!(it.bench.read_alone(8 * MIB, 4 * KIB), Outcome::MissFilled);
 }
 
-/// The cache has evicted a block, and the record of that is not durable. So a crash brings the block
-/// back, and a change of it waits.
+/// The cache has evicted a block, and the record of this eviction is not durable. Recovery after a
+/// crash would restore the block, so a change of the block waits.
 #[test]
 fn a_change_of_a_block_that_a_crash_brings_back_waits_for_a_hung_journal() {
     let mut it = write_through();
@@ -452,7 +453,7 @@ impl SurvivingMemory for CountedEntries {
     }
 }
 
-/// Records that a written page has need no room in the crash log.
+/// Journal records that are in a written page need no room in the crash log.
 #[test]
 fn the_crash_log_has_room_for_records_after_the_journal_has_the_earlier_ones() {
     let mut bench = Bench::bare(Limits::default());

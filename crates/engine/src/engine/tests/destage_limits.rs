@@ -258,8 +258,8 @@ fn a_transfer_waits_for_a_buffer_of_whole_stripes() {
     assert_eq!(bench.result(drain), Some(Ok(vec![])));
 }
 
-/// Another disk with a hung backing keeps its buffers. What is left is used after a second, as far as
-/// it goes in whole stripes.
+/// Another disk with a hung backing keeps its buffers. After a second, a transfer uses the
+/// remaining buffer for as many whole stripes as fit.
 #[test]
 fn a_transfer_does_not_wait_for_whole_stripes_for_ever() {
     let mut bench = striped();

@@ -105,7 +105,8 @@ fn a_flush_waits_for_discards_that_the_backing_has_done_only() {
     assert_eq!(bench.outcome(flush), Outcome::BypassFlush);
 }
 
-/// A loss of the backing repeats changes in flight, but not a discard that has been acknowledged.
+/// After a loss of the backing, hob sends the changes in flight again, but not a discard that it
+/// has acknowledged.
 #[test]
 fn a_discard_is_not_sent_again_after_a_loss() {
     let mut bench = Bench::write_back();

@@ -74,7 +74,7 @@ fn nobody_waits_in_order_for_what_is_lost() {
     assert!(bench.answered(write));
 }
 
-/// Destaged data is flushed even while other data fails repeatedly.
+/// Destaged data is flushed even while the destaging of other data fails repeatedly.
 #[test]
 fn between_failures_what_was_moved_is_flushed() {
     let mut bench = Bench::write_back();
@@ -204,8 +204,8 @@ fn a_ring_for_a_volatile_cache_comes_back() {
     assert_eq!(released, ring(1).copies[0]);
 }
 
-/// If a discard fails on the backing, the dirty data that it was to replace and that was being
-/// destaged stays.
+/// If a discard fails on the backing, the dirty data in the range of the discard stays dirty and is
+/// destaged.
 #[test]
 fn what_a_failed_discard_was_to_replace_is_destaged() {
     let mut bench = Bench::write_back();

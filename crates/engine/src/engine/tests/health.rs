@@ -92,7 +92,7 @@ fn a_fence_waits_for_flash_io_in_flight() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
 }
 
-/// A cache that is enabled on a fenced device loses it at once.
+/// A cache that is enabled on a fenced device loses this device at once.
 #[test]
 fn a_fenced_device_takes_no_new_cache() {
     let mut bench = Bench::bare(limits());

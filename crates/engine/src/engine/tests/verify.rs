@@ -132,7 +132,7 @@ fn an_error_of_the_backing_delays_the_comparison() {
     assert_eq!(figures(&bench), (0, 4, 0));
 }
 
-/// The limit applies to each disk, and gives precedence to guests that wait for the backing.
+/// The bandwidth limit applies to each disk, and is lower while guests wait for the backing.
 #[test]
 fn the_bandwidth_is_limited() {
     let mut bench = recovered(16 * KIB);
