@@ -11,28 +11,28 @@
 //! opened FUSE file) to its end. Each session learns of a possible loss by one failed flush.
 //!
 //! # Invariant
-//! - A dirty sector becomes clean only after a successful backing flush that began after the
-//!   sector's write ended. No possible loss may have occurred since that write was sent. Until
-//!   the sector becomes clean, the journal records it as dirty.
+//! - A dirty sector becomes clean only after a successful backing flush that began after the write
+//!   of the sector to the backing ended. No possible loss may have occurred since that write was
+//!   sent. Until the sector becomes clean, the journal records it as dirty.
 //! - A guest's flush succeeds only if each earlier acknowledged change is durable on flash, was
 //!   covered by a flush of the backing, or was already reported as lost to the guest's session.
 //!
 //! A change *bypasses flash* if it goes to the backing and is never dirty data on flash. Flash may
 //! have a clean copy of the changed data. In write-through, all changes bypass flash.
 //!
-//! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
-//! cannot be repeated, so every session gets one failed flush. Linux reports writeback errors in
-//! the same way (`errseq_t`). hob remembers for each session the last failure that was reported to
-//! the session. A flush that began before the end of the last possibly lost change fails too. The
-//! failure of such a flush does not count as a report, because its error says nothing about that
-//! change. If a guest disconnects before it receives the report, a later session receives it. The
-//! failure of a flush whose client is disconnected is no report. A session that begins while
-//! another session has not received its report receives one too. The two sessions may belong to the
-//! same guest, whose old connection hob still considers open. hob passes on only the reports of
-//! sessions that changed data: if a client only read or flushed, no later session receives its
-//! report. If a possible loss occurs while a change is in flight, hob sends that change again
-//! before it acknowledges it. The cache invalidates its clean copies of possibly lost changes, so
-//! reads return the backing's data.
+//! After a possible loss, destaged sectors become dirty again. hob has no copy of guests' changes
+//! that bypassed flash and cannot repeat them, so every session gets one failed flush. Linux
+//! reports writeback errors in the same way (`errseq_t`). hob remembers for each session the last
+//! failure that was reported to the session. A flush that began before the end of the last possibly
+//! lost change fails too. The failure of such a flush does not count as a report, because its error
+//! says nothing about that change. If a guest disconnects before it receives the report, a later
+//! session receives it. The failure of a flush whose client is disconnected does not count as a
+//! report. A session that begins while another session has not received its report receives one
+//! too. The two sessions may belong to the same guest, whose old connection hob still considers
+//! open. hob passes on only the reports of sessions that changed data: if a client only read or
+//! flushed, no later session receives its report. If a possible loss occurs while a change is in
+//! flight, hob sends that change again before it acknowledges it. The cache invalidates its clean
+//! copies of possibly lost changes, so reads return the backing's data.
 
 use std::collections::BTreeMap;
 
@@ -210,7 +210,7 @@ impl Backed {
     }
 
     /// Records the end of a guest's change on the backing. Sectors `first..end` need a flush. An
-    /// empty range is already durable.
+    /// empty range means that the change is already durable.
     pub(super) fn note_bypass(&mut self, first: u64, end: u64) {
         self.writes += 1;
         if first < end {
@@ -415,8 +415,8 @@ impl Engine {
     }
 
     /// Records that the client of a session is disconnected, while some of its requests may be in
-    /// flight. A flush among them that fails is no report, because no client receives the reply. The
-    /// session ends when all of these requests have ended.
+    /// flight. If a flush among these requests fails, this does not count as a report, because no
+    /// client receives the reply. The session ends when all of these requests have ended.
     pub fn leave_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.leave_session(session);
@@ -469,7 +469,8 @@ impl Engine {
     }
 
     /// Handles a loss that the backing reported: acknowledged writes that no successful flush
-    /// covers may be missing. Call it before the completions that storage reports afterwards.
+    /// covers may be missing. Call this function before the completions that storage reports after
+    /// the loss.
     pub fn handle_loss(&mut self, now: Instant, disk: DiskId) {
         if self.disks.get(disk.0 as usize).is_some_and(Option::is_some) {
             self.doubt(now, disk);

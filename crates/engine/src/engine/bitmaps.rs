@@ -40,7 +40,7 @@ impl Engine {
 }
 
 impl Disk {
-    /// Records a change that is being answered in the bitmaps.
+    /// Records a change in the bitmaps when the change is answered.
     #[inline]
     pub(super) fn note_change(&mut self, request: &Request) {
         if let Some(bitmaps) = &mut self.bitmaps

@@ -2,8 +2,8 @@
 //! data is dirty.
 //!
 //! Flash absorbs bursts of writes. During a long bulk load, however, the destager has to move data
-//! as fast as the guest writes it, and flash adds a write and a read of each byte. So a write
-//! bypasses the cache if all of these conditions hold:
+//! as fast as the guest writes it. Each byte is then also written to flash and read from flash. So
+//! a write bypasses the cache if it meets all of these conditions:
 //!
 //! | condition | reason |
 //! |---|---|

@@ -1,10 +1,11 @@
 //! Commits of one cache's journal: packs records into pages and makes the pages durable.
 //!
-//! A request that needs durability waits for the next commit. A commit packs all records that exist
-//! when it begins into pages, and writes the pages to every copy of the journal ring. Then the
-//! commit flushes each device that was written since the last commit. A commit covers all requests
-//! that arrived before it began. Full pages are written without waiting for a commit, and so are
-//! pages that a guest's flush will soon need. The rules are in docs/decisions/0006-write-back.md.
+//! A request that needs durability waits for the next commit. When a commit begins, it packs all
+//! existing records into pages. The commit writes these pages to every copy of the journal ring.
+//! Then the commit flushes each device that was written since the last commit. A commit covers all
+//! requests that arrived before it began. Full pages are written without waiting for a commit, and
+//! so are pages that a guest's flush will soon need. The rules are in
+//! docs/decisions/0006-write-back.md.
 
 use super::awaiting_journal::WAIT_NS_MAX;
 use super::disk::Disk;
@@ -335,9 +336,9 @@ impl Engine {
     }
 
     /// Handles a journal that cannot be written any more. The cache accepts no new dirty data, and
-    /// existing dirty data is destaged. If the ring that failed is new and not complete yet, there
-    /// is no event, because the cache keeps the previous journal ring. The command that creates the
-    /// ring reports the failure.
+    /// existing dirty data is destaged. If the ring that failed is new and not complete yet, the
+    /// engine reports no event, because the cache keeps the previous journal ring. The command that
+    /// creates the ring reports the failure.
     pub(super) fn lose_journal(&mut self, now: Instant, disk: DiskId) {
         let is_new = self.disk(disk).opening.as_ref().is_some_and(|opening| opening.makes_ring());
         let journal = self.journal_mut(disk).expect("a lost journal still exists");

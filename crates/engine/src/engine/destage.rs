@@ -27,8 +27,9 @@ const UNFLUSHED_MAX: u64 = 8192;
 const FLUSH_NS_MAX: u64 = 1_000_000_000;
 
 /// Maximum number of concurrent transfers of one disk, in four situations: the guest also uses the
-/// backing, the guest uses only flash, the guest is idle, and destaging is urgent. A hard disk that
-/// has many queued writes in ascending order passes over the gaps between them instead of seeking.
+/// backing, the guest uses only flash, the guest is idle, and destaging is urgent. Many concurrent
+/// transfers make a hard disk fast: with many queued writes in ascending order, it passes over the
+/// gaps between them instead of seeking.
 const TRANSFERS: [u32; 4] = [1, 2, 8, 64];
 
 /// Number of sectors in transfer at which no further transfer starts, in the same four situations
@@ -52,8 +53,8 @@ impl Cache {
         }
     }
 
-    /// Returns the dirty sectors in per mille of the cache's capacity. Neither number includes
-    /// segments that are being vacated.
+    /// Returns the dirty sectors in per mille of the cache's capacity. Segments that are being
+    /// vacated count neither for the dirty sectors nor for the capacity.
     pub(super) fn dirty_permille(&self) -> u64 {
         self.permille(self.index.staying_dirty())
     }
@@ -293,8 +294,8 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Resumes the requests that waited until older data was on the backing. Each of them locks its
-    /// range again.
+    /// Resumes the requests that waited until older data was on the backing. Each of these requests
+    /// locks its range again.
     pub(super) fn end_order_wait(&mut self, id: DiskId) {
         for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
@@ -304,8 +305,8 @@ impl Engine {
         }
     }
 
-    /// Makes sectors clean that are now durable on the backing. `sectors` are sectors of the disk
-    /// in ascending order. Sectors that are not dirty any more are skipped.
+    /// Marks sectors as clean that are now durable on the backing. `sectors` are sectors of the
+    /// disk in ascending order. Sectors that are not dirty any more are skipped.
     fn make_clean(&mut self, now: Instant, id: DiskId, sectors: impl Iterator<Item = u64>) {
         let disk = self.disk_mut(id);
         let Some(CacheConfig { layout, copies, .. }) = disk.cache.as_ref().map(|cache| cache.config) else {

@@ -47,7 +47,7 @@ pub(super) enum Epochs {
 struct Todo {
     /// Epoch in which the block became dirty.
     epoch: u32,
-    /// Distinguishes the block's current queue entry from outdated ones.
+    /// Number that distinguishes the block's current queue entry from outdated entries.
     turn: u32,
 }
 
@@ -428,8 +428,8 @@ impl Destager {
     }
 
     /// Returns the next block to destage, of those up to epoch `newest`. `was_used` returns true if
-    /// a block was used since the last call for it, or since it became dirty. `None` may also mean
-    /// that the search must continue later, see [`is_looking`](Self::is_looking).
+    /// a block was used since the last call for this block, or since the block became dirty. `None`
+    /// may also mean that the search must continue later, see [`is_looking`](Self::is_looking).
     pub(super) fn next(&mut self, newest: u32, was_used: impl FnMut(BlockNo) -> bool) -> Option<BlockNo> {
         self.is_looking = false;
         self.epochs.range(..=newest).next()?;
@@ -448,7 +448,8 @@ impl Destager {
         self.is_looking
     }
 
-    /// Returns the next block at or after the cursor, or else the first one.
+    /// Returns the next block to destage at or after the cursor, or else the first such block of
+    /// the disk.
     fn elevator(&self, newest: u32) -> Option<BlockNo> {
         let may = |(_, todo): &(&BlockNo, &Todo)| todo.epoch <= newest;
         let ahead = self.todo.range(self.cursor..).find(may);

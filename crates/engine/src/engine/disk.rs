@@ -52,7 +52,7 @@ pub(super) struct Disk {
     pub(super) stripe_bytes: u32,
     /// True if the cache was lost with its last device.
     pub(super) fenced: bool,
-    /// True if a device of the cache exceeded the time limit of an I/O.
+    /// True while an I/O on a device of the cache exceeds its time limit.
     pub(super) stalled: bool,
     /// Changes of the cache that wait for the end of flash I/O, each with its command. A change
     /// caused by a fence has no command.
@@ -119,7 +119,7 @@ pub(super) struct Disk {
     pub(super) closed: bool,
     /// True if the disk is queued for a check by its journal and destager.
     pub(super) awake: bool,
-    /// Flash writes of the cache, and its part of a flash write budget.
+    /// Counts of the cache's flash writes, and the cache's part of the pool's flash write budget.
     pub(super) flash_budget: CacheBudget,
     pub(super) stats: DiskStats,
     pub(super) stats_since: Instant,

@@ -1,4 +1,5 @@
-//! Extra fills: a job brings uncached sectors that no request has asked for into the cache.
+//! Extra fills: a job brings uncached sectors that no request has asked for into the cache. There
+//! are two kinds of such sectors:
 //!
 //! - The sectors next to a read miss (docs/decisions/0059-fill-granularity.md). The job reads the
 //!   backing at the same time as the miss (docs/decisions/0062-shared-extra-reads.md).
@@ -72,9 +73,9 @@ fn expected_use(kind: JobKind) -> ExpectedUse {
 /// The kind of request that is expected to use the extra sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExpectedUse {
-    /// Reads near a miss. The sectors have a limited share of the frames.
+    /// Reads: the sectors are next to a read miss. The sectors have a limited share of the frames.
     Reads,
-    /// Partial writes, which will make the sectors dirty.
+    /// Partial writes: the sectors follow a run of such writes, and will become dirty.
     Writes,
 }
 
@@ -190,7 +191,8 @@ impl Engine {
     }
 
     /// Returns true if an extra read of this disk takes longer than requests may wait for it. The
-    /// backing may hang, and changes of the sectors that an extra read covers wait for the backing.
+    /// caller then starts no further extra fill for writes. The backing may hang, and changes of
+    /// the sectors that an extra read covers wait for it.
     fn has_late_extra_read(&self, now: Instant, disk: DiskId) -> bool {
         let is_late = |read: &ExtraRead| read.kept.is_none() && read.wait_until <= now;
         self.extra_reads.iter().any(|read| is_late(read) && self.jobs[read.job].disk == disk)

@@ -93,7 +93,7 @@ impl Engine {
     }
 
     /// Sets how many I/Os this host may have in flight at a datastore, as agreed between the hosts.
-    /// The number is valid for some seconds.
+    /// The number is valid for 5 seconds.
     pub fn take_part(&mut self, now: Instant, resource: Resource, in_flight: f64) {
         self.gates.get(resource).window.settle(now, in_flight);
         self.pump_gate(now, resource);

@@ -183,8 +183,8 @@ impl Engine {
         has_room
     }
 
-    /// Removes the incomplete sectors of a write to flash that has ended from the count of writes
-    /// in progress. The index counts these sectors now.
+    /// Stops counting the incomplete sectors of a write to flash as sectors of a write in progress.
+    /// The write has ended, and the index counts these sectors now.
     pub(super) fn end_parts(&mut self, slot: u32) {
         let new = std::mem::take(&mut self.requests[slot].edges.new_parts);
         let id = self.requests[slot].range.disk;
@@ -192,7 +192,8 @@ impl Engine {
     }
 
     /// Reads the incomplete sectors of a read request from flash, from sector `next` on, one after
-    /// the other. Copies their units over the data from the backing, and then ends the read.
+    /// the other. Copies the units of these sectors into the request's buffer, where they replace
+    /// data from the backing. Then ends the read.
     pub(super) fn read_units(&mut self, now: Instant, slot: u32, next: u64) {
         let range = self.requests[slot].range;
         let Some(first) = self.disk(range.disk).part_in(Range { first: next, ..range }) else {
@@ -282,8 +283,8 @@ impl Journal {
 }
 
 impl Active {
-    /// Groups the cache sectors that this write has overwritten in place by disk sector. Each group
-    /// has the units that the write stored.
+    /// Groups, by disk sector, the cache sectors that this write has overwritten in place. Each
+    /// group has the units that the write stored.
     pub(super) fn rewritten_units(&self, index: &Index, written: &[(u64, u32)]) -> Vec<(u8, Vec<u64>)> {
         let mut groups: Vec<(u64, Vec<u64>)> = Vec::new();
         for (sector, _) in written.iter().filter(|(sector, _)| index.is_unproven(*sector)) {

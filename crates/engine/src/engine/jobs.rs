@@ -1,12 +1,12 @@
 //! Background jobs of the engine: transfers of dirty data from flash to the backing, flushes of the
 //! backing, read-ahead, and extra fills.
 //!
-//! A *transfer* destages one range of dirty sectors. It locks its sectors like a read that fills
-//! flash, so that reads from flash continue and changes wait. The transfer reads flash into a
-//! destage buffer, compares the checksums, and writes the data to the backing. During that write,
-//! guests may overwrite the sectors on flash: those sectors stay dirty. Changes that go to the
-//! backing wait for the end of the transfer. The sectors become clean only after a flush of the
-//! backing (`destage.rs`).
+//! A *transfer* destages one range of dirty sectors. The transfer locks its sectors like a read
+//! that fills flash, so that reads from flash continue and changes wait. The transfer reads flash
+//! into a destage buffer, compares the checksums, and writes the data to the backing. Guests may
+//! overwrite the sectors on flash during the write to the backing. Overwritten sectors stay dirty.
+//! Changes that go to the backing wait for the end of the transfer. The sectors become clean only
+//! after a flush of the backing (`destage.rs`).
 
 use std::collections::BTreeSet;
 
@@ -98,9 +98,9 @@ impl JobKind {
     }
 
     /// Returns true if a job of this kind transfers this dirty sector. `lost` are the sectors that
-    /// flash failed to deliver before. The destager skips them, so that their neighbours do not
-    /// wait forever. A job for a request tries to transfer these sectors again, and the request
-    /// fails if flash cannot deliver them again.
+    /// flash failed to deliver before. The destager skips these sectors, so that their neighbours
+    /// do not wait for ever. A job for a request tries to transfer these sectors again, and the
+    /// request fails if flash cannot deliver them again.
     pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
         self != JobKind::Destage || !lost.contains(&sector)
     }

@@ -1,9 +1,10 @@
 //! Merges adjacent writes to the backing, on disks whose memory tier serves reads.
 //!
-//! While a write to the backing is in flight, later writes that continue it at the next byte wait.
-//! They are sent together when the first write ends. So the only write in flight of a guest never
-//! waits, and the more writes are in flight, the larger are the merged I/Os. No timer is needed
-//! (after J. Nagle, "Congestion Control in IP/TCP Internetworks", RFC 896, 1984).
+//! While a write to the backing is in flight, a later write waits if it begins at the byte where
+//! the first write ends. Further writes that continue the range wait too. All waiting writes are
+//! sent together when the first write ends. So the only write in flight of a guest never waits, and
+//! the more writes are in flight, the larger are the merged I/Os. No timer is needed (after J.
+//! Nagle, "Congestion Control in IP/TCP Internetworks", RFC 896, 1984).
 //!
 //! If the size of a full stripe of the backing is known, a merged I/O that reaches the end of a
 //! stripe ends there, so a RAID gets whole stripes. Writes that begin the next stripe and do not

@@ -285,7 +285,8 @@ struct Active {
     /// Value of the disk's [`Backed::doubts`](backed::Backed::doubts) when the request's flush,
     /// read or write of the backing began.
     doubts: u64,
-    /// Number of times that the request's write was sent again after a failed flush of the backing.
+    /// Number of times that the request's change was sent again because the backing may have lost
+    /// it.
     resends: u8,
 }
 
@@ -391,8 +392,8 @@ impl Engine {
 
     /// Accepts a request. Returns the request if all request slots are in use, or if a guest's
     /// request finds no free slot of its disk ([`Engine::has_room`]). Also returns a guest's
-    /// request if too many requests wait for another host. Answers an invalid request with an
-    /// error.
+    /// request if too many requests wait until this host owns their disk. Answers an invalid
+    /// request with an error.
     pub fn handle_request(&mut self, now: Instant, request: Request) -> Result<(), Request> {
         assert_eq!(request.buffer.is_some(), request.op.has_buffer(), "payload buffer of {:?}", request.op);
         assert!(direct::may_have(&request), "{request:?} must not use guest memory");

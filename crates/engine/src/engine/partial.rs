@@ -35,7 +35,7 @@ use crate::io::{BufferCopy, BufferSlice, CopyEnd, IoError, IoOp, Target};
 use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
-/// Possible sources of a partly covered sector.
+/// Possible sources of the data of a partly covered sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EdgeSource {
     /// The cache, if it holds the sector.
@@ -133,9 +133,9 @@ impl Active {
         copies
     }
 
-    /// Returns true if a change sends the bytes of its edges that the guest did not write to the
-    /// backing too. The backing needs these bytes if flash may have lost them, or if the dirty
-    /// sectors are dropped from flash because the write replaces them.
+    /// Returns true if a change sends whole edges to the backing, including the bytes that the
+    /// guest did not write. The backing needs these bytes if flash may have lost them, or if the
+    /// dirty sectors are dropped from flash because the write replaces them.
     pub(super) fn sends_edges(&self) -> bool {
         let is_merged = self.edges.head == Edge::Merged || self.edges.tail == Edge::Merged;
         is_merged && (self.failed || self.over_dirty)

@@ -65,7 +65,7 @@ pub(super) struct Journal {
     /// True if the daemon has recorded that recovery must discard dirty data of this journal ring.
     pub(super) discard_recorded: bool,
     /// True if the engine has reported that a discard of dirty data waits until the daemon has
-    /// recorded it.
+    /// recorded the discard.
     pub(super) discard_reported: bool,
     /// True if an excluded device has completed a flush successfully. The device is used again when
     /// no data is dirty.
@@ -158,9 +158,9 @@ impl Journal {
         }
     }
 
-    /// Keeps devices excluded after a failed flush. A new journal ring does not make the data on
-    /// these devices durable. So until the cache's dirty data is destaged, only the copies on other
-    /// devices count.
+    /// Keeps those devices excluded that the old journal excluded after a failed flush. A new
+    /// journal ring does not make the data on these devices durable. So until the cache's dirty
+    /// data is destaged, only the copies on other devices count.
     pub(super) fn take_over_spared(&mut self, old: &Journal, cache: &Cache) {
         if cache.index.dirty_sectors() == 0 {
             return;

@@ -34,7 +34,7 @@ use crate::units::{BlockNo, CommandId, DiskId, Instant, SECTOR_BYTES};
 /// Maximum number of runs of dump pages in flight.
 const RUNS_MAX: usize = 4;
 
-/// Number of attempts to flush the backing.
+/// Maximum number of attempts to flush the backing before a structural change.
 const FLUSHES_MAX: u8 = 5;
 
 /// A structural change in progress.

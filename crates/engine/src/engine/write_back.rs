@@ -11,8 +11,7 @@
 //! | all others | the bypass marks of the zones are committed (`zones.rs`), then as in a volatile cache |
 //!
 //! If the durable journal describes the data that a write to flash overwrites, a commit comes first
-//! (`overwrite.rs`). If a request needs some of its sectors destaged first, this is done under the
-//! request's own range lock.
+//! (`overwrite.rs`). Partly covered dirty sectors are destaged under the request's own range lock.
 
 use super::disk::Disk;
 use super::jobs::JobKind;

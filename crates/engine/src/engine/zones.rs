@@ -41,10 +41,11 @@ impl Engine {
     /// no marks and needs no commit.
     ///
     /// Invariant: while the backing has a change that it may lose, recovery uses no clean data of
-    /// the changed sectors. Either the bypass mark is durable, or the journal has no such data:
-    /// neither the index nor a state of the journal that a crash may leave has the sectors, and no
-    /// fill records them before the mark is durable. In the second case, the change does not wait
-    /// for a commit, which may need a device that does not answer.
+    /// the changed sectors. Either the bypass mark is durable, or the journal has no such data.
+    /// Having no such data means that the sectors are neither in the index nor in any state of the
+    /// journal that a crash may leave. No fill records the sectors before the mark is durable. If
+    /// the journal has no such data, the change does not wait for a commit, which may need a device
+    /// that does not answer.
     pub(super) fn mark_zones(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
         self.record_gone(now, request.disk);

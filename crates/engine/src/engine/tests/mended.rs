@@ -251,9 +251,9 @@ fn a_write_in_progress_during_a_failed_flush_is_not_durable() {
     assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
 }
 
-/// After a failed flush of one of two devices with copies, this device stays excluded until the
-/// write in progress has ended and its data is on the backing, although no data was dirty when the
-/// device flushed again.
+/// A flush of one of two devices with copies fails during a write. The device stays excluded until
+/// the write has ended and its data is on the backing, although no data was dirty when a later
+/// flush of the device succeeded.
 #[test]
 fn a_copy_in_progress_during_a_failed_flush_is_not_durable() {
     let mut bench = mirrored(Copies::TwoOfDirty);
