@@ -45,7 +45,7 @@ pub(super) struct Disk {
         reason = "nearly all disks have no bitmap, and every request reads this structure"
     )]
     pub(super) bitmaps: Option<Box<Vec<Bitmap>>>,
-    /// True if the flush of the backing that precedes the removal of the disk has begun or ended.
+    /// True if hob has already tried to flush the backing before the removal of the disk.
     pub(super) flushed_before_removal: bool,
     pub(super) merger: Merger,
     /// Size of a full stripe of the backing, bytes; 0 if it is unknown.

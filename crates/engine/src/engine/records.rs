@@ -97,8 +97,8 @@ pub(super) struct Commit {
 /// waits only for the flush of the device.
 #[derive(Default)]
 pub(super) struct CommitSchedule {
-    /// Number of writes to flash before the last commit, if exactly one request waited for that
-    /// commit. Otherwise 0: no prediction.
+    /// Number of writes to flash between the last two commits, if exactly one request waited for
+    /// the last commit. Otherwise 0, so that no flush is predicted.
     before: u32,
     /// Number of writes to flash since the last commit began.
     since: u32,

@@ -179,8 +179,8 @@ fn a_restart_keeps_the_turns() {
 }
 
 proptest! {
-    /// Under any operations, each block to destage has one valid entry, and all are destaged at the
-    /// end.
+    /// After any sequence of operations, each block to destage has one valid queue entry, and all
+    /// blocks are destaged at the end.
     #[test]
     fn nothing_is_forgotten(steps in prop::collection::vec((0u32..80, 0u8..8, any::<bool>()), 0..400)) {
         let mut destager = coldest([]);

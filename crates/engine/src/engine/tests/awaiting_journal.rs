@@ -33,8 +33,8 @@ impl Bench {
     }
 }
 
-/// Data that the ring durably records as dirty is destaged in any case, because recovery finds it
-/// after a crash.
+/// Data that the lost ring durably records as dirty is destaged without a new journal, because
+/// recovery finds this data after a crash.
 #[test]
 fn a_lost_journal_keeps_only_what_it_does_not_know() {
     let mut bench = Bench::write_back();
@@ -114,7 +114,8 @@ impl Bench {
     }
 }
 
-/// Sends requests of all kinds that wait, without I/O on the backing for them.
+/// Sends requests of all kinds that must wait for a new journal, and checks that they wait and that
+/// a read is still served.
 fn await_journal(bench: &mut Bench) -> Vec<RequestId> {
     let ops = [(WRITE, 0), (WRITE, 64 * KIB), (Op::Write(Durability::Durable), 128 * KIB)];
     let mut waiting: Vec<RequestId> = ops.map(|(op, offset)| bench.request(op, offset, 4 * KIB)).into();
@@ -156,7 +157,7 @@ fn or_until_the_cache_is_taken_away() {
 }
 
 /// A write that flash did not accept is on the backing and waits for its reply. If the backing may
-/// have lost the write meanwhile, it is written again first.
+/// have lost this write meanwhile, hob sends it to the backing again before the reply.
 #[test]
 fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     let mut bench = Bench::write_back();

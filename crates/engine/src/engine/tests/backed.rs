@@ -37,7 +37,8 @@ impl Bench {
         self.reply(flush).expect("answered").result
     }
 
-    /// Completes all I/O successfully until the oldest one on the backing has this operation.
+    /// Completes I/O successfully, in order, until an I/O on the backing has the operation `op`.
+    /// Returns this I/O.
     pub(super) fn until_backing(&mut self, op: IoOp) -> Io {
         for _ in 0..100 {
             let Some(io) = self.ios.pop_front() else {
@@ -366,8 +367,8 @@ fn clean_copies_of_changes_in_doubt_are_forgotten() {
     }
 }
 
-/// If there are more changes than the engine remembers individually, the rest of the cache is not
-/// emptied.
+/// A loss affects more changes than the engine remembers individually. hob drops the cached copies
+/// of these changes, and keeps cached data of other regions.
 #[test]
 fn many_changes_in_doubt_leave_the_rest_of_the_cache() {
     let mut bench = Bench::cached(4096, 4 * KIB);
@@ -417,7 +418,8 @@ fn a_second_copy_that_meets_a_loss_is_not_valid() {
     assert_eq!(bench.stats().sectors_valid, 0);
 }
 
-/// Destaged data that a discard uncovers is read from the backing, which may still lose it.
+/// After dirty data is discarded, reads return the destaged data of the backing, which the backing
+/// may still lose.
 #[test]
 fn a_clean_copy_of_what_a_discard_uncovered_is_forgotten_after_a_loss() {
     let (mut bench, flush) = destaged();
@@ -434,8 +436,8 @@ fn a_clean_copy_of_what_a_discard_uncovered_is_forgotten_after_a_loss() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// A failed change leaves no I/O of its new journal in flight. Otherwise the old journal would
-/// receive the completion.
+/// A failed change of the cache leaves no I/O of its new journal in flight. Otherwise the old
+/// journal would receive the completion.
 #[test]
 fn a_change_that_the_backing_fails_waits_for_what_its_journal_writes() {
     let mut bench = Bench::persistent(4 * KIB, Mode::WriteThrough, lazy());
@@ -559,8 +561,8 @@ fn a_failure_follows_a_guest_that_connects_again() {
     assert_eq!(bench.flushed_by(4), Ok(()));
 }
 
-/// After a restart the guests of a shared disk reconnect. One of them has not received a report
-/// from before the restart.
+/// After a restart the guests of a shared disk reconnect. One of these guests has not received the
+/// report of a loss before the restart.
 #[test]
 fn each_session_that_may_be_the_untold_guests_is_told_once() {
     let mut bench = Bench::bare(Limits::default());
@@ -574,7 +576,7 @@ fn each_session_that_may_be_the_untold_guests_is_told_once() {
     assert_eq!(bench.flushed_by(3), Ok(()));
 }
 
-/// A guest receives one report for a failure from before a restart and a new failure.
+/// A guest receives one report for two failures: one from before a restart, and a new one.
 #[test]
 fn an_inherited_failure_and_a_new_one_are_told_together() {
     let mut bench = Bench::bare(Limits::default());

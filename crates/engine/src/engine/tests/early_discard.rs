@@ -121,7 +121,8 @@ fn a_discard_is_not_sent_again_after_a_loss() {
     assert_eq!((bench.dirty(), bench.read_alone(0, 4 * KIB)), (1, Outcome::Hit));
 }
 
-/// After a drain, another program may write the backing.
+/// A drain waits for acknowledged discards, because another program may write the backing after the
+/// drain.
 #[test]
 fn a_drain_waits_for_acknowledged_discards() {
     let mut bench = Bench::write_back();

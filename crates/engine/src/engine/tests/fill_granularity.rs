@@ -472,7 +472,8 @@ fn only_guests_ordinary_misses_get_extra_data() {
     assert_eq!(bench.stats().extra_read_bytes, 0);
 }
 
-/// The cache of the parent disk has these sectors. An extra fill puts them into neither cache.
+/// The cache of the parent disk has these sectors. An extra fill puts these sectors neither into
+/// the parent's cache nor into the clone's cache.
 #[test]
 fn data_of_a_parent_disk_is_not_promoted() {
     let mut bench = Bench::filling(Fill::Block);

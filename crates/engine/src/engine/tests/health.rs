@@ -64,7 +64,7 @@ fn a_cache_on_two_devices_keeps_the_half_that_works() {
     assert!(bench.ios.iter().all(|io| io.target != Target::Flash(DeviceId(1))));
 }
 
-/// Errors with long intervals do not add up.
+/// Errors at long intervals do not count together towards the limit.
 #[test]
 fn errors_are_forgiven_after_a_while() {
     let mut bench = Bench::bare(limits());

@@ -381,7 +381,8 @@ fn edges_are_read_again_when_the_lock_was_given_up() {
     assert_eq!(bench.outcome(write), Outcome::WriteBack);
 }
 
-/// The disk may grow, and the data after its old end was never read.
+/// The disk may grow, and the data after its old end was never read. So writes to its short last
+/// sector bypass the cache.
 #[test]
 fn the_short_last_sector_of_a_disk_goes_past_the_cache() {
     let mut bench = Bench::with_disk(Limits::default(), 64 * KIB + 512, Access::ReadWrite);

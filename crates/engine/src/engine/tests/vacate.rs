@@ -187,8 +187,8 @@ fn a_shrink_that_is_stopped_gives_the_segments_back_to_the_cache() {
     assert_eq!(bench.outcome(write), Outcome::WriteBack);
 }
 
-/// A shrink of clean segments does not begin before the backing has answered, because it makes
-/// guests wait for the backing.
+/// A shrink of clean segments does not begin before a flush of the backing has succeeded, because
+/// during the shrink guests wait for the backing.
 #[test]
 fn a_shrink_waits_for_a_flush_of_the_backing() {
     let mut bench = cached(2);

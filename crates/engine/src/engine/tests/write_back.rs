@@ -43,7 +43,7 @@ impl Bench {
         Bench::persistent(4 * KIB, Mode::WriteBack, lazy())
     }
 
-    /// Completes the oldest I/O, which must be of this kind.
+    /// Completes the oldest I/O, which must have this target and operation.
     pub(super) fn next(&mut self, target: Target, op: IoOp) -> Io {
         let io = self.ios.pop_front().expect("some I/O");
         assert_eq!((io.target, io.op), (target, op), "{io:?}");
