@@ -70,8 +70,8 @@ impl Engine {
             (block, inside, is_second(frame))
         });
         if failed {
-            // This copy was overwritten in place and differs from the intended data. So its own
-            // checksum is recorded, to identify its content.
+            // The write of the other copy failed, so that copy has unknown content. It gets the
+            // checksum of the new data, so that its old content counts as damaged.
             let is_written = |sector: u64| written.iter().any(|(other, _)| *other == sector);
             for (sector, sum) in &written {
                 let twin = index.second_sector(*sector).or(index.of_second(*sector));
@@ -101,7 +101,8 @@ impl Engine {
         }
     }
 
-    /// Records that clean sectors have unknown content after a failed flash write.
+    /// Records that the sectors of a failed flash write that were not valid before have unknown
+    /// content now.
     fn record_lapsed(&mut self, now: Instant, disk: DiskId, sectors: std::ops::Range<u64>) {
         let (journal, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
         let void = sectors.filter(|sector| !index.is_valid(*sector));
