@@ -108,7 +108,8 @@ impl Engine {
         }
     }
 
-    /// Acknowledges a change whose I/O ended earlier.
+    /// Acknowledges a change whose I/O ended earlier, and whose reply waited for a commit or a new
+    /// journal.
     pub(super) fn end_late(&mut self, now: Instant, slot: u32) {
         let Active { request, outcome, .. } = self.requests[slot];
         if outcome != Outcome::WriteBack {

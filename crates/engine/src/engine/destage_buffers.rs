@@ -116,15 +116,16 @@ impl DestageBuffers {
     }
 
     /// Returns true if a buffer of `bytes` bytes, or of at least `least` bytes, is available to a
-    /// disk now. If `least` exceeds the size of the longest buffer, that size counts instead.
+    /// disk now. If `least` exceeds the size of the longest buffer, a buffer of this longest size
+    /// is enough.
     pub(super) fn has(&self, disk: DiskId, bytes: u64, least: Least) -> bool {
         let Some((_, least)) = self.granted(disk, bytes, least) else { return false };
         self.longest_free().is_some_and(|(_, free)| free >= self.at_most(least).max(1))
     }
 
     /// Hands out a buffer of `bytes` bytes to a disk. If no free range is long enough, the buffer
-    /// is shorter, but at least `least` bytes. If `least` exceeds the size of the longest buffer,
-    /// that size counts instead.
+    /// is shorter, but at least `least` bytes. If `least` exceeds the size of the longest buffer, a
+    /// buffer of this longest size is enough.
     pub(super) fn take(&mut self, disk: DiskId, bytes: u64, least: Least) -> Option<DestageBuffer> {
         let (bytes, least) = self.granted(disk, bytes, least)?;
         self.cut(disk, bytes, least)

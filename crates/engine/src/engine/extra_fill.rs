@@ -15,14 +15,14 @@
 //!     ├ error → end
 //!     └ too late, or other reads need all of the range → ExtraDropped → end
 //! ```
-//! While the job reads the backing, a guest's read inside the job's range waits for the job. For
-//! every other read, the job drops the sectors that the read needs (`make_way`). Changes wait until
-//! the backing has answered, because hob sends no change of sectors that the backing is reading.
-//! Then the job releases its lock. The waiting reads take the data from the job's buffer, and
-//! changes proceed. In the same call of the engine, the job locks its sectors again, except sectors
-//! for which a change waited or which another request uses. The job then writes flash like an
-//! ordinary fill. A sector that is valid, or that the durable journal may record as dirty, is never
-//! overwritten.
+//! While the job reads the backing, a guest's read inside the job's range waits for the job. Other
+//! reads that overlap the range do not wait: the job drops the sectors that these reads need
+//! (`make_way`). Changes wait until the backing has answered, because hob sends no change of
+//! sectors that the backing is reading. Then the job releases its lock. The waiting reads take the
+//! data from the job's buffer, and changes proceed. In the same call of the engine, the job locks
+//! its sectors again, except sectors for which a change waited or which another request uses. The
+//! job then writes flash like an ordinary fill. A sector that is valid, or that the durable journal
+//! may record as dirty, is never overwritten.
 //!
 //! A job that cannot start immediately is dropped. A job is also dropped if the cache may not
 //! accept the data when it arrives from the backing. Errors of a job are not reported to guests.
@@ -246,7 +246,7 @@ impl Engine {
         self.fill_bytes + bytes <= self.limits.fill_bytes_max
     }
 
-    /// Starts a job that has its range lock and a buffer: reads the backing.
+    /// Starts an extra fill that has its range lock and a buffer: reads the backing.
     pub(super) fn start_extra_fill(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, whole, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");

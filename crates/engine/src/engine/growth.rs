@@ -54,7 +54,7 @@ impl Disk {
         }
     }
 
-    /// Returns true if the size can change between two requests.
+    /// Returns true if the disk can grow immediately, even while its I/O is in flight.
     pub(super) fn grows_at_once(&self) -> bool {
         let brings_journal = |change: &CacheChange| match change {
             CacheChange::Enable(enable) => enable.journal.is_some(),

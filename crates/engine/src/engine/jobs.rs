@@ -238,8 +238,9 @@ impl Engine {
     }
 
     /// Returns true if a job without a range lock may start. A disk without such a job may start
-    /// one even if the disk has used up its job slots. Otherwise the jobs in these slots could wait
-    /// for ever for a range lock that is released only after the new job.
+    /// one even if the disk has used up its job slots. Otherwise a deadlock would be possible: the
+    /// jobs in these slots may wait for a range lock that is released only after the new job has
+    /// ended.
     fn has_job_at_once(&self, disk: DiskId) -> bool {
         let is_first = self.disk(disk).jobs_at_once == 0;
         self.jobs.len() < super::JOBS_MAX && (is_first || self.job_slots.may_take(disk, 1))

@@ -62,14 +62,14 @@ pub(super) struct Overwrites {
 }
 
 impl Overwrites {
-    /// Records that a write over a sector whose checksum is unknown begins.
+    /// Records the start of an overwrite of a sector whose checksum is unknown.
     pub(super) fn begin(&mut self, sector: u64) {
         self.rewritten.remove(&sector);
         self.recent.remove(&sector);
         self.quiet.remove(&sector);
     }
 
-    /// Records that a write over a sector whose checksum is unknown has ended.
+    /// Records the end of an overwrite of a sector whose checksum is unknown.
     pub(super) fn end(&mut self, now: Instant, sector: u64) {
         self.rewritten.insert(sector);
         self.note(now, sector);

@@ -229,7 +229,8 @@ impl Engine {
         (verify.compared, verify.differing) = (COMPARED_MIN, COMPARED_MIN);
     }
 
-    /// Starts a job that has received its range lock and its buffer: reads the backing.
+    /// Starts a verification job that has received its range lock and its buffer: reads the
+    /// backing.
     pub(super) fn start_verify(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");

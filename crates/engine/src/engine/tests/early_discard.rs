@@ -88,7 +88,8 @@ fn a_discard_that_the_backing_refuses_leaves_dirty_data_dirty() {
 }
 
 /// A guest's flush does not wait for an acknowledged discard in flight, because a crash may undo
-/// the discard. A discard that the backing has done is flushed.
+/// the discard. If the backing has completed the discard, a later flush of the guest also flushes
+/// the backing.
 #[test]
 fn a_flush_waits_for_discards_that_the_backing_has_done_only() {
     let mut bench = Bench::write_back();
