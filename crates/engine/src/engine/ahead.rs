@@ -1,10 +1,11 @@
 //! Read-ahead for sequential readers, into the memory tier.
 //!
-//! A job locks the next window of a sequential run, as a read that fills flash does, and reads it.
-//! So guests that request the same data wait for the job, changes are ordered with it, and the
-//! destager skips the range. If flash has the whole window, the job reads flash. Otherwise the job
-//! reads the backing and copies dirty data over the result. The memory tier keeps no data that
-//! flash did not deliver correctly, because the guest's own read detects and repairs such data.
+//! A job reads the next window of a sequential run. The job takes the same kind of range lock as a
+//! read that fills flash. So guests' reads of the same data wait for the job, the job and changes
+//! wait for each other, and the destager skips the range. If flash has the whole window, the job
+//! reads flash. Otherwise the job reads the backing, and then replaces older data of the backing by
+//! dirty data from flash. The memory tier keeps no data that flash did not deliver correctly,
+//! because the guest's own read detects and repairs such data.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending, tier};
@@ -18,8 +19,8 @@ use crate::units::{DiskId, Instant, SECTOR_BYTES};
 const TRANSFERS_MAX: u32 = 4;
 
 impl super::Disk {
-    /// Returns false while a cache is being recovered or changed, because only the guest's own
-    /// request may then decide from where its data is read.
+    /// Returns false while a cache is being recovered or changed. During that time, hob decides
+    /// only for requests of guests where their data is read.
     fn may_read_ahead(&self) -> bool {
         let is_stable = !self.holds && self.recovering.is_none() && self.removing.is_none();
         is_stable && self.memory_uses().keeps_reads

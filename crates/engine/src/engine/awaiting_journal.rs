@@ -4,18 +4,17 @@
 //! would use this ring. So the following rules hold until the daemon provides a new journal ring,
 //! or removes the cache and records the removal:
 //!
-//! - No change is sent to the backing, because a crash would replace it by dirty data of the
-//!   journal ring, or hide it by clean data.
+//! - No change is sent to the backing, because recovery after a crash would replace the change by
+//!   older dirty data of the journal ring, or hide it by older clean data.
 //! - No change is reported as durable, and no flush is answered.
 //!
-//! Reads and destaging continue. For data that the journal ring does not durably record as dirty,
-//! the journal ring may describe older, clean data at the same place. Such data is destaged only
-//! after the daemon has recorded that recovery must not use clean data of the journal ring
-//! (`LossRecorded`). Waiting requests release their range locks, so that the destager can work.
-//! Only one kind of change is still sent to the backing: a write that reached flash in part,
-//! because reads must not return that content. The reply to such a write waits for the new journal.
-//! Waiting requests fail after [`WAIT_NS_MAX`] without a new journal, and later requests fail
-//! immediately.
+//! Reads and destaging continue. If the journal ring does not durably record a sector as dirty, it
+//! may describe older, clean data of the sector. Such a dirty sector is destaged only after the
+//! daemon has recorded that recovery must not use clean data of the journal ring (`LossRecorded`).
+//! Waiting requests release their range locks, so that the destager can work. Only one kind of
+//! change is still sent to the backing: a write that reached flash in part, because reads must not
+//! return the partly written data. The reply to such a write waits for the new journal. Waiting
+//! requests fail after [`WAIT_NS_MAX`] without a new journal, and later requests fail immediately.
 
 use super::backed::RESENDS_MAX;
 use super::disk::Disk;
@@ -109,7 +108,8 @@ impl Engine {
         }
     }
 
-    /// Acknowledges a change whose I/O ended earlier.
+    /// Acknowledges a change whose I/O ended earlier, and whose reply waited for a commit or a new
+    /// journal.
     pub(super) fn end_late(&mut self, now: Instant, slot: u32) {
         let Active { request, outcome, .. } = self.requests[slot];
         if outcome != Outcome::WriteBack {
@@ -155,7 +155,8 @@ impl Engine {
         }
     }
 
-    /// Reports once that a discard of dirty data waits until the daemon has recorded it.
+    /// Reports to the daemon, only once, that a discard of dirty data waits until the daemon has
+    /// recorded the discard.
     pub(super) fn ask_for_record(&mut self, id: DiskId) {
         let journal = self.journal_mut(id).expect("a persistent cache has a journal");
         if !std::mem::replace(&mut journal.discard_reported, true) {

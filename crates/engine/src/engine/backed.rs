@@ -11,27 +11,28 @@
 //! opened FUSE file) to its end. Each session learns of a possible loss by one failed flush.
 //!
 //! # Invariant
-//! - A dirty sector becomes clean only after a successful backing flush that began after the
-//!   sector's write ended. No possible loss may have occurred since that write was sent. Until
-//!   the sector becomes clean, the journal records it as dirty.
+//! - A dirty sector becomes clean only after a successful backing flush that began after the write
+//!   of the sector to the backing ended. No possible loss may have occurred since that write was
+//!   sent. Until the sector becomes clean, the journal records it as dirty.
 //! - A guest's flush succeeds only if each earlier acknowledged change is durable on flash, was
 //!   covered by a flush of the backing, or was already reported as lost to the guest's session.
 //!
 //! A change *bypasses flash* if it goes to the backing and is never dirty data on flash. Flash may
 //! have a clean copy of the changed data. In write-through, all changes bypass flash.
 //!
-//! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
-//! cannot be repeated, so every session gets one failed flush. Linux reports writeback errors in
-//! the same way (`errseq_t`). hob remembers for each session the last failure that was reported to
-//! the session. A flush that began before the end of the last possibly lost change fails too. The
-//! failure of such a flush does not count as a report, because its error says nothing about that
-//! change. If a guest disconnects before it receives the report, a later session receives it. The
-//! failure of a flush whose client is disconnected is no report. A session that begins while
-//! another session has not received its report receives one too: it may be the same guest, whose
-//! old connection hob still considers open. hob does this only for sessions that changed data: if a
-//! client only read or flushed, no later session receives a report. If a possible loss occurs while
-//! a change is in flight, hob sends that change again before it acknowledges it. The cache
-//! invalidates its clean copies of possibly lost changes, so reads return the backing's data.
+//! After a possible loss, destaged sectors become dirty again. hob has no copy of guests' changes
+//! that bypassed flash and cannot repeat them, so every session gets one failed flush. Linux
+//! reports writeback errors in the same way (`errseq_t`). hob remembers for each session the last
+//! failure that was reported to the session. A flush that began before the end of the last possibly
+//! lost change fails too. The failure of such a flush does not count as a report, because its error
+//! says nothing about that change. If a guest disconnects before it receives the report, a later
+//! session receives it. The failure of a flush whose client is disconnected does not count as a
+//! report. A session that begins while another session has not received its report receives one
+//! too. The two sessions may belong to the same guest, whose old connection hob still considers
+//! open. hob passes on only the reports of sessions that changed data: if a client only read or
+//! flushed, no later session receives its report. If a possible loss occurs while a change is in
+//! flight, hob sends that change again before it acknowledges it. The cache invalidates its clean
+//! copies of possibly lost changes, so reads return the backing's data.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +58,7 @@ pub(super) const RESENDS_MAX: u8 = 3;
 /// was added, which may not be durable either.
 const WRITES_BEFORE: u64 = 1;
 
-/// Durability of one disk's backing, and which failures were reported to guests.
+/// Durability of the data on one disk's backing, and the failures that were reported to guests.
 pub(super) struct Backed {
     /// Size of the disk, bytes.
     pub(super) disk_bytes: u64,
@@ -73,8 +74,8 @@ pub(super) struct Backed {
     /// Number of events that must be reported to guests: failed flushes and losses that affected
     /// changes of guests, and discards of dirty data.
     failures: u64,
-    /// Number of failures that do not concern the daemon: discards of dirty data, and failures from
-    /// before the disk was added.
+    /// Number of the `failures` that are not reported to the daemon's own sessions: discards of
+    /// dirty data, and failures from before the disk was added.
     discards: u64,
     /// Value of `writes` at the last failed flush or reported loss.
     failed_upto: u64,
@@ -82,14 +83,15 @@ pub(super) struct Backed {
     failed_bypassed: u64,
     /// Number of unreported failures of guests whose sessions have ended, at most
     /// [`INHERITED_MAX`]. Each is reported by the first flush of a session that began later, which
-    /// is usually the same guest after a reconnect. A session that began before such a guest's
-    /// session ended, but after the failure, reports it too, and may leave it to a later session.
+    /// is usually the same guest after a reconnect. A session that began after the failure, but
+    /// before such a guest's session ended, also receives a report. If that session has not changed
+    /// data, the failure remains in this number for a later session.
     inherited: u32,
     /// True if one inherited failure belongs to an unknown session, whose changes may be lost. That
     /// session may still be open.
     inherits_unknown: bool,
     /// For each session that ended with unflushed changes that bypassed flash, the value of
-    /// `bypassed` at its end. At most [`INHERITED_MAX`] entries.
+    /// `bypassed` at the end of the session. At most [`INHERITED_MAX`] entries.
     absent: Vec<u64>,
     /// The session that last changed data.
     last_changer: Option<SessionId>,
@@ -106,13 +108,15 @@ pub(super) struct Backed {
 /// Failures that were reported to a session.
 #[derive(Clone, Copy)]
 struct Told {
-    /// Number of the session's failures that its last report included.
+    /// Number of failures that concerned the session when it last received a report or, without a
+    /// report, when it began.
     failures: u64,
     /// True if a failure of an earlier session may be reported to this session.
     may_inherit: bool,
-    /// True if that failure may count as reported then: it belonged to a guest that was disconnected
-    /// when the session began. Otherwise the session counts only if it has changed data, because one
-    /// that only reads, such as a backup, is not the guest that reconnects.
+    /// True if a guest with an unreported failure was disconnected when this session began. A
+    /// report to this session then counts as the report to that guest. Otherwise a report to this
+    /// session counts only if the session has changed data. A session that only reads, such as a
+    /// backup, is not the guest that reconnects.
     counts: bool,
     /// True if the session has changed data since it began.
     has_changed: bool,
@@ -206,7 +210,7 @@ impl Backed {
     }
 
     /// Records the end of a guest's change on the backing. Sectors `first..end` need a flush. An
-    /// empty range is already durable.
+    /// empty range means that the change is already durable.
     pub(super) fn note_bypass(&mut self, first: u64, end: u64) {
         self.writes += 1;
         if first < end {
@@ -245,8 +249,8 @@ impl Backed {
     }
 
     /// Marks the writes since the last successful flush as possibly lost. Returns true if a loss
-    /// must be reported to guests, because their writes may be lost and no earlier report covered
-    /// these writes.
+    /// must be reported to guests: some of their changes may be lost, and no earlier failure covers
+    /// these changes.
     fn doubt(&mut self) -> bool {
         self.doubts += 1;
         // The writes stay in doubt until a later flush succeeds: the next loss may affect writes
@@ -281,15 +285,15 @@ impl Backed {
         }
     }
 
-    /// Records the discard of dirty sectors. Reads then return their destaged data, which may not
-    /// be durable on the backing.
+    /// Records that hob discards dirty sectors. Later reads of these sectors return the data that
+    /// the backing has, which may not be durable.
     pub(super) fn note_given_up(&mut self, sectors: impl Iterator<Item = u64>) {
         sectors.for_each(|sector| self.newer.insert(sector, sector + 1, self.disk_bytes));
     }
 
     /// Records the discard of acknowledged changes that only flash had. Current sessions get a
-    /// report. Later sessions never relied on these changes. Earlier data of the same ranges on the
-    /// backing may not be durable.
+    /// report. Later sessions get no report, because they never relied on these changes. The older
+    /// data that the backing has for the same ranges may not be durable.
     pub(super) fn give_up(&mut self) {
         self.failures += 1;
         self.discards += 1;
@@ -299,10 +303,10 @@ impl Backed {
     }
 
     /// Returns true if a flush of the session must fail because of a failure that was not reported
-    /// to the session. `bypassed` is the value of that field when the flush began. A flush that
-    /// began before the end of the last possibly lost change does not count as a report. The change
-    /// may be one of another session: a flush covers the changes of all sessions, because one guest
-    /// may have several connections (NBD's `CAN_MULTI_CONN`).
+    /// to the session. `bypassed` is the value of [`Backed::bypassed`] when the flush began. A
+    /// flush that began before the end of the last possibly lost change does not count as a report.
+    /// The change may be one of another session: a flush covers the changes of all sessions,
+    /// because one guest may have several connections (NBD's `CAN_MULTI_CONN`).
     pub(super) fn tell(&mut self, session: SessionId, bypassed: u64) -> bool {
         if !self.owes(session) {
             return false;
@@ -332,9 +336,9 @@ impl Backed {
         self.owes_own(session) || self.may_inherit(session)
     }
 
-    /// Returns true if the session began while a failed flush was still to be reported to guests
-    /// without a session, or to other sessions. Each session that began then may belong to such a
-    /// guest, so each receives one report.
+    /// Returns true if the session began while other sessions, open or ended, had not received the
+    /// report of a failure. The session may belong to one of their guests, so it receives one
+    /// report.
     fn may_inherit(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|told| told.may_inherit)
     }
@@ -403,7 +407,7 @@ impl Engine {
     /// Begins a session (see [`RequestId::session`]) on a disk. If acknowledged changes may be lost
     /// later, a flush of the session fails. A flush of a guest's session also fails if another
     /// guest that changed data has not received the report of an earlier loss. The session of that
-    /// guest may be open or ended.
+    /// other guest may be open or ended.
     pub fn begin_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.begin_session(session);
@@ -411,8 +415,8 @@ impl Engine {
     }
 
     /// Records that the client of a session is disconnected, while some of its requests may be in
-    /// flight. A flush among them that fails is no report, because no client receives the reply. The
-    /// session ends when all of these requests have ended.
+    /// flight. If a flush among these requests fails, this does not count as a report, because no
+    /// client receives the reply. The session ends when all of these requests have ended.
     pub fn leave_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.leave_session(session);
@@ -465,7 +469,8 @@ impl Engine {
     }
 
     /// Handles a loss that the backing reported: acknowledged writes that no successful flush
-    /// covers may be missing. Call it before the completions that storage reports afterwards.
+    /// covers may be missing. Call this function before the completions that storage reports after
+    /// the loss.
     pub fn handle_loss(&mut self, now: Instant, disk: DiskId) {
         if self.disks.get(disk.0 as usize).is_some_and(Option::is_some) {
             self.doubt(now, disk);
@@ -473,7 +478,7 @@ impl Engine {
         }
     }
 
-    /// Handles a failed flush of the backing, or a loss that it reported.
+    /// Handles a failed flush of the backing, or a loss that the backing reported.
     pub(super) fn doubt(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let destaged = disk.destager.take_moved();
@@ -504,8 +509,8 @@ impl Engine {
     }
 
     /// Invalidates the clean cached copies of changes that the backing may have lost. A read in
-    /// progress may still return a copy, as if the read had ended before the loss. Neither memory
-    /// nor flash keeps the data of that read.
+    /// progress may still return a cached copy, as if the read had ended before the loss. Neither
+    /// memory nor flash keeps the data of such a read.
     fn forget_changes(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let list = disk.backed.newer.to_list(disk.config.size_bytes);
@@ -553,8 +558,8 @@ impl RequestId {
 }
 
 impl SessionId {
-    /// Bit that is set in sessions of the daemon itself. A failure reported to such a session is
-    /// not reported to a guest.
+    /// Bit that is set in sessions of the daemon itself. A report to such a session does not count
+    /// as a report to a guest.
     pub const DAEMON_BIT: u32 = 1 << 29;
 
     fn is_daemon(self) -> bool {

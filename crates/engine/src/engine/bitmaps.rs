@@ -9,7 +9,8 @@
 //! ([`BitmapChange::InsertAll`]).
 //!
 //! When a disk is removed, [`Event::Bitmaps`] has the content of its bitmaps, and the daemon stores
-//! it. If the process is killed before that, each bitmap starts again with everything marked.
+//! this content. If the process is killed before that, each bitmap starts again with the whole disk
+//! marked as changed.
 
 use super::Engine;
 use super::disk::Disk;
@@ -39,7 +40,7 @@ impl Engine {
 }
 
 impl Disk {
-    /// Records a change that is being answered in the bitmaps.
+    /// Records a change in the bitmaps when the change is answered.
     #[inline]
     pub(super) fn note_change(&mut self, request: &Request) {
         if let Some(bitmaps) = &mut self.bitmaps

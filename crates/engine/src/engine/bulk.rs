@@ -2,8 +2,8 @@
 //! data is dirty.
 //!
 //! Flash absorbs bursts of writes. During a long bulk load, however, the destager has to move data
-//! as fast as the guest writes it, and flash adds a write and a read of each byte. So a write
-//! bypasses the cache if all of these conditions hold:
+//! as fast as the guest writes it. Each byte is then also written to flash and read from flash. So
+//! a write bypasses the cache if it meets all of these conditions:
 //!
 //! | condition | reason |
 //! |---|---|
@@ -26,7 +26,8 @@ use crate::admission::Streams;
 use crate::io::{Durability, IoError, Op, Request};
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// Time without a completed bulk write after which no more are sent to the backing, nanoseconds.
+/// If no bulk write has completed for this time, no further bulk writes are sent to the backing,
+/// nanoseconds.
 const SILENCE_NS_MAX: u64 = 500_000_000;
 
 /// Minimum length of a bulk write: `Limits::bulk_run_bytes_min` divided by this number.
@@ -39,7 +40,8 @@ pub(super) struct BulkWrites {
     runs: Streams,
     /// Number of bulk writes in flight to the backing.
     in_flight: u32,
-    /// Time at which a bulk write last completed, or the first one in flight was sent.
+    /// Time at which the latest bulk write completed. A bulk write that is sent while no other is
+    /// in flight also sets this time.
     progress: Instant,
 }
 
@@ -67,7 +69,7 @@ impl BulkWrites {
 }
 
 impl Engine {
-    /// Returns whether a new request is part of a long sequential run of writes.
+    /// Returns [`Bulk::May`] if a new request is part of a long sequential run of writes.
     pub(super) fn observe_bulk(&mut self, request: &Request) -> Bulk {
         let run_bytes_min = self.limits.bulk_run_bytes_min;
         let disk = self.disk_mut(request.disk);

@@ -1,9 +1,9 @@
 //! Counts the flash writes of each disk's cache, and limits them according to the pool's flash
 //! write budget ([`crate::flash_budget`]).
 //!
-//! All writes to flash count: copies of clean data, dirty data, second copies, and the journal.
-//! Only copies of clean data can be refused. The limit is checked when data is about to be filled,
-//! and never for a hit.
+//! All writes to flash count: copies of clean data, dirty data, second copies, and the journal. hob
+//! refuses only writes of copies of clean data. The limit is checked when data is about to be
+//! filled, and never for a hit.
 
 use super::Engine;
 use super::disk::Disk;

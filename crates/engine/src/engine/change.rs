@@ -173,8 +173,8 @@ impl Engine {
         self.done(id, disk_id, result.map(|()| Vec::new()));
     }
 
-    /// Flushes the backing once before a disk is removed, if a guest's writes are not flushed or
-    /// bitmaps are handed out. After the removal, hob could not report a loss of these writes, and
+    /// Flushes the backing once before a disk is removed, if guests' writes are not flushed or the
+    /// disk has dirty bitmaps. After the removal, hob could not report a loss of these writes, and
     /// the disk would differ from its bitmaps. Returns true while the flush is in progress.
     fn flushes_before_removal(&mut self, now: Instant, id: DiskId) -> bool {
         let disk = self.disk_mut(id);
@@ -193,7 +193,7 @@ impl Engine {
         false
     }
 
-    /// Carries out changes that waited until the disk was quiesced.
+    /// Carries out the disk's pending changes, if the I/O that they wait for has ended.
     pub(super) fn settle(&mut self, now: Instant, id: DiskId) {
         if self.disks[id.0 as usize].is_none() {
             return;
@@ -303,7 +303,7 @@ impl Engine {
     }
 
     /// Bypasses a cache with a stalled device, and starts to remove fenced devices from a volatile
-    /// cache. Call it after the health of one of the cache's devices changed.
+    /// cache. Call this function after the health of one of the cache's devices has changed.
     fn recheck(&mut self, id: DiskId) {
         let Some(disk) = &mut self.disks[id.0 as usize] else { return };
         let Some(cache) = &disk.cache else {

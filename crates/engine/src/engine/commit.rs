@@ -1,10 +1,11 @@
 //! Commits of one cache's journal: packs records into pages and makes the pages durable.
 //!
-//! A request that needs durability waits for the next commit. A commit packs all records that exist
-//! when it begins into pages, and writes the pages to every copy of the journal ring. Then the
-//! commit flushes each device that was written since the last commit. A commit covers all requests
-//! that arrived before it began. Full pages are written without waiting for a commit, and so are
-//! pages that a guest's flush will soon need. The rules are in docs/decisions/0006-write-back.md.
+//! A request that needs durability waits for the next commit. When a commit begins, it packs all
+//! existing records into pages. The commit writes these pages to every copy of the journal ring.
+//! Then the commit flushes each device that was written since the last commit. A commit covers all
+//! requests that arrived before it began. Full pages are written without waiting for a commit, and
+//! so are pages that a guest's flush will soon need. The rules are in
+//! docs/decisions/0006-write-back.md.
 
 use super::awaiting_journal::WAIT_NS_MAX;
 use super::disk::Disk;
@@ -38,9 +39,9 @@ impl Disk {
         }
     }
 
-    /// Copies all journal records that no written page has to the memory that outlives the process.
-    /// Returns false if this memory lacks room for some of them, so that recovery might miss a
-    /// record after the process is killed. Without such memory, returns true.
+    /// Copies the journal records that are not yet in a written page to the memory that outlives
+    /// the process. Returns false if this memory lacks room for some of them, so that recovery
+    /// might miss a record after the process is killed. Without such memory, returns true.
     pub(super) fn save_records(&mut self) -> bool {
         let Some(journal) = &mut self.journal else { return true };
         match &mut self.surviving {
@@ -63,7 +64,7 @@ impl Engine {
         true
     }
 
-    /// Makes a request wait until everything recorded and written so far is durable.
+    /// Makes a request wait until all journal records and flash writes so far are durable.
     /// `Engine::committed` resumes the request.
     pub(super) fn commit(&mut self, slot: u32) {
         let disk = self.requests[slot].request.disk;
@@ -274,8 +275,8 @@ impl Engine {
         journal.mends = !journal.spared.is_empty();
     }
 
-    /// Handles a failed flush of a device, reported for one disk. Any write of any disk to that
-    /// device since its last successful flush may be lost.
+    /// Handles a failed flush of a device. `asked` is the disk whose commit requested the flush.
+    /// Any write of any disk to that device since its last successful flush may be lost.
     fn distrust_device(&mut self, now: Instant, asked: DiskId, device: DeviceId) {
         for index in 0..self.disks.len() {
             let id = DiskId(index as u32);
@@ -315,8 +316,8 @@ impl Engine {
 
     /// Excludes a device that cannot make data durable. Returns true if every byte on that device
     /// has another copy: the journal ring and all dirty data are also on other devices, and no
-    /// flush of those devices failed. The data of a write in progress counts, because part of it
-    /// may be lost already.
+    /// flush of those devices failed. The data of writes in progress must have other copies too,
+    /// because part of this data may be lost already.
     fn spare_device(&mut self, id: DiskId, device: DeviceId) -> bool {
         let disk = self.disks[id.0 as usize].as_mut().expect("disks outlive their I/O");
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
@@ -335,9 +336,9 @@ impl Engine {
     }
 
     /// Handles a journal that cannot be written any more. The cache accepts no new dirty data, and
-    /// existing dirty data is destaged. If the ring that failed is new and not complete yet, there
-    /// is no event, because the cache keeps the previous journal ring. The command that creates the
-    /// ring reports the failure.
+    /// existing dirty data is destaged. If the ring that failed is new and not complete yet, the
+    /// engine reports no event, because the cache keeps the previous journal ring. The command that
+    /// creates the ring reports the failure.
     pub(super) fn lose_journal(&mut self, now: Instant, disk: DiskId) {
         let is_new = self.disk(disk).opening.as_ref().is_some_and(|opening| opening.makes_ring());
         let journal = self.journal_mut(disk).expect("a lost journal still exists");

@@ -1,10 +1,10 @@
 //! Destaging: decides which dirty data is written to the backing, and when, and makes it clean.
 //!
 //! Jobs transfer sectors (`jobs.rs`), then the backing is flushed, then the journal records the
-//! sectors as clean. Sectors that a guest writes again before that stay dirty. An *epoch* is an age
-//! group of dirty data: all blocks that became dirty in one period. Older epochs are destaged
-//! first. The period is half the dirty-age limit or, if write order is kept, the time between two
-//! flushes of the guest.
+//! sectors as clean. Sectors that a guest writes again before this record stay dirty. An *epoch* is
+//! an age group of dirty data: all blocks that became dirty in one period. Older epochs are
+//! destaged first. The period is half the dirty-age limit or, if write order is kept, the time
+//! between two flushes of the guest.
 
 use std::ops::RangeInclusive;
 
@@ -27,11 +27,13 @@ const UNFLUSHED_MAX: u64 = 8192;
 const FLUSH_NS_MAX: u64 = 1_000_000_000;
 
 /// Maximum number of concurrent transfers of one disk, in four situations: the guest also uses the
-/// backing, the guest uses only flash, the guest is idle, and destaging is urgent. A hard disk that
-/// has many queued writes in ascending order passes over the gaps between them instead of seeking.
+/// backing, the guest uses only flash, the guest is idle, and destaging is urgent. Many concurrent
+/// transfers make a hard disk fast: with many queued writes in ascending order, it passes over the
+/// gaps between them instead of seeking.
 const TRANSFERS: [u32; 4] = [1, 2, 8, 64];
 
-/// Number of sectors in transfer after which no further transfer starts, for the same four states.
+/// Number of sectors in transfer at which no further transfer starts, in the same four situations
+/// as [`TRANSFERS`].
 const TRANSFERRED: [u64; 4] = [1, 256, 1024, u64::MAX];
 
 /// Minimum pause of the destager after a failure, nanoseconds. The pause doubles with each further
@@ -51,8 +53,8 @@ impl Cache {
         }
     }
 
-    /// Returns the dirty sectors in per mille of the cache's capacity. Neither number includes
-    /// segments that are being vacated.
+    /// Returns the dirty sectors in per mille of the cache's capacity. Segments that are being
+    /// vacated count neither for the dirty sectors nor for the capacity.
     pub(super) fn dirty_permille(&self) -> u64 {
         self.permille(self.index.staying_dirty())
     }
@@ -221,9 +223,9 @@ impl Engine {
         }
     }
 
-    /// Handles the end of a transfer of `range`, a part of `whole`. If the job `moved` the sectors,
-    /// the backing has them, possibly not durably. The sectors stay dirty if a flush failed or a
-    /// loss was reported since the transfer began.
+    /// Handles the end of a transfer of `range`, a part of `whole`. If `moved` is true, the backing
+    /// has the sectors, possibly not durably. The sectors stay dirty if a flush of the backing
+    /// failed or the backing reported a loss since the transfer began.
     pub(super) fn transferred(
         &mut self,
         now: Instant,
@@ -292,8 +294,8 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Resumes the requests that waited until older data was on the backing. Each of them locks its
-    /// range again.
+    /// Resumes the requests that waited until older data was on the backing. Each of these requests
+    /// locks its range again.
     pub(super) fn end_order_wait(&mut self, id: DiskId) {
         for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
@@ -303,8 +305,8 @@ impl Engine {
         }
     }
 
-    /// Makes sectors clean that are now durable on the backing. `sectors` are sectors of the disk
-    /// in ascending order. Sectors that are not dirty any more are skipped.
+    /// Marks sectors as clean that are now durable on the backing. `sectors` are sectors of the
+    /// disk in ascending order. Sectors that are not dirty any more are skipped.
     fn make_clean(&mut self, now: Instant, id: DiskId, sectors: impl Iterator<Item = u64>) {
         let disk = self.disk_mut(id);
         let Some(CacheConfig { layout, copies, .. }) = disk.cache.as_ref().map(|cache| cache.config) else {
@@ -561,8 +563,9 @@ impl super::Disk {
     }
 }
 
-/// Returns the number of blocks of a window: the longest that fits into one I/O and consists of
-/// whole stripes. If there is none, or the stripe size is unknown (0), the I/O alone limits it.
+/// Returns the number of blocks of the longest window that fits into one I/O and consists of whole
+/// stripes. If no such window exists, or the stripe size is unknown (0), returns the number of
+/// blocks that fit into one I/O.
 fn window_blocks(config: &CacheConfig, stripe_bytes: u32) -> u64 {
     let (block, io) = (u64::from(config.block_bytes), u64::from(config.destage.io_bytes_max));
     let stripe = u64::from(stripe_bytes);

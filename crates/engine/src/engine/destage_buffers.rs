@@ -1,8 +1,9 @@
 //! The engine's buffers for destaging. A buffer can be divided, so that many small transfers need
 //! no more memory than a few large ones.
 //!
-//! A buffer is divided into 64 grains of at least 4 KiB. A part is a contiguous range of one
-//! buffer. Small parts are taken from the first buffers, so that the others stay whole.
+//! A buffer is divided into 64 grains of at least 4 KiB. A *part* is a contiguous range of grains
+//! of one buffer, which one transfer uses. Small parts are taken from the first buffers, so that
+//! the others stay whole.
 //!
 //! Each disk has a share of the buffer bytes ([`Shares`]). Transfers to a hung backing keep their
 //! parts, and the rest of the memory stays available to other disks.
@@ -25,16 +26,16 @@ pub(super) struct DestageBuffers {
 /// The minimum buffer size that a transfer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Least {
-    /// The whole number of bytes that the transfer requests.
+    /// All bytes that the transfer requests.
     All,
     /// At least this number of bytes. A disk without any buffer may get less, so that its destaging
     /// continues.
     Bytes(u64),
-    /// The whole number of bytes, or a whole number of stripes of the backing.
+    /// All bytes that the transfer requests, or a whole number of stripes of the backing.
     Stripes {
         /// Size of a stripe, bytes.
         stripe: u64,
-        /// The fewest bytes that are useful, a multiple of the stripe.
+        /// The minimum size of a useful buffer, bytes; a multiple of `stripe`.
         least: u64,
     },
 }
@@ -62,8 +63,8 @@ struct Withheld {
     id: BufferId,
     /// Withheld grains (64ths of the buffer), one bit each.
     grains: u64,
-    /// Grains among `grains` whose job does not need them any more, one bit each. They become free
-    /// when storage has ended the abandoned I/O.
+    /// Grains among `grains` whose job does not need them any more, one bit each. These grains
+    /// become free when storage has ended the abandoned I/O.
     kept: u64,
 }
 
@@ -91,7 +92,7 @@ impl DestageBuffer {
 }
 
 impl DestageBuffers {
-    /// Adds a buffer whose size is a multiple of 4 KiB.
+    /// Adds a buffer for destaging. `bytes` is its size, a multiple of 4 KiB.
     pub(super) fn add(&mut self, id: BufferId, bytes: u32) {
         let grain_bytes = (bytes / GRAINS).next_multiple_of(SECTOR_BYTES as u32).max(SECTOR_BYTES as u32);
         let grains = bytes / grain_bytes;
@@ -115,21 +116,23 @@ impl DestageBuffers {
     }
 
     /// Returns true if a buffer of `bytes` bytes, or of at least `least` bytes, is available to a
-    /// disk now. The longest buffer limits `least`.
+    /// disk now. If `least` exceeds the size of the longest buffer, a buffer of this longest size
+    /// is enough.
     pub(super) fn has(&self, disk: DiskId, bytes: u64, least: Least) -> bool {
         let Some((_, least)) = self.granted(disk, bytes, least) else { return false };
         self.longest_free().is_some_and(|(_, free)| free >= self.at_most(least).max(1))
     }
 
     /// Hands out a buffer of `bytes` bytes to a disk. If no free range is long enough, the buffer
-    /// is shorter, but at least `least` bytes. The longest buffer limits `least`.
+    /// is shorter, but at least `least` bytes. If `least` exceeds the size of the longest buffer, a
+    /// buffer of this longest size is enough.
     pub(super) fn take(&mut self, disk: DiskId, bytes: u64, least: Least) -> Option<DestageBuffer> {
         let (bytes, least) = self.granted(disk, bytes, least)?;
         self.cut(disk, bytes, least)
     }
 
-    /// Returns the bytes to look for, and the minimum, as the disk's share of the buffers permits.
-    /// Returns `None` if the share does not permit the minimum.
+    /// Returns the length of the buffer to look for and its minimum length, bytes. The disk's share
+    /// of the buffers limits both. Returns `None` if the share is less than the minimum.
     fn granted(&self, disk: DiskId, bytes: u64, least: Least) -> Option<(u64, u64)> {
         let bytes = self.at_most(bytes);
         let allowed = self.shares.allowance(disk, bytes);
@@ -222,8 +225,8 @@ impl DestageBuffers {
         }
     }
 
-    /// Handles the end of storage's use of withheld memory. Frees the grains that their job has
-    /// already given back.
+    /// Handles a report that storage no longer uses withheld memory. Frees the grains that the job
+    /// of the I/O has already given back.
     pub(super) fn returned(&mut self, slice: BufferSlice) {
         let Some(grains) = self.grains(slice) else { return };
         let is_it = |withheld: &Withheld| withheld.id == slice.id && withheld.grains == grains;

@@ -1,11 +1,11 @@
 //! The dirty blocks of one cache: which are to be destaged, which are being destaged, and in which
 //! order.
 //!
-//! The *elevator* order passes over the disk again and again. The *coldest* order keeps a queue of
-//! blocks in the order in which they became dirty. A block that was used since then returns to the
-//! end of the queue, which approximates LRU (the second chance of Corbató, "A paging experiment
-//! with the Multics system", 1968). The destager picks a few cold blocks at a time, and the
-//! elevator passes over the picked blocks.
+//! The *elevator* order passes over the disk in ascending order, again and again. The *coldest*
+//! order keeps a queue of blocks in the order in which they became dirty. A block that was used
+//! since then returns to the end of the queue, which approximates LRU (the second chance of
+//! Corbató, "A paging experiment with the Multics system", 1968). The destager picks a few cold
+//! blocks at a time, and destages the picked blocks in elevator order.
 //!
 //! This module uses only block numbers, sectors of the disk and counts; `destage.rs` does the I/O.
 
@@ -47,7 +47,7 @@ pub(super) enum Epochs {
 struct Todo {
     /// Epoch in which the block became dirty.
     epoch: u32,
-    /// Distinguishes the block's current queue entry from outdated ones.
+    /// Number that distinguishes the block's current queue entry from outdated entries.
     turn: u32,
 }
 
@@ -86,8 +86,8 @@ pub(super) struct Destager {
     /// Time at which the backing got the first sector of `written`.
     pub(super) written_since: Option<Instant>,
     pub(super) transfers: u32,
-    /// Ranges of sectors that transfers (see `jobs.rs`) are writing to the backing: disjoint, ends
-    /// by starts.
+    /// Ranges of sectors that transfers (see `jobs.rs`) are writing to the backing. The ranges are
+    /// disjoint; the key is the first sector and the value is the end.
     writing: BTreeMap<u64, u64>,
     /// Blocks in the ranges of `writing`. The value is the block's epoch if the block must be
     /// destaged again after its transfer.
@@ -101,8 +101,8 @@ pub(super) struct Destager {
     pub(super) moving: u64,
     pub(super) failures: u32,
     pub(super) rest_until: Option<Instant>,
-    /// Time until which transfers wait for a buffer of whole stripes of the backing. It stays set until
-    /// such a buffer is free.
+    /// Time until which transfers wait for a buffer of whole stripes of the backing. The time stays
+    /// set until such a buffer is free.
     pub(super) stripe_wait_until: Option<Instant>,
     /// Time at which the destager must check for work, even if no event occurs.
     pub(super) wake_at: Option<Instant>,
@@ -164,8 +164,8 @@ impl Destager {
 
     fn enqueue(&mut self, block: BlockNo, epoch: u32) -> bool {
         if let Some(again) = self.writing_blocks.get_mut(&block) {
-            // Without this, a transfer of the block would wait for the present transfer, and later
-            // writes of guests would wait behind it.
+            // If the block were queued now, its next transfer would wait for the present transfer,
+            // and later writes of guests would wait for that next transfer.
             *again = Some(again.map_or(epoch, |other| other.min(epoch)));
             return false;
         }
@@ -257,7 +257,7 @@ impl Destager {
     }
 
     /// Makes the numbers of all epochs as small as possible, and keeps their order. If write order
-    /// is not kept, epochs are times, and their data is destaged early.
+    /// is not kept, epoch numbers are times, so smaller numbers make hob destage the data earlier.
     fn restart_numbering(&mut self) {
         let overwritten = self.writing_blocks.values().flatten();
         let used = self.epochs.keys().chain(overwritten).chain([&self.front, &self.flushes]);
@@ -428,8 +428,8 @@ impl Destager {
     }
 
     /// Returns the next block to destage, of those up to epoch `newest`. `was_used` returns true if
-    /// a block was used since the last call for it, or since it became dirty. `None` may also mean
-    /// that the search must continue later, see [`is_looking`](Self::is_looking).
+    /// a block was used since the last call for this block, or since the block became dirty. `None`
+    /// may also mean that the search must continue later, see [`is_looking`](Self::is_looking).
     pub(super) fn next(&mut self, newest: u32, was_used: impl FnMut(BlockNo) -> bool) -> Option<BlockNo> {
         self.is_looking = false;
         self.epochs.range(..=newest).next()?;
@@ -448,7 +448,8 @@ impl Destager {
         self.is_looking
     }
 
-    /// Returns the next block at or after the cursor, or else the first one.
+    /// Returns the next block to destage at or after the cursor, or else the first such block of
+    /// the disk.
     fn elevator(&self, newest: u32) -> Option<BlockNo> {
         let may = |(_, todo): &(&BlockNo, &Todo)| todo.epoch <= newest;
         let ahead = self.todo.range(self.cursor..).find(may);

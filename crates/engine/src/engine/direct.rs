@@ -1,12 +1,12 @@
 //! Direct reads: the engine reads likely hits from flash into guest memory, without a copy.
 //!
-//! The guest or its VMM may write to guest memory during the read, and may unmap it. So the result
-//! of a direct read is no evidence about flash. A wrong checksum or an error makes no sector
-//! invalid, does not count against a device, and does not make dirty data lost. The engine does not
-//! record missing checksums from a direct read. If the result of a direct read is wrong or
-//! incomplete in this way, the engine declines the read instead. The front end then retries it with
-//! a buffer of the daemon, which reveals real errors. The engine never copies data out of guest
-//! memory, so a direct read fills neither flash nor the memory tier.
+//! The guest or its VMM may write to guest memory during the read, and may unmap it. So a wrong
+//! result of a direct read does not show that flash failed. A wrong checksum or an error makes no
+//! sector invalid, does not count against a device, and does not make dirty data lost. The engine
+//! does not record missing checksums from a direct read. If a direct read fails or returns data
+//! with a wrong checksum, the engine declines the read. The front end then retries the read with a
+//! buffer of the daemon, and this retry reveals real errors of flash. The engine never copies data
+//! out of guest memory, so a direct read fills neither flash nor the memory tier.
 
 use super::{Engine, Owner, Pending};
 use crate::command::{Mode, Role};
@@ -46,7 +46,7 @@ impl Engine {
         self.requests[slot].request.memory == PayloadMemory::Guest
     }
 
-    /// Returns true if an error of this I/O is no evidence against its device.
+    /// Returns true if an error of this I/O must not count as an error of its device.
     #[inline]
     pub(super) fn is_doubtful(&self, io: &Pending) -> bool {
         matches!(io.owner, Owner::Request(slot) if self.is_direct(slot))

@@ -45,19 +45,19 @@ pub(super) struct Disk {
         reason = "nearly all disks have no bitmap, and every request reads this structure"
     )]
     pub(super) bitmaps: Option<Box<Vec<Bitmap>>>,
-    /// True if the backing was flushed, or failed to flush, before the disk is removed.
+    /// True if hob has already tried to flush the backing before the removal of the disk.
     pub(super) flushed_before_removal: bool,
     pub(super) merger: Merger,
     /// Size of a full stripe of the backing, bytes; 0 if it is unknown.
     pub(super) stripe_bytes: u32,
     /// True if the cache was lost with its last device.
     pub(super) fenced: bool,
-    /// True if a device of the cache exceeded the time limit of an I/O.
+    /// True while an I/O on a device of the cache exceeds its time limit.
     pub(super) stalled: bool,
-    /// Changes that wait for the end of flash I/O, each with its command. A change caused by a
-    /// fence has no command.
+    /// Changes of the cache that wait for the end of flash I/O, each with its command. A change
+    /// caused by a fence has no command.
     pub(super) changes: VecDeque<(Option<CommandId>, CacheChange)>,
-    /// The command that removes the disk.
+    /// The command in progress that removes the disk.
     pub(super) removing: Option<CommandId>,
     /// Number of the disk's requests in flight, including those that still fill flash.
     pub(super) in_flight: u32,
@@ -71,12 +71,14 @@ pub(super) struct Disk {
     /// Number of extra fills in progress.
     pub(super) extra_fills: u32,
     pub(super) backing_read_time: ReadTime,
-    /// True if another disk served some of the last read of the backing.
+    /// True if the cache of a parent's disk served some of the last read of the backing
+    /// (`shared.rs`).
     pub(super) is_reading_shared: bool,
     /// The journal of a persistent cache.
     pub(super) journal: Option<Box<Journal>>,
     pub(super) journal_in_flight: u32,
-    /// A structural change in progress. Its field `old` has the cache before the change.
+    /// The structural change of the cache that is in progress. Its field `old` has the cache before
+    /// the change.
     pub(super) opening: Option<Box<Opening>>,
     /// A cache that is being recovered.
     pub(super) recovering: Option<Box<RecoveringCache>>,
@@ -100,7 +102,7 @@ pub(super) struct Disk {
     pub(super) flash_writes: u32,
     /// Number of acknowledged discards that the backing does not have yet.
     pub(super) answered_discards: u32,
-    /// Number of incomplete sectors that writes to flash in progress will leave.
+    /// Number of incomplete sectors that the flash writes in progress will create.
     pub(super) parts_in_flight: u32,
     pub(super) backed: Backed,
     pub(super) sync_order: SyncOrder,
@@ -117,7 +119,7 @@ pub(super) struct Disk {
     pub(super) closed: bool,
     /// True if the disk is queued for a check by its journal and destager.
     pub(super) awake: bool,
-    /// Flash writes of the cache, and its part of a flash write budget.
+    /// Counts of the cache's flash writes, and the cache's part of the pool's flash write budget.
     pub(super) flash_budget: CacheBudget,
     pub(super) stats: DiskStats,
     pub(super) stats_since: Instant,
@@ -258,7 +260,8 @@ impl Disk {
         evictions.last_operation_ns = now - self.stats_since;
     }
 
-    /// Returns true if a peer has a second copy of all dirty data, and a journal that describes it.
+    /// Returns true if a peer has a second copy of all dirty data, and the journal that describes
+    /// this data.
     fn is_doubled(&self, cache: &Cache) -> bool {
         let whole =
             |journal: &Journal| !journal.dead && journal.spared.is_empty() && !journal.lost.contains(&true);

@@ -1,4 +1,5 @@
-//! Extra fills: a job brings uncached sectors that no request has asked for into the cache.
+//! Extra fills: a job brings uncached sectors that no request has asked for into the cache. There
+//! are two kinds of such sectors:
 //!
 //! - The sectors next to a read miss (docs/decisions/0059-fill-granularity.md). The job reads the
 //!   backing at the same time as the miss (docs/decisions/0062-shared-extra-reads.md).
@@ -14,16 +15,17 @@
 //!     ├ error → end
 //!     └ too late, or other reads need all of the range → ExtraDropped → end
 //! ```
-//! While the job reads the backing, a read inside its range waits for it. For every other read, the
-//! job drops the sectors that the read needs (`make_way`). Changes wait until the backing has
-//! answered, because the backing gets no change of sectors that it reads. Then the job releases its
-//! lock. The waiting reads take the data from the job's buffer, and changes proceed. In the same
-//! call of the engine, the job locks its sectors again, except sectors for which a change waited or
-//! which another request uses. The job then writes flash like an ordinary fill. A sector that is
-//! valid, or that the durable journal may record as dirty, is never overwritten.
+//! While the job reads the backing, a guest's read inside the job's range waits for the job. Other
+//! reads that overlap the range do not wait: the job drops the sectors that these reads need
+//! (`make_way`). Changes wait until the backing has answered, because hob sends no change of
+//! sectors that the backing is reading. Then the job releases its lock. The waiting reads take the
+//! data from the job's buffer, and changes proceed. In the same call of the engine, the job locks
+//! its sectors again, except sectors for which a change waited or which another request uses. The
+//! job then writes flash like an ordinary fill. A sector that is valid, or that the durable journal
+//! may record as dirty, is never overwritten.
 //!
-//! A job that cannot start immediately is dropped. A job is also dropped if its data may not enter
-//! the cache when the data has been read. Errors of a job are not reported to guests.
+//! A job that cannot start immediately is dropped. A job is also dropped if the cache may not
+//! accept the data when it arrives from the backing. Errors of a job are not reported to guests.
 
 use super::disk::Disk;
 use super::fill::sectors_of;
@@ -45,8 +47,8 @@ use crate::units::{DiskId, Instant, SECTOR_BYTES};
 const EXTRA_FILLS_MAX: u32 = super::JOBS_MAX / 4;
 const DISK_EXTRA_FILLS_MAX: u32 = 16;
 
-/// Time that an extra read may take while requests wait for it: this number of mean backing reads,
-/// and this number of nanoseconds.
+/// Maximum time that an extra read may take while requests wait for it: `WAIT_READS_MAX` times the
+/// mean latency of backing reads, plus `WAIT_NS_MIN` nanoseconds.
 const WAIT_READS_MAX: u64 = 2;
 const WAIT_NS_MIN: u64 = 1_000_000;
 
@@ -58,9 +60,9 @@ const AHEAD_OF_WRITES: u64 = 32;
 /// sectors completely, so that few of the sectors that are read would be used.
 const AHEAD_WRITE_SECTORS_MAX: u64 = 4;
 
-/// Mean latency of the backing's reads that is assumed before the first one has ended, ns.
+/// Mean latency of backing reads that hob assumes before the first read has ended, nanoseconds.
 const READ_NS_DEFAULT: u64 = 20_000_000;
-/// Weight of a new read in the mean: one in this number.
+/// Each new read has the weight 1/`READ_WEIGHT` in the mean latency.
 const READ_WEIGHT: u64 = 8;
 
 fn expected_use(kind: JobKind) -> ExpectedUse {
@@ -71,9 +73,9 @@ fn expected_use(kind: JobKind) -> ExpectedUse {
 /// The kind of request that is expected to use the extra sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExpectedUse {
-    /// Reads near a miss. The sectors have a limited share of the frames.
+    /// Reads: the sectors are next to a read miss. The sectors have a limited share of the frames.
     Reads,
-    /// Partial writes, which will make the sectors dirty.
+    /// Partial writes: the sectors follow a run of such writes, and will become dirty.
     Writes,
 }
 
@@ -111,8 +113,8 @@ impl ReadTime {
 }
 
 impl Disk {
-    /// Returns true if extra data may enter the cache now. Operations that empty the cache or move
-    /// its data get no competition.
+    /// Returns true if extra data may enter the cache now. Returns false during operations that
+    /// empty the cache or move its data, because an extra fill would delay them.
     fn may_fill_extra(&self, expected: ExpectedUse) -> bool {
         let Ok(cache) = self.looked_up() else { return false };
         let is_filled = match expected {
@@ -189,14 +191,15 @@ impl Engine {
     }
 
     /// Returns true if an extra read of this disk takes longer than requests may wait for it. The
-    /// backing may hang, and changes of the sectors that an extra read covers wait for the backing.
+    /// caller then starts no further extra fill for writes. The backing may hang, and changes of
+    /// the sectors that an extra read covers wait for it.
     fn has_late_extra_read(&self, now: Instant, disk: DiskId) -> bool {
         let is_late = |read: &ExtraRead| read.kept.is_none() && read.wait_until <= now;
         self.extra_reads.iter().any(|read| is_late(read) && self.jobs[read.job].disk == disk)
     }
 
-    /// Starts an extra fill of the part of `wanted` next to `request` that nothing else uses, if the
-    /// fill can begin at once.
+    /// Starts an extra fill of the part of `wanted` next to `request` that no other request or job
+    /// uses, if the fill can begin at once.
     fn try_extra_fill(&mut self, now: Instant, wanted: Range, request: &Range, expected: ExpectedUse) {
         let range = self.free_part(wanted, request);
         if range.first < range.end && self.may_start_extra_fill(range) {
@@ -237,12 +240,13 @@ impl Engine {
         self.extra_fills = self.extra_fills.checked_add_signed(more).expect("each end has a start");
     }
 
-    /// Returns true if the limit of data that waits for flash leaves room for this number of bytes.
+    /// Returns true if fills of this number of bytes do not exceed
+    /// [`Limits::fill_bytes_max`](super::Limits::fill_bytes_max).
     fn has_fill_bytes(&self, bytes: u64) -> bool {
         self.fill_bytes + bytes <= self.limits.fill_bytes_max
     }
 
-    /// Starts a job that has its range lock and a buffer: reads the backing.
+    /// Starts an extra fill that has its range lock and a buffer: reads the backing.
     pub(super) fn start_extra_fill(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, whole, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
@@ -270,7 +274,8 @@ impl Engine {
         self.issue(now, Owner::Job(job), id, Target::Backing(id), IoOp::Read, (offset, len), slice, 0);
     }
 
-    /// Returns true if a new lock of this kind would wait while extra reads are in progress.
+    /// Returns true if extra reads are in progress, and a new lock of `range` and `kind` would have
+    /// to wait.
     pub(super) fn is_extra_read(&self, range: Range, kind: Kind) -> bool {
         !self.extra_reads.is_empty() && self.range_locks.conflicts(range, kind).next().is_some()
     }
@@ -302,7 +307,7 @@ impl Engine {
         }
     }
 
-    /// Returns the time at which the next extra read is late.
+    /// Returns the time at which the next extra read becomes late.
     pub(super) fn extra_reads_deadline(&self) -> Option<Instant> {
         let awaited = self.extra_reads.iter().filter(|read| read.is_awaited && read.kept.is_none());
         awaited.map(|read| read.wait_until).min()
@@ -416,7 +421,7 @@ impl Engine {
     }
 
     /// Continues an extra fill after the waiting reads took its data: locks the part of its range
-    /// that nothing else uses, and writes flash.
+    /// that no other request uses, and writes flash.
     pub(super) fn keep_extra(&mut self, now: Instant, job: u32) {
         let at = self.extra_read_of(job);
         let ExtraRead { taken, kept, .. } = self.extra_reads.swap_remove(at);
@@ -439,8 +444,8 @@ impl Engine {
         }
     }
 
-    /// Allocates frames for the data in a job's buffer, and writes it to flash. The sectors that
-    /// reads have taken count as used.
+    /// Allocates frames for the data in a job's buffer, and writes this data to flash. The sectors
+    /// that reads have taken count as used.
     fn write_extra(&mut self, now: Instant, job: u32, taken: &[(u64, u64, Run)]) {
         let Job { disk: id, range, whole, buffer, .. } = self.jobs[job];
         let buffer = buffer.expect("a transfer has a buffer");
@@ -491,7 +496,8 @@ impl Engine {
         if evicted > 0 {
             disk.record_eviction(now, evicted);
         }
-        // A hit may still be reading a sector that has become invalid.
+        // A request may still be reading a sector from flash although the sector has become
+        // invalid.
         let lock = self.limits.requests_max + job;
         let before = sectors_of(runs);
         runs.retain(|FlashRun { extent, buffer_sector }| {

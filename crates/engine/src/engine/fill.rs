@@ -18,7 +18,7 @@ use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
     /// Starts the flash writes of a request after its buffer has the disk's current data. If some
-    /// of the data does not go to flash, the error is the reason.
+    /// of the data is not written to flash, the error gives the reason.
     pub(super) fn fill(&mut self, now: Instant, slot: u32) -> Result<(), Outcome> {
         let Active { request, range, run, not_admitted, .. } = self.requests[slot];
         let (first, end) = match request.op {
@@ -118,8 +118,8 @@ impl Engine {
         if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
             journal.record_gone(now, cache);
         }
-        // Another hit may still be reading a sector that has become invalid, by a wrong checksum or
-        // a loss on the backing.
+        // After a wrong checksum or a loss on the backing, a sector may be invalid while another
+        // request is still reading it from flash.
         let before = sectors_of(runs);
         runs.retain(|FlashRun { extent, buffer_sector }| {
             let first = range.first + buffer_sector;
@@ -141,7 +141,7 @@ impl Engine {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Ends an answered request that has no flash write in flight.
+    /// Ends an answered request, unless flash writes of its fill are in flight.
     pub(super) fn finish_unless_filling(&mut self, slot: u32) {
         if self.requests[slot].pending == 0 {
             self.finish(slot);

@@ -1,5 +1,5 @@
-//! The end of a request's writes to flash: the records of what flash has now, and of what it may have
-//! after a failure.
+//! The end of a request's writes to flash: records which data flash has now, or may have after a
+//! failed write.
 
 use super::{Active, Engine, Pending, Phase};
 use crate::index::parts::ALL_UNITS;
@@ -42,8 +42,7 @@ impl Engine {
         self.keep_recent_edges(slot);
         self.give_back_zeroes(slot);
         self.requests[slot].outcome = Outcome::WriteBack;
-        // If the process is killed, a guest that reconnects expects the acknowledged write to be
-        // there.
+        // If the process is killed, a guest that reconnects expects to read the acknowledged write.
         let is_dead = self.disk(request.disk).journal.as_ref().is_some_and(|journal| journal.dead);
         if request.op.is_durable_change() || is_dead || !self.disk_mut(request.disk).save_records() {
             self.requests[slot].phase = Phase::CommitThenReply;
@@ -54,8 +53,8 @@ impl Engine {
     }
 
     /// Handles the end of all flash writes of a request. The records of a sector's two copies are
-    /// made only now, next to each other. A crash must not leave a record of one copy whose twin
-    /// was not written, because that copy may be the bad one.
+    /// made only now, next to each other. If the journal had the record of only one copy after a
+    /// crash, this copy might be the damaged one.
     fn record_written(&mut self, now: Instant, slot: u32) {
         let Active { request, failed, .. } = self.requests[slot];
         let mut written = std::mem::take(&mut self.requests[slot].written);
@@ -71,8 +70,8 @@ impl Engine {
             (block, inside, is_second(frame))
         });
         if failed {
-            // This copy was overwritten in place and differs from the intended data. So its own
-            // checksum is recorded, to identify its content.
+            // The write of the other copy failed, so that copy has unknown content. It gets the
+            // checksum of the new data, so that its old content counts as damaged.
             let is_written = |sector: u64| written.iter().any(|(other, _)| *other == sector);
             for (sector, sum) in &written {
                 let twin = index.second_sector(*sector).or(index.of_second(*sector));
@@ -102,15 +101,17 @@ impl Engine {
         }
     }
 
-    /// Records that clean sectors have unknown content after a failed flash write.
+    /// Records that the sectors of a failed flash write that were not valid before have unknown
+    /// content now.
     fn record_lapsed(&mut self, now: Instant, disk: DiskId, sectors: std::ops::Range<u64>) {
         let (journal, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
         let void = sectors.filter(|sector| !index.is_valid(*sector));
         void.for_each(|sector| journal.record_void(now, index, sector..sector + 1));
     }
 
-    /// Accepts any content of incomplete sectors whose overwrite failed. The bytes of their units are the
-    /// same before and after it. If a read has found other content there before, the sector stays lost.
+    /// Forgets the checksums of incomplete sectors whose overwrite failed, because flash may have
+    /// the old or the new content. The bytes of the earlier units are the same in both. If an
+    /// earlier read found wrong content, the sector keeps its checksum and stays lost.
     fn forget_part_sums(&mut self, disk: DiskId, sectors: std::ops::Range<u64>) {
         let disk = self.disk_mut(disk);
         let lost = std::mem::take(&mut disk.lost);

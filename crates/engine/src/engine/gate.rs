@@ -1,13 +1,13 @@
 //! Sends I/O to storage, immediately or through the scheduler of its datastore or flash device.
 //!
 //! Each datastore and each flash device has a gate. The gate is open for a disk while the datastore
-//! or device is not throttled and the disk has no rate limit. An open gate costs one check. At a
-//! closed gate, an I/O waits for its turn among the I/Os of all disks (`qos/`). A guest's I/O
-//! belongs to its disk's flow. Background I/O of all disks is one flow with [`BACKGROUND_SHARES`]:
-//! fills after the reply, extra fills, destaging, cache maintenance, the flushes that belong to
-//! this work, and flushes that the daemon requests. Journal I/O bypasses the gates, because guests'
-//! flushes wait for journal I/O, and because it is small. The engine treats a waiting I/O as in
-//! flight, except in the time limit for stalled devices.
+//! or device is not throttled and the disk has no rate limit. An I/O at an open gate is sent after
+//! one check. At a closed gate, an I/O waits for its turn among the I/Os of all disks (`qos/`). A
+//! guest's I/O belongs to its disk's flow. Background I/O of all disks is one flow with
+//! [`BACKGROUND_SHARES`]: fills after the reply, extra fills, destaging, cache maintenance, the
+//! flushes that belong to this work, and flushes that the daemon requests. Journal I/O bypasses the
+//! gates, because guests' flushes wait for journal I/O, and because it is small. The engine treats
+//! a waiting I/O as in flight, but the time limit for stalled devices does not include the wait.
 
 use super::disk::Disk;
 use super::jobs::JobKind;
@@ -93,7 +93,7 @@ impl Engine {
     }
 
     /// Sets how many I/Os this host may have in flight at a datastore, as agreed between the hosts.
-    /// The number is valid for some seconds.
+    /// The number is valid for 5 seconds.
     pub fn take_part(&mut self, now: Instant, resource: Resource, in_flight: f64) {
         self.gates.get(resource).window.settle(now, in_flight);
         self.pump_gate(now, resource);

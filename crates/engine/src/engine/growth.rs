@@ -6,7 +6,8 @@
 //! | has no persistent cache, and another size | when none of its I/O is in flight |
 //! | has a persistent cache | when a new journal ring with the new size is durable |
 //!
-//! Until then requests wait. If the new journal ring cannot be written, nothing changes.
+//! Requests wait until the disk has grown. If the new journal ring cannot be written, the disk
+//! keeps its size.
 //!
 //! The daemon has resized the backing before the disk grows. No data beyond the old end of the disk
 //! was read before. Cached copies of the sector that contains the old end are invalidated, because
@@ -22,7 +23,7 @@ use crate::cache::Cache;
 use crate::command::{CacheChange, CommandError, Role};
 use crate::units::SECTOR_BYTES;
 
-/// Sizes of disks are multiples of this, bytes.
+/// Disk sizes are multiples of this number of bytes.
 const UNIT_BYTES: u64 = 512;
 
 /// Returns the sector that contains the disk's end, if the end is inside a sector.
@@ -53,7 +54,7 @@ impl Disk {
         }
     }
 
-    /// Returns true if the size can change between two requests.
+    /// Returns true if the disk can grow immediately, even while its I/O is in flight.
     pub(super) fn grows_at_once(&self) -> bool {
         let brings_journal = |change: &CacheChange| match change {
             CacheChange::Enable(enable) => enable.journal.is_some(),

@@ -50,7 +50,7 @@ impl Active {
         (self.request.offset | self.request.len).is_multiple_of(UNIT_BYTES)
     }
 
-    /// Returns the units of a disk's sector that a write to flash delivers.
+    /// Returns the units of a disk's sector that this write stores on flash.
     fn delivered_units(&self, sector: u64) -> u8 {
         let found = self.edges_by_sector().find(|(edge, _)| *edge == sector);
         match found {
@@ -59,8 +59,8 @@ impl Active {
         }
     }
 
-    /// Forgets units of partly covered sectors that only flash can take, before the change goes to
-    /// the backing.
+    /// Forgets which units of its partly covered sectors the change could store on flash, because
+    /// the change goes to the backing instead.
     pub(super) fn forget_units(&mut self) {
         for edge in [&mut self.edges.head, &mut self.edges.tail] {
             if matches!(edge, Edge::Units(_)) {
@@ -116,8 +116,8 @@ impl Engine {
         found.unwrap_or(ALL_UNITS)
     }
 
-    /// Returns true if a write must not be merged with an incomplete sector, because it covers a unit
-    /// partly.
+    /// Returns true if a write must not be merged with an incomplete sector, because the write
+    /// covers a unit partly.
     pub(super) fn splits_units(&self, slot: u32) -> bool {
         let active = &self.requests[slot];
         let disk = active.range.disk;
@@ -125,9 +125,9 @@ impl Engine {
         !active.has_whole_units() && active.edges_by_sector().any(|(sector, _)| is_part(sector))
     }
 
-    /// Lets flash take the partly covered sectors of a write that are neither in memory nor on
-    /// flash, without the bytes that the guest did not write. Does nothing if the cache may have no
-    /// more incomplete sectors.
+    /// Prepares a write to store its partly covered sectors as incomplete sectors, if they are
+    /// neither in memory nor on flash. Does nothing if the cache may have no more incomplete
+    /// sectors.
     pub(super) fn leave_edges_incomplete(&mut self, now: Instant, slot: u32) {
         self.merge_recent_edges(slot);
         let active = &self.requests[slot];
@@ -160,8 +160,9 @@ impl Engine {
         }
     }
 
-    /// Counts the sectors that a write to flash will make incomplete. Returns false if there would be
-    /// too many; the write then reads these sectors from the backing.
+    /// Counts the sectors that a write to flash will make incomplete. Returns false if the cache
+    /// would then have too many incomplete sectors. In this case the write reads these sectors from
+    /// the backing.
     pub(super) fn begin_parts(&mut self, slot: u32) -> bool {
         let (active, most) = (&self.requests[slot], self.incomplete_sectors_max());
         let disk = self.disk(active.range.disk);
@@ -182,8 +183,8 @@ impl Engine {
         has_room
     }
 
-    /// Removes the incomplete sectors of a write to flash that has ended from the count of writes
-    /// in progress. The index counts these sectors now.
+    /// Stops counting the incomplete sectors of a write to flash as sectors of a write in progress.
+    /// The write has ended, and the index counts these sectors now.
     pub(super) fn end_parts(&mut self, slot: u32) {
         let new = std::mem::take(&mut self.requests[slot].edges.new_parts);
         let id = self.requests[slot].range.disk;
@@ -191,7 +192,8 @@ impl Engine {
     }
 
     /// Reads the incomplete sectors of a read request from flash, from sector `next` on, one after
-    /// the other. Copies their units over the data from the backing, and then ends the read.
+    /// the other. Copies the units of these sectors into the request's buffer, where they replace
+    /// data from the backing. Then ends the read.
     pub(super) fn read_units(&mut self, now: Instant, slot: u32, next: u64) {
         let range = self.requests[slot].range;
         let Some(first) = self.disk(range.disk).part_in(Range { first: next, ..range }) else {
@@ -205,7 +207,8 @@ impl Engine {
     }
 
     /// Starts a job that has received its buffer: reads an incomplete sector from flash. If the
-    /// sector has left the cache since, the backing had its units when the read began.
+    /// sector has left the cache meanwhile, reads nothing: the read's data from the backing already
+    /// includes the sector's units.
     pub(super) fn start_units(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
@@ -269,7 +272,7 @@ impl Engine {
 impl Journal {
     /// Records which units of a sector a write has stored, for the given copies of the sector. The
     /// checksums are recorded too, so that recovery can tell whether flash has the units. The next
-    /// overwrite therefore waits for a commit.
+    /// overwrite of the sector waits for the commit of this record.
     pub(super) fn record_units(&mut self, now: Instant, index: &mut Index, units: u8, copies: &[u64]) {
         let Some(first) = copies.first() else { return };
         if index.units(*first) != units {
@@ -280,8 +283,8 @@ impl Journal {
 }
 
 impl Active {
-    /// Groups the cache sectors that this write has overwritten in place by disk sector. Each group
-    /// has the units that the write stored.
+    /// Groups, by disk sector, the cache sectors that this write has overwritten in place. Each
+    /// group has the units that the write stored.
     pub(super) fn rewritten_units(&self, index: &Index, written: &[(u64, u32)]) -> Vec<(u8, Vec<u64>)> {
         let mut groups: Vec<(u64, Vec<u64>)> = Vec::new();
         for (sector, _) in written.iter().filter(|(sector, _)| index.is_unproven(*sector)) {

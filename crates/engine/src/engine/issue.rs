@@ -46,7 +46,8 @@ impl Engine {
         self.issue_runs_of(now, Owner::Request(slot), request.disk, buffer, op);
     }
 
-    /// Sends to flash one I/O for each of `runs`. Sector 0 of the runs is the start of the buffer.
+    /// Sends to flash one I/O for each of `runs`. Buffer positions in `runs` are counted from the
+    /// start of the buffer `id`.
     pub(super) fn issue_runs_of(&mut self, now: Instant, owner: Owner, disk: DiskId, id: BufferId, op: IoOp) {
         let runs = std::mem::take(&mut self.runs);
         for FlashRun { extent, buffer_sector } in &runs {

@@ -1,12 +1,12 @@
 //! Background jobs of the engine: transfers of dirty data from flash to the backing, flushes of the
 //! backing, read-ahead, and extra fills.
 //!
-//! A *transfer* destages one range of dirty sectors. It locks its sectors like a read that fills
-//! flash, so that reads from flash continue and changes wait. The transfer reads flash into a
-//! destage buffer, compares the checksums, and writes the data to the backing. During that write,
-//! guests may overwrite the sectors on flash: those sectors stay dirty. Changes that go to the
-//! backing wait for the end of the transfer. The sectors become clean only after a flush of the
-//! backing (`destage.rs`).
+//! A *transfer* destages one range of dirty sectors. The transfer locks its sectors like a read
+//! that fills flash, so that reads from flash continue and changes wait. The transfer reads flash
+//! into a destage buffer, compares the checksums, and writes the data to the backing. Guests may
+//! overwrite the sectors on flash during the write to the backing. Overwritten sectors stay dirty.
+//! Changes that go to the backing wait for the end of the transfer. The sectors become clean only
+//! after a flush of the backing (`destage.rs`).
 
 use std::collections::BTreeSet;
 
@@ -25,9 +25,10 @@ use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 /// would cost the backing more time than waiting for a larger buffer.
 const BUFFER_BYTES_MIN: u64 = 256 << 10;
 
-/// Maximum time for which a transfer waits for a buffer of whole stripes of the backing, nanoseconds.
-/// After that it takes a shorter one, because other disks may keep their buffers for ever. A backing
-/// on RAID then has to read old data for the parts of stripes.
+/// Maximum time for which a transfer waits for a buffer of whole stripes of the backing,
+/// nanoseconds. After that time, the transfer takes a shorter buffer, because other disks may keep
+/// their buffers for ever. A backing on RAID then gets parts of stripes, and has to read old data
+/// to write them.
 const STRIPE_WAIT_NS_MAX: u64 = 1_000_000_000;
 
 /// Number of a disk's job slots that are reserved for jobs without a range lock.
@@ -48,11 +49,12 @@ pub(super) struct Job {
     /// Number of the disk's failed flushes and reported losses when the job began to write, read
     /// or flush the backing.
     pub(super) doubts: u64,
-    /// Units that flash has of the only sector that the job reads; all units otherwise.
+    /// If the job reads a single incomplete sector, the 512-byte units of this sector that flash
+    /// has. Otherwise all units.
     pub(super) units: u8,
 }
 
-/// What a job of the engine does in the background.
+/// Kind of a background job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JobKind {
     /// Writes dirty sectors to the backing.
@@ -96,9 +98,9 @@ impl JobKind {
     }
 
     /// Returns true if a job of this kind transfers this dirty sector. `lost` are the sectors that
-    /// flash failed to deliver before. The destager skips them, so that their neighbours do not
-    /// wait forever. A job for a request tries to transfer these sectors again, and the request
-    /// fails if flash cannot deliver them again.
+    /// flash failed to deliver before. The destager skips these sectors, so that their neighbours
+    /// do not wait for ever. A job for a request tries to transfer these sectors again, and the
+    /// request fails if flash cannot deliver them again.
     pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
         self != JobKind::Destage || !lost.contains(&sector)
     }
@@ -180,8 +182,9 @@ impl Engine {
         true
     }
 
-    /// Returns the minimum buffer size of a transfer of `bytes` bytes. Dirty data is destaged in whole
-    /// stripes of the backing if a buffer can hold one. For that a transfer waits, but not for ever.
+    /// Returns the minimum buffer size of a transfer of `bytes` bytes. Dirty data is destaged in
+    /// whole stripes of the backing if a buffer can hold one. A transfer waits for such a buffer
+    /// for at most [`STRIPE_WAIT_NS_MAX`].
     fn least_buffer(&mut self, now: Instant, kind: JobKind, id: DiskId, bytes: u64) -> Least {
         let stripe = u64::from(self.disk(id).stripe_bytes);
         let longest = self.destage_buffers.longest().checked_div(stripe).unwrap_or(0) * stripe;
@@ -194,7 +197,8 @@ impl Engine {
             (self.destage_buffers.has(id, bytes, stripes), self.destage_buffers.is_any_used());
         let destager = &mut self.disk_mut(id).destager;
         if has {
-            // A short transfer says nothing about buffers for long ones.
+            // A free buffer for a short transfer does not show that a buffer for a long one is
+            // free.
             destager.stripe_wait_until.take_if(|_| bytes >= least);
             return stripes;
         }
@@ -227,14 +231,16 @@ impl Engine {
         true
     }
 
-    /// Returns true if an optional job of a disk may start.
+    /// Returns true if a job with a range lock may start. Such a job leaves [`RESERVED`] slots
+    /// free.
     pub(super) fn has_job_to_spare(&self, disk: DiskId) -> bool {
         self.job_slots.may_take(disk, u64::from(1 + RESERVED))
     }
 
     /// Returns true if a job without a range lock may start. A disk without such a job may start
-    /// one even if the disk has used up its job slots. Otherwise the jobs in these slots could wait
-    /// for ever for a range lock that is released only after the new job.
+    /// one even if the disk has used up its job slots. Otherwise a deadlock would be possible: the
+    /// jobs in these slots may wait for a range lock that is released only after the new job has
+    /// ended.
     fn has_job_at_once(&self, disk: DiskId) -> bool {
         let is_first = self.disk(disk).jobs_at_once == 0;
         self.jobs.len() < super::JOBS_MAX && (is_first || self.job_slots.may_take(disk, 1))
@@ -264,8 +270,8 @@ impl Engine {
         job
     }
 
-    /// Starts a transfer that has its range lock: reads the first contiguous part of its range that
-    /// is still dirty.
+    /// Starts a job that has its range lock or needs none. A transfer reads the first contiguous
+    /// part of its range that is still dirty.
     pub(super) fn start_job(&mut self, now: Instant, job: u32) {
         let Job { disk: disk_id, range, kind, step, .. } = self.jobs[job];
         if step == Step::ExtraReady {
@@ -525,8 +531,9 @@ impl Engine {
     }
 }
 
-/// Returns the last sector plus one that a transfer from `first` on may have. `sectors` is the size of
-/// its buffer. If the buffer is too short for the range, the transfer ends at the end of a stripe.
+/// Returns the end of the longest transfer that may start at `first`: its last sector plus one.
+/// `sectors` is the size of the transfer's buffer. If the buffer is too short for the range, the
+/// transfer ends at the end of a stripe.
 fn end_max(range: Range, first: u64, sectors: u64, stripe: u64) -> u64 {
     let end = first + sectors;
     if end >= range.end {

@@ -28,7 +28,7 @@ const STRIDE: u32 = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Maintenance {
     cursor: u32,
-    /// Number of frames left in the current burst.
+    /// Number of frames that remain to be read in the current burst.
     left: u32,
     /// Time at which the next burst begins; `None` before the first check.
     due: Option<Instant>,
@@ -116,7 +116,8 @@ impl Engine {
                 let (first, end) = (u64::from(block) << shift, (u64::from(block) + 1) << shift);
                 let range = Range { disk: id, first, end: end.min(sectors) };
                 if disk.destager.is_writing(range.first, range.end) {
-                    // The job would wait for the backing, and later writes of guests for the job.
+                    // The job would wait for the backing, and later writes of guests would wait for
+                    // the job.
                     continue;
                 }
                 disk.maintenance.is_busy = true;

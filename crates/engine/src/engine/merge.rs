@@ -1,7 +1,8 @@
 //! Merges adjacent writes to the backing, on disks whose memory tier serves reads.
 //!
-//! While a write to the backing is in flight, later writes that continue it wait, and are sent
-//! together when the first write ends. So the only write in flight of a guest never waits, and
+//! While a write to the backing is in flight, a later write waits if it begins at the byte where
+//! the first write ends. Further writes that continue the range wait too. All waiting writes are
+//! sent together when the first write ends. So the only write in flight of a guest never waits, and
 //! the more writes are in flight, the larger are the merged I/Os. No timer is needed (after J.
 //! Nagle, "Congestion Control in IP/TCP Internetworks", RFC 896, 1984).
 //!
@@ -21,8 +22,8 @@ use crate::io::{BufferCopy, BufferSlice, CopyEnd, Durability, IoError, IoOp, Op,
 use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, SECTOR_BYTES, sector_floor};
 
-/// No merged I/O crosses a multiple of this number of bytes, or of the longest sequence of whole
-/// stripes that fits into this number.
+/// No merged I/O crosses a multiple of this number of bytes. If the stripe size is known, the
+/// length of as many whole stripes as fit into this number counts instead, and at least one stripe.
 const WINDOW_BYTES: u64 = 1 << 20;
 
 /// The writes of one disk in flight to the backing, and the writes that wait behind each of them. A
@@ -53,7 +54,7 @@ impl Merger {
     }
 
     /// Queues the write of `offset..end` behind the write that ends at `offset`. Returns false if
-    /// there is none.
+    /// no write in flight or queued ends there.
     fn follow(&mut self, slot: u32, offset: u64, end: u64) -> bool {
         let Some(lock) = self.ends.remove(&offset) else { return false };
         let chain = self.chains.get_mut(&lock).expect("each entry of `ends` has a chain");
@@ -82,7 +83,8 @@ impl Engine {
         }
     }
 
-    /// Queues a write behind an adjacent write in flight. Returns false if there is none.
+    /// Queues a write behind an adjacent write in flight. Returns false if no write in flight or
+    /// queued ends where this write begins.
     pub(super) fn follows_another(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
         let is_plain = request.op == Op::Write(Durability::Volatile) && !self.requests[slot].sends_edges();

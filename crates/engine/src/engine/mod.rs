@@ -2,9 +2,9 @@
 //!
 //! The caller calls `handle_request`, `handle_completion`, `handle_command` or `handle_timeout`
 //! with the current time. Then the caller drains `poll_copy`, `poll_io`, `poll_reply`,
-//! `poll_release` and `poll_event`. It calls the last four only when `poll_copy` has returned
-//! `None`. Then the caller sleeps until a completion or until the time of `poll_timeout`. No call
-//! blocks, and there are no callbacks.
+//! `poll_declined`, `poll_release` and `poll_event`. The caller drains `poll_copy` first and makes
+//! all copies. Then the caller sleeps until a completion or until the time of `poll_timeout`. No
+//! call blocks, and there are no callbacks.
 //!
 //! Each request locks its sectors and is answered after I/O to flash or to the backing. After the
 //! answer, a request may fill flash before it releases its range lock and its buffer:
@@ -123,12 +123,12 @@ const OWN_EACH: u32 = 16;
 /// at most one I/O for each sector of its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of requests in flight. The engine hands further requests back. Some slots are
-    /// [reserved](Limits::guests_max) for the daemon's own requests.
+    /// Maximum number of requests in flight. The engine returns further requests to the caller.
+    /// Some slots are [reserved](Limits::guests_max) for the daemon's own requests.
     pub requests_max: u32,
     /// Maximum number of buffer bytes that answered requests may hold while they fill flash. At
     /// this limit, misses are not filled, so that slow flash never delays guests. Misses are also
-    /// not filled while half of all `requests_max` slots have answered requests that fill flash.
+    /// not filled while answered requests that fill flash use half of all `requests_max` slots.
     pub fill_bytes_max: u64,
     /// Number of failed flash I/Os after which the engine stops using a flash device.
     pub flash_errors_max: u32,
@@ -142,14 +142,14 @@ pub struct Limits {
     /// checksums, per second. 0 disables the scrub and the creation of missing second copies.
     pub scrub_frames_per_s: u32,
     /// Bytes of each disk's recovered cache that the background verification compares with the
-    /// backing, per second. The rate is a quarter of this while guests wait for the backing. 0
+    /// backing, per second. While guests wait for the backing, a quarter of this rate applies. 0
     /// disables the verification.
     pub verify_bytes_per_s: u64,
-    /// With write-back and too much dirty data, writes of sequential runs of at least this length
-    /// bypass the cache, bytes. 0 disables the bypass.
+    /// Minimum length of a sequential run whose writes may bypass a write-back cache that has too
+    /// much dirty data, bytes. 0 disables this bypass.
     pub bulk_run_bytes_min: u64,
-    /// Size of one I/O unit, bytes. Shares divide the rate in units per second. Reservations are
-    /// units per second, and so are limits that are not in bytes per second.
+    /// Size of one I/O unit, bytes. The rates of shares and reservations are counted in these units
+    /// per second, and so are limits that are not in bytes per second.
     pub qos_unit_bytes: u32,
     /// Maximum number of dirty sectors per cache of which flash has only some 512-byte units
     /// (`incomplete.rs`), at most 24.
@@ -180,7 +180,7 @@ impl Default for Limits {
     }
 }
 
-/// The cache engine of one shard. The module's text gives the order of calls.
+/// The cache engine of one shard. The comment at the start of this module gives the order of calls.
 pub struct Engine {
     limits: Limits,
     health: Health,
@@ -190,7 +190,7 @@ pub struct Engine {
     requests: Slab<Active>,
     ios: Slab<Pending>,
     gates: Gates,
-    /// Number of the last I/O. It distinguishes I/Os that had the same id.
+    /// Serial number of the last I/O. The serial number distinguishes I/Os that had the same id.
     serial: u64,
     /// Buffer bytes of answered requests that still fill flash.
     fill_bytes: u64,
@@ -209,7 +209,7 @@ pub struct Engine {
     /// Buffers for background jobs.
     destage_buffers: DestageBuffers,
     recent_edges: RecentEdges,
-    /// Length of the zero writes that have a buffer, bytes.
+    /// Total length of the zero writes that have a buffer of zeroes, bytes.
     zeroing_bytes: u64,
     /// Number of read-ahead transfers in flight.
     aheads: u32,
@@ -245,9 +245,10 @@ struct Active {
     phase: Phase,
     /// Number of the request's I/Os in flight.
     pending: u32,
-    /// Kind of sequential or random run to which admission assigned the request.
+    /// Whether admission found the request to be part of a sequential run.
     run: Run,
-    /// Findings of the memory tier about the run that the request belongs to.
+    /// The memory tier's result for the request: whether a read is sequential, and the data to read
+    /// ahead.
     seen: Seen,
     /// Present outcome of the request. The outcome can change until the reply.
     outcome: Outcome,
@@ -264,16 +265,17 @@ struct Active {
     /// True if flash did not take all of a write, or did not deliver all of a read into guest
     /// memory.
     failed: bool,
-    /// Sectors of the request that another disk served, as `first..end`.
+    /// Sectors of a read that the cache of a parent's disk served (`shared.rs`), as `first..end`.
     shared: Vec<(u64, u64)>,
-    /// Cache sectors of the request that flash has taken, with their checksums, until all flash
-    /// writes of the request have ended.
+    /// Cache sectors that completed flash writes of the request have written, with their checksums.
+    /// Kept until all flash writes of the request have ended.
     written: Vec<(u64, u32)>,
     /// True if admission refused the request's blocks. Admission is not asked again.
     not_admitted: bool,
     /// True for a discard that was acknowledged before the backing has it.
     is_answered: bool,
-    /// True if the zones of the request count it as a write to the backing in flight.
+    /// True if the zones of the request count the request as a write in flight to the backing
+    /// (`zones.rs`).
     zoned: bool,
     /// Number of writes to the backing that were complete when the request's flush of the backing
     /// began. The flush covers these writes.
@@ -283,7 +285,8 @@ struct Active {
     /// Value of the disk's [`Backed::doubts`](backed::Backed::doubts) when the request's flush,
     /// read or write of the backing began.
     doubts: u64,
-    /// Number of times that the request's write was sent again after a failed flush of the backing.
+    /// Number of times that the request's change was sent again because the backing may have lost
+    /// it.
     resends: u8,
 }
 
@@ -294,9 +297,11 @@ enum Phase {
     BackingRead,
     /// A read waits for a range lock that excludes the destager, and then reads the backing.
     LockThenBacking,
-    /// Incomplete sectors from this one on are read from flash, over the data from the backing.
+    /// Incomplete sectors, starting at this sector number, are read from flash and replace older
+    /// data from the backing.
     Units(u64),
-    /// Dirty data is read from flash, over the older data from the backing.
+    /// Dirty data is read from flash into the request's buffer, where it replaces older data from
+    /// the backing.
     Overlay,
     BackingChange,
     BackingFlush,
@@ -311,7 +316,7 @@ enum Phase {
     CommitThenFlush,
 }
 
-/// The request or job that an I/O belongs to.
+/// The request, job or journal operation that an I/O belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     Request(u32),
@@ -328,7 +333,7 @@ struct Pending {
     is_write: bool,
     /// True if the I/O makes data of the backing durable (`sync_order.rs`).
     is_sync: bool,
-    /// Time at which the engine requested the I/O.
+    /// Time at which the I/O was created. The I/O may wait in a gate until `issued`.
     wanted: Instant,
     issued: Instant,
     /// True if the I/O counts in the window of its flash device or datastore.
@@ -387,8 +392,8 @@ impl Engine {
 
     /// Accepts a request. Returns the request if all request slots are in use, or if a guest's
     /// request finds no free slot of its disk ([`Engine::has_room`]). Also returns a guest's
-    /// request if too many requests wait for another host. Answers an invalid request with an
-    /// error.
+    /// request if too many requests wait until this host owns their disk. Answers an invalid
+    /// request with an error.
     pub fn handle_request(&mut self, now: Instant, request: Request) -> Result<(), Request> {
         assert_eq!(request.buffer.is_some(), request.op.has_buffer(), "payload buffer of {:?}", request.op);
         assert!(direct::may_have(&request), "{request:?} must not use guest memory");
@@ -466,7 +471,7 @@ impl Engine {
         self.handle_completion(now, id, Err(IoError::ShuttingDown), &[]);
     }
 
-    /// Handles the end of storage's use of an abandoned I/O's memory.
+    /// Handles a report that storage no longer uses the memory of an abandoned I/O.
     pub fn handle_returned(&mut self, now: Instant, slice: BufferSlice) {
         self.destage_buffers.returned(slice);
         self.wake_all();
@@ -589,14 +594,15 @@ impl Engine {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| &*disk.histograms)
     }
 
-    /// Returns the predicted hit ratios of other cache sizes for a disk.
+    /// Returns the hit ratios that a disk is predicted to have with other cache sizes.
     pub fn sizing(&self, now: Instant, disk: DiskId) -> Option<Sizing> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.sizing.report(now))
     }
 
-    /// Returns the counts of a disk for the division of a pool among its caches. `known_reads` is
-    /// the number of reads at the previous repartitioning. Computing a curve takes several tens of
-    /// thousands of steps, so the curve is left out if there was no further read.
+    /// Returns the counts of a disk that are used to divide a pool among its caches. `known_reads`
+    /// is the number of reads at the previous repartitioning. Computing a miss-ratio curve takes
+    /// several tens of thousands of steps. So the result has no curve if the number of reads has
+    /// not changed.
     pub fn disk_counts(
         &self,
         disk: DiskId,
@@ -672,7 +678,8 @@ impl Engine {
         }
     }
 
-    /// Queues a disk whose journal and destager check for work at the end of the current call.
+    /// Queues a disk, so that its journal and destager check for work at the end of the current
+    /// call.
     fn wake(&mut self, disk: DiskId) {
         let it = self.disk_mut(disk);
         let may_work = it.journal.is_some() || it.opening.is_some();

@@ -2,7 +2,7 @@
 //!
 //! While the durable journal has the checksum of a dirty sector, that sector must not be
 //! overwritten. So a commit first records the sector as *unproven* (checksum unknown). The rest of
-//! that commit's last journal page records dirty sectors near it as unproven too, because they are
+//! that commit's last journal page records nearby dirty sectors as unproven too, because they are
 //! likely to be overwritten next. Overwrites of these sectors then need no commit. A commit makes
 //! all pending records durable.
 //!
@@ -26,11 +26,11 @@ use crate::journal::Change;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
 /// Minimum time without an overwrite after which a sector's checksum is recorded, nanoseconds. The
-/// maximum is twice this time.
+/// checksum is recorded at most twice this time after the last overwrite.
 const QUIET_NS: u64 = 10_000_000_000;
 
 /// Maximum number of checksums that are recorded in one step for sectors that are not overwritten
-/// any more. The next constant is the pause between two such steps, nanoseconds.
+/// any more. [`PAUSE_NS`] is the pause between two such steps, nanoseconds.
 const PROVED_MAX: usize = 216;
 const PAUSE_NS: u64 = 10_000_000;
 
@@ -52,8 +52,8 @@ pub(super) struct Overwrites {
     /// Sectors that were overwritten in place, and whose new checksum is known but not recorded.
     rewritten: BTreeSet<u64>,
     /// `recent` has the sectors that became unproven or were overwritten since the last `turn`.
-    /// `quiet` has those whose last overwrite was before it. Sectors that are being overwritten are
-    /// in neither set.
+    /// `quiet` has the sectors whose last overwrite was before that `turn`. Sectors that are being
+    /// overwritten are in neither set.
     recent: BTreeSet<u64>,
     quiet: BTreeSet<u64>,
     /// Time at which the checksums of the `quiet` sectors are recorded, and the `recent` ones
@@ -62,14 +62,14 @@ pub(super) struct Overwrites {
 }
 
 impl Overwrites {
-    /// Records that a write over a sector whose checksum is unknown begins.
+    /// Records the start of an overwrite of a sector whose checksum is unknown.
     pub(super) fn begin(&mut self, sector: u64) {
         self.rewritten.remove(&sector);
         self.recent.remove(&sector);
         self.quiet.remove(&sector);
     }
 
-    /// Records that a write over a sector whose checksum is unknown has ended.
+    /// Records the end of an overwrite of a sector whose checksum is unknown.
     pub(super) fn end(&mut self, now: Instant, sector: u64) {
         self.rewritten.insert(sector);
         self.note(now, sector);
@@ -207,8 +207,8 @@ impl Journal {
 }
 
 impl Engine {
-    /// Returns true if the durable journal describes data that `runs` overwrites. In that case it
-    /// first records the information that recovery needs.
+    /// Returns true if the durable journal describes data that `runs` overwrites. In that case,
+    /// this function also adds the journal records that recovery needs.
     pub(super) fn must_commit_first(&mut self, now: Instant, slot: u32) -> bool {
         let range = self.requests[slot].range;
         let runs = std::mem::take(&mut self.runs);
@@ -232,8 +232,8 @@ impl Engine {
         must
     }
 
-    /// Records that the checksums of dirty sectors near the disk sectors `first..end` are unknown:
-    /// of as many sectors as the last page of the next commit has room for.
+    /// Records that the checksums of dirty sectors near the disk sectors `first..end` are unknown.
+    /// Records at most as many sectors as the last page of the next commit has room for.
     fn record_neighbours(&mut self, now: Instant, id: DiskId, first: u64, end: u64) {
         let disk = self.disk_mut(id);
         let sectors = disk.config.size_bytes / SECTOR_BYTES;

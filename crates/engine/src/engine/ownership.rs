@@ -1,5 +1,5 @@
-//! Handles requests according to this host's role for the disk, which several hosts share
-//! (docs/decisions/0013-migration.md). The table has the handling in each role.
+//! Handles requests according to this host's role for a disk that can move between hosts
+//! (docs/decisions/0013-migration.md). The table lists how each request is handled in each role.
 //!
 //! | | here | standby | frozen | migrated away |
 //! |---|---|---|---|---|
@@ -13,9 +13,10 @@
 //! | `DaemonFlush` | served | answered without effect | waits | refused |
 //! | `ReadForPeer` | served | refused | served | served from flash only |
 //!
-//! In standby, the owner of the disk replaces the backing: the owner serves reads that bypass the
-//! cache, and pulls. The caller of the engine, which performs the I/O, sends these reads to the
-//! owner. Waiting requests have no range lock, so no other request waits for them.
+//! In standby, the owner of the disk takes the place of the backing: the owner serves reads that
+//! bypass the cache, and `Pull` requests. The caller of the engine, which performs the I/O, sends
+//! these reads to the owner. Waiting requests have no range lock, so no other request waits for
+//! them.
 
 use super::{Active, Engine};
 use crate::command::{CommandError, Event, Mode, Role};
@@ -28,11 +29,11 @@ use crate::units::{CommandId, DiskId, Instant};
 #[derive(Default)]
 pub(super) struct Ownership {
     pub(super) role: Role,
-    /// The command that freezes the disk, until no guest's request is in flight.
+    /// The command in progress that freezes the disk. It ends when no guest's request is in flight.
     freezing: Option<CommandId>,
     /// Requests that wait for a change of role, with their arrival times.
     waiting: Vec<(Instant, Request)>,
-    /// True if the waiting change was already reported.
+    /// True if the engine has already reported to the daemon that a guest's change waits.
     reported: bool,
     /// Number of guests' requests in flight.
     pub(super) guests: u32,
@@ -55,16 +56,16 @@ impl Ownership {
     }
 }
 
-/// What the engine does with a new request in the present role.
+/// The handling of a new request in the present role.
 enum OwnershipDecision {
     Served,
-    /// Answered with success and without effect.
+    /// The request is answered with success and has no effect.
     Answered,
     Waits,
     Refused,
 }
 
-/// Implements the table in the module's text.
+/// Returns the handling of a request according to the table at the start of this module.
 fn decide(role: Role, op: Op) -> OwnershipDecision {
     use OwnershipDecision::*;
     match (role, op) {
@@ -82,7 +83,7 @@ fn decide(role: Role, op: Op) -> OwnershipDecision {
 }
 
 impl Engine {
-    /// Admits a valid request that arrived at `arrived`, makes it wait, or answers it.
+    /// Starts a valid request that arrived at `arrived`, makes the request wait, or answers it.
     #[inline]
     pub(super) fn check_ownership(&mut self, now: Instant, arrived: Instant, request: Request) {
         let role = self.disk(request.disk).ownership.role;
@@ -113,7 +114,7 @@ impl Engine {
     }
 
     /// Returns true if a request would wait for a change of role, and other requests of its disk
-    /// already wait for that.
+    /// already wait for such a change.
     pub(super) fn joins_waiting(&self, request: &Request) -> bool {
         let Some(Some(disk)) = self.disks.get(request.disk.0 as usize) else { return false };
         let Ownership { role, waiting, .. } = &disk.ownership;
@@ -169,8 +170,8 @@ impl Engine {
         None
     }
 
-    /// Handles a takeover of the disk's backing by another host: from now on the disk serves no
-    /// request, whatever its role was.
+    /// Handles a takeover of the disk's backing by another host: from now on this host serves no
+    /// request to the disk, whatever its role was.
     pub fn revoke(&mut self, now: Instant, id: DiskId) {
         let Some(Some(disk)) = self.disks.get_mut(id.0 as usize) else { return };
         disk.ownership.role = Role::Away;

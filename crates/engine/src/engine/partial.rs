@@ -3,9 +3,10 @@
 //!
 //! An edge is read into a buffer of the engine. Then the bytes that the guest did not write are
 //! copied next to the bytes that the guest wrote. The request's buffer then has whole sectors, and
-//! the write continues as if the guest had sent them (docs/decisions/0041). The request's range
-//! lock covers whole sectors from before the read until the end of the write, so no other request
-//! changes an edge in between. When a request releases its range lock, hob drops the merged bytes.
+//! the write continues as if the guest had sent these whole sectors (docs/decisions/0041). The
+//! request's range lock covers whole sectors from before the read until the end of the write, so no
+//! other request changes an edge in between. When a request releases its range lock, hob drops the
+//! merged bytes.
 //!
 //! | the edge | write-back | write-through |
 //! |---|---|---|
@@ -34,7 +35,7 @@ use crate::io::{BufferCopy, BufferSlice, CopyEnd, IoError, IoOp, Target};
 use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
-/// Possible sources of a partly covered sector.
+/// Possible sources of the data of a partly covered sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EdgeSource {
     /// The cache, if it holds the sector.
@@ -51,7 +52,8 @@ pub(super) enum Edge {
     Unread,
     /// The request's buffer holds the whole sector.
     Merged,
-    /// The request's buffer holds these units of the sector, and flash takes no others.
+    /// The request's buffer holds these units of the sector, and only these units are written to
+    /// flash.
     Units(u8),
     /// The sector could not be read.
     Unreadable,
@@ -62,9 +64,9 @@ pub(super) enum Edge {
 pub(super) struct Edges {
     pub(super) head: Edge,
     pub(super) tail: Edge,
-    /// Number of jobs that are reading these sectors.
+    /// Number of jobs that are reading the write's first and last sector.
     jobs: u8,
-    /// Number of these sectors that a write to flash in progress will make incomplete.
+    /// Number of edges that become incomplete sectors when the write to flash in progress ends.
     pub(super) new_parts: u8,
 }
 
@@ -131,9 +133,9 @@ impl Active {
         copies
     }
 
-    /// Returns true if a change sends the other bytes of its edges to the backing with the guest's
-    /// bytes. The backing needs these bytes if flash may have lost them, or if the dirty sectors
-    /// are dropped from flash because the write replaces them.
+    /// Returns true if a change sends whole edges to the backing, including the bytes that the
+    /// guest did not write. The backing needs these bytes if flash may have lost them, or if the
+    /// dirty sectors are dropped from flash because the write replaces them.
     pub(super) fn sends_edges(&self) -> bool {
         let is_merged = self.edges.head == Edge::Merged || self.edges.tail == Edge::Merged;
         is_merged && (self.failed || self.over_dirty)
@@ -149,8 +151,8 @@ impl Active {
 }
 
 impl Engine {
-    /// Forgets the merged edges of a change that releases its range lock, and the buffer of a zero
-    /// write.
+    /// Forgets the merged edges of a change that releases its range lock. If the change is a zero
+    /// write, also releases its buffer of zeroes.
     pub(super) fn forget_edges(&mut self, slot: u32) {
         self.requests[slot].forget_edges();
         if !self.requests[slot].failed {

@@ -140,11 +140,12 @@ impl Engine {
         }
     }
 
-    /// Reads the backing under a range lock that excludes the destager and other reads. Data that
-    /// becomes clean during the read would be missing from both sources, so the destager has to
-    /// wait. The lock also excludes other reads of the backing, because they would fetch the same
-    /// data again. If this read has to wait for its lock, the cache may be usable afterwards
-    /// although it was not before.
+    /// Reads the backing under a range lock that excludes the destager and other reads. If the
+    /// destager made a sector clean during the read, the read would return old data from the
+    /// backing, so the destager has to wait. The lock also excludes other reads of the backing,
+    /// because they would fetch the same data again. A read of a disk with a persistent cache takes
+    /// this lock even if the cache cannot be used now. When the lock is granted, the cache may be
+    /// usable again.
     fn enter_backing(&mut self, now: Instant, slot: u32) {
         let Active { request, range, outcome, .. } = self.requests[slot];
         if self.is_cached_only(slot) {
@@ -202,8 +203,9 @@ impl Engine {
         self.issue_backing(now, slot, IoOp::Read);
     }
 
-    /// Handles the end of a flash read. A wrong or missing sector turns the whole request into a
-    /// read of the backing, which repairs flash. The affected clean sectors become invalid at once.
+    /// Handles the end of a flash read. If flash delivered a sector with a wrong checksum or not at
+    /// all, the whole request is read again. A read from the backing then repairs flash. The
+    /// affected clean sectors become invalid at once.
     pub(super) fn flash_read_done(
         &mut self,
         now: Instant,
@@ -252,8 +254,8 @@ impl Engine {
     }
 
     /// Reads a range again after its read from flash failed. If all sectors of the range are dirty,
-    /// their other copies on flash have the data. So hob does not read the backing, which may not
-    /// answer.
+    /// hob reads flash again, including the second copies of wrong sectors. In this case hob does
+    /// not read the backing, which may not answer.
     fn read_again(&mut self, now: Instant, slot: u32) {
         let range = self.requests[slot].range;
         let has_dirty = self.find_dirty(range, 0);
@@ -285,8 +287,8 @@ impl Engine {
         self.read_units(now, slot, range.first);
     }
 
-    /// Reads the complete dirty sectors of a read from flash, over the older data from the backing,
-    /// and ends the read.
+    /// Reads a range's dirty sectors, except incomplete ones, from flash into the request's buffer,
+    /// where they replace older data from the backing. Then ends the read.
     pub(super) fn overlay(&mut self, now: Instant, slot: u32) {
         if self.find_dirty(self.requests[slot].range, 0) {
             self.requests[slot].phase = Phase::Overlay;
@@ -295,8 +297,9 @@ impl Engine {
         self.end_backing_read(now, slot);
     }
 
-    /// Puts the complete dirty sectors of a range into `runs`. `buffer_sector` is the position of the range
-    /// in the buffer. Returns false if the range has no dirty sectors.
+    /// Sets `runs` to the flash locations of a range's dirty sectors, except incomplete ones.
+    /// `buffer_sector` is the position of the range in the buffer. Returns false if `runs` is
+    /// empty.
     pub(super) fn find_dirty(&mut self, range: Range, mut buffer_sector: u64) -> bool {
         let Engine { disks, runs, .. } = self;
         let disk = disks[range.disk.0 as usize].as_mut().expect("disks outlive their requests");
@@ -316,7 +319,8 @@ impl Engine {
         !runs.is_empty()
     }
 
-    /// Handles the end of a flash read that put dirty data over the data from the backing.
+    /// Handles the end of a flash read of dirty data into a buffer that already has older data from
+    /// the backing.
     pub(super) fn overlay_done(
         &mut self,
         now: Instant,
@@ -337,7 +341,7 @@ impl Engine {
         }
     }
 
-    /// Handles dirty data of a read that flash did not deliver.
+    /// Continues a read after flash failed to deliver some of the read's dirty data.
     pub(super) fn dirty_unread(&mut self, now: Instant, slot: u32) {
         if self.is_range_lost(slot) {
             self.requests[slot].outcome = Outcome::DirtyLost;
@@ -382,8 +386,9 @@ impl Engine {
     }
 }
 
-/// Returns true if this miss may fill more than the guest read. A retry of a read into guest memory
-/// may not fill more, because it is unknown whether the read is part of a sequential run.
+/// Returns true if a miss may start extra fills of data that the guest did not read. A retry of a
+/// read into guest memory may not do so, because hob does not know whether this read is part of a
+/// sequential run.
 fn may_fill_more(request: &Request, outcome: Outcome) -> bool {
     let is_miss = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
     is_miss && may_take_extra(request) && request.memory == PayloadMemory::Daemon

@@ -24,7 +24,8 @@ pub(super) struct Journal {
     pub(super) segment_bytes: u64,
     /// For each copy of the journal ring, true if the copy cannot be written any more.
     pub(super) lost: Vec<bool>,
-    /// Page runs being written: for each first page, the number of copies in flight.
+    /// Runs of journal pages that are being written. The key is the number of a run's first page,
+    /// and the value is the number of copies in flight.
     pub(super) in_flight: BTreeMap<u64, u8>,
     /// Devices written since their last flush.
     pub(super) written: BTreeSet<DeviceId>,
@@ -63,9 +64,11 @@ pub(super) struct Journal {
     pub(super) loss_recorded: bool,
     /// True if the daemon has recorded that recovery must discard dirty data of this journal ring.
     pub(super) discard_recorded: bool,
-    /// True if the engine has reported that a discard waits for that record.
+    /// True if the engine has reported that a discard of dirty data waits until the daemon has
+    /// recorded the discard.
     pub(super) discard_reported: bool,
-    /// True if an excluded device flushes again. The device is used again when no data is dirty.
+    /// True if an excluded device has completed a flush successfully. The device is used again when
+    /// no data is dirty.
     pub(super) mends: bool,
     /// True if a flush failed on a device that holds the only copy of data. Dirty data on this
     /// device may not be durable, so this data is destaged before a new journal ring records it as
@@ -94,13 +97,13 @@ pub(super) struct Commit {
 /// waits only for the flush of the device.
 #[derive(Default)]
 pub(super) struct CommitSchedule {
-    /// Number of writes before the last flush; 0 if other requests waited for that flush, because
-    /// then the next commit follows immediately.
+    /// Number of writes to flash between the last two commits, if exactly one request waited for
+    /// the last commit. Otherwise 0, so that no flush is predicted.
     before: u32,
     /// Number of writes to flash since the last commit began.
     since: u32,
     /// True if pages were written in advance of the next flush. Pages are written in advance only
-    /// once per flush, so a wrong guess costs one page.
+    /// once per flush, so a wrong prediction costs one page.
     is_ahead: bool,
 }
 
@@ -155,9 +158,9 @@ impl Journal {
         }
     }
 
-    /// Keeps devices excluded after a failed flush. A new journal ring does not make the data on
-    /// these devices durable. So until the cache's dirty data is destaged, only the copies on other
-    /// devices count.
+    /// Keeps those devices excluded that the old journal excluded after a failed flush. A new
+    /// journal ring does not make the data on these devices durable. So until the cache's dirty
+    /// data is destaged, only the copies on other devices count.
     pub(super) fn take_over_spared(&mut self, old: &Journal, cache: &Cache) {
         if cache.index.dirty_sectors() == 0 {
             return;

@@ -28,7 +28,7 @@ use crate::units::{DiskId, Instant};
 /// State of a cache that is being recovered.
 pub(super) struct RecoveringCache {
     expect: Expect,
-    /// Regions that changes on the backing affected during the recovery.
+    /// Regions of the disk that requests changed on the backing during the recovery.
     changed: Regions,
     /// True if the engine reported that a change waits.
     reported: bool,
@@ -112,7 +112,8 @@ impl Engine {
     }
 
     /// Returns true if a read's range has no dirty data while the new journal ring of a recovered
-    /// cache is being written. The index is known then, and the backing has all clean data.
+    /// cache is being written. At that time the index has all dirty data, and the backing has all
+    /// clean data.
     fn passes_opening(&self, slot: u32) -> bool {
         let range = self.requests[slot].range;
         let disk = self.disk(range.disk);

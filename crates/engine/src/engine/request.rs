@@ -1,4 +1,4 @@
-//! Admission, replies and end of all requests. `read.rs`, `write.rs` and the files that they name
+//! Start, reply and end of every request. `read.rs`, `write.rs` and the files that they name
 //! contain the other steps.
 
 use super::bulk::Bulk;
@@ -14,7 +14,7 @@ use crate::range_locks::{Kind, Range};
 use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
-    /// Admits a request that arrived at `arrived`.
+    /// Starts to serve a request that arrived at `arrived`.
     #[inline]
     pub(super) fn admit(&mut self, now: Instant, arrived: Instant, request: Request) {
         self.slots.take(request.disk, 1);
@@ -102,8 +102,8 @@ impl Engine {
         }
     }
 
-    /// Shows a new read or write to the cache's admission and to the memory tier. Returns the run
-    /// to which each of the two assigns the request.
+    /// Informs the cache's admission and the memory tier of a new read or write. Returns what each
+    /// of them detected, such as a sequential run.
     #[inline]
     fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
         let disk = self.disk_mut(request.disk);

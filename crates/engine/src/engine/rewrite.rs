@@ -56,7 +56,7 @@ impl Engine {
         self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
     }
 
-    /// Handles the end of a read: writes the sectors with the right checksum again. An unknown
+    /// Handles the end of a read: writes those sectors again whose checksums are right. An unknown
     /// checksum becomes known, so that later reads detect a damaged write. Sectors with a wrong
     /// checksum stay unchanged.
     pub(super) fn rewrite_io_done(

@@ -12,9 +12,9 @@ use crate::io::Promote;
 use crate::units::{Instant, IoId};
 
 impl Engine {
-    /// Records that another disk serves all or part of a read of a backing. The limit of the
-    /// datastore stops counting the read. Otherwise this read and the other disk's own I/O could
-    /// wait for each other.
+    /// Records that another disk serves all or part of a read of a backing. The read no longer
+    /// counts in the datastore's limit of I/Os in flight. Otherwise this read and the other disk's
+    /// own I/O could wait for each other.
     pub fn pass_on(&mut self, now: Instant, id: IoId) {
         self.leave_gate(now, id);
     }

@@ -6,9 +6,10 @@
 //! Every structural change begins when the cache is quiesced, and requests wait until the change is
 //! complete. Except before a discard, the backing is flushed first, so that no zone needs its
 //! bypass mark any more. The changes are:
-//! - A *new journal ring* is written, after the tail of a recovered ring (`rewrite.rs`): a complete
-//!   dump, a flush, and a page that names the journal ring. Until that page is durable, the old
-//!   journal ring is valid. If writing fails, the cache stays as it was.
+//! - A *new journal ring* consists of a complete dump, a flush, and a page that names the journal
+//!   ring. After a recovery, the tail of the recovered ring is written again first (`rewrite.rs`).
+//!   Until that page is durable, the old journal ring is valid. If writing fails, the cache stays
+//!   as it was.
 //! - A *clean close* records the current state and ends with a closing page. If the disk is being
 //!   removed and its backing cannot be flushed, the closing page is left out. The next recovery
 //!   then works as after a crash.
@@ -33,7 +34,7 @@ use crate::units::{BlockNo, CommandId, DiskId, Instant, SECTOR_BYTES};
 /// Maximum number of runs of dump pages in flight.
 const RUNS_MAX: usize = 4;
 
-/// Number of attempts to flush the backing.
+/// Maximum number of attempts to flush the backing before a structural change.
 const FLUSHES_MAX: u8 = 5;
 
 /// A structural change in progress.
@@ -91,8 +92,8 @@ impl Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The backing is being flushed up to this number of writes. The second field counts the
-    /// attempts.
+    /// The backing is being flushed. The fields are the number of writes that the flush covers, and
+    /// the number of attempts.
     FlushBacking(u64, u8),
     /// The journal tail of a recovered cache is being written again.
     Rewrite,
@@ -508,7 +509,7 @@ impl Engine {
                 cache.index.hold_dirty();
                 let size_bytes = disk.journal.as_ref().expect("the new journal exists").writer.disk_bytes();
                 disk.grow(size_bytes);
-                // From now on recovery finds the new ring, and expects that the crash log belongs
+                // From now on recovery finds the new ring, and assumes that the crash log belongs
                 // to this ring.
                 disk.save_records();
                 let cache = disk.cache.as_mut().expect("the new cache exists");
@@ -655,7 +656,7 @@ impl Disk {
 
     /// Returns true if the cache is quiesced, so that its structure may change. No flash I/O or
     /// journal I/O may be in flight. No change of the backing may be in flight either, because a
-    /// new journal ring has no bypass marks for it.
+    /// new journal ring has no bypass marks for such a change.
     pub(super) fn is_at_rest(&self) -> bool {
         let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
         journal
@@ -666,7 +667,8 @@ impl Disk {
     }
 }
 
-/// Returns true if the cache can have dirty data after this change. Destaging needs a buffer.
+/// Returns true if the cache can have dirty data after this change. An engine without a destage
+/// buffer refuses such a change.
 fn makes_dirty(change: &CacheChange) -> bool {
     match change {
         CacheChange::Enable(enable) => {

@@ -1,6 +1,6 @@
-//! Delays the handling of successful flushes and durable writes (FUA) of a backing, so that the
-//! engine handles a failure that concerns the same data first (see [`backed`](super::backed) and
-//! [`flush_order`](crate::flush_order)).
+//! Delays the handling of successful flushes and durable writes (FUA) of a backing. If an
+//! overlapping flush fails, the engine thus handles this failure first (see
+//! [`backed`](super::backed) and [`flush_order`](crate::flush_order)).
 
 use super::{Engine, Pending};
 use crate::flush_order::FlushOrder;

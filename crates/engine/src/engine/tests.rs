@@ -66,14 +66,14 @@ struct Bench {
     engine: Engine,
     now: Instant,
     made: u64,
-    /// Session of the requests.
+    /// Session that sends later requests.
     session: u32,
-    /// Promotion of later requests.
+    /// Promotion rule of later requests.
     promote: Promote,
     memory: PayloadMemory,
     /// Copies that the engine requested.
     copies: Vec<BufferCopy>,
-    /// I/O that is not completed yet.
+    /// I/O that the engine requested and that the test has not completed yet.
     ios: VecDeque<Io>,
     replies: Vec<Reply>,
     declined: Vec<RequestId>,
@@ -221,7 +221,7 @@ impl Bench {
         self.reply(id).expect("answered").outcome
     }
 
-    /// Returns the outcome of a read without other activity.
+    /// Sends a read, and completes all I/O. Returns the outcome of the read.
     fn read_alone(&mut self, offset: u64, len: u64) -> Outcome {
         let id = self.read(offset, len);
         self.settle();
@@ -238,7 +238,7 @@ impl Bench {
         self.engine.stats(self.now, DISK).expect("the disk exists")
     }
 
-    /// Lets time pass, and calls the engine at the times that it requested.
+    /// Lets time pass, and calls the engine at the times that the engine requested.
     fn wait_ms(&mut self, ms: u64) {
         let end = self.now + ms * 1_000_000;
         while let Some(due) = self.engine.poll_timeout().filter(|due| *due <= end) {

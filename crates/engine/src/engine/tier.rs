@@ -1,9 +1,9 @@
 //! The memory tier above a disk's cache: which data it serves, stores and drops during requests.
 //!
 //! The memory tier is read and changed only under the request's range lock. Memory forgets the
-//! sectors of a change when the change starts, and existing pages take the written data after its
-//! success. No request reads these sectors in between. docs/decisions/0007-memory-tier.md has the
-//! reasons.
+//! sectors of a change when the change starts. When a write succeeds, its data is copied into the
+//! pages that memory already has. No request reads these sectors in between.
+//! docs/decisions/0007-memory-tier.md has the reasons.
 
 use super::disk::Disk;
 use super::{Active, Engine};
@@ -20,12 +20,12 @@ pub(super) struct Uses {
     pub(super) serves: bool,
     /// The memory tier keeps data that reads returned, and reads ahead.
     pub(super) keeps_reads: bool,
-    /// Existing pages take written data.
+    /// Written data is copied into the pages that memory already has.
     pub(super) keeps_writes: bool,
 }
 
-/// Returns the two ends and the length of a copy between a page range in memory and a buffer. The
-/// start of the buffer is the sector from which the page range counts.
+/// Returns the two ends and the length of a copy between a page range in memory and a buffer.
+/// Sector positions in the page range are counted from the start of the buffer.
 fn ends(disk: DiskId, id: BufferId, piece: PageRange) -> (CopyEnd, CopyEnd, u32) {
     let memory = CopyEnd::Memory { disk, offset: piece.offset };
     let buffer = CopyEnd::Buffer { id, offset: (piece.at * SECTOR_BYTES) as u32 };

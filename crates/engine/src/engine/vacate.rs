@@ -4,8 +4,9 @@
 //! The segments are selected once, at the start. No new data becomes dirty in these segments: their
 //! free frames are not allocated, and a clean block that a guest writes moves to another segment. A
 //! block that is already dirty is written in place and destaged before all others. The command ends
-//! when the segments have no dirty data and a flush of the backing has succeeded since the command.
-//! So the change that removes the segments afterwards needs the backing only for a short time.
+//! when the segments have no dirty data and a flush of the backing has succeeded since the command
+//! began. So the change that removes the segments afterwards needs the backing only for a short
+//! time.
 //!
 //! A block that is written again and again may never be clean after a flush of the backing. When
 //! few blocks are left and the backing has just been flushed, writes to these blocks wait for the

@@ -1,12 +1,12 @@
 //! Comparison of a recovered cache with its backing, if there is no evidence that the backing is
 //! unchanged (docs/decisions/0033-unverified-blocks.md).
 //!
-//! Guests' reads of unverified sectors use the backing, and the result is compared. In the
-//! background, a job reads the other unverified sectors, one range at a time for each disk: first
-//! near requests of guests, then in the order of the frames. The job locks its range like a read
-//! that fills, so changes and the destager wait for it and it waits for them. If most of the
-//! compared sectors differ, the remaining sectors are dropped without a comparison, because it is
-//! cheaper to fill them again on reads.
+//! Guests' reads of unverified sectors use the backing, and hob compares the data from the backing
+//! with the cache's checksums. In the background, a job reads the other unverified sectors from the
+//! backing, one range at a time for each disk: first near requests of guests, then in the order of
+//! the frames. The job locks its range like a read that fills, so the job, changes and the destager
+//! wait for each other. If most of the compared sectors differ, the remaining sectors are dropped
+//! without a comparison, because it is cheaper to fill them again on reads.
 
 use std::collections::VecDeque;
 
@@ -54,7 +54,7 @@ const YIELD_TIMES: u64 = 4;
 /// Progress of the verification of one cache.
 #[derive(Debug, Default)]
 pub(super) struct Verify {
-    /// Cache sector at which the search for the next unverified one starts.
+    /// Cache sector at which the search for the next unverified sector starts.
     cursor: u64,
     /// First disk sectors of ranges near guests' reads, to be verified next.
     wanted: VecDeque<u64>,
@@ -66,7 +66,8 @@ pub(super) struct Verify {
     /// Number of compared sectors since the recovery, and how many of them differed.
     compared: u64,
     differing: u64,
-    /// True if stale sectors were dropped, and the journal may not record this durably.
+    /// True if stale sectors were dropped, and the journal records of these drops may not be
+    /// durable.
     has_dropped: bool,
 }
 
@@ -220,14 +221,16 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Simulates that enough sectors were compared and that most of them differed.
+    /// Makes the verification continue as if enough sectors were compared and most of them
+    /// differed.
     #[cfg(test)]
     pub(super) fn presume_stale(&mut self, id: DiskId) {
         let verify = &mut self.disk_mut(id).verify;
         (verify.compared, verify.differing) = (COMPARED_MIN, COMPARED_MIN);
     }
 
-    /// Starts a job that has received its range lock and its buffer: reads the backing.
+    /// Starts a verification job that has received its range lock and its buffer: reads the
+    /// backing.
     pub(super) fn start_verify(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");

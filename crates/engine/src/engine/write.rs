@@ -10,8 +10,8 @@ use crate::units::Instant;
 
 impl Engine {
     /// Starts a write, discard or zeroing after its range lock was granted. Without a persistent
-    /// cache, flash's data of the range becomes invalid before the change is sent to the backing.
-    /// The lock is exclusive, so no request reads that data between the two steps.
+    /// cache, the cached data of the range becomes invalid before the change is sent to the
+    /// backing. The lock is exclusive, so no request reads the range before the change has ended.
     pub(super) fn start_change(&mut self, now: Instant, slot: u32) {
         if self.end_answered(slot) {
             return;
@@ -86,8 +86,9 @@ impl Engine {
 
     /// Handles the end of the commit for a flush request: the data on flash is durable now. The
     /// backing is flushed too if a guest's change bypassed flash (see `backed.rs`) since the
-    /// backing's last successful flush, or if the daemon asks: it is about to close the disk, and
-    /// could not open it again while the backing does not answer.
+    /// backing's last successful flush, or if the request is [`Op::DaemonFlush`]. For example, the
+    /// daemon sends this request before it closes a disk and opens it again, because opening needs
+    /// a backing that answers.
     pub(super) fn flush_committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let Request { disk, op, .. } = self.requests[slot].request;
         if result.is_err() {
@@ -99,7 +100,8 @@ impl Engine {
         self.end_flush(now, slot, Outcome::FlushCommitted, Ok(()));
     }
 
-    /// Answers a flush. The flush fails if a loss of data was not yet reported to its session.
+    /// Answers a flush. The flush fails if its session has not yet received a report that
+    /// acknowledged data may be lost.
     fn end_flush(&mut self, now: Instant, slot: u32, outcome: Outcome, result: Result<(), IoError>) {
         let Active { request, bypassed, .. } = self.requests[slot];
         let is_owed = self.disk_mut(request.disk).backed.tell(request.id.session(), bypassed);
@@ -174,8 +176,8 @@ impl Engine {
     /// Returns true if the journal must record a change of the backing before the change may be
     /// acknowledged. Without that record, recovery after a crash would restore dirty data that the
     /// change has durably replaced. If only the process is killed, a record in the crash log
-    /// suffices. After the loss of a journal, recovery after a crash would restore any replaced
-    /// data.
+    /// suffices. The result is also true if the journal is lost: no record can then keep recovery
+    /// from restoring replaced data.
     fn must_commit_answer(&mut self, slot: u32, durability: Durability) -> bool {
         let disk = self.disk_mut(self.requests[slot].request.disk);
         let Some(journal) = &disk.journal else { return false };

@@ -1,5 +1,5 @@
-//! Executes writes, discards and zeroing on a disk with a persistent cache. They go to flash, or to
-//! the backing with a record in the journal.
+//! Executes writes, discards and zeroing on a disk with a persistent cache. These requests go to
+//! flash, or to the backing with a record in the journal.
 //!
 //! | the range of the request | action |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | over dirty sectors | backing change, backing flush, `Drop` records, reply |
 //! | all others | the bypass marks of the zones are committed (`zones.rs`), then as in a volatile cache |
 //!
-//! If the durable journal describes the data that a write to flash overwrites, a commit comes
-//! first (`overwrite.rs`). Sectors are destaged first under the request's own range lock.
+//! If the durable journal describes the data that a write to flash overwrites, a commit comes first
+//! (`overwrite.rs`). Partly covered dirty sectors are destaged under the request's own range lock.
 
 use super::disk::Disk;
 use super::jobs::JobKind;
@@ -231,7 +231,7 @@ impl Engine {
         if result.is_err() {
             self.requests[slot].outcome = Outcome::DirtyLost;
         } else if request.op.is_durable_change() {
-            // The guest may rely on this write being older than all that follows.
+            // The guest may rely on this write being older than all later writes.
             self.disk_mut(request.disk).destager.flush_point();
         }
         self.reply(now, slot, result);
@@ -246,7 +246,8 @@ impl Engine {
             return self.hold(slot);
         }
         if self.disk(request.disk).destager.is_writing(range.first, range.end) {
-            // The backing could carry out the transfer's write last.
+            // If the change were sent now, the backing could execute the transfer's write after the
+            // change.
             self.forget_edges(slot);
             return self.disk_mut(request.disk).destager.write_waiters.push(slot);
         }
@@ -348,8 +349,8 @@ impl Engine {
         self.change_backing(now, slot);
     }
 
-    /// Handles a change over dirty data that is now durable on the backing: drops the dirty data
-    /// that the change replaced, and then answers the request or commits the journal first.
+    /// Handles a change that replaces dirty data and is now durable on the backing. Drops the
+    /// replaced dirty data, commits the journal if necessary, and answers the request.
     pub(super) fn dirty_replaced(&mut self, now: Instant, slot: u32) {
         let journal = &self.disk(self.requests[slot].request.disk).journal;
         if journal.as_ref().is_some_and(|journal| journal.dead) && self.end_answered(slot) {
@@ -360,7 +361,8 @@ impl Engine {
         self.drop_sectors(now, slot, |_| true);
         self.requests[slot].over_dirty = false;
         let disk = self.disk_mut(self.requests[slot].request.disk);
-        // A change in effect on the backing must not be undone by the dirty data that it replaced.
+        // After a crash, recovery must not undo a change on the backing by restoring the dirty data
+        // that the change replaced.
         let is_kept = disk.save_records();
         if self.end_answered(slot) {
             return;

@@ -22,8 +22,8 @@ const ZEROES_BYTES_MAX: u64 = 8 << 20;
 /// A zero write of more than [`SHORT_BYTES_MAX`] bytes may take at most 1/`CACHE_PART` of a cache.
 const CACHE_PART: u64 = 4;
 
-/// Maximum length of a zero write that goes to flash in every cache, and maximum length of a zero
-/// write to flash that covers sectors partly, bytes.
+/// Maximum length of a zero write that goes to flash in a cache of any size, bytes. Also the
+/// maximum length of a zero write to flash that covers sectors partly.
 const SHORT_BYTES_MAX: u64 = 64 << 10;
 
 /// Maximum number of zero sectors in the buffer of a zero write.

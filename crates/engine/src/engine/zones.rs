@@ -1,9 +1,9 @@
 //! Zones of the disk and their bypass marks.
 //!
-//! A zone has a bypass mark in the journal while changes of it bypass the cache, and until they are
-//! durable on the backing. After a crash, recovery uses no clean data of zones with a mark. So the
-//! backing's data is read, whichever part of the changes the backing has
-//! (docs/decisions/0006-write-back.md).
+//! The journal has a bypass mark for a zone from before a change of the zone bypasses the cache
+//! until this change is durable on the backing. After a crash, recovery uses no clean cached data
+//! of zones with a mark. Reads of these zones then get the backing's data, whether or not the
+//! backing lost a part of the changes (docs/decisions/0006-write-back.md).
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ const ZONE_QUIET_NS: u64 = 5_000_000_000;
 
 impl Disk {
     /// Sets the bypass marks of zones whose data on the backing may not be durable yet.
-    /// [`Engine::pump_zones`] removes them after a flush.
+    /// [`Engine::pump_zones`] removes these marks after a flush.
     pub(super) fn mark_unflushed(&mut self, now: Instant, zones: &BTreeSet<usize>) {
         let Some(journal) = self.journal.as_mut().filter(|journal| !journal.dead) else { return };
         for zone in zones {
@@ -40,11 +40,12 @@ impl Engine {
     /// must then commit the journal before it sends the write to the backing. A lost journal gets
     /// no marks and needs no commit.
     ///
-    /// Invariant: while the backing has a change that it may lose, recovery uses no clean data of the
-    /// changed sectors. Either the bypass mark is durable, or the journal has no such data: neither
-    /// the index nor a state of the journal that a crash may leave has the sectors, and no fill
-    /// records them before the mark is durable. In the second case a change does not wait for a
-    /// device that does not answer.
+    /// Invariant: while the backing has a change that it may lose, recovery uses no clean data of
+    /// the changed sectors. Either the bypass mark is durable, or the journal has no such data.
+    /// Having no such data means that the sectors are neither in the index nor in any state of the
+    /// journal that a crash may leave. No fill records the sectors before the mark is durable. If
+    /// the journal has no such data, the change does not wait for a commit, which may need a device
+    /// that does not answer.
     pub(super) fn mark_zones(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
         self.record_gone(now, request.disk);
@@ -73,7 +74,7 @@ impl Engine {
     }
 
     /// Returns true if recovery after a crash now might use data of these sectors from the journal:
-    /// the cache has them, or the record that it dropped them is not durable.
+    /// the cache has these sectors, or the record that the cache dropped them is not durable.
     fn journal_may_have(&self, range: Range) -> bool {
         let disk = self.disk(range.disk);
         let (Some(cache), Some(journal)) = (&disk.cache, &disk.journal) else { return true };

@@ -179,8 +179,8 @@ fn a_restart_keeps_the_turns() {
 }
 
 proptest! {
-    /// Under any operations, each block to destage has one valid entry, and all are destaged at the
-    /// end.
+    /// After any sequence of operations, each block to destage has one valid queue entry, and all
+    /// blocks are destaged at the end.
     #[test]
     fn nothing_is_forgotten(steps in prop::collection::vec((0u32..80, 0u8..8, any::<bool>()), 0..400)) {
         let mut destager = coldest([]);
@@ -222,7 +222,7 @@ fn four_billion_flushes_keep_the_order() {
     assert_eq!(epochs, blocks.map(|block| destager.take(block).expect("it is queued")));
 }
 
-/// The oldest data may stay dirty until all numbers are used up.
+/// The oldest data may stay dirty until all epoch numbers are used up.
 #[test]
 fn epochs_are_renumbered_although_the_first_one_is_in_use() {
     let mut destager = Destager { flushes: u32::MAX - 1, ..Destager::default() };
@@ -265,7 +265,7 @@ fn a_restart_keeps_the_write_order() {
     assert_eq!(destager.epoch(BlockNo(7)), Some(destager.front));
 }
 
-/// What is dirty when write order begins to be kept is older than all later writes.
+/// Data that is dirty when write order begins to be kept is older than all later writes.
 #[test]
 fn recovered_data_is_older_than_new_writes() {
     let mut destager = Destager::default();

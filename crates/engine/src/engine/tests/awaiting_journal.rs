@@ -33,8 +33,8 @@ impl Bench {
     }
 }
 
-/// Data that the ring durably records as dirty is destaged in any case, because recovery finds it
-/// after a crash.
+/// Data that the lost ring durably records as dirty is destaged without a new journal, because
+/// recovery finds this data after a crash.
 #[test]
 fn a_lost_journal_keeps_only_what_it_does_not_know() {
     let mut bench = Bench::write_back();
@@ -55,8 +55,8 @@ fn a_lost_journal_keeps_only_what_it_does_not_know() {
     assert_eq!(bench.dirty(), 0);
 }
 
-/// A page of one disk is being written when another disk's flush of the device fails: the page may
-/// be lost, although its write succeeds.
+/// A journal page of one disk is being written when another disk's flush of the same device fails.
+/// The page may be lost, although its write succeeds.
 #[test]
 fn a_flush_that_fails_during_another_disks_write_costs_its_journal_too() {
     let mut bench = Bench::write_back();
@@ -114,7 +114,8 @@ impl Bench {
     }
 }
 
-/// Sends requests of all kinds that wait, without I/O on the backing for them.
+/// Sends requests of all kinds that must wait for a new journal, and checks that they wait and that
+/// a read is still served.
 fn await_journal(bench: &mut Bench) -> Vec<RequestId> {
     let ops = [(WRITE, 0), (WRITE, 64 * KIB), (Op::Write(Durability::Durable), 128 * KIB)];
     let mut waiting: Vec<RequestId> = ops.map(|(op, offset)| bench.request(op, offset, 4 * KIB)).into();
@@ -156,7 +157,7 @@ fn or_until_the_cache_is_taken_away() {
 }
 
 /// A write that flash did not accept is on the backing and waits for its reply. If the backing may
-/// have lost the write meanwhile, it is written again first.
+/// have lost this write meanwhile, hob sends it to the backing again before the reply.
 #[test]
 fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     let mut bench = Bench::write_back();
@@ -187,8 +188,8 @@ fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     assert!(bench.answered(flush));
 }
 
-/// Waiting requests fail after half a minute, and later writes fail at once. Reads still work, and
-/// so does everything else after a new journal ring was made.
+/// Waiting requests fail after half a minute, and later writes fail at once. Reads still work.
+/// After a new journal ring was made, all other requests work too.
 #[test]
 fn or_until_nobody_came_for_half_a_minute() {
     let (mut bench, flush) = lost();
@@ -247,8 +248,8 @@ fn a_disk_is_not_removed_before() {
     assert_eq!(bench.reply(waiting[0]).expect("answered").result, Ok(()));
 }
 
-/// Returns a write-back cache with a device that does not answer and has a write in flight.
-/// `flushed`: the device has no other unflushed data.
+/// Returns a write-back cache with a device that does not answer and has a write in flight. If
+/// `flushed` is true, the device has no other unflushed data.
 fn hung(flushed: bool) -> (Bench, Io, RequestId) {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 8 * KIB);
@@ -266,7 +267,7 @@ fn hung(flushed: bool) -> (Bench, Io, RequestId) {
     (bench, silent, write)
 }
 
-/// Completes I/O, except that of the silent device.
+/// Completes all I/O except the I/O of the device that does not answer.
 fn settle_others(bench: &mut Bench, kept: &mut Vec<Io>) {
     while let Some(io) = bench.ios.pop_front() {
         if io.target == flash(0) { kept.push(io) } else { bench.end(io) }
@@ -355,7 +356,7 @@ fn a_failed_flush_of_flash_is_not_tried_again() {
 }
 
 /// The lost journal ring still describes discarded data as dirty, so the daemon records the discard
-/// first. It may do so while the disk is being removed.
+/// first. The daemon may record the discard while the disk is being removed.
 #[test]
 fn a_discard_without_a_journal_waits_until_it_is_recorded() {
     for is_removed in [false, true] {

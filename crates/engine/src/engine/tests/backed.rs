@@ -37,7 +37,8 @@ impl Bench {
         self.reply(flush).expect("answered").result
     }
 
-    /// Completes all I/O successfully until the oldest one on the backing has this operation.
+    /// Completes I/O successfully, in order, until an I/O on the backing has the operation `op`.
+    /// Returns this I/O.
     pub(super) fn until_backing(&mut self, op: IoOp) -> Io {
         for _ in 0..100 {
             let Some(io) = self.ios.pop_front() else {
@@ -230,7 +231,8 @@ fn a_flush_waits_for_overlapping_durable_writes() {
     assert!(bench.answered(write) && bench.answered(flush));
 }
 
-/// Two flushes of one backing: one receives the error, and the other succeeds.
+/// Two flushes of one backing overlap: one receives the error, and the other reports success, which
+/// hob does not trust.
 #[test]
 fn a_flush_beside_one_that_fails_is_not_believed() {
     let mut bench = Bench::bare(Limits::default());
@@ -246,8 +248,8 @@ fn a_flush_beside_one_that_fails_is_not_believed() {
     assert_eq!(bench.flushed_by(2), Ok(()));
 }
 
-/// A change is acknowledged while a flush is in flight. The failure of that flush says nothing
-/// about the change.
+/// A change is acknowledged while a flush is in flight. The failure of that flush does not count as
+/// a report about the change.
 #[test]
 fn a_flush_that_began_before_a_change_ended_does_not_report_its_loss() {
     let mut bench = Bench::bare(Limits::default());
@@ -365,8 +367,8 @@ fn clean_copies_of_changes_in_doubt_are_forgotten() {
     }
 }
 
-/// If there are more changes than the engine remembers individually, the rest of the cache is not
-/// emptied.
+/// A loss affects more changes than the engine remembers individually. hob drops the cached copies
+/// of these changes, and keeps cached data of other regions.
 #[test]
 fn many_changes_in_doubt_leave_the_rest_of_the_cache() {
     let mut bench = Bench::cached(4096, 4 * KIB);
@@ -416,7 +418,8 @@ fn a_second_copy_that_meets_a_loss_is_not_valid() {
     assert_eq!(bench.stats().sectors_valid, 0);
 }
 
-/// Destaged data that a discard uncovers is read from the backing, which may still lose it.
+/// After dirty data is discarded, reads return the destaged data of the backing, which the backing
+/// may still lose.
 #[test]
 fn a_clean_copy_of_what_a_discard_uncovered_is_forgotten_after_a_loss() {
     let (mut bench, flush) = destaged();
@@ -433,8 +436,8 @@ fn a_clean_copy_of_what_a_discard_uncovered_is_forgotten_after_a_loss() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// A failed change leaves no I/O of its new journal in flight. Otherwise the old journal would
-/// receive the completion.
+/// A failed change of the cache leaves no I/O of its new journal in flight. Otherwise the old
+/// journal would receive the completion.
 #[test]
 fn a_change_that_the_backing_fails_waits_for_what_its_journal_writes() {
     let mut bench = Bench::persistent(4 * KIB, Mode::WriteThrough, lazy());
@@ -558,8 +561,8 @@ fn a_failure_follows_a_guest_that_connects_again() {
     assert_eq!(bench.flushed_by(4), Ok(()));
 }
 
-/// After a restart the guests of a shared disk reconnect. One of them has not received a report
-/// from before the restart.
+/// After a restart the guests of a shared disk reconnect. One of these guests has not received the
+/// report of a loss before the restart.
 #[test]
 fn each_session_that_may_be_the_untold_guests_is_told_once() {
     let mut bench = Bench::bare(Limits::default());
@@ -573,7 +576,7 @@ fn each_session_that_may_be_the_untold_guests_is_told_once() {
     assert_eq!(bench.flushed_by(3), Ok(()));
 }
 
-/// A guest receives one report for a failure from before a restart and a new failure.
+/// A guest receives one report for two failures: one from before a restart, and a new one.
 #[test]
 fn an_inherited_failure_and_a_new_one_are_told_together() {
     let mut bench = Bench::bare(Limits::default());
@@ -672,8 +675,8 @@ fn a_flush_of_a_disconnected_guest_is_no_report() {
     }
 }
 
-/// A session that begins while another one has not received its report does not take the report
-/// away from it, nor from a guest that is disconnected.
+/// A session that begins while another session has not received its report gets a report too. The
+/// other session and disconnected guests still receive their own reports.
 #[test]
 fn a_session_that_is_told_early_takes_no_report_from_others() {
     let mut bench = Bench::bare(Limits::default());
@@ -689,8 +692,8 @@ fn a_session_that_is_told_early_takes_no_report_from_others() {
     assert_eq!(bench.engine.failures_owed(DISK), 0);
 }
 
-/// A backup program connects before the guest disconnects, and flushes after that. The guest has not
-/// received its report of the loss.
+/// A guest has not received its report of a loss. A backup program connects before the guest
+/// disconnects, and flushes afterwards. Its report does not replace the guest's report.
 #[test]
 fn a_session_that_only_reads_takes_no_report_from_a_guest_that_disconnects_later() {
     let mut bench = Bench::bare(Limits::default());

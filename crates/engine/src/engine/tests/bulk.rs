@@ -7,8 +7,8 @@ use crate::command::{Destage, Mode};
 const STEP: u64 = 64 * KIB;
 
 impl Bench {
-    /// Returns a cache of 1 MiB with 128 KiB of dirty data. The destager runs if `start_permille`
-    /// is less than that, and its writes to the backing do not end.
+    /// Returns a cache of 1 MiB with 128 KiB of dirty data. The destager runs if this is more than
+    /// `start_permille` of the cache. The destager's writes to the backing do not end.
     fn dirty_cache(start_permille: u16) -> Bench {
         let mut bench = Bench::bare(Limits { bulk_run_bytes_min: 2 * STEP, ..Limits::default() });
         bench.engine.lend(BufferId(1 << 20), 1 << 20);
@@ -21,7 +21,7 @@ impl Bench {
         bench
     }
 
-    /// Completes I/O until only the backing has some.
+    /// Completes I/O until only I/O of the backing is in flight.
     fn end_flash(&mut self) {
         while let Some(at) = self.ios.iter().position(|io| io.target != backing()) {
             let io = self.ios.remove(at).expect("just found");
@@ -29,8 +29,8 @@ impl Bench {
         }
     }
 
-    /// Writes the next part of a run. Returns its I/O on the backing, if it is not written to
-    /// flash.
+    /// Writes part `number` of a run. Returns the I/O of this write on the backing, if the write
+    /// does not go to flash.
     fn bulk(&mut self, number: u64) -> (RequestId, Option<Io>) {
         let write = self.write(number * STEP, STEP);
         self.end_flash();

@@ -56,7 +56,7 @@ impl Crashing {
     }
 
     /// Recovers a cache with segments on devices 0 to `on_flash.len() - 1` after a power cut. Every
-    /// sector of a device has the given checksum.
+    /// sector of device N has the checksum `on_flash[N]`.
     fn recover(&self, number: u32, on_flash: &[u32]) -> Recovered {
         let mut survey = Survey::new([7; 16], number, 1, RING_PAGES);
         self.pages.iter().for_each(|(page, bytes)| survey.page(0, *page, bytes));
@@ -119,8 +119,9 @@ fn write_through_again(recovered: Recovered) -> Bench {
     bench
 }
 
-/// The journal has no data of the changed blocks, so a crash brings none back. No copy of the change
-/// enters the cache before the bypass mark is durable: the backing may still lose the change.
+/// The journal has no data of the changed blocks, so recovery after a crash restores none. No copy
+/// of the change enters the cache before the bypass mark is durable: the backing may still lose the
+/// change.
 #[test]
 fn a_change_of_uncached_blocks_does_not_wait_for_a_hung_journal() {
     let mut it = write_through();
@@ -162,8 +163,8 @@ fn a_change_of_uncached_blocks_does_not_wait_for_a_hung_journal() {
     assert_eq!(it.bench.read_alone(8 * MIB, 4 * KIB), Outcome::MissFilled);
 }
 
-/// The cache has evicted a block, and the record of that is not durable. So a crash brings the block
-/// back, and a change of it waits.
+/// The cache has evicted a block, and the record of this eviction is not durable. Recovery after a
+/// crash would restore the block, so a change of the block waits.
 #[test]
 fn a_change_of_a_block_that_a_crash_brings_back_waits_for_a_hung_journal() {
     let mut it = write_through();
@@ -224,8 +225,8 @@ fn a_commit_releases_no_sector_that_a_later_record_describes() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit, "the sector was released in the end");
 }
 
-/// The record of a write that was in flight when the journal died is in no page. So its reply waits
-/// for the new journal, which has the record.
+/// The record of a write that was in flight when the journal died is in no page. So the reply to
+/// this write waits for the new journal, which has the record.
 #[test]
 fn a_write_in_flight_when_the_journal_dies_is_answered_by_the_new_journal() {
     let mut it = single();
@@ -346,7 +347,8 @@ fn a_new_ring_records_the_checksums_of_overwritten_sectors() {
 }
 
 /// After a failed flush and a kill, a sector without a recorded checksum may be readable and not
-/// durable. A recovery writes it again, also if it has one copy, and the new ring has its checksum.
+/// durable. A recovery writes such a sector again, even if it has only one copy, and the new ring
+/// has its checksum.
 #[test]
 fn a_recovery_writes_sectors_without_a_checksum_again() {
     let mut it = single();
@@ -452,7 +454,7 @@ impl SurvivingMemory for CountedEntries {
     }
 }
 
-/// Records that a written page has need no room in the crash log.
+/// Journal records that are in a written page need no room in the crash log.
 #[test]
 fn the_crash_log_has_room_for_records_after_the_journal_has_the_earlier_ones() {
     let mut bench = Bench::bare(Limits::default());

@@ -6,7 +6,8 @@ use super::write_back::{VOLATILE, backing, flash, lazy, ring};
 use super::*;
 use crate::command::{Copies, Destage, Enable, Mode};
 
-/// Destages from 10 % on until no data is dirty, without an age limit and never urgently.
+/// Returns settings with which hob destages from 10 % dirty data on until no data is dirty, without
+/// an age limit and never urgently.
 fn eager() -> Destage {
     Destage { start_permille: 100, stop_permille: 0, full_permille: 1000, ..lazy() }
 }
@@ -143,7 +144,8 @@ fn after_a_failure_destaged_data_is_flushed_first() {
     assert_eq!((first.target, first.op), (backing(), IoOp::Flush));
 }
 
-/// A sixteenth of the cache, 16 sectors, is flushed at once; fewer sectors wait for a second.
+/// When 16 sectors, a sixteenth of the cache, are destaged, the backing is flushed at once. Fewer
+/// destaged sectors wait a second for the flush.
 #[test]
 fn a_backing_is_flushed_after_a_sixteenth_of_the_cache_or_a_second() {
     let mut bench = scattered(40);
@@ -220,8 +222,8 @@ fn destaged_data_is_written_in_whole_stripes() {
 }
 
 /// Returns a cache with 768 KiB of adjacent dirty data, which is destaged in two transfers of two
-/// stripes. After the first one has its buffer, the disk's share of the buffers has room for 332 KiB:
-/// more than one stripe and less than two.
+/// stripes. After the first transfer has its buffer, the disk's share of the buffers has room for
+/// 332 KiB: more than one stripe and less than two.
 fn striped() -> Bench {
     let destage = Destage { io_bytes_max: 512 << 10, full_permille: 1000, ..lazy() };
     let mut bench = Bench::bare(Limits::default());
@@ -258,8 +260,8 @@ fn a_transfer_waits_for_a_buffer_of_whole_stripes() {
     assert_eq!(bench.result(drain), Some(Ok(vec![])));
 }
 
-/// Another disk with a hung backing keeps its buffers. What is left is used after a second, as far as
-/// it goes in whole stripes.
+/// Another disk with a hung backing keeps its buffers. After a second, a transfer uses the
+/// remaining buffer for as many whole stripes as fit.
 #[test]
 fn a_transfer_does_not_wait_for_whole_stripes_for_ever() {
     let mut bench = striped();

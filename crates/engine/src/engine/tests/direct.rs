@@ -126,8 +126,8 @@ fn the_look_up_says_no_where_flash_would_not_serve() {
     assert!(!would(&bench, 0, 8 * KIB), "memory wants to see it");
 }
 
-/// The memory tier was enabled between the offer and the request's turn: the data is not copied
-/// into the memory tier.
+/// The memory tier is enabled after guest memory was offered for a read and before this read
+/// starts. The data of the read is not copied into the memory tier.
 #[test]
 fn nothing_is_kept_of_a_guests_memory() {
     let mut bench = Bench::cached(16, 4 * KIB);

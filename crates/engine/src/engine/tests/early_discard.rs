@@ -88,7 +88,8 @@ fn a_discard_that_the_backing_refuses_leaves_dirty_data_dirty() {
 }
 
 /// A guest's flush does not wait for an acknowledged discard in flight, because a crash may undo
-/// the discard. A discard that the backing has done is flushed.
+/// the discard. If the backing has completed the discard, a later flush of the guest also flushes
+/// the backing.
 #[test]
 fn a_flush_waits_for_discards_that_the_backing_has_done_only() {
     let mut bench = Bench::write_back();
@@ -105,7 +106,8 @@ fn a_flush_waits_for_discards_that_the_backing_has_done_only() {
     assert_eq!(bench.outcome(flush), Outcome::BypassFlush);
 }
 
-/// A loss of the backing repeats changes in flight, but not a discard that has been acknowledged.
+/// After a loss of the backing, hob sends the changes in flight again, but not a discard that it
+/// has acknowledged.
 #[test]
 fn a_discard_is_not_sent_again_after_a_loss() {
     let mut bench = Bench::write_back();
@@ -120,7 +122,8 @@ fn a_discard_is_not_sent_again_after_a_loss() {
     assert_eq!((bench.dirty(), bench.read_alone(0, 4 * KIB)), (1, Outcome::Hit));
 }
 
-/// After a drain, another program may write the backing.
+/// A drain waits for acknowledged discards, because another program may write the backing after the
+/// drain.
 #[test]
 fn a_drain_waits_for_acknowledged_discards() {
     let mut bench = Bench::write_back();

@@ -30,7 +30,8 @@ fn without_a_buffer_nothing_writes_back() {
     assert_eq!(bench.change(tune), Err(CommandError::Unworkable));
 }
 
-/// Sectors that flash cannot read prevent neither their neighbours nor the drain.
+/// Dirty sectors that flash cannot deliver prevent neither the destaging of their neighbours nor
+/// the end of a drain.
 #[test]
 fn a_drain_ends_though_something_is_lost() {
     let mut bench = Bench::persistent(16 * KIB, Mode::WriteBack, lazy());
@@ -74,7 +75,7 @@ fn nobody_waits_in_order_for_what_is_lost() {
     assert!(bench.answered(write));
 }
 
-/// Destaged data is flushed even while other data fails repeatedly.
+/// Destaged data is flushed even while the destaging of other data fails repeatedly.
 #[test]
 fn between_failures_what_was_moved_is_flushed() {
     let mut bench = Bench::write_back();
@@ -94,7 +95,8 @@ fn between_failures_what_was_moved_is_flushed() {
     assert_eq!(bench.dirty(), 1);
 }
 
-/// A commit becomes due while the backing is flushed before a clean close of the cache.
+/// A commit becomes due while the backing is flushed before a clean close of the cache. The close
+/// waits for the end of this commit.
 #[test]
 fn a_clean_end_lets_a_commit_end_first() {
     let mut bench = Bench::write_back();
@@ -137,7 +139,7 @@ fn a_lost_disk_can_be_removed() {
 }
 
 /// Another host takes over the backing while a write waits for older data, because write order is
-/// kept. The write is refused.
+/// kept. The waiting write is refused.
 #[test]
 fn nobody_waits_in_order_for_a_lost_backing() {
     let ordered = Destage { ordered: true, ..lazy() };
@@ -204,8 +206,8 @@ fn a_ring_for_a_volatile_cache_comes_back() {
     assert_eq!(released, ring(1).copies[0]);
 }
 
-/// If a discard fails on the backing, the dirty data that it was to replace and that was being
-/// destaged stays.
+/// If a discard fails on the backing, the dirty data in the range of the discard stays dirty and is
+/// destaged.
 #[test]
 fn what_a_failed_discard_was_to_replace_is_destaged() {
     let mut bench = Bench::write_back();

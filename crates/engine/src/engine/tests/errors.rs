@@ -88,8 +88,8 @@ fn a_partly_failed_hit_waits_for_its_other_reads() {
     assert_eq!(bench.outcome(read), Outcome::FlashFailed);
 }
 
-/// Two hits find the same sector wrong: both are repaired with the same content, and neither the
-/// later check nor the later write damages it.
+/// Two hits find the same sector wrong: both repairs have the same content, and neither the later
+/// check nor the later write damages the sector.
 #[test]
 fn two_hits_on_one_wrong_sector_are_both_repaired() {
     let mut bench = Bench::cached(16, 4 * KIB);

@@ -32,7 +32,8 @@ impl Bench {
         bench
     }
 
-    /// Reads a sector that the cache lacks, up to the end of its own fill. Returns the extra reads.
+    /// Reads a sector that the cache lacks, and completes the read and its fill. Returns the extra
+    /// reads.
     fn miss(&mut self, sector: u64) -> Vec<Io> {
         assert!(self.ios.is_empty());
         let read = self.read(sector * SECTOR, SECTOR);
@@ -46,7 +47,7 @@ impl Bench {
         extra
     }
 
-    /// Misses sector 9. Returns the extra read of sectors 10 to 15.
+    /// Reads sector 9, which the cache lacks. Returns the extra read of sectors 10 to 15.
     fn miss_9(&mut self) -> Io {
         let extra = self.miss(9);
         assert_eq!(sectors(&extra), [(8, 9), (10, 16)]);
@@ -178,7 +179,8 @@ fn a_late_read_is_used_if_nothing_waits_for_it() {
     assert!(bench.ios.is_empty() && !bench.has(17));
 }
 
-/// A read that the extra read covers only in part would have to read the backing after the wait.
+/// A read that the extra read covers only in part does not wait, because it would have to read the
+/// backing after the wait.
 #[test]
 fn a_read_of_other_sectors_too_does_not_wait() {
     let mut bench = Bench::filling(Fill::Block);
@@ -247,8 +249,8 @@ fn larger_blocks_are_completed() {
     assert_eq!(bench.read_alone(16 * SECTOR, 16 * SECTOR), Outcome::Hit);
 }
 
-/// A guest's change waits for the backing, but not for the fill, and the older data of its sectors
-/// is not used.
+/// A guest's change waits for the extra read of the backing, but not for the fill. The older data
+/// of the changed sectors is not used.
 #[test]
 fn a_change_that_arrives_meanwhile_wins() {
     let discard = Op::Discard(Durability::Volatile);
@@ -470,7 +472,8 @@ fn only_guests_ordinary_misses_get_extra_data() {
     assert_eq!(bench.stats().extra_read_bytes, 0);
 }
 
-/// The cache of the parent disk has these sectors. An extra fill puts them into neither cache.
+/// The cache of the parent disk has these sectors. An extra fill puts these sectors neither into
+/// the parent's cache nor into the clone's cache.
 #[test]
 fn data_of_a_parent_disk_is_not_promoted() {
     let mut bench = Bench::filling(Fill::Block);

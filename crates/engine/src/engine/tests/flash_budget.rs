@@ -1,5 +1,5 @@
 //! The flash write budget of a cache with two copies of all data: each block is refused or charged
-//! with both copies, before the next block is judged.
+//! with both copies, before hob decides about the next block.
 
 use super::write_back::{VOLATILE, backing, lazy, ring};
 use super::*;
@@ -25,7 +25,7 @@ fn counts(bench: &Bench) -> Counts {
     bench.engine.flash_counts(DISK).expect("the disk exists")
 }
 
-/// Gives the cache a budget of which this number of bytes is saved, and no loan.
+/// Gives the cache a flash write budget with a credit of `bytes` bytes and no loan.
 fn save(bench: &mut Bench, bytes: u64) {
     // Journal writes would use the budget.
     bench.settle();

@@ -11,7 +11,7 @@ fn grow(size_bytes: u64) -> CacheChange {
 }
 
 impl Bench {
-    /// Returns the result of a read without other activity.
+    /// Sends a read, and completes all I/O. Returns the result of the read.
     fn result_of_read(&mut self, offset: u64, len: u64) -> Result<(), IoError> {
         let id = self.read(offset, len);
         self.settle();
@@ -63,8 +63,8 @@ fn invalid_requests_are_refused() {
     assert_eq!(bench.command(Command::Memory(Some(memory))), Err(CommandError::Unworkable));
 }
 
-/// The sector with the old end: copies of it have zeroes after that end, and the backing may have
-/// data.
+/// Cached copies of the sector that contains the old end of the disk have zeroes after that end,
+/// where the backing may have data. So hob drops these copies.
 #[test]
 fn a_sector_that_was_not_whole_is_forgotten() {
     let size = MIB + 512;

@@ -64,7 +64,7 @@ fn a_cache_on_two_devices_keeps_the_half_that_works() {
     assert!(bench.ios.iter().all(|io| io.target != Target::Flash(DeviceId(1))));
 }
 
-/// Errors with long intervals do not add up.
+/// Errors at long intervals do not count together towards the limit.
 #[test]
 fn errors_are_forgiven_after_a_while() {
     let mut bench = Bench::bare(limits());
@@ -92,7 +92,7 @@ fn a_fence_waits_for_flash_io_in_flight() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
 }
 
-/// A cache that is enabled on a fenced device loses it at once.
+/// A cache that is enabled on a fenced device loses this device at once.
 #[test]
 fn a_fenced_device_takes_no_new_cache() {
     let mut bench = Bench::bare(limits());

@@ -12,7 +12,7 @@ fn of_backing(bench: &Bench) -> Vec<(IoOp, u64, u64)> {
 }
 
 impl Bench {
-    /// Completes all I/O. Returns that of the backing.
+    /// Completes all I/O. Returns the I/O of the backing.
     fn end_all(&mut self) -> Vec<(IoOp, u64, u64)> {
         let mut ended = Vec::new();
         while let Some(io) = self.ios.pop_front() {
@@ -98,8 +98,8 @@ fn only_the_units_are_destaged() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// The other bytes of an incomplete sector on flash mean nothing, so it is not part of a transfer of
-/// the sectors beside it.
+/// The other bytes of an incomplete sector on flash have no meaning, so the sector is not part of a
+/// transfer of the sectors beside it.
 #[test]
 fn an_incomplete_sector_is_destaged_alone() {
     for incomplete in 0..3 {
@@ -116,8 +116,8 @@ fn an_incomplete_sector_is_destaged_alone() {
     }
 }
 
-/// A write reads an incomplete sector from flash, and the sector leaves the cache meanwhile. What
-/// flash had of the sector counts, not what the index says when the read ends.
+/// A write reads an incomplete sector from flash, and the sector leaves the cache meanwhile. The
+/// units that flash had when the read began count, not the units in the index when the read ends.
 #[test]
 fn a_sector_that_is_destaged_while_a_write_reads_it_does_not_become_complete() {
     let mut bench = Bench::write_back();
@@ -257,8 +257,8 @@ fn writes_of_parts_of_units_read_the_backing() {
     assert!(bench.answered(write));
 }
 
-/// Both writes are in flight at once and overlap in a part of a unit. The units of the first one reach
-/// the backing before the second one.
+/// Two writes are in flight at once and overlap in a part of a unit. The units of the first write
+/// reach the backing before the second write.
 #[test]
 fn a_write_of_parts_of_units_waits_for_the_units_that_it_overlaps() {
     let mut bench = Bench::write_back();
@@ -270,7 +270,8 @@ fn a_write_of_parts_of_units_waits_for_the_units_that_it_overlaps() {
     assert_eq!((bench.outcome(parts), bench.dirty()), (Outcome::WriteNotCopied, 0));
 }
 
-/// The same two writes in the other order: the sector is complete when the second one is merged.
+/// The first of two overlapping writes covers units partly, and the second writes whole units. The
+/// sector is complete when the second write is merged.
 #[test]
 fn units_are_merged_with_a_write_of_parts_of_them() {
     let mut bench = Bench::write_back();
@@ -281,8 +282,8 @@ fn units_are_merged_with_a_write_of_parts_of_them() {
     assert_eq!((bench.dirty(), bench.read_alone(0, 4 * KIB)), (1, Outcome::Hit));
 }
 
-/// A write waits for a commit, without which the units under it must not be destaged, and the journal
-/// is lost. The write does not try again and again: it waits for the next journal.
+/// The units that a write overlaps must not be destaged before a commit, and the journal is lost
+/// during that commit. The write waits for the next journal, without further attempts before that.
 #[test]
 fn a_write_over_units_that_no_journal_has_waits_for_the_next_journal() {
     let mut bench = Bench::write_back();

@@ -4,7 +4,7 @@ use super::write_back::backing;
 use super::*;
 use crate::qos::{DiskQos, Entitlement};
 
-/// A refused request is returned: the front end keeps it.
+/// If too many requests are in flight, the engine returns a further request to the front end.
 #[test]
 fn too_many_requests_are_handed_back() {
     let mut bench = Bench::bare(Limits { requests_max: 5, ..Limits::default() });

@@ -175,8 +175,8 @@ fn clearing_the_cache_clears_memory_and_losing_a_device_does_not() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::HitMemory);
 }
 
-/// FAST Cache's DRAM also serves written data that flash has. Discarded dirty data is not in memory
-/// either.
+/// Like the DRAM of FAST Cache, memory also serves written data that flash has. Discarded dirty
+/// data is not in memory either.
 #[test]
 fn memory_follows_dirty_data() {
     let mut bench = Bench::write_back().with_memory(16, 4096);
@@ -365,8 +365,8 @@ fn memory_keeps_nothing_that_was_read_ahead_during_a_loss() {
     assert_eq!(bench.read_alone(48 * KIB, 16 * KIB), Outcome::MissFilled);
 }
 
-/// If a run's read-ahead fails, or its pages were evicted before use, less is read ahead.
-/// Read-ahead ends at the disk's end.
+/// If a run's read-ahead fails, or the pages that it read were evicted before use, less is read
+/// ahead. Read-ahead ends at the disk's end.
 #[test]
 fn read_ahead_gives_way() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);

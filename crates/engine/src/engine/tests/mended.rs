@@ -110,7 +110,8 @@ fn data_that_a_failed_change_made_clean_is_destaged_again() {
     assert_eq!(bench.dirty(), 0, "the drain goes on");
 }
 
-/// A write waits for older data of a cache that is discarded meanwhile.
+/// A write that waits until older data is on the backing continues when the cache with this data is
+/// discarded.
 #[test]
 fn a_write_that_waits_for_order_continues_when_the_cache_is_removed() {
     let ordered = Destage { ordered: true, ..lazy() };
@@ -157,8 +158,8 @@ fn a_copy_that_was_not_overwritten_does_not_count() {
 }
 
 /// A flush of one device failed, so only the other copies of dirty data are durable. A new journal
-/// ring does not make the copies of that device durable: the dirty data is destaged at once, and
-/// nothing else becomes dirty before.
+/// ring does not make the copies of that device durable: the dirty data is destaged at once, and no
+/// other data becomes dirty until then.
 #[test]
 fn a_new_ring_does_not_make_the_copies_of_a_failed_flush_durable() {
     let mut bench = mirrored(Copies::TwoOfDirty);
@@ -251,9 +252,9 @@ fn a_write_in_progress_during_a_failed_flush_is_not_durable() {
     assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
 }
 
-/// After a failed flush of one of two devices with copies, this device stays excluded until the
-/// write in progress has ended and its data is on the backing, although no data was dirty when the
-/// device flushed again.
+/// A flush of one of two devices with copies fails during a write. The device stays excluded until
+/// the write has ended and its data is on the backing, although no data was dirty when a later
+/// flush of the device succeeded.
 #[test]
 fn a_copy_in_progress_during_a_failed_flush_is_not_durable() {
     let mut bench = mirrored(Copies::TwoOfDirty);

@@ -4,7 +4,8 @@ use super::*;
 use crate::command::MemoryConfig;
 use crate::io::CopyEnd;
 
-/// Blocks of 4 KiB, sufficient space, a memory tier, and `buffers` buffers of the engine.
+/// Returns a disk with a cache of 64 blocks of 4 KiB, a memory tier, and `buffers` buffers of the
+/// engine.
 fn bench(buffers: u32) -> Bench {
     let mut bench = Bench::cached(64, 4 * KIB);
     (0..buffers).for_each(|i| bench.engine.lend(BufferId(u32::MAX - i), 1 << 20));
@@ -163,7 +164,8 @@ fn parts_of_sectors_at_both_ends_keep_their_place() {
     assert_eq!(bench.read_alone(4 * KIB, 4 * KIB), Outcome::Hit);
 }
 
-/// No write gets the error of another: each is retried separately, and later writes continue.
+/// If a merged write fails, each of its writes is sent again separately, so that no write gets the
+/// error of another. Later writes continue.
 #[test]
 fn if_a_merged_write_fails_each_goes_by_itself() {
     let mut bench = bench(4);

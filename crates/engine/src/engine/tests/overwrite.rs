@@ -198,8 +198,8 @@ fn a_neighbour_that_is_not_committed_keeps_its_checksum() {
     bench.settle();
 }
 
-/// A sector is overwritten before any commit has recorded it: one commit records its checksum, and
-/// the next one that the checksum is unknown.
+/// A sector is overwritten before any commit has recorded it: one commit records the checksum of
+/// the sector, and the next commit records that this checksum is unknown.
 #[test]
 fn a_sector_that_is_not_committed_needs_two_commits() {
     let mut bench = dirty();

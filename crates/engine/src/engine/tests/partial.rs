@@ -41,7 +41,7 @@ impl Bench {
         moved.filter(|(what, _)| *what == "backing read").map(|(_, bytes)| bytes).collect()
     }
 
-    /// Takes the only read of several sectors of the backing out of the I/O in flight.
+    /// Removes the only backing read of several sectors from the I/O in flight, and returns it.
     fn take_ahead(&mut self) -> Io {
         let is_ahead = |io: &Io| (io.target, io.op) == (backing(), IoOp::Read) && io.len > SECTOR_BYTES;
         let at = self.ios.iter().position(is_ahead).expect("sectors are read ahead");
@@ -50,8 +50,8 @@ impl Bench {
         ahead
     }
 
-    /// Writes to the first two sectors of this offset in part. Returns the read of the sectors after
-    /// them.
+    /// Writes parts of the first two sectors at `offset`. Returns the read-ahead of the sectors
+    /// after these two.
     fn start_log(&mut self, offset: u64) -> Io {
         self.write_alone(offset, 512);
         let write = self.write(offset + 4 * KIB, 512);
@@ -106,8 +106,8 @@ fn a_log_reads_its_next_sectors_ahead() {
     assert_eq!(ahead, [32, 17, 17, 17], "at the sectors 1, 18, 35 and 52");
 }
 
-/// Writes of whole sectors, writes without a dirty sector before them, writes that end at a sector's
-/// end and writes of many sectors read nothing ahead.
+/// Some writes read nothing ahead: writes of whole sectors, writes without a dirty sector before
+/// them, writes that end at the end of a sector, and writes of many sectors.
 #[test]
 fn only_runs_of_small_partial_writes_read_ahead() {
     let mut bench = Bench::write_back();
@@ -357,8 +357,8 @@ fn writes_that_flash_refuses_go_to_the_backing_as_whole_sectors() {
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteNotCopied, 0));
 }
 
-/// A write that releases its lock to wait merges again, because others may have changed the rest of
-/// its sectors meanwhile.
+/// A write that releases its range lock to wait merges its edges again, because other requests may
+/// have changed these sectors meanwhile.
 #[test]
 fn edges_are_read_again_when_the_lock_was_given_up() {
     let mut bench = Bench::write_back();
@@ -381,7 +381,8 @@ fn edges_are_read_again_when_the_lock_was_given_up() {
     assert_eq!(bench.outcome(write), Outcome::WriteBack);
 }
 
-/// The disk may grow, and the data after its old end was never read.
+/// The disk may grow, and the data after its old end was never read. So writes to its short last
+/// sector bypass the cache.
 #[test]
 fn the_short_last_sector_of_a_disk_goes_past_the_cache() {
     let mut bench = Bench::with_disk(Limits::default(), 64 * KIB + 512, Access::ReadWrite);

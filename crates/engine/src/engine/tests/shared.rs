@@ -6,7 +6,7 @@ use crate::qos::{Control, Resource};
 const BLOCK: u64 = 16 * KIB;
 
 impl Bench {
-    /// Completes the only I/O. Another disk served these of its sectors.
+    /// Completes the only I/O in flight. Another disk served the sectors `shared` of this I/O.
     fn end_shared(&mut self, shared: &[(u64, u64)]) {
         let io = self.only_io();
         assert_eq!((io.target, io.op), (Target::Backing(DISK), IoOp::Read));
@@ -75,7 +75,7 @@ fn a_read_without_promotion_promotes_nothing_in_the_parent() {
     assert_eq!(bench.outcome(id), Outcome::BypassNoPromote);
 }
 
-/// A read that the parent's disk serves takes no place in the window of the datastore. The parent's
+/// A read that the parent's disk serves does not count in the window of the datastore. The parent's
 /// own I/O uses the same datastore, and would otherwise wait for this read.
 #[test]
 fn a_read_that_is_elsewhere_takes_no_room_in_its_datastore() {

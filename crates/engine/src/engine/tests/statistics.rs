@@ -158,9 +158,9 @@ fn disks_do_not_mix() {
     assert!(bench.engine.stats(bench.now, DiskId(4)).is_none());
 }
 
-/// The cost of a miss is the difference of the mean latencies, and at least a quarter of the
-/// backing's. After few backing I/Os the cost is unknown, so that one slow I/O at the start does
-/// not decide the division of a shared pool.
+/// The cost of a miss is the mean latency of the backing minus that of flash, and at least a
+/// quarter of the mean latency of the backing. After few backing I/Os the cost is unknown, so that
+/// one slow I/O at the start does not decide the division of a shared pool.
 #[test]
 fn the_cost_of_a_miss_needs_enough_backing_io() {
     let mut stats = DiskStats::new();

@@ -6,7 +6,7 @@ use crate::command::{Copies, Enable, Mode, Vacate};
 
 const SEGMENT: u64 = 64 * KIB;
 
-/// Returns a write-back cache with that many segments of 16 blocks on device 0.
+/// Returns a write-back cache with `segments` segments of 16 blocks on device 0.
 fn cached(segments: u32) -> Bench {
     let mut bench = Bench::bare(Limits { scrub_frames_per_s: 0, ..Limits::default() });
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
@@ -38,7 +38,7 @@ fn vacate(bench: &mut Bench, count: u32) -> CommandId {
     bench.start_change(CacheChange::Vacate(Vacate::Emptiest(count)))
 }
 
-/// Completes the I/O of flash, and leaves that of the backing.
+/// Completes the I/O of flash, and leaves the I/O of the backing in flight.
 fn settle_flash(bench: &mut Bench) {
     while let Some(at) = bench.ios.iter().position(is_flash) {
         let io = bench.ios.remove(at).expect("it is there");
@@ -187,8 +187,8 @@ fn a_shrink_that_is_stopped_gives_the_segments_back_to_the_cache() {
     assert_eq!(bench.outcome(write), Outcome::WriteBack);
 }
 
-/// A shrink of clean segments does not begin before the backing has answered, because it makes
-/// guests wait for the backing.
+/// A shrink of clean segments does not begin before a flush of the backing has succeeded, because
+/// during the shrink guests wait for the backing.
 #[test]
 fn a_shrink_waits_for_a_flush_of_the_backing() {
     let mut bench = cached(2);

@@ -6,7 +6,7 @@ use super::write_back::{backing, flash};
 use super::*;
 use crate::command::Mode;
 
-/// A cache with clean blocks 0 to 3, which are unverified, and with dirty blocks 4 and 5.
+/// Returns a cache with clean blocks 0 to 3, which are unverified, and with dirty blocks 4 and 5.
 fn recovered(verify_bytes_per_s: u64) -> Bench {
     let limits = Limits { verify_bytes_per_s, scrub_frames_per_s: 0, ..Limits::default() };
     let mut bench = Bench::bare(limits);
@@ -132,7 +132,7 @@ fn an_error_of_the_backing_delays_the_comparison() {
     assert_eq!(figures(&bench), (0, 4, 0));
 }
 
-/// The limit applies to each disk, and gives precedence to guests that wait for the backing.
+/// The bandwidth limit applies to each disk, and is lower while guests wait for the backing.
 #[test]
 fn the_bandwidth_is_limited() {
     let mut bench = recovered(16 * KIB);

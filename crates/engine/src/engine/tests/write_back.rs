@@ -43,7 +43,7 @@ impl Bench {
         Bench::persistent(4 * KIB, Mode::WriteBack, lazy())
     }
 
-    /// Completes the oldest I/O, which must be of this kind.
+    /// Completes the oldest I/O, which must have this target and operation.
     pub(super) fn next(&mut self, target: Target, op: IoOp) -> Io {
         let io = self.ios.pop_front().expect("some I/O");
         assert_eq!((io.target, io.op), (target, op), "{io:?}");
@@ -316,7 +316,8 @@ fn a_stopped_drain_returns_an_error() {
     assert_eq!(bench.write_alone(64 * KIB, 4 * KIB), Outcome::WriteBack);
 }
 
-/// A write after the destaging write of a block and before its flush keeps the block dirty.
+/// If a guest writes a block after the block was destaged and before the backing is flushed, the
+/// block stays dirty.
 #[test]
 fn a_write_during_destaging_is_not_forgotten() {
     let mut bench = Bench::write_back();
@@ -560,8 +561,8 @@ fn dirty_data_is_written_to_two_devices_and_read_from_the_one_that_works() {
     assert_eq!(bench.stats().sectors_lost, 0);
 }
 
-/// If a commit had only one of a sector's two copies, then after a crash the journal could describe
-/// one copy while flash has only the other, which may be damaged.
+/// If a commit recorded only one of a sector's two copies, then after a crash the journal could
+/// describe a copy that is damaged, and not the good copy.
 #[test]
 fn a_commit_knows_both_copies_of_a_sector_or_neither() {
     let mut bench = mirrored(Copies::TwoOfDirty);
@@ -575,8 +576,8 @@ fn a_commit_knows_both_copies_of_a_sector_or_neither() {
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteBack, 1));
 }
 
-/// A device that works leaves only after its dirty data was destaged. The second copy, which would
-/// stay, has not been read yet and may be damaged.
+/// A working device is removed from the cache only after its dirty data was destaged. The second
+/// copy on another device has not been read yet and may be damaged.
 #[test]
 fn a_device_that_works_leaves_without_dirty_data() {
     let mut bench = mirrored(Copies::TwoOfDirty);
@@ -620,7 +621,7 @@ fn clean_data_has_no_second_copy_unless_configured() {
     }
 }
 
-/// A device is lost and another replaces it: data with two copies has two copies again.
+/// A device is lost and another device replaces it: hob makes the missing second copies again.
 #[test]
 fn missing_second_copies_are_made_again() {
     let mut bench = mirrored(Copies::TwoOfDirty);

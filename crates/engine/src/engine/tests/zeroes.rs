@@ -23,7 +23,7 @@ impl Bench {
     }
 }
 
-/// Issue: "Zeroes … become journal entries": small ones are data.
+/// Issue: "Zeroes … become journal entries": hob writes small zero writes to flash as data.
 #[test]
 fn small_zeroes_complete_in_flash() {
     for zeroing in
@@ -131,7 +131,8 @@ fn zeroes_of_parts_of_sectors_complete_in_flash() {
     assert_eq!((bench.outcome(id), bench.dirty(), bench.ios.len()), (Outcome::WriteBack, 2, 0));
 }
 
-/// The rest of a dirty sector may be only in the buffer, so the backing gets it with the zeroes.
+/// The rest of a dirty sector may be only in the request's buffer, so hob sends this rest to the
+/// backing with the zeroes.
 #[test]
 fn merged_zeroes_that_flash_does_not_take_go_to_the_backing_as_data() {
     let mut bench = Bench::write_back();
