@@ -25,7 +25,7 @@ pub struct Segment {
 /// A segment for cache data, with its number in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DataSegment {
-    /// Position on flash.
+    /// Position of the segment on flash.
     pub place: Segment,
     /// Number that is unique among the cache's current data segments. Volatile caches ignore it.
     pub ordinal: u32,
@@ -41,7 +41,7 @@ pub enum Mode {
     WriteThrough,
     /// Writes go to flash first, and to the backing later. Needs a journal.
     WriteBack,
-    /// Writes go to the backing only, and invalidate flash's data of their range.
+    /// Writes go to the backing only, and invalidate the cached data of the written range.
     WriteAround,
     /// Writes go to the backing as with `WriteAround`. Flash serves reads, but reads promote
     /// nothing.
@@ -56,8 +56,8 @@ pub enum DestageOrder {
     /// By position on the disk: repeated passes in ascending order.
     #[default]
     Elevator,
-    /// In the order in which blocks became dirty. A block that was used since then returns to the
-    /// end of the queue, which approximates least recently used.
+    /// In the order in which blocks became dirty. A block that was used after it became dirty
+    /// returns to the end of the queue. This order approximates least recently used.
     Coldest,
 }
 
@@ -249,13 +249,14 @@ pub enum Command {
     /// Changes the disk's cache.
     Cache(CacheChange),
     /// Replaces the disk's memory tier by an empty one, or removes it. The command completes
-    /// immediately. Copies that the engine requested before refer to the old memory area, and
-    /// later copies never do.
+    /// immediately. Memory copies that the engine requested before the command refer to the old
+    /// memory area, and later copies do not.
     Memory(Option<MemoryConfig>),
     /// Sets the disk's shares, limits and reservations. The new values apply immediately, also to
     /// queued requests.
     Qos(DiskQos),
-    /// Changes the disk's role. [`Role::Frozen`] completes when no guest request is in flight.
+    /// Changes the disk's role. A change to [`Role::Frozen`] is complete when no guest request is
+    /// in flight.
     Own(Role),
     /// Starts recording which regions of the disk change, for
     /// [`take_changed`](crate::Engine::take_changed). The record starts empty. `false` stops the
@@ -312,13 +313,13 @@ pub enum BitmapChange {
     InsertAll(String),
 }
 
-/// A change to one disk's cache. A structural change of a persistent cache provides a new journal
-/// ring. The old journal ring's segments are then released.
+/// A change to one disk's cache. A change with a [`NewRing`] replaces the journal ring of a
+/// persistent cache. The engine then releases the segments of the old journal ring.
 #[derive(Clone, Debug)]
 pub enum CacheChange {
     /// Tells the engine that a cache is being recovered, and which requests may go to the backing
-    /// until then. `None` ends this state. Takes effect immediately. A later `Expect` replaces the
-    /// earlier one.
+    /// until the recovery ends. `None` ends this state. Takes effect immediately. A later `Expect`
+    /// replaces the earlier one.
     Expect(Option<Box<Expect>>),
     /// Adds a cache, which is empty and volatile, has a new journal, or was recovered.
     Enable(Box<Enable>),
@@ -369,7 +370,7 @@ pub enum CacheChange {
     /// removed.
     DiscardRecorded(u32),
     /// Closes the journal: makes all records durable and marks the journal ring as cleanly closed.
-    /// From then on requests bypass the cache; requests that need dirty data wait.
+    /// From then on, requests that need no dirty data bypass the cache, and other requests wait.
     Close,
 }
 
@@ -393,8 +394,9 @@ pub enum Vacate {
 }
 
 /// Known facts about a cache that is being recovered. During recovery, hob sends reads outside of
-/// the `doubtful` regions directly to the backing. Changes wait for the recovered cache, or until
-/// `is_void` is true. Later the cache invalidates the changed ranges.
+/// the `doubtful` regions directly to the backing. Changes wait until the recovered cache is in
+/// use, or `is_void` is true. When the recovered cache is enabled, hob drops its data of the ranges
+/// that changed during the recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. While there are such regions,
@@ -411,7 +413,7 @@ pub struct Expect {
 pub struct Enable {
     /// Settings of the cache.
     pub config: CacheConfig,
-    /// Segments for data. With `recovered`, exactly the segments that were found.
+    /// Segments for data. For a recovered cache, exactly the segments that recovery found.
     pub segments: Vec<DataSegment>,
     /// Journal ring of a persistent cache; `None` for a volatile cache.
     pub journal: Option<NewRing>,
@@ -495,9 +497,10 @@ pub enum CommandError {
     /// The backing could not be flushed.
     BackingFailed,
     /// The configuration is invalid. Examples: the block size is not a power of two in range, a
-    /// segment is smaller than a block, or the segment size of a cache would change. The disk has
-    /// more than 2³² blocks, or the cache more than 2³² − 2 blocks. A bitmap or recovered cache has
-    /// another size than the disk. The cache writes back, and the engine has no destage buffer.
+    /// segment is smaller than a block, or the segment size of a cache would change. More examples:
+    /// the disk has more than 2³² blocks, the cache has more than 2³² − 2 blocks, or a bitmap or
+    /// recovered cache has another size than the disk. A cache that writes back is also invalid if
+    /// the engine has no destage buffer.
     Unworkable,
 }
 
@@ -551,8 +554,8 @@ pub enum Event {
     },
     /// The journal cannot be written any more. No data becomes dirty, and dirty data is destaged:
     /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the
-    /// daemon provides a new journal, or drains the cache, records its end and disables it.
-    /// Changes and flushes that have waited for half a minute fail.
+    /// daemon provides a new journal. Otherwise the daemon drains the cache, records the end of the
+    /// cache and disables the cache. Changes and flushes that have waited for half a minute fail.
     JournalLost(DiskId),
     /// A discard of a disk's dirty data waits for [`CacheChange::DiscardRecorded`] with the number of
     /// this journal ring, because the lost journal still describes the data as dirty. Without the
@@ -572,8 +575,9 @@ pub enum Event {
         /// All its bitmaps.
         bitmaps: Vec<Bitmap>,
     },
-    /// A change waits for a recovering cache, or for another host that will hand the disk over. In
-    /// the first case no data is dirty, and the change can continue when the journal rings are
-    /// [invalidated](Expect::is_void). The event is sent once for each case.
+    /// A change waits for a recovering cache, or for another host that will hand the disk over. If
+    /// the cache is recovering, no data is dirty, and the change can continue when the journal
+    /// rings are [invalidated](Expect::is_void). The event is sent at most once for each recovery
+    /// and each standby.
     ChangeWaits(DiskId),
 }

@@ -4,8 +4,8 @@
 //! disk has at most 2²⁶ granules, so a set takes at most 8 MiB. If a disk grows beyond that number,
 //! the granule size doubles.
 //!
-//! A granule size must be a power of two from 4 KiB to 64 MiB that does not give too many granules.
-//! Offsets and lengths are bytes.
+//! A granule size must be a power of two from 4 KiB to 64 MiB, and large enough that the disk has
+//! at most 2²⁶ granules. Offsets and lengths are bytes.
 
 /// Minimum granule size in bytes.
 pub const GRANULE_BYTES_MIN: u64 = 4096;

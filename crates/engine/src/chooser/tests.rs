@@ -72,7 +72,7 @@ fn each_setting_can_be_chosen_alone() {
     let admissions = combinations(1000, lru, admission("auto")).expect("a choice");
     assert!(admissions.len() > 1 && admissions.iter().all(|found| found.policy == lru));
     let huge = combinations(FRAMES_MAX_TO_REORDER + 1, auto, admission("auto")).expect("a choice");
-    assert!(huge.iter().all(|found| found.policy == huge[0].policy), "nothing is ordered anew");
+    assert!(huge.iter().all(|found| found.policy == huge[0].policy), "the frames keep their order");
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //! | 768 to 1024 | also more and more of all other blocks of clean data, then all of them |
 //!
 //! At any pressure, a block is refused if the saved budget does not cover all bytes that would be
-//! written for the block, both copies included. Data for free blocks may be written on loan instead
+//! written for the block, both copies included. Data for free frames may be written on loan instead
 //! (see [`super`]).
 
 use super::{Allowance, Counts};
@@ -26,7 +26,7 @@ pub const PRESSURE_MAX: u32 = 1024;
 /// Pressure from which all extra data is refused, and popularity counts.
 const POPULARITY_FROM: u32 = 128;
 
-/// Pressure from which popularity no longer suffices.
+/// Pressure from which some blocks are refused whatever their number of accesses.
 const REFUSAL_FROM: u32 = 768;
 
 /// Number of accesses after which a block is admitted, one entry for each of six equal steps of the

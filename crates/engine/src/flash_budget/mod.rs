@@ -14,7 +14,7 @@
 //! copies of dirty data, missing second copies that maintenance restores, and data from the cache
 //! of another host. These other writes can put an account into debt, by at most one day's budget.
 //!
-//! **Loan.** An empty cache may fill at once: data for free blocks may be written on loan, in total
+//! **Loan.** An empty cache may fill at once: data for free frames may be written on loan, in total
 //! as many bytes as the pool has. Budget that cannot be saved because a day's budget is saved
 //! already repays the loan.
 //!
@@ -186,7 +186,7 @@ impl FlashBudget {
         }
     }
 
-    /// Earns the budget of a time in which no cache wrote, nanoseconds.
+    /// Adds the budget of `idle_ns` nanoseconds in which no cache wrote.
     pub fn earn_idle(&mut self, idle_ns: u64) {
         let day = day(&self.settings);
         let product = u128::from(self.settings.bytes_per_day) * u128::from(idle_ns);

@@ -101,7 +101,7 @@ impl FreeFrames {
         self.leaving = leaving;
     }
 
-    /// Returns the list of a free frame.
+    /// Returns the index of the list that this free frame is in.
     #[inline]
     fn list_of(&self, frame: u32) -> usize {
         match &self.leaving {

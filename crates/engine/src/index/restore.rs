@@ -150,7 +150,7 @@ impl Restoring {
         self.index.forget_sum(sector);
     }
 
-    /// Notes the last committed checksum of a sector whose content may be newer.
+    /// Stores the last committed checksum of a sector, whose content on flash may be newer.
     pub(crate) fn note_last_sum(&mut self, sector: u64, sum: u32) {
         self.index.set_valid(sector, sum);
     }

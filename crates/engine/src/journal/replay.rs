@@ -436,7 +436,7 @@ impl Replay {
     }
 }
 
-/// Returns the memory frame of a frame on flash.
+/// Returns the number that a frame has in memory. `number` is the frame's number in the journal.
 fn place(segments: &[(u32, u32)], segment_frames: u32, number: u32) -> Option<u32> {
     let at = segments.binary_search_by_key(&(number / segment_frames), |(ordinal, _)| *ordinal).ok()?;
     Some(segments[at].1 + number % segment_frames)

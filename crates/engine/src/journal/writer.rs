@@ -45,8 +45,8 @@ use super::{CHANGES_MAX, ZONES};
 use crate::index::Index;
 use crate::units::{BlockNo, FrameNo};
 
-/// Maximum number of incomplete sectors that a page can list beside the changes that must be in one
-/// page: the records of the two copies of a sector.
+/// Maximum number of incomplete sectors that a page can list. The remaining records are for changes
+/// that must be in one page: the records of the two copies of a sector.
 const PARTS_LISTED_MAX: usize = CHANGES_MAX - 4;
 
 /// Maximum number of sealed pages that are not committed, in any ring; small rings allow fewer.
@@ -260,7 +260,7 @@ impl Writer {
         self.pending.len()
     }
 
-    /// Returns the number of changes for which the last page of the pending changes has room.
+    /// Returns the number of further changes that fit into the last page of the pending changes.
     pub(crate) fn room_in_page(&self) -> usize {
         self.limits.changes - self.pending.len() % self.limits.changes
     }

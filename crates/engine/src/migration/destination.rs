@@ -4,8 +4,8 @@
 //! The destination records that it awaits an unknown disk before it answers the source. So after a
 //! restart the destination still awaits the disk, trusts no cached data, and answers the source's
 //! calls as before. Cached data of an awaited disk was read from the source since this state
-//! machine was created. Before the destination answers `changed`, it invalidates the ranges that
-//! the source changed after they were read.
+//! machine was created. Before the destination answers the call `changed`, it invalidates the
+//! ranges that the source changed after the destination had read them.
 //!
 //! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in
 //! the same attempt. A source that has sent `yours` never serves the disk again.
@@ -43,8 +43,8 @@ pub enum DestinationAct {
     Activate,
     /// Make all invalidations durable.
     Commit,
-    /// Restore the cache's mode, and continue only with the pulls that the migration's cache
-    /// setting provides after a hand-over. This action cannot fail.
+    /// Restore the cache's mode. End all pulls, unless the migration's cache setting lets the
+    /// destination pull after the hand-over. This action cannot fail.
     Settle,
     /// Remove the disk, because it is not handed over.
     Remove,
@@ -147,7 +147,7 @@ impl Destination {
 
     /// Returns true if all changes on this host since the hand-over are known, for a disk that will
     /// be served next. An earlier process may have served the disk, and crashed before it recorded
-    /// that. Then the former owner's flash may be older than the backing.
+    /// its ownership. Then the former owner's flash may be older than the backing.
     pub fn knows_changes(&self) -> bool {
         matches!((self.record, self.begun), (Some(Record::Awaiting(now)), Some(begun)) if now == begun)
     }

@@ -24,7 +24,7 @@ use super::{Answer, Call, Message, Record, Refusal, Session, Ticket};
 use crate::regions::Regions;
 use crate::units::Instant;
 
-/// First pause after a lost call, nanoseconds. The pause doubles each time.
+/// Pause after the first lost call, nanoseconds. The pause doubles with each further lost call.
 const PAUSE_NS_MIN: u64 = 50_000_000;
 
 /// Maximum pause after a lost call, nanoseconds.
@@ -147,7 +147,8 @@ pub struct Source {
     /// Time at which the freeze times out, or the repetition of a cancel ends.
     limit: Option<Instant>,
     order: Option<Order>,
-    /// True if the destination accepts the disk.
+    /// True if a guest's write or other change waits at the destination, according to its last
+    /// answer.
     wanted: bool,
     /// Changed regions of which the destination was not notified yet.
     changed: Option<Regions>,
