@@ -42,8 +42,8 @@ pub enum Popularity {
     /// Every block is admitted.
     #[default]
     Always,
-    /// Clean blocks are admitted only while there are free frames, and written blocks always.
-    /// SmartX ZBS uses this rule too.
+    /// Dirty data is always admitted, and all other data only while there are free frames. SmartX
+    /// ZBS uses this rule too.
     WhileFree,
     /// The block must have been accessed this number of times (2 to [`ACCESSES_MAX`]), including
     /// the current access. Only recent accesses count: an access is forgotten after half as many
@@ -74,7 +74,7 @@ pub const ADMISSIONS: &[AdmissionInfo] = &[
     AdmissionInfo { form: "always", summary: "admits each requested block" },
     AdmissionInfo {
         form: "while-free",
-        summary: "a read is admitted only while a block is free; a write may also evict a clean block",
+        summary: "admits data only while a block is free; a write that makes data dirty may also evict a clean block",
     },
     AdmissionInfo {
         form: "nth-access:N",

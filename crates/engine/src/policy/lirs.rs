@@ -29,7 +29,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 const FRAMES_PER_HIR: u32 = 100;
 /// Minimum number of HIR frames, if the cache has at least twice as many frames.
 const HIR_MIN: u32 = 2;
-/// Maximum number of nodes of S that are examined, beyond its end, when every frame of Q is busy.
+/// Maximum number of nodes of S that are examined, from its end on, when every frame of Q is busy.
 const STACK_STEPS_MAX: usize = 8 * BUSY_MAX as usize;
 const HEAT_LIR: u8 = 1;
 

@@ -231,7 +231,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Moves a flow with a new first I/O or a new entitlement to its heap.
+    /// Puts a flow into the heaps of its state, after its first I/O or its entitlement changed.
     fn place(&mut self, now: Instant, flow: FlowId) {
         let allowed_at = self.flows[flow.0 as usize].allowed_at;
         if allowed_at > now.0 {

@@ -25,9 +25,9 @@
 //!   chapter 6). A deficit beyond one standard deviation of N′ is attributed to a hot block, as in
 //!   SHARDS-adj.
 //!
-//! One sample stands for 1 / (sampling rate) blocks. The samples say nothing about smaller caches.
-//! For these, the miss ratio is assumed to fall by the same amount with each doubling of the cache
-//! size.
+//! One sample stands for 1 / (sampling rate) blocks. The samples say nothing about caches that are
+//! smaller than this number. For smaller caches, the miss ratio is assumed to fall by the same
+//! amount with each doubling of the cache size.
 
 use std::ops::Range;
 
@@ -68,7 +68,8 @@ pub struct Sampler<const SECTORS: usize> {
     threshold: u64,
     /// The inverse of the sampling rate.
     blocks_per_sample: f64,
-    /// Lower bound of the threshold, which falls if there are more samples than `falling_max`.
+    /// Lower bound of the threshold. The threshold falls if there are more samples than
+    /// `falling_max`.
     threshold_min: u64,
     falling_max: u32,
     /// Number that is added to the position of each block; it selects the samples.
