@@ -322,8 +322,8 @@ impl Cache {
         self.segments.iter().any(|segment| segment.place.device == device)
     }
 
-    /// Returns the `count` segments with the fewest blocks; of equal segments, the last ones.
-    /// Segments for second copies only are chosen last.
+    /// Returns the `count` segments with the fewest blocks. Among segments with equally many
+    /// blocks, the last ones are chosen first. Segments for second copies only are chosen last.
     fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
         let mut blocks = vec![0u32; self.segments.len()];
         for (frame, _) in self.directory.order() {

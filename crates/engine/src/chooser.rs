@@ -73,8 +73,8 @@ const COMPARISONS_AFTER_DROP: u64 = 2 * COMPARISONS;
 /// hits may be chance.
 const PRICE_HITS_MIN: i64 = 8;
 /// Maximum recorded lag of a candidate behind the choice, in hits, as a percentage of the number of
-/// reads whose data would fill the cache. A larger lag is reduced to this one, so that a candidate
-/// that becomes better can catch up.
+/// reads whose data would fill the cache. A larger lag is reduced to this maximum, so that a
+/// candidate that becomes better can catch up.
 const BEHIND_PERCENT_MAX: i64 = 50;
 /// Maximum distance below the highest hit ratio of a candidate that replaces the choice because
 /// it writes less, millionths.
@@ -324,7 +324,7 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    /// Creates the chooser of a cache, or `None` if neither setting is `auto`.
+    /// Creates the chooser of a cache, or returns `None` if neither policy nor admission is `auto`.
     pub(crate) fn new(
         frames: u32,
         block_shift: u32,
@@ -534,7 +534,7 @@ impl Chooser {
 }
 
 /// Returns the candidates for these settings, the first choice first. Returns `None` if there is
-/// only one.
+/// only one candidate.
 fn combinations(frames: u32, policy: PolicyKind, admission: Admission) -> Option<Vec<Combination>> {
     let named = |name: &&str| PolicyKind::from_name(name).expect("candidates name policies");
     let may_reorder = frames <= FRAMES_MAX_TO_REORDER;

@@ -360,9 +360,10 @@ pub enum CacheChange {
     /// Discards dirty data, so that acknowledged writes are lost. The backing is not used.
     DiscardDirty(Discard),
     /// The daemon has durably recorded that recovery must not use clean data of journal rings up to
-    /// this number. After a cache has lost its journal and until it receives this command, the
-    /// cache destages only data that the journal ring durably records as dirty: where newer data
-    /// was written, the journal ring may describe older, clean data. Takes effect immediately.
+    /// this number. From the loss of its journal until this command, a cache destages only data
+    /// that the journal ring durably records as dirty. For other dirty data, the journal ring may
+    /// describe older, clean data, which recovery would use after a crash. Takes effect
+    /// immediately.
     LossRecorded(u32),
     /// The daemon has durably recorded that recovery must discard the dirty data of journal rings up
     /// to this number. A discard of dirty data waits for this command if the journal cannot be

@@ -44,7 +44,7 @@ impl Granules {
     }
 
     /// Creates a set from the result of [`words`](Self::words). Returns `None` if the words are not
-    /// a valid set for such a disk.
+    /// a valid set for a disk of `disk_bytes` bytes.
     pub fn from_words(disk_bytes: u64, granule_bytes: u64, words: Vec<u64>) -> Option<Granules> {
         let empty = Granules::new(disk_bytes, granule_bytes)?;
         let tail = empty.granules() % 64;

@@ -105,7 +105,7 @@ impl Chooser {
         affordable
     }
 
-    /// Returns the candidate with the highest hit ratio among these.
+    /// Returns the candidate with the highest hit ratio among those that may be chosen.
     pub(super) fn best_of(&self, affordable: &Affordable) -> usize {
         let allowed = (0..self.miniatures.len()).filter(|at| affordable[*at]);
         allowed.max_by_key(|at| self.miniatures[*at].window.hit_ppm()).unwrap_or(self.current)

@@ -1,5 +1,5 @@
-//! Compares automatic caches with each candidate by itself, on workloads that suit different
-//! candidates.
+//! Compares caches with the setting `auto` with caches that use one candidate only, on workloads
+//! that suit different candidates.
 
 use super::*;
 use crate::SimStats;

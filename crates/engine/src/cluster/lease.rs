@@ -7,7 +7,7 @@
 //! duration to [`LeaseManager::call_ns_max`], and then answers [`Answer::Lost`].
 //!
 //! The time of a lease is counted from the moment at which the host *sent* the call. etcd handled
-//! the call later, so the host never believes in a lease for longer than etcd keeps it.
+//! the call later, so the host never relies on a lease for longer than etcd keeps the lease.
 
 use super::{Change, Is, Key, LeaseId, LeaseTerm, Member, Txn, Value, usable_ns};
 use crate::units::Instant;

@@ -377,9 +377,9 @@ impl Replay {
         undone.len() as u64
     }
 
-    /// Returns true if the data of a *set* record of the tail has reached flash, although the sector
-    /// has different content (`found`), is unreadable, or is on a missing device. Its dirty data is
-    /// then lost, and not undone: reads of it fail.
+    /// Returns true if the data of a *set* record of the tail has reached flash, although the
+    /// sector has different content (`found`), is unreadable, or is on a missing device. The dirty
+    /// data of the record is then lost, and the record is not undone: reads of the sector fail.
     fn is_damaged(&self, record: &Record, found: Option<u32>) -> bool {
         let frame = FrameNo(record.frame);
         let is_rewritten = self.restoring.block(frame) == Some(BlockNo(record.block))

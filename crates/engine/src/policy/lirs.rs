@@ -203,7 +203,8 @@ impl Policy for Lirs {
         }
     }
 
-    /// Inserts a block. It becomes LIR if it was still in S, or while there are too few LIR blocks.
+    /// Inserts a block. The block becomes LIR if it was still in S, or while there are too few LIR
+    /// blocks.
     fn insert(&mut self, frame: FrameNo, block: BlockNo) {
         let returning = self.remembered.find(block);
         if let Some(number) = returning {
