@@ -61,7 +61,7 @@ pub enum DestageOrder {
     Coldest,
 }
 
-/// Settings of destaging. Dirty data is compared with the cache's capacity, in per mille.
+/// Settings of destaging. Shares of dirty data are per mille of the cache's capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destage {
     /// Order of destaging.
@@ -145,7 +145,7 @@ pub struct CacheConfig {
     pub layout: Layout,
     /// Settings of destaging.
     pub destage: Destage,
-    /// Copies on flash.
+    /// Number of copies on flash, and the data to which it applies.
     pub copies: Copies,
 }
 
@@ -207,7 +207,7 @@ pub struct NewRing {
 pub struct DiskConfig {
     /// Size of the disk in bytes; a multiple of 512.
     pub size_bytes: u64,
-    /// Access of guests.
+    /// Access rights of guests.
     pub access: Access,
     /// Datastore of the disk's backing.
     pub datastore: DatastoreId,
@@ -264,11 +264,11 @@ pub enum Command {
     Watch(bool),
     /// Changes the disk's dirty bitmaps. The command completes immediately.
     Bitmap(BitmapChange),
-    /// Resets all counters, but not the histograms and the working-set sampler.
+    /// Resets all counters, but not the histograms and the sampler of the miss-ratio curves.
     ResetStats,
     /// Resets the histograms.
     ResetHistograms,
-    /// Resets the working-set sampler.
+    /// Resets the sampler of the disk's miss-ratio curves.
     ResetSizing,
 }
 
@@ -296,16 +296,16 @@ pub enum BitmapChange {
     /// Moves the content of `name` to a new frozen bitmap `frozen`. Bitmap `name` becomes empty and
     /// keeps recording. No change is lost between the two bitmaps.
     Rotate {
-        /// A recording bitmap.
+        /// Name of a recording bitmap.
         name: String,
-        /// An unused name.
+        /// Name of the new frozen bitmap. No other bitmap of the disk has this name.
         frozen: String,
     },
     /// Adds the content of `from` to the recording bitmap `into`, and removes `from`.
     Merge {
-        /// A recording or frozen bitmap.
+        /// Name of a recording or frozen bitmap.
         from: String,
-        /// Another bitmap.
+        /// Name of the recording bitmap that receives the content.
         into: String,
     },
     /// Marks the whole disk as changed in a recording bitmap, because the caller knows of a change
@@ -573,7 +573,7 @@ pub enum Event {
     Bitmaps {
         /// The disk.
         disk: DiskId,
-        /// All its bitmaps.
+        /// All bitmaps of the disk.
         bitmaps: Vec<Bitmap>,
     },
     /// A change waits for a recovering cache, or for another host that will hand the disk over. If

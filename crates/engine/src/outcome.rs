@@ -37,7 +37,7 @@ pub enum Outcome {
     WriteBack,
     /// A discard or zeroing that went to the backing.
     BypassZeroing,
-    /// A flush of the backing.
+    /// A flush that went to the backing only.
     BypassFlush,
     /// A flush that committed the journal, because the data is on flash.
     FlushCommitted,
@@ -54,7 +54,7 @@ pub enum Outcome {
     BypassChanging,
     /// A request that bypassed the cache because the cache was being recovered.
     BypassRecovering,
-    /// A request while another host still owned the disk.
+    /// A request that arrived while another host still owned the disk.
     BypassStandby,
     /// A request that bypassed a flash device which exceeds the time limit.
     BypassStalled,
@@ -74,7 +74,7 @@ pub enum Outcome {
     Refused,
 }
 
-/// A row of [`OUTCOMES`].
+/// Name and description of one outcome: a row of [`OUTCOMES`].
 #[derive(Debug)]
 pub struct OutcomeInfo {
     /// The outcome.

@@ -210,7 +210,7 @@ pub enum OneDevice {
     Refused,
 }
 
-/// A row of [`PRESETS`].
+/// One preset: a row of [`PRESETS`].
 #[derive(Debug)]
 pub struct Preset {
     /// The name that users type.

@@ -53,7 +53,7 @@ pub enum Metric {
     Interarrival,
 }
 
-/// A row of [`METRICS`].
+/// Name, unit and buckets of one metric: a row of [`METRICS`].
 #[derive(Clone, Copy, Debug)]
 pub struct MetricInfo {
     /// The metric.

@@ -56,7 +56,7 @@ pub enum Popularity {
     Ghost,
 }
 
-/// A row of [`ADMISSIONS`].
+/// One form of an admission rule: a row of [`ADMISSIONS`].
 #[derive(Debug)]
 pub struct AdmissionInfo {
     /// The form that users type.
@@ -98,7 +98,7 @@ pub const ADMISSIONS: &[AdmissionInfo] = &[
     },
 ];
 
-/// An [`Admission`] that does not parse.
+/// Error for a text that is no admission rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownAdmission(String);
 
@@ -197,7 +197,7 @@ pub(crate) enum AdmissionEffect {
     CleanWrite,
     /// Dirty data.
     Dirty,
-    /// Data from the cache of another host, which is always admitted.
+    /// Data from the cache of another host. Such data is always admitted.
     Pulled,
 }
 
@@ -209,7 +209,7 @@ pub(crate) struct Room {
     pub(crate) used: u32,
 }
 
-/// Result of the sequential run check.
+/// Whether a request belongs to a sequential run that bypasses the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Run {
     /// The request is part of a sequential run that bypasses the cache.

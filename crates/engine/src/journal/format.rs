@@ -50,7 +50,7 @@ const FRAME_SECOND: u8 = 0x80;
 
 /// Base-2 logarithm of the number of sectors in the largest block.
 pub(super) const BLOCK_SHIFT_MAX: u32 = 8;
-/// Sectors in the largest block.
+/// Number of sectors in the largest block.
 pub(super) const SECTORS_MAX: usize = 1 << BLOCK_SHIFT_MAX;
 
 /// A set of zones, one bit each.

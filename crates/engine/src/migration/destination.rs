@@ -39,7 +39,7 @@ pub enum DestinationAct {
     /// Run `Op::Forget` on these ranges of sectors, and pull them again later if they were cached.
     /// An error means that some data was not invalidated.
     Forget(Vec<(u64, u64)>),
-    /// Set `Role::Here`, because this host owns the backing now.
+    /// Set the disk's role to `Role::Here`, because this host owns the backing now.
     Activate,
     /// Make all invalidations durable.
     Commit,

@@ -73,13 +73,13 @@ pub enum SourceAct {
     /// Report the changes since the last report with [`Source::handle_changes`], then call
     /// `handle_done`.
     TakeChanges,
-    /// Set `Role::Frozen`.
+    /// Set the disk's role to `Role::Frozen`.
     Freeze,
     /// Run `Op::Settle`, which flushes the backing.
     Settle,
-    /// Set `Role::Here`.
+    /// Set the disk's role to `Role::Here`, because this host keeps the disk.
     Thaw,
-    /// Set `Role::Away`, and release the backing.
+    /// Set the disk's role to `Role::Away`, and release the backing.
     Leave,
     /// Stop recording which regions change, and restore the cache's mode from before the migration.
     Restore,
@@ -237,7 +237,7 @@ impl Source {
         self.call_out.take()
     }
 
-    /// Returns the time for `handle_timeout`.
+    /// Returns the time at which the caller must call `handle_timeout`; `None` if there is none.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.due.into_iter().chain(self.limit).min()
     }

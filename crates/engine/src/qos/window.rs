@@ -125,7 +125,7 @@ pub struct Window {
     /// Size of a throttled resource's window, in [`PART`]s of an I/O.
     size: Option<u64>,
     latency_ns: u64,
-    /// Use since the last adjustment.
+    /// Completed I/Os since the last adjustment of the window.
     epoch: Use,
     /// Highest rate of a measuring interval, units per second.
     peak: u32,
@@ -135,7 +135,7 @@ pub struct Window {
     settled: Option<Instant>,
     /// Phase of the alternation between two whole sizes.
     phase: u64,
-    /// Use since the last report.
+    /// Completed I/Os since the last [`Report`].
     since: Use,
     /// Time at which I/O last had to wait, or the latency was above the threshold.
     needed: Instant,
