@@ -76,8 +76,8 @@ const PRICE_HITS_MIN: i64 = 8;
 /// reads whose data would fill the cache. A larger lag is reduced to this maximum, so that a
 /// candidate that becomes better can catch up.
 const BEHIND_PERCENT_MAX: i64 = 50;
-/// Maximum distance below the highest hit ratio of a candidate that replaces the choice because
-/// it writes less, millionths.
+/// Maximum difference between the highest hit ratio of all candidates and the hit ratio of a
+/// candidate that replaces the choice because it writes less, millionths.
 const EQUAL_PPM: i64 = 10_000;
 /// Maximum flash writes of a candidate that replaces the choice because it writes less, percent of
 /// the current flash writes.
@@ -145,7 +145,7 @@ impl CacheAccess {
     }
 }
 
-/// State of a cache with an automatic setting.
+/// State of a cache whose policy or admission is `auto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
     /// The cache has not been full yet.
@@ -237,8 +237,8 @@ struct Miniature {
     window: Window,
     /// Results of the last comparisons only.
     recent: Window,
-    /// Lead in hits over the current choice since the choice was made; negative for a lag, which is
-    /// limited.
+    /// Lead in hits over the current choice since the choice was made. A negative number is a lag,
+    /// which [`BEHIND_PERCENT_MAX`] limits.
     lead: i64,
 }
 

@@ -46,7 +46,7 @@ pub enum Mode {
     /// Writes go to the backing as with `WriteAround`. Flash serves reads, but reads promote
     /// nothing.
     ReadOnlyCache,
-    /// All requests go to the backing, and the cache holds nothing.
+    /// All requests go to the backing. The cache keeps its data, except data that writes change.
     PassThrough,
 }
 

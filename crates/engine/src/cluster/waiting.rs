@@ -70,7 +70,7 @@ pub enum Tried {
 
 #[derive(Clone, Debug, Default)]
 struct Wait {
-    /// Time of the disk's next attempt, and its key in `due`.
+    /// Time of the next attempt to take the disk. [`Waiting`] sorts the disks by this time.
     due: Instant,
     /// Newest known revision of the disk's record.
     title: u64,

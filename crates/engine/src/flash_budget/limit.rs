@@ -64,7 +64,8 @@ pub(crate) struct Limit {
     loan: i64,
     /// Number of copies of clean data that the request writes: 1 or 2.
     pub(crate) copies: u64,
-    /// True if the block that was admitted last is written on loan.
+    /// True if the block that was admitted last is charged to the pool's loan instead of the saved
+    /// budget.
     is_on_loan: bool,
     /// Copies of clean data since the limit was made.
     pub(crate) counts: Counts,
@@ -162,7 +163,7 @@ impl Limit {
     }
 }
 
-/// State of a block that a copy is for.
+/// Whether the block of a copy has a frame, or which frame it would get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The block has a frame.

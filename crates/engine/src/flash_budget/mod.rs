@@ -316,7 +316,7 @@ impl FlashBudget {
         Saved { credit, loan: self.loan }
     }
 
-    /// Returns the budget per day, and how much of it is saved or borrowed.
+    /// Returns the budget per day, the saved budget, and the loan that is not repaid.
     pub fn status(&self) -> Status {
         let Saved { credit, loan } = self.saved();
         Status { bytes_per_day: self.settings.bytes_per_day, credit, loan }

@@ -193,7 +193,8 @@ impl SectorBits {
         (self.0[at / 8] >> (at % 8 * 8)) as u8
     }
 
-    /// Returns `None` if a bit beyond `sectors` is set.
+    /// Decodes the bits of a block of `sectors` sectors. Returns `None` if a bit beyond these
+    /// sectors is set.
     fn read(bytes: &[u8], sectors: usize) -> Option<SectorBits> {
         let mut bits = SectorBits::default();
         for (at, byte) in bytes.iter().enumerate() {

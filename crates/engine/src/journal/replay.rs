@@ -80,7 +80,8 @@ impl std::error::Error for ReplayError {}
 #[derive(Debug)]
 pub struct Replay {
     pub(super) plan: Plan,
-    /// Ordinal and first memory frame of each segment; missing segments are last.
+    /// For each segment, its ordinal and the number of its first frame in memory; missing segments
+    /// are last.
     segments: Vec<(u32, u32)>,
     /// Device of each present segment, in the order of memory.
     devices: Vec<DeviceId>,
@@ -103,7 +104,8 @@ pub struct Replay {
     /// Disk sectors without a proved checksum, each with a checksum that was committed before the
     /// last one.
     pub(super) superseded: BTreeSet<(u64, u32)>,
-    /// Blocks of the current page, and frames of its records.
+    /// Blocks of the current page, and frames of the page's records; `look_ahead` reuses the
+    /// memory.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),
 }
 

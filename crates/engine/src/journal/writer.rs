@@ -114,16 +114,16 @@ pub(crate) struct Writer {
     /// change is committed. `drops_of` has the number of entries of each block.
     dropped: VecDeque<(u64, BlockNo)>,
     drops_of: BTreeMap<BlockNo, u32>,
-    /// Number of pushed changes, and of those in sealed pages.
+    /// Number of changes that were pushed, and number of changes that are in sealed pages.
     pushed: u64,
     recorded: u64,
     sealed: u64,
     committed: u64,
-    /// For each sealed page that is not committed: the `dump_begin` that the page names, and the
-    /// number of changes recorded up to the page.
+    /// For each sealed page that is not committed: the first page of the dump that the page names,
+    /// and the number of changes recorded up to the page.
     uncommitted: VecDeque<(u64, u64)>,
-    /// The `dump_begin` that the newest committed page names; 0 while the journal ring is not valid
-    /// yet.
+    /// First page of the dump that the newest committed page names; 0 while the journal ring is not
+    /// valid yet.
     keep_from: u64,
     /// Next frame to dump, and the page in which this dump began.
     cursor: u32,
@@ -250,7 +250,8 @@ impl Writer {
         self.drops_of.contains_key(&block)
     }
 
-    /// Returns true if the last dirty *set* of this sector is durable, with its data.
+    /// Returns true if the last record that made this sector dirty is durable, and the sector's
+    /// data too.
     pub(crate) fn is_committed(&self, frame: FrameNo, sector: u8) -> bool {
         !self.newest.contains_key(&(frame, sector))
     }
@@ -541,7 +542,7 @@ impl Writer {
 }
 
 impl Descriptor {
-    /// Returns the number of a frame on flash.
+    /// Returns the number that a frame has in the journal.
     fn number(&self, frame: FrameNo) -> u32 {
         let segment = (frame.0 / self.segment_frames) as usize;
         self.ordinals[segment] * self.segment_frames + frame.0 % self.segment_frames

@@ -58,7 +58,7 @@ enum State {
     Preparing(Session),
     /// The disk is awaited, and is in standby.
     Ready(Session),
-    /// The disk is owned and served, but the record of that is not durable yet.
+    /// This host owns and serves the disk, but the record of the ownership is not durable yet.
     Serving(Session),
     /// The disk is owned, with this generation.
     Owner(u64),
@@ -68,7 +68,8 @@ enum State {
 pub struct Destination {
     state: State,
     record: Option<Record>,
-    /// The session that this process was the first to await.
+    /// The session in which this process began to await the disk; `None` if an earlier process
+    /// began.
     begun: Option<Session>,
     /// True if the record may say that the disk did not arrive, although this host still waits for
     /// the disk.
@@ -167,7 +168,7 @@ impl Destination {
         self.state == State::Not && self.act.is_none()
     }
 
-    /// Returns true if this host owns the disk, and the record of that is durable.
+    /// Returns true if this host owns the disk, and the record of the ownership is durable.
     pub fn is_owner(&self) -> bool {
         matches!(self.state, State::Owner(_))
     }

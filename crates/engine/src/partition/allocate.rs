@@ -135,7 +135,8 @@ pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
     if total(&other) > total(&greedy) { other } else { greedy }
 }
 
-/// Allocates spare capacity along the hulls, as far as their edges fit, and fills the rest.
+/// Allocates spare capacity along the edges of the hulls that fit, and assigns the rest with
+/// [`fill`].
 fn climb(bidders: &[Bidder], mut sizes: Vec<u64>, mut spare: u64) -> Vec<u64> {
     let mut edges: Vec<(f64, usize, u64)> = Vec::new();
     for (i, bidder) in bidders.iter().enumerate() {

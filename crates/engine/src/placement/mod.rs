@@ -19,7 +19,7 @@ mod tests;
 use crate::sizing::Curve;
 use share::{Share, hull, share};
 
-/// Number of moves that are computed exactly before one is chosen.
+/// Number of moves whose gains are computed exactly before one move is chosen.
 const SHORTLIST: usize = 24;
 
 /// Maximum number of disks for which exchanges are tried.

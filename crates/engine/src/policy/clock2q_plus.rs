@@ -32,7 +32,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 /// Flag of a block that was used since it entered its queue, or since the clock hand of the main
 /// clock last passed it.
 const USED: u8 = 1;
-/// Flag of a block among the newest of the small queue, whose uses do not count.
+/// Flag of a block among the newest blocks of the small queue. Uses of such a block do not count.
 const IN_WINDOW: u8 = 2;
 /// Flag in the usage value that `order` returns: the block is in the main clock.
 const HEAT_MAIN: u8 = 4;

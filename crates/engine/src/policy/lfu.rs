@@ -110,7 +110,7 @@ impl Policy for Lfu {
         order
     }
 
-    /// The block's value above the age becomes its number of uses.
+    /// Adds a block with as many uses as its usage value, at least 1.
     fn restore(&mut self, frame: FrameNo, heat: u8) {
         self.push(frame, Worth { uses: heat.max(1), value: self.age.wrapping_add(heat) });
     }

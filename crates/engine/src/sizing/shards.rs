@@ -54,9 +54,9 @@ const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 /// Estimates the miss-ratio curve of accesses to whole blocks.
 pub type Shards = Sampler<0>;
 
-/// Estimates the miss-ratio curve of its accesses, deterministically. After its creation, it
-/// allocates memory only at a fixed rate: if there is no room for a new sample, the room is
-/// doubled.
+/// Estimates the miss-ratio curve of its accesses, deterministically. A sampler with a fixed rate
+/// doubles its memory if there is no room for a new sample. A sampler of fixed size allocates all
+/// memory at its creation.
 ///
 /// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked. An access hits
 /// if all sectors that it touches are valid, as in the engine's caches. A sector becomes valid when
@@ -91,8 +91,8 @@ pub struct Sampler<const SECTORS: usize> {
 
 impl<const SECTORS: usize> Sampler<SECTORS> {
     /// Samples this share of the blocks (0 < `rate` ≤ 1), for the curve of caches of up to
-    /// `blocks_max` blocks. Memory use grows with the number of accessed blocks, up to about 54
-    /// bytes for each of `rate × blocks_max`.
+    /// `blocks_max` blocks. Memory use grows with the number of accessed blocks, up to about `54 ×
+    /// rate × blocks_max` bytes.
     ///
     /// # Panics
     /// Panics if `rate` is out of range.
