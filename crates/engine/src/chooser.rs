@@ -10,9 +10,9 @@
 //! The candidates are compared several times while as many blocks are accessed as the cache holds.
 //! A change of the choice costs at most as many hits as the cache has blocks, because the cache
 //! still holds the blocks that the old choice kept. So a candidate replaces the choice only if its
-//! lead since the choice was made is at least its *price*: [`PRICE_PERCENT`] of that number of
-//! hits. A candidate that differs from the choice only in the treatment of writes holds mostly the
-//! same blocks, so its price is lower ([`WRITES_PRICE_PERCENT`];
+//! lead since the choice was made is at least its *price*: [`PRICE_PERCENT`] of the hits that the
+//! change can cost. A candidate that differs from the choice only in the treatment of writes holds
+//! mostly the same blocks, so its price is lower ([`WRITES_PRICE_PERCENT`];
 //! docs/decisions/0061-write-admission.md). After a sudden drop of the hit ratio ([`DROP_PPM`]) the
 //! contents are worth little, and the price is lower for a while ([`PRICE_AFTER_DROP_PERCENT`]). In
 //! addition, a candidate replaces the choice to reduce flash writes. Such a candidate writes less

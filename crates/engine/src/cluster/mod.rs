@@ -66,7 +66,7 @@ pub struct OwnershipRecord {
     pub member: Member,
     /// Generation of the disk, which grows whenever the owner changes.
     pub generation: u64,
-    /// True while the member owns the disk. False after the member has closed the disk and given up
+    /// True while the member owns the disk. False after the member has closed the disk and released
     /// its ownership (*given the disk back*), so that another member may take it. If `taken` is
     /// true and no member has the ownership lock, the owner failed.
     pub taken: bool,

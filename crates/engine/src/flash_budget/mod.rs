@@ -5,8 +5,8 @@
 //!   account earns its part of the daily budget, is charged with the bytes that caches wrote, and
 //!   divides the rest among the caches.
 //! - [`Allowance`] is the part of one cache. Between two budget rounds the engine charges the
-//!   cache's own flash writes to it, and admission becomes stricter as the allowance gets smaller
-//!   ([`pressure`], [`limit`]).
+//!   cache's own flash writes to the allowance, and admission becomes stricter as the allowance
+//!   gets smaller ([`pressure`], [`limit`]).
 //!
 //! **Saved budget.** Unused budget is saved, up to the budget of one day. A new budget begins with
 //! half a day. A block of clean data is refused unless the saved budget covers all of its copies.

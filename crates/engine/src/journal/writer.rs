@@ -3,8 +3,8 @@
 //!
 //! # Duties of the caller
 //!
-//! - A change is pushed after the index shows it. A *set* is pushed after its data was written, but
-//!   not necessarily flushed.
+//! - A change is pushed ([`Writer::push`]) after the index shows the change. A *set* is pushed
+//!   after its data was written, but not necessarily flushed.
 //! - [`Writer::committed`] is called for a page when the page, all earlier pages, and all data
 //!   written before it was sealed are durable.
 //! - A dirty sector is *pinned* from the push of its *set* record on, because a dump may include
