@@ -46,7 +46,7 @@ use crate::units::{BlockNo, SECTOR_BYTES};
 const MINIATURE_BLOCKS: u32 = 2048;
 /// Base-2 logarithm of the number of sectors in a region, the unit of the sample.
 const REGION_SHIFT: u32 = 4;
-/// Number of comparisons while as many blocks are accessed as a miniature holds.
+/// Number of comparisons of the candidates during as many block accesses as a miniature has blocks.
 const COMPARISONS: u64 = 8;
 /// At each comparison, the counts of a window lose 1/2ⁿ of their weight, where *n* is this
 /// constant. So a window covers accesses to about 16 times the cache's blocks.
@@ -104,7 +104,7 @@ const BUDGET_CANDIDATES: &[(&str, &str)] = &[
     ("s3-fifo", "nth-access:5+not-sequential:128K+reads-only"),
 ];
 
-/// The policies among which `auto` chooses for a given admission.
+/// The policies among which `auto` chooses if the settings fix the admission.
 const POLICIES: &[&str] = &["s3-fifo", "wtinylfu", "lru"];
 
 /// A policy and an admission.

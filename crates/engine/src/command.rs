@@ -1,7 +1,8 @@
 //! Commands of the daemon to an engine, and events that the engine reports.
 //!
 //! Commands take effect while requests are in flight. A change to a cache waits until none of that
-//! cache's flash I/O is in flight. During this wait the disk's requests go to the backing. The
+//! cache's flash I/O is in flight. During this wait, requests bypass a volatile cache. The requests
+//! of a disk wait if its cache is persistent, or if the change is [`CacheChange::GrowDisk`]. The
 //! change is complete when [`Event::Done`] returns its id.
 
 use crate::admission::Admission;
@@ -371,7 +372,7 @@ pub enum CacheChange {
     /// removed.
     DiscardRecorded(u32),
     /// Closes the journal: makes all records durable and marks the journal ring as cleanly closed.
-    /// From then on, requests that need no dirty data bypass the cache, and other requests wait.
+    /// From then on, all requests of the disk wait, without a reply.
     Close,
 }
 

@@ -144,9 +144,9 @@ impl Granules {
         offset < self.disk_bytes && self.has(offset >> self.shift)
     }
 
-    /// Returns the length of the run of bytes from `offset` on that are all in the set or all not
-    /// in it, and true if they are in the set. The run has at most `len` bytes. Bytes beyond the
-    /// disk's end are never in the set.
+    /// Returns the number of bytes from `offset` on that are all in the set, or all outside of the
+    /// set, and true if they are in the set. The number is at most `len`. Bytes beyond the disk's
+    /// end are never in the set.
     pub fn run(&self, offset: u64, len: u64) -> (u64, bool) {
         let end = offset.saturating_add(len);
         let is_in = self.contains(offset);

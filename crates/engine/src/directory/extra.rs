@@ -139,8 +139,8 @@ impl Directory {
         std::mem::take(&mut self.extra.new_uses)
     }
 
-    /// Counts the blocks of an extra read that took too long as added blocks without a use. These
-    /// blocks do not enter the cache, so no guest can use them.
+    /// Counts the blocks of an extra read as added, although the read took too long. These blocks
+    /// do not enter the cache, so no guest can use them.
     pub(crate) fn note_late_extra(&mut self, first: u64, end: u64) {
         let frames = self.index.frames();
         self.spans(first, end).for_each(|_| self.extra.note_added(frames));

@@ -23,7 +23,7 @@ use crate::units::{BlockNo, SECTOR_BYTES};
 /// Pressure at which no clean data is copied into flash.
 pub const PRESSURE_MAX: u32 = 1024;
 
-/// Pressure from which all extra data is refused, and popularity counts.
+/// Pressure from which all extra data is refused, and a block needs a minimum number of accesses.
 const POPULARITY_FROM: u32 = 128;
 
 /// Pressure from which some blocks are refused whatever their number of accesses.

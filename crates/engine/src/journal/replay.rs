@@ -53,7 +53,7 @@ pub enum ReplayError {
     NoSegments,
     /// Two segments have the same ordinal.
     SegmentTwice(u32),
-    /// The journal describes more frames than an index can have, or frames in no segment.
+    /// The journal describes more frames than an index can have, or frames that are in no segment.
     Senseless,
 }
 

@@ -463,8 +463,8 @@ impl Writer {
         }
     }
 
-    /// Copies all records that no written page has to `memory`. Returns true if recovery would find
-    /// all changes after the process is killed.
+    /// Copies to `memory` all records that are in no written page. Returns true if recovery would
+    /// find all changes after the process is killed.
     pub(crate) fn save_records(&mut self, memory: &mut dyn SurvivingMemory) -> bool {
         self.log_pending();
         let Some(log) = &mut self.crash_log else { return false };

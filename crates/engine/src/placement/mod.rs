@@ -22,7 +22,7 @@ use share::{Share, hull, share};
 /// Number of moves whose gains are computed exactly before one move is chosen.
 const SHORTLIST: usize = 24;
 
-/// Maximum number of disks for which exchanges are tried.
+/// Maximum number of disks among which the search tries exchanges.
 const EXCHANGED: usize = 24;
 
 /// Two moves of a disk count as equally good if their gains differ by at most this part of the

@@ -37,8 +37,9 @@ const SIZE_MAX: u64 = 4096;
 /// number.
 const PART: u64 = 1024;
 
-/// Step of `phase` per I/O: the golden section of `PART`. Phases that differ by this step are
-/// evenly distributed, so that the window alternates between two whole sizes in the right ratio.
+/// Number that each I/O adds to `phase`: `PART` divided by the golden ratio. Phases that differ by
+/// this step are evenly distributed, so that the window alternates between two whole sizes in the
+/// right ratio.
 const DITHER: u64 = 633;
 
 /// Minimum time between two [`Report`]s of this host, seconds.
