@@ -533,8 +533,8 @@ impl Chooser {
     }
 }
 
-/// Returns the candidates for these settings, the first choice first. Returns `None` if there is
-/// only one candidate.
+/// Returns the candidates for these settings, the first choice first. Returns `None` if neither
+/// policy nor admission is `auto`.
 fn combinations(frames: u32, policy: PolicyKind, admission: Admission) -> Option<Vec<Combination>> {
     let named = |name: &&str| PolicyKind::from_name(name).expect("candidates name policies");
     let may_reorder = frames <= FRAMES_MAX_TO_REORDER;

@@ -49,7 +49,8 @@ pub(crate) enum Refusal {
 pub(crate) struct Placed {
     /// Cache sector at which the span starts.
     pub(crate) sector: u64,
-    /// Number of evicted blocks with data: 0 or 1.
+    /// Number of evicted blocks with data. More than 1 block is evicted if the frames of the first
+    /// ones are only for second copies.
     pub(crate) evicted: u64,
 }
 

@@ -255,8 +255,8 @@ impl Waiting {
         self.due.insert((at, disk.to_owned()));
     }
 
-    /// Returns a delay of at most `of_ns` for this disk and this occasion. The delay differs from
-    /// host to host.
+    /// Returns a delay of at most `of_ns` nanoseconds, which depends on the host, on the disk, and
+    /// on `once`.
     fn part(&self, disk: &str, once: u64, of_ns: u64) -> u64 {
         ((u128::from(scatter(self.seed ^ once, disk)) * u128::from(of_ns)) >> 64) as u64
     }

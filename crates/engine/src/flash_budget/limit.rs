@@ -29,8 +29,8 @@ const POPULARITY_FROM: u32 = 128;
 /// Pressure from which some blocks are refused whatever their number of accesses.
 const REFUSAL_FROM: u32 = 768;
 
-/// Number of accesses after which a block is admitted, one entry for each of six equal steps of the
-/// pressure.
+/// Numbers of accesses after which a block is admitted. The first entry applies at
+/// [`POPULARITY_FROM`], the last at [`REFUSAL_FROM`], and the others at equal distances between.
 const ACCESSES: [u8; 6] = [1, 2, 3, 4, 6, 8];
 
 /// Number that is XORed with a block's number before it is hashed, so that the choice of blocks is
@@ -64,8 +64,8 @@ pub(crate) struct Limit {
     loan: i64,
     /// Number of copies of clean data that the request writes: 1 or 2.
     pub(crate) copies: u64,
-    /// True if the block that was admitted last is charged to the pool's loan instead of the saved
-    /// budget.
+    /// True if the block that was judged last will be charged to the pool's loan instead of the
+    /// saved budget.
     is_on_loan: bool,
     /// Copies of clean data since the limit was made.
     pub(crate) counts: Counts,

@@ -68,8 +68,7 @@ enum State {
 pub struct Destination {
     state: State,
     record: Option<Record>,
-    /// The session in which this process began to await the disk; `None` if an earlier process
-    /// began.
+    /// The latest session that this process, and no earlier process, began to await.
     begun: Option<Session>,
     /// True if the record may say that the disk did not arrive, although this host still waits for
     /// the disk.

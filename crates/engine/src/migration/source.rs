@@ -31,6 +31,8 @@ const PAUSE_NS_MIN: u64 = 50_000_000;
 const PAUSE_NS_MAX: u64 = 2_000_000_000;
 
 /// Interval of progress calls to a destination that still reads this host's cache, nanoseconds.
+/// With the same interval, the source sends changes while it waits for the operator's order to hand
+/// over.
 const LOOK_NS: u64 = 500_000_000;
 
 /// Time during which changes are collected before the destination is notified, nanoseconds.
@@ -293,8 +295,8 @@ impl Source {
         self.changed = joined(self.changed.take(), changes);
     }
 
-    /// Handles the result of the action that has this ticket. `Err` means that the action had no
-    /// effect.
+    /// Handles the result of the action that has this ticket. `Err` means that the action failed. A
+    /// record may have been written nevertheless.
     pub fn handle_done(&mut self, now: Instant, ticket: Ticket, result: Result<(), ()>) {
         if self.under_way != Some(ticket) {
             return;
