@@ -37,7 +37,7 @@ pub enum Outcome {
     WriteBack,
     /// A discard or zeroing that went to the backing.
     BypassZeroing,
-    /// A flush that went to the backing only.
+    /// A flush for which hob flushed the backing, after a commit of the journal if there is one.
     BypassFlush,
     /// A flush that committed the journal, because the data is on flash.
     FlushCommitted,
@@ -115,7 +115,7 @@ outcomes! {
     WriteNotCopied "write" "not-copied" "were writes to the backing, without a complete copy on flash"
     WriteBack "write" "to-flash" "were writes to flash; hob writes their data to the backing later"
     BypassZeroing "bypass" "zeroing" "were discards or writes of zeroes, which hob sends to the backing only"
-    BypassFlush "bypass" "flush" "were flushes, which hob sent to the backing only"
+    BypassFlush "bypass" "flush" "were flushes for which hob flushed the backing"
     FlushCommitted "flush" "committed" "were flushes that made the data on flash durable"
     BypassUnverified "bypass" "unverified" "went to the backing, because their data on flash has not been compared with the backing since the restart"
     BypassMode "bypass" "mode" "bypassed the cache, because of its mode"

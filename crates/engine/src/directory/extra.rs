@@ -6,8 +6,8 @@
 //! the block becomes an ordinary one.
 //!
 //! With the setting `auto`, the uses of extra blocks are counted. While there are few uses, extra
-//! blocks are filled only in one of [`SAMPLE`] regions of the disk, to detect a change of the
-//! workload.
+//! blocks are filled only in every [`SAMPLE`]th region of the disk on average, to detect a change
+//! of the workload.
 
 use super::{Directory, FirstToEvict, Placed, Refusal, Span};
 use crate::admission::{AdmissionEffect, Run};
@@ -58,7 +58,7 @@ impl Extra {
         }
     }
 
-    /// Continues the counts of another cache with the same setting.
+    /// Takes over the counts of another cache, if that cache has the same setting.
     pub(super) fn follow(&mut self, other: &Extra) {
         if self.fill == other.fill {
             (self.added, self.uses, self.new_uses) = (other.added, other.uses, other.new_uses);
