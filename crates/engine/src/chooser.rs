@@ -486,9 +486,9 @@ impl Chooser {
         Some(self.current())
     }
 
-    /// Returns the candidate with the fewest flash writes. Its hit ratio is at most [`EQUAL_PPM`]
-    /// below the highest one, and it writes less than [`WRITES_PERCENT`] of the sectors that the
-    /// choice writes. Returns the choice if there is no such candidate.
+    /// Returns the candidate with the fewest flash writes among those whose hit ratio is at most
+    /// [`EQUAL_PPM`] below the highest one, and which write less than [`WRITES_PERCENT`] of the
+    /// sectors that the choice writes. Returns the choice if there is no such candidate.
     fn most_sparing(&self) -> usize {
         let window = |at: usize| &self.miniatures[at].window;
         let all = 0..self.miniatures.len();

@@ -229,8 +229,8 @@ pub enum Role {
     /// This host owns the disk.
     #[default]
     Here,
-    /// Another host owns the disk and will hand it over to this host. The disk has no cache yet and
-    /// has had no requests.
+    /// Another host owns the disk and will hand it over to this host. A disk can get this role only
+    /// while it has no cache and no request in flight.
     Standby,
     /// This host owns the disk and is about to hand it over. The disk has no dirty data, and its
     /// cache does not write back.
