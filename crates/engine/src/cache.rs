@@ -52,8 +52,8 @@ pub(crate) struct Cache {
     pub(crate) segments: Vec<DataSegment>,
     directory: Directory,
     segment_shift: u32,
-    /// Numbers of segments for first copies and of segments for second copies only, without those
-    /// being vacated.
+    /// Numbers of segments for first copies, and of segments for second copies only. Segments that
+    /// are being vacated are not counted.
     firsts: usize,
     seconds: usize,
     /// Segments that the cache will release soon, in ascending order.
@@ -113,8 +113,9 @@ impl Cache {
         }
     }
 
-    /// Limits the clean blocks of a split cache to the read cache's share, before a read inserts a
-    /// block. Returns the number of evicted blocks.
+    /// Evicts clean blocks until a read can insert a block without exceeding the read cache's
+    /// share. Applies only to a cache with the layout `split`. Returns the number of evicted
+    /// blocks.
     #[inline]
     pub(crate) fn keep_to_read_share(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Result<u64, Refusal> {
         let Layout::Split { read_permille } = self.config.layout else { return Ok(0) };
@@ -321,8 +322,8 @@ impl Cache {
         self.segments.iter().any(|segment| segment.place.device == device)
     }
 
-    /// Returns the `count` segments with the fewest blocks; of equal segments, the last ones.
-    /// Segments for second copies only are chosen last.
+    /// Returns the `count` segments with the fewest blocks. Among segments with equally many
+    /// blocks, the last ones are chosen first. Segments for second copies only are chosen last.
     fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
         let mut blocks = vec![0u32; self.segments.len()];
         for (frame, _) in self.directory.order() {

@@ -8,16 +8,16 @@
 //! requests are counted whole. A request of several blocks hits only if all its blocks hit.
 //!
 //! The candidates are compared several times while as many blocks are accessed as the cache holds.
-//! A change of the choice costs at most as many hits as the cache has blocks, because each
-//! candidate would hold other blocks. So a candidate replaces the choice only if its lead since the
-//! choice was made is at least its *price*: [`PRICE_PERCENT`] of that number of hits. A candidate
-//! that differs from the choice only in the treatment of writes holds mostly the same blocks, so
-//! its price is lower ([`WRITES_PRICE_PERCENT`]; docs/decisions/0061-write-admission.md). After a
-//! sudden drop of the hit ratio ([`DROP_PPM`]) the contents are worth little, and the price is
-//! lower for a while ([`PRICE_AFTER_DROP_PERCENT`]). In addition, a candidate replaces the choice
-//! to reduce flash writes. Such a candidate writes less than [`WRITES_PERCENT`] of the sectors that
-//! the choice writes. Its hit ratio is at most one percentage point ([`EQUAL_PPM`]) below the
-//! highest hit ratio of all candidates.
+//! A change of the choice costs at most as many hits as the cache has blocks, because the cache
+//! still holds the blocks that the old choice kept. So a candidate replaces the choice only if its
+//! lead since the choice was made is at least its *price*: [`PRICE_PERCENT`] of the hits that the
+//! change can cost. A candidate that differs from the choice only in the treatment of writes holds
+//! mostly the same blocks, so its price is lower ([`WRITES_PRICE_PERCENT`];
+//! docs/decisions/0061-write-admission.md). After a sudden drop of the hit ratio ([`DROP_PPM`]) the
+//! contents are worth little, and the price is lower for a while ([`PRICE_AFTER_DROP_PERCENT`]). In
+//! addition, a candidate replaces the choice to reduce flash writes. Such a candidate writes less
+//! than [`WRITES_PERCENT`] of the sectors that the choice writes. Its hit ratio is at most one
+//! percentage point ([`EQUAL_PPM`]) below the highest hit ratio of all candidates.
 //!
 //! A flash write budget that is running out takes precedence over these rules: a candidate can be
 //! chosen only if the cache's part of the budget pays for its flash writes. Stricter candidates
@@ -46,37 +46,38 @@ use crate::units::{BlockNo, SECTOR_BYTES};
 const MINIATURE_BLOCKS: u32 = 2048;
 /// Base-2 logarithm of the number of sectors in a region, the unit of the sample.
 const REGION_SHIFT: u32 = 4;
-/// Number of comparisons while as many blocks are accessed as a miniature holds.
+/// Number of comparisons of the candidates during as many block accesses as a miniature has blocks.
 const COMPARISONS: u64 = 8;
-/// The counts of a window lose one part in 2ⁿ of their weight at each comparison. So a window
-/// covers accesses to about 16 times the cache's blocks.
+/// At each comparison, the counts of a window lose 1/2ⁿ of their weight, where *n* is this
+/// constant. So a window covers accesses to about 16 times the cache's blocks.
 const WINDOW_SHIFT: u32 = 7;
 /// Minimum lead of a candidate (a policy and an admission) that replaces the choice, in hits, as a
 /// percentage of the number of reads whose data would fill the cache. With 50, the choice follows
-/// each phase of a loop, which cost 10 points of hits on a real trace. With 150, the choice changes
-/// too late after a change of the workload.
+/// each phase of a loop, which cost 10 percentage points of the hit ratio on a real trace. With
+/// 150, the choice changes too late after a change of the workload.
 const PRICE_PERCENT: i64 = 100;
 /// Minimum lead of a candidate that differs from the choice only in the treatment of writes, in
 /// hits, as a percentage of the reads among as many accesses as fill the cache.
 const WRITES_PRICE_PERCENT: i64 = 25;
-/// Base-2 logarithm of the number of comparisons that the recent hit ratio covers: half the cache.
+/// Base-2 logarithm of the number of comparisons that the recent hit ratio covers. In this time,
+/// half as many blocks are accessed as the cache holds.
 const RECENT_SHIFT: u32 = 2;
-/// Difference between the choice's hit ratio and its recent one that indicates a new phase of the
-/// workload, millionths.
+/// Minimum drop of the choice's hit ratio that indicates a new phase of the workload, millionths:
+/// the ratio over the whole window minus the recent ratio.
 const DROP_PPM: i64 = 200_000;
 /// Minimum lead of a candidate after a drop by [`DROP_PPM`], as a percentage of the number of reads
 /// whose data would fill the cache, and the number of comparisons for which this minimum applies.
 const PRICE_AFTER_DROP_PERCENT: i64 = 10;
 const COMPARISONS_AFTER_DROP: u64 = 2 * COMPARISONS;
-/// Minimum lead, in hits, of a candidate that replaces the choice, so that a few reads decide
-/// nothing.
+/// Absolute minimum of the lead, in hits, of a candidate that replaces the choice. A lead of a few
+/// hits may be chance.
 const PRICE_HITS_MIN: i64 = 8;
 /// Maximum recorded lag of a candidate behind the choice, in hits, as a percentage of the number of
-/// reads whose data would fill the cache. A larger lag is reduced to this one, so that a candidate
-/// that becomes better can catch up.
+/// reads whose data would fill the cache. A larger lag is reduced to this maximum, so that a
+/// candidate that becomes better can catch up.
 const BEHIND_PERCENT_MAX: i64 = 50;
-/// Maximum distance below the highest hit ratio of a candidate that replaces the choice because
-/// it writes less, millionths.
+/// Maximum difference between the highest hit ratio of all candidates and the hit ratio of a
+/// candidate that replaces the choice because it writes less, millionths.
 const EQUAL_PPM: i64 = 10_000;
 /// Maximum flash writes of a candidate that replaces the choice because it writes less, percent of
 /// the current flash writes.
@@ -87,9 +88,9 @@ const COMPARISONS_TO_SPARE: u64 = 4 * COMPARISONS;
 /// shard for too long.
 const FRAMES_MAX_TO_REORDER: u32 = 1 << 20;
 
-/// The candidates: each with or without ghost admission, and with or without admission of writes.
-/// The first candidate is the choice until the miniatures have results. All candidates have the
-/// same policy, so that a change of the choice keeps the eviction order.
+/// The candidates: `s3-fifo` with or without ghost admission, and with or without admission of
+/// writes. The first candidate is the choice until the miniatures have results. All candidates have
+/// the same policy, so that a change of the choice keeps the eviction order.
 const CANDIDATES: &[(&str, &str)] = &[
     ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%+reads-only"),
     ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%"),
@@ -103,7 +104,7 @@ const BUDGET_CANDIDATES: &[(&str, &str)] = &[
     ("s3-fifo", "nth-access:5+not-sequential:128K+reads-only"),
 ];
 
-/// The policies among which `auto` chooses for a given admission.
+/// The policies among which `auto` chooses if the settings fix the admission.
 const POLICIES: &[&str] = &["s3-fifo", "wtinylfu", "lru"];
 
 /// A policy and an admission.
@@ -144,7 +145,7 @@ impl CacheAccess {
     }
 }
 
-/// State of a cache with an automatic setting.
+/// State of a cache whose policy or admission is `auto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
     /// The cache has not been full yet.
@@ -153,7 +154,7 @@ pub enum Phase {
     /// The choice is the first one, or as many blocks as the cache holds were accessed since the
     /// choice was made.
     Warm,
-    /// The choice has just changed, so the contents are still those of the previous choice.
+    /// The choice changed recently, so the cache still holds blocks that the previous choice kept.
     Changed,
 }
 
@@ -236,8 +237,8 @@ struct Miniature {
     window: Window,
     /// Results of the last comparisons only.
     recent: Window,
-    /// Lead in hits over the current choice since the choice was made; negative for a lag, which is
-    /// limited.
+    /// Lead in hits over the current choice since the choice was made. A negative number is a lag,
+    /// which [`BEHIND_PERCENT_MAX`] limits.
     lead: i64,
 }
 
@@ -323,7 +324,7 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    /// Creates the chooser of a cache, or `None` if neither setting is `auto`.
+    /// Creates the chooser of a cache, or returns `None` if neither policy nor admission is `auto`.
     pub(crate) fn new(
         frames: u32,
         block_shift: u32,
@@ -485,9 +486,9 @@ impl Chooser {
         Some(self.current())
     }
 
-    /// Returns the candidate with the fewest flash writes. Its hit ratio is at most [`EQUAL_PPM`]
-    /// below the highest one, and it writes less than [`WRITES_PERCENT`] of the sectors that the
-    /// choice writes. Returns the choice if there is no such candidate.
+    /// Returns the candidate with the fewest flash writes among those whose hit ratio is at most
+    /// [`EQUAL_PPM`] below the highest one, and which write less than [`WRITES_PERCENT`] of the
+    /// sectors that the choice writes. Returns the choice if there is no such candidate.
     fn most_sparing(&self) -> usize {
         let window = |at: usize| &self.miniatures[at].window;
         let all = 0..self.miniatures.len();
@@ -532,8 +533,8 @@ impl Chooser {
     }
 }
 
-/// Returns the candidates for these settings, the first choice first. Returns `None` if there is
-/// only one.
+/// Returns the candidates for these settings, the first choice first. Returns `None` if neither
+/// policy nor admission is `auto`.
 fn combinations(frames: u32, policy: PolicyKind, admission: Admission) -> Option<Vec<Combination>> {
     let named = |name: &&str| PolicyKind::from_name(name).expect("candidates name policies");
     let may_reorder = frames <= FRAMES_MAX_TO_REORDER;

@@ -1,7 +1,8 @@
 //! Commands of the daemon to an engine, and events that the engine reports.
 //!
 //! Commands take effect while requests are in flight. A change to a cache waits until none of that
-//! cache's flash I/O is in flight. During this wait the disk's requests go to the backing. The
+//! cache's flash I/O is in flight. During this wait, requests bypass a volatile cache. The requests
+//! of a disk wait if its cache is persistent, or if the change is [`CacheChange::GrowDisk`]. The
 //! change is complete when [`Event::Done`] returns its id.
 
 use crate::admission::Admission;
@@ -25,7 +26,7 @@ pub struct Segment {
 /// A segment for cache data, with its number in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DataSegment {
-    /// Position on flash.
+    /// Position of the segment on flash.
     pub place: Segment,
     /// Number that is unique among the cache's current data segments. Volatile caches ignore it.
     pub ordinal: u32,
@@ -41,12 +42,12 @@ pub enum Mode {
     WriteThrough,
     /// Writes go to flash first, and to the backing later. Needs a journal.
     WriteBack,
-    /// Writes go to the backing only, and invalidate flash's data of their range.
+    /// Writes go to the backing only, and invalidate the cached data of the written range.
     WriteAround,
     /// Writes go to the backing as with `WriteAround`. Flash serves reads, but reads promote
     /// nothing.
     ReadOnlyCache,
-    /// All requests go to the backing, and the cache holds nothing.
+    /// All requests go to the backing. The cache keeps its data, except data that writes change.
     PassThrough,
 }
 
@@ -56,12 +57,12 @@ pub enum DestageOrder {
     /// By position on the disk: repeated passes in ascending order.
     #[default]
     Elevator,
-    /// In the order in which blocks became dirty. A block that was used since then returns to the
-    /// end of the queue, which approximates least recently used.
+    /// In the order in which blocks became dirty. A block that was used after it became dirty
+    /// returns to the end of the queue. This order approximates least recently used.
     Coldest,
 }
 
-/// Settings of destaging. Dirty data is compared with the cache's capacity, in per mille.
+/// Settings of destaging. Shares of dirty data are per mille of the cache's capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destage {
     /// Order of destaging.
@@ -145,7 +146,7 @@ pub struct CacheConfig {
     pub layout: Layout,
     /// Settings of destaging.
     pub destage: Destage,
-    /// Copies on flash.
+    /// Number of copies on flash, and the data to which it applies.
     pub copies: Copies,
 }
 
@@ -207,7 +208,7 @@ pub struct NewRing {
 pub struct DiskConfig {
     /// Size of the disk in bytes; a multiple of 512.
     pub size_bytes: u64,
-    /// Access of guests.
+    /// Access rights of guests.
     pub access: Access,
     /// Datastore of the disk's backing.
     pub datastore: DatastoreId,
@@ -228,8 +229,8 @@ pub enum Role {
     /// This host owns the disk.
     #[default]
     Here,
-    /// Another host owns the disk and will hand it over to this host. The disk has no cache yet and
-    /// has had no requests.
+    /// Another host owns the disk and will hand it over to this host. A disk can get this role only
+    /// while it has no cache and no request in flight.
     Standby,
     /// This host owns the disk and is about to hand it over. The disk has no dirty data, and its
     /// cache does not write back.
@@ -249,13 +250,14 @@ pub enum Command {
     /// Changes the disk's cache.
     Cache(CacheChange),
     /// Replaces the disk's memory tier by an empty one, or removes it. The command completes
-    /// immediately. Copies that the engine requested before refer to the old memory area, and
-    /// later copies never do.
+    /// immediately. Memory copies that the engine requested before the command refer to the old
+    /// memory area, and later copies do not.
     Memory(Option<MemoryConfig>),
     /// Sets the disk's shares, limits and reservations. The new values apply immediately, also to
     /// queued requests.
     Qos(DiskQos),
-    /// Changes the disk's role. [`Role::Frozen`] completes when no guest request is in flight.
+    /// Changes the disk's role. A change to [`Role::Frozen`] is complete when no guest request is
+    /// in flight.
     Own(Role),
     /// Starts recording which regions of the disk change, for
     /// [`take_changed`](crate::Engine::take_changed). The record starts empty. `false` stops the
@@ -263,11 +265,11 @@ pub enum Command {
     Watch(bool),
     /// Changes the disk's dirty bitmaps. The command completes immediately.
     Bitmap(BitmapChange),
-    /// Resets all counters, but not the histograms and the working-set sampler.
+    /// Resets all counters, but not the histograms and the sampler of the miss-ratio curves.
     ResetStats,
     /// Resets the histograms.
     ResetHistograms,
-    /// Resets the working-set sampler.
+    /// Resets the sampler of the disk's miss-ratio curves.
     ResetSizing,
 }
 
@@ -295,16 +297,16 @@ pub enum BitmapChange {
     /// Moves the content of `name` to a new frozen bitmap `frozen`. Bitmap `name` becomes empty and
     /// keeps recording. No change is lost between the two bitmaps.
     Rotate {
-        /// A recording bitmap.
+        /// Name of a recording bitmap.
         name: String,
-        /// An unused name.
+        /// Name of the new frozen bitmap. No other bitmap of the disk has this name.
         frozen: String,
     },
     /// Adds the content of `from` to the recording bitmap `into`, and removes `from`.
     Merge {
-        /// A recording or frozen bitmap.
+        /// Name of a recording or frozen bitmap.
         from: String,
-        /// Another bitmap.
+        /// Name of the recording bitmap that receives the content.
         into: String,
     },
     /// Marks the whole disk as changed in a recording bitmap, because the caller knows of a change
@@ -312,13 +314,13 @@ pub enum BitmapChange {
     InsertAll(String),
 }
 
-/// A change to one disk's cache. A structural change of a persistent cache provides a new journal
-/// ring. The old journal ring's segments are then released.
+/// A change to one disk's cache. A change with a [`NewRing`] replaces the journal ring of a
+/// persistent cache. The engine then releases the segments of the old journal ring.
 #[derive(Clone, Debug)]
 pub enum CacheChange {
     /// Tells the engine that a cache is being recovered, and which requests may go to the backing
-    /// until then. `None` ends this state. Takes effect immediately. A later `Expect` replaces the
-    /// earlier one.
+    /// until the recovery ends. `None` ends this state. Takes effect immediately. A later `Expect`
+    /// replaces the earlier one.
     Expect(Option<Box<Expect>>),
     /// Adds a cache, which is empty and volatile, has a new journal, or was recovered.
     Enable(Box<Enable>),
@@ -359,9 +361,10 @@ pub enum CacheChange {
     /// Discards dirty data, so that acknowledged writes are lost. The backing is not used.
     DiscardDirty(Discard),
     /// The daemon has durably recorded that recovery must not use clean data of journal rings up to
-    /// this number. After a cache has lost its journal and until it receives this command, the
-    /// cache destages only data that the journal ring durably records as dirty: where newer data
-    /// was written, the journal ring may describe older, clean data. Takes effect immediately.
+    /// this number. From the loss of its journal until this command, a cache destages only data
+    /// that the journal ring durably records as dirty. For other dirty data, the journal ring may
+    /// describe older, clean data, which recovery would use after a crash. Takes effect
+    /// immediately.
     LossRecorded(u32),
     /// The daemon has durably recorded that recovery must discard the dirty data of journal rings up
     /// to this number. A discard of dirty data waits for this command if the journal cannot be
@@ -369,7 +372,7 @@ pub enum CacheChange {
     /// removed.
     DiscardRecorded(u32),
     /// Closes the journal: makes all records durable and marks the journal ring as cleanly closed.
-    /// From then on requests bypass the cache; requests that need dirty data wait.
+    /// From then on, all requests of the disk wait, without a reply.
     Close,
 }
 
@@ -393,8 +396,9 @@ pub enum Vacate {
 }
 
 /// Known facts about a cache that is being recovered. During recovery, hob sends reads outside of
-/// the `doubtful` regions directly to the backing. Changes wait for the recovered cache, or until
-/// `is_void` is true. Later the cache invalidates the changed ranges.
+/// the `doubtful` regions directly to the backing. Changes wait until the recovered cache is in
+/// use, or `is_void` is true. When the recovered cache is enabled, hob drops its data of the ranges
+/// that changed during the recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. While there are such regions,
@@ -411,7 +415,7 @@ pub struct Expect {
 pub struct Enable {
     /// Settings of the cache.
     pub config: CacheConfig,
-    /// Segments for data. With `recovered`, exactly the segments that were found.
+    /// Segments for data. For a recovered cache, exactly the segments that recovery found.
     pub segments: Vec<DataSegment>,
     /// Journal ring of a persistent cache; `None` for a volatile cache.
     pub journal: Option<NewRing>,
@@ -495,9 +499,10 @@ pub enum CommandError {
     /// The backing could not be flushed.
     BackingFailed,
     /// The configuration is invalid. Examples: the block size is not a power of two in range, a
-    /// segment is smaller than a block, or the segment size of a cache would change. The disk has
-    /// more than 2³² blocks, or the cache more than 2³² − 2 blocks. A bitmap or recovered cache has
-    /// another size than the disk. The cache writes back, and the engine has no destage buffer.
+    /// segment is smaller than a block, or the segment size of a cache would change. More examples:
+    /// the disk has more than 2³² blocks, the cache has more than 2³² − 2 blocks, or a bitmap or
+    /// recovered cache has another size than the disk. A cache that writes back is also invalid if
+    /// the engine has no destage buffer.
     Unworkable,
 }
 
@@ -551,8 +556,8 @@ pub enum Event {
     },
     /// The journal cannot be written any more. No data becomes dirty, and dirty data is destaged:
     /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the
-    /// daemon provides a new journal, or drains the cache, records its end and disables it.
-    /// Changes and flushes that have waited for half a minute fail.
+    /// daemon provides a new journal. Otherwise the daemon drains the cache, records the end of the
+    /// cache and disables the cache. Changes and flushes that have waited for half a minute fail.
     JournalLost(DiskId),
     /// A discard of a disk's dirty data waits for [`CacheChange::DiscardRecorded`] with the number of
     /// this journal ring, because the lost journal still describes the data as dirty. Without the
@@ -569,11 +574,12 @@ pub enum Event {
     Bitmaps {
         /// The disk.
         disk: DiskId,
-        /// All its bitmaps.
+        /// All bitmaps of the disk.
         bitmaps: Vec<Bitmap>,
     },
-    /// A change waits for a recovering cache, or for another host that will hand the disk over. In
-    /// the first case no data is dirty, and the change can continue when the journal rings are
-    /// [invalidated](Expect::is_void). The event is sent once for each case.
+    /// A change waits for a recovering cache, or for another host that will hand the disk over. If
+    /// the cache is recovering, no data is dirty, and the change can continue when the journal
+    /// rings are [invalidated](Expect::is_void). The event is sent at most once for each recovery
+    /// and each standby.
     ChangeWaits(DiskId),
 }

@@ -41,7 +41,7 @@ pub(crate) enum Change {
     Resumed,
 }
 
-/// Limits of one device's health.
+/// Limits for the health checks of one flash device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Health {
     pub(crate) errors_max: u32,

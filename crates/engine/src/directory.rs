@@ -49,7 +49,8 @@ pub(crate) enum Refusal {
 pub(crate) struct Placed {
     /// Cache sector at which the span starts.
     pub(crate) sector: u64,
-    /// Number of evicted blocks with data: 0 or 1.
+    /// Number of evicted blocks with data. More than 1 block is evicted if the frames of the first
+    /// ones are only for second copies.
     pub(crate) evicted: u64,
 }
 
@@ -59,7 +60,8 @@ pub(crate) enum Departure {
     /// The block stays in the segment that is being vacated, and becomes dirty there. The block is
     /// already partly dirty or in use, or no other frame is free.
     Stays,
-    /// The durable journal may record the block as dirty, so a commit must come first.
+    /// The durable journal may record the block as dirty, so the block may move only after the next
+    /// commit.
     AfterCommit,
     /// The block moves. The fields are the cache sector of the new frame, and the number of evicted
     /// blocks with data.
@@ -252,7 +254,8 @@ impl Directory {
         self.index.note_use(frame);
     }
 
-    /// Returns the room for blocks outside of sequential runs.
+    /// Returns the state of the frames for a block outside of sequential runs. Blocks that are
+    /// evicted first count as free frames.
     #[inline]
     fn room(&self) -> Room {
         let Room { has_free, used } = self.index.room();
@@ -546,8 +549,8 @@ impl Directory {
         self.gone.drain(..)
     }
 
-    /// Returns true if this block of a cache with a journal was used since the last call, or is
-    /// hot.
+    /// Returns true if this block of a cache with a journal was used since the last call, or if the
+    /// policy protects the block ([`Policy::is_hot`](crate::policy::Policy::is_hot)).
     pub(crate) fn was_used(&mut self, block: BlockNo) -> bool {
         let Some(frame) = self.index.find(block) else { return false };
         self.index.take_use(frame)

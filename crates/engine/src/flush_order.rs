@@ -29,8 +29,9 @@ impl<K: Copy + PartialEq, T> FlushOrder<K, T> {
         self.queue.push_back((key, None));
     }
 
-    /// Records the end of a flush in flight. Returns true if others are in flight. The caller must
-    /// then [`hold`](Self::hold) a success. Call [`poll_released`](Self::poll_released) afterwards.
+    /// Records the end of a flush in flight. Returns true if other flushes are in flight. The
+    /// caller must then [`hold`](Self::hold) a success. Call [`poll_released`](Self::poll_released)
+    /// afterwards.
     pub fn end(&mut self, key: K) -> bool {
         let at = self.queue.iter().position(|(it, held)| *it == key && held.is_none());
         self.queue.remove(at.expect("the flush was in flight"));

@@ -9,9 +9,9 @@ use crate::io::BufferSlice;
 pub enum GatherPart {
     /// Bytes of [`Gather::head`] from `start` to `end`.
     Head {
-        /// First byte.
+        /// Position of the first byte in [`Gather::head`].
         start: u32,
-        /// One past the last byte.
+        /// Position after the last byte in [`Gather::head`].
         end: u32,
     },
     /// Payload, sent from the buffer itself.

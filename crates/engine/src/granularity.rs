@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How much a read miss fills.
+/// How much data a read miss brings into the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fill {
     /// The sectors that the guest read.
@@ -21,7 +21,7 @@ pub enum Fill {
     Auto,
 }
 
-/// A row of [`FILLS`].
+/// One fill granularity: a row of [`FILLS`].
 #[derive(Debug)]
 pub struct FillInfo {
     /// The setting.
@@ -64,7 +64,7 @@ impl fmt::Display for Fill {
     }
 }
 
-/// A fill granularity that does not parse.
+/// Error for a text that is no fill granularity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownFill(String);
 

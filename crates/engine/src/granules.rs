@@ -4,8 +4,8 @@
 //! disk has at most 2²⁶ granules, so a set takes at most 8 MiB. If a disk grows beyond that number,
 //! the granule size doubles.
 //!
-//! A granule size must be a power of two from 4 KiB to 64 MiB that does not give too many granules.
-//! Offsets and lengths are bytes.
+//! A granule size must be a power of two from 4 KiB to 64 MiB, and large enough that the disk has
+//! at most 2²⁶ granules. Offsets and lengths are bytes.
 
 /// Minimum granule size in bytes.
 pub const GRANULE_BYTES_MIN: u64 = 4096;
@@ -44,7 +44,7 @@ impl Granules {
     }
 
     /// Creates a set from the result of [`words`](Self::words). Returns `None` if the words are not
-    /// a valid set for such a disk.
+    /// a valid set for a disk of `disk_bytes` bytes.
     pub fn from_words(disk_bytes: u64, granule_bytes: u64, words: Vec<u64>) -> Option<Granules> {
         let empty = Granules::new(disk_bytes, granule_bytes)?;
         let tail = empty.granules() % 64;
@@ -144,9 +144,9 @@ impl Granules {
         offset < self.disk_bytes && self.has(offset >> self.shift)
     }
 
-    /// Returns the length of the run of bytes from `offset` on that are all in the set or all not
-    /// in it, and true if they are in the set. The run has at most `len` bytes. Bytes beyond the
-    /// disk's end are never in the set.
+    /// Returns the number of bytes from `offset` on that are all in the set, or all outside of the
+    /// set, and true if they are in the set. The number is at most `len`. Bytes beyond the disk's
+    /// end are never in the set.
     pub fn run(&self, offset: u64, len: u64) -> (u64, bool) {
         let end = offset.saturating_add(len);
         let is_in = self.contains(offset);

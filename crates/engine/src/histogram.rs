@@ -8,7 +8,7 @@ const LOW_BITS: u32 = 8;
 const HIGH_BITS: u32 = 37;
 const BUCKETS: usize = (HIGH_BITS - LOW_BITS) as usize * SUB + 1;
 
-/// Counts of latencies by length.
+/// A histogram of latencies.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -24,7 +24,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts one value.
+    /// Adds one latency to the histogram.
     #[inline]
     pub fn record(&mut self, nanos: u64) {
         self.counts[bucket_of(nanos)] += 1;
@@ -33,7 +33,7 @@ impl Histogram {
         self.max = self.max.max(nanos);
     }
 
-    /// Adds all values of another histogram.
+    /// Adds all latencies of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         for (mine, theirs) in self.counts.iter_mut().zip(other.counts.iter()) {
             *mine += theirs;

@@ -131,7 +131,7 @@ impl Index {
         self.table.find(hash(block), |frame| self.block(frame) == block)
     }
 
-    /// Reads a word at the start of the search for a block, so that the CPU caches it.
+    /// Reads a word at the start of the search for a block, so that the CPU caches the word.
     #[inline]
     pub(crate) fn peek(&self, block: BlockNo) -> u32 {
         self.table.peek(hash(block))

@@ -9,7 +9,7 @@
 //! the front end may send from the buffer at the same time.
 //!
 //! A buffer can also be guest memory ([`PayloadMemory::Guest`]), to which the guest may write at
-//! any time. The engine only reads flash into guest memory.
+//! any time. The engine uses guest memory only as the destination of reads from flash.
 
 use crate::outcome::Outcome;
 use crate::units::{BufferId, DeviceId, DiskId, IoId, RequestId};
@@ -29,16 +29,16 @@ pub enum Op {
     Discard(Durability),
     /// Zeroes the range.
     WriteZeroes(Durability, Zeroing),
-    /// A request of the daemon: like `Prefetch` for data from the cache of another host, without
-    /// admission.
+    /// A request of the daemon during a migration: like `Prefetch`, for data that the other host
+    /// has in its cache. Admission accepts all of this data.
     Pull,
     /// A request of the daemon: invalidates the range in the cache of a disk in standby.
     Forget,
     /// A request of the daemon: flushes a frozen disk's backing.
     Settle,
     /// A request of the daemon: makes all acknowledged writes durable, like a guest's `Flush`, and
-    /// always flushes the backing too. It is background work, and begins no new period of the
-    /// guest's writes.
+    /// always flushes the backing too. This flush is background work and does not begin a new
+    /// destage epoch.
     DaemonFlush,
     /// A request of another host: reads into the buffer and promotes nothing. If another host owns
     /// the disk, only flash is read.
@@ -94,7 +94,8 @@ pub enum PayloadMemory {
     Daemon,
     /// The guest owns the memory, for reads of whole sectors that are likely hits. A read that
     /// misses or has a wrong checksum is [declined](crate::Engine::poll_declined). The guest may
-    /// have overwritten the data, so a mismatch is no evidence against flash.
+    /// have overwritten the data in its memory, so a wrong checksum does not show that flash is
+    /// faulty.
     Guest,
     /// The daemon owns the memory, for a retry of a declined read. Statistics have already counted
     /// this read.

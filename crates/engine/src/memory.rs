@@ -2,9 +2,9 @@
 //! area. All data of the memory tier is also on flash or on the backing. Decision 7
 //! (docs/decisions/0007-memory-tier.md) defines when a copy is valid.
 //!
-//! The memory area is divided into pages, which have their own directory. Copies are reported
-//! through closures, because the engine performs them. Sectors are sectors of the disk, and offsets
-//! in the area are bytes.
+//! The memory area is divided into pages, which have their own directory. Methods report copies to
+//! the caller through closures, because the engine performs the copies. Sectors are sectors of the
+//! disk, and offsets in the area are bytes.
 
 mod readers;
 

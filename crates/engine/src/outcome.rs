@@ -37,7 +37,7 @@ pub enum Outcome {
     WriteBack,
     /// A discard or zeroing that went to the backing.
     BypassZeroing,
-    /// A flush of the backing.
+    /// A flush for which hob flushed the backing, after a commit of the journal if there is one.
     BypassFlush,
     /// A flush that committed the journal, because the data is on flash.
     FlushCommitted,
@@ -54,7 +54,7 @@ pub enum Outcome {
     BypassChanging,
     /// A request that bypassed the cache because the cache was being recovered.
     BypassRecovering,
-    /// A request while another host still owned the disk.
+    /// A request that arrived while another host still owned the disk.
     BypassStandby,
     /// A request that bypassed a flash device which exceeds the time limit.
     BypassStalled,
@@ -74,7 +74,7 @@ pub enum Outcome {
     Refused,
 }
 
-/// A row of [`OUTCOMES`].
+/// Name and description of one outcome: a row of [`OUTCOMES`].
 #[derive(Debug)]
 pub struct OutcomeInfo {
     /// The outcome.
@@ -115,7 +115,7 @@ outcomes! {
     WriteNotCopied "write" "not-copied" "were writes to the backing, without a complete copy on flash"
     WriteBack "write" "to-flash" "were writes to flash; hob writes their data to the backing later"
     BypassZeroing "bypass" "zeroing" "were discards or writes of zeroes, which hob sends to the backing only"
-    BypassFlush "bypass" "flush" "were flushes, which hob sent to the backing only"
+    BypassFlush "bypass" "flush" "were flushes for which hob flushed the backing"
     FlushCommitted "flush" "committed" "were flushes that made the data on flash durable"
     BypassUnverified "bypass" "unverified" "went to the backing, because their data on flash has not been compared with the backing since the restart"
     BypassMode "bypass" "mode" "bypassed the cache, because of its mode"

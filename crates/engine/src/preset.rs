@@ -204,20 +204,20 @@ impl FromStr for Layout {
 /// Behaviour of a preset with two copies in a pool that has one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OneDevice {
-    /// One copy is kept.
+    /// The cache keeps one copy.
     OneCopy,
-    /// The preset is refused, because two devices are part of the reproduced system.
+    /// hob refuses the preset, because two devices are part of the reproduced system.
     Refused,
 }
 
-/// A row of [`PRESETS`].
+/// One preset: a row of [`PRESETS`].
 #[derive(Debug)]
 pub struct Preset {
     /// The name that users type.
     pub name: &'static str,
     /// A one-line summary.
     pub summary: &'static str,
-    /// The reproduced system, and where its facts are collected.
+    /// The system that the preset reproduces, for help and docs.
     pub source: &'static str,
     /// Write mode.
     pub mode: Mode,
@@ -358,7 +358,7 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-/// Everything is admitted.
+/// The admission rule `always`, which admits every block.
 const ALWAYS: Admission = Admission {
     popularity: Popularity::Always,
     sequential_bytes_max: None,
@@ -366,7 +366,8 @@ const ALWAYS: Admission = Admission {
     reads_only: false,
 };
 
-/// The cache chooses (docs/decisions/0053). All dirty data is admitted.
+/// The admission rule `auto`: the cache's chooser selects the rule (docs/decisions/0053). All dirty
+/// data is admitted.
 const AUTO: Admission = Admission {
     popularity: Popularity::Auto,
     sequential_bytes_max: None,

@@ -1,9 +1,9 @@
 //! Range locks on sectors, granted in order of arrival.
 //!
 //! Each request locks its range of sectors. A lock waits for every *earlier* lock that overlaps and
-//! conflicts with it, whether granted or not. So there is no starvation and no deadlock. Range
-//! locks ensure that a miss is fetched once, a write takes precedence over a fill, and a read never
-//! sees half of a write.
+//! conflicts with it, whether the earlier lock is granted or not. So there is no starvation and no
+//! deadlock. Range locks ensure that requests which miss the same data fetch the data once, that a
+//! fill never replaces the data of a later write, and that a read never sees half of a write.
 //!
 //! | | Read | Fill | Transfer | Change |
 //! |---|---|---|---|---|
@@ -13,8 +13,8 @@
 //! | Change (write, discard, zeroes) | waits | waits | – | waits |
 //!
 //! A transfer begins as a Fill and becomes a Transfer when it has read flash. So a write to flash
-//! does not wait for a slow backing. A change that goes to the backing has to wait for the transfer
-//! itself.
+//! does not wait for a slow backing. A change that goes to the backing must wait for the end of the
+//! transfer, and the lock alone does not ensure that.
 //!
 //! Locks are found through zones of 1 MiB that are hashed to buckets. So adding or removing a lock
 //! checks only nearby locks.

@@ -185,8 +185,9 @@ impl CacheSim {
     }
 
     /// Changes the number of segments of `segment_blocks` blocks each. The segments with the fewest
-    /// blocks are removed first. Of full segments, the coldest are removed first. Other segments
-    /// keep their blocks and the order of use. Returns the number of dropped blocks.
+    /// blocks are removed first. Of full segments, the coldest are removed first. The blocks of the
+    /// other segments stay in the cache, in their order of use. Returns the number of dropped
+    /// blocks.
     ///
     /// # Panics
     /// Panics if the cache does not consist of whole segments, or if `segments` is 0 or too large.

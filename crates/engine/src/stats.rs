@@ -35,7 +35,7 @@ pub struct EvictionStats {
     pub last_blocks: u64,
 }
 
-/// I/O to one kind of device.
+/// Counts of the I/O of one disk to flash, or to its backing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceIoStats {
     /// Number of completed I/Os.

@@ -53,7 +53,7 @@ pub enum Metric {
     Interarrival,
 }
 
-/// A row of [`METRICS`].
+/// Name, unit and buckets of one metric: a row of [`METRICS`].
 #[derive(Clone, Copy, Debug)]
 pub struct MetricInfo {
     /// The metric.
@@ -317,7 +317,7 @@ impl Histograms {
         }
     }
 
-    /// Removes a request that is returned without a reply.
+    /// Removes a request that the engine returns to the front end without a reply.
     pub fn go_back(&mut self, op: Op) {
         if let Some(class) = Class::of(op) {
             self.streams[Class::All as usize].answer();
@@ -325,7 +325,8 @@ impl Histograms {
         }
     }
 
-    /// Adds a request again that was returned without a reply.
+    /// Adds a request again, because the front end repeats a request that was returned without a
+    /// reply.
     pub fn come_back(&mut self, op: Op) {
         if let Some(class) = Class::of(op) {
             self.streams[Class::All as usize].outstanding += 1;

@@ -1,7 +1,7 @@
 //! Hits allocate no memory. Other requests allocate none after the engine has processed a similar
 //! load.
 //!
-//! A single test, because the allocator counts for the whole process.
+//! This file has a single test, because the allocator counts for the whole process.
 
 use std::alloc::System;
 

@@ -1,6 +1,6 @@
 //! Measures the fill granularities in virtual time: a guest keeps a number of 4 KiB reads in flight
-//! on a slow backing. Each I/O takes a fixed time, so the results are exact and repeatable.
-//! `cargo test -p hob-engine --test closed_loop -- --nocapture` prints them.
+//! on a slow backing. Each I/O takes a fixed time, so the results are exact and repeatable. `cargo
+//! test -p hob-engine --test closed_loop -- --nocapture` prints the results.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

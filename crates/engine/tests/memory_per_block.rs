@@ -2,7 +2,7 @@
 //! bytes per 4 KiB block. Promise 6: "at most 24 bytes per block all-in". For policies that only
 //! the lab may use, the test only checks that they report their memory use correctly.
 //!
-//! A single test, because the allocator counts for the whole process.
+//! This file has a single test, because the allocator counts for the whole process.
 
 use std::alloc::System;
 

@@ -1,8 +1,7 @@
-//! The behaviour of presets, sentence by sentence of the descriptions of other systems (SYSTEMS, a
-//! document of the project outside this repository): each test cites its sentence. The engine's I/O
-//! completes at once and in order, so the tests can list when data goes to the backing. Sentences
-//! about time are tested in virtual time by `world/tests/presets.rs`. `sentences.rs` lists the test
-//! of each sentence.
+//! Tests the behaviour of presets. Each test cites a sentence of SYSTEMS, the project's description
+//! of other systems, which is outside this repository. The engine's I/O completes at once and in
+//! order, so the tests can list when data goes to the backing. Sentences about time are tested in
+//! virtual time by `world/tests/presets.rs`. `sentences.rs` lists the test of each sentence.
 
 use hob_engine::command::{
     Access, CacheChange, CacheConfig, Command, Copies, DataSegment, DiskConfig, Enable, Event, NewRing,

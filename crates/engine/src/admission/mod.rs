@@ -21,7 +21,7 @@ pub(crate) use streams::Streams;
 /// Maximum count of `nth-access`.
 pub const ACCESSES_MAX: u8 = 8;
 
-/// Settings of an admission. The default admits every block.
+/// Settings of an admission rule. The default admits every block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
     /// Required popularity of a block.
@@ -42,12 +42,12 @@ pub enum Popularity {
     /// Every block is admitted.
     #[default]
     Always,
-    /// Clean blocks are admitted only while there are free frames, and written blocks always.
-    /// SmartX ZBS uses this rule too.
+    /// Dirty data is always admitted, and all other data only while there are free frames. SmartX
+    /// ZBS uses this rule too.
     WhileFree,
     /// The block must have been accessed this number of times (2 to [`ACCESSES_MAX`]), including
-    /// the current access. Only recent accesses count: an access is forgotten after as many other
-    /// blocks were refused as the cache has blocks.
+    /// the current access. Only recent accesses count: an access is forgotten after half as many
+    /// later refusals as the cache has blocks.
     NthAccess(u8),
     /// Miniature simulations choose the admission; see [`chooser`](crate::chooser).
     Auto,
@@ -56,7 +56,7 @@ pub enum Popularity {
     Ghost,
 }
 
-/// A row of [`ADMISSIONS`].
+/// One form of an admission rule: a row of [`ADMISSIONS`].
 #[derive(Debug)]
 pub struct AdmissionInfo {
     /// The form that users type.
@@ -74,11 +74,11 @@ pub const ADMISSIONS: &[AdmissionInfo] = &[
     AdmissionInfo { form: "always", summary: "admits each requested block" },
     AdmissionInfo {
         form: "while-free",
-        summary: "a read is admitted only while a block is free; a write may also evict a clean block",
+        summary: "admits data only while a block is free; a write that makes data dirty may also evict a clean block",
     },
     AdmissionInfo {
         form: "nth-access:N",
-        summary: "admits a block at its N-th access (2 to 8); an access is forgotten after as many other blocks were rejected as the cache has blocks",
+        summary: "admits a block at its N-th access (2 to 8); an access is forgotten after half as many later rejections as the cache has blocks",
     },
     AdmissionInfo {
         form: "ghost",
@@ -98,7 +98,7 @@ pub const ADMISSIONS: &[AdmissionInfo] = &[
     },
 ];
 
-/// An [`Admission`] that does not parse.
+/// Error for a text that is no admission rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownAdmission(String);
 
@@ -175,7 +175,7 @@ fn parse_bytes(text: &str) -> Option<u64> {
     (bytes >= SECTOR_BYTES).then_some(bytes)
 }
 
-/// State of one cache's admission.
+/// The admission rule of one cache, with the accesses that the rule remembers.
 #[derive(Debug)]
 pub(crate) struct Gate {
     popularity: Popularity,
@@ -197,7 +197,7 @@ pub(crate) enum AdmissionEffect {
     CleanWrite,
     /// Dirty data.
     Dirty,
-    /// Data from the cache of another host, which is always admitted.
+    /// Data from the cache of another host. Such data is always admitted.
     Pulled,
 }
 
@@ -209,12 +209,12 @@ pub(crate) struct Room {
     pub(crate) used: u32,
 }
 
-/// Result of the sequential run check.
+/// Whether a request belongs to a sequential run that bypasses the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Run {
     /// The request is part of a sequential run that bypasses the cache.
     Sequential,
-    /// Any other request.
+    /// The request is not part of a sequential run that bypasses the cache.
     Other,
 }
 
@@ -240,8 +240,8 @@ impl Gate {
         self.judge(run_bytes)
     }
 
-    /// Classifies a request by the length of its sequential run, including the request itself,
-    /// bytes.
+    /// Classifies a request. `run_bytes` is the length of the request's sequential run, including
+    /// the request itself.
     #[inline]
     pub(crate) fn judge(&self, run_bytes: u64) -> Run {
         match &self.sequential {
@@ -305,7 +305,8 @@ impl Gate {
         }
     }
 
-    /// Returns true if every request is admitted because the cache is not full enough.
+    /// Returns true if every request is admitted because the cache is less full than
+    /// `while-filling` says.
     #[inline]
     pub(crate) fn is_filling(&self, room: Room) -> bool {
         room.has_free && u64::from(room.used) < self.filled

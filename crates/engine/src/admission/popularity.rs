@@ -1,11 +1,12 @@
-//! Counts recent accesses to blocks that are not in the cache. A remembered block takes about 5
-//! bytes and is one entry, whose key includes the count.
+//! Counts recent accesses to blocks that are not in the cache. Each remembered block is one entry
+//! of a [`Ghost`] list and takes about 5 bytes. The key of the entry is made from the block number
+//! and the count.
 
 use crate::policy::ghost::Ghost;
 use crate::units::BlockNo;
 
-/// Factor that moves the counts to the high bits of the key. Block numbers differ in their low
-/// bits.
+/// Factor that spreads the counts over all bits of the key, while block numbers differ mostly in
+/// their low bits.
 const SPREAD: u32 = 0x9e37_79b9;
 
 /// Recently accessed blocks that admission refused, and their numbers of accesses.

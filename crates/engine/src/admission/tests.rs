@@ -73,7 +73,7 @@ fn popularity_is_not_required_while_the_cache_fills() {
     let room = |used| Room { has_free: used < 100, used };
     assert!(gate.admit(BlockNo(1), AdmissionEffect::Clean, room(79)));
     assert!(!gate.admit(BlockNo(2), AdmissionEffect::Clean, room(80)));
-    assert!(gate.admit(BlockNo(3), AdmissionEffect::Clean, room(79)), "blocks were given up");
+    assert!(gate.admit(BlockNo(3), AdmissionEffect::Clean, room(79)), "the cache is filling again");
 }
 
 #[test]

@@ -5,12 +5,12 @@ use crate::flash_budget::{Allowance, pressure};
 use crate::policy::PolicyKind;
 use crate::units::SECTOR_BYTES;
 
-/// Number of comparisons from which the received budget is known well enough, times the weight of a
-/// comparison.
+/// Minimum number of comparisons before the chooser relies on the received budget, times the weight
+/// of a comparison.
 const COMPARISONS_MIN: i64 = super::COMPARISONS as i64 * Window::UNIT;
 
-/// Maximum number of candidates. The choice may be among policies instead of admissions, but there
-/// are fewer of those.
+/// Maximum number of candidates. If the choice is among policies instead of admissions, the number
+/// is smaller.
 const CANDIDATES_MAX: usize = CANDIDATES.len() + BUDGET_CANDIDATES.len();
 
 /// Whether each candidate may be chosen, in the order of the miniatures.
@@ -105,7 +105,7 @@ impl Chooser {
         affordable
     }
 
-    /// Returns the candidate with the highest hit ratio among these.
+    /// Returns the candidate with the highest hit ratio among those that may be chosen.
     pub(super) fn best_of(&self, affordable: &Affordable) -> usize {
         let allowed = (0..self.miniatures.len()).filter(|at| affordable[*at]);
         allowed.max_by_key(|at| self.miniatures[*at].window.hit_ppm()).unwrap_or(self.current)

@@ -1,5 +1,5 @@
-//! Compares automatic caches with each candidate by itself, on workloads that suit different
-//! candidates.
+//! Compares caches with the setting `auto` with caches that use one candidate only, on workloads
+//! that suit different candidates.
 
 use super::*;
 use crate::SimStats;
@@ -72,7 +72,7 @@ fn each_setting_can_be_chosen_alone() {
     let admissions = combinations(1000, lru, admission("auto")).expect("a choice");
     assert!(admissions.len() > 1 && admissions.iter().all(|found| found.policy == lru));
     let huge = combinations(FRAMES_MAX_TO_REORDER + 1, auto, admission("auto")).expect("a choice");
-    assert!(huge.iter().all(|found| found.policy == huge[0].policy), "nothing is ordered anew");
+    assert!(huge.iter().all(|found| found.policy == huge[0].policy), "the frames keep their order");
 }
 
 #[test]

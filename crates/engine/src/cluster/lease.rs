@@ -3,11 +3,11 @@
 //!
 //! Call [`LeaseManager::poll_call`] until it returns `None`, and again at
 //! [`LeaseManager::poll_timeout`]. Call [`LeaseManager::handle_answer`] when a call to etcd has
-//! ended in any way. One call is in flight at a time. The caller limits a call's duration to
-//! [`LeaseManager::call_ns_max`], and then answers [`Answer::Lost`].
+//! ended, with or without success. One call is in flight at a time. The caller limits a call's
+//! duration to [`LeaseManager::call_ns_max`], and then answers [`Answer::Lost`].
 //!
 //! The time of a lease is counted from the moment at which the host *sent* the call. etcd handled
-//! the call later, so the host never believes in a lease for longer than etcd keeps it.
+//! the call later, so the host never relies on a lease for longer than etcd keeps the lease.
 
 use super::{Change, Is, Key, LeaseId, LeaseTerm, Member, Txn, Value, usable_ns};
 use crate::units::Instant;
@@ -58,7 +58,7 @@ pub enum Answer {
     LookedUp(Option<(Member, u64, LeaseId)>),
     /// The host's membership record was written.
     Registered,
-    /// The conditions of the transaction did not hold.
+    /// The conditions of the transaction of [`Ask::Register`] did not hold.
     NotRegistered,
     /// The lease was renewed to this length, nanoseconds.
     Renewed(u64),
@@ -113,7 +113,7 @@ pub struct LeaseManager {
 }
 
 impl LeaseManager {
-    /// Creates a host that is not a member yet.
+    /// Creates the lease manager of a host that is not a member yet.
     pub fn new(me: Member, lease_ns: u64) -> Self {
         LeaseManager {
             me,

@@ -1,11 +1,11 @@
 //! Disk ownership among hosts that share a backing. The hosts decide about ownership by
 //! transactions on a key-value store (docs/decisions/0019-cluster.md). The store is linearizable
-//! and has leases: it is etcd, or a model of etcd in a simulation. These comments call both *etcd*.
-//! [`LeaseManager`] renews this host's lease, and determines until when the host may acknowledge
-//! requests. [`OwnershipState`] decides about one disk. [`Waiting`] schedules attempts to take
-//! disks of other hosts. [`LeaseManager`] and [`OwnershipState`] return requests to etcd as values
-//! ([`Ask`], [`Txn`]) and handle etcd's answers. The caller sends the requests to etcd. All times
-//! are times of the host's own clock.
+//! and has leases: it is etcd, or a model of etcd in a simulation. The comments of this module call
+//! the store *etcd* in both cases. [`LeaseManager`] renews this host's lease, and determines until
+//! when the host may acknowledge requests. [`OwnershipState`] decides about one disk. [`Waiting`]
+//! schedules attempts to take disks of other hosts. [`LeaseManager`] and [`OwnershipState`] return
+//! requests to etcd as values ([`Ask`], [`Txn`]) and handle etcd's answers. The caller sends the
+//! requests to etcd. All times are times of the host's own clock.
 //!
 //! | key | lifetime | content |
 //! |---|---|---|
@@ -66,7 +66,7 @@ pub struct OwnershipRecord {
     pub member: Member,
     /// Generation of the disk, which grows whenever the owner changes.
     pub generation: u64,
-    /// True while the member owns the disk. False after the member has closed the disk and given up
+    /// True while the member owns the disk. False after the member has closed the disk and released
     /// its ownership (*given the disk back*), so that another member may take it. If `taken` is
     /// true and no member has the ownership lock, the owner failed.
     pub taken: bool,
@@ -102,8 +102,8 @@ pub struct Served {
     pub generation: u64,
 }
 
-/// Maximum number of former owners that a record remembers after failovers. An operator decides
-/// about further ones.
+/// Maximum number of former owners that a record remembers after failovers; the oldest is dropped
+/// first. An operator must decide about the flash content of a former owner that was dropped.
 pub const ADOPTED_MAX: usize = 16;
 
 /// Value and revision of a key in etcd.
@@ -154,7 +154,7 @@ pub enum Is {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "a transaction has two or three changes and is short-lived")]
 pub enum Change {
-    /// Puts a value that is bound to a lease, or permanent.
+    /// Writes a value. The key is bound to the lease, or is permanent without a lease.
     Put(Key, Value, Option<LeaseId>),
     /// Deletes a key, if it exists.
     Delete(Key),

@@ -25,8 +25,8 @@
 //! owner's flash stays valid, and [`OwnershipState::leave_alone`] undoes the attempt. Before the
 //! first write to the backing, the record changes to the new owner
 //! ([`OwnershipState::begin_adopting`]). When all data is durable on the backing,
-//! [`OwnershipState::end_adopting`] records that. A member that is interrupted in between starts
-//! again.
+//! [`OwnershipState::end_adopting`] records the end of the failover. A member that was interrupted
+//! before this record starts the failover again.
 
 use super::{
     ADOPTED_MAX, Change, Found, Is, Key, LeaseId, Member, OwnershipRecord, SecondCopy, Served, Txn, Value,

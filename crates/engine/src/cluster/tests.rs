@@ -445,7 +445,7 @@ fn the_word_of_a_copy_goes_whenever_it_may_be_wrong() {
     let known = with_copy(title("a", 3, true, true), "b").unwrap();
     let look = OwnershipSnapshot { title: Some(known.clone()), hold: None };
     let copy_after = |wish: OwnershipRequest| taken(decide(&look, wish)).title.copy;
-    assert_eq!(copy_after(wish(Some(3))), None, "it is opened anew");
+    assert_eq!(copy_after(wish(Some(3))), None, "the disk is opened again");
     assert_eq!(copy_after(OwnershipRequest { keeps_copy: true, ..wish(Some(3)) }), Some(copy_at("b")));
     assert_eq!(copy_after(OwnershipRequest { keeps_copy: true, ..wish(Some(2)) }), None);
     // Its lock still existed meanwhile.

@@ -5,7 +5,8 @@
 //! ([`Waiting::handle_news`]) and tries to take a disk when the disk's lock is released. Watch
 //! events are only hints: an attempt first reads the keys, and takes the disk in a transaction.
 //! Events may be late, repeated, reordered or missing. Each host delays its attempts by a different
-//! time. So most hosts learn that another host has taken the disk before their own attempt is due.
+//! time. So one host takes the disk first, and most other hosts learn about this before their own
+//! attempts are due.
 //!
 //! Call [`Waiting::handle_waits`] with all disks that the host waits for, at intervals. Call
 //! [`Waiting::poll`] until it returns `None`, and again at [`Waiting::poll_timeout`]. Report the
@@ -70,7 +71,7 @@ pub enum Tried {
 
 #[derive(Clone, Debug, Default)]
 struct Wait {
-    /// Time of the disk's next attempt, and its key in `due`.
+    /// Time of the next attempt to take the disk. [`Waiting`] sorts the disks by this time.
     due: Instant,
     /// Newest known revision of the disk's record.
     title: u64,
@@ -254,8 +255,8 @@ impl Waiting {
         self.due.insert((at, disk.to_owned()));
     }
 
-    /// Returns a delay of at most `of_ns` for this disk and this occasion. The delay differs from
-    /// host to host.
+    /// Returns a delay of at most `of_ns` nanoseconds, which depends on the host, on the disk, and
+    /// on `once`.
     fn part(&self, disk: &str, once: u64, of_ns: u64) -> u64 {
         ((u128::from(scatter(self.seed ^ once, disk)) * u128::from(of_ns)) >> 64) as u64
     }
@@ -349,7 +350,7 @@ mod tests {
         waiting.handle_news(at(24), "d", 2, ClusterEvent::OwnershipRecord { taken: true });
         assert_eq!(waiting.gone("d"), Some((3, at(20))));
         waiting.handle_news(at(25), "d", 8, ClusterEvent::OwnershipRecord { taken: true });
-        assert_eq!(waiting.gone("d"), None, "somebody took it");
+        assert_eq!(waiting.gone("d"), None, "another host took the disk");
         assert!(waiting.has_moved("d", 3) && !waiting.has_moved("d", 8) && !waiting.has_moved("e", 3));
         assert!(next_ns(&waiting, at(25)) >= CHECK_NS / 2);
     }

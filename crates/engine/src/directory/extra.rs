@@ -6,8 +6,8 @@
 //! the block becomes an ordinary one.
 //!
 //! With the setting `auto`, the uses of extra blocks are counted. While there are few uses, extra
-//! blocks are filled only in one of [`SAMPLE`] regions of the disk, to detect a change of the
-//! workload.
+//! blocks are filled only in every [`SAMPLE`]th region of the disk on average, to detect a change
+//! of the workload.
 
 use super::{Directory, FirstToEvict, Placed, Refusal, Span};
 use crate::admission::{AdmissionEffect, Run};
@@ -20,14 +20,15 @@ use crate::units::{BlockNo, FrameNo};
 /// it.
 const SHIFT_BEFORE: u32 = 2;
 const SHIFT_AFTER: u32 = 4;
-/// Maximum share of the frames for extra blocks, percent. 3 and 20 percent had fewer hits on real
-/// traces.
+/// Maximum share of the frames for extra blocks, percent. Shares of 3 % and 20 % had fewer hits on
+/// real traces.
 const FRAMES_PERCENT: u64 = 15;
-/// Maximum share of the frames for extra blocks while few are used, percent.
+/// Maximum share of the frames for extra blocks while guests use few extra blocks, percent.
 const SAMPLE_FRAMES_PERCENT: u64 = 1;
-/// Minimum number of uses, as a percentage of the number of added extra blocks.
+/// Minimum number of uses of extra blocks, as a percentage of the number of added extra blocks.
+/// With fewer uses, only sampled regions get extra blocks.
 const USES_PERCENT_MIN: u64 = 15;
-/// Number of regions of which one gets extra blocks while few are used.
+/// While guests use few extra blocks, one of this number of regions gets extra blocks.
 const SAMPLE: u64 = 16;
 /// Base-2 logarithm of the number of sectors in a region.
 const REGION_SHIFT: u32 = 8;
@@ -57,7 +58,7 @@ impl Extra {
         }
     }
 
-    /// Continues the counts of another cache with the same setting.
+    /// Takes over the counts of another cache, if that cache has the same setting.
     pub(super) fn follow(&mut self, other: &Extra) {
         if self.fill == other.fill {
             (self.added, self.uses, self.new_uses) = (other.added, other.uses, other.new_uses);
@@ -138,15 +139,15 @@ impl Directory {
         std::mem::take(&mut self.extra.new_uses)
     }
 
-    /// Counts blocks of an extra read that took too long. These blocks do not enter the cache, so
-    /// no guest can use them.
+    /// Counts the blocks of an extra read as added, although the read took too long. These blocks
+    /// do not enter the cache, so no guest can use them.
     pub(crate) fn note_late_extra(&mut self, first: u64, end: u64) {
         let frames = self.index.frames();
         self.spans(first, end).for_each(|_| self.extra.note_added(frames));
     }
 
-    /// Returns the sectors to fill before and after those of a read miss of a disk of `sectors`
-    /// sectors: the uncached sectors next to the request. Either range may be empty.
+    /// Returns the uncached sectors to fill before and after the sectors `first..end` of a read
+    /// miss. The disk has `sectors` sectors. Either range may be empty.
     pub(crate) fn extra_ranges(&self, first: u64, end: u64, run: Run, sectors: u64) -> [(u64, u64); 2] {
         let (unit_first, unit_end) = match run {
             Run::Sequential => (first, end),
@@ -186,8 +187,8 @@ impl Directory {
     }
 
     /// Ensures that the block of an extra `span` has a frame. `found` is the cache sector of the
-    /// span if the block has a frame already. Evicts another extra block if these have their share
-    /// of the frames.
+    /// span if the block has a frame already. Evicts another extra block if extra blocks already
+    /// have their full share of the frames.
     pub(crate) fn place_extra(
         &mut self,
         span: Span,

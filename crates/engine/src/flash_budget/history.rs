@@ -25,7 +25,7 @@ impl History {
         History { step: now_ns / STEP_NS, written: vec![0], began_ns: now_ns }
     }
 
-    /// Creates a history from its parts.
+    /// Creates a history from the values that [`parts`](Self::parts) returned.
     pub fn from_parts(began_ns: u64, step: u64, mut written: Vec<u64>) -> History {
         written.truncate(STEPS);
         if written.is_empty() {

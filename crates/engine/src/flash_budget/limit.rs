@@ -12,7 +12,7 @@
 //! | 768 to 1024 | also more and more of all other blocks of clean data, then all of them |
 //!
 //! At any pressure, a block is refused if the saved budget does not cover all bytes that would be
-//! written for the block, both copies included. Data for free blocks may be written on loan instead
+//! written for the block, both copies included. Data for free frames may be written on loan instead
 //! (see [`super`]).
 
 use super::{Allowance, Counts};
@@ -23,14 +23,14 @@ use crate::units::{BlockNo, SECTOR_BYTES};
 /// Pressure at which no clean data is copied into flash.
 pub const PRESSURE_MAX: u32 = 1024;
 
-/// Pressure from which all extra data is refused, and popularity counts.
+/// Pressure from which all extra data is refused, and a block needs a minimum number of accesses.
 const POPULARITY_FROM: u32 = 128;
 
-/// Pressure from which popularity no longer suffices.
+/// Pressure from which some blocks are refused whatever their number of accesses.
 const REFUSAL_FROM: u32 = 768;
 
-/// Number of accesses after which a block is admitted, one entry for each of six equal steps of the
-/// pressure.
+/// Numbers of accesses after which a block is admitted. The first entry applies at
+/// [`POPULARITY_FROM`], the last at [`REFUSAL_FROM`], and the others at equal distances between.
 const ACCESSES: [u8; 6] = [1, 2, 3, 4, 6, 8];
 
 /// Number that is XORed with a block's number before it is hashed, so that the choice of blocks is
@@ -64,7 +64,8 @@ pub(crate) struct Limit {
     loan: i64,
     /// Number of copies of clean data that the request writes: 1 or 2.
     pub(crate) copies: u64,
-    /// True if the block that was admitted last is written on loan.
+    /// True if the block that was judged last will be charged to the pool's loan instead of the
+    /// saved budget.
     is_on_loan: bool,
     /// Copies of clean data since the limit was made.
     pub(crate) counts: Counts,
@@ -162,7 +163,7 @@ impl Limit {
     }
 }
 
-/// State of a block that a copy is for.
+/// Whether the block of a copy has a frame, or which frame it would get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The block has a frame.

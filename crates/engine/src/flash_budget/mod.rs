@@ -5,8 +5,8 @@
 //!   account earns its part of the daily budget, is charged with the bytes that caches wrote, and
 //!   divides the rest among the caches.
 //! - [`Allowance`] is the part of one cache. Between two budget rounds the engine charges the
-//!   cache's own flash writes to it, and admission becomes stricter as the allowance gets smaller
-//!   ([`pressure`], [`limit`]).
+//!   cache's own flash writes to the allowance, and admission becomes stricter as the allowance
+//!   gets smaller ([`pressure`], [`limit`]).
 //!
 //! **Saved budget.** Unused budget is saved, up to the budget of one day. A new budget begins with
 //! half a day. A block of clean data is refused unless the saved budget covers all of its copies.
@@ -14,7 +14,7 @@
 //! copies of dirty data, missing second copies that maintenance restores, and data from the cache
 //! of another host. These other writes can put an account into debt, by at most one day's budget.
 //!
-//! **Loan.** An empty cache may fill at once: data for free blocks may be written on loan, in total
+//! **Loan.** An empty cache may fill at once: data for free frames may be written on loan, in total
 //! as many bytes as the pool has. Budget that cannot be saved because a day's budget is saved
 //! already repays the loan.
 //!
@@ -186,7 +186,7 @@ impl FlashBudget {
         }
     }
 
-    /// Earns the budget of a time in which no cache wrote, nanoseconds.
+    /// Adds the budget of `idle_ns` nanoseconds in which no cache wrote.
     pub fn earn_idle(&mut self, idle_ns: u64) {
         let day = day(&self.settings);
         let product = u128::from(self.settings.bytes_per_day) * u128::from(idle_ns);
@@ -316,7 +316,7 @@ impl FlashBudget {
         Saved { credit, loan: self.loan }
     }
 
-    /// Returns the budget per day, and how much of it is saved or borrowed.
+    /// Returns the budget per day, the saved budget, and the loan that is not repaid.
     pub fn status(&self) -> Status {
         let Saved { credit, loan } = self.saved();
         Status { bytes_per_day: self.settings.bytes_per_day, credit, loan }

@@ -13,8 +13,8 @@ use super::Leaving;
 
 const NONE: u32 = u32::MAX;
 
-/// Allocation moves to another device group if that group has at least this many more free
-/// frames. A large number keeps adjacent blocks close together on flash.
+/// Allocation moves to another device group if that group has at least this many free frames more
+/// than the current group. A large number keeps adjacent blocks close together on flash.
 const STAY: u32 = 256;
 
 /// The free frames of an index. The index stores the links.
@@ -101,7 +101,7 @@ impl FreeFrames {
         self.leaving = leaving;
     }
 
-    /// Returns the list of a free frame.
+    /// Returns the index of the list that this free frame is in.
     #[inline]
     fn list_of(&self, frame: u32) -> usize {
         match &self.leaving {

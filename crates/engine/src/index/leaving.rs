@@ -53,8 +53,8 @@ impl Index {
             && (self.is_leaving(frame) || self.second_of(frame).is_some_and(|second| self.is_leaving(second)))
     }
 
-    /// Returns the number of dirty sectors outside of the segments that are being vacated, without
-    /// second copies.
+    /// Returns the number of dirty sectors outside of the segments that are being vacated, not
+    /// counting second copies.
     #[inline]
     pub(crate) fn staying_dirty(&self) -> u64 {
         self.marks.as_ref().map_or(0, |marks| marks.dirty_sectors - marks.dirty_leaving)

@@ -1,5 +1,5 @@
 //! Flags of the sectors of a persistent cache: whether a sector is dirty, what the durable journal
-//! records of it, and whether its checksum is unknown.
+//! records about the sector, and whether the checksum is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,8 @@ pub(super) struct Marks {
     /// Valid sectors whose data the backing does not have.
     pub(super) dirty: Bitmap,
     /// Sectors that the durable journal may record as dirty. Data of another block must not replace
-    /// these sectors, and only sectors without a recorded checksum may be overwritten.
+    /// these sectors. New data of the same block may overwrite only those without a recorded
+    /// checksum.
     pub(super) held: Bitmap,
     /// Sectors that the durable journal records as dirty without a checksum.
     pub(super) unproven: Bitmap,
@@ -25,7 +26,8 @@ pub(super) struct Marks {
     /// Sectors of unknown checksum, because the journal had no checksum of them when the cache was
     /// recovered. hob computes a sector's checksum when it next reads the sector.
     pub(super) unknown: BTreeSet<u64>,
-    /// The units that flash has of each incomplete dirty sector of the disk (`parts.rs`).
+    /// For each incomplete dirty sector of the disk, the 512-byte units that flash has
+    /// (`parts.rs`).
     pub(super) parts: BTreeMap<u64, u8>,
     /// For each frame with a first copy, the frame with its second copy. `first_of` is the reverse.
     pub(super) second_of: BTreeMap<FrameNo, FrameNo>,

@@ -31,7 +31,7 @@ pub(crate) fn unit_runs(units: u8) -> impl Iterator<Item = Range<u64>> {
 }
 
 impl Index {
-    /// Returns the sector of the disk that is in a cache sector of a used frame.
+    /// Returns the number of the disk sector whose data is in a cache sector of a used frame.
     pub(crate) fn disk_sector(&self, sector: u64) -> u64 {
         let (_, block, inside) = self.locate(sector);
         (u64::from(block.0) << self.block_shift) + u64::from(inside)
@@ -89,8 +89,8 @@ impl Index {
         (from..from + count).for_each(|at| _ = parts.remove(&at));
     }
 
-    /// Takes over those incomplete sectors of the disk that are dirty in this index. All other
-    /// sectors are complete.
+    /// Takes over the entries of `parts` whose disk sectors are dirty in this index. Afterwards all
+    /// other sectors count as complete.
     pub(super) fn adopt_parts(&mut self, parts: impl Iterator<Item = (u64, u8)>) {
         for (at, units) in parts {
             let Some(frame) = self.find(BlockNo((at >> self.block_shift) as u32)) else { continue };

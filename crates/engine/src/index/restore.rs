@@ -59,7 +59,7 @@ impl Restoring {
         if self.second.get(u64::from(frame.0)) { Copy::Second } else { Copy::First }
     }
 
-    /// Reads a word of the lookup of a block, so that the CPU caches it.
+    /// Reads a word that a lookup of the block will read, so that the CPU caches the word.
     #[inline]
     pub(crate) fn touch_block(&self, block: BlockNo) -> u32 {
         self.index.peek(block)
@@ -150,7 +150,7 @@ impl Restoring {
         self.index.forget_sum(sector);
     }
 
-    /// Notes the last committed checksum of a sector whose content may be newer.
+    /// Stores the last committed checksum of a sector, whose content on flash may be newer.
     pub(crate) fn note_last_sum(&mut self, sector: u64, sum: u32) {
         self.index.set_valid(sector, sum);
     }
@@ -189,7 +189,7 @@ impl Restoring {
         self.index.clear_valid(first, count);
     }
 
-    /// Turns the only copy of a block into the first one.
+    /// Turns the only copy of a block into its first copy.
     pub(crate) fn promote(&mut self, frame: FrameNo) {
         self.second.clear(u64::from(frame.0), 1);
     }

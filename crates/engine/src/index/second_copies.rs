@@ -69,13 +69,13 @@ impl Index {
         Some(self.first_sector(first) + (sector - self.first_sector(frame)))
     }
 
-    /// Returns the frame with the second copy of this frame.
+    /// Returns the frame with the second copy of the block in this frame.
     #[inline]
     pub(crate) fn second_of(&self, frame: FrameNo) -> Option<FrameNo> {
         self.marks.as_ref()?.second_of.get(&frame).copied()
     }
 
-    /// Returns the frame of the first copy, if this frame has a second copy.
+    /// Returns the frame of the block's first copy, if this frame holds the second copy.
     pub(crate) fn first_of(&self, frame: FrameNo) -> Option<FrameNo> {
         self.marks.as_ref()?.first_of.get(&frame).copied()
     }

@@ -23,7 +23,7 @@ const VACANT: Bucket = {
 };
 
 impl Bucket {
-    /// Returns a bit for each entry whose bits under `mask` equal `tag`.
+    /// Returns a bit mask of the entries that equal `tag` in the bits of `mask`.
     #[inline]
     fn matching(&self, mask: u32, tag: u32) -> u32 {
         let mut bits = 0;
@@ -42,7 +42,7 @@ impl Bucket {
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     buckets: Vec<Bucket>,
-    /// Mask of the frame number in an entry.
+    /// Bit mask of the frame number in an entry.
     frame_mask: u32,
 }
 

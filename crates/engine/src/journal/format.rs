@@ -39,7 +39,8 @@ pub(super) const DUMP_BYTES_MIN: usize = PAGE_BYTES - RECORDS_AT - CHANGES_MAX *
 const FLAG_CLEAN: u8 = 1;
 const SET_DIRTY: u8 = 1;
 const SET_SECOND: u8 = 2;
-/// Flag of a *set* record with the units of an incomplete sector in place of a number of sectors.
+/// Flag of a *set* record that has the units of an incomplete sector instead of a number of
+/// sectors.
 const SET_UNITS: u8 = 4;
 const NO_BLOCK: u32 = u32::MAX;
 const FRAME_VALID: u8 = 1;
@@ -49,7 +50,7 @@ const FRAME_SECOND: u8 = 0x80;
 
 /// Base-2 logarithm of the number of sectors in the largest block.
 pub(super) const BLOCK_SHIFT_MAX: u32 = 8;
-/// Sectors in the largest block.
+/// Number of sectors in the largest block.
 pub(super) const SECTORS_MAX: usize = 1 << BLOCK_SHIFT_MAX;
 
 /// A set of zones, one bit each.
@@ -87,7 +88,8 @@ pub(super) struct Header {
 /// Kind of a change record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `units` are those that flash has of the sector (`index/parts.rs`).
+    /// A sector is valid. `units` are the 512-byte units of the sector that flash has
+    /// (`index/parts.rs`).
     Set {
         sum: u32,
         dirty: bool,
@@ -191,7 +193,8 @@ impl SectorBits {
         (self.0[at / 8] >> (at % 8 * 8)) as u8
     }
 
-    /// Returns `None` if a bit beyond `sectors` is set.
+    /// Decodes the bits of a block of `sectors` sectors. Returns `None` if a bit beyond these
+    /// sectors is set.
     fn read(bytes: &[u8], sectors: usize) -> Option<SectorBits> {
         let mut bits = SectorBits::default();
         for (at, byte) in bytes.iter().enumerate() {

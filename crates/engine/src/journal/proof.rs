@@ -26,7 +26,7 @@ use crate::index::Index;
 use crate::units::DeviceId;
 
 /// Number of dirty sectors with known checksums that recovery reads per segment, to estimate the
-/// reliability of its device, and of clean sectors.
+/// reliability of the segment's device. Recovery also reads this number of clean sectors.
 const PROBES: usize = 32;
 
 /// Comparison of some sectors of a device with their checksums.
@@ -57,7 +57,7 @@ pub(super) struct Proof<'a> {
     sectors_in_segment: u64,
     /// The device of each segment.
     devices: &'a [DeviceId],
-    /// For each device, its dirty and its clean sectors.
+    /// For each device, the comparison of its dirty sectors, and that of its clean sectors.
     compared: BTreeMap<DeviceId, [Compared; 2]>,
 }
 

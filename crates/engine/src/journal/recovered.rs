@@ -26,8 +26,8 @@ pub struct Summary {
     pub ring: u32,
     /// True if the cache was closed cleanly.
     pub clean: bool,
-    /// True if a crash log continued the journal, and has no missing entry. Without one, a killed
-    /// process may have lost unflushed writes.
+    /// True if a crash log continued the journal, and has no missing entry. Without such a crash
+    /// log, unflushed writes may be lost if the process was killed.
     pub is_logged: bool,
     /// Number of valid sectors.
     pub sectors_valid: u64,

@@ -53,7 +53,7 @@ pub enum ReplayError {
     NoSegments,
     /// Two segments have the same ordinal.
     SegmentTwice(u32),
-    /// The journal describes more frames than an index can have, or frames in no segment.
+    /// The journal describes more frames than an index can have, or frames that are in no segment.
     Senseless,
 }
 
@@ -80,7 +80,8 @@ impl std::error::Error for ReplayError {}
 #[derive(Debug)]
 pub struct Replay {
     pub(super) plan: Plan,
-    /// Ordinal and first memory frame of each segment; missing segments are last.
+    /// For each segment, its ordinal and the number of its first frame in memory; missing segments
+    /// are last.
     segments: Vec<(u32, u32)>,
     /// Device of each present segment, in the order of memory.
     devices: Vec<DeviceId>,
@@ -103,7 +104,8 @@ pub struct Replay {
     /// Disk sectors without a proved checksum, each with a checksum that was committed before the
     /// last one.
     pub(super) superseded: BTreeSet<(u64, u32)>,
-    /// Blocks of the current page, and frames of its records.
+    /// Blocks of the current page, and frames of the page's records; `look_ahead` reuses the
+    /// memory.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),
 }
 
@@ -377,9 +379,9 @@ impl Replay {
         undone.len() as u64
     }
 
-    /// Returns true if the data of a *set* record of the tail has reached flash, although the sector
-    /// has different content (`found`), is unreadable, or is on a missing device. Its dirty data is
-    /// then lost, and not undone: reads of it fail.
+    /// Returns true if the data of a *set* record of the tail has reached flash, although the
+    /// sector has different content (`found`), is unreadable, or is on a missing device. The dirty
+    /// data of the record is then lost, and the record is not undone: reads of the sector fail.
     fn is_damaged(&self, record: &Record, found: Option<u32>) -> bool {
         let frame = FrameNo(record.frame);
         let is_rewritten = self.restoring.block(frame) == Some(BlockNo(record.block))
@@ -436,7 +438,7 @@ impl Replay {
     }
 }
 
-/// Returns the memory frame of a frame on flash.
+/// Returns the number that a frame has in memory. `number` is the frame's number in the journal.
 fn place(segments: &[(u32, u32)], segment_frames: u32, number: u32) -> Option<u32> {
     let at = segments.binary_search_by_key(&(number / segment_frames), |(ordinal, _)| *ordinal).ok()?;
     Some(segments[at].1 + number % segment_frames)

@@ -1,5 +1,6 @@
 //! First reading of a journal ring: finds the valid pages, the end of the journal, and the start of
-//! the second reading.
+//! the second reading. The *last page* is the newest page that names a dump and is preceded by all
+//! pages from the start of this dump on.
 //!
 //! | pages | result |
 //! |---|---|
@@ -189,8 +190,8 @@ impl Survey {
         });
     }
 
-    /// Merges the result of another survey of the same ring, so that two threads can share the
-    /// work.
+    /// Merges the result of another survey of the same ring, so that two threads can each survey a
+    /// part of the pages.
     pub fn merge(&mut self, other: Survey) {
         assert!((self.cache, self.ring, self.pages) == (other.cache, other.ring, other.pages), "one ring");
         for (seen, others) in self.seen.iter_mut().flatten().zip(other.seen.into_iter().flatten()) {
@@ -304,8 +305,9 @@ impl Plan {
         self.continue_with_records(found.map_or(Vec::new(), |found| found.records));
     }
 
-    /// Returns true if records of the crash log changed which sectors are dirty or valid, other than by
-    /// making them dirty. A power failure undoes these records until a new journal ring is complete.
+    /// Returns true if the crash log has records that make no sector dirty, such as a record of
+    /// sectors that became clean or invalid. A power failure undoes these records until a new
+    /// journal ring is complete.
     pub fn relies_on_crash_log(&self) -> bool {
         self.logged.iter().any(|record| record.dirty_range(self.block_shift).is_none())
     }

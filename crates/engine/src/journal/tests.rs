@@ -61,12 +61,12 @@ fn survey(copies: &[Vec<Option<Vec<u8>>>]) -> Ring {
     survey.finish()
 }
 
-/// Replays a plan up to the verification of checksums.
 /// Returns segments with these ordinals, each on its own device.
 fn on_own_devices(ordinals: &[u32]) -> Vec<(u32, DeviceId)> {
     (0..).map(DeviceId).zip(ordinals).map(|(device, ordinal)| (*ordinal, device)).collect()
 }
 
+/// Replays a plan up to the verification of checksums.
 fn replay(
     plan: Plan,
     copies: &[Vec<Option<Vec<u8>>>],

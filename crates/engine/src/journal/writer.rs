@@ -3,8 +3,8 @@
 //!
 //! # Duties of the caller
 //!
-//! - A change is pushed after the index shows it. A *set* is pushed after its data was written, but
-//!   not necessarily flushed.
+//! - A change is pushed ([`Writer::push`]) after the index shows the change. A *set* is pushed
+//!   after its data was written, but not necessarily flushed.
 //! - [`Writer::committed`] is called for a page when the page, all earlier pages, and all data
 //!   written before it was sealed are durable.
 //! - A dirty sector is *pinned* from the push of its *set* record on, because a dump may include
@@ -45,8 +45,8 @@ use super::{CHANGES_MAX, ZONES};
 use crate::index::Index;
 use crate::units::{BlockNo, FrameNo};
 
-/// Maximum number of incomplete sectors that a page can list beside the changes that must be in one
-/// page: the records of the two copies of a sector.
+/// Maximum number of incomplete sectors that a page can list. The remaining records are for changes
+/// that must be in one page: the records of the two copies of a sector.
 const PARTS_LISTED_MAX: usize = CHANGES_MAX - 4;
 
 /// Maximum number of sealed pages that are not committed, in any ring; small rings allow fewer.
@@ -114,16 +114,16 @@ pub(crate) struct Writer {
     /// change is committed. `drops_of` has the number of entries of each block.
     dropped: VecDeque<(u64, BlockNo)>,
     drops_of: BTreeMap<BlockNo, u32>,
-    /// Number of pushed changes, and of those in sealed pages.
+    /// Number of changes that were pushed, and number of changes that are in sealed pages.
     pushed: u64,
     recorded: u64,
     sealed: u64,
     committed: u64,
-    /// For each sealed page that is not committed: the `dump_begin` that the page names, and the
-    /// number of changes recorded up to the page.
+    /// For each sealed page that is not committed: the first page of the dump that the page names,
+    /// and the number of changes recorded up to the page.
     uncommitted: VecDeque<(u64, u64)>,
-    /// The `dump_begin` that the newest committed page names; 0 while the journal ring is not valid
-    /// yet.
+    /// First page of the dump that the newest committed page names; 0 while the journal ring is not
+    /// valid yet.
     keep_from: u64,
     /// Next frame to dump, and the page in which this dump began.
     cursor: u32,
@@ -250,7 +250,8 @@ impl Writer {
         self.drops_of.contains_key(&block)
     }
 
-    /// Returns true if the last dirty *set* of this sector is durable, with its data.
+    /// Returns true if the last record that made this sector dirty is durable, and the sector's
+    /// data too.
     pub(crate) fn is_committed(&self, frame: FrameNo, sector: u8) -> bool {
         !self.newest.contains_key(&(frame, sector))
     }
@@ -260,7 +261,7 @@ impl Writer {
         self.pending.len()
     }
 
-    /// Returns the number of changes for which the last page of the pending changes has room.
+    /// Returns the number of further changes that fit into the last page of the pending changes.
     pub(crate) fn room_in_page(&self) -> usize {
         self.limits.changes - self.pending.len() % self.limits.changes
     }
@@ -462,8 +463,8 @@ impl Writer {
         }
     }
 
-    /// Copies all records that no written page has to `memory`. Returns true if recovery would find
-    /// all changes after the process is killed.
+    /// Copies to `memory` all records that are in no written page. Returns true if recovery would
+    /// find all changes after the process is killed.
     pub(crate) fn save_records(&mut self, memory: &mut dyn SurvivingMemory) -> bool {
         self.log_pending();
         let Some(log) = &mut self.crash_log else { return false };
@@ -541,7 +542,7 @@ impl Writer {
 }
 
 impl Descriptor {
-    /// Returns the number of a frame on flash.
+    /// Returns the number that a frame has in the journal.
     fn number(&self, frame: FrameNo) -> u32 {
         let segment = (frame.0 / self.segment_frames) as usize;
         self.ordinals[segment] * self.segment_frames + frame.0 % self.segment_frames

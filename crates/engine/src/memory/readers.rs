@@ -15,7 +15,7 @@ const REQUESTS_MIN: u32 = 3;
 /// requests if that is more.
 const WINDOW_MIN: u64 = 16;
 
-/// Maximum length of a read-ahead window, sectors: the size of a transfer's buffer.
+/// Maximum length of a read-ahead window, sectors (1 MiB).
 const WINDOW_MAX: u64 = 256;
 
 /// Maximum length of a window, as a part of the memory area: one in this number, but at least a

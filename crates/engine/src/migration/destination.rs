@@ -4,8 +4,8 @@
 //! The destination records that it awaits an unknown disk before it answers the source. So after a
 //! restart the destination still awaits the disk, trusts no cached data, and answers the source's
 //! calls as before. Cached data of an awaited disk was read from the source since this state
-//! machine was created. Before the destination answers `changed`, it invalidates the ranges that
-//! the source changed after they were read.
+//! machine was created. Before the destination answers the call `changed`, it invalidates the
+//! ranges that the source changed after the destination had read them.
 //!
 //! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in
 //! the same attempt. A source that has sent `yours` never serves the disk again.
@@ -39,12 +39,12 @@ pub enum DestinationAct {
     /// Run `Op::Forget` on these ranges of sectors, and pull them again later if they were cached.
     /// An error means that some data was not invalidated.
     Forget(Vec<(u64, u64)>),
-    /// Set `Role::Here`, because this host owns the backing now.
+    /// Set the disk's role to `Role::Here`, because this host owns the backing now.
     Activate,
     /// Make all invalidations durable.
     Commit,
-    /// Restore the cache's mode, and continue only with the pulls that the migration's cache
-    /// setting provides after a hand-over. This action cannot fail.
+    /// Restore the cache's mode. End all pulls, unless the migration's cache setting lets the
+    /// destination pull after the hand-over. This action cannot fail.
     Settle,
     /// Remove the disk, because it is not handed over.
     Remove,
@@ -58,7 +58,7 @@ enum State {
     Preparing(Session),
     /// The disk is awaited, and is in standby.
     Ready(Session),
-    /// The disk is owned and served, but the record of that is not durable yet.
+    /// This host owns and serves the disk, but the record of the ownership is not durable yet.
     Serving(Session),
     /// The disk is owned, with this generation.
     Owner(u64),
@@ -68,7 +68,7 @@ enum State {
 pub struct Destination {
     state: State,
     record: Option<Record>,
-    /// The session that this process was the first to await.
+    /// The latest session that this process, and no earlier process, began to await.
     begun: Option<Session>,
     /// True if the record may say that the disk did not arrive, although this host still waits for
     /// the disk.
@@ -147,7 +147,7 @@ impl Destination {
 
     /// Returns true if all changes on this host since the hand-over are known, for a disk that will
     /// be served next. An earlier process may have served the disk, and crashed before it recorded
-    /// that. Then the former owner's flash may be older than the backing.
+    /// its ownership. Then the former owner's flash may be older than the backing.
     pub fn knows_changes(&self) -> bool {
         matches!((self.record, self.begun), (Some(Record::Awaiting(now)), Some(begun)) if now == begun)
     }
@@ -167,7 +167,7 @@ impl Destination {
         self.state == State::Not && self.act.is_none()
     }
 
-    /// Returns true if this host owns the disk, and the record of that is durable.
+    /// Returns true if this host owns the disk, and the record of the ownership is durable.
     pub fn is_owner(&self) -> bool {
         matches!(self.state, State::Owner(_))
     }

@@ -24,13 +24,15 @@ use super::{Answer, Call, Message, Record, Refusal, Session, Ticket};
 use crate::regions::Regions;
 use crate::units::Instant;
 
-/// First pause after a lost call, nanoseconds. The pause doubles each time.
+/// Pause after the first lost call, nanoseconds. The pause doubles with each further lost call.
 const PAUSE_NS_MIN: u64 = 50_000_000;
 
 /// Maximum pause after a lost call, nanoseconds.
 const PAUSE_NS_MAX: u64 = 2_000_000_000;
 
 /// Interval of progress calls to a destination that still reads this host's cache, nanoseconds.
+/// With the same interval, the source sends changes while it waits for the operator's order to hand
+/// over.
 const LOOK_NS: u64 = 500_000_000;
 
 /// Time during which changes are collected before the destination is notified, nanoseconds.
@@ -73,13 +75,13 @@ pub enum SourceAct {
     /// Report the changes since the last report with [`Source::handle_changes`], then call
     /// `handle_done`.
     TakeChanges,
-    /// Set `Role::Frozen`.
+    /// Set the disk's role to `Role::Frozen`.
     Freeze,
     /// Run `Op::Settle`, which flushes the backing.
     Settle,
-    /// Set `Role::Here`.
+    /// Set the disk's role to `Role::Here`, because this host keeps the disk.
     Thaw,
-    /// Set `Role::Away`, and release the backing.
+    /// Set the disk's role to `Role::Away`, and release the backing.
     Leave,
     /// Stop recording which regions change, and restore the cache's mode from before the migration.
     Restore,
@@ -147,7 +149,8 @@ pub struct Source {
     /// Time at which the freeze times out, or the repetition of a cancel ends.
     limit: Option<Instant>,
     order: Option<Order>,
-    /// True if the destination accepts the disk.
+    /// True if a guest's write or other change waits at the destination, according to its last
+    /// answer.
     wanted: bool,
     /// Changed regions of which the destination was not notified yet.
     changed: Option<Regions>,
@@ -236,7 +239,7 @@ impl Source {
         self.call_out.take()
     }
 
-    /// Returns the time for `handle_timeout`.
+    /// Returns the time at which the caller must call `handle_timeout`; `None` if there is none.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.due.into_iter().chain(self.limit).min()
     }
@@ -292,8 +295,8 @@ impl Source {
         self.changed = joined(self.changed.take(), changes);
     }
 
-    /// Handles the result of the action that has this ticket. `Err` means that the action had no
-    /// effect.
+    /// Handles the result of the action that has this ticket. `Err` means that the action failed. A
+    /// record may have been written nevertheless.
     pub fn handle_done(&mut self, now: Instant, ticket: Ticket, result: Result<(), ()>) {
         if self.under_way != Some(ticket) {
             return;

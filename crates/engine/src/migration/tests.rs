@@ -111,7 +111,7 @@ fn a_cancelled_attempt_leaves_the_disk_here() {
     let cancel = call(&mut source, Call::Cancel);
     source.handle_answer(NOW, cancel, None);
     source.handle_timeout(Instant(60_000_000_000));
-    assert!(source.is_over() && source.phase() == Phase::Kept, "nobody is told for ever");
+    assert!(source.is_over() && source.phase() == Phase::Kept, "the source stops calling");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn only_the_first_process_knows_the_ranges_changed_since_the_hand_over() {
     ask(&mut second, 1, SESSION, Call::Yours);
     done(&mut second, DestinationAct::Record(Record::Awaiting(SESSION)));
     done(&mut second, DestinationAct::Prepare);
-    assert!(!second.knows_changes(), "it was given up, and comes after all");
+    assert!(!second.knows_changes(), "an earlier process stopped waiting for the disk");
 }
 
 #[test]

@@ -3,13 +3,13 @@
 //!
 //! The value of a cache's size is interpolated between the points of a fixed grid. The *upper hull*
 //! of a cache's values is the lowest concave curve that is nowhere below them. Greedy allocation
-//! repeats the step of a hull with the highest gain per segment. Greedy allocation is optimal for
-//! concave values. The last hull edge may not fit, and inside an edge the true value is lower (a
-//! loop of reads hits only when all of it fits). So the remainder goes to the steps with the
-//! highest true gain per segment (lookahead: Qureshi and Patt, "Utility-based cache partitioning",
-//! MICRO 2006). A small cache with a high gain per segment may leave too little for a large one. So
-//! the result is compared with the allocation that begins with the cache of the highest value, as
-//! in the greedy approximation of the knapsack problem.
+//! repeatedly takes the step of a hull that has the highest gain per segment. Greedy allocation is
+//! optimal for concave values. The last hull edge may not fit, and inside an edge the true value is
+//! lower (a loop of reads hits only when all of it fits). So the remainder goes to the steps with
+//! the highest true gain per segment (lookahead: Qureshi and Patt, "Utility-based cache
+//! partitioning", MICRO 2006). A small cache with a high gain per segment may leave too little for
+//! a large one. So the result is compared with the allocation that begins with the cache of the
+//! highest value, as in the greedy approximation of the knapsack problem.
 
 use std::sync::LazyLock;
 
@@ -135,7 +135,8 @@ pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
     if total(&other) > total(&greedy) { other } else { greedy }
 }
 
-/// Allocates spare capacity along the hulls, as far as their edges fit, and fills the rest.
+/// Allocates spare capacity along the edges of the hulls that fit, and assigns the rest with
+/// [`fill`].
 fn climb(bidders: &[Bidder], mut sizes: Vec<u64>, mut spare: u64) -> Vec<u64> {
     let mut edges: Vec<(f64, usize, u64)> = Vec::new();
     for (i, bidder) in bidders.iter().enumerate() {

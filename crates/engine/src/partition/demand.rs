@@ -15,8 +15,8 @@ const RATE_HALF_NS: f64 = 10e9;
 const USUAL_HALF_NS: f64 = 600e9;
 /// Lower limit of a disk's rate, as a part of its usual rate.
 const USUAL_PART: f64 = 0.25;
-/// Half-life of earlier accesses in a disk's curve, nanoseconds. Repartitionings between which the
-/// disk was idle do not count.
+/// Half-life of earlier accesses in a disk's curve, nanoseconds. The time between two
+/// repartitionings does not count if the disk was idle.
 const CURVE_HALF_NS: f64 = 300e9;
 /// Number of recent accesses up to which the weight of earlier accesses is not reduced.
 const ACCESSES_MIN: f64 = 4096.0;
@@ -77,8 +77,8 @@ impl Demand {
         self.seen_hits = hits;
     }
 
-    /// Returns the bid of a cache in an allocation of `capacity`. `cost` applies if the cache's own
-    /// cost of a miss is unknown.
+    /// Returns the limits and values of a cache for an allocation of `capacity` segments. `cost`
+    /// applies if the cache's own cost of a miss is unknown.
     pub(super) fn bidder(&self, member: &Member<'_>, capacity: u64, cost: f64) -> Bidder {
         let cost = if member.miss_cost_ns == 0 { cost } else { member.miss_cost_ns as f64 };
         let weight = self.rate() * cost * f64::from(member.limits.shares) / self.accesses.max(1.0);

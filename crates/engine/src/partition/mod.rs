@@ -3,10 +3,10 @@
 //!
 //! [`Partitioner::round`] repartitions the pool every [`PERIOD_NS`]. Its inputs are each disk's
 //! counts and miss-ratio curve since the disk was opened, or since the curves were last cleared
-//! ([`crate::sizing`]). From the differences to the previous repartitioning it derives a recent
-//! curve and a recent rate of reads per disk. The value of a cache size is rate × hit ratio × cost
-//! of a miss × shares. [`allocate`] finds the sizes with the highest total value, and the function
-//! returns the changes towards these sizes.
+//! ([`crate::sizing`]). From the differences to the previous repartitioning, the function derives a
+//! recent curve and a recent rate of reads per disk. The value of a cache size is rate × hit ratio
+//! × cost of a miss × shares. [`allocate`] finds the sizes with the highest total value, and the
+//! function returns the changes towards these sizes.
 //!
 //! Changes are bounded, because each one drops cached data and rebuilds an index:
 //! - free segments are assigned at once;
@@ -87,7 +87,8 @@ pub struct Member<'a> {
     /// [`DiskStats::miss_cost_ns`](crate::stats::DiskStats::miss_cost_ns)).
     pub miss_cost_ns: u64,
     /// Number of reads of the disk since it was opened, or since its miss-ratio curves were last
-    /// cleared. These reads give the rate of reads, because a miss costs the latency of a request.
+    /// cleared. The rate of reads is computed from this number and not from `accesses`, because a
+    /// read that misses costs one latency, however many blocks it touches.
     pub reads: u64,
     /// Number of accesses that the curve describes. A read is one access to each block that it
     /// touches.

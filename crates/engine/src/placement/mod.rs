@@ -3,10 +3,10 @@
 //!
 //! The value of a host's flash is the rate of reads that it serves, if it is divided optimally
 //! among the host's disks. When a disk moves, its reads move to the new host. The gain of a move is
-//! the sum of the changes in value at both hosts. The search is greedy: it repeats the move with
-//! the largest gain, and exchanges two disks if no single move has a gain. The price of flash (the
-//! gain of one more byte at a host) gives an estimate for each move. The estimate selects the few
-//! moves that are computed exactly.
+//! the sum of the changes in value at the old host and the new host. The search is greedy: it
+//! repeatedly chooses the move with the largest gain, and exchanges two disks if no single move has
+//! a gain. The price of flash (the gain of one more byte at a host) gives an estimate for each
+//! move. The estimate selects the few moves that are computed exactly.
 //!
 //! Sizes are in bytes. Read rates are per second, and each read is of one block. Networks,
 //! processors and the clients of disks are not considered. A host's load decides only between hosts
@@ -19,10 +19,10 @@ mod tests;
 use crate::sizing::Curve;
 use share::{Share, hull, share};
 
-/// Number of moves that are computed exactly before one is chosen.
+/// Number of moves whose gains are computed exactly before one move is chosen.
 const SHORTLIST: usize = 24;
 
-/// Maximum number of disks for which exchanges are tried.
+/// Maximum number of disks among which the search tries exchanges.
 const EXCHANGED: usize = 24;
 
 /// Two moves of a disk count as equally good if their gains differ by at most this part of the

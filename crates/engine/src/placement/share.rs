@@ -6,8 +6,8 @@
 //! For curves that equal their hulls, this division is optimal except for steps that do not fit. A
 //! curve that is below its hull (a *cliff*) gains nothing from half of a step. For each step that
 //! does not fit, there are two alternatives: the step gets the rest of the flash, or later steps
-//! get the rest. A further attempt places the most valuable step that did not fit before all
-//! others. The best result is used.
+//! get the rest. A further attempt gives flash to the most valuable of the steps that did not fit,
+//! before all other steps. The best result is used.
 
 use super::Disk;
 

@@ -5,15 +5,16 @@
 //! A new block enters the small queue, which is a tenth of the cache. Uses soon after the first one
 //! are often part of the same operation and do not show popularity. So a hit does not set the
 //! reference bit while the block is among the newest half of the small queue. At the end of the
-//! small queue, a block with its bit set moves to the main clock. Any other block is evicted and
-//! its number is remembered; half as many numbers as frames are remembered. When a remembered block
-//! is missed, it enters the main clock directly. The main clock spares a used block once.
+//! small queue, a block with its bit set moves to the main clock. Any other block is evicted, and
+//! its number is remembered. The policy remembers half as many numbers as the cache has frames.
+//! When a remembered block is missed, it enters the main clock directly. The main clock spares a
+//! used block once.
 //!
 //! Where the paper gives no details, this policy follows S3-FIFO. Victims come from the small queue
-//! while it has its full tenth, otherwise from the main clock. A block enters the main clock behind
-//! the clock hand, with its bit clear. The small queue may exceed its tenth while the cache fills.
-//! A busy frame moves to the young end of its queue without entering the window again. Memory use
-//! is 7½ bytes per frame.
+//! while it has at least a tenth of the cache, otherwise from the main clock. A block enters the
+//! main clock behind the clock hand, with its bit clear. The small queue may exceed its tenth while
+//! the cache fills. A busy frame moves to the young end of its queue without entering the window
+//! again. Memory use is 7½ bytes per frame.
 
 use super::ghost::Ghost;
 use super::queue::{self, Links, Queue};
@@ -31,7 +32,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 /// Flag of a block that was used since it entered its queue, or since the clock hand of the main
 /// clock last passed it.
 const USED: u8 = 1;
-/// Flag of a block among the newest of the small queue, whose uses do not count.
+/// Flag of a block among the newest blocks of the small queue. Uses of such a block do not count.
 const IN_WINDOW: u8 = 2;
 /// Flag in the usage value that `order` returns: the block is in the main clock.
 const HEAT_MAIN: u8 = 4;

@@ -13,8 +13,9 @@ use crate::units::BlockNo;
 const WAYS: usize = 16;
 const STAMP_BITS: u32 = 12;
 const STAMP_MASK: u32 = (1 << STAMP_BITS) - 1;
-/// Number of stamps that one capacity of insertions spans. This number is a quarter of the stamp's
-/// range, so that an entry is overwritten long before its stamp could be mistaken for a recent one.
+/// Number of stamp values that the list uses during as many insertions as its capacity. This number
+/// is a quarter of the stamp's range, so that an entry is overwritten long before its stamp could
+/// be mistaken for a recent one.
 const SPAN: u32 = 1 << (STAMP_BITS - 2);
 
 #[derive(Debug)]

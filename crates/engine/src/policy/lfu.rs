@@ -9,10 +9,10 @@
 //!
 //! No value is below the age or more than 255 above it. So values modulo 256 number a ring of
 //! queues, and one byte is enough for a value. A hit writes the new value and leaves the frame in
-//! the queue of its old value. If the search for a victim finds the frame there, it moves the frame
-//! to the right queue. Each hit causes at most one such move, so an operation takes O(1) on
-//! average. Among equal values, the frame that entered its queue first is evicted first. Memory use
-//! is 6 bytes per frame.
+//! the queue of its old value. If the search for a victim finds a frame in the queue of an old
+//! value, it moves the frame to the queue of its present value. Each hit causes at most one such
+//! move, so an operation takes O(1) on average. Among equal values, the frame that entered its
+//! queue first is evicted first. Memory use is 6 bytes per frame.
 
 use super::queue::{self, Links, Queue};
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
@@ -110,7 +110,7 @@ impl Policy for Lfu {
         order
     }
 
-    /// The block's value above the age becomes its number of uses.
+    /// Adds a block with as many uses as its usage value, at least 1.
     fn restore(&mut self, frame: FrameNo, heat: u8) {
         self.push(frame, Worth { uses: heat.max(1), value: self.age.wrapping_add(heat) });
     }

@@ -29,7 +29,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 const FRAMES_PER_HIR: u32 = 100;
 /// Minimum number of HIR frames, if the cache has at least twice as many frames.
 const HIR_MIN: u32 = 2;
-/// Maximum number of nodes of S that are examined, beyond its end, when every frame of Q is busy.
+/// Maximum number of nodes of S that are examined, from its end on, when every frame of Q is busy.
 const STACK_STEPS_MAX: usize = 8 * BUSY_MAX as usize;
 const HEAT_LIR: u8 = 1;
 
@@ -203,7 +203,8 @@ impl Policy for Lirs {
         }
     }
 
-    /// Inserts a block. It becomes LIR if it was still in S, or while there are too few LIR blocks.
+    /// Inserts a block. The block becomes LIR if it was still in S, or while there are too few LIR
+    /// blocks.
     fn insert(&mut self, frame: FrameNo, block: BlockNo) {
         let returning = self.remembered.find(block);
         if let Some(number) = returning {

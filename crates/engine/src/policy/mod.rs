@@ -56,7 +56,7 @@ const AUTO: PolicyInfo = PolicyInfo {
     build: s3_fifo::INFO.build,
 };
 
-/// A row of [`POLICIES`].
+/// Properties of one replacement policy: a row of [`POLICIES`].
 #[derive(Debug)]
 pub struct PolicyInfo {
     /// The name that users type.

@@ -17,9 +17,9 @@ struct Entry {
     next: u32,
 }
 
-/// Returns how many of the wanted blocks the policy can remember in addition to `frames` frames,
-/// because both share one numbering. The result is less than `wanted` only for caches near the
-/// maximum size.
+/// Returns the number of blocks that a policy can remember in addition to `frames` frames, at most
+/// `wanted`. Frames and remembered blocks share one numbering, so the result is less than `wanted`
+/// for caches near the maximum size.
 pub(super) fn room(frames: u32, wanted: u32) -> u32 {
     wanted.min(NONE - 1 - frames)
 }

@@ -110,7 +110,7 @@ pub(super) struct WTinyLfu {
     protected_max: u32,
 }
 
-/// The oldest frame of a list that is not busy.
+/// The oldest frame in a list, apart from busy frames.
 enum Coldest {
     Block(FrameNo, BlockNo),
     Empty(FrameNo),
@@ -166,7 +166,7 @@ impl WTinyLfu {
         }
     }
 
-    /// Returns the oldest frame of a list that is not busy.
+    /// Returns the oldest frame in a list, apart from busy frames.
     fn coldest(&self, list: u8, busy: &mut u32, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Coldest {
         for frame in self.lists[list as usize].iter(&self.links).map(FrameNo) {
             match look(frame) {

@@ -41,8 +41,8 @@ pub struct SharedDatastore {
     pub in_flight_per_share: f64,
 }
 
-/// Maximum growth factor of the I/Os in flight per round. It prevents extrapolation from the low
-/// latency of an idle time.
+/// Maximum factor by which a low latency may raise the number of I/Os in flight in one agreement.
+/// Without this limit, the low latency of an idle time would raise the number too far.
 const GROWTH_MAX: f64 = 1.25;
 
 /// Number of I/Os in flight added to the number that the latency suggests, so that the datastore is

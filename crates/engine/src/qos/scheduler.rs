@@ -9,14 +9,14 @@
 //! Otherwise the flow with the smallest share tag is served, among those whose limit permits
 //! service. I/O that is served by its share tag does not use up the reservation. I/O that is served
 //! by its reservation tag also moves the flow's share tag, but at most a tenth of a second of
-//! reserved I/O ahead of the virtual time. So a flow is hardly delayed later because its
-//! reservation exceeded its shares.
+//! reserved I/O ahead of the virtual time. So a flow whose reservation exceeds its part by shares
+//! is hardly delayed later for that reason.
 //!
 //! The implementation differs from the paper in three ways. A flow has tags for its first I/O only,
-//! which is equivalent. The share tag of a new flow starts at the tag of the last I/O that was
-//! served for shares (start-time fair queueing). The paper shifts all tags instead. A flow may
-//! catch up on a tenth of a second of unused time, because a guest never sends as regularly as tags
-//! are spaced.
+//! which gives the same order of service. The share tag of a new flow starts at the tag of the last
+//! I/O that was served for shares (start-time fair queueing). The paper shifts all tags instead. A
+//! flow may catch up on a tenth of a second of unused time, because a guest never sends as
+//! regularly as tags are spaced.
 //!
 //! Every call takes O(log n) for n waiting flows, and allocates nothing once queues have grown.
 
@@ -231,7 +231,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Moves a flow with a new first I/O or a new entitlement to its heap.
+    /// Puts a flow into the heaps of its state, after its first I/O or its entitlement changed.
     fn place(&mut self, now: Instant, flow: FlowId) {
         let allowed_at = self.flows[flow.0 as usize].allowed_at;
         if allowed_at > now.0 {

@@ -17,7 +17,7 @@ use super::Report;
 use super::knee::Knee;
 use crate::units::Instant;
 
-/// Time between two adjustments, nanoseconds, if there are enough samples.
+/// Time between two adjustments of the window, nanoseconds, if enough I/Os completed.
 const EPOCH_NS: u64 = 250_000_000;
 
 /// Minimum number of completed I/Os for an adjustment of the window. `EPOCH_NS_MAX` is the maximum
@@ -37,11 +37,12 @@ const SIZE_MAX: u64 = 4096;
 /// number.
 const PART: u64 = 1024;
 
-/// Step of `phase` per I/O: the golden section of `PART`. Phases that differ by this step are
-/// evenly distributed, so that the window alternates between two whole sizes in the right ratio.
+/// Number that each I/O adds to `phase`: `PART` divided by the golden ratio. Phases that differ by
+/// this step are evenly distributed, so that the window alternates between two whole sizes in the
+/// right ratio.
 const DITHER: u64 = 633;
 
-/// Minimum time between two reports, seconds.
+/// Minimum time between two [`Report`]s of this host, seconds.
 const REPORT_SECONDS_MIN: f64 = 0.01;
 
 /// Time for which an agreed size is valid, nanoseconds.
@@ -50,7 +51,8 @@ const SETTLED_NS: u64 = 5_000_000_000;
 /// Method that limits the I/Os in flight in a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Control {
-    /// No limit. Limits of disks apply, but reservations and shares do not.
+    /// The number of I/Os in flight is not limited. Limits of disks apply, but reservations and
+    /// shares do not.
     #[default]
     Off,
     /// A fixed number of I/Os in flight, for a resource whose best queue depth is known.
@@ -59,8 +61,9 @@ pub enum Control {
     Latency {
         /// Threshold of throttling.
         late: Late,
-        /// Weight of this host among those that share the resource: growth of its window per step,
-        /// in thousandths of an I/O. The weight is 1000 if no other host uses the resource.
+        /// Weight of this host among the hosts that share the resource, thousandths. The weight is
+        /// 1000 if no other host uses the resource. While the latency equals the threshold, each
+        /// adjustment enlarges the window by half of the weight, in thousandths of an I/O.
         weight_milli: u32,
     },
 }
@@ -123,7 +126,7 @@ pub struct Window {
     /// Size of a throttled resource's window, in [`PART`]s of an I/O.
     size: Option<u64>,
     latency_ns: u64,
-    /// Use since the last adjustment.
+    /// Completed I/Os since the last adjustment of the window.
     epoch: Use,
     /// Highest rate of a measuring interval, units per second.
     peak: u32,
@@ -133,7 +136,7 @@ pub struct Window {
     settled: Option<Instant>,
     /// Phase of the alternation between two whole sizes.
     phase: u64,
-    /// Use since the last report.
+    /// Completed I/Os since the last [`Report`].
     since: Use,
     /// Time at which I/O last had to wait, or the latency was above the threshold.
     needed: Instant,
@@ -193,7 +196,7 @@ impl Window {
     }
 
     /// Sets the window's size to `size` I/Os, on which the hosts agreed. Has no effect unless the
-    /// latency limits the window.
+    /// control is [`Control::Latency`].
     pub fn settle(&mut self, now: Instant, size: f64) {
         if matches!(self.control, Control::Latency { .. }) {
             // An agreement never reduces the window below one I/O.

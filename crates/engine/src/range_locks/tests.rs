@@ -72,7 +72,8 @@ fn disks_do_not_meet() {
     assert!(!range_locks.is_busy(&range(9, 10)));
 }
 
-/// The rule itself: each lock waits for all earlier locks that overlap and conflict with it.
+/// The rule of range locks: each lock waits for all earlier locks that overlap and conflict with
+/// it.
 #[derive(Default)]
 struct Model(Vec<(u32, Range, Kind, Range)>);
 

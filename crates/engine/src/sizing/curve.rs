@@ -17,7 +17,7 @@ impl std::error::Error for CurveError {}
 
 impl std::fmt::Display for CurveError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "points that are no miss-ratio curve: {}", self.0)
+        write!(f, "the points are not a miss-ratio curve: {}", self.0)
     }
 }
 
@@ -45,16 +45,16 @@ impl Curve {
     /// Returns an error if [`new`](Self::new) would panic.
     pub fn checked(points: Vec<CurvePoint>) -> Result<Self, CurveError> {
         if points.first().is_none_or(|first| first.blocks > 0) {
-            return Err(CurveError("a curve starts without a cache"));
+            return Err(CurveError("the first point must be at cache size 0"));
         }
         if !points.iter().all(|point| (0.0..=1.0).contains(&point.miss_ratio)) {
-            return Err(CurveError("ratios are shares"));
+            return Err(CurveError("a miss ratio must be from 0 to 1"));
         }
         let falls =
             |pair: &[CurvePoint]| pair[0].blocks < pair[1].blocks && pair[0].miss_ratio >= pair[1].miss_ratio;
         match points.windows(2).all(falls) {
             true => Ok(Curve { points }),
-            false => Err(CurveError("a larger LRU cache never misses more")),
+            false => Err(CurveError("cache sizes must rise, and miss ratios must not rise")),
         }
     }
 

@@ -61,8 +61,8 @@ pub struct Recent {
     pub read_bytes: u64,
     /// Total length of the writes since the first of the recent reads, bytes.
     pub write_bytes: u64,
-    /// Estimated share of recent accesses that read a 4 KiB block that was not read or written
-    /// before, since the disk was opened or its curves were last cleared.
+    /// Estimated share of recent read accesses whose 4 KiB block was not read or written earlier
+    /// since the disk was opened or its curves were last cleared.
     pub first_share: f64,
 }
 

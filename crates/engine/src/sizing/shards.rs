@@ -25,9 +25,9 @@
 //!   chapter 6). A deficit beyond one standard deviation of N′ is attributed to a hot block, as in
 //!   SHARDS-adj.
 //!
-//! One sample stands for 1 / (sampling rate) blocks. The samples say nothing about smaller caches.
-//! For these, the miss ratio is assumed to fall by the same amount with each doubling of the cache
-//! size.
+//! One sample stands for 1 / (sampling rate) blocks. The samples say nothing about caches that are
+//! smaller than this number. For smaller caches, the miss ratio is assumed to fall by the same
+//! amount with each doubling of the cache size.
 
 use std::ops::Range;
 
@@ -54,9 +54,9 @@ const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 /// Estimates the miss-ratio curve of accesses to whole blocks.
 pub type Shards = Sampler<0>;
 
-/// Estimates the miss-ratio curve of its accesses, deterministically. After its creation, it
-/// allocates memory only at a fixed rate: if there is no room for a new sample, the room is
-/// doubled.
+/// Estimates the miss-ratio curve of its accesses, deterministically. A sampler with a fixed rate
+/// doubles its memory if there is no room for a new sample. A sampler of fixed size allocates all
+/// memory at its creation.
 ///
 /// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked. An access hits
 /// if all sectors that it touches are valid, as in the engine's caches. A sector becomes valid when
@@ -68,7 +68,8 @@ pub struct Sampler<const SECTORS: usize> {
     threshold: u64,
     /// The inverse of the sampling rate.
     blocks_per_sample: f64,
-    /// Lower bound of the threshold, which falls if there are more samples than `falling_max`.
+    /// Lower bound of the threshold. The threshold falls if there are more samples than
+    /// `falling_max`.
     threshold_min: u64,
     falling_max: u32,
     /// Number that is added to the position of each block; it selects the samples.
@@ -90,8 +91,8 @@ pub struct Sampler<const SECTORS: usize> {
 
 impl<const SECTORS: usize> Sampler<SECTORS> {
     /// Samples this share of the blocks (0 < `rate` ≤ 1), for the curve of caches of up to
-    /// `blocks_max` blocks. Memory use grows with the number of accessed blocks, up to about 54
-    /// bytes for each of `rate × blocks_max`.
+    /// `blocks_max` blocks. Memory use grows with the number of accessed blocks, up to about `54 ×
+    /// rate × blocks_max` bytes.
     ///
     /// # Panics
     /// Panics if `rate` is out of range.

@@ -284,7 +284,7 @@ fn points_from_elsewhere_are_looked_at() {
     for points in
         [&[][..], &[(1, 1.0)], &[(0, 1.5)], &[(0, f64::NAN)], &[(0, 0.5), (1, 0.6)], &[(0, 1.0), (0, 0.5)]]
     {
-        assert!(checked(points).unwrap_err().contains("no miss-ratio curve"), "{points:?}");
+        assert!(checked(points).unwrap_err().contains("not a miss-ratio curve"), "{points:?}");
     }
 }
 

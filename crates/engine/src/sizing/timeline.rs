@@ -21,7 +21,7 @@ pub struct Timeline {
     counts: Vec<u32>,
     /// For each slot, its member; undefined if the slot is not in use.
     member: Vec<u32>,
-    /// The next slot.
+    /// The slot that the next use takes.
     now: u32,
     members: u32,
     /// No slot below this one is in use.

@@ -1,5 +1,5 @@
-//! Tests of the request histograms: the bounds of all buckets, and the points from which the
-//! distances between requests, the numbers of outstanding requests and the gaps are counted.
+//! Tests of the request histograms: the bounds of all buckets, the distances between requests, the
+//! numbers of outstanding requests, and the times between requests.
 
 use super::*;
 use crate::io::{Durability, PayloadMemory, Promote};

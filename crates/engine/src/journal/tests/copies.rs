@@ -1,4 +1,5 @@
-//! Two copies of a sector of which one or both are not on flash as the journal says.
+//! Recovery of a sector with two copies, if the content of flash differs from the journal in one
+//! copy or in both.
 
 use super::*;
 use crate::journal::DirtySector;

@@ -36,7 +36,7 @@ fn by_hand() {
 struct Lirs {
     frames: usize,
     lirs_max: usize,
-    /// From its bottom to its top.
+    /// The stack S, from its bottom to its top.
     s: Vec<u32>,
     q: Vec<u32>,
     lir: BTreeSet<u32>,
