@@ -59,7 +59,7 @@ impl Look {
 }
 
 impl Disks {
-    /// Records new evidence for all backings every few seconds, until dropped.
+    /// Records new evidence for all backings every few seconds, until the future is dropped.
     pub(in crate::services) async fn record_evidence(self) -> Infallible {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;

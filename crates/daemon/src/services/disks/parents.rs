@@ -30,8 +30,8 @@ use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, FileSpec, FormatName, ImageSpec, ShareSpec};
 
-/// Maximum time that opening a clone waits for its parent's disk. If the time is over, the clone is
-/// opened without the parent's disk, and uses that disk later.
+/// Maximum time that opening a clone waits for its parent's disk. After this time, hob opens the
+/// clone without the parent's disk. The clone starts to use that disk later.
 const OPENING_MAX: Duration = Duration::from_secs(8);
 
 /// Interval between two checks whether the parent's disk is online.
@@ -40,7 +40,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The parent of a clone, as known since the clone was opened.
 #[derive(Debug, Default)]
 pub(in crate::services) struct ParentLink {
-    /// Name of the parent's content.
+    /// Name of the parent's unchanging content. hob uses the name to find the disk that serves the
+    /// parent.
     constant: Option<String>,
     /// Name of the disk that serves the parent.
     linked: Option<String>,
@@ -218,7 +219,7 @@ impl Disks {
         }
     }
 
-    /// Removes disks that were created for clones which no longer exist.
+    /// Removes parents' disks that hob created, if no clone uses them any more.
     pub(in crate::services) fn drop_idle_parents(&self) {
         let idle: Vec<String> = {
             let inner = self.registry.inner();
@@ -254,7 +255,7 @@ impl Disks {
 }
 
 impl Inner {
-    /// Returns the names of the clones that use a disk, including offline ones.
+    /// Returns the names of the clones that use a disk as their parent, including offline clones.
     pub(in crate::services) fn clones_of(&self, name: &str) -> Vec<String> {
         let uses = |disk: &&DiskEntry| {
             disk.wanted.share_parent.as_ref().and_then(|share| share.disk.as_deref()) == Some(name)
