@@ -351,7 +351,7 @@ impl Disks {
                 match self.pools.replace_journal_of_kept(name, shard, id).await {
                     Ok(()) => left = self.leave_shard_with_bitmaps(name, shard, id).await,
                     Err(error) => {
-                        cause = Some(format!("its journal is lost, and hob has no new one: {error}"))
+                        cause = Some(format!("its journal is lost and hob has no new one: {error}"))
                     }
                 }
             }

@@ -110,7 +110,7 @@ async fn accept(listener: UnixListener, ready: Arc<ReadyConnections>) {
                 joined.spawn(async move { serve(stream, &ready).await });
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept");
+                tracing::warn!(%error, "cannot accept a connection on the socket of a migration");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

@@ -11,7 +11,8 @@ use tokio::time::Instant;
 /// Buffer size per direction and connection, in bytes.
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// Time span in which unused bandwidth can be caught up.
+/// Maximum period whose unused bandwidth may be used later, so that short pauses do not reduce the
+/// average rate.
 const BURST: Duration = Duration::from_millis(50);
 
 /// Bandwidth limit shared by all data connections of a migration.
@@ -27,7 +28,7 @@ impl Bandwidth {
         Bandwidth { bytes_per_second, free: Mutex::new(Instant::now()) }
     }
 
-    /// Waits until this many bytes may be sent.
+    /// Waits until the next `bytes` bytes may be sent.
     pub(super) async fn take(&self, bytes: usize) {
         let Some(rate) = self.bytes_per_second else { return };
         let at = {

@@ -19,8 +19,8 @@ use crate::state::DiskState;
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 impl Migrations {
-    /// Enters a disk from the state file. Returns whether this host must open the disk, which is
-    /// false for a disk of another host.
+    /// Adds a disk from the state file to the registry. Returns true if this host must open the
+    /// disk, and false if another host owns the disk.
     pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool> {
         let name = disk.name.clone();
         let Some(spec) = disk.migration.as_mut() else {

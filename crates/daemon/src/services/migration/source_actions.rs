@@ -1,5 +1,5 @@
-//! Actions of the source host for the migration state machine. Each action ends within a time
-//! limit, or the state machine waits for it.
+//! Executes the actions that the migration state machine requests on the source host. Each action
+//! ends within a time limit, or the state machine waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;

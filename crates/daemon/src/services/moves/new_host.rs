@@ -32,7 +32,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const RETRY_EVERY: Duration = Duration::from_millis(500);
 
 impl Moves {
-    /// Answers an offer, or acquires a released disk.
+    /// Executes the new host's part of an order: reports whether this host can serve the disk, or
+    /// acquires the released disk.
     pub(super) async fn meet_order(self: Arc<Self>, cluster: Arc<Cluster>, found: OrderFound) {
         use ClusterMoveState::{Done, Failed, Given, Welcome};
         let disk = found.disk.clone();
@@ -97,8 +98,8 @@ impl Moves {
         self.registry.inner().disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Online(_)))
     }
 
-    /// Returns true if the disk has an entry that waits for the cluster. Fails if there is an
-    /// unusable entry.
+    /// Returns true if the disk has an entry that waits for the cluster, and false if the disk has
+    /// no entry. Any other entry of the disk is an error.
     fn is_waiting(&self, name: &str) -> Result<bool> {
         let record = self.registry.record_of(name);
         let inner = self.registry.inner();

@@ -279,8 +279,8 @@ impl Moves {
         work.say(ClusterMoveState::Given, None).await
     }
 
-    /// Makes a released disk without data in flash wait for the cluster, like a disk of another
-    /// host.
+    /// Makes a released disk, which has no data on flash, wait for the cluster, like a disk that
+    /// another host owns.
     async fn wait_again(self: &Arc<Self>, name: &str) -> Result<()> {
         let spec = {
             let mut inner = self.registry.inner();

@@ -1,5 +1,5 @@
-//! The explanation why a disk's I/O is, or is not, served from flash: statistics turned into
-//! sentences.
+//! Explains why a disk's I/O is, or is not, served from flash. The sentences are made from the
+//! disk's state and statistics.
 
 use std::cmp::Ordering;
 
@@ -25,8 +25,8 @@ const LOW_HITS_PERCENT: f64 = 50.0;
 /// as having too large blocks.
 const SPARSE_PERCENT: f64 = 50.0;
 
-/// A cache that is not full is still warming while a larger percentage of recent reads are first
-/// reads, and a larger percentage of the latest reads miss.
+/// Percentage of reads. A cache that is not full is still warming while a larger percentage of the
+/// recent reads are first reads of their data, and a larger percentage of the latest reads miss.
 const FIRST_PERCENT: f64 = 5.0;
 
 /// An expected hit ratio that differs more from the measured one, in percentage points, needs an
@@ -348,7 +348,8 @@ fn about_writes(cache: &Cache, stats: &DiskStats) -> Option<String> {
 }
 
 /// Returns why a cache that is not full is warm nevertheless: few of the recent reads were first
-/// reads, or few of the latest reads missed. Recent reads include a warm-up for longer.
+/// reads of their data, or few of the latest reads missed. The recent reads cover a longer time
+/// than the latest reads, so they include the reads of a warm-up for longer.
 fn warm_because(stats: &DiskStats) -> Option<String> {
     let recent = &stats.recent;
     if recent.reads >= REQUESTS_TELLING && recent.first_percent <= FIRST_PERCENT {

@@ -46,14 +46,15 @@ struct OpenFile {
     file: FileNumber,
 }
 
-/// Tells one opening of a path from another.
+/// Distinguishes one opening of a path from a later opening of the same path.
 #[derive(Debug)]
 enum Opening {
-    /// Id on the shards, which is not reused.
+    /// A device of a pool, by its id on the shards. hob does not reuse these ids.
     Device(DeviceId),
-    /// Each opening of a backing has its own monitor.
+    /// A backing, by its monitor. Each opening of a backing has its own monitor.
     Backing(Weak<Monitor>),
-    /// A file below an image, which is opened with the image.
+    /// A file below an image, by the monitor of the image. hob opens the file together with the
+    /// image.
     LowerFile(Weak<Monitor>),
 }
 
@@ -94,7 +95,7 @@ impl Opening {
 enum Found {
     File(FileNumber),
     Nothing,
-    /// No regular file, or an unknown one because of an error.
+    /// The path leads to something other than a regular file, or an error prevented the check.
     Unknown,
 }
 

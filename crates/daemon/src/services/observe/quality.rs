@@ -1,6 +1,7 @@
 //! Detection of caches that do not work well: far fewer hits than the disk's miss-ratio curve
-//! predicts, or flash that returns wrong data. Hits are compared once a minute, checksum mismatches
-//! every [`COUNT_EVERY`]. The hits of the latest minute also show that a warm-up has ended.
+//! predicts, or flash that returns wrong data. hob compares hits once a minute, and counts checksum
+//! mismatches every [`COUNT_EVERY`]. The hits of the latest minute also show that a warm-up has
+//! ended.
 
 use std::time::Duration;
 

@@ -20,8 +20,8 @@ pub(in crate::services) const SPACE_EVERY: Duration = Duration::from_secs(10);
 /// disks, 4,096 with about 2 KiB each, and its spare file take 16 MiB.
 const FREE_BYTES_MIN: u64 = 16 << 20;
 
-/// Divisor of a filesystem's size. A filesystem with less than this part free may be nearly full.
-/// On a small filesystem that only hob uses, less than 16 MiB is normal.
+/// Divisor of a filesystem's size. If less space than the quotient is free, the filesystem may be
+/// nearly full. On a small filesystem that only hob uses, less than 16 MiB is normal.
 const FREE_PART_MIN: u64 = 100;
 
 /// The latest check of the free space of the filesystem with the state directory.
