@@ -47,8 +47,8 @@ const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 const DISABLE_TRIES: usize = 3;
 
 impl Disks {
-    /// Closes a disk and removes it from its shard. Abandons the disk's backing if the backing does
-    /// not answer.
+    /// Closes a disk and removes it from its shard. If the backing does not answer in time, fails
+    /// the requests to the backing and removes the disk without it.
     pub(in crate::services) async fn leave_shard(
         &self,
         name: &str,
@@ -69,8 +69,8 @@ impl Disks {
         self.leave_in_time(name, shard, id, self.exports.take_from_shard(name, shard, id)).await
     }
 
-    /// Waits for the removal of a disk from its shard. Abandons the disk's backing if the backing
-    /// does not answer.
+    /// Waits for the removal of a disk from its shard. If the backing does not answer in time,
+    /// fails the requests to the backing and removes the disk without it.
     async fn leave_in_time(
         &self,
         name: &str,
@@ -119,8 +119,8 @@ impl Disks {
         }
     }
 
-    /// Removes a disk from its shard and discards its dirty data, before the disk itself is
-    /// removed.
+    /// Removes a disk from its shard and discards its dirty data. The caller then removes the disk
+    /// from the daemon.
     pub(in crate::services) async fn take_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
         self.note_end_of_cache(name).await?;
@@ -246,8 +246,9 @@ impl Disks {
     }
 
     /// Takes a disk offline that its shard has refused to remove, and repeats the removal from the
-    /// shard. `dropped` has the segments of its cache if the cache could be dropped. Otherwise the
-    /// shard still uses these segments, so they stay reserved. Returns the error for the caller.
+    /// shard. `dropped` has the segments of the disk's cache if hob could drop the cache. Otherwise
+    /// the shard still uses these segments, so they stay reserved. Returns the error for the
+    /// caller.
     async fn stay_on_shard(
         &self,
         name: &str,
@@ -391,7 +392,8 @@ impl Disks {
         }
     }
 
-    /// Handles the end of the last request to an abandoned backing.
+    /// Opens a disk again, if it is offline, after the last request to its abandoned backing has
+    /// ended.
     pub(in crate::services) fn backing_closed(&self, id: DiskId) {
         let Some(name) = self.registry.inner().abandoned.remove(&id) else { return };
         tracing::info!("disk {name}: the last request to its abandoned backing has ended");

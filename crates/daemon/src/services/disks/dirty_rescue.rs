@@ -142,8 +142,8 @@ impl Disks {
         }
     }
 
-    /// Discards the whole cache of an offline disk. The disk restarts with an empty cache and the
-    /// backing's data.
+    /// Discards the whole cache of an offline disk. The disk then comes online with an empty cache
+    /// and the backing's data.
     async fn discard_offline(&self, name: &str, pool: &str, journal: JournalSpec) -> Result<Vec<String>> {
         let spec = self.registry.inner().disk(name)?.cache().cloned();
         if let Some(spec) = &spec {
@@ -155,7 +155,7 @@ impl Disks {
     }
 
     /// Frees the segments of an offline disk's cache. The caller has saved that the cache has
-    /// ended. The disk restarts with an empty cache.
+    /// ended. The disk then comes online with an empty cache.
     pub(super) async fn free_cache_of_offline(
         &self,
         name: &str,

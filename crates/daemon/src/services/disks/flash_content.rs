@@ -181,7 +181,7 @@ mod tests {
     use super::Empty::{IsNew, NoData, Outdated};
     use super::*;
 
-    /// A state that knows ring 3 as complete, and ring 4 as begun.
+    /// A saved state that names journal ring 3 as complete and journal ring 4 as begun.
     fn expected() -> Expected {
         let mut journal = JournalSpec::new();
         (journal.ring, journal.written) = (4, 3);

@@ -1,10 +1,11 @@
 //! Reaction to another program that has taken over a disk's backing. The program broke the lock of
 //! the backing and may write to it, so the cache is no longer valid.
 //!
-//! The shard refuses all requests of the disk from that moment on. No check of the cache could find
-//! all changes. So a daemon without a cluster saves that the cache is invalid. In a cluster, the
-//! saved generation of the disk already shows that another host has used the disk. The generation
-//! also shows a failover in which the other host only wrote this host's dirty data to the backing.
+//! After the takeover, the shard refuses all requests of the disk. No check of the cache could find
+//! all changes of the backing. So a daemon without a cluster saves that the cache is invalid. In a
+//! cluster, the saved generation of the disk already shows that another host has used the disk. The
+//! generation also shows whether the other host, in a failover, only wrote this host's dirty data
+//! to the backing.
 //!
 //! If the cache has no dirty data, hob then invalidates its journal on flash. A cache with dirty
 //! data keeps its journal, because only an operator may discard dirty data. The disk goes offline,

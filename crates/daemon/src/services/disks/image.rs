@@ -1,5 +1,5 @@
-//! Opening of backings with the image format that was decided when the disk was added, and with the
-//! files recorded then.
+//! Opens backings with the image format and the backing files that were recorded when the disk was
+//! added.
 //!
 //! The operator names the format, or the file's extension determines it. A file with an unknown
 //! extension is raw. If the content of such a file looks like an image when the disk is added, the
@@ -34,8 +34,8 @@ pub(in crate::services) fn image_asked(backing: &str, format: Option<&str>) -> R
 }
 
 impl Disks {
-    /// Returns the options for opening the backing of a disk, and saves image settings that were
-    /// decided now.
+    /// Returns the options for opening the backing of a disk, and saves the disk's image settings
+    /// if they are new.
     pub(in crate::services) async fn image_options(&self, name: &str) -> Result<BackingOptions> {
         let (wanted, is_noted, is_new) = {
             let inner = self.registry.inner();
@@ -181,7 +181,7 @@ fn compared(before: Option<String>, now: Result<String, Nameless>) -> Result<Opt
     }
 }
 
-/// Returns the format of a disk that an earlier version served.
+/// Returns the format of a disk that an earlier version of hob served.
 fn assume(path: &Path, notes: &mut Vec<String>) -> Format {
     let format = Format::assumed(path);
     let why = if Format::of_extension(path).is_some() {
@@ -249,7 +249,7 @@ mod tests {
         assert!(again.notes[0].contains("looks like a qcow2 image"), "{:?}", again.notes);
     }
 
-    /// A guest would read the data of another image.
+    /// If hob accepted the replaced file, a guest would read the data of another image.
     #[test]
     fn a_replaced_file_below_an_image_is_refused_until_the_disk_is_added_again() {
         let dir = tempfile::tempdir().unwrap();

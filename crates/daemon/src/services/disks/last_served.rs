@@ -1,5 +1,5 @@
-//! The record of when hob last served each disk with a persistent cache, and the proof that another
-//! program changed a disk's backing later (docs/decisions/0033).
+//! The record of when hob last served each disk with a persistent cache, and the detection of later
+//! changes of a disk's backing by another program (docs/decisions/0033).
 //!
 //! After hob was killed, another program may have changed a backing, for example an operator who
 //! restored a backup. hob must not write dirty data over such a backing. hob's own writes are not
@@ -23,7 +23,7 @@ use crate::state::{CacheOwner, LastServed, Served};
 /// Interval at which hob records the served disks.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
 
-/// Maximum wait for the times of the backings' files.
+/// Maximum time that hob waits for the modification times of the backings' files.
 const TIMES_MAX: Duration = Duration::from_secs(5);
 
 /// Minimum time between hob's last record and a change of the backing that another program must
@@ -140,9 +140,10 @@ impl Record {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs each question about a backing's file on its own thread, and returns the answers. A file
-    /// whose filesystem hangs is left out. Later calls leave such a file out until its filesystem
-    /// has answered, so that it does not occupy many threads.
+    /// Runs each of `questions`, functions that read the times of a backing's file, on its own
+    /// thread, and returns their results. A file whose filesystem hangs is left out. Later calls
+    /// also leave the file out until its filesystem has answered, so that the file does not occupy
+    /// many threads.
     async fn ask<T, F>(&self, questions: Vec<(CacheOwner, F)>) -> Vec<T>
     where
         T: Send + 'static,
@@ -197,7 +198,7 @@ impl Recorded {
         self.file.as_mut()
     }
 
-    /// Records that disks were served. Forgets caches that are not `known`. May block.
+    /// Records that disks were served. Forgets caches that are not in `known`. May block.
     fn note(&mut self, registry: &Registry, served: Vec<(CacheOwner, Served)>, known: &BTreeSet<CacheOwner>) {
         let Some(file) = self.file(registry) else { return };
         for (owner, served) in served {

@@ -8,7 +8,7 @@
 //!
 //! | step | effect of an interruption after it |
 //! |---|---|
-//! | save that the recorded state of the backing means nothing any more | the cache is recovered and drained again |
+//! | save that the recorded backing state is invalid | the cache is recovered and drained again |
 //! | write every dirty sector to the backing, then flush the backing | as after the previous step |
 //! | save that the cache has ended, and invalidate its journal rings | the cache starts empty |
 //! | free the segments of the cache | the cache starts empty |

@@ -492,8 +492,8 @@ impl Disks {
 
     /// Releases the memory and the segments of a disk that could not be opened completely, and
     /// returns the error of the opening. `left` is the result of removing the disk from its shard.
-    /// Without the release, the journal ring of this opening would keep its segments at the next
-    /// opening.
+    /// Without the release, the segments of this opening's journal ring would still be in use at
+    /// the next opening.
     async fn close_incomplete(
         &self,
         name: &str,

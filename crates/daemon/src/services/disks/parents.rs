@@ -2,11 +2,11 @@
 //! snapshot or a backing file, is served as a disk with its own cache. The parent's disk is created
 //! when the first such clone is opened, and is removed after the last clone.
 //!
-//! A disk that an operator added for the same parent is used instead. Backings name the unchanging
-//! content of snapshots and read-only images, and hob finds the parent of each clone by this name.
-//! The shard of the parent's disk serves the clones. While the parent's disk is offline, the clones
-//! read the parent's data through their own backings. [`changes`] detects images that change although
-//! they must not.
+//! If an operator has added a disk for the same parent, hob uses that disk instead. A backing has a
+//! name for the content of a snapshot or a read-only image, which never changes. hob finds the
+//! parent of each clone by this name. The shard of the parent's disk serves the clones. While the
+//! parent's disk is offline, the clones read the parent's data through their own backings.
+//! [`changes`] detects images that change although they must not.
 
 mod changes;
 
@@ -37,7 +37,7 @@ const OPENING_MAX: Duration = Duration::from_secs(8);
 /// Interval between two checks whether the parent's disk is online.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The parent of a clone, as known since the clone was opened.
+/// The parent of an open clone, and the disk that serves the parent.
 #[derive(Debug, Default)]
 pub(in crate::services) struct ParentLink {
     /// Name of the parent's unchanging content. hob uses the name to find the disk that serves the
@@ -152,7 +152,8 @@ impl Disks {
         }
     }
 
-    /// Waits until a parent's disk is online, has failed to open, or the time limit is over.
+    /// Waits until a parent's disk is online or has failed to open, or until the time limit is
+    /// over.
     async fn await_parent(&self, name: &str) {
         let opening = spawn(self.clone().bring_parent_online(name.to_owned()));
         let over = tokio::time::Instant::now() + OPENING_MAX;

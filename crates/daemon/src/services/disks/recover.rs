@@ -1,7 +1,7 @@
 //! Recovery of a persistent cache after a restart: reading its journal, comparing it with the
 //! backing, and using, emptying or refusing the cache.
 //!
-//! During recovery the disk waits, or is already served ([`recovering`](super::recovering)). A
+//! During recovery the disk is offline, or is already served ([`recovering`](super::recovering)). A
 //! refused cache stays unchanged until an operator decides ([`fencing`](super::fencing)).
 
 use std::sync::{Arc, Mutex};
@@ -53,7 +53,7 @@ pub(in crate::services) struct Kept {
 /// The recovery of a cache, while its journal is being read.
 pub(in crate::services) struct Reading {
     pub(super) spec: CacheSpec,
-    /// Number of data segments that the cache has at most.
+    /// Maximum number of data segments of the cache.
     pub(super) data_segments: u64,
     journal: JournalSpec,
     began: Instant,
@@ -381,7 +381,8 @@ impl Disks {
         }
     }
 
-    /// Gives a shard's disk the recovered cache. The caller holds the operation guard of the disk.
+    /// Gives the recovered cache to its disk, which is already on a shard. The caller holds the
+    /// operation guard of the disk.
     pub(in crate::services) async fn enable_kept(&self, name: &str, kept: Kept) -> Result<(), Restructure> {
         let Kept { recovered, upto, data, in_pool: _ } = kept;
         let (was_block_bytes, ring) = (recovered.summary.block_bytes, recovered.summary.ring);
@@ -653,7 +654,7 @@ fn no_memory(name: &str, error: &ApiError) -> ApiError {
     ))
 }
 
-/// Returns the size of this number of sectors for users.
+/// Returns the size of `sectors` sectors as text for users.
 pub(super) fn bytes(sectors: u64) -> String {
     Size(sectors * SECTOR_BYTES).human()
 }

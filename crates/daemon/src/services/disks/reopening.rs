@@ -274,7 +274,8 @@ impl DiskEntry {
 }
 
 impl Inner {
-    /// Refuses to close and open a disk again that must stay open, or whose access is fixed.
+    /// Refuses to close and open a disk again if the disk must stay open, or if the change is one
+    /// of a fixed access.
     fn check_reopening(&self, name: &str, changes_access: bool, in_cluster: bool) -> Result<(), ApiError> {
         let disk = self.disk(name)?;
         let clones = self.clones_of(name);

@@ -102,7 +102,7 @@ pub(in crate::services) fn write_to_backing(
     let written = write_all(dirty, &mut writer, is_lost, advance);
     let flushed = written
         .and_then(|lost| writer.flush().map(|()| lost).map_err(|error| cannot_write(&error)))
-        .map_err(|error| if may_go_on() { error } else { ApiError::failed("it was stopped") });
+        .map_err(|error| if may_go_on() { error } else { ApiError::failed("hob stopped writing") });
     writer.close();
     match flushed? {
         0 => Ok(()),
@@ -111,7 +111,8 @@ pub(in crate::services) fn write_to_backing(
             Size(lost).human()
         )
         .hint(
-            "'hob cache discard-dirty' gives up the lost data, and 'hob cache export-dirty' lists its ranges",
+            "'hob cache discard-dirty' discards the lost data, and 'hob cache export-dirty' lists its \
+             ranges",
         )),
     }
 }

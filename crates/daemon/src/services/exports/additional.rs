@@ -75,7 +75,8 @@ impl ExportService {
         Ok(())
     }
 
-    /// Offers an online disk under all of its export names, except for its files.
+    /// Offers an online disk to NBD and vhost-user clients under all of its export names. Mounts no
+    /// files.
     pub(in crate::services) async fn offer(
         &self,
         name: &str,

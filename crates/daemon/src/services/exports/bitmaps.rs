@@ -185,8 +185,8 @@ impl ExportService {
         self.registry.save_first().await
     }
 
-    /// Adds the changed granules of one bitmap to a recording bitmap, and then removes the former
-    /// bitmap.
+    /// Adds the changed granules of the bitmap `name` to a recording bitmap, and then removes the
+    /// bitmap `name`.
     pub(crate) async fn bitmap_merge(
         &self,
         disk: String,
@@ -421,8 +421,8 @@ impl ExportService {
     }
 }
 
-/// Returns an empty set of granules for a disk of `size` bytes, with the wanted granularity or the
-/// default.
+/// Returns the granules of a bitmap without changes, for a disk of `size` bytes and with the wanted
+/// granularity or the default.
 fn granules(size: u64, wanted: Option<Size>) -> Result<Granules> {
     let Some(bytes) = wanted.map(Size::bytes).or_else(|| Granules::usual_bytes(size)) else {
         return Err(ApiError::invalid("the disk is too large for a bitmap"));

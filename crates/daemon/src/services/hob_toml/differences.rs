@@ -285,8 +285,8 @@ fn force_difference(subject: &str, pool: &PoolCreate, before: &BTreeMap<String, 
     (pool.force && (is_new || is_reported)).then(|| {
         let name = &pool.name;
         let action = format!(
-            "force has no effect on the devices that the pool has: it counts when hob creates the pool or adds a \
-             device. Remove it from hob.toml, or use 'hob pool add-device {name} --force'"
+            "force has no effect on present devices: hob uses it only when it creates the pool or \
+             adds a device. Remove it from hob.toml, or use 'hob pool add-device {name} --force'"
         );
         by_command(subject, "force", true, false, &action)
     })

@@ -173,7 +173,7 @@ impl Inner {
 }
 
 impl Served {
-    /// Returns true if a setting of the disk has the value of hob.toml now.
+    /// Returns true if the setting of a difference now has the value that hob.toml states.
     pub(super) fn agrees_with(&self, it: &ConfigDifference) -> bool {
         let now = match it.key.as_str() {
             "backing" => Some(self.wanted.backing.clone()),
@@ -187,7 +187,8 @@ impl Served {
     }
 }
 
-/// Adds the differences in settings for which the disk is closed and opened again.
+/// Adds the differences in settings that hob can change only by closing the disk and opening it
+/// again.
 fn open_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
     let wanted = &served.wanted;
     let is_emptied = served.cache().is_some_and(|spec| spec.journal.is_none());

@@ -106,7 +106,7 @@ impl HobToml {
         self.definitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Saves the configuration at the daemon's start, for later comparisons.
+    /// Keeps the configuration at the daemon's start in memory, for later comparisons.
     pub(crate) fn set(&self, config: Box<Config>) {
         self.registry.inner().config_refused = config.refused().map(str::to_owned);
         let _ = self.running.set(config);

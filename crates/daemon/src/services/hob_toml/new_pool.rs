@@ -40,7 +40,7 @@ impl HobToml {
         created
     }
 
-    /// Opens the pool if its devices have one, and creates it otherwise.
+    /// Opens the pool if it exists on its devices, and creates it otherwise.
     async fn create_or_open(&self, pool: &PoolCreate) -> Result<()> {
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
         check_devices_answer(paths.clone()).await?;

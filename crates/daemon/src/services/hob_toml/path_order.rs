@@ -7,7 +7,7 @@ use hob_control::{ConfigDifference, DiskPatch, Export};
 use super::changes::Change;
 use super::differences::Found;
 
-/// Settings of a disk that are paths of this host.
+/// Keys of the disk settings whose values are paths on this host.
 const KEYS: [&str; 2] = ["vhost_user", "fuse"];
 
 /// One step of applying hob.toml.
@@ -181,8 +181,8 @@ mod tests {
         Found { difference: difference(disk, key, running, file), change: Some(change) }
     }
 
-    /// Returns a change of an export of the disk `vm` with these sockets. An empty one stands for an
-    /// export that does not exist.
+    /// Returns a change of an export of the disk `vm` with these sockets. An empty text stands for
+    /// an export that does not exist.
     fn export(name: &str, running: &str, file: &str) -> Found {
         let side = |path: &str| Export {
             name: name.to_owned(),

@@ -87,7 +87,8 @@ impl DataSocket {
         self.tasks.push(spawn(work));
     }
 
-    /// Returns the backing URI of an export behind the socket.
+    /// Returns the URI with which a shard opens an export of the source through the socket, as a
+    /// backing.
     pub(super) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{}?socket={}", escaped(export), escaped(&self.path.to_string_lossy()))
     }

@@ -41,8 +41,8 @@ impl Bandwidth {
     }
 }
 
-/// Copies in both directions until one end closes. Counts and limits the bytes from `near` to
-/// `far`.
+/// Copies in both directions until one end closes its connection. Counts and limits the bytes from
+/// `near` to `far`.
 pub(super) async fn join(
     near: impl AsyncRead + AsyncWrite,
     far: impl AsyncRead + AsyncWrite,

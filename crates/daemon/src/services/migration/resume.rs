@@ -148,7 +148,7 @@ impl Migrations {
         Ok(())
     }
 
-    /// Returns the size of a disk's cache for data, in bytes.
+    /// Returns the number of bytes of data for which a disk's cache has space.
     pub(super) fn cache_room(&self, name: &str) -> u64 {
         let inner = self.registry.inner();
         let Ok(disk) = inner.disk(name) else { return 0 };

@@ -315,7 +315,7 @@ impl Task {
         }
     }
 
-    /// Updates the visible progress.
+    /// Updates the progress that the API shows.
     fn show(&mut self) {
         let phase = self.source.phase();
         let mut facts = self.leaving.shared.facts();

@@ -194,7 +194,7 @@ impl Moves {
                 return Err(conflict!("{disk} is not being moved"));
             };
             if found.order.state == ClusterMoveState::Given {
-                return Err(conflict!("it is too late: {} is taking {disk}", found.order.to));
+                return Err(conflict!("it is too late: {} is acquiring {disk}", found.order.to));
             }
             let note = Some("the move was cancelled".to_owned());
             let order = Order { state: ClusterMoveState::Failed, note, ..found.order };

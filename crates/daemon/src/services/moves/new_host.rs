@@ -25,7 +25,7 @@ const TAKE_MAX: Duration = Duration::from_secs(30);
 /// Maximum time to wait for the end of an attempt to open a waiting disk.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// Interval between two checks whether the attempt has ended.
+/// Interval between two checks whether an attempt to open a waiting disk has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Pause between two attempts to acquire a disk.

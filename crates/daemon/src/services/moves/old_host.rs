@@ -32,7 +32,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Maximum time that a move waits until a migrated disk has become a tombstone.
 const ENDED_MAX: Duration = Duration::from_secs(10);
 
-/// Interval between two checks of the order or of the work.
+/// Interval between two reads of an order, or of the progress of a migration.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// An order that this host executes.
@@ -208,8 +208,8 @@ impl Moves {
         taken
     }
 
-    /// Prepares the release of a disk, up to the point from which on this host does not serve the
-    /// disk any more.
+    /// Prepares the release of a disk: drains the disk, lets no client connect any more, and checks
+    /// that no client is connected.
     async fn close_to_leave(
         self: &Arc<Self>,
         work: &mut Work,

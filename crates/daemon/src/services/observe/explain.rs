@@ -15,7 +15,7 @@ use super::Observe;
 use super::figures::percent;
 use crate::api_error::{ApiError, ErrorKind, Result};
 
-/// A cache with data in a smaller percentage of its blocks is still warming.
+/// Percentage of a cache's blocks. A cache with data in fewer of its blocks is still warming.
 const FULL_PERCENT: f64 = 95.0;
 
 /// Percentage of hits. A full cache with a smaller percentage is reported as too small.
@@ -29,11 +29,12 @@ const SPARSE_PERCENT: f64 = 50.0;
 /// recent reads are first reads of their data, and a larger percentage of the latest reads miss.
 const FIRST_PERCENT: f64 = 5.0;
 
-/// An expected hit ratio that differs more from the measured one, in percentage points, needs an
-/// explanation.
+/// Difference between the expected and the measured hit ratio, percentage points. hob explains
+/// larger differences.
 const FAR_OFF: f64 = 10.0;
 
-/// What a guest notices if an ordered cache cannot write its dirty data to the backing.
+/// Text that tells an operator how a guest is affected if a cache with ordered destaging cannot
+/// write dirty data to the backing.
 pub(super) const ORDERED_WAITS: &str = "because destaging is ordered, a guest's write waits for the backing if it changes data from \
                                         before the guest's last FLUSH";
 
@@ -213,8 +214,8 @@ fn about_share(shared: &SharedCache) -> String {
     )
 }
 
-/// Describes the policy and admission that hob has chosen, and the alternatives with the results
-/// that the chooser expects.
+/// Describes the policy and admission that hob has chosen, and the alternatives with the hits and
+/// flash writes that hob expects of them.
 fn about_choice(choice: &CacheChoice, stats: &DiskStats) -> Vec<String> {
     let is_current = |one: &&CacheCandidate| one.policy == choice.policy && one.admission == choice.admission;
     let since = match choice.phase.as_str() {

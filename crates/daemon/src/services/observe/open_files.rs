@@ -100,7 +100,7 @@ enum Found {
 }
 
 impl Found {
-    /// Asks the filesystem of a path, which may hang.
+    /// Asks the filesystem which file is at a path. The filesystem may hang.
     fn at(path: &Path) -> Found {
         match std::fs::metadata(path) {
             Ok(metadata) => file_number(&metadata).map_or(Found::Unknown, Found::File),
@@ -203,7 +203,7 @@ impl Observe {
         files
     }
 
-    /// Returns the latest check of the open files, locked.
+    /// Locks and returns the results of the latest check of the open files.
     pub(super) fn open_files(&self) -> MutexGuard<'_, OpenFiles> {
         self.open_files.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -256,7 +256,8 @@ impl DiskEntry {
 mod tests {
     use super::*;
 
-    /// A minute later, with so many reads of one block, hits, expected hits and blocks filled.
+    /// Returns the counters a minute after `before`, with these additional reads of one block,
+    /// hits, expected hits and filled blocks.
     fn later(before: Sample, reads: u64, hits: u64, expected: u64, filled: u64) -> Sample {
         Sample {
             reads: before.reads + reads,

@@ -50,7 +50,7 @@ pub(in crate::services) struct Space {
 }
 
 impl Space {
-    /// Asks the filesystem of a directory, which may hang.
+    /// Reads the space of a directory's filesystem, which may hang.
     fn of(directory: &Path) -> std::io::Result<Space> {
         let status = rustix::fs::statvfs(directory)?;
         let free = if rustix::process::geteuid().is_root() { status.f_bfree } else { status.f_bavail };
@@ -103,7 +103,7 @@ impl Observe {
         known.problem = problem;
     }
 
-    /// Returns the latest check of the free space, locked.
+    /// Locks and returns the result of the latest check of the free space.
     pub(super) fn state_space(&self) -> MutexGuard<'_, StateSpace> {
         self.state_space.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -80,7 +80,7 @@ enum Files {
     Unchanged,
     /// The files have changed. The text describes the change.
     Changed(String),
-    /// Their filesystem hangs.
+    /// The state is unknown, because the filesystem of the files hangs.
     Unknown,
 }
 

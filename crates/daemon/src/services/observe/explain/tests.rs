@@ -1,4 +1,4 @@
-//! The explanations of caches in every state.
+//! Tests of the explanations for caches in every state.
 
 use hob_control::{BackingState, Cache, Evictions};
 
@@ -142,7 +142,7 @@ fn the_choice_of_an_automatic_cache_is_named_with_its_alternatives() {
     assert!(!text.contains("34.8 %") && !text.contains("4.9 %"), "{text}");
 }
 
-/// In this mode nothing is warming, and the data stays for the next mode.
+/// In mode pass-through, a cache is not warming, and keeps its data for the next mode.
 #[test]
 fn a_passed_through_cache_is_said_to_keep_its_data() {
     let stats =
