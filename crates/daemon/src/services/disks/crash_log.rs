@@ -23,7 +23,7 @@ impl Disks {
             let mut inner = self.registry.inner();
             let wanted = &mut inner.disk_mut(name)?.wanted;
             wanted.flush_failures_owed = wanted.flush_failures_owed.saturating_add(wanted.writers_max());
-            // So that another start before the next journal ring does not report the same loss
+            // Otherwise another start before the next journal ring would report the same loss
             // again.
             if let Some(journal) = wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
                 journal.used = None;

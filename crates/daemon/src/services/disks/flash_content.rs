@@ -169,8 +169,7 @@ impl Lack {
         }
     }
 
-    /// Returns true if the data may become available again when an operator connects another
-    /// device.
+    /// Returns true if a device that is not connected now may have the missing data.
     pub(super) fn may_return(self) -> bool {
         matches!(self, Lack::NewestJournal | Lack::Sectors(_))
     }

@@ -113,7 +113,7 @@ impl Disks {
         let options = self.open_options(name, &wanted).await?;
         let backing = blocking(move || Backing::open(&wanted.backing, Access::ReadWrite, &options)).await?;
         let backing = backing.map_err(|error| open_error(&error))?;
-        // The backing was not locked for a moment.
+        // For a moment the backing was not locked, so another program may have changed it.
         let state = |info: &BackingInfo| (info.identity, info.size_bytes, info.times);
         if state(backing.info()) != state(info) {
             return Err(ApiError::failed("its backing was changed by another program"));

@@ -54,7 +54,7 @@ impl Disks {
                 | PlannedChange::Disable { discard_dirty: true }
         );
         if is_offline && !discards {
-            // The command would wait for hob's own work too.
+            // The command that makes the change also waits for hob's own work.
             self.registry.wait_for_own_work(disk).await?;
         }
         let spec = self.registry.inner().disk(disk)?.cache().cloned();

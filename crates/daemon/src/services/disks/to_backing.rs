@@ -111,8 +111,8 @@ pub(in crate::services) fn write_to_backing(
             Size(lost).human()
         )
         .hint(
-            "'hob cache discard-dirty' discards the lost data, and 'hob cache export-dirty' lists its \
-             ranges",
+            "'hob cache discard-dirty' discards the lost data, and 'hob cache export-dirty' lists \
+             its ranges",
         )),
     }
 }

@@ -114,7 +114,7 @@ impl HobToml {
 
     /// Reports in health that a reload or `hob config apply` failed as a whole, until one succeeds.
     pub(crate) fn note_failed_reload(&self, why: &str) {
-        // Without a file, only the program is reloaded.
+        // Without a configuration file, a reload replaces only the running program.
         if self.running.get().is_none_or(|running| running.path().is_none()) {
             return;
         }

@@ -223,10 +223,10 @@ mod tests {
     #[test]
     fn a_path_is_free_before_another_disk_takes_it() {
         let fuse = |disk, running, file| found(disk, "fuse", running, file);
-        // Nothing is taken.
+        // No change takes a path that another object has.
         let plain = vec![found("b", "datastore", "x", "1"), fuse("a", "1", "2"), fuse("c", "", "3")];
         assert_eq!(steps(plain), ["b", "a", "c"]);
-        // A chain.
+        // A chain: `a` gets the path of another object only after that object has got a new path.
         let chain = vec![fuse("a", "1", "2"), fuse("b", "2", "3"), found("c", "read_only", "", "true")];
         assert_eq!(steps(chain), ["b", "a", "c"]);
         let given_up = vec![fuse("a", "", "2"), fuse("b", "2", "")];

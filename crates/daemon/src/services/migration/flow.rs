@@ -75,8 +75,7 @@ pub(super) async fn join(
             to_near.flush().await?;
         }
     };
-    // When this function returns, both connections are dropped and so closed, whichever of them
-    // ended first.
+    // When this function returns, both connections are dropped and thereby closed.
     let ended = tokio::select! {
         ended = out => ended,
         ended = back => ended,

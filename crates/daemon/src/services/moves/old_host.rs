@@ -129,7 +129,7 @@ impl Moves {
         self.end(&work.disk);
         if let Err(error) = left {
             tracing::warn!("disk {}: its move to {to} failed: {error}", work.disk);
-            // The host that cancelled the order has recorded that.
+            // If the order was cancelled, the host that cancelled it has recorded the end.
             if !work.order.state.is_over() {
                 let why = error.to_string();
                 let Work { cluster, disk, order, revision } = work;

@@ -207,7 +207,7 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
         warm.recent = still;
         assert!(said(&active, &warm).contains("is warming: 37 %"), "{still:?}");
     }
-    // The recent reads have those of the warm-up, and the latest minute has not.
+    // The recent reads include the reads of the warm-up, and the latest minute does not.
     warm.recent.first_percent = 20.0;
     (warm.recent.latest_reads, warm.recent.latest_hit_percent) = (1500, 99.5);
     let smaller = said(&active, &warm);
