@@ -80,7 +80,7 @@ impl Disks {
         let disk = self.parent_disk(wanted, share, &parent, link, notes)?;
         self.await_parent(&disk).await;
         let shared = Size(parent.own.parent_bytes()).human();
-        let so_far = if parent.own.is_complete() { "" } else { " so far, and QEMU is asked for the rest" };
+        let so_far = if parent.own.is_complete() { "" } else { "; hob asks QEMU for the rest" };
         tracing::info!("disk {name} shares {shared} of its parent through disk {disk}{so_far}");
         let inner = self.registry.inner();
         let online = inner.disk(&disk).ok().and_then(|disk| disk.shard().ok());
@@ -212,8 +212,8 @@ impl Disks {
                         .into(),
                 ),
                 (None, false) => Some(
-                    "the disk of its parent is not online; if there is none, the clone creates \
-                        it when the clone is opened again"
+                    "the disk of its parent is not online; if there is none, hob creates it when \
+                        the clone is opened again"
                         .into(),
                 ),
             };

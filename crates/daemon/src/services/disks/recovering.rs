@@ -7,7 +7,7 @@
 //! | state of the recovery | the disk is served |
 //! |---|---|
 //! | the saved mode shows that the cache has no dirty data | at once |
-//! | the first pass over the journal found which data may be dirty, and the cache fits the backing | after the first pass; requests to data that may be dirty wait |
+//! | the first pass over the journal found which data may be dirty, and the cache fits the backing | after the first pass; changes, flushes, and reads of data that may be dirty wait |
 //! | none of the above; or another host had the disk, a device is missing, the pool has no space for the next journal, the backing cannot be read a second time at once, or the cache was refused before | when the cache is recovered |
 //!
 //! If the cache has no dirty data, a write need not wait for the recovery: hob invalidates the old
@@ -116,8 +116,9 @@ impl Disks {
         match waits {
             0 => tracing::info!("{name} is online; requests go to the backing until its cache is recovered"),
             _ => tracing::info!(
-                "{name} is online; until its cache is recovered, reads go to the backing, except that writes \
-                and reads of regions with possible dirty data (at most {waits} ‰ of the disk) wait"
+                "{name} is online; until its cache is recovered, changes wait, and so do reads of \
+                regions with possible dirty data (at most {waits} ‰ of the disk). Other reads go to \
+                the backing"
             ),
         }
         Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })

@@ -104,13 +104,13 @@ impl Moves {
         let record = self.registry.record_of(name);
         let inner = self.registry.inner();
         let Ok(disk) = inner.disk(name) else { return Ok(false) };
-        let conflict = |why: &str| Err(conflict!("it has a disk {name} that {why}"));
+        let conflict = |why: &str| Err(conflict!("this host has a disk {name} that {why}"));
         match (&disk.phase, disk.busy, record) {
             (_, Some(busy), _) => conflict(&format!("is being {busy}")),
             _ if disk.wanted.read_only => conflict("is read-only"),
             (DiskPhase::Offline(_), None, _) => Ok(true),
             (DiskPhase::Away(_), None, Some(Record::Away { taken: true, .. })) => Ok(true),
-            _ => conflict("is not waiting for it"),
+            _ => conflict("does not wait for the cluster"),
         }
     }
 
@@ -136,7 +136,7 @@ impl Moves {
             let why = match &self.registry.inner().disk(name)?.phase {
                 DiskPhase::Online(_) => break,
                 DiskPhase::Offline(why) | DiskPhase::Away(why) => why.clone(),
-                DiskPhase::Removing => "is being removed".to_owned(),
+                DiskPhase::Removing => "the disk is being removed".to_owned(),
             };
             if Instant::now() > until {
                 return Err(ApiError::failed(why));
@@ -157,7 +157,7 @@ impl Moves {
             if let Some(cache) = disk.wanted.cache.as_mut().filter(|cache| cache.journal.is_some()) {
                 cache.journal = Some(JournalSpec::new());
             }
-            disk.phase = DiskPhase::Offline("is already moving to this host".to_owned());
+            disk.phase = DiskPhase::Offline("the disk is already moving to this host".to_owned());
         }
         disk.cluster_wait = ClusterWait::Yes;
         disk.retry_after = None;

@@ -251,7 +251,7 @@ impl Moves {
             self.pools.look(&name, shard, id).await;
             let dirty = self.observe.disk(&name)?.cache.and_then(|cache| cache.dirty);
             let left = dirty.map_or(Size(0), |dirty| dirty.size);
-            let note = format!("{} are written to the backing", left.human());
+            let note = format!("{} of dirty data is not on the backing yet", left.human());
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
                 let _ = self.pools.stop_drain_of(&name, shard, id).await;
                 let _ = draining.await;
@@ -373,8 +373,10 @@ impl Moves {
                 (MigrationState::Copying, 1..) => {
                     "the disk waits for the VM: migrate the VM now, or start it on the other host".to_owned()
                 }
-                (MigrationState::HandingOver, _) => "handed over, and not confirmed yet".to_owned(),
-                _ => "the other host prepares".to_owned(),
+                (MigrationState::HandingOver, _) => {
+                    "the disk is handed over; the other host has not confirmed it yet".to_owned()
+                }
+                _ => "the other host prepares to receive the disk".to_owned(),
             };
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
                 let _ = self.migrations.order(&name, MigrationOrder::Cancel).await;
