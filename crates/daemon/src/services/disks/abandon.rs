@@ -29,10 +29,11 @@ use crate::services::registry::{DiskEntry, DiskPhase, Inner, JOURNAL_LOST, OPENI
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::{CacheSpec, JournalSpec};
 
-/// Maximum time that removing a disk waits for its backing, after which the backing is abandoned.
+/// Maximum time that the removal of a disk waits for the disk's backing. After this time, hob fails
+/// the requests to the backing and removes the disk without it.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
 
-/// Pause between two attempts to remove a disk from a shard that has refused it.
+/// Pause between two attempts to remove a disk from a shard that has refused the removal.
 const REMOVE_EVERY: Duration = Duration::from_secs(5);
 
 /// Interval of the log lines while a shard refuses to remove a disk.
@@ -46,8 +47,8 @@ const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 const DISABLE_TRIES: usize = 3;
 
 impl Disks {
-    /// Closes a disk and removes it from its shard. Abandons the disk's backing if the backing does
-    /// not answer.
+    /// Closes a disk and removes it from its shard. If the backing does not answer in time, fails
+    /// the requests to the backing and removes the disk without it.
     pub(in crate::services) async fn leave_shard(
         &self,
         name: &str,
@@ -57,8 +58,8 @@ impl Disks {
         self.leave_in_time(name, shard, id, shard.remove_disk(id)).await
     }
 
-    /// Like [`leave_shard`](Self::leave_shard), for a disk that may have recorded changes: also saves
-    /// its bitmaps.
+    /// Does the same as [`leave_shard`](Self::leave_shard), and also saves the disk's dirty
+    /// bitmaps.
     pub(super) async fn leave_shard_with_bitmaps(
         &self,
         name: &str,
@@ -68,8 +69,8 @@ impl Disks {
         self.leave_in_time(name, shard, id, self.exports.take_from_shard(name, shard, id)).await
     }
 
-    /// Waits for the removal of a disk from its shard. Abandons the disk's backing if the backing
-    /// does not answer.
+    /// Waits for the removal of a disk from its shard. If the backing does not answer in time,
+    /// fails the requests to the backing and removes the disk without it.
     async fn leave_in_time(
         &self,
         name: &str,
@@ -101,9 +102,10 @@ impl Disks {
         Ok(gone)
     }
 
-    /// Unmounts a disk's files like [`hide_file`](Self::hide_file), but waits only briefly, because
-    /// writes of programs with mapped files may wait for the backing. Fails if a file is open,
-    /// unless clients may be disconnected.
+    /// Unmounts a disk's files like [`hide_file`](Self::hide_file), but waits at most
+    /// [`UNMOUNT_MAX`]. The unmount waits for the writes of programs that have mapped a file, and
+    /// these writes may wait for the backing. Fails if a file is open, unless clients may be
+    /// disconnected.
     pub(in crate::services) async fn hide_file_soon(&self, name: &str, clients: OnClients) -> Result<()> {
         match timeout(UNMOUNT_MAX, self.exports.hide_file(name, OnClients::Refuse)).await {
             Ok(Err(error)) if clients == OnClients::Refuse => Err(error),
@@ -117,8 +119,8 @@ impl Disks {
         }
     }
 
-    /// Removes a disk from its shard and discards its dirty data, before the disk itself is
-    /// removed.
+    /// Removes a disk from its shard and discards its dirty data. The caller then removes the disk
+    /// from the daemon.
     pub(in crate::services) async fn take_abandoned(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id) = self.registry.shard_of(name)?;
         self.note_end_of_cache(name).await?;
@@ -162,9 +164,10 @@ impl Disks {
         )])
     }
 
-    /// Saves the end of a disk's cache. Otherwise the cache's journal, which may describe discarded
-    /// data as dirty, could count after a restart. If this fails, the disk stays in use, so that the
-    /// command can be repeated.
+    /// Saves in the state file that a disk's cache has ended. Otherwise hob could use the cache's
+    /// journal after a restart, although the journal may describe discarded data as dirty. If the
+    /// state file cannot be saved, the disk stays in use, so that the operator can repeat the
+    /// command.
     async fn note_end_of_cache(&self, name: &str) -> Result<()> {
         let (spec, before) = {
             let mut inner = self.registry.inner();
@@ -190,9 +193,9 @@ impl Disks {
     }
 
     /// Abandons the backing of a disk, drops the disk's cache, and removes the disk from its shard.
-    /// The caller has saved the end of the cache.
-    /// Returns the amount of dirty data, if the disk could have dirty data. If the shard refuses the
-    /// removal, the disk goes offline, and the removal from the shard is repeated in the background.
+    /// The caller has saved that the cache has ended. Returns the amount of dirty data, if the disk
+    /// could have dirty data. If the shard refuses the removal, the disk goes offline, and the
+    /// removal from the shard is repeated in the background.
     async fn leave_backing(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<Option<Size>> {
         let (spec, has_cache) = {
             let mut inner = self.registry.inner();
@@ -243,8 +246,9 @@ impl Disks {
     }
 
     /// Takes a disk offline that its shard has refused to remove, and repeats the removal from the
-    /// shard. `dropped` has the segments of its cache if the cache could be dropped. Otherwise the
-    /// shard still uses these segments, so they stay reserved. Returns the error for the caller.
+    /// shard. `dropped` has the segments of the disk's cache if hob could drop the cache. Otherwise
+    /// the shard still uses these segments, so they stay reserved. Returns the error for the
+    /// caller.
     async fn stay_on_shard(
         &self,
         name: &str,
@@ -271,7 +275,8 @@ impl Disks {
     /// Drops the cache of an abandoned disk. Returns its segments, or `None` if the shard still has
     /// the cache.
     async fn drop_cache(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Option<Vec<Segment>> {
-        // The end of the cache is saved, whatever its journal says.
+        // The state file says that the cache has ended, so the content of its journal does not
+        // matter.
         let recorded = shard.change_cache(id, CacheChange::DiscardRecorded(u32::MAX)).await;
         tracing::debug!("{name}: {recorded:?}");
         let mut result = Err(ShardError::Command(CommandError::Dirty));
@@ -298,9 +303,10 @@ impl Disks {
     }
 
     /// Repeats the removal of a disk from its shard until it succeeds. The shard has refused the
-    /// removal, for example because the journal of the disk's cache cannot be closed. The shard still
-    /// has the disk as `id`, so the entry of the disk, which the caller takes offline, gets another
-    /// id. If this entry still exists after the removal, the disk is opened again.
+    /// removal, for example because the journal of the disk's cache cannot be closed. The shard
+    /// still uses the id `id` for the disk. So the disk's entry in the registry, which the caller
+    /// takes offline, gets another id. If the entry still exists after the removal, hob opens the
+    /// disk again.
     pub(super) fn remove_kept_disk(&self, name: &str, shard: &ShardHandle, id: DiskId) {
         let new_id = {
             let mut inner = self.registry.inner();
@@ -346,7 +352,7 @@ impl Disks {
                 match self.pools.replace_journal_of_kept(name, shard, id).await {
                     Ok(()) => left = self.leave_shard_with_bitmaps(name, shard, id).await,
                     Err(error) => {
-                        cause = Some(format!("its journal is lost and it gets no new one: {error}"))
+                        cause = Some(format!("its journal is lost and hob has no new one: {error}"))
                     }
                 }
             }
@@ -386,7 +392,8 @@ impl Disks {
         }
     }
 
-    /// Handles the end of the last request to an abandoned backing.
+    /// Opens a disk again, if it is offline, after the last request to its abandoned backing has
+    /// ended.
     pub(in crate::services) fn backing_closed(&self, id: DiskId) {
         let Some(name) = self.registry.inner().abandoned.remove(&id) else { return };
         tracing::info!("disk {name}: the last request to its abandoned backing has ended");
@@ -403,8 +410,8 @@ impl Inner {
         self.abandoned.values().any(|of| of == name)
     }
 
-    /// Refuses to open an offline disk, or to use its cache on flash, if a shard still has the disk,
-    /// because the shard has refused to remove it.
+    /// Refuses to open an offline disk, or to use its cache on flash, while a shard that has
+    /// refused to remove the disk still has it.
     pub(in crate::services) fn check_left_by_shard(&self, name: &str) -> Result<()> {
         let is_kept = self.kept_by_shard.keys().any(|id| self.abandoned.get(id).is_some_and(|of| of == name));
         if is_kept { Err(left_by_shard(name)) } else { Ok(()) }
@@ -416,8 +423,8 @@ impl Inner {
 
     /// Returns when other hosts may acquire a closed disk that this host releases. Other hosts must
     /// wait if the backing may still execute requests of this host that are younger than `settle`.
-    /// A change that failed with EIO counts too, although nothing is in flight any more: kernels
-    /// and servers also answer EIO after a timeout. If the disk was opened and closed again since such a request, this does not show that the
+    /// A change that failed with EIO counts as such a request, because kernels and servers also
+    /// return EIO after a timeout. Opening and closing the disk again does not prove that the
     /// request has ended.
     pub(in crate::services) fn release_of(&self, name: &str, settle: Duration) -> Release {
         let since = self.disk(name).ok().and_then(|disk| disk.unanswered_since);
@@ -428,7 +435,7 @@ impl Inner {
     }
 }
 
-/// Returns the refusal to use the cache of an offline disk that its shard still has.
+/// Returns the error for the use of an offline disk's cache while a shard still has the disk.
 fn left_by_shard(name: &str) -> ApiError {
     conflict!("{name} is offline, but its cache is still open: the cache could not be closed").hint(
         "repeat the command later, or restart the daemon: hob tries every 5 s to give the cache a new journal and to \

@@ -18,7 +18,7 @@ use crate::services::flash::Flash;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner, OrphanContent, OrphanJournal};
 use crate::state::{CacheOwner, CacheSpec, DiskState, JournalSpec};
 
-/// Maximum time that the opening of a disk waits for the journals of orphans.
+/// Maximum time that the opening of a disk waits until hob has read the journals of orphans.
 const READ_MAX: Duration = Duration::from_secs(10);
 
 /// Time before a disk that was refused because of an orphan is opened again.
@@ -40,8 +40,8 @@ impl Disks {
         checked
     }
 
-    /// Refuses to open a disk that was never served while an offline disk may have dirty data of the
-    /// same backing, which may have another name now.
+    /// Refuses to open a disk that was never served while an offline disk may have dirty data of
+    /// the same backing. The two disks may name the backing by different paths.
     async fn check_offline_caches(&self, name: &str, info: &BackingInfo) -> Result<()> {
         let others = self.registry.inner().offline_caches(name)?;
         for OfflineCache { disk, known, flash, owner, is_whole } in others {
@@ -100,7 +100,8 @@ impl Disks {
                     "the cache {owner} belongs to another backing than {name}, or to another disk size"
                 )
                 .hint(
-                    "'hob health' shows the disk whose backing it belongs to, if the daemon has that disk",
+                    "'hob health' shows the disk to whose backing the cache belongs, if the daemon \
+                     has that disk",
                 ));
             }
             let spec = inner.adopted_cache(&disk.wanted, owner)?;
@@ -123,7 +124,7 @@ impl Disks {
 /// The cache of an offline disk, which may have dirty data.
 struct OfflineCache {
     disk: String,
-    /// The disk's backing, if it was opened since the daemon started.
+    /// The disk's backing; `None` if this daemon process has not opened the backing yet.
     known: Option<BackingInfo>,
     flash: Flash,
     owner: OwnerId,
@@ -140,7 +141,8 @@ fn is_same(one: &BackingInfo, two: &BackingInfo) -> bool {
 }
 
 impl Inner {
-    /// Refuses to open a disk because of an orphan, or of devices that were never seen.
+    /// Refuses to open a disk if an orphan may have dirty data of the disk, or if a pool device
+    /// that hob has not read may have such data.
     fn check_orphans(&self, name: &str, info: &BackingInfo, when: Open) -> Result<()> {
         if let Some((pool, devices)) = self.unknown_devices() {
             return Err(conflict!("pool {pool} has devices that hob's state does not know ({devices}), and that may have dirty data \
@@ -173,9 +175,10 @@ impl Inner {
         )))
     }
 
-    /// Returns the caches of offline disks that may have dirty data, if `name` was never served. A
-    /// disk whose backing is known has dirty data only in write-back mode; otherwise the saved mode
-    /// may be older than the journal.
+    /// Returns the caches of offline disks that may have dirty data, if `name` was never served.
+    /// Leaves out a disk whose backing this daemon process has opened and whose mode is not
+    /// write-back. For other disks, the saved mode proves nothing, because it may be older than the
+    /// journal.
     fn offline_caches(&self, name: &str) -> Result<Vec<OfflineCache>> {
         if !self.disk(name)?.wanted.is_new {
             return Ok(Vec::new());
@@ -199,7 +202,8 @@ impl Inner {
         Ok(others.filter(is_offline).filter_map(cache_of).collect())
     }
 
-    /// Returns why an orphan prevents that a disk is served, its pool and its owner id.
+    /// Returns the reason why an orphan prevents the opening of a disk, with the orphan's pool and
+    /// owner id.
     fn blocking_orphan(
         &self,
         wanted: &DiskState,
@@ -272,8 +276,9 @@ impl Inner {
             .hint("'hob pool show POOL' lists caches of no disk"))
     }
 
-    /// Returns the cache of a disk that adopts an orphan: as configured, in write-back mode; if the
-    /// disk has no cache, with default settings.
+    /// Returns the settings of a disk's cache after the disk has adopted an orphan. The mode is
+    /// write-back. The other settings are those of the disk's configured cache, or the defaults if
+    /// the disk has no cache.
     fn adopted_cache(&self, wanted: &DiskState, owner: &str) -> Result<CacheSpec> {
         let (pool, content) = self.orphan_content(owner)?;
         if wanted.read_only {
@@ -289,7 +294,7 @@ impl Inner {
         }
         let has_data = |spec: &CacheSpec| {
             let ring = spec.journal.filter(|journal| journal.ring > 0);
-            // An older state names a cache that was removed since.
+            // An older state file may name a cache that was removed later.
             let is_gone = |journal: JournalSpec| {
                 let owner = OwnerId(journal.owner.0);
                 let pool = self.pools.get(&spec.pool);

@@ -18,8 +18,9 @@ use crate::state::{Closed, JournalSpec};
 /// Number of clean sectors of the cache in the sample that is compared with the backing.
 const SAMPLES: usize = 64;
 
-/// Maximum time for the comparison of a sample whose reads fail. The unreadable sectors of a damaged
-/// backing fail quickly. A backing without connection is tried again later.
+/// Maximum time for the comparison of a sample whose reads fail. Reads of unreadable sectors of a
+/// damaged backing fail quickly. If the backing has no connection, hob compares the sample again
+/// later.
 const FAILING_MAX: Duration = Duration::from_secs(5);
 
 /// The way in which the recovery reads the backing to compare it with the cache.
@@ -105,8 +106,8 @@ pub(super) struct Mismatch {
     pub(super) can_be_trusted: bool,
 }
 
-/// Decides whether the cache's data matches the backing, with the reason if not. Sectors written
-/// during recovery are skipped and invalidated.
+/// Decides whether the cache's data matches the backing, and returns the reason if the data does
+/// not match. First drops the cached data of regions to which guests wrote during the recovery.
 pub(super) async fn compare(
     source: Source,
     mut recovered: Box<Recovered>,

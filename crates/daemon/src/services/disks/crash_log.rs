@@ -1,11 +1,11 @@
 //! Reaction to a crash log that is missing or damaged when the cache of a killed daemon is
 //! recovered.
 //!
-//! The state file has the kernel's boot id of the time when the cache was used last. In the same
-//! boot, the crash log of a cache that was not closed must still exist. If this crash log does not
-//! exist, unflushed writes that hob acknowledged may be lost, as after a failed flush
-//! (docs/decisions/0032). So the next flush of each guest fails, and `hob health` reports the loss
-//! until an operator acknowledges it.
+//! The state file has the kernel's boot id of the time when the cache was used last. If the host
+//! has not restarted since then, the crash log of a cache that was not closed must still exist. If
+//! this crash log does not exist, unflushed writes that hob acknowledged may be lost, as after a
+//! failed flush (docs/decisions/0032). So the next flush of each guest fails, and `hob health`
+//! reports the loss until an operator acknowledges it.
 
 use super::Disks;
 use crate::api_error::Result;
@@ -23,7 +23,8 @@ impl Disks {
             let mut inner = self.registry.inner();
             let wanted = &mut inner.disk_mut(name)?.wanted;
             wanted.flush_failures_owed = wanted.flush_failures_owed.saturating_add(wanted.writers_max());
-            // A second start before the next ring does not report the same loss again.
+            // Otherwise another start before the next journal ring would report the same loss
+            // again.
             if let Some(journal) = wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
                 journal.used = None;
             }

@@ -11,8 +11,8 @@ use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use crate::api_error::{ApiError, Result, conflict};
 
-/// The cache in a pool whose dirty data is read. Creating this value needs the pool. Reading, which
-/// is slow, does not need the pool.
+/// A cache in a pool, prepared for reading its dirty data. The value is created with the pool. The
+/// slow reading itself does not need the pool, which other operations can use meanwhile.
 pub(in crate::services) struct Source {
     recovery: Recovery,
     reader: SectorReader,

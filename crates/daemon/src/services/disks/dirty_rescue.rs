@@ -131,8 +131,8 @@ impl Disks {
         Ok(vec![format!("{} of dirty data is lost", Size(dirty).human())])
     }
 
-    /// Refuses to discard the cache of an offline disk that its shard still uses. Another cache could
-    /// get segments of this cache.
+    /// Refuses to discard the cache of an offline disk that its shard still uses. Otherwise another
+    /// cache could get segments to which the shard still writes.
     pub(super) fn check_discardable(&self, name: &str) -> Result<()> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;
@@ -142,8 +142,8 @@ impl Disks {
         }
     }
 
-    /// Discards the whole cache of an offline disk. The disk restarts with an empty cache and the
-    /// backing's data.
+    /// Discards the whole cache of an offline disk. The disk then comes online with an empty cache
+    /// and the backing's data.
     async fn discard_offline(&self, name: &str, pool: &str, journal: JournalSpec) -> Result<Vec<String>> {
         let spec = self.registry.inner().disk(name)?.cache().cloned();
         if let Some(spec) = &spec {
@@ -154,8 +154,8 @@ impl Disks {
         Ok(vec!["all dirty data is lost; the cache starts empty".to_owned()])
     }
 
-    /// Frees the segments of an offline disk's cache, whose end is saved. The disk restarts with an
-    /// empty cache.
+    /// Frees the segments of an offline disk's cache. The caller has saved that the cache has
+    /// ended. The disk then comes online with an empty cache.
     pub(super) async fn free_cache_of_offline(
         &self,
         name: &str,

@@ -17,7 +17,7 @@ use crate::shard_api::ShardHandle;
 /// Interval at which hob reads from each backing the evidence that the backing is unchanged.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// A disk whose backing is checked.
+/// A disk whose backing is checked for changes.
 struct Look {
     name: String,
     id: DiskId,
@@ -59,7 +59,7 @@ impl Look {
 }
 
 impl Disks {
-    /// Records new evidence for all backings every few seconds, until dropped.
+    /// Records new evidence for all backings every few seconds, until the future is dropped.
     pub(in crate::services) async fn record_evidence(self) -> Infallible {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;

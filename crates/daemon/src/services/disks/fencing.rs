@@ -16,7 +16,7 @@ use hob_engine::preset::Verify;
 pub(in crate::services) enum Same {
     /// The backing has the size and the identity that the journal recorded.
     Yes,
-    /// The backing is larger, and its identity matches the same backing at its earlier size.
+    /// The backing is the same one, and is larger than the journal recorded.
     Grown,
     /// The size or the identity differs: the cache belongs to another backing.
     No,
@@ -28,8 +28,8 @@ pub(in crate::services) enum Changed {
     No,
     Yes,
     /// The cache was not closed, and the times of the backing's file show a change after hob last
-    /// served the disk. Perhaps only attributes of the file have changed, so an operator can accept
-    /// the change.
+    /// served the disk. The change may concern only attributes of the file, so an operator can
+    /// accept the change.
     Later,
     /// There is no evidence whether the backing changed.
     Unknown,

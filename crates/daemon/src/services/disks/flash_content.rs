@@ -12,8 +12,8 @@ use crate::state::JournalSpec;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
     pub(super) journal: JournalSpec,
-    /// True if flash may have data that the backing lacks, by the saved mode or because the state
-    /// is older than flash.
+    /// True if flash may have data that the backing lacks: the saved mode permits dirty data, or
+    /// the saved state is older than the data on flash.
     pub(super) may_be_dirty: bool,
     /// True if the saved mode permits dirty data.
     pub(super) was_write_back: bool,
@@ -21,10 +21,10 @@ pub(super) struct Expected {
     pub(super) lacks_device: bool,
 }
 
-/// Result of the recovery, without the data.
+/// Kind of content that the recovery found on flash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// A valid journal.
+    /// Flash has a valid journal of the cache.
     Journal {
         /// Number of the journal's ring.
         ring: u32,
@@ -33,21 +33,21 @@ pub(super) enum Content {
         /// Number of dirty sectors in segments that no present device has.
         sectors_missing: u64,
     },
-    /// No page of a valid journal.
+    /// Flash has no page of a valid journal of the cache.
     NoJournal {
         /// Highest number of a journal ring that has segments on flash; 0 if none has.
         newest: u32,
         /// True if flash has segments of the cache.
         has_segments: bool,
     },
-    /// A journal whose content cannot be trusted.
+    /// Flash has a journal of the cache, and the journal's content cannot be trusted.
     Damaged,
 }
 
 /// Decision about a cache after its recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// The journal describes all dirty data.
+    /// Use the cache, because its journal describes all dirty data.
     Use,
     StartEmpty(Empty),
     Refuse(Lack),
@@ -71,10 +71,10 @@ pub(super) enum Empty {
 pub(super) enum Lack {
     /// A missing device may have the newest journal or dirty data.
     Device,
-    /// Flash has an older journal than the state knows.
+    /// Flash has an older journal than the newest one that the saved state names.
     NewestJournal,
-    /// This number of dirty sectors is in segments that no device has, although no device is
-    /// missing.
+    /// This number of dirty sectors is in segments that no device of the pool has, although no
+    /// device is missing.
     Sectors(u64),
     Journal,
     Damaged,
@@ -98,7 +98,8 @@ impl Content {
         }
     }
 
-    /// Returns true if the content is the newest journal that the state knows, with all its data.
+    /// Returns true if the content is the newest journal that the saved state names, and flash has
+    /// all data that this journal describes.
     fn is_whole(self, journal: JournalSpec) -> bool {
         matches!(self, Content::Journal { newest, sectors_missing: 0, .. } if newest >= journal.required_ring())
     }
@@ -119,8 +120,7 @@ pub(super) fn judge(expected: &Expected, content: Content) -> Decision {
     if lacks_device && was_write_back && !content.is_whole(journal) {
         return Decision::Refuse(Lack::Device);
     }
-    // The saved state names a complete journal, and neither hob nor an operator has discarded this
-    // journal.
+    // The saved state names a complete journal that neither hob nor an operator has discarded.
     let is_owed = journal.written > 0 && !journal.ended;
     match content {
         Content::Journal { ring, .. } if ring < journal.written && journal.ended => {
@@ -169,7 +169,7 @@ impl Lack {
         }
     }
 
-    /// Returns true if the data may return with an older or missing device.
+    /// Returns true if a device that is not connected now may have the missing data.
     pub(super) fn may_return(self) -> bool {
         matches!(self, Lack::NewestJournal | Lack::Sectors(_))
     }
@@ -180,7 +180,7 @@ mod tests {
     use super::Empty::{IsNew, NoData, Outdated};
     use super::*;
 
-    /// A state that knows ring 3 as complete, and ring 4 as begun.
+    /// A saved state that names journal ring 3 as complete and journal ring 4 as begun.
     fn expected() -> Expected {
         let mut journal = JournalSpec::new();
         (journal.ring, journal.written) = (4, 3);

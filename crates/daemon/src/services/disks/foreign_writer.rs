@@ -1,15 +1,17 @@
 //! Reaction to another program that has taken over a disk's backing. The program broke the lock of
 //! the backing and may write to it, so the cache is no longer valid.
 //!
-//! The shard refuses all requests of the disk from that moment on. The daemon records that the
-//! cache is invalid, because no check of the cache could find all changes. In a cluster, the
-//! recorded generation of the disk shows this. The generation also shows a failover in which
-//! another host only wrote this host's dirty data to the backing.
+//! After the takeover, the shard refuses all requests of the disk. No check of the cache could find
+//! all changes of the backing. So a daemon without a cluster saves that the cache is invalid. In a
+//! cluster, the saved generation of the disk already shows that another host has used the disk. The
+//! generation also shows whether the other host, in a failover, only wrote this host's dirty data
+//! to the backing.
 //!
-//! Then hob marks the journal as invalid. A cache with dirty data keeps its journal, because only
-//! an operator may discard dirty data. The disk goes offline, and the daemon tries to open it every
-//! few seconds. An attempt succeeds after the other program has ended, and the cache then starts
-//! empty. With dirty data the disk stays offline until that data is discarded.
+//! If the cache has no dirty data, hob then invalidates its journal on flash. A cache with dirty
+//! data keeps its journal, because only an operator may discard dirty data. The disk goes offline,
+//! and the daemon tries to open it every few seconds. An attempt succeeds after the other program
+//! has ended, and the cache then starts empty. With dirty data the disk stays offline until that
+//! data is discarded.
 
 use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
@@ -19,8 +21,8 @@ use crate::api_error::{ApiError, Result, conflict};
 use crate::state::JournalSpec;
 
 impl Disks {
-    /// Handles the loss of a disk's backing to another program; see the module's text. If the
-    /// backing was lost for another reason, `why` describes this reason.
+    /// Takes a disk offline whose backing was taken over by another program. If the backing was
+    /// lost for another reason, `why` describes the reason.
     pub(in crate::services) async fn backing_lost(&self, id: DiskId, why: Option<String>) {
         let backing = {
             let inner = self.registry.inner();
@@ -29,7 +31,8 @@ impl Disks {
         };
         let error = match why {
             Some(why) => conflict!("{why}, so hob does not use the backing {backing} any more").hint(
-                "check the file; hob opens it again by itself, and drops what it had cached",
+                "check the file; hob opens it again by itself, and discards the data that it has \
+                 cached",
             ),
             None => conflict!("another program has taken over the backing {backing}").hint(
                 "a disk can have only one writer: stop the other program; the disk then comes online by itself",
@@ -75,7 +78,7 @@ impl Disks {
         self.take_offline(&name, &error).await;
     }
 
-    /// Records that a disk's data on flash is invalid.
+    /// Saves that a disk's data on flash is invalid.
     async fn keep_foreign(&self, name: &str) {
         {
             let mut inner = self.registry.inner();

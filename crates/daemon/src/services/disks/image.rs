@@ -1,5 +1,5 @@
-//! Opening of backings with the image format that was decided when the disk was added, and with the
-//! files recorded then.
+//! Opens backings with the image format and the backing files that were recorded when the disk was
+//! added.
 //!
 //! The operator names the format, or the file's extension determines it. A file with an unknown
 //! extension is raw. If the content of such a file looks like an image when the disk is added, the
@@ -34,8 +34,8 @@ pub(in crate::services) fn image_asked(backing: &str, format: Option<&str>) -> R
 }
 
 impl Disks {
-    /// Returns the options for opening the backing of a disk, and saves image settings that were
-    /// decided now.
+    /// Returns the options for opening the backing of a disk, and saves the disk's image settings
+    /// if they are new.
     pub(in crate::services) async fn image_options(&self, name: &str) -> Result<BackingOptions> {
         let (wanted, is_noted, is_new) = {
             let inner = self.registry.inner();
@@ -60,8 +60,8 @@ impl Disks {
         Ok(options)
     }
 
-    /// Returns how to open the backing of a disk that may not be on this host yet, with the
-    /// settings to save. Also returns notes for the log.
+    /// Returns the options for opening the backing of a disk that may not be on this host yet, the
+    /// image settings to save, and notes for the log.
     pub(in crate::services) async fn options_of(
         &self,
         wanted: &DiskState,
@@ -141,12 +141,11 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled> {
     Ok(Settled { image, format: Some(format), files, notes })
 }
 
-/// Returns the files below an image with their identities, for the record. The files have the paths of
-/// the recorded ones, if there are any.
+/// Returns the backing files of an image with their present identities, which the caller saves. The
+/// caller has checked that the paths are those of the `recorded` files, if any are recorded.
 ///
 /// # Errors
-/// Returns a text that names the file if another file has taken its path since it was recorded, or
-/// may have.
+/// Returns a text that names the file if its path may lead to another file than the recorded one.
 fn identified(files: &[ImageFile], recorded: &[FileSpec]) -> Result<Vec<FileSpec>, String> {
     let mut specs = Vec::with_capacity(files.len());
     for (number, file) in files.iter().enumerate() {
@@ -161,7 +160,7 @@ fn identified(files: &[ImageFile], recorded: &[FileSpec]) -> Result<Vec<FileSpec
 /// Compares the recorded identity of a file with the present one. Returns the identity to record.
 ///
 /// # Errors
-/// Returns a text about the file if it is not the recorded one, or may not be.
+/// Returns a text about the file if it may be another file than the recorded one.
 fn compared(before: Option<String>, now: Result<String, Nameless>) -> Result<Option<String>, String> {
     let Some(before) = before else { return Ok(now.ok()) };
     let is_same = match &now {
@@ -182,7 +181,7 @@ fn compared(before: Option<String>, now: Result<String, Nameless>) -> Result<Opt
     }
 }
 
-/// Returns the format of a disk that an earlier version served.
+/// Returns the format of a disk that an earlier version of hob served.
 fn assume(path: &Path, notes: &mut Vec<String>) -> Format {
     let format = Format::assumed(path);
     let why = if Format::of_extension(path).is_some() {
@@ -250,7 +249,7 @@ mod tests {
         assert!(again.notes[0].contains("looks like a qcow2 image"), "{:?}", again.notes);
     }
 
-    /// A guest would read the data of another image.
+    /// If hob accepted the replaced file, a guest would read the data of another image.
     #[test]
     fn a_replaced_file_below_an_image_is_refused_until_the_disk_is_added_again() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! The record of when hob last served each disk with a persistent cache, and the proof that another
-//! program changed a disk's backing later (docs/decisions/0033).
+//! The record of when hob last served each disk with a persistent cache, and the detection of later
+//! changes of a disk's backing by another program (docs/decisions/0033).
 //!
 //! After hob was killed, another program may have changed a backing, for example an operator who
 //! restored a backup. hob must not write dirty data over such a backing. hob's own writes are not
@@ -23,12 +23,12 @@ use crate::state::{CacheOwner, LastServed, Served};
 /// Interval at which hob records the served disks.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
 
-/// Maximum wait for the times of the backings' files.
+/// Maximum time that hob waits for the modification times of the backings' files.
 const TIMES_MAX: Duration = Duration::from_secs(5);
 
-/// Minimum time from the last record to a change that proves another program has made the change,
-/// nanoseconds. A power cut loses the records of the last half minute, and a busy host delays
-/// records.
+/// Minimum time between hob's last record and a change of the backing that another program must
+/// have made, nanoseconds. A power cut loses the records of the last half minute, and a busy host
+/// delays records.
 const MARGIN_NS: u64 = 120_000_000_000;
 
 /// Maximum time by which the timestamp of a write can be earlier than a record that was made before
@@ -40,15 +40,15 @@ const TICK_NS: u64 = 100_000_000;
 pub(in crate::services) struct LaterChange {
     served_ns: u64,
     changed_ns: u64,
-    /// True if a program has set the time of the content's change back, as when a backup is restored
-    /// together with its times.
+    /// True if a program has set the file's modification time to an earlier time. Restoring a
+    /// backup with its file times does this.
     is_set_back: bool,
 }
 
 impl LaterChange {
-    /// Returns the change after `served`, if the file's times prove one. A record of an earlier
-    /// journal ring proves nothing: a version of hob that records nothing may have served the disk
-    /// since.
+    /// Returns the change by another program after `served`, if the file's times prove such a
+    /// change. A record of an earlier journal ring proves nothing: an older version of hob, which
+    /// keeps no records, may have served the disk later.
     fn of(served: Served, ring: u32, times: ChangeTimes) -> Option<LaterChange> {
         let is_later = |at_ns: u64| at_ns > served.at_ns.saturating_add(MARGIN_NS);
         // ctime alone also changes with owner, permissions and names. hob's own writes after the
@@ -87,7 +87,7 @@ impl LaterChange {
     }
 }
 
-/// A disk whose service is recorded.
+/// A disk for which hob records when it was last served.
 struct ServedDisk {
     owner: CacheOwner,
     ring: u32,
@@ -140,9 +140,10 @@ impl Record {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs each question about a backing's file on its own thread, and returns the answers. A file
-    /// whose filesystem hangs is left out. Later calls leave such a file out until its filesystem
-    /// has answered, so that it does not occupy many threads.
+    /// Runs each of `questions`, functions that read the times of a backing's file, on its own
+    /// thread, and returns their results. A file whose filesystem hangs is left out. Later calls
+    /// also leave the file out until its filesystem has answered, so that the file does not occupy
+    /// many threads.
     async fn ask<T, F>(&self, questions: Vec<(CacheOwner, F)>) -> Vec<T>
     where
         T: Send + 'static,
@@ -159,7 +160,7 @@ impl Record {
             tasks.spawn_blocking(move || {
                 let answer = question();
                 // The flag is set and the entry removed under one lock, so that the caller cannot
-                // give up this question between the two steps.
+                // stop waiting for this question between the two steps.
                 let mut hanging = lock(&all_hanging);
                 has_ended.store(true, Ordering::Relaxed);
                 hanging.remove(&owner);
@@ -197,7 +198,7 @@ impl Recorded {
         self.file.as_mut()
     }
 
-    /// Records that disks were served. Forgets caches that are not `known`. May block.
+    /// Records that disks were served. Forgets caches that are not in `known`. May block.
     fn note(&mut self, registry: &Registry, served: Vec<(CacheOwner, Served)>, known: &BTreeSet<CacheOwner>) {
         let Some(file) = self.file(registry) else { return };
         for (owner, served) in served {
@@ -218,7 +219,7 @@ impl Recorded {
 }
 
 impl Disks {
-    /// Records every two seconds which disks are served, until dropped.
+    /// Records every two seconds which disks are served, until the future is dropped.
     pub(in crate::services) async fn record_served_disks(self) -> Infallible {
         loop {
             self.record_served_disks_now().await;

@@ -10,7 +10,7 @@ use crate::services::registry::DiskPhase;
 
 impl Disks {
     /// Handles a life-cycle event of the guest. A drain that the event requires has started when
-    /// this function returns. The API client waits for its end.
+    /// this function returns. The API client waits for the end of the drain.
     pub(crate) async fn disk_event(&self, disk: String, event: LifeEvent) -> Result<DiskChanged> {
         let (name, has_cache, is_persistent) = {
             let inner = self.registry.inner();

@@ -5,10 +5,11 @@
 //! opens a disk through its [`DiskOwner`], which calls [`Disks::open_owned`] if this host may serve
 //! the disk.
 //!
-//! The submodules are, in order: [`opening`], then [`recover`], [`comparison`] and [`recovering`]
-//! with the decision in [`fencing`], [`evidence`] and [`last_served`], [`offline_drain`] of caches
-//! without space for a journal, and [`adoption`] of caches that belong to no disk, then [`removal`], then [`dirty_rescue`] and [`abandon`] for discarded data,
-//! then [`resize`], [`image`] and [`parents`].
+//! Read [`opening`] first. The recovery of a cache is in [`recover`], [`comparison`] and
+//! [`recovering`]. [`fencing`], [`evidence`] and [`last_served`] decide whether a recovered cache
+//! may be used. [`offline_drain`] drains caches without space for a journal, and [`adoption`] gives
+//! a disk a cache that belongs to no disk. [`removal`] removes disks, and [`dirty_rescue`] and
+//! [`abandon`] discard dirty data.
 
 mod abandon;
 mod adoption;
@@ -65,7 +66,8 @@ pub(super) use to_backing::{DirtyPass, note_progress, write_to_backing};
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
-/// Notes for the log, and the cache that is still being recovered.
+/// Result of opening a disk: notes for the log, and the disk's cache if it is still being
+/// recovered.
 pub(super) type Opened = (Vec<String>, Option<RecoveringCache>);
 
 /// Interface to the higher-layer service that decides which host owns a disk.

@@ -3,11 +3,12 @@
 //!
 //! Without a ring, the cache cannot record changes, so its disk cannot be served with the cache.
 //! hob writes the dirty data to the backing before it serves the disk, and then removes the cache
-//! from flash. The disk gets an empty cache, whose journal has the space of the old one.
+//! from flash. The disk then gets an empty cache. The journal of the empty cache gets the space of
+//! the old journal.
 //!
 //! | step | effect of an interruption after it |
 //! |---|---|
-//! | save that the recorded state of the backing means nothing any more | the cache is recovered and drained again |
+//! | save that the recorded backing state is invalid | the cache is recovered and drained again |
 //! | write every dirty sector to the backing, then flush the backing | as after the previous step |
 //! | save that the cache has ended, and invalidate its journal rings | the cache starts empty |
 //! | free the segments of the cache | the cache starts empty |
@@ -35,9 +36,9 @@ use crate::services::pools::no_cache;
 use crate::services::registry::{DiskEntry, Inner, PoolEntry};
 
 impl Disks {
-    /// Returns true if the disk's recovered cache must be drained before the disk is served: the last
-    /// attempt to use the cache found no space for its journal, and the pool has not got more since.
-    /// The cache of a read-only disk waits for space.
+    /// Returns true if the disk's recovered cache must be drained before the disk is served: the
+    /// last attempt to use the cache found no space for its journal, and the pool's free space has
+    /// not grown since then. Returns false for a read-only disk, whose cache waits for space.
     pub(super) fn needs_offline_drain(&self, name: &str) -> bool {
         let inner = self.registry.inner();
         inner.disk(name).is_ok_and(|disk| inner.lacks_journal_space(disk) && !disk.wanted.read_only)
@@ -112,7 +113,7 @@ impl Disks {
         let options = self.open_options(name, &wanted).await?;
         let backing = blocking(move || Backing::open(&wanted.backing, Access::ReadWrite, &options)).await?;
         let backing = backing.map_err(|error| open_error(&error))?;
-        // The backing was not locked for a moment.
+        // For a moment the backing was not locked, so another program may have changed it.
         let state = |info: &BackingInfo| (info.identity, info.size_bytes, info.times);
         if state(backing.info()) != state(info) {
             return Err(ApiError::failed("its backing was changed by another program"));
@@ -145,7 +146,7 @@ impl Inner {
     }
 
     /// Returns true if the last attempt to use the disk's cache found no space for its journal, and
-    /// the pool has not got more since.
+    /// the pool's free space has not grown since then.
     fn lacks_journal_space(&self, disk: &DiskEntry) -> bool {
         let free = disk.cache().and_then(|spec| self.pool(&spec.pool).ok()).map(PoolEntry::free_segments);
         disk.too_few_for_journal.zip(free).is_some_and(|(before, now)| now <= before)

@@ -49,7 +49,7 @@ struct AddedDisk<'a> {
     info: &'a BackingInfo,
     /// Name of the datastore.
     datastore: String,
-    /// True if the backing has unflushed changes only in memory.
+    /// True if the backing keeps unflushed changes only in the daemon's memory.
     is_in_memory: bool,
 }
 
@@ -67,8 +67,8 @@ pub(in crate::services) fn no_backing(backing: &str) -> ApiError {
 }
 
 impl Disks {
-    /// Saves the generation to which the disk's data in flash belongs. Must be called
-    /// before the disk is served.
+    /// Saves the generation to which the disk's data on flash belongs. Must be called before the
+    /// disk is served.
     pub(in crate::services) async fn keep_generation(&self, name: &str, taken: &Taken) -> Result<()> {
         if let Some(why) = &taken.foreign {
             self.exports.all_is_changed(name, why).await?;
@@ -195,8 +195,8 @@ impl Disks {
         self.drop_arriving(name).await;
     }
 
-    /// Saves a disk that is being added with a persistent cache, before clients may write to it: the
-    /// saved state names each cache that has dirty data.
+    /// Saves a disk that is being added with a persistent cache. The caller does this before
+    /// clients may write to the disk, so that the saved state names each cache that has dirty data.
     pub(in crate::services) async fn save_arriving(&self, name: &str) -> Result<()> {
         {
             let mut inner = self.registry.inner();
@@ -210,8 +210,8 @@ impl Disks {
         self.registry.save_first().await
     }
 
-    /// Removes the entry of a disk that could not be added. If the disk should have adopted an
-    /// orphan, the orphan belongs to no disk again.
+    /// Removes the entry of a disk that could not be added. If the disk was to adopt an orphan, the
+    /// cache is an orphan again.
     pub(in crate::services) async fn drop_arriving(&self, name: &str) {
         let is_saved = {
             let mut inner = self.registry.inner();
@@ -492,8 +492,8 @@ impl Disks {
 
     /// Releases the memory and the segments of a disk that could not be opened completely, and
     /// returns the error of the opening. `left` is the result of removing the disk from its shard.
-    /// Without the release, the journal ring of this opening would keep its segments at the next
-    /// opening.
+    /// Without the release, the segments of this opening's journal ring would still be in use at
+    /// the next opening.
     async fn close_incomplete(
         &self,
         name: &str,
@@ -675,8 +675,8 @@ pub(in crate::services) fn access_of(wanted: &DiskState, info: &BackingInfo) -> 
     if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
 
-/// Returns a note for a disk with a file whose backing does not accept all writes. Programs do not see
-/// a minimum block size of a file, unlike NBD clients.
+/// Returns a note for a disk that is served as a file, if the disk's backing requires a minimum
+/// block size. An NBD export can announce a minimum block size to clients, and a file cannot.
 fn about_alignment(block_bytes_min: u32) -> Option<String> {
     (block_bytes_min > 1).then(|| {
         format!(
@@ -686,7 +686,7 @@ fn about_alignment(block_bytes_min: u32) -> Option<String> {
     })
 }
 
-/// Returns the request to share a clone's parent, if there is one.
+/// Returns the setting to share a clone's parent; `None` if sharing is not requested.
 pub(in crate::services) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option<ShareSpec>> {
     match (share_parent, cache) {
         (false, Some(_)) => Err(ApiError::invalid(

@@ -2,11 +2,11 @@
 //! snapshot or a backing file, is served as a disk with its own cache. The parent's disk is created
 //! when the first such clone is opened, and is removed after the last clone.
 //!
-//! A disk that an operator added for the same parent is used instead. Backings name the unchanging
-//! content of snapshots and read-only images, and hob finds the parent of each clone by this name.
-//! The shard of the parent's disk serves the clones. While the parent's disk is offline, the clones
-//! read the parent's data through their own backings. [`changes`] detects images that change although
-//! they must not.
+//! If an operator has added a disk for the same parent, hob uses that disk instead. A backing has a
+//! name for the content of a snapshot or a read-only image, which never changes. hob finds the
+//! parent of each clone by this name. The shard of the parent's disk serves the clones. While the
+//! parent's disk is offline, the clones read the parent's data through their own backings.
+//! [`changes`] detects images that change although they must not.
 
 mod changes;
 
@@ -30,17 +30,18 @@ use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, FileSpec, FormatName, ImageSpec, ShareSpec};
 
-/// Maximum time that opening a clone waits for its parent's disk. If the time is over, the clone is
-/// opened without the parent's disk, and uses that disk later.
+/// Maximum time that opening a clone waits for its parent's disk. After this time, hob opens the
+/// clone without the parent's disk. The clone starts to use that disk later.
 const OPENING_MAX: Duration = Duration::from_secs(8);
 
 /// Interval between two checks whether the parent's disk is online.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The parent of a clone, as known since the clone was opened.
+/// The parent of an open clone, and the disk that serves the parent.
 #[derive(Debug, Default)]
 pub(in crate::services) struct ParentLink {
-    /// Name of the parent's content.
+    /// Name of the parent's unchanging content. hob uses the name to find the disk that serves the
+    /// parent.
     constant: Option<String>,
     /// Name of the disk that serves the parent.
     linked: Option<String>,
@@ -79,7 +80,7 @@ impl Disks {
         let disk = self.parent_disk(wanted, share, &parent, link, notes)?;
         self.await_parent(&disk).await;
         let shared = Size(parent.own.parent_bytes()).human();
-        let so_far = if parent.own.is_complete() { "" } else { " so far, and QEMU is asked for the rest" };
+        let so_far = if parent.own.is_complete() { "" } else { "; hob asks QEMU for the rest" };
         tracing::info!("disk {name} shares {shared} of its parent through disk {disk}{so_far}");
         let inner = self.registry.inner();
         let online = inner.disk(&disk).ok().and_then(|disk| disk.shard().ok());
@@ -151,7 +152,8 @@ impl Disks {
         }
     }
 
-    /// Waits until a parent's disk is online, has failed to open, or the time limit is over.
+    /// Waits until a parent's disk is online or has failed to open, or until the time limit is
+    /// over.
     async fn await_parent(&self, name: &str) {
         let opening = spawn(self.clone().bring_parent_online(name.to_owned()));
         let over = tokio::time::Instant::now() + OPENING_MAX;
@@ -210,15 +212,15 @@ impl Disks {
                         .into(),
                 ),
                 (None, false) => Some(
-                    "the disk of its parent is not online; if there is none, the clone creates \
-                        it when the clone is opened again"
+                    "the disk of its parent is not online; if there is none, hob creates it when \
+                        the clone is opened again"
                         .into(),
                 ),
             };
         }
     }
 
-    /// Removes disks that were created for clones which no longer exist.
+    /// Removes parents' disks that hob created, if no clone uses them any more.
     pub(in crate::services) fn drop_idle_parents(&self) {
         let idle: Vec<String> = {
             let inner = self.registry.inner();
@@ -254,7 +256,7 @@ impl Disks {
 }
 
 impl Inner {
-    /// Returns the names of the clones that use a disk, including offline ones.
+    /// Returns the names of the clones that use a disk as their parent, including offline clones.
     pub(in crate::services) fn clones_of(&self, name: &str) -> Vec<String> {
         let uses = |disk: &&DiskEntry| {
             disk.wanted.share_parent.as_ref().and_then(|share| share.disk.as_deref()) == Some(name)

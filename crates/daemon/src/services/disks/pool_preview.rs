@@ -145,7 +145,8 @@ impl Inner {
         Ok(preview)
     }
 
-    /// Plans the move of caches from a device to the `free` segments of other devices.
+    /// Adds to the preview the moves of caches from a device to the `free` segments of other
+    /// devices.
     fn caches_move(
         &self,
         pool: &str,
@@ -184,8 +185,8 @@ impl Inner {
         }
     }
 
-    /// Plans the removal of a missing device. After the removal, hob does not wait for the device's
-    /// data any more.
+    /// Adds to the preview the effects of removing a missing device. After the removal, hob no
+    /// longer waits for the device's data.
     fn caches_are_unread(&self, pool: &str, path: &Path, preview: &mut Preview) {
         let waits = |disk: &&DiskEntry| {
             let of_pool = disk.cache().filter(|spec| spec.pool == pool);

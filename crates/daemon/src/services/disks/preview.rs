@@ -14,8 +14,8 @@ use crate::services::pools::no_cache;
 use crate::services::registry::DiskPhase;
 use crate::state::CacheSpec;
 
-/// Maximum number of times that a disk's users are counted before the disk counts as used. A shard
-/// notices the end of a client with a delay.
+/// Number of times that hob counts a disk's users before it concludes that the disk is in use. A
+/// shard notices with a delay that a client has disconnected.
 const SETTLE_LOOKS: u32 = 5;
 
 /// Pause between two counts of a disk's users.
@@ -54,7 +54,7 @@ impl Disks {
                 | PlannedChange::Disable { discard_dirty: true }
         );
         if is_offline && !discards {
-            // The command would wait for hob's own work too.
+            // The command that makes the change also waits for hob's own work.
             self.registry.wait_for_own_work(disk).await?;
         }
         let spec = self.registry.inner().disk(disk)?.cache().cloned();
@@ -229,8 +229,8 @@ impl Disks {
     }
 }
 
-/// Returns the effect of closing a disk and opening it again. A volatile cache ends with the open
-/// disk.
+/// Returns the effect of closing a disk and opening it again. A volatile cache is lost when the
+/// disk is closed.
 fn fate_of_reopening(spec: Option<&CacheSpec>) -> Fate {
     match spec.is_some_and(|spec| spec.journal.is_none()) {
         true => Fate::Emptied,

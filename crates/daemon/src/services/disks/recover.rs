@@ -1,7 +1,7 @@
 //! Recovery of a persistent cache after a restart: reading its journal, comparing it with the
 //! backing, and using, emptying or refusing the cache.
 //!
-//! During recovery the disk waits, or is already served ([`recovering`](super::recovering)). A
+//! During recovery the disk is offline, or is already served ([`recovering`](super::recovering)). A
 //! refused cache stays unchanged until an operator decides ([`fencing`](super::fencing)).
 
 use std::sync::{Arc, Mutex};
@@ -50,10 +50,10 @@ pub(in crate::services) struct Kept {
     pub(super) in_pool: Vec<DataSegment>,
 }
 
-/// A recovery whose journal is being read.
+/// The recovery of a cache, while its journal is being read.
 pub(in crate::services) struct Reading {
     pub(super) spec: CacheSpec,
-    /// Number of data segments that the cache has at most.
+    /// Maximum number of data segments of the cache.
     pub(super) data_segments: u64,
     journal: JournalSpec,
     began: Instant,
@@ -81,13 +81,14 @@ pub(in crate::services) struct Surveyed {
     clean: bool,
     ring: u32,
     is_logged: bool,
-    /// Superset of the regions that may be dirty.
+    /// Regions that may have dirty data. Some of them may have none.
     pub(in crate::services) doubtful: Regions,
 }
 
 impl Reading {
-    /// Returns true if flash may hold data that the backing lacks. A ring that the saved state does
-    /// not know shows that the state is older than flash, so that its mode means nothing.
+    /// Returns true if flash may hold data that the backing lacks. If flash has a newer journal
+    /// ring than the saved state names, the state is older than flash. The mode in the state then
+    /// proves nothing.
     pub(in crate::services) fn may_be_dirty(&self) -> bool {
         let is_older = is_newer_than_state(self.upto, self.journal);
         self.outdated_by.is_none() && (is_older || allows_dirty(&self.spec, self.journal))
@@ -380,7 +381,8 @@ impl Disks {
         }
     }
 
-    /// Gives a shard's disk the recovered cache. The caller holds the operation guard of the disk.
+    /// Gives the recovered cache to its disk, which is already on a shard. The caller holds the
+    /// operation guard of the disk.
     pub(in crate::services) async fn enable_kept(&self, name: &str, kept: Kept) -> Result<(), Restructure> {
         let Kept { recovered, upto, data, in_pool: _ } = kept;
         let (was_block_bytes, ring) = (recovered.summary.block_bytes, recovered.summary.ring);
@@ -486,7 +488,8 @@ struct Recovery {
     may_be_dirty: bool,
     /// True if a device of the pool is missing.
     lacks_device: bool,
-    /// The host that has written the cache's dirty data to the backing.
+    /// Name of the host that has written the cache's dirty data from its replica to the backing;
+    /// `None` if no host has.
     outdated_by: Option<String>,
     foreign: Option<String>,
     later: Option<LaterChange>,
@@ -575,14 +578,16 @@ fn damage_of(found: &Found) -> String {
 }
 
 /// Returns true if the cache may hold dirty data. Only write-back creates dirty data, and
-/// write-back needs a journal. The mode is saved durably before write-back starts and after a drain
-/// has ended it. Without a saved mode, returns true.
+/// write-back needs a journal. hob saves the mode durably before write-back starts, and after a
+/// drain that ends write-back. Returns true if the last mode is unknown, because `hob serve` saves
+/// no state.
 fn allows_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
     (spec.mode == Mode::WriteBack || journal.mode_unknown) && journal.ring > 0
 }
 
-/// Returns true if the saved state is older than this journal ring: the number of a ring is saved
-/// before its first page is written. `hob serve` saves no state.
+/// Returns true if the saved state is older than this journal ring. hob saves the number of a ring
+/// before it writes the first page of the ring. Returns false for `hob serve`, which saves no
+/// state.
 fn is_newer_than_state(ring: u32, journal: JournalSpec) -> bool {
     ring > journal.ring && !journal.mode_unknown
 }
@@ -593,7 +598,8 @@ fn expects_crash_log(journal: JournalSpec, ring: u32, is_clean: bool) -> bool {
     !is_clean && journal.expects_crash_log(BootId::current(), ring)
 }
 
-/// Returns the error for a cache of which flash lacks some data.
+/// Returns the error for a cache that may have had dirty data, and whose data or journal on flash
+/// is not complete.
 fn refused_content(name: &str, pool: &str, lack: Lack, missing: &[String], damage: &str) -> ApiError {
     let why = lack.reason(pool, missing, damage);
     if lack == Lack::Device {
@@ -603,8 +609,8 @@ fn refused_content(name: &str, pool: &str, lack: Lack, missing: &[String], damag
         return refused(name, &why);
     }
     ApiError::conflict(why).hint(format!(
-        "restore the device with the newest data, or give up what the cache had with 'hob cache discard-dirty \
-         {name} --yes'"
+        "restore the device with the newest data, or discard the data of the cache with 'hob \
+         cache discard-dirty {name} --yes'"
     ))
 }
 
@@ -623,7 +629,7 @@ fn refused(name: &str, why: &str) -> ApiError {
 }
 
 /// Returns the error for a cache whose backing was changed after hob served it last. The change may
-/// be a restored file, because a restored file also has later times.
+/// be the restore of a backup, so hob does not write dirty data over it.
 fn refused_later(name: &str, why: &str) -> ApiError {
     ApiError::conflict(why).hint(format!(
         "save the dirty data with 'hob cache export-dirty {name} FILE' and discard it with 'hob cache discard-dirty \
@@ -648,7 +654,7 @@ fn no_memory(name: &str, error: &ApiError) -> ApiError {
     ))
 }
 
-/// Returns the size of this number of sectors for users.
+/// Returns the size of `sectors` sectors as text for users.
 pub(super) fn bytes(sectors: u64) -> String {
     Size(sectors * SECTOR_BYTES).human()
 }

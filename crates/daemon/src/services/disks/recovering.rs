@@ -7,7 +7,7 @@
 //! | state of the recovery | the disk is served |
 //! |---|---|
 //! | the saved mode shows that the cache has no dirty data | at once |
-//! | the first pass over the journal found which data may be dirty, and the cache fits the backing | after the first pass; requests to data that may be dirty wait |
+//! | the first pass over the journal found which data may be dirty, and the cache fits the backing | after the first pass; changes, flushes, and reads of data that may be dirty wait |
 //! | none of the above; or another host had the disk, a device is missing, the pool has no space for the next journal, the backing cannot be read a second time at once, or the cache was refused before | when the cache is recovered |
 //!
 //! If the cache has no dirty data, a write need not wait for the recovery: hob invalidates the old
@@ -46,7 +46,7 @@ pub(in crate::services) struct RecoveringCache {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::services) struct OldRings {
     owner: OwnerId,
-    /// The highest number of these rings.
+    /// The highest number of these journal rings.
     upto: u32,
     /// Number of the last complete ring when the recovery started.
     written: u32,
@@ -64,14 +64,15 @@ impl Disks {
         reading: &mut Reading,
     ) -> Option<Early> {
         let (info, reader) = (info.clone(), reader?);
-        // The record of another host's use is dropped when the disk is served, and the data in
-        // flash must be discarded before.
+        // hob drops the record that another host has used the disk when the disk is served. The
+        // data on flash must be discarded before.
         if !reading.is_complete() || reading.foreign.is_some() {
             return None;
         }
         let doubtful = if reading.may_be_dirty() {
-            // A disk that is served late is better than one that repeatedly appears and disappears,
-            // and a cache without space for a journal must be drained before its disk is served.
+            // If the disk was offline before, it stays offline until its cache is recovered, so
+            // that it does not repeatedly appear and disappear. A cache without space for a journal
+            // must be drained before its disk is served.
             if self.registry.inner().disk(name).ok()?.offline_reason.is_some()
                 || !self.registry.inner().has_next_ring_space(&reading.spec, reading.data_segments)
             {
@@ -115,8 +116,9 @@ impl Disks {
         match waits {
             0 => tracing::info!("{name} is online; requests go to the backing until its cache is recovered"),
             _ => tracing::info!(
-                "{name} is online; until its cache is recovered, reads go to the backing, except that writes \
-                and reads of regions with possible dirty data (at most {waits} ‰ of the disk) wait"
+                "{name} is online; until its cache is recovered, changes wait, and so do reads of \
+                regions with possible dirty data (at most {waits} ‰ of the disk). Other reads go to \
+                the backing"
             ),
         }
         Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })
@@ -178,7 +180,8 @@ impl Disks {
         Ok(notes)
     }
 
-    /// Handles a write that waits for a recovering cache.
+    /// Lets waiting writes to a disk pass before its cache is recovered. First invalidates the old
+    /// journal rings on flash, so that the cache is empty after a crash.
     pub(in crate::services) async fn let_changes_pass(&self, id: DiskId) {
         let (name, spec, rings, flash, size_bytes, shard) = {
             let inner = self.registry.inner();

@@ -79,8 +79,9 @@ impl Disks {
             let owed = removed.map_or(0, |disk| disk.wanted.flush_failures_owed);
             if owed > 0 {
                 let note = format!(
-                    "acknowledged writes may be lost, and {owed} guests have not learned this from a failed flush. \
-                    They will not learn this if the disk is added again, so check the filesystems of the guests"
+                    "acknowledged writes may be lost, and {owed} guests have not got a failed \
+                    flush that reports the loss. They will not get one if the disk is added again, \
+                    so check the filesystems of the guests"
                 );
                 tracing::warn!("disk {name}: {note}");
                 notes.push(note);
@@ -109,8 +110,9 @@ impl Disks {
         !shard.stats(id).await.is_ok_and(|stats| stats.sectors_dirty == 0)
     }
 
-    /// Removes a disk from its shard before the disk itself is removed. Writes the disk's dirty
-    /// data to the backing first. Dirty data of an offline disk may be discarded.
+    /// Removes a disk from its shard, and first writes the disk's dirty data to the backing. The
+    /// caller then removes the disk from the daemon. Dirty data of an offline disk may be
+    /// discarded.
     async fn take_with_its_data(&self, name: &str, dirty: OnDirty) -> Result<Vec<String>> {
         let mut notes = Vec::new();
         let cache = self.registry.inner().disk(name)?.cache().cloned();

@@ -34,7 +34,7 @@ const REOPENING: &str = "its settings are being changed";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OpenSettings {
     pub(super) read_only: bool,
-    /// Datastore that an operator named.
+    /// Name of the datastore that an operator chose; `None` if hob chooses the datastore.
     pub(super) datastore: Option<String>,
 }
 
@@ -138,8 +138,8 @@ impl Disks {
         self.check_idle(name).await
     }
 
-    /// Writes out the data that the closed disk must not have in memory or in the cache. Then
-    /// checks that no client has connected in the meantime.
+    /// Flushes the backing of a writable disk before the disk is closed. If the disk becomes
+    /// read-only, first drains its cache. Then checks that no client has connected in the meantime.
     async fn prepare_to_close(
         &self,
         name: &str,
@@ -179,7 +179,7 @@ impl Disks {
         }
     }
 
-    /// Lets a disk serve clients as before, because it is not closed after all.
+    /// Makes a disk available to clients as before, after an attempt to close the disk has failed.
     async fn serve_again(&self, name: &str, shard: &ShardHandle, id: DiskId, is_drained: bool) {
         // The drain has switched the cache to write-through.
         if is_drained && let Err(error) = self.pools.tune(name, shard, id).await {
@@ -190,8 +190,8 @@ impl Disks {
         }
     }
 
-    /// Releases what a closed disk had on its shard. A persistent cache keeps its segments, which
-    /// the next opening finds on flash.
+    /// Releases the memory and the flash segments that a closed disk had on its shard. A persistent
+    /// cache keeps its segments, which the next opening finds on flash.
     pub(super) async fn release_closed(&self, name: &str, gone: Gone) -> Result<(), ApiError> {
         let Gone { released, memory, .. } = gone;
         flash::blocking(move || drop(memory)).await?;
@@ -274,7 +274,8 @@ impl DiskEntry {
 }
 
 impl Inner {
-    /// Refuses to close and open a disk again that must stay open, or whose access is fixed.
+    /// Refuses to close and open a disk again if the disk must stay open, or if the change is one
+    /// of a fixed access.
     fn check_reopening(&self, name: &str, changes_access: bool, in_cluster: bool) -> Result<(), ApiError> {
         let disk = self.disk(name)?;
         let clones = self.clones_of(name);

@@ -37,8 +37,9 @@ pub(in crate::services) struct Measure {
 
 impl Measure {
     /// Returns true if a cache of the disk can match a backing in the state that `evidence`
-    /// describes. hob itself changes a writable backing. If a read-only backing has changed since it
-    /// was opened, a program that ignores locks has written to it, and cached data may be stale.
+    /// describes. For a writable backing, returns true, because hob itself changes the backing. If
+    /// a read-only backing has changed since it was opened, a program that ignores locks has
+    /// written to it, and cached data may be stale.
     pub(in crate::services) fn permits(&self, evidence: ChangeToken) -> bool {
         !self.info.read_only || self.info.evidence == Some(evidence)
     }

@@ -33,7 +33,7 @@ pub(in crate::services) struct DirtyPass<'a> {
 }
 
 impl<'a> DirtyPass<'a> {
-    /// Starts a pass over `all` bytes, and reports it.
+    /// Starts a pass over `all` bytes, and reports the start.
     pub(in crate::services) fn new(
         registry: &'a Registry,
         disk: &'a str,
@@ -85,8 +85,8 @@ fn left_text(done: u64, all: u64, took: Duration) -> String {
 
 /// Writes all dirty data to the backing, flushes the backing, and closes it. Adjacent sectors are
 /// merged into one write. Writes are sent only while this host's `lease` is valid and `may_go_on`
-/// returns true. If flash has lost data, the rest is written, and an error is returned. Blocks the
-/// calling thread.
+/// returns true. If flash has lost some dirty data, writes the other dirty data and returns an
+/// error. Blocks the calling thread.
 pub(in crate::services) fn write_to_backing(
     dirty: &mut Dirty,
     backing: Backing,
@@ -102,7 +102,7 @@ pub(in crate::services) fn write_to_backing(
     let written = write_all(dirty, &mut writer, is_lost, advance);
     let flushed = written
         .and_then(|lost| writer.flush().map(|()| lost).map_err(|error| cannot_write(&error)))
-        .map_err(|error| if may_go_on() { error } else { ApiError::failed("it was stopped") });
+        .map_err(|error| if may_go_on() { error } else { ApiError::failed("hob stopped writing") });
     writer.close();
     match flushed? {
         0 => Ok(()),
@@ -111,7 +111,8 @@ pub(in crate::services) fn write_to_backing(
             Size(lost).human()
         )
         .hint(
-            "'hob cache discard-dirty' gives up the lost data, and 'hob cache export-dirty' lists its ranges",
+            "'hob cache discard-dirty' discards the lost data, and 'hob cache export-dirty' lists \
+             its ranges",
         )),
     }
 }

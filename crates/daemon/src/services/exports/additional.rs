@@ -1,6 +1,6 @@
-//! The exports of a disk: its own, and additional ones with fewer rights or without effect on the
-//! cache. NBD clients select an export by name. An export can also be a file and a vhost-user
-//! socket.
+//! The exports of a disk: its own export, and additional exports with fewer rights or without
+//! effect on the cache. NBD clients select an export by name. An export can also be a file and a
+//! vhost-user socket.
 
 use hob_control::{Export as ExportSpec, check_name};
 use hob_engine::io::Promote;
@@ -75,7 +75,8 @@ impl ExportService {
         Ok(())
     }
 
-    /// Offers an online disk under all of its export names, except for its files.
+    /// Offers an online disk to NBD and vhost-user clients under all of its export names. Mounts no
+    /// files.
     pub(in crate::services) async fn offer(
         &self,
         name: &str,

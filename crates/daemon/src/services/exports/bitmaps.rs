@@ -1,9 +1,9 @@
-//! Dirty bitmaps: created, rotated and removed, and saved while their disk is not served
+//! Creates, rotates and removes dirty bitmaps, and saves them when their disk is closed
 //! (docs/decisions/0016).
 //!
-//! A recording bitmap has no file while its disk is served. So if the daemon ends without closing
-//! the disk, the file is missing at the next start, and the bitmap restarts with every granule
-//! marked as changed. A frozen bitmap always has a file.
+//! A bitmap that records changes has no file while its disk is served. So if the daemon ends
+//! without closing the disk, the file is missing at the next start, and the bitmap restarts with
+//! every granule marked as changed. A frozen bitmap always has a file.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::BitmapSpec;
 use crate::watchdog::contained;
 
-/// Reason why all of a disk counts as changed in a bitmap: the bitmap's file is missing.
+/// Reason why a bitmap marks the whole disk as changed: the bitmap's file is missing.
 const NOT_CLOSED: &str = "hob ended without closing the disk";
 
 impl ExportService {
@@ -128,7 +128,8 @@ impl ExportService {
             .await
     }
 
-    /// Freezes the content of a bitmap under another name, and lets the bitmap continue empty.
+    /// Moves the content of a recording bitmap to a new frozen bitmap. The recording bitmap then
+    /// starts empty.
     pub(crate) async fn bitmap_rotate(
         &self,
         disk: String,
@@ -161,7 +162,7 @@ impl ExportService {
             .await
     }
 
-    /// Saves a frozen bitmap durably, before the freeze is reported.
+    /// Saves a frozen bitmap durably, before hob reports to the client that the bitmap is frozen.
     async fn keep_frozen(
         &self,
         disk: &str,
@@ -184,8 +185,8 @@ impl ExportService {
         self.registry.save_first().await
     }
 
-    /// Adds the changed granules of one bitmap to a recording bitmap, and then removes the former
-    /// bitmap.
+    /// Adds the changed granules of the bitmap `name` to a recording bitmap, and then removes the
+    /// bitmap `name`.
     pub(crate) async fn bitmap_merge(
         &self,
         disk: String,
@@ -219,8 +220,8 @@ impl ExportService {
             .await
     }
 
-    /// Marks everything in a disk's bitmaps as changed, also after restarts, because the disk may
-    /// have changed anywhere.
+    /// Marks the whole disk as changed in all of its bitmaps, because any part of the disk may have
+    /// changed. The marks persist across restarts.
     pub(in crate::services) async fn all_is_changed(&self, disk: &str, because: &str) -> Result<()> {
         let (names, online) = {
             let mut inner = self.registry.inner();
@@ -323,7 +324,8 @@ impl ExportService {
         Ok(gone)
     }
 
-    /// Saves the bitmaps of a closed disk. A bitmap that cannot be saved restarts fully marked.
+    /// Saves the bitmaps of a closed disk. A bitmap that cannot be saved marks the whole disk as
+    /// changed when the disk is opened again.
     async fn keep_bitmaps(&self, disk: &str, bitmaps: Vec<Bitmap>, changed: Option<ChangeMark>) {
         let Ok(identity) = self.registry.inner().disk(disk).map(|entry| entry.identity) else { return };
         for Bitmap { name, granules, .. } in bitmaps.into_iter().filter(|bitmap| bitmap.is_recording) {
@@ -419,8 +421,8 @@ impl ExportService {
     }
 }
 
-/// Returns an empty set of granules for a disk of `size` bytes, with the wanted granularity or the
-/// default.
+/// Returns the granules of a bitmap without changes, for a disk of `size` bytes and with the wanted
+/// granularity or the default.
 fn granules(size: u64, wanted: Option<Size>) -> Result<Granules> {
     let Some(bytes) = wanted.map(Size::bytes).or_else(|| Granules::usual_bytes(size)) else {
         return Err(ApiError::invalid("the disk is too large for a bitmap"));

@@ -3,9 +3,9 @@
 //!
 //! A cache is also closed if its backing fails or does not answer. Then its journal has no mark of
 //! a clean close, and the cache is recovered as after a crash, but all records are on flash. So the
-//! next start needs no crash log for this cache. hob first saves that in the state file, and then
-//! removes the crash log. If the daemon is killed between the two steps, the crash log is left,
-//! which is harmless.
+//! next start needs no crash log for this cache. hob first saves in the state file that no crash
+//! log is needed, and then removes the crash log. If the daemon is killed between the two steps,
+//! the crash log is left, which is harmless.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::Closed;
 
-/// Maximum time to close the backing's file if no evidence that the backing is unchanged is
-/// recorded.
+/// Maximum time that hob waits for the close of a backing's file if it records no evidence that the
+/// backing is unchanged.
 const RELEASE_MAX: Duration = Duration::from_secs(1);
 
 impl ExportService {

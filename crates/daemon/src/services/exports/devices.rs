@@ -30,7 +30,8 @@ const USERS_MAX: Duration = Duration::from_secs(10);
 /// State of a disk's block device.
 #[derive(Debug, Default)]
 pub(in crate::services) struct DeviceEntry {
-    /// The permit of the kernel's connection, which exists as long as the connection.
+    /// Permit of the kernel's connection to the shard. The permit is dropped when the connection
+    /// ends.
     connection: Weak<OwnedSemaphorePermit>,
     /// Reason why the device is missing or not connected.
     reason: Option<String>,

@@ -243,7 +243,8 @@ impl ExportService {
         Ok(())
     }
 
-    /// Unmounts a disk's files when the disk or the daemon ends, even if they are open.
+    /// Unmounts a disk's files when the disk is closed or removed, or when the daemon ends, even if
+    /// the files are open.
     pub(in crate::services) async fn hide_file_at_end(&self, name: &str) {
         let mounts = self.registry.inner().disk_mut(name).map(DiskEntry::take_mounts).unwrap_or_default();
         if mounts.is_empty() {

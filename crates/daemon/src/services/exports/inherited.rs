@@ -32,7 +32,7 @@ pub(crate) struct InheritedFile {
 
 impl ExportService {
     /// Releases all mounts without unmounting them. Returns each export, its mount point, and
-    /// whether the file below was created for the mount.
+    /// whether hob created the file at the mount point.
     pub(crate) fn leave_mounts(&self) -> Vec<(String, PathBuf, bool)> {
         let mut inner = self.registry.inner();
         let mounted = inner.disks.values_mut().flat_map(DiskEntry::take_mounts);
@@ -76,7 +76,7 @@ impl ExportService {
         match files.find(|(export, path)| is_meant(export) && self.has_left_file(export, path)) {
             None => Ok(()),
             Some((_, path)) => Err(conflict!(
-                "{disk} is offline, and programs may have its file {path} open, which waits for the disk"
+                "{disk} is offline, and programs that have its file {path} open wait for the disk"
             )
             .hint(format!(
                 "repeat the change when the disk is online; 'hob disk show {disk}' shows the reason"

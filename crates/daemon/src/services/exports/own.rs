@@ -12,8 +12,8 @@ use crate::services::flash;
 use crate::vhost_user::{Failing, check_path};
 
 impl ExportService {
-    /// Gives a disk another vhost-user socket; `None` removes it. The socket of an offline disk is
-    /// created when the disk comes online.
+    /// Gives a disk another vhost-user socket; `None` removes the present socket. The socket of an
+    /// offline disk is created when the disk comes online.
     pub(in crate::services) async fn set_socket(
         &self,
         disk: &str,
@@ -76,7 +76,7 @@ impl ExportService {
         shown
     }
 
-    /// Records the path at which the disk's own export is to be a file; `None` for no file.
+    /// Records the path at which hob mounts the disk's own export as a file; `None` for no file.
     fn note_file(&self, disk: &str, path: Option<&str>) -> Result<(), ApiError> {
         let mut inner = self.registry.inner();
         let entry = inner.disk_mut(disk)?;

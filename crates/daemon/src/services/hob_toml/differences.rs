@@ -18,7 +18,7 @@ use crate::state::{DatastoreState, patched_qos};
 
 /// A difference, and the change that resolves the difference, if one exists.
 pub(super) struct Found {
-    /// The difference. If its action is done only under a condition, the text of the action ends
+    /// The difference. If hob makes the change only under a condition, the text of the action ends
     /// with `, unless CONDITION`.
     pub(super) difference: ConfigDifference,
     /// The change that resolves the difference; `None` if an operator must act.
@@ -36,8 +36,8 @@ impl Found {
 /// Returns the differences in an order in which they can be resolved: an object is created after
 /// the objects that it depends on, and removed before them.
 ///
-/// `running` is the file at the daemon's start, `config` the present one, and `before` has the
-/// definitions at the last reload. `files` has the devices that are regular files.
+/// `running` is hob.toml at the daemon's start, and `config` is the present hob.toml. `before` has
+/// the definitions at the last reload, and `files` has the pool devices that are regular files.
 pub(super) fn differences(
     registry: &Registry,
     qos: &QosService,
@@ -80,8 +80,8 @@ pub(super) fn differences(
     found
 }
 
-/// Returns the storage policies, and the datastores whose settings are not the default, as kinds and
-/// names.
+/// Returns the kind and name of each storage policy, and of each datastore whose settings are not
+/// the default.
 pub(super) fn tuned_by(qos: &QosService) -> BTreeSet<String> {
     let policies = qos.policies().into_iter().map(|policy| format!("storage-policy {}", policy.name));
     let stores = qos.tuned_datastores().into_iter().map(|name| format!("datastore {name}"));
@@ -94,7 +94,8 @@ pub(super) fn dropped_device(pool: &str, path: &str) -> String {
 }
 
 impl Inner {
-    /// Returns true if an object of hob.toml exists in the daemon. `tuned`: see [`tuned_by`].
+    /// Returns true if an object of hob.toml exists in the daemon. `tuned` is the result of
+    /// [`tuned_by`].
     pub(super) fn is_served(&self, subject: &str, tuned: &BTreeSet<String>) -> bool {
         match subject.split_once(' ') {
             Some(("disk", name)) => self.disks.contains_key(name),
@@ -185,8 +186,8 @@ impl Inner {
         }
     }
 
-    /// Returns the difference for a pool of hob.toml that does not exist. The creation of the pool
-    /// needs `--yes` if the pool would lose devices that may have dirty data.
+    /// Returns the difference for a pool of hob.toml that does not exist. If hob would create the
+    /// pool without some of its devices, which may have dirty data, the creation needs `--yes`.
     fn new_pool(&self, pool: &PoolCreate) -> Found {
         let found = added("pool", &pool.name, &pool.devices.join(", "), Change::CreatePool(pool.clone()));
         let given_up: Vec<String> = match self.pools.get(&pool.name).filter(|entry| entry.is_unseen) {
@@ -246,7 +247,7 @@ impl Inner {
     }
 }
 
-/// Returns a difference for each file of a pool that has not the size that hob.toml states.
+/// Returns a difference for each file of a pool whose size differs from the size in hob.toml.
 fn size_differences(pool: &PoolCreate, entry: &PoolEntry, files: &BTreeSet<String>) -> Vec<Found> {
     let Some(size) = pool.size else { return Vec::new() };
     let segment = entry.segment_bytes;
@@ -272,8 +273,8 @@ fn size_differences(pool: &PoolCreate, entry: &PoolEntry, files: &BTreeSet<Strin
     found
 }
 
-/// Returns a difference if hob.toml sets `force` for a pool that exists and gets no device. `before`
-/// has the definitions at the last reload.
+/// Returns a difference if hob.toml sets `force` for an existing pool and adds no device to the
+/// pool. `before` has the definitions at the last reload.
 fn force_difference(subject: &str, pool: &PoolCreate, before: &BTreeMap<String, String>) -> Option<Found> {
     let had_force = |text: &String| {
         serde_json::from_str::<serde_json::Value>(text).is_ok_and(|pool| pool["force"] == true)
@@ -283,8 +284,8 @@ fn force_difference(subject: &str, pool: &PoolCreate, before: &BTreeMap<String, 
     (pool.force && (is_new || is_reported)).then(|| {
         let name = &pool.name;
         let action = format!(
-            "force has no effect on the devices that the pool has: it counts when hob creates the pool or adds a \
-             device. Remove it from hob.toml, or use 'hob pool add-device {name} --force'"
+            "force has no effect on present devices: hob uses it only when it creates the pool or \
+             adds a device. Remove it from hob.toml, or use 'hob pool add-device {name} --force'"
         );
         by_command(subject, "force", true, false, &action)
     })
@@ -331,7 +332,8 @@ fn policy_differences(qos: &QosService, config: &Config) -> Vec<Found> {
     found
 }
 
-/// Returns a patch that sets every value. A capacity that is not set is removed.
+/// Returns the patch that gives a datastore all settings of `wanted`. If `wanted` has no capacity,
+/// the patch removes the capacity.
 fn whole_datastore(wanted: &DatastoreState) -> DatastorePatch {
     DatastorePatch {
         control: Some(wanted.control.to_string()),
@@ -350,7 +352,8 @@ pub(super) fn definitions_of(config: &Config) -> BTreeMap<String, String> {
     pools.chain(disks).chain(policies).chain(stores).collect()
 }
 
-/// Returns a patch that sets every value, and removes limits that are not set.
+/// Returns the patch that gives a disk all settings of `qos`, and removes the limits that `qos`
+/// does not have.
 pub(super) fn whole_patch(qos: Qos) -> QosPatch {
     QosPatch {
         policy: None,

@@ -35,8 +35,8 @@ impl Inner {
         self.cache_differences(disk, served, found);
     }
 
-    /// Adds the differences that only a removal of the disk resolves. The pattern below lists all
-    /// fields, so a new setting does not compile until a function of this file compares it.
+    /// Adds the differences that an operator can resolve only by removing the disk. The pattern
+    /// below lists all fields, so a new setting does not compile until it is added to the pattern.
     fn fixed_differences(&self, disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
         let DiskEntry {
             name,
@@ -173,7 +173,7 @@ impl Inner {
 }
 
 impl Served {
-    /// Returns true if a setting of the disk has the value of hob.toml now.
+    /// Returns true if the setting of a difference now has the value that hob.toml states.
     pub(super) fn agrees_with(&self, it: &ConfigDifference) -> bool {
         let now = match it.key.as_str() {
             "backing" => Some(self.wanted.backing.clone()),
@@ -187,7 +187,8 @@ impl Served {
     }
 }
 
-/// Adds the differences in settings for which the disk is closed and opened again.
+/// Adds the differences in settings that hob can change only by closing the disk and opening it
+/// again.
 fn open_differences(disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
     let wanted = &served.wanted;
     let is_emptied = served.cache().is_some_and(|spec| spec.journal.is_none());
@@ -323,16 +324,17 @@ fn qos_difference(disk: &DiskEntry, served: &Served, before: Option<&String>, fo
     found.push(one.by(ConfigRemedy::Apply));
 }
 
-/// Returns true if the entry with this text, of the last hob.toml, had the key.
+/// Returns true if the disk's entry in the previous hob.toml had the key `key`. `before` is the
+/// text of this entry.
 fn had_key(before: Option<&String>, key: &str) -> bool {
     let entry = before.and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
     entry.is_some_and(|entry| entry.get(key).is_some_and(|value| !value.is_null()))
 }
 
-/// Returns the settings that bring the setting `key` of a cache to its value in hob.toml, and whether
-/// they empty the cache. Settings that do not depend on each other could be set alone. Others, such
-/// as the limits of dirty data, are valid only together, so the result has all settings of hob.toml.
-/// It leaves out those that empty the cache, because they need the operator's consent.
+/// Returns the settings that bring the setting `key` of a cache to its value in hob.toml, and
+/// whether they empty the cache. Some settings, such as the limits of dirty data, are valid only
+/// together, so the result has all settings of hob.toml. If possible, the result leaves out the
+/// settings that empty the cache, because these need the operator's consent.
 fn settings_for(
     key: &str,
     now: &CacheSpec,

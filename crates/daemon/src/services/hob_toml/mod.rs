@@ -36,22 +36,22 @@ use changes::Change;
 use differences::{Found, definitions_of, differences, dropped_device, tuned_by};
 use path_order::{Step, in_order, takes_path};
 
-/// Time after the daemon's start in which guests connect again. Changes that would end their sockets
-/// or close their disks wait this long.
+/// Time after the daemon's start in which guests connect again. Changes that would close the
+/// guests' sockets or disks wait this long.
 const GUESTS_RETURN: Duration = Duration::from_secs(10);
 
 /// Interval between two checks whether changes that wait can be made.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
-/// Maximum time that the daemon's start waits for the changes of hob.toml, which then continue. The
-/// control API and clients that connect wait for the end of the start, and a change may wait for a
-/// drain.
+/// Maximum time that the daemon's start waits for the changes of hob.toml. After this time, the
+/// start ends and the changes continue in the background. Otherwise a change that waits for a drain
+/// would delay the control API and clients that connect.
 const START_MAX: Duration = Duration::from_secs(15);
 
-/// Start of the keys in the saved definitions for changes that the last reload did not make.
+/// Prefix of the keys in the saved definitions for changes that the last reload did not make.
 const UNAPPLIED: &str = "unapplied ";
 
-/// Maximum time for finding out which devices are files.
+/// Maximum time for finding out which devices of pools are regular files.
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
 service! {
@@ -70,8 +70,8 @@ service! {
         /// Locked while the file is applied: at the start, when guests have had time to connect
         /// again, or by command.
         applying: Arc<tokio::sync::Mutex<()>>,
-        /// Locked while the copy of the accepted hob.toml is written. True if the copy is that of
-        /// an applied file.
+        /// True if the saved copy of hob.toml is that of a file that was applied after the daemon's
+        /// start. Locked while hob writes the copy.
         is_copy_applied: Arc<Mutex<bool>>,
     }
 }
@@ -106,7 +106,7 @@ impl HobToml {
         self.definitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Saves the configuration at the daemon's start, for later comparisons.
+    /// Keeps the configuration at the daemon's start in memory, for later comparisons.
     pub(crate) fn set(&self, config: Box<Config>) {
         self.registry.inner().config_refused = config.refused().map(str::to_owned);
         let _ = self.running.set(config);
@@ -114,7 +114,7 @@ impl HobToml {
 
     /// Reports in health that a reload or `hob config apply` failed as a whole, until one succeeds.
     pub(crate) fn note_failed_reload(&self, why: &str) {
-        // Without a file, only the program is reloaded.
+        // Without a configuration file, a reload replaces only the running program.
         if self.running.get().is_none_or(|running| running.path().is_none()) {
             return;
         }
@@ -168,7 +168,7 @@ impl HobToml {
             .await
     }
 
-    /// Saves the copy of the hob.toml with which the daemon started, unless a newer file was applied
+    /// Saves a copy of the hob.toml with which the daemon started, unless a newer file was applied
     /// in the meantime.
     pub(crate) async fn keep_started(self, accepted: Accepted) {
         let is_copy_applied = self.is_copy_applied.clone();
@@ -183,8 +183,8 @@ impl HobToml {
         }
     }
 
-    /// Saves the copy of a file that was applied. Without the copy, a restart with an invalid file
-    /// would return to the configuration before the apply.
+    /// Saves a copy of a hob.toml that was applied. Without the copy, a restart with an invalid
+    /// file would return to the configuration before the apply.
     async fn keep_applied(&self, config: Config) {
         let has_same_state = self.running.get().is_some_and(|running| running.state_dir == config.state_dir);
         let Some(accepted) = config.to_keep().filter(|_| has_same_state) else { return };
@@ -205,8 +205,8 @@ impl HobToml {
         }
     }
 
-    /// Applies the changes in hob.toml since the last reload at the daemon's start, and saves the
-    /// state. Changes that take longer than [`START_MAX`] continue in the background.
+    /// At the daemon's start, applies the changes that were made in hob.toml since the last reload,
+    /// and saves the state. Changes that take longer than [`START_MAX`] continue in the background.
     pub(super) async fn apply_at_start(&self, config: &Config) {
         let (service, config) = (self.clone(), config.clone());
         let applying = spawn(async move {
@@ -378,7 +378,7 @@ impl HobToml {
         differences(&self.registry, &self.qos, running, config, &before, &files)
     }
 
-    /// Removes the pending changes that are no differences any more.
+    /// Removes the pending changes whose differences no longer exist.
     fn keep_pending(&self, found: &[Found]) {
         let is_found = |it: &PendingChange| found.iter().any(|found| it.is_same(&found.difference));
         self.registry.inner().config_pending.retain(is_found);
@@ -456,7 +456,8 @@ impl HobToml {
         Err(error.hint(format!("the disk has no {key} now, because it cannot use its former path: {lost}")))
     }
 
-    /// Saves the definitions of the file. Deleted entries are kept until their objects are removed.
+    /// Saves the definitions of the file. The definition of a deleted entry is kept until its
+    /// object is removed.
     fn note_definitions(&self, config: &Config) {
         let tuned = tuned_by(&self.qos);
         let listed: BTreeSet<String> = config

@@ -12,8 +12,8 @@ use super::HobToml;
 use crate::api_error::{Result, conflict};
 
 impl HobToml {
-    /// Creates a pool of hob.toml while the daemon is in use. Also tries again to create a pool that
-    /// hob could not create at a start, with its present definition.
+    /// Creates a pool of hob.toml after the daemon's start. If hob could not create the pool at the
+    /// start, tries again with the pool's present definition in hob.toml.
     pub(super) async fn create_pool(&self, pool: &PoolCreate) -> Result<()> {
         let name = &pool.name;
         let mut failed = None;
@@ -40,7 +40,7 @@ impl HobToml {
         created
     }
 
-    /// Opens the pool if its devices have one, and creates it otherwise.
+    /// Opens the pool if it exists on its devices, and creates it otherwise.
     async fn create_or_open(&self, pool: &PoolCreate) -> Result<()> {
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
         check_devices_answer(paths.clone()).await?;
@@ -55,7 +55,8 @@ impl HobToml {
     }
 
     /// Creates a new pool of hob.toml at the start, or opens the pool if it was created before. If
-    /// that fails, the daemon has the pool without its devices: they may have dirty data.
+    /// both fail, the daemon keeps the pool without its devices, because the devices may have dirty
+    /// data.
     pub(in super::super) async fn start_new_pool(&self, pool: &PoolCreate) -> Result<()> {
         let name = pool.name.clone();
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
@@ -115,7 +116,8 @@ impl PoolEntry {
             || self.devices.iter().any(|device| device.ids.is_some() || device.peer.is_some())
     }
 
-    /// Sets the reason why hob could not create the pool, as the state of its devices.
+    /// Sets the reason why hob could not create the pool as the reason why each of its devices is
+    /// missing.
     fn note_failed_creation(&mut self, why: &str) {
         if self.was_opened() {
             return;
@@ -129,9 +131,9 @@ impl PoolEntry {
     }
 }
 
-/// Completes a pool whose creation was interrupted by a crash: its remaining devices are formatted.
-/// hob does this only if these devices have no other data, and the pool has no caches and no swap
-/// areas. Otherwise the remaining devices stay offline, because they may have data.
+/// Formats the remaining devices of a pool whose creation was interrupted by a crash. hob does this
+/// only if these devices have no other data, and the pool has no caches and no swap areas.
+/// Otherwise the remaining devices stay offline, because they may have data.
 async fn complete(pool: &PoolCreate, opened: &mut Opened) -> Result<()> {
     let flash = opened.flash.clone();
     let is_new =

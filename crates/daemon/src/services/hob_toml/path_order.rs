@@ -1,13 +1,13 @@
-//! Orders the changes of socket and file paths. If a disk or export uses a path, it must release
-//! the path before another one can get it. Disks that exchange their paths need an additional step:
-//! one of them releases its path before the others get new paths.
+//! Orders the changes of socket and file paths. A disk or export must release a path before another
+//! disk or export can get the path. Disks that exchange their paths need an additional step: one of
+//! them releases its path before the others get new paths.
 
 use hob_control::{ConfigDifference, DiskPatch, Export};
 
 use super::changes::Change;
 use super::differences::Found;
 
-/// Settings of a disk that are paths of this host.
+/// Keys of the disk settings whose values are paths on this host.
 const KEYS: [&str; 2] = ["vhost_user", "fuse"];
 
 /// One step of applying hob.toml.
@@ -26,14 +26,14 @@ pub(super) enum Step {
 struct Move {
     number: usize,
     found: Found,
-    /// The change that gives the object its present paths again; `None` unless hob has removed them
-    /// from the object, so that another object can get them.
+    /// The change that restores the object's present paths. `None` until hob has released these
+    /// paths for another object.
     back: Option<Change>,
 }
 
-/// Returns the changes as steps in an order that works. The order is kept unless a change takes a
-/// path that a disk or an export has. Changes that `is_made` excludes come last, because they
-/// release no path.
+/// Returns the changes as steps. The steps release each path before another disk or export gets it.
+/// The given order is kept unless a change takes a path that a disk or an export has. Changes for
+/// which `is_made` returns false come last, because they release no path.
 pub(super) fn in_order(found: Vec<Found>, is_made: impl Fn(&Found) -> bool) -> Vec<Step> {
     let (made, left): (Vec<Found>, Vec<Found>) = found.into_iter().partition(is_made);
     let takes_any = (0..made.len()).any(|at| {
@@ -71,8 +71,9 @@ fn takes_path_of(it: &Found, other: &Found) -> bool {
     new_paths(it).iter().any(|path| given_up.contains(path))
 }
 
-/// Releases the paths of the first change that has paths to release. If no change has any, returns
-/// a change to make, so that the caller makes progress in any case.
+/// Adds a step that releases the present paths of the first change with such paths, and returns
+/// `None`. If no change has paths to release, removes and returns the first change, so that the
+/// caller makes progress.
 fn release_first(moves: &mut Vec<Move>, steps: &mut Vec<Step>) -> Option<Move> {
     for it in moves.iter_mut().filter(|it| it.back.is_none()) {
         if let Some((release, back)) = release(&mut it.found) {
@@ -103,8 +104,8 @@ fn release(found: &mut Found) -> Option<(Change, Change)> {
     }
 }
 
-/// Returns the change that sets or removes a path of a disk; `None` if the difference is not
-/// one of a path.
+/// Returns the change that sets or removes a path of a disk; `None` if the difference is not in a
+/// path.
 fn set_path(difference: &ConfigDifference, path: Option<&str>) -> Option<Change> {
     let disk = difference.subject.strip_prefix("disk ")?.to_owned();
     let path = Some(path.unwrap_or_default().to_owned());
@@ -150,7 +151,7 @@ fn paths_of(export: &Export) -> Vec<&str> {
     [&export.fuse, &export.vhost_user].into_iter().filter_map(Option::as_deref).collect()
 }
 
-/// Returns one side of a difference in a path of a disk.
+/// Returns `path`, one side of a difference, if the difference is in a path of a disk.
 fn path_of_disk<'a>(it: &Found, path: Option<&'a str>) -> Vec<&'a str> {
     let is_path = KEYS.contains(&it.difference.key.as_str());
     let is_moved = is_path && matches!(it.change, Some(Change::PatchDisk(..)));
@@ -180,8 +181,8 @@ mod tests {
         Found { difference: difference(disk, key, running, file), change: Some(change) }
     }
 
-    /// Returns a change of an export of the disk `vm` with these sockets. An empty one stands for an
-    /// export that does not exist.
+    /// Returns a change of an export of the disk `vm` with these sockets. An empty text stands for
+    /// an export that does not exist.
     fn export(name: &str, running: &str, file: &str) -> Found {
         let side = |path: &str| Export {
             name: name.to_owned(),
@@ -222,10 +223,10 @@ mod tests {
     #[test]
     fn a_path_is_free_before_another_disk_takes_it() {
         let fuse = |disk, running, file| found(disk, "fuse", running, file);
-        // Nothing is taken.
+        // No change takes a path that another object has.
         let plain = vec![found("b", "datastore", "x", "1"), fuse("a", "1", "2"), fuse("c", "", "3")];
         assert_eq!(steps(plain), ["b", "a", "c"]);
-        // A chain.
+        // A chain: `a` gets the path of another object only after that object has got a new path.
         let chain = vec![fuse("a", "1", "2"), fuse("b", "2", "3"), found("c", "read_only", "", "true")];
         assert_eq!(steps(chain), ["b", "a", "c"]);
         let given_up = vec![fuse("a", "", "2"), fuse("b", "2", "")];

@@ -144,8 +144,9 @@ impl Migrations {
 }
 
 impl DiskState {
-    /// Keeps settings that do not migrate, if the disk was on this host before. The disk's bitmaps
-    /// missed writes on other hosts.
+    /// Keeps the settings of `known`, the disk's earlier configuration on this host, that do not
+    /// migrate. The disk's bitmaps did not record writes on other hosts, so they mark the whole
+    /// disk as changed.
     fn keep_what_stayed(&mut self, known: &DiskState) {
         (self.share_parent, self.bitmaps) = (known.share_parent.clone(), known.bitmaps.clone());
         for spec in self.bitmaps.iter_mut().filter(|spec| !spec.frozen) {
@@ -180,9 +181,8 @@ impl Inner {
                 match (pools.next(), pools.next()) {
                     (Some(only), None) => only.clone(),
                     (None, _) => {
-                        return Err(
-                            ApiError::conflict("this host has no pool for the disk's cache").hint("make one")
-                        );
+                        return Err(ApiError::conflict("this host has no pool for the disk's cache")
+                            .hint("create a pool with 'hob pool create'"));
                     }
                     _ => {
                         return Err(conflict!(

@@ -1,5 +1,5 @@
-//! Encoding of the HTTP calls of a migration's source to its destination: messages of the state
-//! machines as URL paths and bodies, and the destination's answers.
+//! Encodes the HTTP calls that the source of a migration sends to the destination, and the
+//! destination's answers. A message of the migration state machine becomes a URL path and a body.
 
 use hob_control::{CallAnswer, CallRefusal, CarrySession};
 use hob_engine::migration::{Answer, Call, Refusal, Session, View, heat};
@@ -21,7 +21,7 @@ pub(super) fn name(call: &Call) -> &'static str {
     }
 }
 
-/// Encodes ranges as pages, each preceded by its length.
+/// Encodes ranges of sectors in pages. Each page is preceded by its length.
 pub(super) fn encode_ranges(ranges: &[(u64, u64)]) -> Vec<u8> {
     let mut body = Vec::new();
     for some in ranges.chunks(heat::RANGES_MAX) {
@@ -32,7 +32,7 @@ pub(super) fn encode_ranges(ranges: &[(u64, u64)]) -> Vec<u8> {
     body
 }
 
-/// Decodes ranges of a disk of this many sectors. Cuts the last range at the end of the disk.
+/// Decodes ranges of a disk that has `sectors` sectors. Cuts the last range at the end of the disk.
 pub(super) fn decode_ranges(mut body: &[u8], sectors: u64) -> Result<Vec<(u64, u64)>, heat::Nonsense> {
     let mut ranges = Vec::new();
     while !body.is_empty() {

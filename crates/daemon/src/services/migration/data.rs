@@ -3,7 +3,7 @@
 //!
 //! One connection is always ready. When the destination uses this connection, the source opens
 //! another one. All connections end when the disk is handed over. The source opens new connections
-//! after the destination has confirmed that it has the disk.
+//! after the destination has confirmed that it owns the disk.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(super) enum As {
     Former,
 }
 
-/// Keeps one data connection ready, until dropped.
+/// Keeps one data connection ready, until the future is dropped.
 pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session, role: As) {
     let more = if role == As::Former { "&former=true" } else { "" };
     let path = call_path(&leaving.name, "data", &leaving.session(session), more);

@@ -87,7 +87,8 @@ impl DataSocket {
         self.tasks.push(spawn(work));
     }
 
-    /// Returns the backing URI of an export behind the socket.
+    /// Returns the URI with which a shard opens an export of the source through the socket, as a
+    /// backing.
     pub(super) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{}?socket={}", escaped(export), escaped(&self.path.to_string_lossy()))
     }
@@ -110,7 +111,7 @@ async fn accept(listener: UnixListener, ready: Arc<ReadyConnections>) {
                 joined.spawn(async move { serve(stream, &ready).await });
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept");
+                tracing::warn!(%error, "cannot accept a connection on the socket of a migration");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

@@ -25,19 +25,21 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Time without an answer of the former owner after which this host no longer reads from it.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
 
-/// Time for the former owner to open its flash for reading. If that takes longer, the remaining
-/// data is read from the backing.
+/// Maximum time for the former owner to let this host read its flash. After this time, this host
+/// reads the remaining data from the backing.
 const FORMER_MAX: Duration = Duration::from_secs(3);
 
-/// Time that this host still waits for the former owner to ask whether the pull is complete.
+/// Maximum time from the end of the pull to the former owner's question whether the pull is
+/// complete. After this time, this host ends the migration.
 const TELL_MAX: Duration = Duration::from_secs(3);
 
 /// A call of the source host.
 #[derive(Debug)]
 pub(crate) enum CallIn {
-    /// Prepare for the disk.
+    /// Prepare to receive the disk.
     Arrive(Box<Arrival>),
-    /// Invalidate these ranges, encoded as pages.
+    /// Invalidate the cached data of these ranges of the disk, which have changed at the source.
+    /// The ranges are encoded in pages.
     Changed(Vec<u8>),
     /// Become the owner of the disk. The source, now the former owner, also sends the disk's
     /// settings, in case the destination has dropped the disk.
@@ -181,8 +183,8 @@ impl Task {
 
     /// Returns true if the task has handled its first input, neither waits for the disk nor owns
     /// it, and no call waits for an answer. A task whose disk is served while the ownership is not
-    /// recorded yet is not idle, because the next `Yours` call makes it try again to write the
-    /// record.
+    /// recorded yet is not idle, because it tries again to write the ownership record at the next
+    /// `Yours` call.
     fn is_idle(&self) -> bool {
         self.has_input && self.destination.is_idle() && self.acts.is_empty() && self.callers.is_empty()
     }
@@ -469,8 +471,8 @@ impl Task {
 }
 
 impl IncomingDisk {
-    /// Starts to read the data that the former owner has in flash. The reads begin when the former
-    /// owner allows them. Returns the local socket.
+    /// Starts to read the data that the former owner has on flash. The reads begin when the former
+    /// owner allows them. Returns the local socket through which this host reads the data.
     fn read_former(&self) -> Option<DataSocket> {
         let (shard, id) = self.migrations.registry.shard_of(&self.name).ok()?;
         self.migrations.read_peer(&self.name, shard, id, "former", self.connections.former.clone()).ok()

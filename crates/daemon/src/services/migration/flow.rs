@@ -11,7 +11,8 @@ use tokio::time::Instant;
 /// Buffer size per direction and connection, in bytes.
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// Time span in which unused bandwidth can be caught up.
+/// Maximum period whose unused bandwidth may be used later, so that short pauses do not reduce the
+/// average rate.
 const BURST: Duration = Duration::from_millis(50);
 
 /// Bandwidth limit shared by all data connections of a migration.
@@ -27,7 +28,7 @@ impl Bandwidth {
         Bandwidth { bytes_per_second, free: Mutex::new(Instant::now()) }
     }
 
-    /// Waits until this many bytes may be sent.
+    /// Waits until the next `bytes` bytes may be sent.
     pub(super) async fn take(&self, bytes: usize) {
         let Some(rate) = self.bytes_per_second else { return };
         let at = {
@@ -40,8 +41,8 @@ impl Bandwidth {
     }
 }
 
-/// Copies in both directions until one end closes. Counts and limits the bytes from `near` to
-/// `far`.
+/// Copies in both directions until one end closes its connection. Counts and limits the bytes from
+/// `near` to `far`.
 pub(super) async fn join(
     near: impl AsyncRead + AsyncWrite,
     far: impl AsyncRead + AsyncWrite,
@@ -74,8 +75,7 @@ pub(super) async fn join(
             to_near.flush().await?;
         }
     };
-    // When this function returns, both connections are dropped and so closed, whichever of them
-    // ended first.
+    // When this function returns, both connections are dropped and thereby closed.
     let ended = tokio::select! {
         ended = out => ended,
         ended = back => ended,

@@ -28,7 +28,7 @@ use crate::stripe;
 /// Maximum time for the source to open a data connection, before this host asks the source again.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// Maximum time for an answer on a data connection before the connection is closed.
+/// Maximum time for an answer on a data connection. After this time, hob closes the connection.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Pause before this host asks the source for a data connection again.
@@ -236,8 +236,8 @@ impl Migrations {
         Ok(())
     }
 
-    /// Removes an incoming disk that does not migrate to this host. The disk's record is updated
-    /// afterwards.
+    /// Removes an incoming disk whose migration to this host does not take place. The caller
+    /// updates the disk's record afterwards.
     pub(super) async fn remove_awaited(self: &Arc<Self>, name: &str) -> Result<()> {
         match self.registry.record_of(name) {
             Some(Record::Awaiting(_)) => self.close_awaited(name).await,
@@ -246,7 +246,7 @@ impl Migrations {
     }
 }
 
-/// Checks that a socket path in this directory is short enough.
+/// Checks that the path of a socket in this directory is not longer than the kernel accepts.
 pub(super) fn check_directory(directory: &Path) -> Result<()> {
     const SOCKET_CHARS_MAX: usize = 85;
     match directory.as_os_str().len() {

@@ -15,10 +15,10 @@ use hob_engine::units::SECTOR_BYTES;
 
 use super::source::Leaving;
 
-/// Number of cached blocks whose valid sectors are looked up in one call of the shard.
+/// Number of cached blocks whose valid sectors are looked up in one call to the shard.
 const BLOCKS_AT_ONCE: usize = 1024;
 
-/// Maximum number of ranges that wait at the destination.
+/// Maximum number of ranges that the destination has received and not pulled yet.
 const RANGES_MAX: u64 = 1 << 19;
 
 /// Maximum time for the destination to answer.
@@ -27,7 +27,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Pause after a failure, and while the destination has `RANGES_MAX` ranges to pull.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Sends the list of cached data whenever the destination requests it, until dropped.
+/// Sends the list of cached data whenever the destination requests it, until the future is dropped.
 pub(super) async fn send(leaving: Arc<Leaving>, session: Session) {
     if leaving.plan.cache == CarryMode::Drop {
         return;

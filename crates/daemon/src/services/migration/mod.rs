@@ -3,9 +3,9 @@
 //!
 //! Each migration has a task that holds the operation guard of its disk. The task of the host that
 //! has the disk is in [`source`]. The task of the host that gets the disk is in [`destination`]. A
-//! task executes the actions of its state machine and reports how they ended. State that the state
-//! machine needs after a crash is saved in the state file before the state machine continues
-//! ([`records`]).
+//! task executes the actions that its state machine requests, and passes their results to the state
+//! machine. State that the state machine needs after a crash is saved in the state file before the
+//! state machine continues ([`records`]).
 
 mod arrival;
 mod calls;
@@ -65,7 +65,7 @@ service! {
     }
 }
 
-/// The migration of a disk that is in progress or ended last.
+/// The migration of a disk that is in progress, or the last one that ended.
 #[derive(Debug)]
 struct Handle {
     inputs: Inputs,

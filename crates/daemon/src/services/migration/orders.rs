@@ -1,4 +1,4 @@
-//! Migration commands of operators: checked, then passed to the disk's task.
+//! Checks the migration commands of operators, and passes them to the task of the disk's migration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +22,12 @@ use crate::api_error::{ApiError, Result, conflict, failed, not_found};
 use crate::background::spawn;
 use crate::state::RecordSpec;
 
-/// Maximum time that guest writes wait for a host that does not answer, in nanoseconds.
+/// Maximum time that guest requests wait for an answer of the destination host during the
+/// hand-over, in nanoseconds.
 const FREEZE_NS_MAX: u64 = 3_000_000_000;
 
-/// Maximum time to save the record of a new migration durably. After this time, the state machine
-/// reports the failure.
+/// Maximum time that the command waits until the record of a new migration is saved durably. The
+/// migration's task continues after this time.
 const RECORD_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum time for the destination to answer whether it is ready.
@@ -64,7 +65,7 @@ impl Migrations {
                 let shared = leaving.shared.clone();
                 migrations.begin_attempt(leaving, session, Some(guard));
                 // Waits until the migration would continue after a crash, because the caller may
-                // rely on that.
+                // rely on this.
                 let _ = tokio::time::timeout(RECORD_MAX, shared.recorded.notified()).await;
                 migrations.migration(&name)
             })
@@ -237,8 +238,8 @@ impl Migrations {
             .await
     }
 
-    /// Removes a disk that is not here: deletes the tombstone of a migrated disk, or cancels the
-    /// migration of an incoming disk. Returns `None` for any other disk.
+    /// Removes a disk that is not on this host: deletes the tombstone of a migrated disk, or
+    /// cancels the migration of an incoming disk. Returns `None` for any other disk.
     pub(in super::super) async fn remove_absent_disk(
         self: &Arc<Self>,
         name: &str,

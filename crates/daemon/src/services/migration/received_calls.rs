@@ -261,7 +261,7 @@ impl Migrations {
     }
 }
 
-/// Accepts a data connection.
+/// Queue of ready data connections, to which the caller adds a connection of the source.
 #[derive(Clone, Debug)]
 pub(crate) struct DataIn(Arc<ReadyConnections>);
 

@@ -19,8 +19,8 @@ use crate::state::DiskState;
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 impl Migrations {
-    /// Enters a disk from the state file. Returns whether this host must open the disk, which is
-    /// false for a disk of another host.
+    /// Adds a disk from the state file to the registry. Returns true if this host must open the
+    /// disk, and false if another host owns the disk.
     pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool> {
         let name = disk.name.clone();
         let Some(spec) = disk.migration.as_mut() else {
@@ -148,7 +148,7 @@ impl Migrations {
         Ok(())
     }
 
-    /// Returns the size of a disk's cache for data, in bytes.
+    /// Returns the number of bytes of data for which a disk's cache has space.
     pub(super) fn cache_room(&self, name: &str) -> u64 {
         let inner = self.registry.inner();
         let Ok(disk) = inner.disk(name) else { return 0 };

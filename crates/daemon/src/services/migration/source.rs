@@ -21,8 +21,8 @@ use super::status::Shared;
 use super::{Clock, calls, data, list};
 use crate::background::spawn;
 
-/// Time after the destination's latest answer during which the destination counts as alive while it
-/// reads this host's cache.
+/// Maximum time without an answer of the destination while the destination reads this host's cache
+/// after the hand-over. After this time, this host no longer serves its cached data.
 const SERVING_SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum time that this host serves its cached data after the hand-over.
@@ -315,7 +315,7 @@ impl Task {
         }
     }
 
-    /// Updates the visible progress.
+    /// Updates the progress that the API shows.
     fn show(&mut self) {
         let phase = self.source.phase();
         let mut facts = self.leaving.shared.facts();

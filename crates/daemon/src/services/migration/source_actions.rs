@@ -1,5 +1,5 @@
-//! Actions of the source host for the migration state machine. Each action ends within a time
-//! limit, or the state machine waits for it.
+//! Executes the actions that the migration state machine requests on the source host. The state
+//! machine also waits for actions without a time limit, such as the drain of dirty data.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use hob_engine::migration::{Session, View};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Weight of the newest sample in the transfer rate.
+/// Weight of the newest sample in the transfer rate, which is an exponential moving average.
 const NEWEST: f64 = 0.3;
 
 /// Minimum time between two samples of the transfer rate.
@@ -38,7 +38,7 @@ pub(super) struct Facts {
     pub(super) cache: CarryMode,
     pub(super) state: MigrationState,
     pub(super) warm: bool,
-    /// At the source: true if the disk has no dirty data, the state file says so, and no data
+    /// At the source: true if the disk has no dirty data, the state file says so, and no new data
     /// becomes dirty.
     pub(super) drained: bool,
     pub(super) wanted: bool,

@@ -1,5 +1,6 @@
-//! Migration to a host on which the same disk waits for the cluster. The waiting disk is replaced
-//! by the incoming one, and restored if the migration fails.
+//! Migration to a host that has the same disk configured, and waits until its cluster lets it
+//! acquire the disk. The incoming disk replaces the waiting disk. If the migration fails, hob
+//! restores the waiting disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +16,12 @@ use crate::state::JournalSpec;
 /// Maximum time to wait for the end of an attempt to open a waiting disk.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// Interval between two checks whether the attempt has ended.
+/// Interval between two checks whether an attempt to open a waiting disk has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl Migrations {
     /// Returns true if the disk only waits for the cluster and has no migration, so that it may
-    /// migrate to this host. The cluster decides who owns the disk.
+    /// migrate to this host. The cluster decides which host owns the disk.
     pub(super) fn gives_way(&self, name: &str) -> bool {
         !self.is_migrating(name) && self.waits_for_cluster(name)
     }
@@ -49,8 +50,8 @@ impl Migrations {
         Some(Record::Gone(Session { generation: gone.generation, attempt: gone.attempt }))
     }
 
-    /// Lets a disk that did not arrive wait for the cluster again, if the disk did so before the
-    /// migration.
+    /// Lets a disk that did not arrive wait for the cluster again, if the disk waited for the
+    /// cluster before the migration.
     pub(super) fn wait_for_cluster_again(self: &Arc<Self>, name: &str) {
         let Some(mut waited) = self.registry.inner().waited.remove(name) else { return };
         // The segments of the waiting disk's earlier cache were released for the incoming disk.

@@ -194,7 +194,7 @@ impl Moves {
                 return Err(conflict!("{disk} is not being moved"));
             };
             if found.order.state == ClusterMoveState::Given {
-                return Err(conflict!("it is too late: {} is taking {disk}", found.order.to));
+                return Err(conflict!("it is too late: {} is acquiring {disk}", found.order.to));
             }
             let note = Some("the move was cancelled".to_owned());
             let order = Order { state: ClusterMoveState::Failed, note, ..found.order };
@@ -249,7 +249,7 @@ impl Moves {
         }
     }
 
-    /// Ends an order of this host without a task, and deletes an order that finished long ago.
+    /// Ends an order that no host executes, and deletes an order that ended more than [`KEPT`] ago.
     async fn tidy(&self, cluster: &Cluster, found: OrderFound, since: Duration) {
         let is_idle = !self.running.progress().disks.contains(&found.disk);
         match found.order.state {
@@ -275,8 +275,8 @@ impl Moves {
     }
 }
 
-/// Writes the result of an order to etcd. A failure does no harm, because the key of the order in
-/// etcd ends with its lease.
+/// Writes the result of an order to etcd. A failure does no harm, because etcd deletes the key of
+/// the order when the key's lease ends.
 async fn end(cluster: &Cluster, found: OrderFound, state: ClusterMoveState, why: &str) {
     let note = Some(why.to_owned()).filter(|why| !why.is_empty());
     let arrival = found.order.arrival.filter(|_| !state.is_over());

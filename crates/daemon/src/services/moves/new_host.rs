@@ -25,14 +25,15 @@ const TAKE_MAX: Duration = Duration::from_secs(30);
 /// Maximum time to wait for the end of an attempt to open a waiting disk.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// Interval between two checks whether the attempt has ended.
+/// Interval between two checks whether an attempt to open a waiting disk has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Pause between two attempts to acquire a disk.
 const RETRY_EVERY: Duration = Duration::from_millis(500);
 
 impl Moves {
-    /// Answers an offer, or acquires a released disk.
+    /// Executes the new host's part of an order: reports whether this host can serve the disk, or
+    /// acquires the released disk.
     pub(super) async fn meet_order(self: Arc<Self>, cluster: Arc<Cluster>, found: OrderFound) {
         use ClusterMoveState::{Done, Failed, Given, Welcome};
         let disk = found.disk.clone();
@@ -97,19 +98,19 @@ impl Moves {
         self.registry.inner().disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Online(_)))
     }
 
-    /// Returns true if the disk has an entry that waits for the cluster. Fails if there is an
-    /// unusable entry.
+    /// Returns true if the disk has an entry that waits for the cluster, and false if the disk has
+    /// no entry. Any other entry of the disk is an error.
     fn is_waiting(&self, name: &str) -> Result<bool> {
         let record = self.registry.record_of(name);
         let inner = self.registry.inner();
         let Ok(disk) = inner.disk(name) else { return Ok(false) };
-        let conflict = |why: &str| Err(conflict!("it has a disk {name} that {why}"));
+        let conflict = |why: &str| Err(conflict!("this host has a disk {name} that {why}"));
         match (&disk.phase, disk.busy, record) {
             (_, Some(busy), _) => conflict(&format!("is being {busy}")),
             _ if disk.wanted.read_only => conflict("is read-only"),
             (DiskPhase::Offline(_), None, _) => Ok(true),
             (DiskPhase::Away(_), None, Some(Record::Away { taken: true, .. })) => Ok(true),
-            _ => conflict("is not waiting for it"),
+            _ => conflict("does not wait for the cluster"),
         }
     }
 
@@ -135,7 +136,7 @@ impl Moves {
             let why = match &self.registry.inner().disk(name)?.phase {
                 DiskPhase::Online(_) => break,
                 DiskPhase::Offline(why) | DiskPhase::Away(why) => why.clone(),
-                DiskPhase::Removing => "is being removed".to_owned(),
+                DiskPhase::Removing => "the disk is being removed".to_owned(),
             };
             if Instant::now() > until {
                 return Err(ApiError::failed(why));
@@ -156,7 +157,7 @@ impl Moves {
             if let Some(cache) = disk.wanted.cache.as_mut().filter(|cache| cache.journal.is_some()) {
                 cache.journal = Some(JournalSpec::new());
             }
-            disk.phase = DiskPhase::Offline("is already moving to this host".to_owned());
+            disk.phase = DiskPhase::Offline("the disk is already moving to this host".to_owned());
         }
         disk.cluster_wait = ClusterWait::Yes;
         disk.retry_after = None;

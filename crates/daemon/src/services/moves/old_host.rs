@@ -32,7 +32,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Maximum time that a move waits until a migrated disk has become a tombstone.
 const ENDED_MAX: Duration = Duration::from_secs(10);
 
-/// Interval between two checks of the order or of the work.
+/// Interval between two reads of an order, or of the progress of a migration.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// An order that this host executes.
@@ -129,7 +129,7 @@ impl Moves {
         self.end(&work.disk);
         if let Err(error) = left {
             tracing::warn!("disk {}: its move to {to} failed: {error}", work.disk);
-            // The host that cancelled the order has recorded that.
+            // If the order was cancelled, the host that cancelled it has recorded the end.
             if !work.order.state.is_over() {
                 let why = error.to_string();
                 let Work { cluster, disk, order, revision } = work;
@@ -208,8 +208,8 @@ impl Moves {
         taken
     }
 
-    /// Prepares the release of a disk, up to the point from which on this host does not serve the
-    /// disk any more.
+    /// Prepares the release of a disk: drains the disk, lets no client connect any more, and checks
+    /// that no client is connected.
     async fn close_to_leave(
         self: &Arc<Self>,
         work: &mut Work,
@@ -251,7 +251,7 @@ impl Moves {
             self.pools.look(&name, shard, id).await;
             let dirty = self.observe.disk(&name)?.cache.and_then(|cache| cache.dirty);
             let left = dirty.map_or(Size(0), |dirty| dirty.size);
-            let note = format!("{} are written to the backing", left.human());
+            let note = format!("{} of dirty data is not on the backing yet", left.human());
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
                 let _ = self.pools.stop_drain_of(&name, shard, id).await;
                 let _ = draining.await;
@@ -279,8 +279,8 @@ impl Moves {
         work.say(ClusterMoveState::Given, None).await
     }
 
-    /// Makes a released disk without data in flash wait for the cluster, like a disk of another
-    /// host.
+    /// Makes a released disk, which has no data on flash, wait for the cluster, like a disk that
+    /// another host owns.
     async fn wait_again(self: &Arc<Self>, name: &str) -> Result<()> {
         let spec = {
             let mut inner = self.registry.inner();
@@ -373,8 +373,10 @@ impl Moves {
                 (MigrationState::Copying, 1..) => {
                     "the disk waits for the VM: migrate the VM now, or start it on the other host".to_owned()
                 }
-                (MigrationState::HandingOver, _) => "handed over, and not confirmed yet".to_owned(),
-                _ => "the other host prepares".to_owned(),
+                (MigrationState::HandingOver, _) => {
+                    "the disk is handed over; the other host has not confirmed it yet".to_owned()
+                }
+                _ => "the other host prepares to receive the disk".to_owned(),
             };
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
                 let _ = self.migrations.order(&name, MigrationOrder::Cancel).await;

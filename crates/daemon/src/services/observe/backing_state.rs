@@ -9,8 +9,9 @@ use super::Observe;
 use crate::hardware::Condition;
 use crate::services::registry::{DiskEntry, DiskPhase};
 
-/// A backing does not answer if a request has waited for this time. A busy backing answers later
-/// than an idle one, so the time is longer than the one after which a backing is reported as slow.
+/// If a request has waited for this time, hob concludes that the backing does not answer. A busy
+/// backing answers late too, so this time is longer than the time after which `hob health` reports
+/// a slow backing.
 const SILENT_AFTER: Duration = Duration::from_secs(5);
 
 impl DiskEntry {
@@ -35,7 +36,8 @@ impl DiskEntry {
 }
 
 impl Observe {
-    /// Logs once when a backing begins to answer requests with errors, and once when that is over.
+    /// Logs once when a backing begins to answer requests with errors, and once when the errors
+    /// have ended.
     pub(in crate::services) fn log_failing_backings(&self) {
         for (name, disk) in &mut self.registry.inner().disks {
             let (was_failing, state) = (disk.backing_was_failing, disk.backing_state());

@@ -1,5 +1,5 @@
-//! The explanation why a disk's I/O is, or is not, served from flash: statistics turned into
-//! sentences.
+//! Explains why a disk's I/O is, or is not, served from flash. The sentences are made from the
+//! disk's state and statistics.
 
 use std::cmp::Ordering;
 
@@ -15,7 +15,7 @@ use super::Observe;
 use super::figures::percent;
 use crate::api_error::{ApiError, ErrorKind, Result};
 
-/// A cache with data in a smaller percentage of its blocks is still warming.
+/// Percentage of a cache's blocks. A cache with data in fewer of its blocks is still warming.
 const FULL_PERCENT: f64 = 95.0;
 
 /// Percentage of hits. A full cache with a smaller percentage is reported as too small.
@@ -25,15 +25,16 @@ const LOW_HITS_PERCENT: f64 = 50.0;
 /// as having too large blocks.
 const SPARSE_PERCENT: f64 = 50.0;
 
-/// A cache that is not full is still warming while a larger percentage of recent reads are first
-/// reads, and a larger percentage of the latest reads miss.
+/// Percentage of reads. A cache that is not full is still warming while a larger percentage of the
+/// recent reads are first reads of their data, and a larger percentage of the latest reads miss.
 const FIRST_PERCENT: f64 = 5.0;
 
-/// An expected hit ratio that differs more from the measured one, in percentage points, needs an
-/// explanation.
+/// Difference between the expected and the measured hit ratio, percentage points. hob explains
+/// larger differences.
 const FAR_OFF: f64 = 10.0;
 
-/// What a guest notices if an ordered cache cannot write its dirty data to the backing.
+/// Text that tells an operator how a guest is affected if a cache with ordered destaging cannot
+/// write dirty data to the backing.
 pub(super) const ORDERED_WAITS: &str = "because destaging is ordered, a guest's write waits for the backing if it changes data from \
                                         before the guest's last FLUSH";
 
@@ -213,8 +214,8 @@ fn about_share(shared: &SharedCache) -> String {
     )
 }
 
-/// Describes the policy and admission that hob has chosen, and the alternatives with the results
-/// that the chooser expects.
+/// Describes the policy and admission that hob has chosen, and the alternatives with the hits and
+/// flash writes that hob expects of them.
 fn about_choice(choice: &CacheChoice, stats: &DiskStats) -> Vec<String> {
     let is_current = |one: &&CacheCandidate| one.policy == choice.policy && one.admission == choice.admission;
     let since = match choice.phase.as_str() {
@@ -348,7 +349,8 @@ fn about_writes(cache: &Cache, stats: &DiskStats) -> Option<String> {
 }
 
 /// Returns why a cache that is not full is warm nevertheless: few of the recent reads were first
-/// reads, or few of the latest reads missed. Recent reads include a warm-up for longer.
+/// reads of their data, or few of the latest reads missed. The recent reads cover a longer time
+/// than the latest reads, so they include the reads of a warm-up for longer.
 fn warm_because(stats: &DiskStats) -> Option<String> {
     let recent = &stats.recent;
     if recent.reads >= REQUESTS_TELLING && recent.first_percent <= FIRST_PERCENT {

@@ -49,7 +49,7 @@ pub(in crate::services) fn recent(recent: &Recent, latest: Latest) -> RecentRead
     }
 }
 
-/// Converts the choice of an automatic cache.
+/// Converts the policy and admission that hob has chosen for a cache, and their alternatives.
 fn choice(choice: &Choice) -> CacheChoice {
     let candidate = |alternative: &Alternative| CacheCandidate {
         policy: alternative.combination.policy.info().name.to_owned(),

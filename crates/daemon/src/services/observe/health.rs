@@ -1,7 +1,7 @@
 //! Queries about all disks and pools at once: metrics, load and health.
 //!
-//! A hung shard delays an answer once and briefly; the values of the hung shard are missing from
-//! the answer.
+//! A query waits for a hung shard only once and briefly. The values of the hung shard are missing
+//! from the answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -242,7 +242,7 @@ impl Observe {
         }));
         problems.extend(files.map(|(subject, why)| problem(ProblemKind::FileMissing, &subject, why)));
         if let Some(why) = &inner.unsaved {
-            let reason = format!("{why}; what was changed since is lost at the next start. Free space there");
+            let reason = format!("{why}; later changes are lost at a restart. Free space there");
             problems.push(problem(ProblemKind::StateNotSaved, "state", reason));
         }
         problems.extend(low_space.map(|why| problem(ProblemKind::StateSpaceLow, "state", why)));
@@ -402,7 +402,8 @@ impl DiskEntry {
     }
 }
 
-/// Returns the buckets with fixed bounds, so that two answers can be subtracted.
+/// Returns a histogram's buckets. Their bounds are fixed, so that a client can subtract an earlier
+/// answer from a later one.
 fn raw_buckets(latency: &Histogram) -> Vec<Bucket> {
     latency.buckets().map(|(up_to_ns, count)| Bucket { up_to_ns, count }).collect()
 }

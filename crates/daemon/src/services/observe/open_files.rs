@@ -46,14 +46,15 @@ struct OpenFile {
     file: FileNumber,
 }
 
-/// Tells one opening of a path from another.
+/// Distinguishes one opening of a path from a later opening of the same path.
 #[derive(Debug)]
 enum Opening {
-    /// Id on the shards, which is not reused.
+    /// A device of a pool, by its id on the shards. hob does not reuse these ids.
     Device(DeviceId),
-    /// Each opening of a backing has its own monitor.
+    /// A backing, by its monitor. Each opening of a backing has its own monitor.
     Backing(Weak<Monitor>),
-    /// A file below an image, which is opened with the image.
+    /// A file below an image, by the monitor of the image. hob opens the file together with the
+    /// image.
     LowerFile(Weak<Monitor>),
 }
 
@@ -94,12 +95,12 @@ impl Opening {
 enum Found {
     File(FileNumber),
     Nothing,
-    /// No regular file, or an unknown one because of an error.
+    /// The path leads to something other than a regular file, or an error prevented the check.
     Unknown,
 }
 
 impl Found {
-    /// Asks the filesystem of a path, which may hang.
+    /// Asks the filesystem which file is at a path. The filesystem may hang.
     fn at(path: &Path) -> Found {
         match std::fs::metadata(path) {
             Ok(metadata) => file_number(&metadata).map_or(Found::Unknown, Found::File),
@@ -202,7 +203,7 @@ impl Observe {
         files
     }
 
-    /// Returns the latest check of the open files, locked.
+    /// Locks and returns the results of the latest check of the open files.
     pub(super) fn open_files(&self) -> MutexGuard<'_, OpenFiles> {
         self.open_files.lock().unwrap_or_else(PoisonError::into_inner)
     }

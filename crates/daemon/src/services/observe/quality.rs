@@ -1,6 +1,7 @@
 //! Detection of caches that do not work well: far fewer hits than the disk's miss-ratio curve
-//! predicts, or flash that returns wrong data. Hits are compared once a minute, checksum mismatches
-//! every [`COUNT_EVERY`]. The hits of the latest minute also show that a warm-up has ended.
+//! predicts, or flash that returns wrong data. hob compares hits once a minute, and counts checksum
+//! mismatches every [`COUNT_EVERY`]. The hits of the latest minute also show that a warm-up has
+//! ended.
 
 use std::time::Duration;
 
@@ -255,7 +256,8 @@ impl DiskEntry {
 mod tests {
     use super::*;
 
-    /// A minute later, with so many reads of one block, hits, expected hits and blocks filled.
+    /// Returns the counters a minute after `before`, with these additional reads of one block,
+    /// hits, expected hits and filled blocks.
     fn later(before: Sample, reads: u64, hits: u64, expected: u64, filled: u64) -> Sample {
         Sample {
             reads: before.reads + reads,

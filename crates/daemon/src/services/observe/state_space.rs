@@ -20,8 +20,8 @@ pub(in crate::services) const SPACE_EVERY: Duration = Duration::from_secs(10);
 /// disks, 4,096 with about 2 KiB each, and its spare file take 16 MiB.
 const FREE_BYTES_MIN: u64 = 16 << 20;
 
-/// Divisor of a filesystem's size. A filesystem with less than this part free may be nearly full.
-/// On a small filesystem that only hob uses, less than 16 MiB is normal.
+/// Divisor of a filesystem's size. If less space than the quotient is free, the filesystem may be
+/// nearly full. On a small filesystem that only hob uses, less than 16 MiB is normal.
 const FREE_PART_MIN: u64 = 100;
 
 /// The latest check of the free space of the filesystem with the state directory.
@@ -50,7 +50,7 @@ pub(in crate::services) struct Space {
 }
 
 impl Space {
-    /// Asks the filesystem of a directory, which may hang.
+    /// Reads the space of a directory's filesystem, which may hang.
     fn of(directory: &Path) -> std::io::Result<Space> {
         let status = rustix::fs::statvfs(directory)?;
         let free = if rustix::process::geteuid().is_root() { status.f_bfree } else { status.f_bavail };
@@ -103,7 +103,7 @@ impl Observe {
         known.problem = problem;
     }
 
-    /// Returns the latest check of the free space, locked.
+    /// Locks and returns the result of the latest check of the free space.
     pub(super) fn state_space(&self) -> MutexGuard<'_, StateSpace> {
         self.state_space.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,9 +1,9 @@
 //! Detects that a golden image changes while clones of it are served (docs/decisions/0071).
 //!
-//! A golden image must not change. Locks exclude QEMU and other hobs, but not every program. So hob
-//! compares the files of each parent's disk every few seconds with their state when the disk was
-//! opened. After a change the clones read their parent's data through their own backings, until the
-//! disk is opened again.
+//! A golden image must not change. File locks keep QEMU and other hob daemons from changing the
+//! image, but not every program. So hob compares the files of each parent's disk every few seconds
+//! with their state when the disk was opened. After a change the clones read their parent's data
+//! through their own backings, until the disk is opened again.
 //!
 //! After a pause of the process, and after the end of a program that serves the files, a shard
 //! requires a check. The shard sends no reads to the parent's disk until the daemon has compared
@@ -27,7 +27,7 @@ use crate::state::{FileSpec, FormatName};
 /// Interval between two checks of the files of parents' disks.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// The files of a parent's disk, and the name of their content when the disk was opened.
+/// The files of a parent's disk, and the name that their content had when the disk was opened.
 struct Look {
     name: String,
     id: DiskId,
@@ -80,7 +80,7 @@ enum Files {
     Unchanged,
     /// The files have changed. The text describes the change.
     Changed(String),
-    /// Their filesystem hangs.
+    /// The state is unknown, because the filesystem of the files hangs.
     Unknown,
 }
 
@@ -94,7 +94,7 @@ impl Inner {
 }
 
 impl Disks {
-    /// Checks the parents of clones every few seconds, until dropped.
+    /// Checks the parents of clones every few seconds, until the future is dropped.
     pub(in crate::services) async fn watch_parents(self) -> Infallible {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;

@@ -1,4 +1,4 @@
-//! The explanations of caches in every state.
+//! Tests of the explanations for caches in every state.
 
 use hob_control::{BackingState, Cache, Evictions};
 
@@ -142,7 +142,7 @@ fn the_choice_of_an_automatic_cache_is_named_with_its_alternatives() {
     assert!(!text.contains("34.8 %") && !text.contains("4.9 %"), "{text}");
 }
 
-/// In this mode nothing is warming, and the data stays for the next mode.
+/// In mode pass-through, a cache is not warming, and keeps its data for the next mode.
 #[test]
 fn a_passed_through_cache_is_said_to_keep_its_data() {
     let stats =
@@ -207,7 +207,7 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
         warm.recent = still;
         assert!(said(&active, &warm).contains("is warming: 37 %"), "{still:?}");
     }
-    // The recent reads have those of the warm-up, and the latest minute has not.
+    // The recent reads include the reads of the warm-up, and the latest minute does not.
     warm.recent.first_percent = 20.0;
     (warm.recent.latest_reads, warm.recent.latest_hit_percent) = (1500, 99.5);
     let smaller = said(&active, &warm);
