@@ -191,7 +191,7 @@ impl Exports {
         loop {
             let changed = self.2.changed.notified();
             tokio::pin!(changed);
-            // No change is missed after this call.
+            // Every change after this call is noticed.
             changed.as_mut().enable();
             if is_over() {
                 return;

@@ -82,7 +82,7 @@ impl Eviction {
     }
 }
 
-/// Marks an HTTP connection as established; passed along with its requests.
+/// Marks an HTTP connection as established. Each request of the connection carries this value.
 #[derive(Clone, Debug)]
 pub(crate) struct Establish(Arc<Mutex<Option<HalfOpenGuard>>>);
 

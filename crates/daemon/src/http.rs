@@ -104,7 +104,7 @@ async fn in_time(request: Request, next: Next) -> Response {
     }
 }
 
-/// The endpoints that are written out.
+/// The OpenAPI document of the endpoints that the macro `endpoints!` does not define.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "hob", description = "Control API of hob, the host block cache."),

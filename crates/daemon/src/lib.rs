@@ -265,8 +265,9 @@ pub fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::obey()?;
     watchdog::abort_on_panic();
     descriptors::raise_limit();
-    // Memory that the kernel frees for hob must not wait for a block device that hob serves. Without
-    // the capability this fails, and then hob serves no such device.
+    // When hob allocates memory, the kernel must not wait for a write to a block device that hob
+    // itself serves. This call needs a capability. Without that capability, hob serves no block
+    // device.
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -55,7 +55,7 @@ impl Signals {
             count: 0,
         };
         let signals = Signals { upgrade: listen(SignalKind::hangup())?, end };
-        // The previous program in this process may have left signals to this one.
+        // The previous program in this process may have left pending signals for this program.
         hob_storage::signals::release();
         Ok(signals)
     }

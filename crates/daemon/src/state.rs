@@ -202,8 +202,8 @@ pub(crate) struct DiskState {
     /// Stripe size of the backing's storage, if an operator chose one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stripe: Option<Size>,
-    /// Number of guests that must still get an error because acknowledged writes may be lost, as it
-    /// was when the disk was closed.
+    /// Number of guests that must still get an error because acknowledged writes may be lost. A
+    /// lower number may be saved some seconds later.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) flush_failures_owed: u32,
     /// Datastore of the disk, if an operator named one.
@@ -243,8 +243,8 @@ pub(crate) struct DiskState {
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) unlocked: bool,
     /// Boot of the host in which the disk is served, while hob's memory may have unflushed changes
-    /// of the disk. If hob is killed in this boot, the mark of these changes must exist at the next
-    /// start.
+    /// of the disk. If hob is killed in this boot, the file that records these changes must exist
+    /// at the next start.
     #[serde(default, with = "cache::boot", skip_serializing_if = "Option::is_none")]
     pub(crate) in_memory: Option<BootId>,
     /// True until the disk is served for the first time. If the state was lost, an unreadable cache

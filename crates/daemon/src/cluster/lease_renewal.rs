@@ -166,7 +166,8 @@ impl Task {
                     if let Some(current) = self.current.as_ref().filter(|current| current.lease == lease) {
                         current.clock.end();
                         tracing::error!(
-                            "cluster: the lease has ended; disks of the cluster wait until they are taken again"
+                            "cluster: the lease has ended; requests of the cluster's disks wait until this host \
+                             acquires the disks again"
                         );
                         self.set(None);
                     }
@@ -321,8 +322,8 @@ mod tests {
             }
             assert!(task.shared.trouble().unwrap().contains("shard 1 does not respond"));
             fake.set_hangs(false);
-            // This etcd accepts the connection and does not answer. On a busy host, the shards may take
-            // longer than the first limit.
+            // This etcd accepts the connection and does not answer. On a busy host, the shards may
+            // answer later than `wait_max`, so the test tries longer limits.
             let mut is_asked = false;
             for factor in [1_u32, 10, 100] {
                 if !is_asked {

@@ -231,7 +231,7 @@ impl Names {
         Ok(etcd.list(&self.kind("host"), wait_max).await?.iter().filter_map(host).collect())
     }
 
-    /// Returns all disks that a host has or had, by name.
+    /// Returns all disks that have or had an owner, by name.
     pub(super) async fn disks(
         &self,
         etcd: &Etcd,

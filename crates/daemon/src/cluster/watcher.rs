@@ -82,8 +82,8 @@ impl ClusterWatcher {
 }
 
 impl Cluster {
-    /// Returns the disks that this host should try to take now. `all` has the disks that it waits
-    /// for.
+    /// Returns the disks that this host should try to take now. `all` has the disks that this host
+    /// waits for.
     pub(crate) fn to_try(&self, all: &[String]) -> Vec<String> {
         let mut waiting = self.watcher.waiting();
         let now = now();

@@ -1,4 +1,5 @@
-//! Reading hob.toml: every syntax error, unknown key and wrong type in one pass, and the line of each key.
+//! Reads hob.toml. Finds every syntax error, unknown key and wrong type in one pass, and the line
+//! of each key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

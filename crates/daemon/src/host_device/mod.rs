@@ -136,8 +136,8 @@ pub(crate) fn connect(device: &HostDevice) -> Result<Option<OwnedFd>, DeviceErro
     Ok(if is_closed(&near) { None } else { Some(near) })
 }
 
-/// Changes the size of the device, which the shard must serve: the kernel may wait for requests in
-/// flight.
+/// Changes the size of the device. The shard must serve the device meanwhile, because the kernel
+/// may wait for requests in flight.
 pub(crate) fn resize(device: &HostDevice) -> Result<(), DeviceError> {
     let Some(index) = find(Path::new(BLOCK_DEVICES), &device.identifier) else { return Ok(()) };
     let resized = open_driver()?.resize(index, &device.identifier, device.size_bytes);

@@ -81,7 +81,7 @@ macro_rules! endpoints {
     };
 }
 
-/// The type of a path parameter, whatever its name is.
+/// Expands to `String`, the type of every path parameter.
 macro_rules! string_for {
     ($part:ident) => {
         String

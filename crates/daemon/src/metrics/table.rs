@@ -56,7 +56,7 @@ pub(crate) enum Source {
     Problems,
     /// Each pool.
     Pool(fn(&Pool) -> f64),
-    /// Pool with shared caches: the flash that they divide.
+    /// Each pool with shared caches: one value about the flash that these caches divide.
     SharedCapacity(fn(&SharedCapacity) -> f64),
     /// Each device.
     Device(fn(&Device) -> f64),

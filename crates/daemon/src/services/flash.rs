@@ -175,7 +175,8 @@ impl Flash {
         self.with(move |pool| match pool {
             Some(pool) => {
                 let id = pool.add_device(&spec, overwrite).map_err(refuse)?;
-                // Caches may allocate journals at any time, and the shards do not know the device yet.
+                // Allocation stays off, because caches may allocate journals at any time and the
+                // shards have not opened the device yet.
                 set(pool, id, Admission::Out);
                 Ok(id)
             }
@@ -364,7 +365,7 @@ impl Flash {
                 }
                 error => refuse(error),
             }),
-            None => Err(ApiError::conflict("no device of the pool is there")),
+            None => Err(ApiError::conflict("no device of the pool is online")),
         })
         .await
     }
@@ -403,8 +404,8 @@ impl Flash {
         .await
     }
 
-    /// Frees the journal rings of an owner except the ring `in_use`. Devices record this with the
-    /// next allocation.
+    /// Frees the journal rings of an owner except the ring `in_use`. Each device records this with
+    /// its next allocation.
     pub(super) async fn free_rings_besides(&self, owner: OwnerId, in_use: u32) -> Result<()> {
         let freed = self.with(move |pool| {
             pool.iter_mut().for_each(|pool| pool.free_rings_besides(owner, in_use));
@@ -417,7 +418,7 @@ impl Flash {
     pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<()> {
         let void = self.with(move |pool| match pool {
             Some(pool) => pool.make_void(owner, upto).map_err(refuse),
-            None => Err(ApiError::conflict("no device of the pool is there")),
+            None => Err(ApiError::conflict("no device of the pool is online")),
         });
         void.await.map(|((), _)| ())
     }
@@ -429,7 +430,7 @@ impl Flash {
     ) -> Result<T> {
         let value = self.with(move |pool| match pool {
             Some(pool) => read(pool),
-            None => Err(ApiError::conflict("no device of the pool is there")
+            None => Err(ApiError::conflict("no device of the pool is online")
                 .hint("reconnect the missing devices; hob retries every few seconds")),
         });
         Ok(value.await?.0)

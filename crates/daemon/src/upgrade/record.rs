@@ -61,7 +61,7 @@ pub(crate) struct FileEntry {
     pub(crate) disk: String,
     /// Path at which the file is mounted.
     pub(crate) path: PathBuf,
-    /// True if the file below was created for the mount.
+    /// True if hob created the covered file for this mount.
     pub(crate) made: bool,
     /// True if writes are refused.
     pub(crate) read_only: bool,

@@ -94,7 +94,7 @@ impl Ownership {
         shard.set_lease(id, taken.clock)?;
         // The data that this host has pulled is valid, whichever host owned the disk before. So the
         // generation is recorded here as for a disk that this host owned before. The caller saves
-        // it together with the migration record.
+        // the generation together with the migration record.
         self.registry.inner().disk_mut(name)?.wanted.generation = Some(taken.generation);
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! Adjustment of a shard's cache to its configuration: allocating and releasing segments, applying
-//! settings, leaving devices.
+//! settings, and moving data off devices.
 //!
 //! A change to the structure of a persistent cache needs a new ring for its journal
 //! ([`Pools::restructure`]). The engine refuses changes that would lose dirty data. After such a
@@ -90,7 +90,8 @@ impl Pools {
         let free = self.registry.inner().pool(&spec.pool)?.free_segments();
         check_index(&spec, have + missing.min(free), before, config.segment_bytes)?;
         let spare = if has_shared {
-            // Shared caches make full pools usual, so space stays free for the journals of all caches.
+            // Shared caches usually fill their pool. Therefore space for the journals of all caches
+            // must stay free.
             self.registry.inner().journal_spare(&spec.pool) + journal
         } else {
             let first = if has_cache { 0 } else { ring_segments(&spec, target, config.segment_bytes) };

@@ -94,9 +94,9 @@ impl Pools {
         self.finish_disk(name, guard, notes).await
     }
 
-    /// Creates a disk's cache as configured, or not at all. If a later step fails, the shard may
-    /// already have a cache with data. The partial cache is removed first. If the removal fails,
-    /// the cache and its configuration stay.
+    /// Creates a disk's cache as configured, or not at all. If a step fails, the shard may already
+    /// have a cache with data. Therefore this function removes the incomplete cache before it
+    /// returns the error. If the removal fails, the incomplete cache and its configuration stay.
     async fn fit_new(&self, name: &str, rule: AllocationRule) -> Result<Vec<String>> {
         let error = match self.fit_cache(name, rule).await {
             Err(error) => error,

@@ -33,8 +33,8 @@ use crate::state::create_private;
 /// Time between two budget rounds.
 pub(in crate::services) const COUNT_EVERY: Duration = Duration::from_nanos(ROUND_NS);
 
-/// Time between two writes of the file with the accounts. A crash forgets the flash writes of this
-/// time.
+/// Time between two writes of the file with the accounts. A crash loses the counts since the last
+/// write of the file, at most those of this time.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// Name of the file with the accounts, in the state directory.
@@ -43,7 +43,7 @@ const FILE: &str = "flash-writes.json";
 /// A debt is a health problem if it exceeds the budget of a day divided by this number.
 const DEBT_PART: i64 = 24;
 
-/// Highest pressure, as the engine counts it.
+/// Maximum pressure, the number by which the engine measures how strictly admission refuses writes.
 const PRESSURE_MAX: u32 = hob_engine::flash_budget::limit::PRESSURE_MAX;
 
 /// Flash writes of one pool.
@@ -129,7 +129,8 @@ impl PoolWrites {
         self.began_ns.saturating_add(self.now().0)
     }
 
-    /// Continues the account of an earlier process. No cache has written since then.
+    /// Continues the account of an earlier process. No cache has written to flash since that
+    /// process ended.
     fn restore(&mut self, kept: KeptPool, pool_bytes: u64) {
         let (began_ns, step, written) = kept.history;
         self.history = History::from_parts(began_ns, step, written);
@@ -218,7 +219,7 @@ impl PoolWrites {
         }
     }
 
-    /// Returns the API view of one cache's part.
+    /// Returns the API view of one cache's flash writes and its part of the budget.
     pub(in crate::services) fn part_of(&self, disk: DiskId) -> Option<CacheFlashWrites> {
         let allowance = self.allowances.get(&disk)?;
         let counts = self.caches.get(&disk).copied().unwrap_or_default();
@@ -394,7 +395,7 @@ impl Pools {
         };
         if let Ok(Err(error)) = blocking(move || write(&path, &kept)).await {
             tracing::warn!(
-                "cannot save what pools wrote to flash: {error}; a restart forgets the last writes"
+                "cannot save the counts of flash writes: {error}; a restart loses the latest counts"
             );
         }
     }

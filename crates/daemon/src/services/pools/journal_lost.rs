@@ -99,8 +99,9 @@ impl Pools {
         }
     }
 
-    /// Saves that dirty data of a lost journal ring is discarded, for which a discard on the shard
-    /// waits. The journal still describes the data as dirty.
+    /// Saves in the state file that the dirty data of a lost journal ring is discarded. The shard
+    /// waits for this record before it discards the data. The journal still describes the data as
+    /// dirty.
     pub(in crate::services) async fn record_discard(&self, id: DiskId, ring: u32) {
         while let Some((name, _)) = self.ring_of(id) {
             let Err(error) = self.try_to_record_discard(&name, id, ring).await else { return };
@@ -122,8 +123,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Saves the discard of a disk's dirty data first if its journal is lost, so that a failure to save
-    /// it is the error of the command.
+    /// If the journal of a disk's cache is lost, saves that the cache's dirty data is discarded.
+    /// The caller does this before the discard, so that the command fails if the save fails.
     pub(in crate::services) async fn record_discard_first(&self, name: &str, id: DiskId) -> Result<()> {
         let lost = {
             let inner = self.registry.inner();

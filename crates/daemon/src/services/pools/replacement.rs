@@ -123,7 +123,8 @@ impl Inner {
             let free = entry.free_segments_after(&released, spare);
             return Ok(Space { needed: data, free, shared: 0, has_spare: spare > 0 });
         }
-        // Shared caches make full pools usual, so space stays free for the journals of all caches.
+        // Shared caches usually fill their pool. Therefore space for the journals of all caches
+        // must stay free.
         let spare = self.journal_spare_after(pool, free, Some((name, wanted))) + two_rings;
         let shared = others.iter().filter_map(|other| other.spare_segments(pool, entry.segment_bytes)).sum();
         let free = entry.free_segments_after(&released, spare);

@@ -314,7 +314,7 @@ pub(in crate::services) async fn release_owner(
     Ok(())
 }
 
-/// Returns the number of journal copies, which equals that of dirty data.
+/// Returns the number of journal copies, which equals the number of copies of dirty data.
 fn ring_copies(copies: Copies) -> usize {
     match copies {
         Copies::One => 1,

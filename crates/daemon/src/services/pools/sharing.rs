@@ -332,7 +332,7 @@ impl Pools {
             tokio::select! {
                 result = &mut resized => break result,
                 () = tokio::time::sleep(RELEASE_MAX) => {
-                    // The backing is slow or away, so the cache keeps its segments.
+                    // The backing is slow or does not answer, so the cache keeps its segments.
                     let _ = self.stop_drain_of(name, &shard, id).await;
                 }
             }

@@ -18,7 +18,8 @@ const ENDED_MAX: usize = 1000;
 pub(in crate::services) struct EndedCaches {
     /// Owner id and pool of each ended cache, the oldest first.
     ended: Vec<(OwnerId, String)>,
-    /// Caches of disks that are in the saved state, or were until they are removed.
+    /// Caches that a saved state had, with their pools. When no disk has such a cache any more, hob
+    /// moves the cache to `ended`.
     saved: BTreeMap<OwnerId, String>,
 }
 
@@ -61,8 +62,9 @@ impl EndedCaches {
     }
 
     /// Records the caches that disks have now: `all`, and those of disks in the state that is about
-    /// to be saved. A cache that was saved before and that no disk has now has ended. A disk that is
-    /// being added is not saved yet: if that fails, the cache that it was to adopt is an orphan again.
+    /// to be saved. A cache that was saved before and that no disk has now has ended. A disk that
+    /// is being added is not saved yet: if the addition fails, the cache that the disk was to adopt
+    /// is an orphan again.
     fn note(&mut self, all: &BTreeMap<OwnerId, String>, saved: BTreeMap<OwnerId, String>) {
         let before = std::mem::take(&mut self.saved);
         for (owner, pool) in before.into_iter().chain(saved) {

@@ -229,7 +229,8 @@ pub(in crate::services) struct DiskEntry {
     /// Number of free segments in the pool when the last attempt to use the recovered cache found no
     /// space for its journal; `None` if the last attempt found space.
     pub(in crate::services) too_few_for_journal: Option<u64>,
-    /// Exists while the dirty data of the offline disk is written to the backing. True stops that.
+    /// Exists while the dirty data of the offline disk is written to the backing. The value true
+    /// stops these writes.
     pub(in crate::services) offline_drain: Option<Arc<AtomicBool>>,
     /// Data segments of the cache, with the device ids of the shards.
     pub(in crate::services) held: Vec<Segment>,
@@ -248,7 +249,7 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) ring: Vec<Segment>,
     /// Number of copies of the newest journal ring.
     pub(in crate::services) ring_copies: usize,
-    /// Settings of the RAM tier on the shard.
+    /// Settings of the memory tier on the shard.
     pub(in crate::services) memory: Option<MemoryConfig>,
     /// Identity of the backing when the disk was last opened.
     pub(in crate::services) identity: [u8; 32],
@@ -265,11 +266,12 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) watch: pools::Watch,
     /// A refused cache is not read again before this time.
     pub(in crate::services) retry_after: Option<tokio::time::Instant>,
-    /// The message about writes that the backing may have lost.
+    /// Limits how often hob logs that the backing may have lost writes.
     pub(in crate::services) loss_message: RepeatedMessage,
-    /// True if hob has logged that the backing fails requests, and not yet that this is over.
+    /// True if hob has logged that the backing fails requests, and has not yet logged that the
+    /// backing works again.
     pub(in crate::services) backing_was_failing: bool,
-    /// The message about dirty data that flash cannot return.
+    /// Limits how often hob logs that flash cannot return dirty data.
     pub(in crate::services) dirty_lost_message: RepeatedMessage,
     /// The last logged reason why the disk is offline.
     pub(in crate::services) offline_reason: Option<String>,

@@ -100,7 +100,8 @@ impl Registry {
         self.guard_disk(name, doing)
     }
 
-    /// Waits for the end of the daemon's own work on a disk, as long as a command waits for it.
+    /// Waits for the end of the daemon's own work on a disk, for at most the time that a command
+    /// waits.
     pub(in crate::services) async fn wait_for_own_work(&self, name: &str) -> Result<()> {
         let begin = Instant::now();
         while wait_max(self.inner().disk(name)?).is_some_and(|most| begin.elapsed() < most) {

@@ -215,9 +215,9 @@ impl Swaps {
         flash::blocking(move || kernel.check_ground(&device.file)).await
     }
 
-    /// Removes an area and releases its segments. Returns its pool, if present, and notes. The
-    /// caller must save the state afterwards. Before that, it may give the released segments to
-    /// caches of the pool.
+    /// Removes an area and releases its segments. Returns the area's pool, if present, and notes.
+    /// The caller must save the state afterwards. Before that, the caller may give the released
+    /// segments to caches of the pool.
     pub(super) async fn remove(&self, name: &str) -> Result<(Option<String>, Vec<String>)> {
         let pool = self.areas().get(name)?.wanted.pool.clone();
         // Without its pool, the area has no segments to release.

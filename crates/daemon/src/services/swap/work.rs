@@ -313,7 +313,7 @@ impl SwapEntry {
             Some(location) if location.whole => Ok(location.clone()),
             Some(_) => Err(conflict!("{name} cannot be used: {IN_PARTS}")),
             None => Err(conflict!(
-                "{name} is unavailable: {} is offline, or its data of the area is gone",
+                "{name} is unavailable: {} is offline, or the area's data on it is gone",
                 self.wanted.device.display()
             )
             .hint(format!("'hob pool show {}' shows its devices", self.wanted.pool))),

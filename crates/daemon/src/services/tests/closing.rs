@@ -62,8 +62,8 @@ fn a_closed_cache_has_no_crash_log_to_expect_even_if_its_backing_fails() {
     }
 }
 
-/// A daemon may be killed after it has closed a cache, and before it has saved that. Then it must
-/// leave the crash log, which the next daemon expects.
+/// A daemon may be killed after it has closed a cache, and before the state file records this. Then
+/// the crash log must still exist, because the next daemon expects the crash log.
 #[test]
 fn a_crash_log_stays_until_it_is_saved_that_none_is_expected() {
     for is_saved in [false, true] {

@@ -34,7 +34,7 @@ impl Filed {
         self.bench.services.hob_toml.apply(yes).await.unwrap()
     }
 
-    /// Starts a daemon again with this file, as far as hob.toml is concerned.
+    /// Writes this text to hob.toml, and applies the changed settings like a reload of the daemon.
     pub(super) async fn reload(&self, text: &str) {
         self.write(text);
         self.bench.services.hob_toml.apply_changed(&Config::parse(text).unwrap()).await;

@@ -108,7 +108,7 @@ fn a_start_with_an_invalid_file_uses_the_file_that_was_applied() {
     });
 }
 
-/// An operator who sets it expects that the pool's devices are overwritten.
+/// An operator who sets `force` expects that hob overwrites the pool's devices.
 #[test]
 fn force_of_a_pool_that_exists_is_reported_until_it_is_removed_from_the_file() {
     run(async |bench| {
@@ -141,7 +141,8 @@ async fn offline(filed: &Filed) -> Vec<String> {
     offline.map(|it| it.reason).collect()
 }
 
-/// A pool that hob could not create would have no space, and hob.toml would agree with it.
+/// If hob listed such a pool without space, hob.toml would not differ from the running daemon, and
+/// the failure would be hidden.
 #[test]
 fn a_new_pool_that_cannot_be_created_is_a_failed_change() {
     run(async |bench| {

@@ -1,4 +1,5 @@
-//! Changes that continue in the background: listed, cancelled, and a problem in health when they failed, until that is acknowledged.
+//! Changes that continue in the background: their list, their cancellation, and the health problem
+//! of a failed change until an operator acknowledges the failure.
 
 use std::time::Duration;
 
