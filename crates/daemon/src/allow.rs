@@ -185,8 +185,8 @@ pub(crate) struct Visible {
 }
 
 impl Visible {
-    /// Returns the export with this name. The empty name means the only disk that the client sees,
-    /// if it sees exactly one.
+    /// Returns the export with this name. The empty name means the only disk that the client can
+    /// see; `None` if the client can see several disks or none.
     pub(crate) fn get(&self, name: &str) -> Option<Export> {
         if !name.is_empty() {
             let export = self.exports.get(name)?;

@@ -352,8 +352,8 @@ impl Config {
         self.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
     }
 
-    /// Returns the settings that take effect when the daemon starts or reloads. Each has its key,
-    /// and a text that differs if the setting differs.
+    /// Returns the settings that take effect when the daemon starts or reloads. Each item is the
+    /// key of a setting, and a text that differs if the setting differs.
     pub(crate) fn daemon_settings(&self) -> Vec<(&'static str, String)> {
         vec![
             ("state_dir", format!("{:?}", self.state_dir)),

@@ -81,8 +81,8 @@ impl Exports {
         self.2.changed.notify_waiters();
     }
 
-    /// Removes an export and disconnects its vhost-user client. The shard closes the other
-    /// connections.
+    /// Removes an export and disconnects its vhost-user client. The shard closes the connections of
+    /// NBD clients.
     pub(crate) async fn remove(&self, name: &str) {
         let removed = self.gateways().remove(name);
         self.table().remove(name);

@@ -368,8 +368,8 @@ impl ExportDirectory for Asked<'_> {
     }
 }
 
-/// Negotiates with a client. A client that asks for a disk which is being opened waits until it is
-/// open. While it waits, it is not one of the half-open connections.
+/// Negotiates with a client. A client that asks for a disk which is being opened waits until the
+/// disk is open. While a client waits, its connection does not count as half-open.
 async fn negotiate_in_time(
     hello: Handshake,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),

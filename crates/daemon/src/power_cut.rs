@@ -1,9 +1,9 @@
 //! How `hob selftest` tells its child process to lose unflushed data.
 //!
-//! The parent process passes an environment variable to the child, which is undocumented on
-//! purpose. The variable contains the process id of the parent, so it cannot take effect by
-//! accident. In a grandchild or a shell, the variable is an error, and the program does not start.
-//! The child ends when its parent ends.
+//! The parent process sets an environment variable for the child. The variable is undocumented on
+//! purpose. It contains the process id of the parent, so it cannot take effect by accident. In a
+//! grandchild or a shell, the variable is an error, and the program does not start. The child ends
+//! when its parent ends.
 
 use anyhow::{Context, bail, ensure};
 use hob_storage::volatile::{self, Flushes, VolatileOptions};

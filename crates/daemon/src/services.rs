@@ -2,10 +2,10 @@
 //! ([0049](../../../docs/decisions/0049-services.md)).
 //!
 //! The state file keeps the configuration of pools, disks and caches. The services apply this
-//! configuration as far as devices and backings allow. They run on the control thread. Each service
-//! owns its state behind its own lock and calls only services of lower layers; the lowest one is
-//! the [`Registry`]. [`Services`] connects the services and has no other task: the control API
-//! calls the services.
+//! configuration as far as devices and backings allow. The services run on the control thread. Each
+//! service owns its state behind its own lock and calls only services of lower layers; the lowest
+//! one is the [`Registry`]. [`Services`] connects the services and has no other task: the control
+//! API calls the services.
 //!
 //! # Changes
 //!

@@ -481,7 +481,7 @@ fn put_in_place(spare: &Path, target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a file, or empties it, that only this user may read.
+/// Creates an empty file that only this user may read, or empties the existing file.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     let file = open_private(path)?;
     file.set_len(0)?;

@@ -24,8 +24,8 @@ use axum::response::Response;
 use crate::background::Boxed;
 use crate::services::Services;
 
-/// The handler of a row. It is a function pointer: with one type for all rows, the compiler makes
-/// the code of axum's routes only once.
+/// The handler of a row. All handlers have this one function-pointer type, so the compiler
+/// generates the code of axum's routes only once.
 pub(super) type Endpoint = fn(State<Arc<Services>>, Request) -> Boxed<Response>;
 
 /// Defines `table()`, the router of the endpoints, and `Paths`, their OpenAPI document.

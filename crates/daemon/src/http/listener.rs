@@ -276,8 +276,8 @@ impl HangUp {
     }
 }
 
-/// A connected socket, also one with TLS. Connections box it, because hyper's server would be
-/// compiled once for each type.
+/// A connected socket, also one with TLS. Each connection uses a boxed `Stream`. Otherwise the
+/// compiler would generate hyper's server once for each type of socket.
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}

@@ -26,7 +26,7 @@ use crate::hardware::FlashDevice;
 use crate::swap::FileId;
 use crate::watchdog::contained;
 
-/// Time in which a device must answer a read and a flush before it is opened.
+/// hob opens a device only if the device answers a read and a flush within this time.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Returns [`ANSWER_MAX`], or a longer time if hob's own tests allow flash to stall for longer.

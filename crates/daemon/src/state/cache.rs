@@ -251,8 +251,8 @@ impl JournalSpec {
         self.used = known.or(boot.map(|boot| UsedIn { boot, first_ring }));
     }
 
-    /// Returns true if the journal ring `ring` was used in this boot of the host, so that its crash
-    /// log still exists, unless it was removed or the cache was closed.
+    /// Returns true if the journal ring `ring` was used in this boot of the host. Then the crash
+    /// log of the ring still exists, unless the cache was closed or the crash log was removed.
     pub(crate) fn expects_crash_log(&self, boot: Option<BootId>, ring: u32) -> bool {
         self.used.is_some_and(|used| Some(used.boot) == boot && used.first_ring <= ring)
     }

@@ -1,9 +1,9 @@
-//! The check of hob.toml against this host, for `--check` only: a daemon that starts reports each of
-//! these errors itself, and serves the other disks.
+//! The check of hob.toml against this host, for `hob daemon --check` only. A daemon that starts
+//! reports the same errors itself, and serves the disks without errors.
 //!
-//! It finds addresses and paths that are used twice under different spellings, backings and devices
-//! that cannot be opened, and sizes that do not fit. A path whose filesystem does not answer within
-//! a second is not examined.
+//! The check finds addresses and paths that are used twice under different spellings, backings and
+//! devices that cannot be opened, and sizes that do not fit. A path whose filesystem does not
+//! answer within a second is not examined.
 
 use std::collections::BTreeMap;
 use std::fs::FileType;
@@ -102,7 +102,7 @@ fn check_addresses(config: &Config, found: &mut Findings<'_>) {
 }
 
 /// Returns true if the kernel cannot listen at both addresses. Host names are not resolved.
-/// `v6_takes_v4`: a socket at `::` also accepts IPv4.
+/// `v6_takes_v4` is true if a socket at `::` also accepts IPv4 connections.
 fn is_one_address(one: &Endpoint, other: &Endpoint, v6_takes_v4: bool) -> bool {
     let address = |endpoint: &Endpoint| match endpoint {
         Endpoint::Tcp { host, port } if *port > 0 => Some((host.parse::<IpAddr>().ok()?, *port)),

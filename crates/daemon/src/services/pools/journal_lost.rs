@@ -64,8 +64,8 @@ impl Pools {
         }
     }
 
-    /// Replaces a journal that has lost one of its two copies: hob does not write this copy any
-    /// more, so it becomes outdated. If only the outdated copy were present at the next start,
+    /// Replaces a journal of which one of two copies is lost. hob no longer writes the lost copy,
+    /// so that copy becomes outdated. If only the outdated copy were present at the next start,
     /// recovery would take it for the newest journal. This function does not replace a copy on a
     /// peer, because that copy is replaced together with the replicas of dirty data
     /// (`replicas.rs`).

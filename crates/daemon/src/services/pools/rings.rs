@@ -186,8 +186,8 @@ impl Pools {
         }
     }
 
-    /// Saves that a cache is about to be removed from flash. If the journal is missing after a
-    /// crash, it then does not count as lost.
+    /// Saves that a cache is about to be removed from flash. After this save, a journal that is
+    /// missing after a crash does not count as lost.
     pub(in crate::services) async fn note_end(&self, spec: &CacheSpec) -> Result<()> {
         let Some(JournalSpec { owner, .. }) = spec.journal else { return Ok(()) };
         if !self.registry.inner().set_ended(owner, true) {

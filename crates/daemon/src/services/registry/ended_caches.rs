@@ -1,7 +1,7 @@
 //! Caches that the daemon has ended, either by removing them, or by replacing them after a failure
-//! of their device. If that device refused to free their segments, they are still on flash after
-//! the next start. Their data is older than that of the backing, so they must not be used, and they
-//! are no orphans (docs/decisions/0064).
+//! of their device. If that device refused to free their segments, the ended caches are still on
+//! flash after the next start. Their data is older than the data of the backing. So hob must not
+//! use ended caches, and does not list them as orphans (docs/decisions/0064).
 
 use std::collections::BTreeMap;
 
@@ -54,9 +54,10 @@ impl EndedCaches {
         self.ended.iter().filter(|(_, of)| *of == pool).map(|(owner, _)| *owner).collect()
     }
 
-    /// Forgets those ended caches of a pool that have no segments any more. All devices of the pool
-    /// are present, and `owners` was read from them after they were opened: a device that refuses
-    /// writes may still have segments that are free in memory.
+    /// Forgets those ended caches of a pool that have no segments any more. The caller calls this
+    /// function only if all devices of the pool are present and `owners` was read from the devices
+    /// after they were opened. Later, a device that refuses writes may still have segments that hob
+    /// has freed in memory.
     pub(in crate::services) fn keep_those_of(&mut self, pool: &str, owners: &[(OwnerId, u64)]) {
         self.ended.retain(|(ended, of)| of != pool || owners.iter().any(|(owner, _)| owner == ended));
     }

@@ -220,8 +220,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) datastore: Option<String>,
     /// True if the disk's shard has a cache for it.
     pub(in crate::services) has_cache: bool,
-    /// The journal rings from which the cache of the served disk is being recovered; `None` if it
-    /// is not.
+    /// The journal rings from which the cache of the served disk is being recovered; `None` if no
+    /// recovery is in progress.
     pub(in crate::services) recovering: Option<disks::OldRings>,
     /// Exists while a thread reads the journal of the cache. The thread may still read after the
     /// opening of the disk has failed.

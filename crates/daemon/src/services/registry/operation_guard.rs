@@ -21,19 +21,19 @@ pub(in crate::services) const MIGRATING: &str = "migrated";
 /// Name of the operation that adds a disk, until the disk is online for the first time.
 pub(in crate::services) const ADDING: &str = "added";
 
-/// Name of the operation that balances a cache over devices without a command. The next three
-/// operations also run without a command.
+/// Name of the operation that balances a cache over devices without a command. The operations
+/// `COPYING`, `ENLARGING` and `REPARTITIONING` also run without a command.
 pub(in crate::services) const SPREADING: &str = "spread over devices";
 pub(in crate::services) const COPYING: &str = "given a second copy";
 pub(in crate::services) const ENLARGING: &str = "given more room";
 pub(in crate::services) const REPARTITIONING: &str = "given its part of the shared flash";
 
-/// Name of the operation that releases outdated segments on a device that was missing. It runs
-/// without a command.
+/// Name of the operation that releases outdated segments on a device that was missing. This
+/// operation runs without a command.
 pub(in crate::services) const CLEARING: &str = "cleared of outdated segments";
 
-/// Name of the operation that opens an offline disk, or a pool and its missing devices. This and the
-/// next operation on a pool run without a command.
+/// Name of the operation that opens an offline disk, or a pool and its missing devices. On a pool,
+/// this operation and `LENDING_AGAIN` run without a command.
 pub(in crate::services) const OPENING: &str = "opened";
 pub(in crate::services) const LENDING_AGAIN: &str = "given a peer's device again";
 

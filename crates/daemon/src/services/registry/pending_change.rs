@@ -10,8 +10,8 @@ pub(in crate::services) struct PendingChange {
     pub(in crate::services) difference: ConfigDifference,
     /// Error of the last attempt; `None` without an attempt.
     pub(in crate::services) failure: Option<String>,
-    /// True if the last attempt failed while its object was offline or another operation was in
-    /// progress on it. hob tries again when the object is available.
+    /// True if the last attempt failed while the object to be changed was offline, or while another
+    /// operation on the object was in progress. hob tries again when the object is available.
     pub(in crate::services) is_delayed: bool,
 }
 

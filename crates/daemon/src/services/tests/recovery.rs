@@ -287,8 +287,8 @@ fn after_a_crash_a_sample_tells_a_backing_that_was_changed() {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Lets the daemon record that it serves its disks, kills it, and starts it again. Meanwhile, the
-/// time of the backing's last change is `later` than now.
+/// Lets the daemon record that it serves its disks, kills it, and starts it again. Before the kill,
+/// sets the time of the backing's last change to this moment plus `later`.
 async fn crash_and_change(bench: Bench, later: Duration) -> Bench {
     bench.services.disks.record_served_disks_now().await;
     set_modified(bench.dir.path(), later);
