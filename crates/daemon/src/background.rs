@@ -4,7 +4,7 @@ use std::pin::Pin;
 
 use tokio::task::JoinHandle;
 
-/// A future of any type with this output.
+/// A boxed future of any type whose output is `T`.
 pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Starts a task of the runtime, like `tokio::spawn`. The future is boxed. So the compiler

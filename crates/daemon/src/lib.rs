@@ -79,7 +79,7 @@ use state::{State, Store};
 use tls::{Tls, WithoutCertificate};
 use upgrade::{HandOff, InheritedState};
 
-/// The configuration of a daemon, checked and with its files read.
+/// The checked configuration of a daemon, with the contents of the files that it names.
 #[derive(Debug)]
 pub struct Plan {
     /// Addresses of the NBD listeners.

@@ -60,8 +60,8 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Passes ending signals to the next program in this process: later signals, and a signal that
-    /// has arrived before.
+    /// Lets the next program in this process handle the signals that end the daemon: signals that
+    /// arrive later, and a signal that has already arrived.
     async fn leave_to_next_program(&mut self) {
         hob_storage::signals::hold();
         // The runtime reports a signal that its handler has received within this time.

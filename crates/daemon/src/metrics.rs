@@ -190,7 +190,7 @@ impl Page {
         });
     }
 
-    /// Returns the whole text.
+    /// Returns the text of the whole page.
     pub(crate) fn finish(self) -> String {
         let length: usize = self.bodies.iter().map(String::len).sum();
         let mut text = String::with_capacity(PAGE_BYTES + length);

@@ -454,7 +454,8 @@ mod tests {
     use crate::allow::AllowEntry;
     use crate::shard_api::ShardHandle;
 
-    /// A client's flags, and NBD_OPT_GO for an export.
+    /// Returns the bytes with which a client asks for an export: the client's flags, and
+    /// NBD_OPT_GO.
     fn asks_for(export: &str) -> Vec<u8> {
         let name = export.as_bytes();
         let mut bytes = 1u32.to_be_bytes().to_vec();

@@ -79,7 +79,7 @@ pub(crate) enum KeysError {
     #[error("{}: {what}", path.display())]
     Names {
         path: PathBuf,
-        /// The error.
+        /// Error text for users.
         what: String,
     },
     /// The TLS library cannot be used.

@@ -292,8 +292,9 @@ impl DiskState {
         Some(self.image.as_ref()?.format?.0.name().to_owned())
     }
 
-    /// Returns the format to send to another host, which uses the path `elsewhere`, or else the
-    /// same path as this host. Returns `None` if the path implies the format.
+    /// Returns the image format to send to another host. The other host finds the backing at the
+    /// path `elsewhere`, or at the same path as this host if `elsewhere` is `None`. Returns `None`
+    /// if the path implies the format.
     pub(crate) fn format_to_say(&self, elsewhere: Option<&str>) -> Option<String> {
         let FormatName(format) = self.image.as_ref()?.format?;
         let path = Path::new(elsewhere.unwrap_or(&self.backing));

@@ -152,7 +152,8 @@ impl Cluster {
     }
 }
 
-/// An attempt to take a disk: reads and transactions until a decision is carried out or impossible.
+/// An attempt to take a disk. The attempt reads the disk's keys and commits transactions until a
+/// decision is carried out or is impossible.
 struct Attempt<'a> {
     cluster: &'a Cluster,
     membership: &'a Membership,

@@ -181,7 +181,7 @@ fn disconnect(family: u16, index: u32) -> Message {
     request
 }
 
-/// A request.
+/// A netlink request that is being built.
 #[derive(Debug)]
 struct Message(Vec<u8>);
 

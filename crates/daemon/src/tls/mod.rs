@@ -78,7 +78,7 @@ pub(crate) enum TlsError {
     /// The certificate authorities are unusable.
     #[error("cannot use the CA certificates in {}: {why}", path.display())]
     Authorities {
-        /// The file.
+        /// The file with the certificate authorities.
         path: PathBuf,
         why: String,
     },

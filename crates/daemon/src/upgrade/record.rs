@@ -31,7 +31,7 @@ const RECEIVED_BYTES_MAX: usize = 1 << 20;
 /// Maximum length of a name or path in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
 
-/// The record.
+/// The record of an upgrade: its table, and the bytes that clients had sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     /// Table that describes the file descriptors passed to the new process.
@@ -69,9 +69,9 @@ pub(crate) struct FileEntry {
     pub(crate) size: u64,
     /// Permission bits.
     pub(crate) mode: u32,
-    /// Owner.
+    /// User id of the mounted file's owner.
     pub(crate) uid: u32,
-    /// Group.
+    /// Group id of the mounted file.
     pub(crate) gid: u32,
     /// Time of the mount, in seconds since 1970.
     pub(crate) seconds: u64,

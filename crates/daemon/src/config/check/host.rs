@@ -32,7 +32,7 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 /// Whether sockets at `::` leave IPv4 to other sockets: `1` or `0`.
 const BIND_V6_ONLY: &str = "/proc/sys/net/ipv6/bindv6only";
 
-/// A path of hob.toml.
+/// A path in hob.toml, and what the path is used for.
 struct PathUse {
     /// Key of the path in the file.
     at: String,

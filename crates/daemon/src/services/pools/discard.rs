@@ -18,7 +18,7 @@ use crate::shard_api::{ShardError, ShardHandle};
 const GRACE: Duration = Duration::from_millis(1500);
 
 /// Interval at which hob fails waiting requests again. A request may send another I/O to the
-/// backing after its first one has failed.
+/// backing after its first I/O has failed.
 const EXPIRE_EVERY: Duration = Duration::from_millis(250);
 
 /// Time after which a change counts as blocked by requests that cannot be cancelled.

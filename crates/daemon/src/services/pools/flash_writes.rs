@@ -40,7 +40,8 @@ const KEEP_EVERY: Duration = Duration::from_secs(60);
 /// Name of the file with the accounts, in the state directory.
 const FILE: &str = "flash-writes.json";
 
-/// A debt is a health problem if it exceeds the budget of a day divided by this number.
+/// hob reports a health problem if a pool's flash writes exceed the budget by more than the budget
+/// of a day divided by this number.
 const DEBT_PART: i64 = 24;
 
 /// Maximum pressure, the number by which the engine measures how strictly admission refuses writes.
@@ -102,7 +103,8 @@ struct KeptPool {
     at_ns: u64,
     /// UUID of the pool, so that a new pool with the same name starts with an empty account.
     uuid: Option<String>,
-    /// Saved budget and loan; absent without a budget.
+    /// The budget that was saved for later writes, and the loan, which later budget repays, in
+    /// bytes; absent without a budget.
     budget: Option<(i64, u64)>,
     /// History of flash writes: start and step in nanoseconds, and the bytes of each step.
     history: (u64, u64, Vec<u64>),

@@ -365,9 +365,9 @@ impl Inner {
         self.journal_spare_after(pool, free, None)
     }
 
-    /// Returns the number of segments like [`journal_spare`](Self::journal_spare), for the time
-    /// when `free` segments are free and the cache of the disk `removed` has been removed. The
-    /// removed cache is to be created again with this configuration.
+    /// Returns the result that [`journal_spare`](Self::journal_spare) will have when `free`
+    /// segments are free and the cache of the disk `removed` has been removed. The removed cache is
+    /// to be created again with this configuration.
     pub(super) fn journal_spare_after(
         &self,
         pool: &str,

@@ -140,7 +140,7 @@ pub(in crate::services) struct Inner {
     /// Ids in `abandoned` of disks that their shard refuses to remove, and the owners of their
     /// persistent caches, which are in use.
     pub(in crate::services) kept_by_shard: BTreeMap<DiskId, Option<OwnerId>>,
-    /// Shard ids of devices on other hosts whose content is no longer valid.
+    /// Ids that remote devices whose content is no longer valid have on the shards.
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
     /// Incoming disks of migrations, as they were when they still waited for the cluster.
     pub(in crate::services) waited: BTreeMap<String, DiskState>,
@@ -260,11 +260,12 @@ pub(in crate::services) struct DiskEntry {
     /// Name of the content of a backing that does not change, by which clones find their parent.
     /// `None` for other backings, and after hob has detected a change.
     pub(in crate::services) constant: Option<String>,
-    /// State of the clone's parent since the disk was last opened.
+    /// The parent of the clone, as found when the disk was last opened.
     pub(in crate::services) parent: Option<disks::ParentLink>,
     /// State of the dirty data when it was last read, to detect that a drain makes no progress.
     pub(in crate::services) watch: pools::Watch,
-    /// A refused cache is not read again before this time.
+    /// Earliest time at which hob itself tries to open the offline disk again; `None` for no such
+    /// limit.
     pub(in crate::services) retry_after: Option<tokio::time::Instant>,
     /// Limits how often hob logs that the backing may have lost writes.
     pub(in crate::services) loss_message: RepeatedMessage,

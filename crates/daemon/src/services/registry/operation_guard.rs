@@ -163,8 +163,8 @@ pub(in crate::services) fn is_own_work(doing: &str) -> bool {
     [SPREADING, COPYING, ENLARGING, REPARTITIONING, CLEARING].contains(&doing)
 }
 
-/// Returns how long a command waits for the operation in progress on a disk. The opening of a disk
-/// that is not offline any more is the recovery of its cache.
+/// Returns how long a command waits for the operation in progress on a disk. While a disk is being
+/// opened and is online already, its cache is being recovered.
 fn wait_max(disk: &DiskEntry) -> Option<Duration> {
     let is_offline = matches!(disk.phase, DiskPhase::Offline(_));
     match disk.busy? {

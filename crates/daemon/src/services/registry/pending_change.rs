@@ -6,7 +6,7 @@ use hob_control::{ConfigDifference, ConfigRemedy};
 /// A change of hob.toml that is not in effect.
 #[derive(Clone, Debug)]
 pub(in crate::services) struct PendingChange {
-    /// The difference that the change would resolve.
+    /// The difference between hob.toml and the running daemon that the change would resolve.
     pub(in crate::services) difference: ConfigDifference,
     /// Error of the last attempt; `None` without an attempt.
     pub(in crate::services) failure: Option<String>,

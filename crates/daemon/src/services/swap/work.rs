@@ -252,7 +252,7 @@ impl Swaps {
         }
     }
 
-    /// Checks that memory and other swap can take the data in an area.
+    /// Checks that the host's memory and its other swap have space for the data in a swap area.
     async fn check_memory_for(&self, name: &str, spot: Spot, active: &Active) -> Result<()> {
         let kernel = self.kernel.clone();
         let memory = flash::blocking(move || kernel.memory()).await?;

@@ -5,7 +5,7 @@ use hob_control::{ConfigApplied, ConfigRemedy};
 use super::recovery::{COMMITTED, read, sectors};
 use super::*;
 
-/// A daemon that was started with a file.
+/// A daemon that was started with a hob.toml.
 pub(super) struct Filed {
     pub(super) bench: Bench,
     file: std::path::PathBuf,

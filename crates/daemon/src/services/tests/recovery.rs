@@ -138,8 +138,8 @@ fn a_persistent_read_cache_is_warm_after_an_end_and_after_a_crash() {
     });
 }
 
-/// Returns the bytes that were compared with the backing since the start of the daemon, or still
-/// must be.
+/// Returns the number of bytes that were compared with the backing since the start of the daemon,
+/// or that still must be compared.
 async fn compared(bench: &Bench) -> u64 {
     let stats = bench.services.observe.stats("vm").await.unwrap();
     stats.unverified_bytes + stats.verified_bytes + stats.stale_bytes
