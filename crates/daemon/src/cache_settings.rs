@@ -98,7 +98,7 @@ pub(crate) fn changed_spec(
     }
     apply_shared(&mut spec, size, settings, context.segment_bytes)?;
     if before.shared.is_some() && spec.shared.is_none() {
-        notes.push(format!("the cache keeps {} of its own from now on", spec.size));
+        notes.push(format!("the cache has a fixed size of {} from now on", spec.size));
     }
     if size.is_some() {
         notes.extend(round_up(&mut spec, context.segment_bytes)?);

@@ -206,11 +206,11 @@ impl Pools {
 
     async fn try_to_replace(&self, name: &str) -> Result<()> {
         let Err(error) = self.renew_ring(name).await else { return Ok(()) };
-        tracing::warn!("disk {name}: draining its cache before it gets a new journal: {error}");
+        tracing::warn!("disk {name}: its cache is drained before it gets a new journal, because: {error}");
         let (shard, id) = self.registry.shard_of(name)?;
         self.clean(name, &shard, id).await?;
         if let Err(error) = self.renew_ring(name).await {
-            tracing::warn!("disk {name}: replacing its cache with an empty one: {error}");
+            tracing::warn!("disk {name}: its cache is replaced by an empty one, because: {error}");
             return self.replace_cache(name, &shard, id).await;
         }
         // The drain has switched off write-back.

@@ -182,7 +182,7 @@ impl Pools {
             journal.into_iter().for_each(|journal| (journal.written, journal.ended) = (number, false));
         }
         if let Err(error) = self.registry.save().await {
-            tracing::warn!("{name}: the new journal of its cache cannot be saved: {error}");
+            tracing::warn!("disk {name}: cannot save that its new journal is complete: {error}");
         }
     }
 

@@ -36,7 +36,9 @@ impl PendingChange {
                 let subject = &self.difference.subject;
                 format!("{what}: not applied: {why}; hob tries again by itself when {subject} is available")
             }
-            (Some(why), _) => format!("{what}: not applied: {why}; then 'hob config apply'"),
+            (Some(why), _) => {
+                format!("{what}: not applied: {why}; remove the cause, then run 'hob config apply'")
+            }
             (None, ConfigRemedy::ApplyWithYes) => {
                 format!("{what}: {action}; 'hob config apply --yes' makes this change")
             }
