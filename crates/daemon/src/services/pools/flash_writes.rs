@@ -427,12 +427,12 @@ fn read(path: &Path) -> Kept {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Kept::default(),
         Err(error) => {
-            tracing::warn!("cannot read {}: {error}; flash write budgets start without saved counts", path.display());
+            tracing::warn!("cannot read {}: {error}; the saved flash writes are lost", path.display());
             return Kept::default();
         }
     };
     serde_json::from_slice(&text).unwrap_or_else(|error| {
-        tracing::warn!("{} is malformed ({error}); flash write budgets start without saved counts", path.display());
+        tracing::warn!("{} is malformed ({error}); the saved flash writes are lost", path.display());
         Kept::default()
     })
 }
