@@ -163,7 +163,7 @@ impl Exports {
     }
 
     /// Returns all exports for which `may` returns true, by name. The arguments of `may` are the
-    /// export's name and its disk's.
+    /// names of the export and of its disk.
     pub(crate) fn visible(&self, may: impl Fn(&str, &str) -> bool) -> Vec<(String, Export)> {
         let table = self.table();
         let seen = table.iter().filter(|(name, export)| may(name, &export.of));

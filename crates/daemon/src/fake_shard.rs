@@ -44,7 +44,7 @@ struct State {
     refuses_qos: bool,
     /// True if removals of disks wait in `held` until the backing of a disk is abandoned.
     holds_removals: bool,
-    /// How long requests of each disk wait for its backing, as ordered last.
+    /// How long requests of each disk wait for its backing, as the daemon set it last.
     waits: BTreeMap<DiskId, Duration>,
     stripes: BTreeMap<DiskId, u32>,
     /// True if calls that enable a recovered cache wait in `held`.
@@ -181,12 +181,12 @@ impl FakeShard {
         self.state.lock().unwrap().refuses_qos = refuses;
     }
 
-    /// Returns how long requests of a disk wait for its backing, as ordered last.
+    /// Returns how long requests of a disk wait for its backing, as the daemon set it last.
     pub(crate) fn wait_max(&self, disk: DiskId) -> Option<Duration> {
         self.state.lock().unwrap().waits.get(&disk).copied()
     }
 
-    /// Returns the stripe size of a disk, as ordered last, bytes.
+    /// Returns the stripe size of a disk in bytes, as the daemon set it last.
     pub(crate) fn stripe(&self, disk: DiskId) -> Option<u32> {
         self.state.lock().unwrap().stripes.get(&disk).copied()
     }
@@ -634,7 +634,7 @@ fn write_aligned(file: &std::fs::File, bytes: &[u8], offset: u64) {
     file.write_all_at(&memory[skip..skip + bytes.len()], offset).unwrap();
 }
 
-/// Checksum of a sector of zeroes.
+/// Returns the checksum of a sector of zeroes.
 fn zero_sum() -> u32 {
     let mut sums = Vec::new();
     hob_storage::checksum::sector_sums(&[0; SECTOR_BYTES as usize], &mut sums);

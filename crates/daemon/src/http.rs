@@ -143,7 +143,7 @@ impl utoipa::Modify for BearerOverTcp {
     }
 }
 
-/// The OpenAPI document, indented, with a newline at the end.
+/// Returns the OpenAPI document as indented JSON with a newline at the end.
 pub fn openapi_json() -> String {
     let tables = [
         bitmaps::Paths::openapi(),

@@ -113,8 +113,8 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Creates these objects before a disk is served. `inherited` is the state of the previous
-    /// program.
+    /// Creates the lifecycle before the first disk is served. `inherited` is the state of the
+    /// previous program.
     pub(super) fn new(shards: Vec<ShardHandle>, inherited: &mut InheritedState) -> Lifecycle {
         let notifier = Notifier::from_env();
         if inherited.goes_on {

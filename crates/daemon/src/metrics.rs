@@ -57,7 +57,7 @@ pub(crate) enum Form {
 pub(crate) enum Latencies {
     /// One histogram for each outcome that has occurred.
     PerOutcome,
-    /// One histogram per disk for all requests; its class is `all`.
+    /// One histogram per disk for all requests; its label `class` is `all`.
     PerDisk,
 }
 

@@ -162,11 +162,11 @@ pub(crate) struct PeerState {
 pub(crate) struct SwapSpec {
     pub(crate) name: String,
     pub(crate) pool: String,
-    /// Device of the area, as known last.
+    /// Device on which the area was found last.
     pub(crate) device: PathBuf,
     /// Size of the area, a multiple of the segment size.
     pub(crate) size: Size,
-    /// Owner id of the area's segments, which its header repeats.
+    /// Owner id of the area's segments, which the area's header repeats.
     #[serde(with = "cache::word")]
     pub(crate) owner: CacheOwner,
     /// True if hob turns the area on when the daemon starts.
@@ -260,7 +260,7 @@ pub(crate) struct ShareSpec {
     /// Size of the cache for the parent's disk, if that disk is created for this clone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<Size>,
-    /// The parent's disk.
+    /// Name of the disk that serves the parent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) disk: Option<String>,
 }

@@ -57,7 +57,7 @@ pub(crate) enum TakeError {
     #[error("{why}")]
     OtherOwner {
         why: String,
-        /// Suggested action.
+        /// Suggested action for the operator.
         hint: String,
         /// The reason why the other host prevents this host from taking the disk.
         how: OtherOwner,

@@ -27,7 +27,8 @@ const END_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct LeaseRenewal {
     facts: Mutex<Facts>,
-    /// Stops the thread. The sent value tells whether to revoke the lease.
+    /// Sending to this channel stops the thread. The sent value is true if the thread must revoke
+    /// the lease.
     stop: mpsc::UnboundedSender<bool>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }

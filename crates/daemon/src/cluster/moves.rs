@@ -2,7 +2,7 @@
 //! that wrote it last (docs/decisions/0024).
 //!
 //! The key has the order and its progress. An order gives no right to a disk. Only ownership
-//! records and locks do.
+//! records and ownership locks give a right to a disk.
 
 use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError, EtcdIs};
 use hob_control::{Arrival, CarryMode, ClusterMove, ClusterMoveState, Size, check_name};

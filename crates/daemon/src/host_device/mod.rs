@@ -46,7 +46,7 @@ pub(crate) enum DeviceError {
         "the kernel has no NBD driver; run 'modprobe nbd', and list nbd in /etc/modules-load.d for the next start"
     )]
     NoDriver,
-    /// hob lacks a capability.
+    /// hob lacks a capability that the operation needs.
     #[error("hob needs the capability CAP_SYS_ADMIN for block devices: run it as root")]
     NotPermitted,
     /// Programs use the device, or another daemon serves it.

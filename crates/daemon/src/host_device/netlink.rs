@@ -133,7 +133,7 @@ impl Driver {
         self.ask(request).map(drop)
     }
 
-    /// Ends a device. Requests in flight fail.
+    /// Disconnects a device. Requests in flight fail.
     pub(super) fn disconnect(&mut self, index: u32) -> io::Result<()> {
         self.ask(disconnect(self.family, index)).map(drop)
     }

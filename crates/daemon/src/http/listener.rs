@@ -157,7 +157,7 @@ impl ControlListener {
         Ok(ControlListener { socket, endpoint, name, listening: listening.clone() })
     }
 
-    /// Address for clients, with the actual port if port 0 was requested.
+    /// Returns the address for clients, with the actual port if port 0 was requested.
     pub(crate) fn endpoint(&self) -> Endpoint {
         match (&self.socket, &self.endpoint) {
             (Socket::Tcp { socket, .. }, Endpoint::Tcp { host, .. }) => match socket.local_addr() {

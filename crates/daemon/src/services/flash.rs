@@ -201,8 +201,8 @@ impl Flash {
         self.with(|pool| Ok(pool.as_ref().map(|pool| pool.uuid().to_string()))).await.map(|(uuid, _)| uuid)
     }
 
-    /// Switches allocation from a device on or off. A device that cannot store the setting is not
-    /// an error.
+    /// Switches allocation from a device on or off. Succeeds even if the device cannot store the
+    /// setting.
     pub(super) async fn set_admission(&self, id: DeviceId, admission: Admission) -> Result<Vec<DeviceInfo>> {
         self.with(move |pool| {
             if let Some(pool) = pool.as_mut().filter(|pool| has(pool, id)) {

@@ -36,7 +36,7 @@ pub(crate) struct Served {
     pub(crate) modified_ns: u64,
 }
 
-/// The content of the file.
+/// The content of the file `last-served`.
 #[derive(Debug)]
 pub(crate) struct LastServed {
     path: PathBuf,

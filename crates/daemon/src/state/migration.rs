@@ -54,7 +54,8 @@ pub(crate) enum RecordSpec {
 }
 
 impl RecordSpec {
-    /// Converts a record for the state. [`Record::Gone`] is saved elsewhere.
+    /// Converts a record into the form of the state file; `None` for [`Record::Gone`], which is
+    /// saved elsewhere.
     pub(crate) fn of(record: Record) -> Option<RecordSpec> {
         Some(match record {
             Record::Owner { generation, attempts } => RecordSpec::Owner { generation, attempts },

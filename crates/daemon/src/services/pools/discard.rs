@@ -27,7 +27,7 @@ const DISCARD_MAX: Duration = Duration::from_millis(3500);
 /// Maximum time to wait for other changes of the disk to end.
 const GUARD_MAX: Duration = Duration::from_secs(4);
 
-/// Interval at which hob checks whether flash that a discard waits for answers again.
+/// A discard that waits for flash checks at this interval whether the flash answers again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Interval of the log lines while a discard waits for flash that does not answer.

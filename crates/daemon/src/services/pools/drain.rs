@@ -225,7 +225,8 @@ impl Pools {
         Ok(Some(Modes { through: tune(Mode::WriteThrough), back: tune(config.mode) }))
     }
 
-    /// Records the result of the drain before a change. If the drain failed, returns the API error.
+    /// Records the result of the drain that precedes a change. If the drain failed, returns the API
+    /// error.
     fn cleaned(&self, name: &str, drained: Result<(), ShardError>) -> Result<(), ApiError> {
         match &drained {
             // The cache has lost all its segments, so no data can be dirty.

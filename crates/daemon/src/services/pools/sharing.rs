@@ -395,10 +395,10 @@ impl Inner {
         next + moving
     }
 
-    /// Returns the number of segments that the next journal ring of a cache in a pool needs at most.
-    /// After a restart of hob and at a change of its size, a persistent cache writes its next ring
-    /// while it still has the previous one. `grown` is a disk whose cache is to have that number of
-    /// data segments.
+    /// Returns the number of segments that the next journal ring of a cache in a pool needs at
+    /// most. After a restart of hob and at a change of its size, a persistent cache writes its next
+    /// ring while it still has the previous one. `grown` names a disk and the number of data
+    /// segments that its cache is to have.
     pub(super) fn next_ring_segments(&self, pool: &str, grown: Option<(&str, u64)>) -> u64 {
         let Ok(entry) = self.pool(pool) else { return 0 };
         let next = |disk: &DiskEntry| {

@@ -24,7 +24,7 @@ use crate::swap::{Active, Area, Memory, Spot, SwapError};
 /// Maximum time that the caller of an operation waits for its end.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Maximum time from the order to stop an operation on a swap area to its end.
+/// Maximum time from the order to stop an operation on a swap area to the end of the operation.
 const STOP_MAX: Duration = Duration::from_secs(8);
 
 /// 1/`MEMORY_KEPT` of all memory stays free when swap is turned off: about as much as the kernel

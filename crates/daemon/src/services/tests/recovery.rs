@@ -154,8 +154,8 @@ fn change_secretly(dir: &Path) {
     assert_eq!(file.metadata().unwrap().modified().unwrap(), before);
 }
 
-/// Promise 2. The directory for temporary files must be on a filesystem with reliable timestamps:
-/// ext4, XFS, Btrfs, F2FS.
+/// Promise 2: stale flash is never served. The directory for temporary files must be on a
+/// filesystem with reliable timestamps: ext4, XFS, Btrfs, F2FS.
 #[test]
 fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
     run(async |bench| {
@@ -210,7 +210,8 @@ fn the_heartbeat_is_evidence_after_a_crash() {
 }
 
 /// A program that ignores locks writes to a read-only file while its disk is served. The file's
-/// state after that is no evidence for data that was cached before. Promise 2.
+/// state after that is no evidence for data that was cached before. This is part of promise 2:
+/// stale flash is never served.
 #[test]
 fn a_read_only_file_that_changes_under_its_disk_is_no_evidence() {
     for is_clean in [false, true] {
