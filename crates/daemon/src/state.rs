@@ -280,8 +280,8 @@ impl DiskState {
 }
 
 impl DiskState {
-    /// Returns the number of guests that are assumed to have written to the disk if it is unknown
-    /// which ones did: one for the disk's own export, and one for each further writable export.
+    /// Returns the number of guests that hob assumes to have written to the disk if the real number
+    /// is unknown: one for the disk's own export, and one for each further writable export.
     pub(crate) fn writers_max(&self) -> u32 {
         let more = self.exports.iter().filter(|export| !export.read_only).count();
         u32::try_from(more).map_or(u32::MAX, |more| more.saturating_add(1))

@@ -1,9 +1,9 @@
 //! Ends the process when a shard hangs, or after a panic in code on which other code depends.
 //!
-//! After the panic of a thread or task, a part of the daemon is dead: its disks do not answer, its
-//! sockets accept no clients, or its change stays half-made. A panic is a normal error only in
-//! three cases. The first case is work that only reads flash or a file, or saves the copy of
-//! hob.toml ([`contained`]). A journal that makes recovery panic must not end the daemon at each
+//! After the panic of a thread or task, a part of the daemon is dead: for example, disks do not
+//! answer, a socket accepts no clients, or a change stays incomplete. A panic is a normal error
+//! only in three cases. The first case is work that only reads flash or a file, or saves the copy
+//! of hob.toml ([`contained`]). A journal that makes recovery panic must not end the daemon at each
 //! start. The other cases are the connection of one client, and requests that change nothing
 //! ([`contained_task`]).
 //!

@@ -358,8 +358,8 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
     }
 }
 
-/// Binds a Unix socket whose file has the right permissions from the start: the socket is bound
-/// under a temporary name, and its file is renamed after its permissions are set.
+/// Binds a Unix socket whose file has the right permissions from the start. The socket is bound
+/// under a temporary name. Its file is renamed after its permissions are set.
 fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         std::fs::create_dir_all(directory)?;

@@ -1,5 +1,5 @@
-//! The ownership service: acquires a disk in the cluster before the disk is served, records in etcd
-//! whether the disk may have dirty data, and releases the disk (docs/decisions/0019).
+//! The ownership service (docs/decisions/0019): acquires a disk in the cluster before the disk is
+//! served, records in etcd whether the disk may have dirty data, and releases the disk.
 //!
 //! Without a cluster, every host owns its disks, and the functions here do nothing. The service
 //! owns the known [`Orders`] to move disks, because an order decides which host may acquire a disk.

@@ -292,10 +292,10 @@ impl Pools {
     }
 
     /// Drains a cache and replaces its journal id, if one of its journal rings is on a failed
-    /// device. The caller saves the new id, so that recovery ignores the old rings. Otherwise, if
-    /// the device refuses to record the end of the cache and works again after the next start,
-    /// recovery would write old dirty data over newer data of the backing. Returns the former
-    /// journal.
+    /// device. The caller saves the new id, so that recovery ignores the old rings. Without the new
+    /// id, the device might refuse to record the end of the cache, and work again after the next
+    /// start. Recovery would then write old dirty data over newer data of the backing. Returns the
+    /// former journal.
     async fn abandon_rings(
         &self,
         name: &str,

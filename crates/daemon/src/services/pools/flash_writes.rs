@@ -1,11 +1,11 @@
 //! Flash writes of pools, and their flash write budgets (docs/decisions/0050).
 //!
-//! Every [`COUNT_EVERY`], in a *budget round*, the daemon asks the shards how much each cache
-//! wrote, charges these bytes to the account of the pool ([`FlashBudget`]), and sends each cache
-//! its new part of the budget. The shards count every write to the pool's devices. Writes that no
-//! cache counts, such as the last writes of a removed disk, are charged to the pool. The accounts
-//! survive a restart in a file of the state directory, which is written every [`KEEP_EVERY`] and at
-//! the end of the daemon.
+//! Every [`COUNT_EVERY`], the daemon runs a *budget round*. It asks the shards how much each cache
+//! wrote, and charges these bytes to the account of the pool ([`FlashBudget`]). Then it sends each
+//! cache its new part of the budget. The shards count every write to the pool's devices. Writes
+//! that no cache counts, such as the last writes of a removed disk, are charged to the pool. The
+//! accounts survive a restart in a file of the state directory, which is written every
+//! [`KEEP_EVERY`] and at the end of the daemon.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

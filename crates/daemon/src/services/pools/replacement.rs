@@ -57,9 +57,10 @@ impl Pools {
 }
 
 impl Inner {
-    /// Refuses a change of a disk's cache if the cache would grow or be removed, and the cache after
-    /// the change would not fit in the pool, or if the index of that cache would not fit in memory.
-    /// Returns the number of segments that shared caches must release first for a new cache.
+    /// Refuses a change after which a disk's cache would not fit in the pool, if the change
+    /// enlarges or replaces the cache. Also refuses a change after which the index of the cache
+    /// would not fit in memory. Returns the number of segments that shared caches must release
+    /// first for a new cache.
     pub(in crate::services) fn check_change(&self, name: &str, wanted: &CacheSpec) -> Result<u64> {
         let disk = self.disk(name)?;
         let (Some(before), true, DiskPhase::Online(_)) = (disk.cache(), disk.has_cache, &disk.phase) else {

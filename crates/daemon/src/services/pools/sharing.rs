@@ -357,9 +357,9 @@ impl Inner {
         }
     }
 
-    /// Returns the number of segments that must stay free on each device of a pool: a resize of a
-    /// persistent cache writes a new journal ring, and the rings on a device that is removed move to
-    /// the others.
+    /// Returns the number of segments that must stay free on each device of a pool, for journals. A
+    /// resize of a persistent cache writes a new journal ring. When a device is removed, the rings
+    /// on this device move to the other devices.
     pub(in crate::services) fn journal_spare(&self, pool: &str) -> u64 {
         let free = self.pool(pool).map_or(0, PoolEntry::free_segments);
         self.journal_spare_after(pool, free, None)

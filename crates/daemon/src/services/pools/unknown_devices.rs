@@ -15,8 +15,8 @@ use crate::services::registry::{DeviceEntry, Inner, PoolEntry};
 pub(super) const UNKNOWN_REASON: &str = "hob's state does not know this device of the pool, which may have dirty data; \
      'hob pool add-device' connects it, and 'hob pool remove-device' gives it up";
 
-/// A device that the pool has and the saved state does not know is listed with this prefix and its
-/// id as its path, because its real path is unknown.
+/// Prefix of the path with which hob lists a device of the pool that the saved state does not know.
+/// The device's id follows. The real path of the device is unknown.
 const UNKNOWN_DEVICE: &str = "/unknown-device-";
 
 /// Returns the id of a device that is listed in the pool without its path.

@@ -226,8 +226,8 @@ pub(in crate::services) struct DiskEntry {
     /// Exists while a thread reads the journal of the cache. The thread may still read after the
     /// opening of the disk has failed.
     pub(in crate::services) journal_reader: Weak<()>,
-    /// Number of free segments in the pool when the last attempt to use the recovered cache found no
-    /// space for its journal; `None` if the last attempt found space.
+    /// Number of free segments in the pool at the last attempt to use the recovered cache, if the
+    /// attempt found too little space for the cache's journal; otherwise `None`.
     pub(in crate::services) too_few_for_journal: Option<u64>,
     /// Exists while the dirty data of the offline disk is written to the backing. The value true
     /// stops these writes.
@@ -421,8 +421,8 @@ impl Registry {
 }
 
 impl Inner {
-    /// Returns the disks that are saved: a new disk when it was added or when clients may write to its
-    /// cache, and a disk until its removal begins.
+    /// Returns the disks that the state file has. A new disk is saved when it was added, or earlier
+    /// if clients may write to its cache. A disk is no longer saved when its removal begins.
     fn saved_disks(&self) -> impl Iterator<Item = &DiskEntry> {
         let is_saved = |disk: &&DiskEntry| {
             !matches!(disk.phase, DiskPhase::Removing) && (!disk.is_arriving() || disk.is_saved_early)

@@ -1,5 +1,5 @@
-//! Allocation of segments from pools for caches, their release, and the translation between the two
-//! ids of a device: its id in the pool and its id on the shards.
+//! Allocation and release of segments of a pool for caches. Translation between the two ids of a
+//! device: its id in the pool and its id on the shards.
 
 use std::path::PathBuf;
 

@@ -68,8 +68,8 @@ impl Registry {
         };
         let (owed, note) = match unflushed_mark::guests_with_losses(backing) {
             Ok(0) if was_served && unflushed_mark::is_missing(backing) => {
-                let note = "hob was killed, and the file that records unflushed writes is missing, so acknowledged \
-                            writes may be lost; the next flush of each guest fails once";
+                let note = "hob was killed, and the file that records unflushed writes is missing, so \
+                            acknowledged writes may be lost; the next flush of each guest fails once";
                 (known.saturating_add(writers), note.to_owned())
             }
             Ok(0) => return Ok(None),

@@ -1,8 +1,8 @@
 //! Error injection into the daemon's files. For each command, one write or sync of a segment table,
-//! a superblock or the state file fails, once or permanently: first the first one, then the second
-//! one, up to the last one. In each case: the command's error is one line; guests' writes are kept,
-//! dirty or not, now and after a crash; the same command succeeds later; and at the end all space
-//! is free again.
+//! a superblock or the state file fails, once or permanently. The test repeats this for the first,
+//! the second and each further write or sync. In each case: the command's error is one line;
+//! guests' writes are kept, dirty or not, now and after a crash; the same command succeeds later;
+//! and at the end all space is free again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
