@@ -125,7 +125,7 @@ impl Exports {
             Some(gateway) => gateways.insert(disk.to_owned(), (disk.to_owned(), gateway)),
             None => gateways.remove(disk),
         };
-        // The control thread needs the lock of the table.
+        // The lock of the table is released first, because the control thread needs the lock.
         drop(gateways);
         if let Some((_, replaced)) = replaced {
             replaced.close();

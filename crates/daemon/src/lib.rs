@@ -361,7 +361,8 @@ async fn serve(
             let _ = lifecycle.services.set(services.clone());
             services.exports.inherit_files(files);
             tasks.spawn(services.events.clone().tend(events));
-            // A cache that the previous program used is not foreign data.
+            // After an upgrade, the device has the cache of the previous program, which `force`
+            // must not discard.
             services.startup.start_serving(*disk, cache, force && !goes_on).await?;
             services
         }

@@ -257,7 +257,7 @@ impl Lifecycle {
         // Backings that are still being opened belong to no disk yet, so closing the disks does not
         // end them.
         qemu_nbd::end_starting();
-        // The wait concerns disks in object stores that were opened but never served.
+        // Waits for disks in object stores that were opened but never served.
         let _ = tokio::task::spawn_blocking(objects::await_closed).await;
         if let Some(services) = services {
             services.cluster.leave(ending).await;

@@ -497,7 +497,7 @@ impl Pools {
             return Err(ShardError::Command(CommandError::Dirty));
         }
         let result = shard.change_cache(id, change).await;
-        // In any case, writes use the configured mode again.
+        // After success and after failure, writes use the configured mode again.
         if let Err(error) = self.tune(name, shard, id).await {
             tracing::warn!("{name}: {error}");
         }

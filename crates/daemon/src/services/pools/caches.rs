@@ -184,14 +184,15 @@ impl Pools {
         }
         self.want(name, wanted)?;
         if !is_online {
-            // The disk may be opened now.
+            // With the new settings, the disk may be opened now.
             self.registry.inner().disk_mut(name)?.retry_after = None;
         }
         let done = self.reconfigure_to(name, before, wanted, before.structure() != wanted.structure()).await;
         if let Err(error) = done {
             let mut before = before.clone();
             if owner_of(&before) != owner_of(wanted) && !self.registry.inner().disk(name)?.has_cache {
-                // The old cache has left flash.
+                // The old cache is no longer on flash, so the restored settings need a new journal
+                // id.
                 before.journal = before.journal.map(|_| JournalSpec::new());
             }
             self.want(name, &before)?;

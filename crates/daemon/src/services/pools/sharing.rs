@@ -205,7 +205,7 @@ impl Pools {
                 let mut limits = limits.in_segments(entry.segment_bytes);
                 let disk_segments = disk.size_bytes.div_ceil(entry.segment_bytes);
                 limits.max = limits.max.min(disk_segments.max(limits.min));
-                // Another change of the cache is in progress.
+                // A cache keeps its size while a command changes it.
                 limits.pinned |= disk.busy.is_some_and(|busy| !is_own_work(busy));
                 let cache = Participant {
                     name: disk.wanted.name.clone(),

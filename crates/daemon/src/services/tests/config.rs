@@ -215,7 +215,7 @@ fn a_deletion_in_the_file_is_a_problem_until_file_and_daemon_agree() {
         let pending = async || filed.pending().await;
         let reload = async |text: &str| filed.reload(text).await;
         assert_eq!(pending().await, [""; 0]);
-        // Another reload does not hide it.
+        // Another reload does not hide the pending change.
         for _ in 0..2 {
             reload(&two).await;
             let found = pending().await;

@@ -422,7 +422,7 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
             let error = dirty.unwrap_err().to_string();
             assert!(error.contains("--discard-dirty") && error.contains("export-dirty vm"), "{error}");
         }
-        // The daemon does not read it repeatedly, and the disk stays refused.
+        // The daemon does not read the cache repeatedly, and the disk stays refused.
         bench.services.disks.bring_online("vm").await;
         assert!(reason(&bench).contains("its backing was changed"));
         let path = bench.path("rescue");

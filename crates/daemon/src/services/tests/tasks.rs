@@ -131,7 +131,7 @@ fn a_drain_is_a_task_that_ends_with_it() {
         stuck(&bench).await;
         bench.services.pools.drain("vm".into()).await.unwrap();
         assert_eq!(tasks(&bench), [is("drain", TaskState::Running, true)]);
-        // A change that discards dirty data does not wait for it.
+        // A change that discards dirty data does not wait for the drain.
         bench.services.disks.discard_dirty("vm".into()).await.unwrap();
         assert_eq!(tasks(&bench), [is("drain", TaskState::Cancelled, false)]);
     });
