@@ -40,7 +40,7 @@ struct Ends {
     term: Signal,
     int: Signal,
     terminal: Option<Signal>,
-    /// Number of ending signals received so far.
+    /// Number of these signals that were received so far.
     count: u32,
 }
 

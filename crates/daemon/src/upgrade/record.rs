@@ -65,9 +65,9 @@ pub(crate) struct FileEntry {
     pub(crate) made: bool,
     /// True if writes are refused.
     pub(crate) read_only: bool,
-    /// Size in bytes.
+    /// Size of the mounted file in bytes.
     pub(crate) size: u64,
-    /// Permission bits.
+    /// Permission bits of the mounted file.
     pub(crate) mode: u32,
     /// User id of the mounted file's owner.
     pub(crate) uid: u32,

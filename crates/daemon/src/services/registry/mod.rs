@@ -257,8 +257,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) measure: Option<disks::Measure>,
     /// The lock on the backing that excludes other writers.
     pub(in crate::services) lock: Option<Lock>,
-    /// Name of the content of a backing that does not change, by which clones find their parent.
-    /// `None` for other backings, and after hob has detected a change.
+    /// If the content of the backing does not change: a name of this content, by which clones find
+    /// their parent. `None` for other backings, and after hob has detected a change.
     pub(in crate::services) constant: Option<String>,
     /// The parent of the clone, as found when the disk was last opened.
     pub(in crate::services) parent: Option<disks::ParentLink>,

@@ -106,7 +106,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Handles a new number of guests without a report, which the engine has reported.
+    /// Handles the engine's report that the number of guests without a report has changed.
     pub(in crate::services) fn note_owed(self: &Arc<Self>, disk: DiskId, count: u32) {
         let mut inner = self.inner();
         let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
@@ -148,7 +148,7 @@ impl Registry {
 }
 
 impl DiskEntry {
-    /// Sets the final number of a disk that has left its shard.
+    /// Sets the final number of guests without a report, for a disk that has left its shard.
     pub(in crate::services) fn set_owed(&mut self, count: u32) {
         self.owed = UnreportedFailures { now: count, ..UnreportedFailures::default() };
         self.wanted.flush_failures_owed = count;
