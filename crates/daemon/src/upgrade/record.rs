@@ -116,7 +116,7 @@ pub(crate) enum RecordError {
     #[error("the hand-off record has version {0}, and this hob supports version {VERSION}")]
     Version(u32),
     /// The record contradicts itself.
-    #[error("it is broken: {0}")]
+    #[error("the hand-off record is invalid: {0}")]
     Broken(String),
 }
 
