@@ -3,8 +3,8 @@
 //! A disk without an `[[allow]]` entry is visible to every client that can connect. A disk with
 //! entries is visible only to the clients of those entries. For all other clients the disk does not
 //! exist: lists omit it, and the reply to its name is the reply to an unknown name. The rules of a
-//! disk apply to its additional exports unless entries name the export. The list is fixed when the
-//! program starts. Established connections are checked again only after an upgrade, by the new
+//! disk apply to its additional exports unless entries name the export. The rules are fixed when
+//! the program starts. Established connections are checked again only after an upgrade, by the new
 //! program.
 
 use std::fmt;
@@ -178,15 +178,15 @@ impl AllowList {
 #[derive(Clone, Debug)]
 pub(crate) struct Visible {
     pub(crate) exports: Exports,
-    /// Which clients may see which exports.
+    /// The rules that decide which clients may see which exports.
     pub(crate) allow: AllowList,
     /// The client for which the exports are filtered.
     pub(crate) peer: Peer,
 }
 
 impl Visible {
-    /// Returns the export with this name. The empty name means the only disk that the client sees,
-    /// if it sees exactly one.
+    /// Returns the export with this name. The empty name means the only disk that the client can
+    /// see; `None` if the client can see several disks or none.
     pub(crate) fn get(&self, name: &str) -> Option<Export> {
         if !name.is_empty() {
             let export = self.exports.get(name)?;

@@ -6,7 +6,7 @@ use hob_storage::backing::OpenError;
 use crate::shard_api::ShardError;
 use crate::state::StateError;
 
-// Errors of each kind, with a message like that of `format!`.
+// Macros that create an error of one kind. Their arguments are those of `format!`.
 macro_rules! not_found {
     ($($message:tt)*) => { $crate::api_error::ApiError::not_found(format!($($message)*)) };
 }
@@ -21,7 +21,7 @@ macro_rules! failed {
 }
 pub(crate) use {conflict, failed, invalid, not_found};
 
-/// The result of a request: an error is an API error, unless another type is named.
+/// The result of a request. The error type is [`ApiError`] by default.
 pub(crate) type Result<T, E = ApiError> = std::result::Result<T, E>;
 
 /// Kind of an API error, named by the client's reaction.
@@ -86,7 +86,7 @@ impl From<ShardError> for ApiError {
 }
 
 impl ApiError {
-    /// The state could not be saved, so the change was not made.
+    /// Returns the error for a change that hob stopped because the state could not be saved.
     pub(crate) fn not_begun(error: &StateError) -> ApiError {
         ApiError::failed(format!("hob stopped in the middle of the change: {error}"))
             .hint("free space in the state directory or repair it, and try again")

@@ -25,9 +25,9 @@ pub(crate) const DEVICES_FOR_COPIES: usize = 2;
 pub(crate) struct CacheContext {
     /// Segment size in bytes.
     pub(crate) segment_bytes: u64,
-    /// Number of local devices that allow allocation.
+    /// Number of devices on this host that allow allocation.
     pub(crate) devices: usize,
-    /// Number of devices on other hosts.
+    /// Number of the pool's devices that are on other hosts.
     pub(crate) peers: usize,
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn changed_spec(
     }
     apply_shared(&mut spec, size, settings, context.segment_bytes)?;
     if before.shared.is_some() && spec.shared.is_none() {
-        notes.push(format!("the cache keeps {} of its own from now on", spec.size));
+        notes.push(format!("the cache has a fixed size of {} from now on", spec.size));
     }
     if size.is_some() {
         notes.extend(round_up(&mut spec, context.segment_bytes)?);
@@ -136,7 +136,7 @@ fn apply_shared(
     if max.bytes() > 0 && max < min {
         return Err(invalid!("the minimum of {min} is above the maximum of {max}"));
     }
-    // The partitioner changes the size within these limits.
+    // hob later chooses the size within these limits.
     let segments = limits.in_segments(segment_bytes);
     let least = segments.min.checked_mul(segment_bytes).filter(|bytes| *bytes <= SIZE_MAX);
     let least = least.ok_or_else(|| invalid!("a cache of {min} is too large"))?;

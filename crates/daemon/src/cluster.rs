@@ -98,8 +98,8 @@ pub(crate) struct Cluster {
     keeping: Arc<LeaseRenewal>,
     membership: watch::Receiver<Option<Membership>>,
     places: Mutex<BTreeMap<String, Arc<AsyncMutex<DiskMembership>>>>,
-    /// Disks that this host may take from another host once, even if acknowledged data is lost. For
-    /// each disk's name, the end of this permission.
+    /// Disks that this host may take from another host once, even if that loses acknowledged data.
+    /// The key is the disk's name, and the value is the time when this permission ends.
     forced: Mutex<BTreeMap<String, Instant>>,
     /// Reports of other hosts about shared datastores.
     heard: datastore_reports::ReportAges,
@@ -113,8 +113,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Cluster {
-    /// Joins the cluster. The file in `directory` has this host's identity. The host's lease in
-    /// etcd is renewed while the `shards` respond.
+    /// Joins the cluster. A file in `directory` has this host's identity. The host's lease in etcd
+    /// is renewed while the `shards` respond.
     pub(crate) fn join(
         config: &ClusterConfig,
         directory: &Path,
@@ -219,9 +219,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Commits a transaction about this disk. Each transaction writes all keys again that it
-    /// depends on, so an earlier transaction of unknown result cannot take effect after it. If the
-    /// caller stops waiting, the result is unknown too.
+    /// Commits a transaction about this disk. Each transaction writes again all keys that it
+    /// depends on. So an earlier transaction of unknown result cannot take effect after this one.
+    /// If the caller stops waiting, the result is also unknown.
     async fn commit(&self, place: &mut DiskMembership, txn: &Txn) -> Result<Option<u64>, EtcdError> {
         let (conditions, changes) = self.names.txn(txn, &About::default());
         let was_in_doubt = std::mem::replace(&mut place.in_doubt, true);

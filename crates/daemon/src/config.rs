@@ -117,8 +117,9 @@ pub struct Config {
     refused: Option<String>,
 }
 
-/// Variable by which hob's own tests set the default of `flash_stall_ms_max`, and the minimum of other
-/// times in which flash must answer: their host may stall for longer, because it runs many tests at once.
+/// Environment variable by which hob's own tests set the default of `flash_stall_ms_max`, and the
+/// minimum of other times within which flash must answer. Flash of a test host may stall longer
+/// than usual, because the host runs many tests at once.
 const FLASH_STALL_VARIABLE: &str = "HOB_TEST_FLASH_STALL_MS_MAX";
 
 /// Limits of clients, backings and flash. Fixed at start.
@@ -351,8 +352,8 @@ impl Config {
         self.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
     }
 
-    /// Settings that take effect when the daemon starts or reloads: the key, and a text that
-    /// differs if the setting differs.
+    /// Returns the settings that take effect when the daemon starts or reloads. Each item is the
+    /// key of a setting, and a text that differs if the setting differs.
     pub(crate) fn daemon_settings(&self) -> Vec<(&'static str, String)> {
         vec![
             ("state_dir", format!("{:?}", self.state_dir)),

@@ -14,11 +14,12 @@ use tokio::sync::Notify;
 /// its first clients.
 const PER_DISK: u64 = 16;
 
-/// Number of descriptors that a disk has whose backing has not been opened for
+/// Number of descriptors reserved for a disk whose backing is still not open after
 /// [`OPENING_TIME_MAX`].
 const PER_HUNG_DISK: u64 = 2;
 
-/// Time for which a disk that is being opened has all its descriptors reserved.
+/// While a disk is being opened, [`PER_DISK`] descriptors are reserved for the disk for at most
+/// this time.
 const OPENING_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Number of descriptors reserved for clients, the control API and state files.
@@ -66,8 +67,8 @@ pub(crate) async fn room() -> Result<Room, String> {
             Ok(()) => return Ok(Room::take()),
             Err(refused) if check_room(0).is_err() => return Err(refused),
             Err(_) => {
-                // A notification between the load and this line is not missed, because `opened` was
-                // created before.
+                // `opened` was created before the load, so a notification after the load is not
+                // missed.
                 let _ = tokio::time::timeout(OPENING_TIME_MAX, opened).await;
             }
         }

@@ -81,8 +81,8 @@ impl Exports {
         self.2.changed.notify_waiters();
     }
 
-    /// Removes an export and disconnects its vhost-user client. The shard closes the other
-    /// connections.
+    /// Removes an export and disconnects its vhost-user client. The shard closes the connections of
+    /// NBD clients.
     pub(crate) async fn remove(&self, name: &str) {
         let removed = self.gateways().remove(name);
         self.table().remove(name);
@@ -125,7 +125,7 @@ impl Exports {
             Some(gateway) => gateways.insert(disk.to_owned(), (disk.to_owned(), gateway)),
             None => gateways.remove(disk),
         };
-        // The control thread needs the lock of the table.
+        // The lock of the table is released first, because the control thread needs the lock.
         drop(gateways);
         if let Some((_, replaced)) = replaced {
             replaced.close();
@@ -163,7 +163,7 @@ impl Exports {
     }
 
     /// Returns all exports for which `may` returns true, by name. The arguments of `may` are the
-    /// export's name and its disk's.
+    /// names of the export and of its disk.
     pub(crate) fn visible(&self, may: impl Fn(&str, &str) -> bool) -> Vec<(String, Export)> {
         let table = self.table();
         let seen = table.iter().filter(|(name, export)| may(name, &export.of));
@@ -191,7 +191,7 @@ impl Exports {
         loop {
             let changed = self.2.changed.notified();
             tokio::pin!(changed);
-            // No change is missed after this call.
+            // Every change after this call is noticed.
             changed.as_mut().enable();
             if is_over() {
                 return;

@@ -22,7 +22,7 @@ use super::hardware::{Area, Backing, ChangeDetector, DeviceCounts, LocalFlash};
 use super::request_recorder::Recorder;
 use super::shard_api::{Answer, AtRest, Gone, Noted, ShardCall, ShardError, ShardEvent, ShardHandle};
 
-/// How often time passes for the engine.
+/// Interval at which the fake shard tells the engine the time.
 const TICK: Duration = Duration::from_millis(50);
 
 /// The test's handle of the shard.
@@ -42,12 +42,12 @@ struct State {
     /// Disks that another host may own.
     lost: BTreeSet<DiskId>,
     refuses_qos: bool,
-    /// Removals of disks wait in `held` until the backing of a disk is abandoned.
+    /// True if removals of disks wait in `held` until the backing of a disk is abandoned.
     holds_removals: bool,
-    /// How long requests of each disk wait for its backing, as ordered last.
+    /// How long requests of each disk wait for its backing, as the daemon set it last.
     waits: BTreeMap<DiskId, Duration>,
     stripes: BTreeMap<DiskId, u32>,
-    /// Calls that enable a recovered cache wait in `held`.
+    /// True if calls that enable a recovered cache wait in `held`.
     holds_recovered: bool,
     held: Vec<ShardCall>,
     writes_crash_logs: bool,
@@ -181,17 +181,18 @@ impl FakeShard {
         self.state.lock().unwrap().refuses_qos = refuses;
     }
 
-    /// Returns how long requests of a disk wait for its backing, as ordered last.
+    /// Returns how long requests of a disk wait for its backing, as the daemon set it last.
     pub(crate) fn wait_max(&self, disk: DiskId) -> Option<Duration> {
         self.state.lock().unwrap().waits.get(&disk).copied()
     }
 
-    /// Returns the stripe size of a disk, as ordered last, bytes.
+    /// Returns the stripe size of a disk in bytes, as the daemon set it last.
     pub(crate) fn stripe(&self, disk: DiskId) -> Option<u32> {
         self.state.lock().unwrap().stripes.get(&disk).copied()
     }
 
-    /// Makes calls that enable a recovered cache wait, or handles the calls that have waited.
+    /// With true, calls that enable a recovered cache wait. With false, the waiting calls are
+    /// handled.
     pub(crate) fn set_holds_recovered(&self, holds: bool) {
         let mut state = self.state.lock().unwrap();
         state.holds_recovered = holds;
@@ -211,7 +212,7 @@ impl FakeShard {
         std::mem::take(&mut self.state.lock().unwrap().checked_parents)
     }
 
-    /// Makes caches write their crash logs from their next journal ring on.
+    /// From now on, a cache that gets a new journal ring also writes its crash log.
     pub(crate) fn set_writes_crash_logs(&self) {
         self.state.lock().unwrap().writes_crash_logs = true;
     }
@@ -625,7 +626,7 @@ impl State {
     }
 }
 
-/// The file may be open with O_DIRECT.
+/// Writes from an aligned buffer, because the file may be open with O_DIRECT.
 fn write_aligned(file: &std::fs::File, bytes: &[u8], offset: u64) {
     let mut memory = vec![0; bytes.len() + 4096];
     let skip = memory.as_ptr().align_offset(4096);
@@ -633,7 +634,7 @@ fn write_aligned(file: &std::fs::File, bytes: &[u8], offset: u64) {
     file.write_all_at(&memory[skip..skip + bytes.len()], offset).unwrap();
 }
 
-/// Checksum of a sector of zeroes.
+/// Returns the checksum of a sector of zeroes.
 fn zero_sum() -> u32 {
     let mut sums = Vec::new();
     hob_storage::checksum::sector_sums(&[0; SECTOR_BYTES as usize], &mut sums);

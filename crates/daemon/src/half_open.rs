@@ -1,8 +1,9 @@
-//! Half-open connections of a listener: no export chosen, no request accepted yet.
+//! Half-open connections of a listener: their clients have not chosen an export or sent an accepted
+//! request yet.
 //!
-//! A listener allows few half-open connections. When the limit is reached, the oldest one is
-//! closed: a real client completes its first exchange within milliseconds. So clients that connect
-//! and send nothing cannot keep other clients waiting.
+//! A listener allows few half-open connections. When the limit is reached, the listener closes the
+//! oldest one: a real client completes its first exchange within milliseconds. So clients that
+//! connect and send nothing cannot keep other clients waiting.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -82,7 +83,7 @@ impl Eviction {
     }
 }
 
-/// Marks an HTTP connection as established; passed along with its requests.
+/// Marks an HTTP connection as established. Each request of the connection carries this value.
 #[derive(Clone, Debug)]
 pub(crate) struct Establish(Arc<Mutex<Option<HalfOpenGuard>>>);
 

@@ -23,7 +23,7 @@ impl HostMemory {
             let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
         };
-        // An unknown size is not limited.
+        // A size that the kernel does not report counts as unlimited.
         let bytes = |name| kib(name).map_or(u64::MAX, |kib| kib.saturating_mul(1024));
         let limit = limit.trim().parse().unwrap_or(u64::MAX);
         HostMemory { total: bytes("MemTotal:").min(limit), available: bytes("MemAvailable:").min(limit) }

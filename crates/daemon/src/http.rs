@@ -104,7 +104,7 @@ async fn in_time(request: Request, next: Next) -> Response {
     }
 }
 
-/// The endpoints that are written out.
+/// The OpenAPI document of the endpoints that the macro `endpoints!` does not define.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "hob", description = "Control API of hob, the host block cache."),
@@ -143,7 +143,7 @@ impl utoipa::Modify for BearerOverTcp {
     }
 }
 
-/// The OpenAPI document, indented, with a newline at the end.
+/// Returns the OpenAPI document as indented JSON with a newline at the end.
 pub fn openapi_json() -> String {
     let tables = [
         bitmaps::Paths::openapi(),

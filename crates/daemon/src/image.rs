@@ -70,7 +70,8 @@ pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option
     Ok(Some(format))
 }
 
-/// Returns an error for a URI that hob would use as a relative path, with the known URIs.
+/// Returns an error if the backing is a URI of an unknown scheme, which hob would take for a
+/// relative path. The error lists the known URIs.
 pub(crate) fn unknown_scheme(backing: &str) -> Option<String> {
     let (scheme, _) = backing.split_once("://")?;
     let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())

@@ -79,7 +79,7 @@ use state::{State, Store};
 use tls::{Tls, WithoutCertificate};
 use upgrade::{HandOff, InheritedState};
 
-/// The configuration of a daemon, checked and with its files read.
+/// The checked configuration of a daemon, with the contents of the files that it names.
 #[derive(Debug)]
 pub struct Plan {
     /// Addresses of the NBD listeners.
@@ -265,8 +265,9 @@ pub fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::obey()?;
     watchdog::abort_on_panic();
     descriptors::raise_limit();
-    // Memory that the kernel frees for hob must not wait for a block device that hob serves. Without
-    // the capability this fails, and then hob serves no such device.
+    // When hob allocates memory, the kernel must not wait for a write to a block device that hob
+    // itself serves. This call needs a capability. Without that capability, hob serves no block
+    // device.
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -360,7 +361,8 @@ async fn serve(
             let _ = lifecycle.services.set(services.clone());
             services.exports.inherit_files(files);
             tasks.spawn(services.events.clone().tend(events));
-            // A cache that the previous program used is not foreign data.
+            // After an upgrade, the device has the cache of the previous program, which `force`
+            // must not discard.
             services.startup.start_serving(*disk, cache, force && !goes_on).await?;
             services
         }

@@ -40,7 +40,7 @@ struct Ends {
     term: Signal,
     int: Signal,
     terminal: Option<Signal>,
-    /// Number of ending signals received so far.
+    /// Number of these signals that were received so far.
     count: u32,
 }
 
@@ -55,13 +55,13 @@ impl Signals {
             count: 0,
         };
         let signals = Signals { upgrade: listen(SignalKind::hangup())?, end };
-        // The previous program in this process may have left signals to this one.
+        // The previous program in this process may have left pending signals for this program.
         hob_storage::signals::release();
         Ok(signals)
     }
 
-    /// Passes ending signals to the next program in this process: later signals, and a signal that
-    /// has arrived before.
+    /// Lets the next program in this process handle the signals that end the daemon: signals that
+    /// arrive later, and a signal that has already arrived.
     async fn leave_to_next_program(&mut self) {
         hob_storage::signals::hold();
         // The runtime reports a signal that its handler has received within this time.
@@ -113,8 +113,8 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Creates these objects before a disk is served. `inherited` is the state of the previous
-    /// program.
+    /// Creates the lifecycle before the first disk is served. `inherited` is the state of the
+    /// previous program.
     pub(super) fn new(shards: Vec<ShardHandle>, inherited: &mut InheritedState) -> Lifecycle {
         let notifier = Notifier::from_env();
         if inherited.goes_on {
@@ -257,7 +257,7 @@ impl Lifecycle {
         // Backings that are still being opened belong to no disk yet, so closing the disks does not
         // end them.
         qemu_nbd::end_starting();
-        // The wait concerns disks in object stores that were opened but never served.
+        // Waits for disks in object stores that were opened but never served.
         let _ = tokio::task::spawn_blocking(objects::await_closed).await;
         if let Some(services) = services {
             services.cluster.leave(ending).await;

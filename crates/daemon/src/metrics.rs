@@ -57,7 +57,7 @@ pub(crate) enum Form {
 pub(crate) enum Latencies {
     /// One histogram for each outcome that has occurred.
     PerOutcome,
-    /// One histogram per disk for all requests; its class is `all`.
+    /// One histogram per disk for all requests; its label `class` is `all`.
     PerDisk,
 }
 
@@ -190,7 +190,7 @@ impl Page {
         });
     }
 
-    /// Returns the whole text.
+    /// Returns the text of the whole page.
     pub(crate) fn finish(self) -> String {
         let length: usize = self.bodies.iter().map(String::len).sum();
         let mut text = String::with_capacity(PAGE_BYTES + length);

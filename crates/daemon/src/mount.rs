@@ -1,10 +1,10 @@
 //! A disk as a regular file through FUSE: the mount, its removal, and the cleanup after a crashed
 //! daemon.
 //!
-//! The mount covers one file, which must exist or is created empty and removed at the end. The
-//! mount shows that file's owner and permissions, so the same users may open it. Code of this
-//! module must not access the mounted file itself, because the shard that would answer does not
-//! serve the file yet.
+//! The mount covers one file. If this file does not exist, hob creates an empty file, and removes
+//! it when the disk is unmounted. The mount shows the owner and the permissions of the covered
+//! file, so the same users may open it. Code of this module must not access the mounted file,
+//! because the shard, which would have to answer, does not serve this file yet.
 
 use std::ffi::CString;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -70,17 +70,17 @@ pub(crate) struct UsedFile {
 #[derive(Debug)]
 pub(crate) struct Mount {
     path: PathBuf,
-    /// True if the file below was created for the mount.
+    /// True if hob created the covered file for this mount.
     made: bool,
     mounted: bool,
 }
 
-/// The kernel's side of the mount, for the shard that serves it.
+/// The connection to the kernel's FUSE, for the shard that serves the mounted file.
 #[derive(Debug)]
 pub(crate) struct Connection {
     /// /dev/fuse.
     pub(crate) device: OwnedFd,
-    /// Attributes for programs.
+    /// Attributes of the mounted file that programs see.
     pub(crate) file: Attributes,
 }
 
@@ -104,8 +104,8 @@ impl Mount {
             return Err(unfit("a file that is not a regular file exists there"));
         }
         let is_below = |of: Metadata| (of.dev(), of.ino()) == (below.dev(), below.ino());
-        // A file that was just created is not in `used`, so this case needs no question to a
-        // filesystem that may hang.
+        // A covered file that hob has just created is not in `used`. Then no file of `used` is
+        // examined, because its filesystem may hang.
         let mut candidates = used.iter().filter(|_| !made);
         if let Some(file) = candidates.find(|file| fs::metadata(&file.path).is_ok_and(is_below)) {
             return Err(unfit(&format!("it is {}", file.what)));
@@ -123,8 +123,8 @@ impl Mount {
         Mount { path, made, mounted: true }
     }
 
-    /// Keeps the mount for the next daemon process. Returns its path, and whether the file below
-    /// was created for it.
+    /// Keeps the mount for the next daemon process. Returns the path of the mount, and whether hob
+    /// created the covered file for this mount.
     pub(crate) fn leave(mut self) -> (PathBuf, bool) {
         self.mounted = false;
         (std::mem::take(&mut self.path), std::mem::take(&mut self.made))
@@ -211,8 +211,8 @@ fn clear(path: &Path) -> Result<(), MountError> {
         if !is_mount_point(path) {
             return Ok(());
         }
-        // The kernel's cached attributes stay valid when nothing serves the file any more; this
-        // forces a request to the server.
+        // The kernel can return cached attributes even if no process serves the file any more. The
+        // flag `STATX_FORCE_SYNC` forces a request to the serving process.
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
         match rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::BASIC_STATS) {
             Err(Errno::NOTCONN) => {

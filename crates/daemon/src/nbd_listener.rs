@@ -90,7 +90,8 @@ enum Socket {
 }
 
 impl Listener {
-    /// Binds the address, or takes the socket that the previous program left open. Replaces a socket file without a listener.
+    /// Binds the address, or takes the socket that the previous program left open. Replaces a
+    /// socket file that no process listens on.
     pub(crate) async fn bind(
         address: &ListenAddress,
         access: SocketAccess,
@@ -340,8 +341,8 @@ enum Step {
     Done(Negotiated, Vec<u8>),
     /// The client starts TLS.
     StartTls(Handshake),
-    /// The client chose a disk that is being opened. Includes its name, the handshake before that
-    /// request, and the bytes to process again.
+    /// The client chose a disk that is being opened. Includes the name of the export, the handshake
+    /// before that request, and the bytes to process again.
     Opening(String, Box<Handshake>, Vec<u8>),
     /// The client sent ABORT or closed the connection.
     Disconnect,
@@ -367,8 +368,8 @@ impl ExportDirectory for Asked<'_> {
     }
 }
 
-/// Negotiates with a client. A client that asks for a disk which is being opened waits until it is
-/// open. While it waits, it is not one of the half-open connections.
+/// Negotiates with a client. A client that asks for a disk which is being opened waits until the
+/// disk is open. While a client waits, its connection does not count as half-open.
 async fn negotiate_in_time(
     hello: Handshake,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
@@ -393,7 +394,8 @@ async fn negotiate_in_time(
     }
 }
 
-/// Negotiates with another host over a connection that this host opened, without a time limit. `None` if the peer disconnects.
+/// Negotiates with another host over a connection that this host opened, without a time limit.
+/// Returns `None` if the peer disconnects.
 pub(crate) async fn negotiate_with_peer(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     exports: &Visible,
@@ -452,7 +454,8 @@ mod tests {
     use crate::allow::AllowEntry;
     use crate::shard_api::ShardHandle;
 
-    /// A client's flags, and NBD_OPT_GO for an export.
+    /// Returns the bytes with which a client asks for an export: the client's flags, and
+    /// NBD_OPT_GO.
     fn asks_for(export: &str) -> Vec<u8> {
         let name = export.as_bytes();
         let mut bytes = 1u32.to_be_bytes().to_vec();
@@ -465,8 +468,8 @@ mod tests {
         bytes
     }
 
-    /// The reply to a client that asks for an export, if there is one within a second. `meanwhile`
-    /// runs while it waits.
+    /// Returns the result of the negotiation with a client that asks for an export; `None` if the
+    /// negotiation takes longer than a second. `meanwhile` runs while the client waits.
     async fn ask(
         exports: &Exports,
         allow: &AllowList,
@@ -526,7 +529,7 @@ mod tests {
     }
 
     /// The shard enforces the rights that were announced to the client. So the export must still
-    /// have them.
+    /// have these rights when the shard gets the client.
     #[test]
     fn a_client_gets_no_more_rights_than_the_export_has_after_the_negotiation() {
         let writable = ExportInfo::new(8192);

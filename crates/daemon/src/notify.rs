@@ -173,7 +173,7 @@ mod tests {
         });
     }
 
-    /// Messages received since the last call.
+    /// Returns the messages that were received since the last call.
     fn heard(systemd: &UnixDatagram) -> Vec<String> {
         let mut buffer = [0; 4096];
         let next =

@@ -1,9 +1,9 @@
 //! How `hob selftest` tells its child process to lose unflushed data.
 //!
-//! An environment variable of the child, undocumented on purpose, contains the process id of the
-//! child's parent, which sets it. So the variable cannot take effect by accident: in a grandchild
-//! or a shell, the variable is an error, and the program does not start. The child ends with its
-//! parent.
+//! The parent process sets an environment variable for the child. The variable is undocumented on
+//! purpose. It contains the process id of the parent, so it cannot take effect by accident. In a
+//! grandchild or a shell, the variable is an error, and the program does not start. The child ends
+//! when its parent ends.
 
 use anyhow::{Context, bail, ensure};
 use hob_storage::volatile::{self, Flushes, VolatileOptions};
@@ -36,8 +36,8 @@ pub(super) fn obey() -> anyhow::Result<()> {
     Ok(volatile::switch_on(options)?)
 }
 
-/// Writes all data that could have been lost, because the daemon ends without a simulated power
-/// cut.
+/// Writes all unflushed data, because the daemon ends without a simulated power cut, which would
+/// lose that data.
 pub(super) fn end_in_peace() {
     if let Err(error) = volatile::settle() {
         tracing::error!(%error, "power-cut test: cannot write the unflushed data to the file at the end");

@@ -79,7 +79,7 @@ pub(crate) enum KeysError {
     #[error("{}: {what}", path.display())]
     Names {
         path: PathBuf,
-        /// The error.
+        /// Error text for users.
         what: String,
     },
     /// The TLS library cannot be used.
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The result of the handshake with a client that sends this name.
+    /// Returns the result of the handshake with a client that sends this name.
     async fn meet(keys: &Keys, name: &'static str) -> io::Result<String> {
         let sent: Vec<u8> = [&[name.len() as u8][..], name.as_bytes()].concat();
         keys.accept(io::Cursor::new(sent)).await.map(|(_, name)| name)

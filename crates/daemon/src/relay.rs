@@ -128,8 +128,8 @@ pub(crate) async fn relay(client: impl AsyncRead + AsyncWrite, shard: UnixStream
     }
 }
 
-/// Copies until `from` ends. All data that was read is sent before more is read, so that no data
-/// waits inside a TLS session.
+/// Copies data from `from` to `to` until `from` ends. All data that was read is sent before more is
+/// read, so that no data waits inside a TLS session.
 async fn copy(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
@@ -146,7 +146,7 @@ async fn copy(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + U
 mod tests {
     use super::*;
 
-    /// A client's end, and a shard's end, of a relayed connection.
+    /// Returns the client's end and the shard's end of a relayed connection.
     fn relayed(spawner: &mut Spawner) -> (UnixStream, UnixStream) {
         let pair = || {
             let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();

@@ -1,10 +1,11 @@
 //! The services of the daemon, and the order in which they may call each other
 //! ([0049](../../../docs/decisions/0049-services.md)).
 //!
-//! The state file keeps the configuration of pools, disks and caches. The services implement it as
-//! far as devices and backings allow. They run on the control thread. Each service owns its state
-//! behind its own lock and calls only services of lower layers; the lowest one is the [`Registry`].
-//! [`Services`] connects the services and has no other task: the control API calls the services.
+//! The state file keeps the configuration of pools, disks and caches. The services apply this
+//! configuration as far as devices and backings allow. The services run on the control thread. Each
+//! service owns its state behind its own lock and calls only services of lower layers; the lowest
+//! one is the [`Registry`]. [`Services`] connects the services and has no other task: the control
+//! API calls the services.
 //!
 //! # Changes
 //!
@@ -12,8 +13,8 @@
 //! change of a disk or pool runs at a time. During a change, the registry refuses a second change
 //! of the disk or pool ([`registry::OperationGuard`]).
 
-/// Defines a service, and `new`, which takes the services and values that it uses. `with` lists the
-/// service's own state, which is empty at first.
+/// Defines a service and its function `new`, whose arguments are the services and values that the
+/// new service uses. `with` lists the service's own state, which is empty at first.
 macro_rules! service {
     (
         $(#[$attribute:meta])*
@@ -233,7 +234,8 @@ impl Services {
         self.peers.set_transport(transport);
     }
 
-    /// Makes this host serve its disks as a member of a cluster. Must precede opening any disk.
+    /// Makes this host serve its disks as a member of a cluster. Call this function before the
+    /// first disk is opened.
     pub(crate) fn set_cluster(&self, cluster: Arc<Cluster>) {
         self.peers.set_cluster(cluster);
     }

@@ -162,11 +162,11 @@ pub(crate) struct PeerState {
 pub(crate) struct SwapSpec {
     pub(crate) name: String,
     pub(crate) pool: String,
-    /// Device of the area, as known last.
+    /// Device on which the area was found last.
     pub(crate) device: PathBuf,
     /// Size of the area, a multiple of the segment size.
     pub(crate) size: Size,
-    /// Owner id of the area's segments, which its header repeats.
+    /// Owner id of the area's segments, which the area's header repeats.
     #[serde(with = "cache::word")]
     pub(crate) owner: CacheOwner,
     /// True if hob turns the area on when the daemon starts.
@@ -202,8 +202,8 @@ pub(crate) struct DiskState {
     /// Stripe size of the backing's storage, if an operator chose one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stripe: Option<Size>,
-    /// Number of guests that must still get an error because acknowledged writes may be lost, as it
-    /// was when the disk was closed.
+    /// Number of guests that must still get an error because acknowledged writes may be lost. A
+    /// lower number may be saved some seconds later.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) flush_failures_owed: u32,
     /// Datastore of the disk, if an operator named one.
@@ -243,8 +243,8 @@ pub(crate) struct DiskState {
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) unlocked: bool,
     /// Boot of the host in which the disk is served, while hob's memory may have unflushed changes
-    /// of the disk. If hob is killed in this boot, the mark of these changes must exist at the next
-    /// start.
+    /// of the disk. If hob is killed in this boot, the file that records these changes must exist
+    /// at the next start.
     #[serde(default, with = "cache::boot", skip_serializing_if = "Option::is_none")]
     pub(crate) in_memory: Option<BootId>,
     /// True until the disk is served for the first time. If the state was lost, an unreadable cache
@@ -260,7 +260,7 @@ pub(crate) struct ShareSpec {
     /// Size of the cache for the parent's disk, if that disk is created for this clone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<Size>,
-    /// The parent's disk.
+    /// Name of the disk that serves the parent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) disk: Option<String>,
 }
@@ -280,8 +280,8 @@ impl DiskState {
 }
 
 impl DiskState {
-    /// Returns the number of guests that are assumed to have written to the disk if it is unknown
-    /// which ones did: one for the disk's own export, and one for each further writable export.
+    /// Returns the number of guests that hob assumes to have written to the disk if the real number
+    /// is unknown: one for the disk's own export, and one for each further writable export.
     pub(crate) fn writers_max(&self) -> u32 {
         let more = self.exports.iter().filter(|export| !export.read_only).count();
         u32::try_from(more).map_or(u32::MAX, |more| more.saturating_add(1))
@@ -292,8 +292,9 @@ impl DiskState {
         Some(self.image.as_ref()?.format?.0.name().to_owned())
     }
 
-    /// Returns the format to send to another host, which uses the path `elsewhere`, or else the
-    /// same path as this host. Returns `None` if the path implies the format.
+    /// Returns the image format to send to another host. The other host finds the backing at the
+    /// path `elsewhere`, or at the same path as this host if `elsewhere` is `None`. Returns `None`
+    /// if the path implies the format.
     pub(crate) fn format_to_say(&self, elsewhere: Option<&str>) -> Option<String> {
         let FormatName(format) = self.image.as_ref()?.format?;
         let path = Path::new(elsewhere.unwrap_or(&self.backing));
@@ -481,7 +482,7 @@ fn put_in_place(spare: &Path, target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a file, or empties it, that only this user may read.
+/// Creates an empty file that only this user may read, or empties the existing file.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     let file = open_private(path)?;
     file.set_len(0)?;

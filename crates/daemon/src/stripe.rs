@@ -23,7 +23,7 @@ pub(crate) fn in_effect(chosen: Option<Size>, info: &BackingInfo) -> Option<Size
     chosen.or(info.stripe_bytes.map(|bytes| Size(bytes.into())))
 }
 
-/// Returns the stripe size that is in effect as shards take it: in bytes, 0 if it is unknown.
+/// Returns the stripe size in effect in the form that shards expect: in bytes, 0 if unknown.
 pub(crate) fn for_shard(chosen: Option<Size>, info: &BackingInfo) -> u32 {
     in_effect(chosen, info).map_or(0, |size| u32::try_from(size.bytes()).unwrap_or(0))
 }

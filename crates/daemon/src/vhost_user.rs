@@ -5,7 +5,7 @@
 //! daemon retries.
 //!
 //! A filesystem may hang while a socket is created or removed. Only threads of this module wait for
-//! it, and callers wait for these threads for a limited time.
+//! such a filesystem. Callers wait for these threads for a limited time.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -34,7 +34,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Longest wait for the filesystem of a socket that hob tries to create again, or that it removes.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Why a socket does not exist yet.
+/// Reason for a socket that does not exist yet because its filesystem hangs.
 const NO_ANSWER: &str = "its filesystem does not answer";
 
 /// Maximum length of a socket path in bytes.

@@ -1,9 +1,9 @@
 //! Ends the process when a shard hangs, or after a panic in code on which other code depends.
 //!
-//! After the panic of a thread or task, a part of the daemon is dead: its disks do not answer, its
-//! sockets accept no clients, or its change stays half-made. A panic is a normal error only in
-//! three cases. The first case is work that only reads flash or a file, or saves the copy of
-//! hob.toml ([`contained`]). A journal that makes recovery panic must not end the daemon at each
+//! After the panic of a thread or task, a part of the daemon is dead: for example, disks do not
+//! answer, a socket accepts no clients, or a change stays incomplete. A panic is a normal error
+//! only in three cases. The first case is work that only reads flash or a file, or saves the copy
+//! of hob.toml ([`contained`]). A journal that makes recovery panic must not end the daemon at each
 //! start. The other cases are the connection of one client, and requests that change nothing
 //! ([`contained_task`]).
 //!
@@ -11,10 +11,10 @@
 //! process aborts: systemd restarts it, caches are recovered, and guests reconnect. The recovery
 //! after an abort is the same as after kill -9, which is tested most.
 //!
-//! # Time
-//! A shard is silent while a ping to it has no answer. Silence is counted in the watchdog's
-//! own periods, each for at most [`TURN_COUNTED_MAX`]. A process that is stopped (SIGSTOP, freezer,
-//! a suspended VM) stops the watchdog too, so it does not abort when it continues.
+//! # Time A shard is silent while a ping to it has no answer. Each check adds the time since the
+//! previous check to the silence, but at most [`TURN_COUNTED_MAX`]. A process that is stopped
+//! (SIGSTOP, freezer, a suspended VM) stops the watchdog too, so it does not abort when it
+//! continues.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use crate::fake_shard::FakeShard;
 
-    /// Names the case to the child process of a test.
+    /// Environment variable that tells the child process of a test which case to run.
     const CASE: &str = "HOB_TEST_WATCHDOG";
 
     fn run(test: impl AsyncFnOnce(ShardHandle, FakeShard)) {

@@ -11,7 +11,7 @@ use hob_engine::cluster::{
 use super::{Cluster, DiskMembership, GOES, Membership, lock};
 use crate::lease_clock::{LeaseClock, now};
 
-/// Time after the settle time for which an operator's `--force` is valid, in nanoseconds.
+/// An operator's `--force` is valid for the settle time and then for this time, in nanoseconds.
 const FORCE_NS_MAX: u64 = 10_000_000_000;
 
 /// A disk that this host has acquired.
@@ -21,8 +21,8 @@ pub(crate) struct Taken {
     pub(crate) generation: u64,
     /// Expiry time of the lease under which requests may be acknowledged.
     pub(crate) clock: Arc<LeaseClock>,
-    /// Host that has owned the disk since this host's flash was filled, so that the data in flash
-    /// is outdated.
+    /// Another host that owned the disk after this host's flash was filled. The disk's data in this
+    /// host's flash is therefore outdated.
     pub(crate) foreign: Option<String>,
     /// Host that wrote this host's dirty data to the backing from a replica. The backing has newer
     /// data than this host's flash now.
@@ -57,7 +57,7 @@ pub(crate) enum TakeError {
     #[error("{why}")]
     OtherOwner {
         why: String,
-        /// Suggested action.
+        /// Suggested action for the operator.
         hint: String,
         /// The reason why the other host prevents this host from taking the disk.
         how: OtherOwner,
@@ -152,7 +152,8 @@ impl Cluster {
     }
 }
 
-/// An attempt to take a disk: reads and transactions until a decision is carried out or impossible.
+/// An attempt to take a disk. The attempt reads the disk's keys and commits transactions until a
+/// decision is carried out or is impossible.
 struct Attempt<'a> {
     cluster: &'a Cluster,
     membership: &'a Membership,
@@ -162,7 +163,7 @@ struct Attempt<'a> {
     /// True if this host already serves the disk, so that no other host can have owned the disk in
     /// the meantime.
     goes_on: bool,
-    /// Reason why the latest try failed.
+    /// Reason why the latest transaction failed.
     trouble: String,
 }
 

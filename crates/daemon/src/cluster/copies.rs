@@ -5,7 +5,7 @@ use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, SecondCopy};
 
 use super::{Cluster, DiskMembership, GOES, LIST_MAX, QUESTION_MAX, Taken};
 
-/// A change of an ownership record that is not certain to have taken effect.
+/// The reason why it is not certain that a change of an ownership record took effect.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Unsaid(pub(crate) String);

@@ -63,7 +63,7 @@ fn report(value: &[u8]) -> Option<Report> {
 
 impl Cluster {
     /// Publishes this host's demand on a datastore, and returns the reports of the other hosts.
-    /// Empty while this host is not a member.
+    /// Returns no reports while this host is not a member.
     pub(crate) async fn exchange(&self, datastore: &str, own: &Report) -> Result<Vec<Report>, EtcdError> {
         let Some(membership) = self.membership.borrow().clone() else { return Ok(Vec::new()) };
         let Report { wanted_shares, rate, in_flight, latency_ns, waits } = *own;

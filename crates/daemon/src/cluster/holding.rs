@@ -126,9 +126,9 @@ impl Cluster {
         self.say_dirty(disk, true, || true).await
     }
 
-    /// Records that this host's flash has no dirty data, as long as that is true. A caller that is
-    /// about to make data dirty makes `is_so` false first, and then calls [`Cluster::mark`], which
-    /// is ordered after all records of this function.
+    /// Records that this host's flash has no dirty data of the disk, if `is_so` returns true. Code
+    /// that is about to make data dirty first makes `is_so` return false, and then calls
+    /// [`Cluster::mark`]. So the record of `mark` is the later one.
     pub(crate) async fn unmark(&self, disk: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
         self.say_dirty(disk, false, is_so).await
     }

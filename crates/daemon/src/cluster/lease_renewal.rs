@@ -27,7 +27,8 @@ const END_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct LeaseRenewal {
     facts: Mutex<Facts>,
-    /// Stops the thread. The sent value tells whether to revoke the lease.
+    /// Sending to this channel stops the thread. The sent value is true if the thread must revoke
+    /// the lease.
     stop: mpsc::UnboundedSender<bool>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -166,7 +167,8 @@ impl Task {
                     if let Some(current) = self.current.as_ref().filter(|current| current.lease == lease) {
                         current.clock.end();
                         tracing::error!(
-                            "cluster: the lease has ended; disks of the cluster wait until they are taken again"
+                            "cluster: the lease has ended; requests of the cluster's disks wait until this host \
+                             acquires the disks again"
                         );
                         self.set(None);
                     }
@@ -321,8 +323,8 @@ mod tests {
             }
             assert!(task.shared.trouble().unwrap().contains("shard 1 does not respond"));
             fake.set_hangs(false);
-            // This etcd accepts the connection and does not answer. On a busy host, the shards may take
-            // longer than the first limit.
+            // This etcd accepts the connection and does not answer. On a busy host, the shards may
+            // answer later than `wait_max`, so the test tries longer limits.
             let mut is_asked = false;
             for factor in [1_u32, 10, 100] {
                 if !is_asked {

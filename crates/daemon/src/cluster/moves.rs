@@ -1,8 +1,8 @@
-//! Orders in etcd to move a disk: one key for each, `move/DISK`, under the lease of the host that
-//! wrote it last (docs/decisions/0024).
+//! Orders in etcd to move a disk. Each order is the key `move/DISK`, under the lease of the host
+//! that wrote it last (docs/decisions/0024).
 //!
 //! The key has the order and its progress. An order gives no right to a disk. Only ownership
-//! records and locks do.
+//! records and ownership locks give a right to a disk.
 
 use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError, EtcdIs};
 use hob_control::{Arrival, CarryMode, ClusterMove, ClusterMoveState, Size, check_name};
@@ -25,7 +25,7 @@ pub(crate) struct Order {
     pub(crate) to: String,
     /// Progress of the move.
     pub(crate) state: ClusterMoveState,
-    /// Handling of the disk's cache, if the order or the owner specified it.
+    /// How the disk's cache moves to the new host, if the order or the owner specified it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CarryMode>,
     /// Pool on the new host, if the order names one.

@@ -12,12 +12,12 @@ use super::{Cluster, LIST_MAX, QUESTION_MAX};
 /// its content.
 const VALUE_BYTES_MAX: usize = 768 << 10;
 
-/// Maximum number of points of all curves of a host. The next constant limits the points of one
+/// Maximum number of points of all curves of a host. `POINTS_OF_ONE` limits the points of one
 /// curve.
 const POINTS_MAX: usize = 16 << 10;
 const POINTS_OF_ONE: std::ops::RangeInclusive<usize> = 4..=24;
 
-/// Hit ratios are published in units of this fraction.
+/// Miss ratios are published in units of 1/`PARTS`.
 const PARTS: f64 = 10_000.0;
 
 /// Placement data of a host.
@@ -52,7 +52,7 @@ pub(crate) struct DiskPlacement {
     /// Reason why the disk cannot move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fixed: Option<String>,
-    /// Points of the curve: number of blocks, and misses in units of 1/10 000.
+    /// Points of the curve: cache size in blocks, and miss ratio in units of 1/10 000.
     pub(crate) curve: Vec<(u64, u32)>,
 }
 

@@ -186,8 +186,8 @@ impl Names {
         [self.kind("title"), self.kind("hold")]
     }
 
-    /// Returns the disk and the meaning of an event of a watch on
-    /// [`titles_and_holds`](Self::titles_and_holds).
+    /// Returns the disk that an event concerns, and what the event means. The event comes from a
+    /// watch on [`titles_and_holds`](Self::titles_and_holds).
     pub(super) fn news<'a>(&self, event: &'a EtcdEvent) -> Option<(&'a str, ClusterEvent)> {
         let [titles, holds] = self.titles_and_holds();
         match (event.key.strip_prefix(&titles), event.key.strip_prefix(&holds), &event.value) {
@@ -231,7 +231,7 @@ impl Names {
         Ok(etcd.list(&self.kind("host"), wait_max).await?.iter().filter_map(host).collect())
     }
 
-    /// Returns all disks that a host has or had, by name.
+    /// Returns all disks that have or had an owner, by name.
     pub(super) async fn disks(
         &self,
         etcd: &Etcd,

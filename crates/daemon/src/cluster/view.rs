@@ -46,7 +46,7 @@ impl Cluster {
         Ok(hosts)
     }
 
-    /// Returns all disks that a host has or had, by name.
+    /// Returns all disks that have or had an owner, by name.
     pub(crate) async fn disks(&self) -> Result<Vec<ClusterDisk>, EtcdError> {
         let disk = |(name, title, by): (String, OwnershipRecord, Option<Member>)| ClusterDisk {
             name,

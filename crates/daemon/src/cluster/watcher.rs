@@ -1,7 +1,7 @@
 //! Watches etcd for disks that this host waits for, and for orders to move disks
-//! ([`Cluster::hear`]). A host *waits for* a disk that it is configured with while another host
-//! owns the disk. From time to time the host tries to take the disk. [`Waiting`] determines the
-//! time of each attempt ([`Cluster::to_try`]).
+//! ([`Cluster::hear`]). A host *waits for* a disk while the host is configured to serve the disk
+//! and another host owns it. From time to time the host tries to take the disk. [`Waiting`]
+//! determines the time of each attempt ([`Cluster::to_try`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -82,8 +82,8 @@ impl ClusterWatcher {
 }
 
 impl Cluster {
-    /// Returns the disks that this host should try to take now. `all` has the disks that it waits
-    /// for.
+    /// Returns the disks that this host should try to take now. `all` has the disks that this host
+    /// waits for.
     pub(crate) fn to_try(&self, all: &[String]) -> Vec<String> {
         let mut waiting = self.watcher.waiting();
         let now = now();
@@ -113,8 +113,8 @@ impl Cluster {
         }
     }
 
-    /// Returns true if etcd notifies this host of orders to move disks. Otherwise the orders must
-    /// be polled.
+    /// Returns true if etcd notifies this host of orders to move disks. Otherwise this host must
+    /// read the orders regularly.
     pub(crate) fn hears_of_orders(&self) -> bool {
         self.watcher.hears.load(Ordering::Relaxed)
     }

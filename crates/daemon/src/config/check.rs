@@ -51,7 +51,7 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// The errors in the order of their lines.
+    /// Returns the errors in the order of their lines.
     pub(super) fn finish(mut self) -> Vec<Finding> {
         self.list.sort();
         self.list.dedup();
@@ -354,14 +354,14 @@ fn readable(config: &Config, at: &str) -> String {
     }
 }
 
-/// Checks that no two disks with a writer share a file, also through loop devices and partitions,
-/// and that no disk is on a pool's device.
+/// Checks that two disks share a file only if both are read-only, and that no disk is on a pool's
+/// device. Finds files that are shared through loop devices and partitions too.
 fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
     struct Use {
         at: String,
         what: String,
         path: PathBuf,
-        /// True if others may read the file too.
+        /// True if this user only reads the file, so that others may read it too.
         shares: bool,
     }
     let mut uses = Vec::new();
@@ -382,8 +382,8 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
             shares: disk.read_only,
         }));
     }
-    // Disks and pools added by command count too. If hob.toml has an entry for one, this entry
-    // decides.
+    // Disks and pools that were added by command count too. If hob.toml has an entry of the same
+    // name, the entry in hob.toml decides.
     for pool in state.pools.iter().filter(|pool| !config.pools.iter().any(|own| own.name == pool.name)) {
         let peers: Vec<&Path> = pool.peers.iter().map(|peer| peer.path.as_path()).collect();
         let own = pool.devices.iter().filter(|path| !peers.contains(&path.as_path()));
@@ -453,7 +453,7 @@ fn place_of(path: &Path) -> Option<DataLocation> {
 struct DataLocation {
     /// Objects that have the same data.
     whole: Vec<Identity>,
-    /// Objects of which the data are a part.
+    /// Larger objects that contain the data, such as the disk of a partition.
     part: Vec<Identity>,
 }
 
@@ -462,8 +462,8 @@ impl DataLocation {
         DataLocation { whole: vec![identity], part: Vec::new() }
     }
 
-    /// Returns true if both places have data in common. Two parts of one object are taken as
-    /// different parts.
+    /// Returns true if both places have data in common. Two parts of one object are assumed to have
+    /// no data in common.
     fn overlaps(&self, other: &DataLocation) -> bool {
         let any = |one: &[Identity], other: &[Identity]| one.iter().any(|identity| other.contains(identity));
         any(&self.whole, &other.whole) || any(&self.whole, &other.part) || any(&self.part, &other.whole)

@@ -41,7 +41,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Name in the configuration.
+    /// Returns the name of the role in hob.toml.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Role::ReadOnly => "read-only",

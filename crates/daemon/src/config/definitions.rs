@@ -12,7 +12,7 @@ use hob_storage::pool::SEGMENT_BYTES_MIN;
 use crate::cache_settings::{CacheContext, DEVICES_FOR_COPIES, new_spec, policy_name};
 use crate::state::patched_qos;
 
-/// Number of devices in a pool.
+/// Numbers of a pool's devices: on this host, and on other hosts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolShape {
     pub(crate) devices: usize,

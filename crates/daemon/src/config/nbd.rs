@@ -76,7 +76,8 @@ impl NbdTlsFiles {
     }
 }
 
-/// Reports errors that can be found without reading files: the key and the error.
+/// Reports the errors that can be found without reading files. `report` gets the key and the
+/// message of each error.
 pub(crate) fn check_nbd(nbd: &[NbdEntry], allow: &[AllowEntry], report: &mut dyn FnMut(&str, String)) {
     let (mut certificates, mut keys, mut broken) = (false, false, false);
     for (number, entry) in nbd.iter().enumerate() {

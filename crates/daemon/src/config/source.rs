@@ -1,4 +1,5 @@
-//! Reading hob.toml: every syntax error, unknown key and wrong type in one pass, and the line of each key.
+//! Reads hob.toml. Finds every syntax error, unknown key and wrong type in one pass, and the line
+//! of each key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -99,8 +100,8 @@ fn remove(table: &mut DeTable<'_>, span: &Range<usize>) -> Option<String> {
     Some(key.get_ref().to_string())
 }
 
-/// Removes an entry inside a value. The inner result is the key of the removed entry, if it has
-/// one.
+/// Removes an entry inside a value. Returns `None` if no entry was removed, and otherwise the key
+/// of the removed entry; `Some(None)` for an item of an array, which has no key.
 fn remove_inside(value: &mut Spanned<DeValue<'_>>, span: &Range<usize>) -> Option<Option<String>> {
     match value.get_mut() {
         DeValue::Table(table) => remove(table, span).map(Some),

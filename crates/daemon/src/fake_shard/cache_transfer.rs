@@ -42,7 +42,7 @@ impl State {
         }
     }
 
-    /// A request of the daemon's own.
+    /// Sends a request to the engine that comes from the daemon, not from a guest.
     fn own(&mut self, id: DiskId, op: Op, len: u64, answer: Answer<()>) {
         let request = self.begin_in(SessionId::DAEMON_BIT, id, op, 0, len);
         let result = self.replies.remove(&request).unwrap_or(Err(IoError::Failed));

@@ -46,7 +46,7 @@ pub(crate) enum DeviceError {
         "the kernel has no NBD driver; run 'modprobe nbd', and list nbd in /etc/modules-load.d for the next start"
     )]
     NoDriver,
-    /// hob lacks a capability.
+    /// hob lacks a capability that the operation needs.
     #[error("hob needs the capability CAP_SYS_ADMIN for block devices: run it as root")]
     NotPermitted,
     /// Programs use the device, or another daemon serves it.
@@ -136,8 +136,8 @@ pub(crate) fn connect(device: &HostDevice) -> Result<Option<OwnedFd>, DeviceErro
     Ok(if is_closed(&near) { None } else { Some(near) })
 }
 
-/// Changes the size of the device, which the shard must serve: the kernel may wait for requests in
-/// flight.
+/// Changes the size of the device. The shard must serve the device meanwhile, because the kernel
+/// may wait for requests in flight.
 pub(crate) fn resize(device: &HostDevice) -> Result<(), DeviceError> {
     let Some(index) = find(Path::new(BLOCK_DEVICES), &device.identifier) else { return Ok(()) };
     let resized = open_driver()?.resize(index, &device.identifier, device.size_bytes);

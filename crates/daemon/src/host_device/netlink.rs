@@ -1,9 +1,9 @@
 //! Messages to the kernel's NBD driver by generic netlink, as `linux/nbd-netlink.h`,
 //! `linux/genetlink.h` and `linux/netlink.h` define them.
 //!
-//! The kernel executes a request inside the call that sends it, so the answer is readable at once and
-//! nothing here waits for one. All numbers are in the host's byte order. Answers come from the kernel,
-//! but are validated like other external bytes.
+//! The kernel executes a request inside the call that sends the request. So the answer is readable
+//! when this call returns, and no function here waits for an answer. All numbers are in the host's
+//! byte order. Answers come from the kernel, but are validated like other external bytes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -25,7 +25,7 @@ const GENERIC_BYTES: usize = 4;
 /// Length of an attribute's header.
 const ATTRIBUTE_BYTES: usize = 4;
 
-/// Message type of the family that knows the other families.
+/// Message type of the control family, which returns the numbers of all other families.
 const CONTROL_FAMILY: u16 = 0x10;
 /// Request to the control family for the number of a family.
 const CONTROL_GET_FAMILY: u8 = 3;
@@ -133,7 +133,7 @@ impl Driver {
         self.ask(request).map(drop)
     }
 
-    /// Ends a device. Requests in flight fail.
+    /// Disconnects a device. Requests in flight fail.
     pub(super) fn disconnect(&mut self, index: u32) -> io::Result<()> {
         self.ask(disconnect(self.family, index)).map(drop)
     }
@@ -181,7 +181,7 @@ fn disconnect(family: u16, index: u32) -> Message {
     request
 }
 
-/// A request.
+/// A netlink request that is being built.
 #[derive(Debug)]
 struct Message(Vec<u8>);
 
@@ -273,7 +273,7 @@ fn invalid(what: &str) -> io::Error {
 mod tests {
     use super::*;
 
-    /// One attribute, written out.
+    /// Returns the bytes of one attribute.
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
         let mut bytes = ((value.len() + 4) as u16).to_ne_bytes().to_vec();
         bytes.extend(kind.to_ne_bytes());

@@ -77,7 +77,7 @@ fn program_with(proc: &Path, numbers: &BTreeSet<u64>) -> Option<String> {
     for process in processes {
         let Ok(files) = fs::read_dir(proc.join(&process).join("fd")) else { continue };
         let is_open = files.filter_map(Result::ok).any(|file| {
-            // Without synchronization, a hung network file system cannot block this.
+            // With `STATX_DONT_SYNC`, a hung network file system cannot block this call.
             let found =
                 statx(rustix::fs::CWD, file.path(), AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS);
             found.is_ok_and(|found| {

@@ -144,7 +144,7 @@ impl Access {
     }
 }
 
-/// Lets every request pass.
+/// Accepts every request.
 pub(super) async fn accept(request: Request, next: Next) -> Response {
     establish(&request);
     next.run(request).await
@@ -158,8 +158,9 @@ fn establish(request: &Request) {
     }
 }
 
-/// Refuses requests that their client's role does not permit, and logs the client. Responses have
-/// the role, so that a page can hide forbidden actions. The page itself is public.
+/// Refuses requests that their client's role does not permit, and logs the client. A header of each
+/// response names the client's role, so that the dashboard can hide forbidden actions. The files of
+/// the dashboard are public.
 pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     if page::is_public(request.method(), request.uri().path()) {
         return next.run(request).await;

@@ -10,11 +10,10 @@
 //!         services.exports.bitmap_rename(disk, bitmap, to).await
 //!     }
 //! }
-//! ```
-//! The comment, the name (operation id), the descriptions of path parameters, the type of the body
-//! and the statuses of failures are those of the OpenAPI document. `; ?query: Form` before the body
-//! takes query parameters. The block may use `?`. Handlers with streams or peer certificates are
-//! written out.
+//! ``` The comment, the name (operation id), the descriptions of path parameters, the type of the
+//! body and the statuses of failures are those of the OpenAPI document. `; ?query: Form` before the
+//! body takes query parameters. The block may use `?`. Handlers that use streams or peer
+//! certificates are ordinary functions outside this table.
 
 use std::sync::Arc;
 
@@ -24,8 +23,8 @@ use axum::response::Response;
 use crate::background::Boxed;
 use crate::services::Services;
 
-/// The handler of a row. It is a function pointer: with one type for all rows, the compiler makes
-/// the code of axum's routes only once.
+/// The handler of a row. All handlers have this one function-pointer type, so the compiler
+/// generates the code of axum's routes only once.
 pub(super) type Endpoint = fn(State<Arc<Services>>, Request) -> Boxed<Response>;
 
 /// Defines `table()`, the router of the endpoints, and `Paths`, their OpenAPI document.
@@ -81,7 +80,7 @@ macro_rules! endpoints {
     };
 }
 
-/// The type of a path parameter, whatever its name is.
+/// Expands to `String`, the type of every path parameter.
 macro_rules! string_for {
     ($part:ident) => {
         String

@@ -130,7 +130,7 @@ pub(super) enum Answer<T> {
 }
 
 impl Answer<()> {
-    /// A problem without a hint.
+    /// Creates a failure with this status and error message, without a hint.
     pub(super) fn no(status: StatusCode, error: impl Into<String>) -> Answer<()> {
         Answer::No(status, Problem::new(error))
     }

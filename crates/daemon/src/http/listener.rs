@@ -157,7 +157,7 @@ impl ControlListener {
         Ok(ControlListener { socket, endpoint, name, listening: listening.clone() })
     }
 
-    /// Address for clients, with the actual port if port 0 was requested.
+    /// Returns the address for clients, with the actual port if port 0 was requested.
     pub(crate) fn endpoint(&self) -> Endpoint {
         match (&self.socket, &self.endpoint) {
             (Socket::Tcp { socket, .. }, Endpoint::Tcp { host, .. }) => match socket.local_addr() {
@@ -276,8 +276,8 @@ impl HangUp {
     }
 }
 
-/// A connected socket, also one with TLS. Connections box it, because hyper's server would be
-/// compiled once for each type.
+/// A connected socket, also one with TLS. Each connection uses a boxed `Stream`. Otherwise the
+/// compiler would generate hyper's server once for each type of socket.
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
@@ -358,8 +358,8 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
     }
 }
 
-/// Binds a Unix socket whose file has the right permissions from the start: the socket is bound
-/// under a temporary name, and its file is renamed after its permissions are set.
+/// Binds a Unix socket whose file has the right permissions from the start. The socket is bound
+/// under a temporary name. Its file is renamed after its permissions are set.
 fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         std::fs::create_dir_all(directory)?;

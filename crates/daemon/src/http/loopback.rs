@@ -55,12 +55,13 @@ impl Loopback {
         Ok(Loopback { socket: TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?, token, role })
     }
 
-    /// Address of the page.
+    /// Returns the address of the page.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// URL of the page with its token. Browsers do not send the part of a URL behind `#`.
+    /// Returns the URL of the page, with the token behind `#`. Browsers do not send the part of a
+    /// URL behind `#`.
     pub fn url(&self) -> io::Result<String> {
         Ok(format!("http://{}/#token={}", self.address()?, self.token))
     }

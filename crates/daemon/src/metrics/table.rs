@@ -41,54 +41,57 @@ pub(crate) enum Kind {
     Histogram,
 }
 
-/// Source of the values: one value for each of the named objects.
+/// Source of the values: the objects that have one value each, and the function that returns the
+/// value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
-    /// The daemon.
+    /// One value for the daemon.
     Daemon(fn(&Daemon) -> f64),
-    /// The daemon, if it is in a cluster.
+    /// One value for the daemon, if it is in a cluster.
     Cluster(fn(&Cluster) -> f64),
-    /// The daemon, with its version.
+    /// The constant 1 for the daemon, with its version as a label.
     Build,
-    /// Each shard: whether it answers.
+    /// One value for each shard: 1 if the shard answers, otherwise 0.
     Shards,
-    /// Each kind of problem: how many there are.
+    /// One value for each kind of health problem: the number of problems.
     Problems,
-    /// Each pool.
+    /// One value for each pool.
     Pool(fn(&Pool) -> f64),
-    /// Pool with shared caches: the flash that they divide.
+    /// One value for each pool with shared caches, about the flash that these caches divide.
     SharedCapacity(fn(&SharedCapacity) -> f64),
-    /// Each device.
+    /// One value for each flash device.
     Device(fn(&Device) -> f64),
-    /// Each device that is open.
+    /// One value for each open flash device.
     DeviceIo(fn(&DeviceCounts) -> f64),
-    /// Each state of each device: 1 if it is in that state.
+    /// One value for each state of each flash device: 1 if the device is in that state, otherwise
+    /// 0.
     DeviceStates,
-    /// Each disk.
+    /// One value for each disk.
     Disk(fn(&Disk) -> f64),
-    /// Each state of each disk: 1 if it is in that state.
+    /// One value for each state of each disk: 1 if the disk is in that state, otherwise 0.
     DiskStates,
-    /// The backing of each online disk.
+    /// One value for the backing of each online disk.
     Backing(fn(&BackingState) -> f64),
-    /// Each state of the backing of each online disk: 1 if it is in that state.
+    /// One value for each state of the backing of each online disk: 1 if the backing is in that
+    /// state, otherwise 0.
     BackingStates,
-    /// The entitlement of each disk that has one.
+    /// One value for each disk with this part of an entitlement.
     Qos(fn(&DiskQos) -> Option<f64>),
-    /// Each datastore whose value is known.
+    /// One value for each datastore whose value is known.
     Datastore(fn(&Datastore) -> Option<f64>),
     /// One value for each disk with a configured cache.
     Cache(fn(&Cache) -> f64),
-    /// The settings of each configured cache, as labels.
+    /// The constant 1 for each configured cache, with the cache's settings as labels.
     CacheInfo,
-    /// Each state of each cache: 1 if it is in that state.
+    /// One value for each state of each cache: 1 if the cache is in that state, otherwise 0.
     CacheStates,
-    /// Each online disk.
+    /// One value for each online disk.
     Stats(fn(&DiskStats) -> f64),
-    /// Each online disk with a cache.
+    /// One value for each online disk with a cache.
     CacheStats(fn(&MetricContext<'_>) -> f64),
-    /// Each outcome of each online disk.
+    /// One value for each outcome of each online disk.
     Outcome(fn(&OutcomeStats) -> f64),
-    /// Each outcome that has occurred, of each online disk.
+    /// A histogram for each outcome that has occurred, of each online disk.
     Latency,
 }
 
@@ -102,7 +105,7 @@ pub(crate) struct MetricContext<'a> {
 }
 
 impl Source {
-    /// Returns the labels of the values.
+    /// Returns the names of the labels of the values.
     pub(crate) fn labels(self) -> &'static [&'static str] {
         match self {
             Source::Daemon(_) | Source::Cluster(_) => &[],
@@ -167,7 +170,7 @@ impl Metric {
 
 const NS: f64 = 1e9;
 
-/// Returns a number of a pool's flash writes.
+/// Returns a number about a pool's flash writes; 0 if the pool has none.
 fn writes(pool: &Pool, number: fn(&FlashWritesUsage) -> Size) -> f64 {
     pool.flash_writes.as_ref().map_or(0.0, |writes| number(writes).bytes() as f64)
 }

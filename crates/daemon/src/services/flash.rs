@@ -26,7 +26,7 @@ use crate::hardware::FlashDevice;
 use crate::swap::FileId;
 use crate::watchdog::contained;
 
-/// Time in which a device must answer a read and a flush before it is opened.
+/// hob opens a device only if the device answers a read and a flush within this time.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Returns [`ANSWER_MAX`], or a longer time if hob's own tests allow flash to stall for longer.
@@ -178,7 +178,8 @@ impl Flash {
         self.with(move |pool| match pool {
             Some(pool) => {
                 let id = pool.add_device(&spec, overwrite).map_err(refuse)?;
-                // Caches may allocate journals at any time, and the shards do not know the device yet.
+                // Allocation stays off, because caches may allocate journals at any time and the
+                // shards have not opened the device yet.
                 set(pool, id, Admission::Out);
                 Ok(id)
             }
@@ -203,8 +204,8 @@ impl Flash {
         self.with(|pool| Ok(pool.as_ref().map(|pool| pool.uuid().to_string()))).await.map(|(uuid, _)| uuid)
     }
 
-    /// Switches allocation from a device on or off. A device that cannot store the setting is not
-    /// an error.
+    /// Switches allocation from a device on or off. Succeeds even if the device cannot store the
+    /// setting.
     pub(super) async fn set_admission(&self, id: DeviceId, admission: Admission) -> Result<Vec<DeviceInfo>> {
         self.with(move |pool| {
             if let Some(pool) = pool.as_mut().filter(|pool| has(pool, id)) {
@@ -367,7 +368,7 @@ impl Flash {
                 }
                 error => refuse(error),
             }),
-            None => Err(ApiError::conflict("no device of the pool is there")),
+            None => Err(ApiError::conflict("no device of the pool is online")),
         })
         .await
     }
@@ -406,8 +407,8 @@ impl Flash {
         .await
     }
 
-    /// Frees the journal rings of an owner except the ring `in_use`. Devices record this with the
-    /// next allocation.
+    /// Frees the journal rings of an owner except the ring `in_use`. Each device records this with
+    /// its next allocation.
     pub(super) async fn free_rings_besides(&self, owner: OwnerId, in_use: u32) -> Result<()> {
         let freed = self.with(move |pool| {
             pool.iter_mut().for_each(|pool| pool.free_rings_besides(owner, in_use));
@@ -420,7 +421,7 @@ impl Flash {
     pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<()> {
         let void = self.with(move |pool| match pool {
             Some(pool) => pool.make_void(owner, upto).map_err(refuse),
-            None => Err(ApiError::conflict("no device of the pool is there")),
+            None => Err(ApiError::conflict("no device of the pool is online")),
         });
         void.await.map(|((), _)| ())
     }
@@ -432,7 +433,7 @@ impl Flash {
     ) -> Result<T> {
         let value = self.with(move |pool| match pool {
             Some(pool) => read(pool),
-            None => Err(ApiError::conflict("no device of the pool is there")
+            None => Err(ApiError::conflict("no device of the pool is online")
                 .hint("reconnect the missing devices; hob retries every few seconds")),
         });
         Ok(value.await?.0)

@@ -208,8 +208,8 @@ impl Tasks {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that the daemon is closing its disks. A task that fails from now on is ended by the
-    /// daemon, so it is forgotten.
+    /// Records that the daemon is closing its disks. If a task fails from now on, the cause is the
+    /// end of the daemon. So the failure is not recorded.
     pub(super) fn close(&self) {
         self.lock().is_closing = true;
     }

@@ -47,7 +47,7 @@ pub(crate) struct CacheSpec {
     /// When the cache is verified against its backing after a restart.
     #[serde(default, with = "word", skip_serializing_if = "is_default")]
     pub(crate) verify: Verify,
-    /// Size of the RAM tier; 0 for none.
+    /// Size of the memory tier; 0 for none.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) ram: Size,
     /// The journal of a persistent cache.
@@ -205,8 +205,8 @@ pub(crate) struct JournalSpec {
     /// cached data.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) foreign: bool,
-    /// The last complete ring of the journal, or 0. If flash has neither it nor a later one, the
-    /// ring was lost, or the flash was replaced by an older copy.
+    /// The last complete ring of the journal, or 0. If flash has neither this ring nor a later one,
+    /// the ring was lost, or the flash was replaced by an older copy.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) written: u32,
     /// The highest ring number that was never in use, because the ring could not be made; or 0.
@@ -251,8 +251,8 @@ impl JournalSpec {
         self.used = known.or(boot.map(|boot| UsedIn { boot, first_ring }));
     }
 
-    /// Returns true if the journal ring `ring` was used in this boot of the host, so that its crash
-    /// log still exists, unless it was removed or the cache was closed.
+    /// Returns true if the journal ring `ring` was used in this boot of the host. Then the crash
+    /// log of the ring still exists, unless the cache was closed or the crash log was removed.
     pub(crate) fn expects_crash_log(&self, boot: Option<BootId>, ring: u32) -> bool {
         self.used.is_some_and(|used| Some(used.boot) == boot && used.first_ring <= ring)
     }

@@ -36,7 +36,7 @@ pub(crate) struct Served {
     pub(crate) modified_ns: u64,
 }
 
-/// The content of the file.
+/// The content of the file `last-served`.
 #[derive(Debug)]
 pub(crate) struct LastServed {
     path: PathBuf,
@@ -92,7 +92,7 @@ impl LastServed {
         let mut options = File::options();
         let file = options.write(true).create(true).truncate(false).mode(0o600).open(&self.path)?;
         file.write_all_at(text.as_bytes(), 0)?;
-        // A file that is truncated first may be empty after a power cut.
+        // The file is not truncated before the write: a power cut could then leave an empty file.
         if file.metadata()?.len() != text.len() as u64 {
             file.set_len(text.len() as u64)?;
         }

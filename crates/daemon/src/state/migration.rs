@@ -16,7 +16,7 @@ pub(crate) struct MigrationSpec {
     pub(crate) record: RecordSpec,
     /// HOST:PORT of the other host of the migration.
     pub(crate) peer: String,
-    /// Handling of the cache during the migration.
+    /// How the cache moves to the destination.
     pub(crate) cache: CarryMode,
     /// Mode that the cache gets after the migration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,14 +47,15 @@ pub(crate) enum RecordSpec {
     Owner { generation: u64, attempts: u32 },
     /// This host owns the disk and is migrating it to another host.
     Leaving { generation: u64, attempt: u32 },
-    /// The disk was handed over, or may have been.
+    /// The disk was handed over to another host, or may have been.
     Away { generation: u64, attempt: u32, taken: bool },
     /// The disk is to migrate to this host.
     Awaiting { generation: u64, attempt: u32 },
 }
 
 impl RecordSpec {
-    /// Converts a record for the state. [`Record::Gone`] is saved elsewhere.
+    /// Converts a record into the form of the state file; `None` for [`Record::Gone`], which is
+    /// saved elsewhere.
     pub(crate) fn of(record: Record) -> Option<RecordSpec> {
         Some(match record {
             Record::Owner { generation, attempts } => RecordSpec::Owner { generation, attempts },

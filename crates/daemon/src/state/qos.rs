@@ -140,10 +140,10 @@ impl DatastoreState {
 pub(crate) enum ControlSpec {
     /// No limit.
     Off,
-    /// A limit by latency.
+    /// The limit depends on the datastore's latency.
     Auto,
-    /// A limit by latency, whose threshold is the latency at the knee of the datastore's
-    /// throughput.
+    /// The limit depends on the datastore's latency. The threshold is the latency at the knee of
+    /// the datastore's throughput.
     Knee,
     /// A fixed number of I/Os.
     Depth(u32),

@@ -19,7 +19,7 @@ use super::{hex, names, subject};
 pub(crate) struct PeerCertificate(CertificateDer<'static>);
 
 impl PeerCertificate {
-    /// The certificate of a connection; `None` if the client sent none.
+    /// Returns the client's certificate of a connection; `None` if the client sent none.
     pub(crate) fn of<S>(stream: &TlsStream<S>) -> Option<PeerCertificate> {
         let (_, session) = stream.get_ref();
         session.peer_certificates()?.first().map(|first| PeerCertificate(first.clone().into_owned()))

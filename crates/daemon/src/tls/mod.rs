@@ -78,7 +78,7 @@ pub(crate) enum TlsError {
     /// The certificate authorities are unusable.
     #[error("cannot use the CA certificates in {}: {why}", path.display())]
     Authorities {
-        /// The file.
+        /// The file with the certificate authorities.
         path: PathBuf,
         why: String,
     },
@@ -115,7 +115,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// The stamp of a file, if it exists.
+    /// Returns the stamp of a file, if the file exists.
     pub(crate) fn of(path: &Path) -> Option<Stamp> {
         let metadata = std::fs::metadata(path).ok()?;
         let modified = metadata.modified().ok();

@@ -159,7 +159,7 @@ impl InheritedClient {
     ) -> Option<(InheritedClient, ConnectionPermit)> {
         let peer = Peer { address: address_of(&self.socket), ..Peer::default() };
         let visible = Visible { exports: context.exports.clone(), allow: context.allow.clone(), peer };
-        // The kernel has no address and no certificate, and every disk may be a block device.
+        // The allow-list does not apply to the kernel, because every disk may be a block device.
         let found = match self.entry.is_kernel {
             true => context.exports.get(&self.entry.export),
             false => visible.get(&self.entry.export),

@@ -3,9 +3,9 @@
 //!
 //! Record and descriptors are sent into a socket pair. One end of the pair becomes the next
 //! program's standard input, the only descriptor that it can find. All other descriptors are
-//! close-on-exec, before and after. If a message is invalid, its descriptors are therefore closed
-//! with it. The environment variable [`VARIABLE`] announces the message to one process: a child
-//! that inherits the variable has no message.
+//! close-on-exec before and after `execve`. So if a message is invalid, its descriptors are closed
+//! with the message. The environment variable [`VARIABLE`] announces the message to one process: a
+//! child that inherits the variable has no message.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,16 +1,19 @@
-//! Upgrade without closing clients' connections: `execve` of the new program in the same process. Clients notice a pause.
+//! Upgrade without closing clients' connections: the process executes the new program with
+//! `execve`. Clients notice a pause.
 //!
 //! # Order
-//! 1. The new program is started with `--check`: can it start and take over ([`check`])? If not, nothing changes.
+//! 1. The new program is started with `--check` and reports whether it can start and take over
+//!    ([`check`]). If it cannot, nothing changes.
 //! 2. Changes are refused, and each backing is flushed while guests are still served ([`prepare`]). If a backing does not answer, the
 //!    daemon continues as before: the new program could not open the disk, although the cache of this program serves it.
 //! 3. New connections are refused, and every request in flight is finished. If that takes too long because a backing does not answer,
 //!    the daemon resumes as before. Then each backing is flushed again, because the new program does not know which writes were not
 //!    flushed.
 //! 4. Caches are closed as at every exit. Connections, mounts and listening sockets stay open ([`HandOff`]).
-//! 5. The new program starts in this process ([`become_next`]). If that fails, the old program restarts. It takes the state that was
-//!    handed over ([`InheritedState`]) and attaches each client when its disk is open. A disk whose backing stopped answering after
-//!    step 3 is offline until it answers; the new program retries.
+//! 5. The new program starts in this process ([`become_next`]). If that fails, the old program
+//!    restarts. The program that starts takes the state that was handed over ([`InheritedState`]),
+//!    and attaches each client when the client's disk is open. If a backing has stopped answering
+//!    after step 3, its disk is offline until the backing answers; the program retries.
 //!
 //! Not kept: TLS connections, whose sessions cannot be moved; vhost-user connections, because guests reconnect by themselves; connections
 //! to the control API.
@@ -41,7 +44,8 @@ use super::shard_api::{AtRest, FileRights, ShardHandle};
 pub(crate) use inherited::{InheritedState, WaitingClients};
 use record::{ClientEntry, FileEntry, Record, Table};
 
-/// Output of `--check` of a program that can take over, before its version of the hand-off record.
+/// Text that `--check` prints if the program can take over. The version of its hand-over record
+/// follows.
 const CAN_TAKE_OVER: &str = "can start, and takes over hand-overs of version ";
 
 /// The option that makes a program check and exit.
@@ -257,7 +261,8 @@ impl HandOff {
             self.record.table.files.push(file_entry(export, (path, made), attributes, read_only));
             self.fds.push(device);
         }
-        // No shard serves these files; the next program finds stale mounts.
+        // No shard serves these files any more. The next program finds their mounts and removes
+        // them as stale mounts.
         for (export, path, _) in mounts {
             tracing::warn!(
                 "export {export}: its file {} cannot be handed over and is unmounted",

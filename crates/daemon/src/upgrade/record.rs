@@ -31,7 +31,7 @@ const RECEIVED_BYTES_MAX: usize = 1 << 20;
 /// Maximum length of a name or path in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
 
-/// The record.
+/// The record of an upgrade: its table, and the bytes that clients had sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     /// Table that describes the file descriptors passed to the new process.
@@ -61,17 +61,17 @@ pub(crate) struct FileEntry {
     pub(crate) disk: String,
     /// Path at which the file is mounted.
     pub(crate) path: PathBuf,
-    /// True if the file below was created for the mount.
+    /// True if hob created the covered file for this mount.
     pub(crate) made: bool,
     /// True if writes are refused.
     pub(crate) read_only: bool,
-    /// Size in bytes.
+    /// Size of the mounted file in bytes.
     pub(crate) size: u64,
-    /// Permission bits.
+    /// Permission bits of the mounted file.
     pub(crate) mode: u32,
-    /// Owner.
+    /// User id of the mounted file's owner.
     pub(crate) uid: u32,
-    /// Group.
+    /// Group id of the mounted file.
     pub(crate) gid: u32,
     /// Time of the mount, in seconds since 1970.
     pub(crate) seconds: u64,
@@ -116,7 +116,7 @@ pub(crate) enum RecordError {
     #[error("the hand-off record has version {0}, and this hob supports version {VERSION}")]
     Version(u32),
     /// The record contradicts itself.
-    #[error("it is broken: {0}")]
+    #[error("the hand-off record is invalid: {0}")]
     Broken(String),
 }
 

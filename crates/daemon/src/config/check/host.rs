@@ -1,9 +1,9 @@
-//! The check of hob.toml against this host, for `--check` only: a daemon that starts reports each of
-//! these errors itself, and serves the other disks.
+//! The check of hob.toml against this host, for `hob daemon --check` only. A daemon that starts
+//! reports the same errors itself, and serves the disks without errors.
 //!
-//! It finds addresses and paths that are used twice under different spellings, backings and devices
-//! that cannot be opened, and sizes that do not fit. A path whose filesystem does not answer within
-//! a second is not examined.
+//! The check finds addresses and paths that are used twice under different spellings, backings and
+//! devices that cannot be opened, and sizes that do not fit. A path whose filesystem does not
+//! answer within a second is not examined.
 
 use std::collections::BTreeMap;
 use std::fs::FileType;
@@ -32,7 +32,7 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 /// Whether sockets at `::` leave IPv4 to other sockets: `1` or `0`.
 const BIND_V6_ONLY: &str = "/proc/sys/net/ipv6/bindv6only";
 
-/// A path of hob.toml.
+/// A path in hob.toml, and what the path is used for.
 struct PathUse {
     /// Key of the path in the file.
     at: String,
@@ -65,7 +65,7 @@ struct PathFacts {
     is_missing: bool,
     /// True if the path's directory does not exist.
     lacks_directory: bool,
-    /// Format whose header the content has, if a format is expected.
+    /// The image format whose header the file has, if hob.toml names a format.
     content: Option<Format>,
 }
 
@@ -102,7 +102,7 @@ fn check_addresses(config: &Config, found: &mut Findings<'_>) {
 }
 
 /// Returns true if the kernel cannot listen at both addresses. Host names are not resolved.
-/// `v6_takes_v4`: a socket at `::` also accepts IPv4.
+/// `v6_takes_v4` is true if a socket at `::` also accepts IPv4 connections.
 fn is_one_address(one: &Endpoint, other: &Endpoint, v6_takes_v4: bool) -> bool {
     let address = |endpoint: &Endpoint| match endpoint {
         Endpoint::Tcp { host, port } if *port > 0 => Some((host.parse::<IpAddr>().ok()?, *port)),
@@ -226,8 +226,8 @@ fn examine(path: &Path, role: Role) -> PathFacts {
     }
 }
 
-/// Returns the path without symbolic links, `.` and `..`. The part that does not exist is resolved by
-/// its names.
+/// Returns the path without symbolic links, `.` and `..`. In the part that does not exist, `..`
+/// removes the name before it.
 fn canonical(path: &Path) -> PathBuf {
     if let Ok(found) = std::fs::canonicalize(path) {
         return found;
@@ -297,7 +297,7 @@ fn check_types(
                     found.add(&this.at, what);
                     continue;
                 }
-                // The formats whose header is always at one place.
+                // Only these formats have their header at a fixed offset.
                 let strict = [Format::Qcow2, Format::Vdi, Format::Vhdx];
                 if let Some(format) = format.filter(|format| strict.contains(format))
                     && facts.content.is_some_and(|content| content != format)
@@ -315,7 +315,7 @@ fn check_types(
                 let segment = segment.unwrap_or_else(|| default_segment_bytes(pool.size.map(Size::bytes)));
                 let needed = device_bytes_for(segment, segment);
                 let what = match unfit {
-                    // Such a socket leads to a device of another host.
+                    // A socket in the list of devices leads to a device of another host.
                     Some("a socket") => continue,
                     Some(noun) => format!("device {path} is {noun}, not a file or a block device"),
                     None if is_known => continue,
@@ -390,7 +390,7 @@ fn check_sizes(
     }
 }
 
-/// Returns the size of a pool's device; `None` if it is not a file, or unknown.
+/// Returns the size of a pool's device; `None` if the device is not a file, or its size is unknown.
 fn device_bytes(pool: &PoolCreate, facts: Option<&PathFacts>) -> Option<u64> {
     let (size, facts) = (pool.size?.bytes(), facts?);
     match facts.file {
@@ -426,7 +426,8 @@ mod tests {
         disk(name, &format!("/none/{name}"), &format!("cache = {{ pool = \"p\", {cache} }}"))
     }
 
-    /// A directory with a link to it, and their paths.
+    /// Returns a temporary directory, the path of a directory inside, and the path of a link to the
+    /// latter.
     fn linked() -> (tempfile::TempDir, String, String) {
         let dir = tempfile::tempdir().unwrap();
         let (real, link) = (dir.path().join("real"), dir.path().join("link"));

@@ -11,9 +11,9 @@
 //! | write every dirty sector to the backing, then flush the backing | as after the previous step |
 //! | record that no dirty data is left | the disk is opened normally |
 //!
-//! The failover does not change the replica, so it can always be restarted. A wrong checksum or a
-//! read error ends the failover before the ownership record changes. The disk is then offline with
-//! a reason. Before each write, this host checks that its lease in etcd is valid.
+//! A failover does not change the replica, so the failover can always be restarted. A wrong
+//! checksum or a read error ends the failover before the ownership record changes. The disk is then
+//! offline with a reason. Before each write, this host checks that its lease in etcd is valid.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -161,8 +161,8 @@ impl ClusterService {
 }
 
 /// Checks that the backing is that of the replica's disk: it is writable, large enough, and has the
-/// same identity. If the identity of this kind of backing can differ between hosts, a different one
-/// is only logged.
+/// same identity. If the identity of this kind of backing can differ between hosts, a difference is
+/// only logged.
 fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<()> {
     let summary = dirty.summary();
     if info.read_only {

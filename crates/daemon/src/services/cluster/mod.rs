@@ -33,14 +33,16 @@ use placement::Rates;
 /// must acquire again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Maximum time to release a disk when the daemon ends; after that time, no other disk is released.
+/// Maximum time to release a disk when the daemon ends. If a release takes longer, the daemon ends
+/// without releasing the remaining disks.
 const END_MAX: Duration = Duration::from_secs(2);
 
 /// Number of checks between two searches for disks without dirty data.
 const TIDY_LOOKS: u32 = 5;
 
 /// Number of checks between two reads of all orders to move disks. This number applies while etcd
-/// notifies this host of orders and the latest read found none. Otherwise each check reads them.
+/// notifies this host of orders and the latest read found none. Otherwise each check reads the
+/// orders.
 const ORDERS_LOOKS: u32 = 15;
 
 /// Number of checks between two publications of placement data.

@@ -316,7 +316,9 @@ fn caveats(learnt: &[(usize, &DiskPlacement)], reads: f64) -> Vec<String> {
     }
     let unread = learnt.iter().filter(|(_, disk)| disk.curve.len() < 2).count();
     if unread > 0 && reads >= READS_TELLING {
-        caveats.push(format!("Disks without known reads, which the advice gives no flash: {unread}."));
+        caveats.push(format!(
+            "Disks without a known miss-ratio curve, to which the advice gives no flash: {unread}."
+        ));
     }
     caveats.push(
         "Hit ratios are estimates for LRU caches, which each host measures from the time when it \

@@ -7,7 +7,8 @@ use crate::background::spawn;
 use crate::services::registry::{DeviceEntry, DiskEntry, DiskPhase};
 
 impl Events {
-    /// Starts an attempt for each object that is offline or incomplete.
+    /// For each object that is offline or incomplete, starts an attempt to open or complete the
+    /// object.
     pub(super) fn retry(&self) {
         self.disks.link_parents();
         self.disks.drop_idle_parents();

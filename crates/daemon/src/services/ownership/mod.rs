@@ -1,5 +1,5 @@
-//! The ownership service: acquires a disk in the cluster before the disk is served, records in etcd
-//! whether the disk may have dirty data, and releases the disk (docs/decisions/0019).
+//! The ownership service (docs/decisions/0019): acquires a disk in the cluster before the disk is
+//! served, records in etcd whether the disk may have dirty data, and releases the disk.
 //!
 //! Without a cluster, every host owns its disks, and the functions here do nothing. The service
 //! owns the known [`Orders`] to move disks, because an order decides which host may acquire a disk.
@@ -94,7 +94,7 @@ impl Ownership {
         shard.set_lease(id, taken.clock)?;
         // The data that this host has pulled is valid, whichever host owned the disk before. So the
         // generation is recorded here as for a disk that this host owned before. The caller saves
-        // it together with the migration record.
+        // the generation together with the migration record.
         self.registry.inner().disk_mut(name)?.wanted.generation = Some(taken.generation);
         Ok(())
     }

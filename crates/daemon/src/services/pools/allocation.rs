@@ -1,5 +1,5 @@
 //! Adjustment of a shard's cache to its configuration: allocating and releasing segments, applying
-//! settings, leaving devices.
+//! settings, and moving data off devices.
 //!
 //! A change to the structure of a persistent cache needs a new ring for its journal
 //! ([`Pools::restructure`]). The engine refuses changes that would lose dirty data. After such a
@@ -90,7 +90,8 @@ impl Pools {
         let free = self.registry.inner().pool(&spec.pool)?.free_segments();
         check_index(&spec, have + missing.min(free), before, config.segment_bytes)?;
         let spare = if has_shared {
-            // Shared caches make full pools usual, so space stays free for the journals of all caches.
+            // Shared caches usually fill their pool. Therefore space for the journals of all caches
+            // must stay free.
             self.registry.inner().journal_spare(&spec.pool) + journal
         } else {
             let first = if has_cache { 0 } else { ring_segments(&spec, target, config.segment_bytes) };
@@ -291,10 +292,10 @@ impl Pools {
     }
 
     /// Drains a cache and replaces its journal id, if one of its journal rings is on a failed
-    /// device. The caller saves the new id, so that recovery ignores the old rings. Otherwise, if
-    /// the device refuses to record the end of the cache and works again after the next start,
-    /// recovery would write old dirty data over newer data of the backing. Returns the former
-    /// journal.
+    /// device. The caller saves the new id, so that recovery ignores the old rings. Without the new
+    /// id, the device might refuse to record the end of the cache, and work again after the next
+    /// start. Recovery would then write old dirty data over newer data of the backing. Returns the
+    /// former journal.
     async fn abandon_rings(
         &self,
         name: &str,
@@ -496,7 +497,7 @@ impl Pools {
             return Err(ShardError::Command(CommandError::Dirty));
         }
         let result = shard.change_cache(id, change).await;
-        // In any case, writes use the configured mode again.
+        // After success and after failure, writes use the configured mode again.
         if let Err(error) = self.tune(name, shard, id).await {
             tracing::warn!("{name}: {error}");
         }

@@ -22,8 +22,7 @@ use crate::api_error::Result;
 use crate::services::registry::SPREADING;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 
-/// Divisor of a cache's number of segments. A cache is balanced only if at least this part of its
-/// segments has to move.
+/// hob balances a cache only if at least 1/`SHARE_MIN` of the cache's segments has to move.
 const SHARE_MIN: u64 = 8;
 
 /// Time after which hob tries to balance a cache again although the last attempt changed nothing.

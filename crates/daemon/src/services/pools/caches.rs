@@ -94,9 +94,9 @@ impl Pools {
         self.finish_disk(name, guard, notes).await
     }
 
-    /// Creates a disk's cache as configured, or not at all. If a later step fails, the shard may
-    /// already have a cache with data. The partial cache is removed first. If the removal fails,
-    /// the cache and its configuration stay.
+    /// Creates a disk's cache as configured, or not at all. If a step fails, the shard may already
+    /// have a cache with data. Therefore this function removes the incomplete cache before it
+    /// returns the error. If the removal fails, the incomplete cache and its configuration stay.
     async fn fit_new(&self, name: &str, rule: AllocationRule) -> Result<Vec<String>> {
         let error = match self.fit_cache(name, rule).await {
             Err(error) => error,
@@ -184,14 +184,15 @@ impl Pools {
         }
         self.want(name, wanted)?;
         if !is_online {
-            // The disk may be opened now.
+            // With the new settings, the disk may be opened now.
             self.registry.inner().disk_mut(name)?.retry_after = None;
         }
         let done = self.reconfigure_to(name, before, wanted, before.structure() != wanted.structure()).await;
         if let Err(error) = done {
             let mut before = before.clone();
             if owner_of(&before) != owner_of(wanted) && !self.registry.inner().disk(name)?.has_cache {
-                // The old cache has left flash.
+                // The old cache is no longer on flash, so the restored settings need a new journal
+                // id.
                 before.journal = before.journal.map(|_| JournalSpec::new());
             }
             self.want(name, &before)?;

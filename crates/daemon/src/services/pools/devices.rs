@@ -35,7 +35,7 @@ impl Pools {
     }
 
     /// Creates a pool. With `force`, a device may have dirty data of another pool only if `dirty`
-    /// is [`OnDirty::Discard`]. The next functions have the same rule.
+    /// is [`OnDirty::Discard`]. `device_add` has the same rule.
     pub(crate) async fn pool_create(&self, create: PoolCreate, dirty: OnDirty) -> Result<PoolChanged> {
         let service = self.clone();
         self.tasks
@@ -110,7 +110,7 @@ impl Pools {
     }
 
     /// Adds an opened pool to the daemon, so that caches can use it. Devices of the pool that the
-    /// saved state does not know are listed as missing, because they were added after this state
+    /// saved state does not know are listed as missing: they were added after this state was saved,
     /// and may have dirty data.
     pub(in crate::services) async fn take_pool_in(
         &self,
@@ -166,7 +166,8 @@ impl Pools {
             }
         }
         self.registry.inner().pool_mut(name)?.note_device_ids(name, now);
-        // An ended cache without segments is forgotten, so the owners must be known.
+        // An ended cache without segments is forgotten. Therefore segments are released only if the
+        // owners of all segments are known.
         if self.refresh_owners(name).await {
             self.release_ended(name).await;
         }

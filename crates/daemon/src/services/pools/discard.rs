@@ -18,7 +18,7 @@ use crate::shard_api::{ShardError, ShardHandle};
 const GRACE: Duration = Duration::from_millis(1500);
 
 /// Interval at which hob fails waiting requests again. A request may send another I/O to the
-/// backing after its first one has failed.
+/// backing after its first I/O has failed.
 const EXPIRE_EVERY: Duration = Duration::from_millis(250);
 
 /// Time after which a change counts as blocked by requests that cannot be cancelled.
@@ -27,7 +27,7 @@ const DISCARD_MAX: Duration = Duration::from_millis(3500);
 /// Maximum time to wait for other changes of the disk to end.
 const GUARD_MAX: Duration = Duration::from_secs(4);
 
-/// Interval at which hob checks whether flash that a discard waits for answers again.
+/// A discard that waits for flash checks at this interval whether the flash answers again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Interval of the log lines while a discard waits for flash that does not answer.

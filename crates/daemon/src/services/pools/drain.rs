@@ -34,7 +34,7 @@ pub(in crate::services) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Maximum time that a command which shows a disk waits for the present amount of dirty data.
 const SHOWN_MAX: Duration = Duration::from_millis(500);
 
-/// A drain that ends within this time is reported as finished.
+/// If a drain ends within this time, the command reports that the drain is finished.
 const SOON: Duration = Duration::from_millis(200);
 
 /// Time without progress after which the backing is reported as stuck.
@@ -225,7 +225,8 @@ impl Pools {
         Ok(Some(Modes { through: tune(Mode::WriteThrough), back: tune(config.mode) }))
     }
 
-    /// Records the result of the drain before a change. If the drain failed, returns the API error.
+    /// Records the result of the drain that precedes a change. If the drain failed, returns the API
+    /// error.
     fn cleaned(&self, name: &str, drained: Result<(), ShardError>) -> Result<(), ApiError> {
         match &drained {
             // The cache has lost all its segments, so no data can be dirty.
@@ -406,7 +407,7 @@ impl Watch {
             return Dirty { size, lost, draining, rate, eta_seconds: None, why };
         };
         let draining = draining || seen.draining;
-        // The average falls slowly when nothing moves any more.
+        // When the drain makes no progress, the moving average falls only slowly.
         let moves = self.waiting_reason().is_none() && now.duration_since(seen.moved) < STILL_AFTER;
         let rate = if moves { seen.rate } else { 0.0 };
         let eta = match seen.dirty_bytes {
@@ -491,7 +492,8 @@ impl DiskEntry {
     }
 }
 
-/// Returns when a cache that cannot keep dirty data safely for now is write-back again.
+/// Returns the condition for using write-back again, as text for users. The cache cannot keep dirty
+/// data safely until then.
 fn until_complete(copies: Copies) -> &'static str {
     match copies {
         Copies::One => "until its journal is complete again",

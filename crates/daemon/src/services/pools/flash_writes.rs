@@ -1,11 +1,11 @@
 //! Flash writes of pools, and their flash write budgets (docs/decisions/0050).
 //!
-//! Every [`COUNT_EVERY`], in a *budget round*, the daemon asks the shards how much each cache
-//! wrote, charges these bytes to the account of the pool ([`FlashBudget`]), and sends each cache
-//! its new part of the budget. The shards count every write to the pool's devices. Writes that no
-//! cache counts, such as the last writes of a removed disk, are charged to the pool. The accounts
-//! survive a restart in a file of the state directory, which is written every [`KEEP_EVERY`] and at
-//! the end of the daemon.
+//! Every [`COUNT_EVERY`], the daemon runs a *budget round*. It asks the shards how much each cache
+//! wrote, and charges these bytes to the account of the pool ([`FlashBudget`]). Then it sends each
+//! cache its new part of the budget. The shards count every write to the pool's devices. Writes
+//! that no cache counts, such as the last writes of a removed disk, are charged to the pool. The
+//! accounts survive a restart in a file of the state directory, which is written every
+//! [`KEEP_EVERY`] and at the end of the daemon.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -33,17 +33,18 @@ use crate::state::create_private;
 /// Time between two budget rounds.
 pub(in crate::services) const COUNT_EVERY: Duration = Duration::from_nanos(ROUND_NS);
 
-/// Time between two writes of the file with the accounts. A crash forgets the flash writes of this
-/// time.
+/// Time between two writes of the file with the accounts. A crash loses the counts since the last
+/// write of the file, at most those of this time.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// Name of the file with the accounts, in the state directory.
 const FILE: &str = "flash-writes.json";
 
-/// A debt is a health problem if it exceeds the budget of a day divided by this number.
+/// hob reports a health problem if a pool's flash writes exceed the budget by more than the budget
+/// of a day divided by this number.
 const DEBT_PART: i64 = 24;
 
-/// Highest pressure, as the engine counts it.
+/// Maximum pressure, the number by which the engine measures how strictly admission refuses writes.
 const PRESSURE_MAX: u32 = hob_engine::flash_budget::limit::PRESSURE_MAX;
 
 /// Flash writes of one pool.
@@ -102,7 +103,8 @@ struct KeptPool {
     at_ns: u64,
     /// UUID of the pool, so that a new pool with the same name starts with an empty account.
     uuid: Option<String>,
-    /// Saved budget and loan; absent without a budget.
+    /// The budget that was saved for later writes, and the loan, which later budget repays, in
+    /// bytes; absent without a budget.
     budget: Option<(i64, u64)>,
     /// History of flash writes: start and step in nanoseconds, and the bytes of each step.
     history: (u64, u64, Vec<u64>),
@@ -129,7 +131,8 @@ impl PoolWrites {
         self.began_ns.saturating_add(self.now().0)
     }
 
-    /// Continues the account of an earlier process. No cache has written since then.
+    /// Continues the account of an earlier process. No cache has written to flash since that
+    /// process ended.
     fn restore(&mut self, kept: KeptPool, pool_bytes: u64) {
         let (began_ns, step, written) = kept.history;
         self.history = History::from_parts(began_ns, step, written);
@@ -218,7 +221,7 @@ impl PoolWrites {
         }
     }
 
-    /// Returns the API view of one cache's part.
+    /// Returns the API view of one cache's flash writes and its part of the budget.
     pub(in crate::services) fn part_of(&self, disk: DiskId) -> Option<CacheFlashWrites> {
         let allowance = self.allowances.get(&disk)?;
         let counts = self.caches.get(&disk).copied().unwrap_or_default();
@@ -394,7 +397,7 @@ impl Pools {
         };
         if let Ok(Err(error)) = blocking(move || write(&path, &kept)).await {
             tracing::warn!(
-                "cannot save what pools wrote to flash: {error}; a restart forgets the last writes"
+                "cannot save the counts of flash writes: {error}; a restart loses the latest counts"
             );
         }
     }
@@ -424,12 +427,12 @@ fn read(path: &Path) -> Kept {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Kept::default(),
         Err(error) => {
-            tracing::warn!("cannot read {}: {error}; flash write budgets begin again", path.display());
+            tracing::warn!("cannot read {}: {error}; the saved flash writes are lost", path.display());
             return Kept::default();
         }
     };
     serde_json::from_slice(&text).unwrap_or_else(|error| {
-        tracing::warn!("{} is malformed ({error}); flash write budgets begin again", path.display());
+        tracing::warn!("{} is malformed ({error}); the saved flash writes are lost", path.display());
         Kept::default()
     })
 }

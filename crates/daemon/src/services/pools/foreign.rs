@@ -31,7 +31,8 @@ pub(in crate::services) async fn overwritten(paths: &[String]) -> Preview {
     }
 }
 
-/// Refuses to overwrite devices that have dirty data of another pool, unless it may be discarded.
+/// Refuses to overwrite devices that have dirty data of another pool, unless `dirty` allows
+/// discarding that data.
 pub(super) async fn check_overwritten(paths: &[String], dirty: OnDirty) -> Result<()> {
     if dirty == OnDirty::Discard {
         return Ok(());

@@ -64,8 +64,8 @@ impl Pools {
         }
     }
 
-    /// Replaces a journal that has lost one of its two copies: hob does not write this copy any
-    /// more, so it becomes outdated. If only the outdated copy were present at the next start,
+    /// Replaces a journal of which one of two copies is lost. hob no longer writes the lost copy,
+    /// so that copy becomes outdated. If only the outdated copy were present at the next start,
     /// recovery would take it for the newest journal. This function does not replace a copy on a
     /// peer, because that copy is replaced together with the replicas of dirty data
     /// (`replicas.rs`).
@@ -99,8 +99,9 @@ impl Pools {
         }
     }
 
-    /// Saves that dirty data of a lost journal ring is discarded, for which a discard on the shard
-    /// waits. The journal still describes the data as dirty.
+    /// Saves in the state file that the dirty data of a lost journal ring is discarded. The shard
+    /// waits for this record before it discards the data. The journal still describes the data as
+    /// dirty.
     pub(in crate::services) async fn record_discard(&self, id: DiskId, ring: u32) {
         while let Some((name, _)) = self.ring_of(id) {
             let Err(error) = self.try_to_record_discard(&name, id, ring).await else { return };
@@ -122,8 +123,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Saves the discard of a disk's dirty data first if its journal is lost, so that a failure to save
-    /// it is the error of the command.
+    /// If the journal of a disk's cache is lost, saves that the cache's dirty data is discarded.
+    /// The caller does this before the discard, so that the command fails if the save fails.
     pub(in crate::services) async fn record_discard_first(&self, name: &str, id: DiskId) -> Result<()> {
         let lost = {
             let inner = self.registry.inner();
@@ -205,11 +206,11 @@ impl Pools {
 
     async fn try_to_replace(&self, name: &str) -> Result<()> {
         let Err(error) = self.renew_ring(name).await else { return Ok(()) };
-        tracing::warn!("disk {name}: draining its cache before it gets a new journal: {error}");
+        tracing::warn!("disk {name}: its cache is drained before it gets a new journal, because: {error}");
         let (shard, id) = self.registry.shard_of(name)?;
         self.clean(name, &shard, id).await?;
         if let Err(error) = self.renew_ring(name).await {
-            tracing::warn!("disk {name}: replacing its cache with an empty one: {error}");
+            tracing::warn!("disk {name}: its cache is replaced by an empty one, because: {error}");
             return self.replace_cache(name, &shard, id).await;
         }
         // The drain has switched off write-back.

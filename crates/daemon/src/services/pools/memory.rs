@@ -1,5 +1,5 @@
-//! The memory of caches: the limit on the size of an index; the limits on the size of a RAM tier,
-//! and its allocation on the shards.
+//! The memory of caches: the limit on the size of an index; the limits on the size of a memory
+//! tier, and its allocation on the shards.
 
 use hob_control::Size;
 use hob_engine::command::{MEMORY_PAGE_BYTES_MAX, MemoryConfig};
@@ -13,7 +13,7 @@ use crate::services::flash::blocking;
 use crate::services::registry::{DiskPhase, Inner};
 use crate::state::CacheSpec;
 
-/// Minimum size of a RAM tier in bytes.
+/// Minimum size of a memory tier in bytes.
 const BYTES_MIN: u64 = 1 << 20;
 
 /// Memory of the index for each block of one sector, in bytes (docs/ARCHITECTURE.md, promise 6).
@@ -64,14 +64,14 @@ pub(in crate::services) fn check_index(
     check_index_of(HostMemory::look(), bytes(segments), spec.block_size.bytes(), has_bytes)
 }
 
-/// Returns the configuration of a cache's RAM tier, if it has one.
+/// Returns the configuration of a cache's memory tier, if it has one.
 fn config(spec: &CacheSpec) -> Option<MemoryConfig> {
     let page_bytes = spec.block_size.bytes().min(u64::from(MEMORY_PAGE_BYTES_MAX)) as u32;
     (spec.ram.bytes() > 0).then_some(MemoryConfig { bytes: spec.ram.bytes(), page_bytes })
 }
 
 impl Pools {
-    /// Allocates or changes the RAM tier of a disk's cache on its shard. Returns a note if this
+    /// Allocates or changes the memory tier of a disk's cache on its shard. Returns a note if this
     /// fails.
     pub(in crate::services) async fn fit_memory(&self, name: &str) -> Result<Vec<String>> {
         let (shard, id, wanted, has) = {

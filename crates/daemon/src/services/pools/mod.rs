@@ -1,13 +1,13 @@
 //! The pool service: pools, their devices, and the caches on them, with allocation, journals,
-//! drains, replicas and the RAM tier.
+//! drains, replicas and the memory tier.
 //!
 //! The registry entry of a pool lists its devices and segments. The entry of a disk lists the
 //! segments of its cache. The pool service changes both entries and informs the shards. The pool
 //! service does not open, recover or migrate disks.
 //!
-//! The submodules are, in order: [`devices`] of pools, [`allocation`] of segments, [`caches`] and
-//! their commands, [`sharing`] of a pool among caches, [`flash_writes`] and their budgets, [`rings`] of journals, [`replicas`] on a peer, and
-//! [`drain`].
+//! The submodules are: [`devices`] of pools, [`allocation`] of segments, [`caches`] and their
+//! commands, [`sharing`] of a pool among caches, [`flash_writes`] and their budgets, [`rings`] of
+//! journals, [`replicas`] on a peer, and [`drain`].
 
 mod allocation;
 mod balance;

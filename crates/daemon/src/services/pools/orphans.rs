@@ -50,7 +50,8 @@ pub(in crate::services) async fn read_journal(flash: &Flash, owner: OwnerId) -> 
 }
 
 impl Pools {
-    /// Starts to read the journals of orphans that are not new. For regular calls.
+    /// Starts to read the journals of the orphans that were already orphans at the previous call.
+    /// The daemon calls this function regularly.
     pub(in crate::services) fn read_orphans(&self) {
         self.read_these(PoolEntry::begin_reading_old);
     }

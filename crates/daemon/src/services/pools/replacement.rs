@@ -57,9 +57,10 @@ impl Pools {
 }
 
 impl Inner {
-    /// Refuses a change of a disk's cache if the cache would grow or be removed, and the cache after
-    /// the change would not fit in the pool, or if the index of that cache would not fit in memory.
-    /// Returns the number of segments that shared caches must release first for a new cache.
+    /// Refuses a change after which a disk's cache would not fit in the pool, if the change
+    /// enlarges or replaces the cache. Also refuses a change after which the index of the cache
+    /// would not fit in memory. Returns the number of segments that shared caches must release
+    /// first for a new cache.
     pub(in crate::services) fn check_change(&self, name: &str, wanted: &CacheSpec) -> Result<u64> {
         let disk = self.disk(name)?;
         let (Some(before), true, DiskPhase::Online(_)) = (disk.cache(), disk.has_cache, &disk.phase) else {
@@ -123,7 +124,8 @@ impl Inner {
             let free = entry.free_segments_after(&released, spare);
             return Ok(Space { needed: data, free, shared: 0, has_spare: spare > 0 });
         }
-        // Shared caches make full pools usual, so space stays free for the journals of all caches.
+        // Shared caches usually fill their pool. Therefore space for the journals of all caches
+        // must stay free.
         let spare = self.journal_spare_after(pool, free, Some((name, wanted))) + two_rings;
         let shared = others.iter().filter_map(|other| other.spare_segments(pool, entry.segment_bytes)).sum();
         let free = entry.free_segments_after(&released, spare);

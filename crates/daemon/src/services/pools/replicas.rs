@@ -121,8 +121,8 @@ impl Pools {
         self.registry.inner().disk(name).ok()?.apart.first().map(|segment| segment.device)
     }
 
-    /// Records the replica on this device in the ownership record, if the replica is complete, as
-    /// the engine has just reported.
+    /// Records the replica on this device in the disk's ownership record, if the newest journal
+    /// ring also has a copy there. The engine has just reported that the replica is complete.
     pub(in crate::services) async fn say_doubled(&self, name: &str, device: DeviceId) {
         let _word = self.copy_words.lock().await;
         let word = {

@@ -182,12 +182,12 @@ impl Pools {
             journal.into_iter().for_each(|journal| (journal.written, journal.ended) = (number, false));
         }
         if let Err(error) = self.registry.save().await {
-            tracing::warn!("{name}: the new journal of its cache cannot be saved: {error}");
+            tracing::warn!("disk {name}: cannot save that its new journal is complete: {error}");
         }
     }
 
-    /// Saves that a cache is about to be removed from flash. If the journal is missing after a
-    /// crash, it then does not count as lost.
+    /// Saves that a cache is about to be removed from flash. After this save, a journal that is
+    /// missing after a crash does not count as lost.
     pub(in crate::services) async fn note_end(&self, spec: &CacheSpec) -> Result<()> {
         let Some(JournalSpec { owner, .. }) = spec.journal else { return Ok(()) };
         if !self.registry.inner().set_ended(owner, true) {
@@ -314,7 +314,7 @@ pub(in crate::services) async fn release_owner(
     Ok(())
 }
 
-/// Returns the number of journal copies, which equals that of dirty data.
+/// Returns the number of journal copies, which equals the number of copies of dirty data.
 fn ring_copies(copies: Copies) -> usize {
     match copies {
         Copies::One => 1,

@@ -205,7 +205,7 @@ impl Pools {
                 let mut limits = limits.in_segments(entry.segment_bytes);
                 let disk_segments = disk.size_bytes.div_ceil(entry.segment_bytes);
                 limits.max = limits.max.min(disk_segments.max(limits.min));
-                // Another change of the cache is in progress.
+                // A cache keeps its size while a command changes it.
                 limits.pinned |= disk.busy.is_some_and(|busy| !is_own_work(busy));
                 let cache = Participant {
                     name: disk.wanted.name.clone(),
@@ -332,7 +332,7 @@ impl Pools {
             tokio::select! {
                 result = &mut resized => break result,
                 () = tokio::time::sleep(RELEASE_MAX) => {
-                    // The backing is slow or away, so the cache keeps its segments.
+                    // The backing is slow or does not answer, so the cache keeps its segments.
                     let _ = self.stop_drain_of(name, &shard, id).await;
                 }
             }
@@ -357,17 +357,17 @@ impl Inner {
         }
     }
 
-    /// Returns the number of segments that must stay free on each device of a pool: a resize of a
-    /// persistent cache writes a new journal ring, and the rings on a device that is removed move to
-    /// the others.
+    /// Returns the number of segments that must stay free on each device of a pool, for journals. A
+    /// resize of a persistent cache writes a new journal ring. When a device is removed, the rings
+    /// on this device move to the other devices.
     pub(in crate::services) fn journal_spare(&self, pool: &str) -> u64 {
         let free = self.pool(pool).map_or(0, PoolEntry::free_segments);
         self.journal_spare_after(pool, free, None)
     }
 
-    /// Returns the number of segments like [`journal_spare`](Self::journal_spare), for the time
-    /// when `free` segments are free and the cache of the disk `removed` has been removed. The
-    /// removed cache is to be created again with this configuration.
+    /// Returns the result that [`journal_spare`](Self::journal_spare) will have when `free`
+    /// segments are free and the cache of the disk `removed` has been removed. The removed cache is
+    /// to be created again with this configuration.
     pub(super) fn journal_spare_after(
         &self,
         pool: &str,
@@ -395,10 +395,10 @@ impl Inner {
         next + moving
     }
 
-    /// Returns the number of segments that the next journal ring of a cache in a pool needs at most.
-    /// After a restart of hob and at a change of its size, a persistent cache writes its next ring
-    /// while it still has the previous one. `grown` is a disk whose cache is to have that number of
-    /// data segments.
+    /// Returns the number of segments that the next journal ring of a cache in a pool needs at
+    /// most. After a restart of hob and at a change of its size, a persistent cache writes its next
+    /// ring while it still has the previous one. `grown` names a disk and the number of data
+    /// segments that its cache is to have.
     pub(super) fn next_ring_segments(&self, pool: &str, grown: Option<(&str, u64)>) -> u64 {
         let Ok(entry) = self.pool(pool) else { return 0 };
         let next = |disk: &DiskEntry| {

@@ -15,8 +15,8 @@ use crate::services::registry::{DeviceEntry, Inner, PoolEntry};
 pub(super) const UNKNOWN_REASON: &str = "hob's state does not know this device of the pool, which may have dirty data; \
      'hob pool add-device' connects it, and 'hob pool remove-device' gives it up";
 
-/// A device that the pool has and the saved state does not know is listed with this prefix and its
-/// id as its path, because its real path is unknown.
+/// Prefix of the path with which hob lists a device of the pool that the saved state does not know.
+/// The device's id follows. The real path of the device is unknown.
 const UNKNOWN_DEVICE: &str = "/unknown-device-";
 
 /// Returns the id of a device that is listed in the pool without its path.
@@ -25,9 +25,9 @@ pub(super) fn unknown_device(path: &Path) -> Option<DeviceId> {
 }
 
 impl Pools {
-    /// Saves that the pool gives out one more device id, before it does so. So if hob crashes after
-    /// it has added the device, the device does not count as unknown at the next start: no cache
-    /// has used it.
+    /// Saves that the pool gives out one more device id, before the pool does so. So if hob crashes
+    /// after it has added the device, the device does not count as unknown at the next start: no
+    /// cache has used it.
     pub(super) async fn note_next_device(&self, pool: &str) -> Result<()> {
         let flash = self.registry.inner().pool(pool)?.flash.clone();
         let next = flash.device_ids().await? + 1;
@@ -83,7 +83,8 @@ impl Pools {
     }
 
     /// Gives the entry of a missing device its new path, and returns its configured allocation. An
-    /// entry without a path is left, because connecting its device removes it.
+    /// entry that lists a device without its path is not changed: hob removes this entry when it
+    /// connects the device.
     fn rename_device(&self, pool: &str, missing: &[PathBuf], id: DeviceId, path: &Path) -> Result<Chosen> {
         let (unknown, known): (Vec<&PathBuf>, Vec<&PathBuf>) =
             missing.iter().partition(|path| unknown_device(path).is_some());

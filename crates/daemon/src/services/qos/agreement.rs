@@ -47,9 +47,9 @@ impl QosService {
         names.filter(|name| rules.shards_of(&inner, name).len() >= shards_min).cloned().collect()
     }
 
-    /// Makes an agreement about a datastore. `exchange` sends this host's report to the peer hosts
-    /// and returns their reports. If the exchange fails, there is no agreement, and each host uses
-    /// its own measurements.
+    /// Lets the shards and hosts that use a datastore agree on their parts of its rate. `exchange`
+    /// sends this host's report to the peer hosts and returns their reports. If the exchange fails,
+    /// there is no agreement, and each host uses its own measurements.
     async fn agree_on(
         &self,
         datastore: &str,

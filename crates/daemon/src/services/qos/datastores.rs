@@ -298,7 +298,8 @@ impl Rules {
     /// Adds a datastore with the lowest unused id.
     pub(super) fn add_datastore(&mut self, entry: DatastoreEntry) -> Result<DatastoreId> {
         let id = (0..DATASTORES_MAX).find(|id| !self.datastores.contains_key(id));
-        let id = id.ok_or_else(|| conflict!("there are {DATASTORES_MAX} datastores"))?;
+        let id =
+            id.ok_or_else(|| conflict!("there are {DATASTORES_MAX} datastores, which is the maximum"))?;
         self.datastores.insert(id, entry);
         Ok(DatastoreId(id))
     }
@@ -342,7 +343,7 @@ fn mount_point(path: &Path) -> Option<String> {
     Some(if top == Path::new("/") { "root".to_owned() } else { top.to_string_lossy().into_owned() })
 }
 
-/// Converts text into a valid name of a datastore: letters, digits and a few signs.
+/// Converts text into a valid name of a datastore: letters, digits, `.`, `_` and `-`.
 pub(in crate::services) fn plain(text: &str) -> String {
     let sign = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
     let name: String = text.trim_start_matches('/').chars().map(sign).collect();

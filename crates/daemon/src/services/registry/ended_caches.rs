@@ -1,7 +1,7 @@
 //! Caches that the daemon has ended, either by removing them, or by replacing them after a failure
-//! of their device. If that device refused to free their segments, they are still on flash after
-//! the next start. Their data is older than that of the backing, so they must not be used, and they
-//! are no orphans (docs/decisions/0064).
+//! of their device. If that device refused to free their segments, the ended caches are still on
+//! flash after the next start. Their data is older than the data of the backing. So hob must not
+//! use ended caches, and does not list them as orphans (docs/decisions/0064).
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,8 @@ const ENDED_MAX: usize = 1000;
 pub(in crate::services) struct EndedCaches {
     /// Owner id and pool of each ended cache, the oldest first.
     ended: Vec<(OwnerId, String)>,
-    /// Caches of disks that are in the saved state, or were until they are removed.
+    /// Caches that a saved state had, with their pools. When no disk has such a cache any more, hob
+    /// moves the cache to `ended`.
     saved: BTreeMap<OwnerId, String>,
 }
 
@@ -53,16 +54,18 @@ impl EndedCaches {
         self.ended.iter().filter(|(_, of)| *of == pool).map(|(owner, _)| *owner).collect()
     }
 
-    /// Forgets those ended caches of a pool that have no segments any more. All devices of the pool
-    /// are present, and `owners` was read from them after they were opened: a device that refuses
-    /// writes may still have segments that are free in memory.
+    /// Forgets those ended caches of a pool that have no segments any more. The caller calls this
+    /// function only if all devices of the pool are present and `owners` was read from the devices
+    /// after they were opened. Later, a device that refuses writes may still have segments that hob
+    /// has freed in memory.
     pub(in crate::services) fn keep_those_of(&mut self, pool: &str, owners: &[(OwnerId, u64)]) {
         self.ended.retain(|(ended, of)| of != pool || owners.iter().any(|(owner, _)| owner == ended));
     }
 
     /// Records the caches that disks have now: `all`, and those of disks in the state that is about
-    /// to be saved. A cache that was saved before and that no disk has now has ended. A disk that is
-    /// being added is not saved yet: if that fails, the cache that it was to adopt is an orphan again.
+    /// to be saved. A cache that was saved before and that no disk has now has ended. A disk that
+    /// is being added is not saved yet: if the addition fails, the cache that the disk was to adopt
+    /// is an orphan again.
     fn note(&mut self, all: &BTreeMap<OwnerId, String>, saved: BTreeMap<OwnerId, String>) {
         let before = std::mem::take(&mut self.saved);
         for (owner, pool) in before.into_iter().chain(saved) {

@@ -140,7 +140,7 @@ pub(in crate::services) struct Inner {
     /// Ids in `abandoned` of disks that their shard refuses to remove, and the owners of their
     /// persistent caches, which are in use.
     pub(in crate::services) kept_by_shard: BTreeMap<DiskId, Option<OwnerId>>,
-    /// Shard ids of devices on other hosts whose content is no longer valid.
+    /// Ids that remote devices whose content is no longer valid have on the shards.
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
     /// Incoming disks of migrations, as they were when they still waited for the cluster.
     pub(in crate::services) waited: BTreeMap<String, DiskState>,
@@ -220,16 +220,17 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) datastore: Option<String>,
     /// True if the disk's shard has a cache for it.
     pub(in crate::services) has_cache: bool,
-    /// The journal rings from which the cache of the served disk is being recovered; `None` if it
-    /// is not.
+    /// The journal rings from which the cache of the served disk is being recovered; `None` if no
+    /// recovery is in progress.
     pub(in crate::services) recovering: Option<disks::OldRings>,
     /// Exists while a thread reads the journal of the cache. The thread may still read after the
     /// opening of the disk has failed.
     pub(in crate::services) journal_reader: Weak<()>,
-    /// Number of free segments in the pool when the last attempt to use the recovered cache found no
-    /// space for its journal; `None` if the last attempt found space.
+    /// Number of free segments in the pool at the last attempt to use the recovered cache, if the
+    /// attempt found too little space for the cache's journal; otherwise `None`.
     pub(in crate::services) too_few_for_journal: Option<u64>,
-    /// Exists while the dirty data of the offline disk is written to the backing. True stops that.
+    /// Exists while the dirty data of the offline disk is written to the backing. The value true
+    /// stops these writes.
     pub(in crate::services) offline_drain: Option<Arc<AtomicBool>>,
     /// Data segments of the cache, with the device ids of the shards.
     pub(in crate::services) held: Vec<Segment>,
@@ -248,7 +249,7 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) ring: Vec<Segment>,
     /// Number of copies of the newest journal ring.
     pub(in crate::services) ring_copies: usize,
-    /// Settings of the RAM tier on the shard.
+    /// Settings of the memory tier on the shard.
     pub(in crate::services) memory: Option<MemoryConfig>,
     /// Identity of the backing when the disk was last opened.
     pub(in crate::services) identity: [u8; 32],
@@ -256,20 +257,22 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) measure: Option<disks::Measure>,
     /// The lock on the backing that excludes other writers.
     pub(in crate::services) lock: Option<Lock>,
-    /// Name of the content of a backing that does not change, by which clones find their parent.
-    /// `None` for other backings, and after hob has detected a change.
+    /// If the content of the backing does not change: a name of this content, by which clones find
+    /// their parent. `None` for other backings, and after hob has detected a change.
     pub(in crate::services) constant: Option<String>,
-    /// State of the clone's parent since the disk was last opened.
+    /// The parent of the clone, as found when the disk was last opened.
     pub(in crate::services) parent: Option<disks::ParentLink>,
     /// State of the dirty data when it was last read, to detect that a drain makes no progress.
     pub(in crate::services) watch: pools::Watch,
-    /// A refused cache is not read again before this time.
+    /// Earliest time at which hob itself tries to open the offline disk again; `None` for no such
+    /// limit.
     pub(in crate::services) retry_after: Option<tokio::time::Instant>,
-    /// The message about writes that the backing may have lost.
+    /// Limits how often hob logs that the backing may have lost writes.
     pub(in crate::services) loss_message: RepeatedMessage,
-    /// True if hob has logged that the backing fails requests, and not yet that this is over.
+    /// True if hob has logged that the backing fails requests, and has not yet logged that the
+    /// backing works again.
     pub(in crate::services) backing_was_failing: bool,
-    /// The message about dirty data that flash cannot return.
+    /// Limits how often hob logs that flash cannot return dirty data.
     pub(in crate::services) dirty_lost_message: RepeatedMessage,
     /// The last logged reason why the disk is offline.
     pub(in crate::services) offline_reason: Option<String>,
@@ -418,8 +421,8 @@ impl Registry {
 }
 
 impl Inner {
-    /// Returns the disks that are saved: a new disk when it was added or when clients may write to its
-    /// cache, and a disk until its removal begins.
+    /// Returns the disks that the state file has. A new disk is saved when it was added, or earlier
+    /// if clients may write to its cache. A disk is no longer saved when its removal begins.
     fn saved_disks(&self) -> impl Iterator<Item = &DiskEntry> {
         let is_saved = |disk: &&DiskEntry| {
             !matches!(disk.phase, DiskPhase::Removing) && (!disk.is_arriving() || disk.is_saved_early)

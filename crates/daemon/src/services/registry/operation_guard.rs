@@ -21,19 +21,19 @@ pub(in crate::services) const MIGRATING: &str = "migrated";
 /// Name of the operation that adds a disk, until the disk is online for the first time.
 pub(in crate::services) const ADDING: &str = "added";
 
-/// Name of the operation that balances a cache over devices without a command. The next three
-/// operations also run without a command.
+/// Name of the operation that balances a cache over devices without a command. The operations
+/// `COPYING`, `ENLARGING` and `REPARTITIONING` also run without a command.
 pub(in crate::services) const SPREADING: &str = "spread over devices";
 pub(in crate::services) const COPYING: &str = "given a second copy";
 pub(in crate::services) const ENLARGING: &str = "given more room";
 pub(in crate::services) const REPARTITIONING: &str = "given its part of the shared flash";
 
-/// Name of the operation that releases outdated segments on a device that was missing. It runs
-/// without a command.
+/// Name of the operation that releases outdated segments on a device that was missing. This
+/// operation runs without a command.
 pub(in crate::services) const CLEARING: &str = "cleared of outdated segments";
 
-/// Name of the operation that opens an offline disk, or a pool and its missing devices. This and the
-/// next operation on a pool run without a command.
+/// Name of the operation that opens an offline disk, or a pool and its missing devices. On a pool,
+/// this operation and `LENDING_AGAIN` run without a command.
 pub(in crate::services) const OPENING: &str = "opened";
 pub(in crate::services) const LENDING_AGAIN: &str = "given a peer's device again";
 
@@ -100,7 +100,8 @@ impl Registry {
         self.guard_disk(name, doing)
     }
 
-    /// Waits for the end of the daemon's own work on a disk, as long as a command waits for it.
+    /// Waits for the end of the daemon's own work on a disk, for at most the time that a command
+    /// waits.
     pub(in crate::services) async fn wait_for_own_work(&self, name: &str) -> Result<()> {
         let begin = Instant::now();
         while wait_max(self.inner().disk(name)?).is_some_and(|most| begin.elapsed() < most) {
@@ -162,8 +163,8 @@ pub(in crate::services) fn is_own_work(doing: &str) -> bool {
     [SPREADING, COPYING, ENLARGING, REPARTITIONING, CLEARING].contains(&doing)
 }
 
-/// Returns how long a command waits for the operation in progress on a disk. The opening of a disk
-/// that is not offline any more is the recovery of its cache.
+/// Returns how long a command waits for the operation in progress on a disk. While a disk is being
+/// opened and is online already, its cache is being recovered.
 fn wait_max(disk: &DiskEntry) -> Option<Duration> {
     let is_offline = matches!(disk.phase, DiskPhase::Offline(_));
     match disk.busy? {

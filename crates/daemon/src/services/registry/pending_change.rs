@@ -6,12 +6,12 @@ use hob_control::{ConfigDifference, ConfigRemedy};
 /// A change of hob.toml that is not in effect.
 #[derive(Clone, Debug)]
 pub(in crate::services) struct PendingChange {
-    /// The difference that the change would resolve.
+    /// The difference between hob.toml and the running daemon that the change would resolve.
     pub(in crate::services) difference: ConfigDifference,
     /// Error of the last attempt; `None` without an attempt.
     pub(in crate::services) failure: Option<String>,
-    /// True if the last attempt failed while its object was offline or another operation was in
-    /// progress on it. hob tries again when the object is available.
+    /// True if the last attempt failed while the object to be changed was offline, or while another
+    /// operation on the object was in progress. hob tries again when the object is available.
     pub(in crate::services) is_delayed: bool,
 }
 
@@ -36,7 +36,9 @@ impl PendingChange {
                 let subject = &self.difference.subject;
                 format!("{what}: not applied: {why}; hob tries again by itself when {subject} is available")
             }
-            (Some(why), _) => format!("{what}: not applied: {why}; then 'hob config apply'"),
+            (Some(why), _) => {
+                format!("{what}: not applied: {why}; remove the cause, then run 'hob config apply'")
+            }
             (None, ConfigRemedy::ApplyWithYes) => {
                 format!("{what}: {action}; 'hob config apply --yes' makes this change")
             }

@@ -1,5 +1,5 @@
-//! Allocation of segments from pools for caches, their release, and the translation between the two
-//! ids of a device: its id in the pool and its id on the shards.
+//! Allocation and release of segments of a pool for caches. Translation between the two ids of a
+//! device: its id in the pool and its id on the shards.
 
 use std::path::PathBuf;
 
@@ -93,13 +93,14 @@ impl PoolEntry {
         self.free_segments_beyond(0)
     }
 
-    /// Returns the number of free segments on these devices, without `spare` of each device.
+    /// Returns the number of free segments on local devices that allow allocation, minus `spare`
+    /// segments for each device.
     pub(in crate::services) fn free_segments_beyond(&self, spare: u64) -> u64 {
         self.free_segments_after(&[], spare)
     }
 
-    /// Returns the number of free segments, without `spare` of each device, as if a cache had
-    /// released the segments `released` (with the device ids of the shards).
+    /// Returns the result that `free_segments_beyond` would have if a cache had released the
+    /// segments `released` (with the device ids of the shards).
     pub(in crate::services) fn free_segments_after(&self, released: &[Segment], spare: u64) -> u64 {
         let here = self.usable().filter(|device| device.peer.is_none() && device.gives_segments());
         let free = here.map(|device| {

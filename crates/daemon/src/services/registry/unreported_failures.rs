@@ -25,7 +25,8 @@ const LOWER_AFTER: Duration = Duration::from_secs(5);
 /// Number of lower numbers that are saved immediately. After that, one is saved each second.
 const LOWERED_MAX: u32 = 8;
 
-/// The number that the engine reported last. The number in the state file is in the disk's state.
+/// The number of guests without a report, as the engine reported it last. The number in the state
+/// file is a field of the disk's state.
 #[derive(Debug, Default)]
 pub(in crate::services) struct UnreportedFailures {
     now: u32,
@@ -52,8 +53,8 @@ impl UnreportedFailures {
 impl Registry {
     /// Records the guests whose changes were lost because hob was killed, for a backing that keeps
     /// unflushed changes in hob's memory
-    /// ([`Driver::memory_id`](hob_storage::backing::Driver::memory_id)). Must precede serving the
-    /// disk. Returns a note for the operator.
+    /// ([`Driver::memory_id`](hob_storage::backing::Driver::memory_id)). Call this function before
+    /// the disk is served. Returns a note for the operator.
     pub(in crate::services) async fn note_killed(
         self: &Arc<Self>,
         name: &str,
@@ -67,15 +68,16 @@ impl Registry {
         };
         let (owed, note) = match unflushed_mark::guests_with_losses(backing) {
             Ok(0) if was_served && unflushed_mark::is_missing(backing) => {
-                let note = "hob was killed, and the mark of changes in its memory is missing, so acknowledged \
-                            writes may be lost; the next flush of each guest fails once";
+                let note = "hob was killed, and the file that records unflushed writes is missing, so \
+                            acknowledged writes may be lost; the next flush of each guest fails once";
                 (known.saturating_add(writers), note.to_owned())
             }
             Ok(0) => return Ok(None),
             Ok(guests) => {
                 let note = "hob ended before acknowledged writes were in the object store, and lost them; the \
                             next flush of each guest that wrote them fails";
-                // The mark includes the guests that had not received an earlier report.
+                // The number from the file includes the guests that had not received an earlier
+                // report.
                 (known.max(guests), note.to_owned())
             }
             Err(error) => {
@@ -91,8 +93,8 @@ impl Registry {
         Ok(Some(note))
     }
 
-    /// Records that a disk is served whose unflushed changes are in hob's memory. Must precede the
-    /// first client.
+    /// Records that hob serves a disk whose unflushed changes are in hob's memory. Call this
+    /// function before the first client connects.
     pub(in crate::services) async fn note_in_memory(self: &Arc<Self>, name: &str) -> Result<()> {
         let boot = BootId::current();
         let before = std::mem::replace(&mut self.inner().disk_mut(name)?.wanted.in_memory, boot);
@@ -104,7 +106,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Handles a new number of guests without a report, which the engine has reported.
+    /// Handles the engine's report that the number of guests without a report has changed.
     pub(in crate::services) fn note_owed(self: &Arc<Self>, disk: DiskId, count: u32) {
         let mut inner = self.inner();
         let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
@@ -127,8 +129,8 @@ impl Registry {
         }
     }
 
-    /// Applies the scheduled lower number of a disk, if it is still below the saved one. Returns
-    /// true if the state must be saved.
+    /// Replaces the saved number of a disk by the current one, if a save of a lower number is
+    /// scheduled. Returns true if the state must be saved.
     fn lower_owed(&self, disk: DiskId) -> bool {
         let mut inner = self.inner();
         let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return false };
@@ -146,7 +148,7 @@ impl Registry {
 }
 
 impl DiskEntry {
-    /// Sets the final number of a disk that has left its shard.
+    /// Sets the final number of guests without a report, for a disk that has left its shard.
     pub(in crate::services) fn set_owed(&mut self, count: u32) {
         self.owed = UnreportedFailures { now: count, ..UnreportedFailures::default() };
         self.wanted.flush_failures_owed = count;

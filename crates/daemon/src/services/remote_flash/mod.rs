@@ -2,8 +2,8 @@
 //! flash leased from other hosts ([`sockets`]).
 //!
 //! A flash lease lets one host use flash of another host as a pool device
-//! ([0022](../../../../../docs/decisions/0022-peer-copies.md)). The pool decides about a device
-//! whose lending host does not answer.
+//! ([0022](../../../../../docs/decisions/0022-peer-copies.md)). The pool service decides when hob
+//! stops using a device whose lending host does not answer.
 
 mod exports;
 mod sockets;

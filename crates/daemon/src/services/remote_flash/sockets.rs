@@ -1,8 +1,8 @@
 //! Local sockets that lead to flash of other hosts.
 //!
-//! A device on another host is a local socket. Each connection to the socket is forwarded to the
-//! lending host over TLS, to the incarnation of the flash lease that was current when the device
-//! was opened.
+//! hob reaches a device on another host through a local socket. Each connection to the socket is
+//! forwarded over TLS to the lending host. The connection names the incarnation of the flash lease
+//! that the lending host returned last. This host requests the lease before it opens the device.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;

@@ -21,14 +21,14 @@ use crate::shard_api::ShardHandle;
 /// Maximum time to close a cache when the daemon ends.
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 
-/// Time after which a closing disk does not wait for a backing that does not answer, unless only the
-/// backing has acknowledged writes. After this time without progress, a drain at the daemon's end
-/// is also abandoned. A connected backing counts as one that does not answer after 5 s.
+/// Time that a closing disk waits for a backing that does not answer, if all acknowledged writes
+/// are in the cache. After this time without progress, a drain at the daemon's end is also
+/// abandoned. A connected backing counts as one that does not answer after 5 s.
 const SILENT_MAX: Duration = Duration::from_secs(2);
 
-/// Time after which a closing disk does not wait for a backing that does not answer, even if only
-/// the backing has acknowledged writes. This time is longer than the 20 s for which requests of a
-/// closing disk wait for a lost connection, and shorter than [`CLOSE_MAX`].
+/// Time that a closing disk waits for a backing that does not answer, if acknowledged writes are
+/// not in the cache. This time is longer than the 20 s for which requests of a closing disk wait
+/// for a lost connection, and shorter than [`CLOSE_MAX`].
 const HUNG_MAX: Duration = Duration::from_secs(25);
 
 /// Interval between two checks whether the backing of a closing disk answers.
@@ -186,7 +186,8 @@ impl Shutdown {
                 }
             });
         }
-        // A drain may take hours, in which hob changes the backings.
+        // A drain may take hours and changes the backings. So the times when the disks were served
+        // are recorded meanwhile.
         tokio::select! {
             never = self.disks.clone().record_served_disks() => match never {},
             () = async { while closing.join_next().await.is_some() {} } => {}
@@ -268,8 +269,8 @@ impl Shutdown {
         self.registry.inner().disk(name).ok().and_then(DiskEntry::silent_backing)
     }
 
-    /// Waits until the disk's cache is not being recovered. Returns false if that takes too long, or
-    /// if the backing does not answer.
+    /// Waits for the end of the recovery of the disk's cache. Returns false if that takes too long,
+    /// or if the backing does not answer.
     async fn is_recovered_in_time(&self, name: &str) -> bool {
         let begun = tokio::time::Instant::now();
         while self.registry.inner().disk(name).is_ok_and(|disk| disk.recovering.is_some()) {
@@ -291,7 +292,7 @@ impl Shutdown {
         }
         let Ok((shard, id)) = self.registry.shard_of(name) else { return };
         if self.registry.inner().disk(name).is_ok_and(|disk| disk.watch.has_pending_drain()) {
-            // The end of that change would switch write-back on again.
+            // The other change would switch write-back on again when it ends.
             tracing::warn!("disk {name}: not drained, because another change waits for its drain");
             return;
         }

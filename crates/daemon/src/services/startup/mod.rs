@@ -57,7 +57,8 @@ impl Startup {
             let names =
                 config.pools.iter().map(|pool| &pool.name).chain(config.disks.iter().map(|disk| &disk.name));
             inner.defined = names.cloned().collect();
-            // A removed entry that was deleted from the file and later written again is wanted
+            // An object that was removed by command stays removed while hob.toml defines it. If its
+            // entry was deleted from the file and later written again, hob creates the object
             // again.
             let defined = |names: &[String]| {
                 names.iter().filter(|name| inner.defined.contains(*name)).cloned().collect()

@@ -103,7 +103,7 @@ impl SwapEntry {
     pub(super) fn away(&self) -> String {
         let SwapSpec { pool, device, .. } = &self.wanted;
         format!(
-            "{} is offline, or its data of the area is gone; 'hob pool show {pool}' shows the devices",
+            "{} is offline, or the area's data on it is gone; 'hob pool show {pool}' shows the devices",
             device.display()
         )
     }

@@ -215,9 +215,9 @@ impl Swaps {
         flash::blocking(move || kernel.check_ground(&device.file)).await
     }
 
-    /// Removes an area and releases its segments. Returns its pool, if present, and notes. The
-    /// caller must save the state afterwards. Before that, it may give the released segments to
-    /// caches of the pool.
+    /// Removes an area and releases its segments. Returns the area's pool, if present, and notes.
+    /// The caller must save the state afterwards. Before that, the caller may give the released
+    /// segments to caches of the pool.
     pub(super) async fn remove(&self, name: &str) -> Result<(Option<String>, Vec<String>)> {
         let pool = self.areas().get(name)?.wanted.pool.clone();
         // Without its pool, the area has no segments to release.
@@ -279,8 +279,8 @@ impl Swaps {
         flash::blocking(move || kernel.look(spot)).await?.map_err(|error| refuse("swap", &error))
     }
 
-    /// Updates the areas on a pool's devices, including unknown ones. Turns on areas that appeared
-    /// with their device and should be on.
+    /// Updates the table with the areas on a pool's devices, including unknown areas. Turns on
+    /// areas that appeared with their device and should be on.
     pub(super) async fn refresh(&self, pool: &str) {
         let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
         let (areas, segment_bytes) = match flash.swap_areas().await {

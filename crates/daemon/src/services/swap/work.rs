@@ -24,7 +24,7 @@ use crate::swap::{Active, Area, Memory, Spot, SwapError};
 /// Maximum time that the caller of an operation waits for its end.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Maximum time from the order to stop an operation on a swap area to its end.
+/// Maximum time from the order to stop an operation on a swap area to the end of the operation.
 const STOP_MAX: Duration = Duration::from_secs(8);
 
 /// 1/`MEMORY_KEPT` of all memory stays free when swap is turned off: about as much as the kernel
@@ -252,7 +252,7 @@ impl Swaps {
         }
     }
 
-    /// Checks that memory and other swap can take the data in an area.
+    /// Checks that the host's memory and its other swap have space for the data in a swap area.
     async fn check_memory_for(&self, name: &str, spot: Spot, active: &Active) -> Result<()> {
         let kernel = self.kernel.clone();
         let memory = flash::blocking(move || kernel.memory()).await?;
@@ -313,7 +313,7 @@ impl SwapEntry {
             Some(location) if location.whole => Ok(location.clone()),
             Some(_) => Err(conflict!("{name} cannot be used: {IN_PARTS}")),
             None => Err(conflict!(
-                "{name} is unavailable: {} is offline, or its data of the area is gone",
+                "{name} is unavailable: {} is offline, or the area's data on it is gone",
                 self.wanted.device.display()
             )
             .hint(format!("'hob pool show {}' shows its devices", self.wanted.pool))),

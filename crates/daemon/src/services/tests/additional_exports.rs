@@ -146,8 +146,8 @@ fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
     });
 }
 
-/// If an export's file cannot be mounted at a restart, this is handled like a disk's file: the disk
-/// is served and has the reason, and the mount is retried.
+/// If an export's file cannot be mounted at a restart, hob serves the disk, shows the reason and
+/// retries the mount.
 #[test]
 fn a_disk_says_which_of_its_files_is_not_there() {
     run(async |bench| {

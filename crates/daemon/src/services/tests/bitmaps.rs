@@ -1,4 +1,4 @@
-//! Dirty bitmaps: kept over restarts, and never with fewer changes than there were.
+//! Dirty bitmaps: hob keeps them over restarts, and they never lose a recorded change.
 
 use hob_control::{Bitmap, BitmapAdd, BitmapMerge, BitmapRotate, BitmapState};
 use hob_storage::failing::{self, Failing};

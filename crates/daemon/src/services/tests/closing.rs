@@ -42,8 +42,8 @@ fn a_disk_that_is_opened_again_still_has_the_unanswered_requests_of_its_last_use
     });
 }
 
-/// The next daemon must not miss the crash log of a cache that was closed without a flush of its
-/// backing: all records are on flash.
+/// The next daemon must not expect a crash log of a cache that was closed, even if its backing was
+/// not flushed: all journal records are on flash.
 #[test]
 fn a_closed_cache_has_no_crash_log_to_expect_even_if_its_backing_fails() {
     for fails in [false, true] {
@@ -62,8 +62,8 @@ fn a_closed_cache_has_no_crash_log_to_expect_even_if_its_backing_fails() {
     }
 }
 
-/// A daemon may be killed after it has closed a cache, and before it has saved that. Then it must
-/// leave the crash log, which the next daemon expects.
+/// A daemon may be killed after it has closed a cache, and before the state file records this. Then
+/// the crash log must still exist, because the next daemon expects the crash log.
 #[test]
 fn a_crash_log_stays_until_it_is_saved_that_none_is_expected() {
     for is_saved in [false, true] {

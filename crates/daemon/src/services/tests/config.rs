@@ -5,7 +5,7 @@ use hob_control::{ConfigApplied, ConfigRemedy};
 use super::recovery::{COMMITTED, read, sectors};
 use super::*;
 
-/// A daemon that was started with a file.
+/// A daemon that was started with a hob.toml.
 pub(super) struct Filed {
     pub(super) bench: Bench,
     file: std::path::PathBuf,
@@ -34,7 +34,7 @@ impl Filed {
         self.bench.services.hob_toml.apply(yes).await.unwrap()
     }
 
-    /// Starts a daemon again with this file, as far as hob.toml is concerned.
+    /// Writes this text to hob.toml, and applies the changed settings like a reload of the daemon.
     pub(super) async fn reload(&self, text: &str) {
         self.write(text);
         self.bench.services.hob_toml.apply_changed(&Config::parse(text).unwrap()).await;
@@ -215,7 +215,7 @@ fn a_deletion_in_the_file_is_a_problem_until_file_and_daemon_agree() {
         let pending = async || filed.pending().await;
         let reload = async |text: &str| filed.reload(text).await;
         assert_eq!(pending().await, [""; 0]);
-        // Another reload does not hide it.
+        // Another reload does not hide the pending change.
         for _ in 0..2 {
             reload(&two).await;
             let found = pending().await;

@@ -238,7 +238,8 @@ const QOS: Expected = Difference("disk vm: qos", Apply);
 const DATASTORE: Expected = Difference("datastore array", Apply);
 const GOLD: Expected = Difference("storage-policy gold: qos", Apply);
 
-/// Returns the sections and keys of the reference. The section of the top level is empty.
+/// Returns the sections and keys of hob.toml that docs/config.md lists. The section of the top
+/// level is empty.
 fn reference() -> BTreeSet<(String, String)> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md");
     let page = std::fs::read_to_string(page).unwrap();

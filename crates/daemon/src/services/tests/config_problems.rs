@@ -108,7 +108,7 @@ fn a_start_with_an_invalid_file_uses_the_file_that_was_applied() {
     });
 }
 
-/// An operator who sets it expects that the pool's devices are overwritten.
+/// An operator who sets `force` expects that hob overwrites the pool's devices.
 #[test]
 fn force_of_a_pool_that_exists_is_reported_until_it_is_removed_from_the_file() {
     run(async |bench| {
@@ -123,7 +123,7 @@ fn force_of_a_pool_that_exists_is_reported_until_it_is_removed_from_the_file() {
         }
         filed.reload(&first).await;
         assert_eq!((filed.pending().await, filed.diff().await), (Vec::new(), Vec::new()));
-        // The creation of a pool uses it.
+        // The creation of a pool uses `force`.
         let other = filed.bench.path("b");
         let more = format!(
             "[[pool]]\nname = \"q\"\ndevices = [\"{other}\"]\nsize = \"16M\"\nsegment_size = \"1M\"\nforce = true\n"
@@ -141,7 +141,8 @@ async fn offline(filed: &Filed) -> Vec<String> {
     offline.map(|it| it.reason).collect()
 }
 
-/// A pool that hob could not create would have no space, and hob.toml would agree with it.
+/// If hob listed such a pool without space, hob.toml would not differ from the running daemon, and
+/// the failure would be hidden.
 #[test]
 fn a_new_pool_that_cannot_be_created_is_a_failed_change() {
     run(async |bench| {
@@ -227,7 +228,7 @@ fn a_pool_that_could_not_be_created_is_created_without_its_device_only_with_yes(
         let pending = filed.pending().await;
         let parts = ["/flash/a, which hob could never open", "'hob config apply --yes' makes this change"];
         assert!(pending.len() == 1 && parts.iter().all(|part| pending[0].contains(part)), "{pending:?}");
-        // Nor does a restart give it up.
+        // A restart does not forget the missing device either.
         let state = filed.bench.services.registry.inner().state();
         let Filed { bench, .. } = filed;
         let Bench { dir, services, shard } = bench;

@@ -1,5 +1,5 @@
 //! Tests of flash devices that one shard opens and another shard refuses: all shards close the
-//! device again, and it becomes usable only when all shards accept it.
+//! device again, and the device becomes usable only when all shards accept it.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! Error injection into the daemon's files: the first, second, third … write or sync of segment
-//! tables, superblocks and the state file fails during each command, once or permanently, until
-//! there is none left. In each case: the command's error is one line; guests' writes are kept,
-//! dirty or not, now and after a crash; the same command succeeds later; and at the end all space
-//! is free again.
+//! Error injection into the daemon's files. For each command, one write or sync of a segment table,
+//! a superblock or the state file fails, once or permanently. The test repeats this for the first,
+//! the second and each further write or sync. In each case: the command's error is one line;
+//! guests' writes are kept, dirty or not, now and after a crash; the same command succeeds later;
+//! and at the end all space is free again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -66,7 +66,8 @@ const LAZY: &str =
     r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":90,"dirty_stop":80,"dirty_full":100}"#;
 
 /// Starts a daemon with a state directory, a pool of `a` and `b`, a disk `vm` with dirty data and a
-/// disk `plain` without a cache. Thousands of syncs: in a memory filesystem, if there is one.
+/// disk `plain` without a cache. The test makes thousands of syncs, so its files are in a memory
+/// filesystem, if the host has one.
 async fn prepare() -> Bench {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let (store, _) = Store::open(&dir.path().join("state")).unwrap();

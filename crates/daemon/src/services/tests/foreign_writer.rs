@@ -1,5 +1,5 @@
-//! Another client takes over a backing: cached data of it is not used any more, however little the
-//! other client changes.
+//! Another client takes over a backing. hob then no longer uses the backing's cached data, however
+//! little the other client changes.
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;

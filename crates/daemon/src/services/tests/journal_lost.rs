@@ -125,9 +125,9 @@ fn what_was_discarded_without_a_journal_stays_discarded_after_a_kill() {
     });
 }
 
-/// The removal of a cache can still fail after its journal id was replaced in the saved state. A ring
-/// that is made meanwhile belongs to the cache in service, so that the next daemon finds the dirty
-/// data of this cache by the id that the state has then.
+/// The removal of a cache can still fail after its journal id was replaced in the saved state. A
+/// ring that is made meanwhile must belong to the cache in service. Otherwise the next daemon would
+/// not find the dirty data of this cache.
 #[test]
 fn a_ring_that_is_made_during_a_removal_belongs_to_the_cache_in_service() {
     run(async |bench| {

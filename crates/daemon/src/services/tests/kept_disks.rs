@@ -162,8 +162,8 @@ fn the_shard_stops_using_the_backing_of_a_kept_disk_in_a_cluster() {
     }
 }
 
-/// The cache of the disk has lost its journal before the disk must be closed. It cannot be closed
-/// without a journal, and no command can give a new one to an offline disk.
+/// The cache of the disk has lost its journal before the disk must be closed. The cache cannot be
+/// closed without a journal, and no command can give a new journal to the cache of an offline disk.
 #[test]
 fn a_kept_disk_whose_journal_is_lost_gets_a_new_one_and_is_opened_with_its_cache() {
     run(async |bench| {

@@ -34,7 +34,7 @@ fn memory_comes_changes_and_goes_with_the_cache() {
         assert_eq!(memory(&bench).await, (2 * MIB, 2 * MIB));
         set(&bench, ram("1M")).await.unwrap();
         assert_eq!(memory(&bench).await, (MIB, MIB));
-        // A preset's name does not include it.
+        // A change to a preset keeps the memory tier.
         let preset = CacheSettings { preset: Some("vsan".into()), ..CacheSettings::default() };
         set(&bench, preset).await.unwrap();
         assert_eq!(memory(&bench).await, (MIB, MIB));

@@ -1,5 +1,5 @@
-//! Caches of no disk after the state directory was lost or replaced by an older one: no disk
-//! silently serves older data (docs/decisions/0064).
+//! Caches that belong to no disk after the state directory was lost or replaced by an older one: no
+//! disk silently serves older data (docs/decisions/0064).
 
 use hob_control::ProblemKind;
 use hob_storage::failing::{self, Failing};

@@ -172,8 +172,8 @@ fn a_renamed_image_is_not_shared_any_more() {
     });
 }
 
-/// A filesystem that does not answer while a clone is opened does not cost its parent's disk, which
-/// would be removed with its cache.
+/// If the parent's filesystem does not answer while a clone is opened, the parent's disk must stay.
+/// Its removal would also remove its cache.
 #[test]
 fn a_clone_keeps_its_parents_disk_while_the_state_of_the_parent_is_unknown() {
     run(async |bench| {

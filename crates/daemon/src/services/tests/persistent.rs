@@ -226,7 +226,7 @@ fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
     });
 }
 
-/// Between two of the regular updates, the dirty data that was shown was up to a second old.
+/// The regular updates are a second apart, so a command that shows the disk asks the shard again.
 #[test]
 fn the_dirty_data_of_a_disk_is_read_from_its_shard_when_it_is_shown() {
     run(async |bench| {

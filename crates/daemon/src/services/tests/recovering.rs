@@ -53,7 +53,7 @@ async fn warm_read_cache(bench: Bench) -> Bench {
     let bench = prepare(bench, r#"{"persistent":true,"fill":"sectors"}"#).await;
     read(&bench, 0..500);
     tokio::time::sleep(COMMITTED).await;
-    // A later page records that they are durable; until then they are not valid.
+    // The filled sectors are valid only after a later journal page records that they are durable.
     read(&bench, 600..601);
     tokio::time::sleep(COMMITTED).await;
     bench
@@ -88,7 +88,7 @@ fn writes_do_not_wait_for_a_read_cache_either() {
         assert_eq!(bench.shard.reply(write), Some(Ok(())));
         let_come(&bench).await;
         assert_eq!(sectors(&bench).await, (499, 0));
-        // Its new ring is valid.
+        // After this time, the new ring of the cache is valid.
         tokio::time::sleep(COMMITTED).await;
         let bench = crash_early(bench).await;
         let_come(&bench).await;
@@ -103,7 +103,7 @@ fn a_crash_before_the_cache_is_there_empties_it_if_there_was_a_write() {
     run(async |bench| {
         let bench = warm_read_cache(bench).await;
         let free = bench.free();
-        // Without a write it loses nothing, however often it is restarted.
+        // Without a write, the cache loses nothing, however often the daemon is restarted.
         let bench = crash_early(crash_early(bench).await).await;
         read(&bench, 0..10);
         let bench = crash_early(bench).await;

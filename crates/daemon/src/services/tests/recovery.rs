@@ -138,8 +138,8 @@ fn a_persistent_read_cache_is_warm_after_an_end_and_after_a_crash() {
     });
 }
 
-/// Returns the bytes that were compared with the backing since the start of the daemon, or still
-/// must be.
+/// Returns the number of bytes that were compared with the backing since the start of the daemon,
+/// or that still must be compared.
 async fn compared(bench: &Bench) -> u64 {
     let stats = bench.services.observe.stats("vm").await.unwrap();
     stats.unverified_bytes + stats.verified_bytes + stats.stale_bytes
@@ -154,8 +154,8 @@ fn change_secretly(dir: &Path) {
     assert_eq!(file.metadata().unwrap().modified().unwrap(), before);
 }
 
-/// Promise 2. The directory for temporary files must be on a filesystem with reliable timestamps:
-/// ext4, XFS, Btrfs, F2FS.
+/// Promise 2: stale flash is never served. The directory for temporary files must be on a
+/// filesystem with reliable timestamps: ext4, XFS, Btrfs, F2FS.
 #[test]
 fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
     run(async |bench| {
@@ -210,7 +210,8 @@ fn the_heartbeat_is_evidence_after_a_crash() {
 }
 
 /// A program that ignores locks writes to a read-only file while its disk is served. The file's
-/// state after that is no evidence for data that was cached before. Promise 2.
+/// state after that is no evidence for data that was cached before. This is part of promise 2:
+/// stale flash is never served.
 #[test]
 fn a_read_only_file_that_changes_under_its_disk_is_no_evidence() {
     for is_clean in [false, true] {
@@ -287,8 +288,8 @@ fn after_a_crash_a_sample_tells_a_backing_that_was_changed() {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Lets the daemon record that it serves its disks, kills it, and starts it again. Meanwhile, the
-/// time of the backing's last change is `later` than now.
+/// Lets the daemon record that it serves its disks, kills it, and starts it again. Before the kill,
+/// sets the time of the backing's last change to this moment plus `later`.
 async fn crash_and_change(bench: Bench, later: Duration) -> Bench {
     bench.services.disks.record_served_disks_now().await;
     set_modified(bench.dir.path(), later);
@@ -421,7 +422,7 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
             let error = dirty.unwrap_err().to_string();
             assert!(error.contains("--discard-dirty") && error.contains("export-dirty vm"), "{error}");
         }
-        // The daemon does not read it repeatedly, and the disk stays refused.
+        // The daemon does not read the cache repeatedly, and the disk stays refused.
         bench.services.disks.bring_online("vm").await;
         assert!(reason(&bench).contains("its backing was changed"));
         let path = bench.path("rescue");

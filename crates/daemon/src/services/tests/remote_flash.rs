@@ -54,8 +54,8 @@ async fn is_greeted(connection: &mut DuplexStream) -> bool {
     connection.read_exact(&mut [0; 18]).await.is_ok()
 }
 
-/// A host that has lost its power does not close its connections: they stay until it returns and
-/// opens as many again.
+/// A borrower that loses its power does not close its connections. The lending host keeps them
+/// until the borrower returns and opens as many new ones.
 #[test]
 fn open_connections_without_a_client_do_not_block_new_ones() {
     lends(async |bench| {
@@ -118,8 +118,8 @@ fn a_flash_export_that_does_not_end_blocks_no_other() {
     });
 }
 
-/// If an operator ended a flash lease, the lending host keeps the record of the lease. Otherwise it
-/// removes the record, with a message, as soon as the lease's data is not needed.
+/// If an operator ended a flash lease, the lending host keeps the record of the lease. Otherwise
+/// the lending host removes the record, with a message, as soon as the lease's data is not needed.
 #[test]
 fn an_ended_loan_is_lent_again_unless_an_operator_ended_it() {
     for (ended, said) in [

@@ -1,4 +1,5 @@
-//! Changes that continue in the background: listed, cancelled, and a problem in health when they failed, until that is acknowledged.
+//! Changes that continue in the background: their list, their cancellation, and the health problem
+//! of a failed change until an operator acknowledges the failure.
 
 use std::time::Duration;
 
@@ -130,7 +131,7 @@ fn a_drain_is_a_task_that_ends_with_it() {
         stuck(&bench).await;
         bench.services.pools.drain("vm".into()).await.unwrap();
         assert_eq!(tasks(&bench), [is("drain", TaskState::Running, true)]);
-        // A change that discards dirty data does not wait for it.
+        // A change that discards dirty data does not wait for the drain.
         bench.services.disks.discard_dirty("vm".into()).await.unwrap();
         assert_eq!(tasks(&bench), [is("drain", TaskState::Cancelled, false)]);
     });

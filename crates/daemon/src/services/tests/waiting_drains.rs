@@ -33,7 +33,7 @@ async fn prepare_on(bench: &Bench, devices: &[&str], mib: u64) -> Arc<Monitor> {
     bench.services.registry.inner().disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone()
 }
 
-/// Writes a block as a guest, and flushes. Fails unless both need flash only.
+/// Writes a block as a guest, and flushes. Fails if the write or the flush needs the backing.
 #[track_caller]
 fn write(bench: &Bench, block: u64) {
     let id = bench.services.registry.inner().disks["vm"].id;

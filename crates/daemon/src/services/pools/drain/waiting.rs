@@ -165,12 +165,13 @@ impl Pools {
             tokio::select! {
                 result = &mut drain => {
                     let is_stopped = result == Err(ShardError::Command(CommandError::Stopped));
-                    // An order to stop is noticed before the next attempt.
+                    // If an operator has stopped the drain too, the next attempt notices that.
                     return (!is_stopped || !is_interrupted).then_some(result);
                 }
                 () = sleep(CHECK_EVERY) => {}
             }
-            // The drain may not have reached the engine yet, so the order is repeated.
+            // The drain may not have reached the engine yet, so the order to stop the drain is
+            // repeated.
             if !matches!(self.check_backing(name), Ok(None)) && !self.tasks.is_closing() {
                 is_interrupted = true;
                 let _ = shard.change_cache(id, CacheChange::StopDrain).await;

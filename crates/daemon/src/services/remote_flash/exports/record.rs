@@ -22,18 +22,18 @@ pub(super) struct Kept {
     pub(super) ended: Option<EndedBy>,
 }
 
-/// The party that ended a flash lease. Each variant says when the borrower may get a new flash
-/// lease.
+/// The party that ended a flash lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum EndedBy {
-    /// The operator of this host: after `--forget`.
+    /// The operator of this host. The borrower may get a new flash lease after `hob peer end
+    /// BORROWER --forget`.
     Operator,
-    /// This host, to fail over a disk of the borrower: when the data is no longer needed and the
-    /// borrower has no dirty data.
+    /// This host, to fail over a disk of the borrower. The borrower may get a new flash lease when
+    /// the data is no longer needed and the borrower has no dirty data.
     Adoption,
-    /// The borrower, which returned the flash lease, or an operator with `--forget`: when the data
-    /// is no longer needed.
+    /// The borrower, which returned the flash lease, or an operator with `--forget`. The borrower
+    /// may get a new flash lease when the data is no longer needed.
     Return,
 }
 
