@@ -86,7 +86,7 @@ fn ranges() {
     }
 }
 
-/// Found by the fuzzer: a mask made of 3 let 4 pass as its multiple.
+/// The fuzzer found this error: with a minimum of 3, the alignment mask accepted 4 as a multiple.
 #[test]
 fn a_block_size_that_negotiation_would_refuse_lets_nothing_pass() {
     for block_size_min in [0, 3, 4097] {

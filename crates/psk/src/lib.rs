@@ -1,6 +1,6 @@
-//! TLS for NBD with pre-shared keys (external PSK, RFC 8446 section 2.2), by OpenSSL. A crate of its
-//! own, because rustls does not support such keys, and hob can be built without a C library
-//! (docs/decisions/0010-tls.md).
+//! TLS for NBD with pre-shared keys (external PSK, RFC 8446 section 2.2), by OpenSSL. This code is
+//! a separate crate, because rustls does not support such keys, and hob can be built without a C
+//! library (docs/decisions/0010-tls.md).
 //!
 //! Only TLS 1.3 is used, with an additional key exchange, so that a key that leaks later cannot
 //! decrypt recorded traffic. Sessions are not resumed.

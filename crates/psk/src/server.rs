@@ -76,7 +76,7 @@ mod tests {
     const KEY: &[u8] = &[1; 16];
     const OTHER: &[u8] = &[7; 32];
 
-    /// The result of the server's handshake with a client of that name and key.
+    /// Returns the result of the server's handshake with a client that has this name and key.
     async fn meet(server: &Server, name: &'static str, key: &'static [u8]) -> io::Result<String> {
         let (near, far) = tokio::io::duplex(1 << 16);
         let mut builder = SslConnector::builder(SslMethod::tls_client()).unwrap();

@@ -33,7 +33,8 @@ pub fn serve(input: &[u8], piece: usize) -> (Vec<u8>, Option<HandshakeOutcome>, 
     serve_with(&mut Handshake::new(HandshakeLimits::default()), input, piece)
 }
 
-/// The same outside TLS, and then inside TLS if the client starts it: output and outcome of each.
+/// Calls [`serve`] with input outside TLS, and with input inside TLS if the client starts TLS.
+/// Returns both results.
 pub fn serve_tls(
     tls: Tls,
     clear: &[u8],

@@ -6,8 +6,8 @@
 //! connects again. The pauses between its attempts double from `reconnect_min` to `reconnect_max`.
 //! Unanswered requests are sent again. Repeating them is safe, because the engine has no two of
 //! them in flight for one sector. A job older than `wait_max` fails. Once an outage has lasted for
-//! `wait_max`, new jobs fail after a second. If the job was already sent, its connection is closed
-//! first, because later replies of such a server are not trusted.
+//! `wait_max`, new jobs fail after a second. If hob has already sent requests of a job that must
+//! fail, hob closes the connection first, because it does not trust late replies.
 //!
 //! # A server that shuts down
 //! The server replies NBD_ESHUTDOWN. hob keeps that request and sends nothing more on this
@@ -33,11 +33,12 @@
 //!
 //! # Servers with fewer features
 //! Without FUA, a flush follows the write, also if the write is sent again to another server.
-//! Without TRIM, discards are acknowledged. Without WRITE_ZEROES, zeroes are sent as data. Without
-//! BLOCK_STATUS, everything counts as data. A minimum block size above a sector is refused. A
-//! smaller minimum becomes the disk's minimum block size ([`BackingInfo::block_bytes_min`]), and
-//! unaligned requests are refused. An export that is smaller after a reconnection is another disk,
-//! and all I/O fails from then on. A larger export has grown, and the disk grows only by a command.
+//! Without TRIM, discards succeed without effect. Without WRITE_ZEROES, zeroes are sent as data.
+//! Without BLOCK_STATUS, hob reports the whole disk as data. A minimum block size above a sector is
+//! refused. A smaller minimum becomes the disk's minimum block size
+//! ([`BackingInfo::block_bytes_min`]), and unaligned requests are refused. An export that is
+//! smaller after a reconnection is another disk, and all I/O fails from then on. A larger export
+//! has grown, and the disk grows only by a command.
 
 pub(crate) mod connect;
 pub(crate) mod depth;
@@ -205,10 +206,10 @@ pub(crate) fn open_uri(
 enum Hold {
     /// The disk may be written.
     No,
-    /// Another host may own the disk: a connection with unanswered changes is closed, and hob does
-    /// not connect again.
+    /// Another host may own the disk. hob closes a connection with unanswered changes, and does not
+    /// connect again until the driver is resumed.
     Back,
-    /// The disk must never be written again by this connection's backing.
+    /// Another host owns the disk, so this backing must never write the disk again.
     Lost,
 }
 
@@ -237,7 +238,7 @@ struct Connection {
     rx: Option<RxBuf>,
     /// Requests to send; `None` while the I/O ring sends them.
     gather: Option<Gather>,
-    /// Remaining buffer for the payload that is received next.
+    /// The part of a buffer into which the rest of the present payload is received.
     place: BufferSlice,
     /// Progress of the server's shutdown, after its reply NBD_ESHUTDOWN. No further request is
     /// sent.
@@ -277,11 +278,11 @@ pub(crate) struct NbdBacking {
     flushed: u64,
     /// The changes that no flush covers, to repeat them on a new connection.
     unflushed: Unflushed,
-    /// The changes that are being repeated on a new connection. Until that has ended, other
-    /// requests wait.
+    /// The changes that are being repeated on a new connection. Other requests wait until the
+    /// server has answered all of them.
     repeat: Option<Repeat>,
     /// The flushes and durable writes (FUA) of the connection, by request slot. The engine orders
-    /// those that it sends, but does not know the flushes that hob sends without an I/O.
+    /// its own flushes, but does not know the flushes that this driver sends without an I/O.
     flush_order: FlushOrder<u32, ()>,
     /// Whether a flush for [`Asker::Repeat`] is unanswered.
     is_flushing: bool,
@@ -332,7 +333,7 @@ impl NbdBacking {
         !self.info.read_only && self.can(TransmissionFlags::READ_ONLY)
     }
 
-    /// Returns the time since which the oldest unanswered I/O waits.
+    /// Returns the time at which the oldest unanswered I/O began to wait.
     pub(crate) fn waiting_since(&self) -> Option<Instant> {
         let wait_ns = self.options.wait_max.as_nanos() as u64;
         self.jobs.deadline().map(|deadline| Instant(deadline.0.saturating_sub(wait_ns)))

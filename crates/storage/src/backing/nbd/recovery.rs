@@ -175,8 +175,9 @@ impl NbdBacking {
         self.send(ring);
     }
 
-    /// Returns the time at which an idle server is asked whether it still answers. Without traffic,
-    /// hob would not notice that a server hangs, and a server that shuts down would wait for hob.
+    /// Returns the time at which hob asks an idle server whether it still answers. Without these
+    /// questions, hob would not notice that an idle server hangs, and a server that shuts down
+    /// would wait for hob to disconnect.
     pub(super) fn probe_at(&self) -> Option<Instant> {
         let is_idle = self.jobs.is_empty() && self.repeat.is_none() && self.hold == Hold::No;
         let can_be_asked =
@@ -197,7 +198,8 @@ impl NbdBacking {
         self.send(ring);
     }
 
-    /// Returns a random pause between half and all of the present one, which is then doubled.
+    /// Returns a random pause, nanoseconds: at least half of `pause` and at most all of it. Doubles
+    /// `pause` for the next call, up to `reconnect_max`.
     fn next_pause(&mut self) -> u64 {
         let mut rng = [0];
         let _ = rustix::rand::getrandom(&mut rng, rustix::rand::GetRandomFlags::empty());

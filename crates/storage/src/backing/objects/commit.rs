@@ -3,8 +3,8 @@
 //! A flush has these steps. Wait for objects that are being written. Freeze the dirty layers, which
 //! is the flush point. Write the layers as objects. Write map pages if too much has changed since
 //! the last ones. Create the manifest under the next number, if no other manifest has that number.
-//! From freeze to manifest nothing else is added to the map. If a step fails, the frozen layers
-//! become dirty again and the next flush retries.
+//! Between the freeze and the creation of the manifest, nothing else is added to the map. If a step
+//! fails, the frozen layers become dirty again and the next flush retries.
 //!
 //! # Owner of a number
 //! An attempt to create a manifest that timed out may succeed later. So if a number is taken, hob
@@ -26,7 +26,8 @@ use super::format::{Generation, Manifest, Name, encode_page};
 use super::map::place;
 use super::store::StoreError;
 
-/// Maximum number of consecutive manifests of this owner that may have succeeded late.
+/// Maximum number of consecutive manifest numbers that a flush skips, because a manifest of this
+/// owner that was created late has the number.
 const OWN_MAX: usize = 64;
 
 /// Maximum time that closing waits for deletions of objects.
@@ -92,8 +93,8 @@ impl Disk {
         true
     }
 
-    /// Periodic check: verifies the ownership, and flushes data that was already unflushed the last
-    /// time (`seen`). Returns the value to pass the next time.
+    /// Periodic check: verifies the ownership, and flushes data that was already unflushed at the
+    /// last check. `seen` is the result of the last check.
     pub(super) async fn look_after(self: &Arc<Self>, seen: u64) -> u64 {
         if self.here.is_none() || self.state().lost {
             return seen;

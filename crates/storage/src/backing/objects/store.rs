@@ -2,7 +2,7 @@
 //!
 //! [`Objects`] accesses one disk's objects in a store. [`RetryingStore`] retries failed calls for a
 //! limited time. Each attempt is limited too. A call that timed out may still take effect in the
-//! object store later. The callers handle that.
+//! object store later, so callers must not assume that it had no effect.
 
 use std::future::Future;
 use std::ops::Range;

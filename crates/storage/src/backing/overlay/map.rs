@@ -1,8 +1,9 @@
 //! Records which objects of a clone are its own, and splits reads between clone and parent.
 //!
-//! The map has one bit per object, and bits are never cleared. An object that was never written in
-//! the clone has its parent's data. Past the part that the clone has in common with its parent,
-//! everything is the clone's own.
+//! An object is one of the equal parts into which the clone's backing divides the disk. The map has
+//! one bit per object, and bits are never cleared. An object that was never written in the clone
+//! has its parent's data. All data after the part that the clone has in common with its parent is
+//! the clone's own.
 //!
 //! A thread may fill the map while the clone is served. It marks own objects first, and then notes
 //! up to which byte the map is known. Data that the map does not know yet counts as the clone's

@@ -1,5 +1,5 @@
-//! Two clients want one disk: which is fenced, which is refused, and a client that wrongly assumes
-//! that it owns the disk.
+//! Tests of two clients that want one disk: one is fenced or refused. Also tests a client that
+//! wrongly assumes that it owns the disk.
 
 use std::sync::Arc;
 
