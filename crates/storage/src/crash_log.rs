@@ -3,9 +3,9 @@
 //!
 //! The files are in `/dev/shm`, or in the directory that the environment variable
 //! `HOB_CRASH_LOG_DIR` names. Each cache has one file of 272 KiB, named after the cache. A closed
-//! cache needs no crash log. When a cache is closed, the engine only marks the file, and
-//! [`SurvivingFile::remove_if_ended`] removes it, because a daemon that is killed before it has
-//! saved the close is expected to leave the file.
+//! cache needs no crash log. When a cache is closed, the engine only marks the file as unneeded.
+//! [`SurvivingFile::remove_if_ended`] removes the file after the daemon has saved that the cache is
+//! closed. If the daemon is killed before that, the next daemon still expects the file.
 //!
 //! Why `unsafe`: a shared mapping is the only memory that keeps each byte written to it when the
 //! process is killed, without a system call for each write.
@@ -54,9 +54,9 @@ pub struct SurvivingFile {
     path: PathBuf,
     /// Device number and inode of the file.
     identity: (u64, u64),
-    /// True while a write to the file fails.
+    /// True if the last write to the file failed.
     is_failing: Arc<AtomicBool>,
-    /// True if nothing needs the content any more.
+    /// True if the cache was closed or removed, so that the file is not needed any more.
     has_ended: Arc<AtomicBool>,
 }
 

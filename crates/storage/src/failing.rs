@@ -30,8 +30,8 @@ pub enum Failing {
 struct Plan {
     directory: PathBuf,
     how: Failing,
-    /// Counts down to the first change that fails, and is 0 after it. `how` tells whether later
-    /// changes fail too.
+    /// Number of changes up to the first change that fails, including it; 0 after it. `how` tells
+    /// whether later changes fail too.
     left: Mutex<u32>,
 }
 

@@ -126,7 +126,8 @@ pub(crate) fn lock_image(file: impl AsFd, access: Access) -> Result<(), LockErro
     lock_share(file, access, Share::Whole)
 }
 
-/// Locks a file like [`lock_image`], or against the users of the whole file.
+/// Locks a file as [`lock_image`] does, or with [`Share::Part`] only against processes that use the
+/// whole file.
 pub(crate) fn lock_share(file: impl AsFd, access: Access, share: Share) -> Result<(), LockError> {
     let begun = Instant::now();
     loop {

@@ -248,7 +248,7 @@ pub fn prepare(
 /// Activates swap on a prepared area that is not active. Returns the path of the new loop device.
 ///
 /// # Errors
-/// Returns a [`SwapError`]. Then nothing has changed.
+/// Returns a [`SwapError`]. After an error, swap is as it was before the call.
 pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<PathBuf, SwapError> {
     let file = reopened(file.as_fd(), libc::O_DIRECT)?;
     let metadata =

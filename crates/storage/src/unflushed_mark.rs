@@ -29,8 +29,9 @@ fn path_of(backing: &[u8; 16]) -> PathBuf {
     crash_log::directory().join(format!("hob-unflushed-{:032x}", u128::from_le_bytes(*backing)))
 }
 
-/// Returns the number of guests whose acknowledged changes a killed daemon lost. Zero if the last
-/// daemon closed the disk, or if the host has started since. One if the mark has lost its content.
+/// Returns the number of guests whose acknowledged changes a killed daemon lost. Returns 0 if the
+/// last daemon closed the disk, or if the host was restarted since then. Returns 1 if the mark's
+/// file is empty.
 ///
 /// # Errors
 /// The system's error, or an error if another user can write to the mark.

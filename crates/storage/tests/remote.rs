@@ -271,7 +271,7 @@ fn unanswered_ios_wait_until_the_device_is_abandoned() {
     assert_eq!(shard.silent.len(), 1);
 }
 
-/// If the server returns an error, it lacks something: the I/O waits like one without reply.
+/// If the server returns an error for an I/O, the I/O waits like an I/O without a reply.
 #[test]
 fn an_error_is_held_too() {
     let rig = rig();

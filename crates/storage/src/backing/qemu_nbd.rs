@@ -152,8 +152,8 @@ fn uri_of(server: &Server) -> NbdUri {
     NbdUri::new(Address::Unix { path: server.socket() }, "")
 }
 
-/// Returns a function that starts another child if the child has ended. Call it before connecting
-/// again.
+/// Returns a function that starts another child if the child has ended. Call the returned function
+/// before each attempt to connect again.
 fn revival(server: &Arc<Server>) -> BeforeConnecting {
     let server = Arc::downgrade(server);
     Arc::new(move || server.upgrade().map_or(Ok(()), |server| server.revive()))
@@ -273,8 +273,8 @@ impl Driver for QemuNbd {
         self.constant.as_deref()
     }
 
-    /// All of the image can equal its parent's data: `clone` marks the blocks that differ, and
-    /// locks exclude writes of other programs.
+    /// Returns the whole size of the image. Any part of the image can equal its parent's data:
+    /// `clone` marks the blocks that differ, and locks exclude writes of other programs.
     fn common_bytes(&self) -> u64 {
         self.inner.info().size_bytes
     }

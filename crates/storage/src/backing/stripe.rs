@@ -8,8 +8,8 @@ use std::path::Path;
 use super::identity::device_number;
 use crate::filesystem::type_of;
 
-/// Smallest reported I/O size that is used as a stripe size, bytes. Smaller sizes are those of
-/// blocks, and merging only up to them would make I/Os too small.
+/// Smallest reported I/O size that is used as a stripe size, bytes. A smaller reported size is the
+/// size of a block. I/Os that are merged only up to such a size would be too small.
 const REPORTED_BYTES_MIN: u64 = 64 << 10;
 
 /// Maximum size of a stripe, bytes.
@@ -29,8 +29,8 @@ pub(super) fn reported(bytes: u64) -> Option<u32> {
 }
 
 /// Returns the stripe size of a block device from the kernel's description in `sys`. Software and
-/// hardware RAIDs report it as their optimal I/O size. The stripes of a partition must begin at its
-/// first byte.
+/// hardware RAIDs report the stripe size as their optimal I/O size. Returns `None` for a partition
+/// whose first byte is not the start of a stripe.
 pub(super) fn of_device(sys: &Path, number: u64) -> Option<u32> {
     let directory = sys.join(device_number(number));
     let value = |file: &str| std::fs::read_to_string(directory.join(file)).ok()?.trim().parse::<u64>().ok();

@@ -7,8 +7,8 @@
 //! once, so a concurrent write of the guest only makes the checksum wrong.
 //! * The memory stays mapped while the buffer exists, because the buffer holds the memory's owner.
 //!   Operations in the I/O ring hold the buffer.
-//! * The memory consists of whole pages. So O_DIRECT accepts the memory like the arena, and no
-//!   sector is split.
+//! * The memory consists of whole pages. So O_DIRECT accepts the memory like the arena's memory,
+//!   and no sector is split.
 #![allow(unsafe_code)]
 
 use std::any::Any;

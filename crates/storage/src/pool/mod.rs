@@ -223,7 +223,7 @@ impl Pool {
     ///
     /// # Errors
     /// Returns `OtherPool` if `late` belongs to another pool, or `Unworkable` for a copy of a
-    /// device that is present already. Then `late` is closed.
+    /// device that is present already. In both cases `late` is closed.
     pub fn join(&mut self, late: Pool) -> Result<(), PoolError> {
         for device in &late.devices {
             self.check_sibling(&device.superblock, &device.open.path)?;

@@ -252,7 +252,8 @@ impl Pool {
 
     /// Writes the segment tables of the devices that have `segments`. A segment table records the
     /// cache, journal ring or swap area that owns each segment. Other devices are not written, so
-    /// that a faulty one causes no error. If a write fails, frees `segments` and returns the error.
+    /// that a fault of another device causes no error. If a write fails, frees `segments` and
+    /// returns the error.
     pub(super) fn store_or_release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
         let stored = self.devices.iter_mut().filter(|device| has_any(device, segments));
         let stored = stored.map(Device::store_table).find(Result::is_err).unwrap_or(Ok(()));

@@ -1,4 +1,5 @@
-//! Segments of swap areas: consecutive on one device, and found again by their owner.
+//! Segments of swap areas. The segments of an area are consecutive on one device. After a restart,
+//! hob finds them by their owner id.
 //!
 //! A swap area is allocated on the device with the most free space among the devices that have a
 //! large enough free range. The area is at the end of the smallest such range. Caches use the

@@ -3,8 +3,10 @@
 //! # Two implementations, one interface
 //! `uring.rs` uses io_uring. `threads.rs` uses a small pool of threads for files and epoll for
 //! sockets, for hosts on which io_uring is missing or forbidden. The file mod.rs is the common
-//! part: the table of operations in flight, their memory, and the rules for their completion. A
-//! driver starts one attempt and reports its result. This file continues short transfers.
+//! part: the table of operations in flight, their memory, and the rules for their completion. An
+//! operation consists of one or more attempts, and an attempt is one system call. The
+//! implementation starts an attempt and reports its result. After a short transfer, this file
+//! starts the next attempt.
 //!
 //! # Call order
 //! [`Ring::attach`] a descriptor, start operations, call [`Ring::submit_and_wait`], then
@@ -337,8 +339,9 @@ impl Ring {
     }
 
     /// Submits started operations and waits until one completes, a [`Waker`] wakes, or `timeout`
-    /// expires; `None` waits for ever. Before it sleeps it polls for up to `spin`, which avoids the
-    /// wake-up's latency at the cost of CPU time. The function may return early.
+    /// expires; `None` waits for ever. Before it sleeps, the function polls for up to `spin`.
+    /// Polling avoids the latency of a wake-up at the cost of CPU time. The function may return
+    /// early.
     ///
     /// # Errors
     /// Returns an error of the kernel. No such error is known, and the ring remains usable after

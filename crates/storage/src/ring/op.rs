@@ -132,8 +132,9 @@ pub(super) enum Work {
         gather: Gather,
         message: Box<Message>,
         total: usize,
-        /// Gate that must be open when data is sent. Then the operation does not wait for room in a
-        /// send, which the kernel would continue at any later time, but in a poll.
+        /// Gate that must be open when data is sent. A send with a gate waits for room in the
+        /// socket with a poll. If it waited in the send itself, the kernel could continue the send
+        /// after the gate has closed.
         gate: Option<Arc<dyn Gate>>,
     },
     AwaitEvent,

@@ -619,8 +619,7 @@ fn the_ends_of_many_signals_are_seen() {
     });
 }
 
-/// A gate that hangs when a change asks it, as a change of a file that hangs does in its system
-/// call.
+/// A gate whose check hangs. It simulates a file whose system calls hang.
 #[derive(Debug, Default)]
 struct HangingGate {
     asked: AtomicUsize,

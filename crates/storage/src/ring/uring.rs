@@ -74,7 +74,8 @@ struct InlineCompletions {
     submitted: VecDeque<Hasty>,
     /// Number of the last inline attempt.
     number: u32,
-    /// Whether no deferred work can still report a failure of submitted attempts.
+    /// True if the kernel has reported all failures of the submitted attempts, so that the other
+    /// attempts have succeeded.
     is_sure: bool,
 }
 
@@ -94,7 +95,8 @@ impl InlineCompletions {
         self.queued.len() + self.submitted.len() < known
     }
 
-    /// Returns true if the end of any inline attempt is awaited, submitted or not.
+    /// Returns true if the thread must see the end of an inline attempt before it sleeps. The
+    /// attempt may be submitted or not.
     fn are_awaited(&self) -> bool {
         self.queued.iter().any(|queued| queued.is_awaited) || self.have_ended()
     }
@@ -124,7 +126,8 @@ pub(super) struct Uring {
     fixed_memory: std::ops::Range<usize>,
     fixed_files: bool,
     poll_first: bool,
-    /// Whether this kernel can report failures only.
+    /// Whether this kernel can report only the failures of attempts, without a completion for each
+    /// success.
     can_skip: bool,
     hasty: InlineCompletions,
 }

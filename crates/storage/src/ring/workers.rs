@@ -143,7 +143,7 @@ impl Shared {
     }
 }
 
-/// Limits of a pool.
+/// Limits of a thread pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerLimits {
     /// Maximum number of threads; `None` if the limit of each file is the only one.

@@ -17,7 +17,7 @@ use rustix::fs::FsWord;
 
 use super::SwapError;
 
-/// Maximum depth of device mappings. A deeper stack is treated as a loop.
+/// Maximum depth of device mappings. A deeper device stack is refused.
 const DEPTH_MAX: usize = 16;
 
 /// Filesystems that overwrite blocks in place, by `f_type`.

@@ -50,7 +50,7 @@ pub enum Flushes {
     #[default]
     Honest,
     /// A flush has no effect and reports success, like a defective device. hob cannot keep its
-    /// promises on such a device, so this shows whether a test detects it.
+    /// promises on such a device, so this setting shows whether a test detects lost data.
     Ignored,
 }
 

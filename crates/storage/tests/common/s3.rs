@@ -14,7 +14,7 @@ pub enum Outage {
     SlowDown,
     /// 403 AccessDenied: the credentials were withdrawn.
     Forbidden,
-    /// 400 ExpiredToken: the credentials' time has passed.
+    /// 400 ExpiredToken: the credentials have expired.
     ExpiredToken,
 }
 

@@ -4,8 +4,8 @@
 //! starts another one when it connects again. Until then the image is not locked. So another
 //! process may have opened and changed the image, and may still have it open. hob compares the
 //! image with the state that it had when the child ended. If the child may have ended while hob
-//! itself was paused, for example by SIGSTOP, a change since the beginning of the pause counts as
-//! one of another process.
+//! itself was paused, for example by SIGSTOP, hob treats a change since the beginning of the pause
+//! as a change by another process.
 //!
 //! The child ends with its [`Server`], and with hob, even when hob is killed. The child asks the
 //! kernel for SIGTERM when its parent thread ends. The parent thread only waits for the child's
@@ -118,8 +118,8 @@ pub(super) enum Opens {
     Unlocked,
 }
 
-/// Starts the child processes of an image, always at the same socket. Dropping it ends the child
-/// and removes its directory.
+/// Starts the child processes of an image, always at the same socket. Dropping the `Server` ends
+/// the child and removes the socket's directory.
 pub(super) struct Server {
     image: Image,
     /// Options for the child's access to the image.
@@ -139,8 +139,8 @@ pub(super) struct Server {
 #[derive(Default)]
 struct ChildState {
     running: Option<Running>,
-    /// Access that a new child gets in place of one that had the image open; `None` if no child had
-    /// it.
+    /// Access with which hob starts another child if the present child ends by itself; `None` until
+    /// the present child has opened the image.
     wanted: Option<Opens>,
     /// Time at which the last child was started.
     since: Option<Clock>,
@@ -152,7 +152,8 @@ struct ChildState {
 struct Running {
     pid: Pid,
     opens: Opens,
-    /// Channel that is closed when the kernel may assign the child's process id again.
+    /// Closing this channel lets the child's thread reap the child. Until then the kernel does not
+    /// assign the child's process id again.
     end: mpsc::Sender<()>,
     keeper: JoinHandle<Ended>,
 }
@@ -545,8 +546,8 @@ mod tests {
         assert!(!is_unknown(&io::Error::other(REPORT_DEPTH), &[]));
     }
 
-    /// The child may have ended at any time of the pause, so a change during the pause may be one of
-    /// another program.
+    /// The child may have ended at any time of the pause, so another program may have made a change
+    /// that happened during the pause.
     #[test]
     fn a_change_during_a_pause_of_this_process_makes_the_state_unknown() {
         let dir = tempfile::tempdir().unwrap();
@@ -568,7 +569,8 @@ mod tests {
         }
     }
 
-    /// In the other order, a pause between the two steps would remain unnoticed.
+    /// If the pause were determined before the state is read, a pause between the two steps would
+    /// remain unnoticed.
     #[test]
     fn the_state_of_an_image_is_read_before_the_latest_pause_is_determined() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! Finds the parent of an image that is a clone: its backing file, and the blocks that the image has
 //! itself (docs/decisions/0071).
 //!
-//! The blocks are asked for when the image is opened and locked, so that no other program changes
-//! them. From then on only this process writes the image, and
+//! hob asks `qemu-nbd` for these blocks when the image is opened and locked, so that no other
+//! program changes them. From then on only this process writes the image, and
 //! [`overlay`](crate::backing::overlay) tracks the changes.
 //!
 //! QEMU needs about a second for each TiB. So a thread asks for the rest of a large image while the

@@ -1,10 +1,10 @@
 //! Sandbox of the QEMU programs that hob starts for an image. The QEMU programs may open the
 //! image's recorded files, but no other data of the host.
 //!
-//! The kernel's Landlock restricts them, even when hob runs as root. The programs gain no
-//! privileges (`no_new_privs`) and open no TCP connection. An image whose header names another host
-//! file cannot access that file. Without Landlock (Linux before 5.13, or disabled) only the check
-//! of the recorded files remains; hob logs that once. Landlock:
+//! Landlock, a function of the kernel, restricts the programs, even when hob runs as root. The
+//! programs gain no privileges (`no_new_privs`) and open no TCP connection. An image whose header
+//! names another host file cannot access that file. Without Landlock (Linux before 5.13, or
+//! disabled), hob only checks the recorded files, and logs a warning once. Landlock:
 //! <https://docs.kernel.org/userspace-api/landlock.html>.
 #![allow(unsafe_code)]
 
@@ -81,7 +81,7 @@ struct PathBeneathAttr {
 
 /// The restrictions of one program, applied when it starts.
 pub(super) struct Sandbox {
-    /// `None` without Landlock.
+    /// Rule set of Landlock; `None` if the kernel has no Landlock.
     rules: Option<OwnedFd>,
 }
 

@@ -1,15 +1,16 @@
 //! Finds out which objects of a clone are its own, and which are its parent's.
 //!
-//! The objects are read when the image is opened, under its lock or from a snapshot, so that no
-//! other client changes it. From then on only this process changes the image, and
-//! [`overlay`](crate::backing::overlay) tracks the changes. Other clients can still flatten the
-//! image, after which nothing is shared, or shrink it. Other clients flatten or shrink an image
-//! through this client, which has the lock, and its lock thread is notified.
+//! hob lists the objects when the image is opened, under its lock or from a snapshot, so that no
+//! other client changes the image. From then on only this process changes the image, and
+//! [`overlay`](crate::backing::overlay) tracks the changes. Another client can still ask to flatten
+//! or shrink the image. This client does that, because it has the lock, and its lock thread is
+//! notified. A flattened image shares nothing with its parent.
 //!
 //! The object map (`fast-diff`) lists the existing objects. Without it librbd would check each
 //! object, and would skip empty objects that hide the parent's objects. Images without an object
 //! map therefore share nothing. librbd reads the maps of all snapshots for the list. If a map is
-//! invalid, librbd silently checks each object. So all maps are checked before and after.
+//! invalid, librbd silently checks each object. So hob checks all maps before and after the
+//! listing.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

@@ -305,7 +305,8 @@ impl Rbd {
         self.done.push_back((id, result));
     }
 
-    /// Once nothing is in flight, lets the lock monitor close the image and signal that.
+    /// When the image is being closed and nothing is in flight, lets the lock monitor close the
+    /// image. The lock monitor signals `event` when the image is closed.
     fn end_if_closing(&mut self, ring: &mut Ring) {
         if self.closing
             && self.started.is_empty()
