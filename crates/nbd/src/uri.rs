@@ -66,7 +66,7 @@ impl NbdUri {
         NbdUri { address, export: export.into(), tls: None }
     }
 
-    /// Returns the URI without its TLS settings. It names the same export.
+    /// Returns the URI of the same export without TLS settings.
     #[must_use]
     pub fn without_tls(&self) -> NbdUri {
         NbdUri { tls: None, ..self.clone() }

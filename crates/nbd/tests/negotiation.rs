@@ -1,5 +1,5 @@
-//! Tests hob's client with hob's server, with the bytes cut at all positions, and the client with
-//! old, broken or hostile servers that are scripts of bytes.
+//! Tests hob's client with hob's server, with the stream cut into pieces of many sizes. Also tests
+//! the client with old, broken or hostile servers, which are scripts of bytes.
 
 mod common;
 

@@ -130,8 +130,8 @@ fn metadata_contexts() {
     }
 }
 
-/// A client can list contexts other than `base:allocation` by name or by namespace, or list all. It
-/// can choose them by name, and each has its own id.
+/// A client can list contexts other than `base:allocation` by name or by namespace, or list all.
+/// The client can choose these contexts by name, and each context has its own id.
 #[test]
 fn further_metadata_contexts() {
     let (a, b) = ("qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b");

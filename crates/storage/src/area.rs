@@ -19,8 +19,8 @@ pub struct Area {
 }
 
 impl Area {
-    /// Allocates an area of `bytes`, rounded up to pages of 4 KiB. The allocation takes about a
-    /// second for each few GiB, so do not call it on a thread that serves requests.
+    /// Allocates an area of `bytes`, rounded up to pages of 4 KiB. The allocation takes about one
+    /// second for a few GiB, so do not call this function on a thread that serves requests.
     ///
     /// # Errors
     /// The system's error if there is not enough memory.

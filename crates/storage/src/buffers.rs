@@ -10,8 +10,8 @@
 //!   one, [`Arena::release`] drops one. Operations in the I/O ring hold one each.
 //! * New buffers have undefined content. If a guest could see the end of a partly filled buffer,
 //!   the caller fills it with zeroes.
-//! * Bytes that the kernel may fill cannot be borrowed: that panics, because it is a bug of the
-//!   caller. Bytes that the kernel only reads may be borrowed.
+//! * Borrowing bytes that the kernel may fill panics, because it is a bug of the caller. Bytes that
+//!   the kernel only reads may be borrowed.
 //!
 //! # Units
 //! The arena manages pages of 4 KiB; its interface uses bytes. A buddy system manages free pages,

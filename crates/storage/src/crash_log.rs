@@ -34,8 +34,8 @@ pub const BOOT_VARIABLE: &str = "HOB_BOOT_ID";
 
 const BOOT_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Returns the id of the kernel's current boot, a UUID. Files of crash logs that were there earlier
-/// in the same boot must still be there. `None` if the kernel does not report the id.
+/// Returns the id of the kernel's current boot, a UUID. A crash log that existed earlier in the
+/// same boot must still exist. `None` if the kernel does not report the id.
 pub fn boot_id() -> Option<u128> {
     let text = std::env::var(BOOT_VARIABLE).or_else(|_| std::fs::read_to_string(BOOT_FILE)).ok()?;
     u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()
@@ -200,7 +200,8 @@ impl CrashLogFile {
     }
 }
 
-/// Removes the crash log of a cache that was discarded while no process used it, if there is one.
+/// Removes the crash log, if it exists, of a cache that was discarded while no process used the
+/// cache.
 pub fn remove(cache: &[u8; 16]) {
     let path = path_of(cache);
     match std::fs::remove_file(&path) {

@@ -4,7 +4,7 @@
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 
-/// Device and inode of a regular file. They tell the file from every other file that exists.
+/// Device and inode of a regular file. They distinguish the file from every other existing file.
 pub type FileNumber = (u64, u64);
 
 /// Returns the number of a regular file; `None` for a file of another type.

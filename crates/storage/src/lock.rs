@@ -70,8 +70,9 @@ impl From<LockError> for io::Error {
     }
 }
 
-/// Takes an exclusive lock against other hobs. Waits briefly for a process that is just ending, and
-/// for a child process of a killed hob, which has hob's files open until it executes its own program.
+/// Takes an exclusive lock against other hob processes. Waits briefly for a process that is just
+/// ending, and for a child process of a killed hob, which has hob's files open until it executes
+/// its own program.
 ///
 /// # Errors
 /// Returns `WOULDBLOCK` if another process keeps the lock.

@@ -284,7 +284,7 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
 
 /// Deactivates a swap device, which moves all swapped-out pages back to memory or to other swap.
 /// Deactivation can take long. A signal that ends the process stops the deactivation. **Do not call
-/// it in a daemon**: if memory runs out, the kernel kills this process first.
+/// this function in a daemon**: if memory runs out, the kernel kills this process first.
 ///
 /// # Errors
 /// Returns a system error, which [`SwapError::of_kernel`] interprets. The device is then still

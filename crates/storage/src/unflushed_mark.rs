@@ -1,12 +1,12 @@
-//! Marks disks whose unflushed changes are only in this process's memory, so that the next daemon
-//! knows what a kill lost.
+//! Marks disks whose unflushed changes are only in this process's memory. So the next daemon knows
+//! the disks whose changes were lost when this daemon was killed.
 //!
 //! Each such disk has a file in the [directory of the crash logs](crate::crash_log). The file's
 //! only byte is the number of guests whose acknowledged changes would be lost, or that have not
-//! received a report of an earlier loss. So `hob serve`, which saves no other state, does not
-//! forget a report when it is killed again. The shard writes the byte before it acknowledges a
-//! change. A restart of the host removes the file, and also ends the guests, so they need no
-//! report. A disk that is closed cleanly has no file.
+//! received a report of an earlier loss. So a report is not forgotten if `hob serve`, which saves
+//! no other state, is killed again before the report. The shard writes the byte before it
+//! acknowledges a change. A restart of the host removes the file, and also ends the guests, so they
+//! need no report. A disk that is closed cleanly has no file.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -7,7 +7,8 @@ use hob_nbd::{ExportDirectory, ExportInfo};
 pub struct Exports(pub Vec<(&'static str, ExportInfo)>);
 
 impl Exports {
-    /// A default export, a read-only one with 4 KiB blocks, and one whose block sizes break the rules.
+    /// Returns a default export, a read-only export with 4 KiB blocks, and an export whose block
+    /// sizes break the rules.
     pub fn sample() -> Self {
         let vm = ExportInfo { description: "a guest's disk".into(), ..ExportInfo::new(10 << 20) };
         let contexts = ["qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b"].map(str::to_owned).to_vec();

@@ -113,9 +113,9 @@ impl Backing {
     }
 
     /// Returns true if the backing may still execute changes of this host that hob no longer waits
-    /// for. This is possible in three cases. hob ended a change without a reply of the backing. The
-    /// connection is lost, and no flush has covered the last change. Or the driver is repeating
-    /// changes on a new connection.
+    /// for. The result is true if hob ended a change without a reply of the backing, if the
+    /// connection is lost and no flush has covered the last change, or if the driver is repeating
+    /// changes.
     pub fn may_change_later(&self) -> bool {
         let is_cut_off = !self.is_revoked && self.monitor.is_disconnected();
         self.left_requests || self.driver.is_repeating() || is_cut_off && self.flush_state.is_unflushed()

@@ -92,7 +92,7 @@ impl BelowLocks {
     ///
     /// # Errors
     /// Returns the path of a file, and the reason, if the file cannot be locked because another
-    /// process has it open. Then no lock is kept.
+    /// process has it open. After an error, no lock is kept.
     pub(crate) fn take(&self, access: Access) -> Result<(), (PathBuf, LockError)> {
         let mut taken = Vec::new();
         for (object, share) in below(self.number) {

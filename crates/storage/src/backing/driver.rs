@@ -14,8 +14,8 @@ use super::{
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::TokenSpace;
 
-/// The interface of a kind of backing. [`Backing`](super::Backing) has the call order, and its
-/// methods with the same names check their arguments.
+/// The interface of a kind of backing. The module [`backing`](super) has the call order. The
+/// methods of [`Backing`](super::Backing) with the same names check their arguments.
 pub trait Driver: Send {
     /// Returns the properties of the backing.
     fn info(&self) -> &BackingInfo;
@@ -155,8 +155,8 @@ pub trait Driver: Send {
     /// Ends [`suspend`](Self::suspend) if no other host has written the disk: sends the kept
     /// changes again.
     fn resume(&mut self) {}
-    /// Returns true if changes that the server may have lost are being sent again, and it has not
-    /// answered all of them.
+    /// Returns true if changes that the server may have lost are being sent again, and the server
+    /// has not answered all of them.
     fn is_repeating(&self) -> bool {
         false
     }
@@ -171,7 +171,7 @@ pub trait Driver: Send {
         None
     }
     /// Returns true if another host has taken the disk over, and this backing will serve no I/O any
-    /// more. This host's cached data of the disk is then invalid.
+    /// more. If the result is true, this host's cached data of the disk is invalid.
     fn is_lost(&self) -> bool {
         false
     }

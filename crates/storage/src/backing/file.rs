@@ -5,11 +5,12 @@
 //! I/O use a buffered descriptor. Direct and buffered I/O see the same data for two reasons. First,
 //! the kernel writes dirty pages of the range to the file before direct I/O, and drops the range's
 //! pages from the page cache before a direct write. Second, no two I/Os in flight touch the same
-//! page of the page cache: the engine ensures that between requests, and the split at sectors
-//! within a request. If two I/Os in flight used one page, the kernel could fail to drop the page,
-//! and the next fdatasync would report EIO. Read-ahead is off on the buffered descriptor, so that
-//! pages are not read in larger folios. On filesystems with blocks above 4 KiB, direct and buffered
-//! I/O of one file may see different data, so hob uses only buffered I/O there.
+//! page of the page cache. The engine ensures this for different requests. Within a request, the
+//! parts meet at sector boundaries, so they have no page in common. If two I/Os in flight used one
+//! page, the kernel could fail to drop the page, and the next fdatasync would report EIO.
+//! Read-ahead is off on the buffered descriptor, so that pages are not read in larger folios. On
+//! filesystems with blocks above 4 KiB, direct and buffered I/O of one file may see different data,
+//! so hob uses only buffered I/O there.
 //!
 //! # Durability
 //! A durable write uses RWF_DSYNC. A flush uses fdatasync, which covers writes of both descriptors.

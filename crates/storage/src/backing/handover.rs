@@ -41,7 +41,7 @@ use crate::token::{Token, TokenSpace};
 const PEER_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// Time after which a read that the owner could not serve fails, if this host's disk is still in
-/// standby, nanoseconds. Until then the read is retried.
+/// standby, nanoseconds. Until that time, hob retries the read.
 const STANDBY_NS_MAX: u64 = 30_000_000_000;
 
 /// Pause before a read that failed in standby is retried, nanoseconds.

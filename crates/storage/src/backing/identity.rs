@@ -4,8 +4,8 @@
 //! docs/FORMAT.md defines the hash function; journals store the hash. Equal texts mean the same
 //! backing, as far as the system can tell. The hash guards against mistakes, not against forgery.
 //!
-//! Values that change at every boot, such as a filesystem's device number, are included only if
-//! there is nothing better.
+//! Values that change at every boot, such as a filesystem's device number, are included only if the
+//! system provides no permanent value.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;

@@ -1,5 +1,5 @@
-//! Names the content of a read-only image, so that its clones and the disk that serves it find each
-//! other (docs/decisions/0071).
+//! Gives the content of a read-only image a name. By this name, the clones of the image and the
+//! disk that serves the image find each other (docs/decisions/0071).
 //!
 //! The name consists of the identity, the size and the times of the last changes of each file of
 //! the image. A changed or replaced file gives another name. The rules are those of the evidence

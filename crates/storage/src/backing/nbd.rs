@@ -10,22 +10,24 @@
 //! fail, hob closes the connection first, because it does not trust late replies.
 //!
 //! # A server that shuts down
-//! The server replies NBD_ESHUTDOWN. hob keeps that request and sends nothing more on this
-//! connection. hob waits for the replies to changes, and up to [`DISCONNECT_MAX_NS`] for other
-//! replies. Then hob sends NBD_CMD_DISC and treats the connection as lost, so that the server can
-//! exit. A change that is sent again while the old server still works on it could be carried out
-//! after newer ones.
+//! A server that shuts down replies NBD_ESHUTDOWN to a request. hob keeps the request and sends
+//! nothing more on this connection. hob waits for the replies to changes, and up to
+//! [`DISCONNECT_MAX_NS`] for other replies. Then hob sends NBD_CMD_DISC and treats the connection
+//! as lost, so that the server can exit. hob waits for the replies to changes for this reason: if
+//! hob sent a change again while the old server still works on it, the old server could overwrite
+//! newer data.
 //!
 //! # Flushes
 //! A server that restarts may lose acknowledged writes that were not flushed. hob keeps these
 //! changes in memory ([`unflushed`]) and repeats them on the next connection, before other
 //! requests. Changes that hob does not keep may be lost. hob does not keep changes beyond the
 //! memory limit, nor those of an earlier daemon, which may be lost until the first flush succeeds.
-//! If a connection breaks while there are such changes, or the server refuses a repeated change,
-//! the waiting flushes fail, and [`Driver::take_loss`](super::Driver::take_loss) reports a loss.
-//! hob flushes the server without a guest's request when it is attached, and when the kept changes
-//! take much memory. With [`BackingOptions::keeps_writes`], other code ensures that the server is
-//! the same as before, so a lost connection loses nothing.
+//! If a connection breaks while there are unflushed changes that hob does not keep, or if the
+//! server refuses a repeated change, the waiting flushes fail, and
+//! [`Driver::take_loss`](super::Driver::take_loss) reports a loss. hob flushes the server without a
+//! guest's request when the backing is attached, and when the kept changes take much memory. With
+//! [`BackingOptions::keeps_writes`], other code ensures that the server is the same as before, so a
+//! lost connection loses nothing.
 //!
 //! # TLS
 //! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix socket
@@ -105,7 +107,7 @@ const COMMAND_BYTES_MAX: u64 = 1 << 30;
 /// Largest payload of a request, regardless of the server's limit, bytes.
 const PAYLOAD_BYTES_MAX: u64 = 32 << 20;
 
-/// Longest time that the peer's host may leave sent data unconfirmed. After that time the
+/// Longest time for which the server's host may leave sent data unconfirmed. After that time the
 /// connection is closed, and its requests are sent again on a new one.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 

@@ -52,8 +52,8 @@ struct InFlight {
 
 impl<'a> OfflineWriter<'a> {
     /// Creates the writer of a backing that was just opened. Changes are sent while `gate` is open,
-    /// and writes continue while `may_go_on` returns true. After that, unanswered requests fail.
-    /// Use the writer on the calling thread only.
+    /// and writes continue while `may_go_on` returns true. When `may_go_on` returns false,
+    /// unanswered requests fail. Use the writer on the calling thread only.
     ///
     /// # Errors
     /// Returns [`RingError::Resources`] if memory, file descriptors or threads are lacking.

@@ -6,11 +6,11 @@
 //! from opening other files ([`sandbox`]).
 //!
 //! The child locks the image as QEMU does, so that a running guest and hob cannot both write it.
-//! The image stays locked as long as this child runs. hob itself locks all files of a read-only image
-//! too ([`read_locks`]). For a disk that arrives from another host, a
-//! first child reports the image's size and does not lock the image. When hob must lock the image,
-//! a second child, which locks it, replaces the first on the same socket. The second child sees the
-//! image as the other host has left it, and the NBD connection is opened again.
+//! The image stays locked as long as this child runs. hob itself locks all files of a read-only
+//! image too ([`read_locks`]). For a disk that arrives from another host, a first child reports the
+//! image's size and does not lock the image. When hob must lock the image, a second child locks the
+//! image and replaces the first child on the same socket. The second child sees the image as the
+//! other host has left it, and the NBD connection is opened again.
 //!
 //! An image with a backing file can be a clone that reads blocks of its backing file from another disk
 //! ([`clone`]).

@@ -373,7 +373,7 @@ impl Pool {
         self.require_on(&all, feature)
     }
 
-    /// Records a required feature on those of these devices that lack it.
+    /// Records a required feature on each of these devices that lacks the feature.
     fn require_on(&mut self, devices: &[usize], feature: Features) -> Result<(), PoolError> {
         for at in devices {
             let device = &mut self.devices[*at];

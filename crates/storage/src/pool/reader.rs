@@ -1,7 +1,7 @@
 //! Blocking reads of flash, for recovery and for exporting dirty data.
 //!
 //! The reader uses the descriptors of the caches' data, which are O_DIRECT if possible. So it reads
-//! the device's content and not the host's page cache. It writes nothing.
+//! the device's content and not the host's page cache. The reader writes nothing.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

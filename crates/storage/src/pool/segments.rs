@@ -328,8 +328,9 @@ impl Pool {
         unused.map(|(kind, _, place)| is_older(kind).then_some(place)).collect()
     }
 
-    /// Returns the data segments of a persistent cache, by number. If a device returns with a
-    /// segment whose number was reused meanwhile, that segment is left out.
+    /// Returns the data segments of a persistent cache, by number. If a device was missing and has
+    /// a segment whose number was given to another segment meanwhile, the device's segment is left
+    /// out.
     pub fn data_of(&self, owner: OwnerId) -> Vec<DataSegment> {
         let data = |(kind, ordinal, place)| match kind {
             Kind::Data { since } => Some((ordinal, std::cmp::Reverse(since), place)),

@@ -45,7 +45,8 @@ static ONE: [u8; 8] = 1u64.to_ne_bytes();
 /// are the attempt's number, the bits below are its operation's index.
 const HASTY: u64 = 1 << 32;
 
-/// Number of different numbers of inline attempts. After that many attempts, numbers are reused.
+/// Number of values for the number of an inline attempt. After this many attempts, values are
+/// reused.
 const NUMBERS: u32 = 1 << 30;
 
 /// An inline attempt, which ends while it is submitted.

@@ -16,7 +16,7 @@
 //!
 //! # Limits
 //! The layer cannot be switched on twice. The layer is for tests only: if it is switched on by
-//! mistake, data is lost that a healthy disk would keep, so it logs a warning. The layer's
+//! mistake, data is lost that a healthy disk would keep. So the layer logs a warning. The layer's
 //! performance does not matter.
 //!
 //! # Cutting by itself

@@ -186,8 +186,8 @@ impl NbdBacking {
         is_probed.then_some(self.heard_at + PROBE_NS)
     }
 
-    /// Asks an idle server for the status of its first block, or to flush if it does not report
-    /// status.
+    /// Asks an idle server for the status of its first block, or for a flush if the server does not
+    /// report status.
     pub(super) fn probe(&mut self, ring: &mut Ring, now: Instant) {
         self.options.monitor.note_question(now);
         let job = self.jobs.add(Asker::Probe, self.deadline(now), false, (0, 0));

@@ -26,8 +26,8 @@ use super::format::{Generation, Manifest, Name, encode_page};
 use super::map::place;
 use super::store::StoreError;
 
-/// Maximum number of consecutive manifest numbers that a flush skips, because a manifest of this
-/// owner that was created late has the number.
+/// Maximum number of manifest numbers that one flush skips. A flush skips a number if an earlier
+/// flush of this owner used it in an attempt that timed out and succeeded later.
 const OWN_MAX: usize = 64;
 
 /// Maximum time that closing waits for deletions of objects.

@@ -5,10 +5,10 @@
 //! has its parent's data. All data after the part that the clone has in common with its parent is
 //! the clone's own.
 //!
-//! A thread may fill the map while the clone is served. It marks own objects first, and then notes
-//! up to which byte the map is known. Data that the map does not know yet counts as the clone's
-//! own, because the clone's own backing can read everything. Objects that the clone writes before
-//! the map knows them stay marked.
+//! A thread may fill the map while the clone is served. The thread marks own objects first, and
+//! then notes up to which byte the map is known. Data that the map does not know yet counts as the
+//! clone's own, because the clone's own backing can read everything. Objects that the clone writes
+//! before the map knows them stay marked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

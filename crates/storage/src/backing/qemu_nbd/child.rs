@@ -1,7 +1,7 @@
 //! The `qemu-nbd` child process of an image: one at a time, always at the same socket.
 //!
 //! A child may end by itself, for example because an operator kills it or memory runs out. hob
-//! starts another one when it connects again. Until then the image is not locked. So another
+//! starts another child when it connects again. Until then the image is not locked. So another
 //! process may have opened and changed the image, and may still have it open. hob compares the
 //! image with the state that it had when the child ended. If the child may have ended while hob
 //! itself was paused, for example by SIGSTOP, hob treats a change since the beginning of the pause
@@ -9,8 +9,9 @@
 //!
 //! The child ends with its [`Server`], and with hob, even when hob is killed. The child asks the
 //! kernel for SIGTERM when its parent thread ends. The parent thread only waits for the child's
-//! end. While qemu-nbd starts, it ignores SIGTERM, so [`end_starting`] kills such children when hob
-//! ends, and the next hob kills those of a killed one ([`leftovers`](super::leftovers)).
+//! end. While qemu-nbd starts, it ignores SIGTERM. So [`end_starting`] kills starting children when
+//! hob ends. If hob was killed, the next hob process kills its children
+//! ([`leftovers`](super::leftovers)).
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -97,8 +98,8 @@ fn is_started(pid: Pid) {
     }
 }
 
-/// Kills the children that have not opened their image yet, and prevents further ones. Call it when
-/// this process is about to end.
+/// Kills the children that have not opened their image yet, and prevents the start of others. Call
+/// it when this process is about to end.
 pub fn end_starting() {
     let children = starting().take().unwrap_or_default();
     for pid in children.into_iter().filter_map(Pid::from_raw) {

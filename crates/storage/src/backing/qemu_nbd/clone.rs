@@ -39,8 +39,8 @@ const RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// Number of errors in a row after which the thread asks no more.
 const ERRORS_MAX: u32 = 10;
 
-/// Smallest unit of the map of own blocks, bytes. This unit is the usual cluster of qcow2 and the
-/// grain of VMDK.
+/// Smallest unit of the map of own blocks, bytes. The usual clusters of qcow2 and the grains of
+/// VMDK have this size.
 const OBJECT_BYTES_MIN: u64 = 64 << 10;
 
 /// Maximum number of units in the map of own blocks, which has one bit for each.

@@ -34,8 +34,8 @@ mod access {
     pub(super) const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 }
 
-/// For each version of Landlock, the kernel's sandbox interface, the number of file access rights
-/// that it supports (they are the low bits).
+/// Number of file access rights that each version of Landlock supports. The supported rights are
+/// the low bits.
 const ACCESS_BITS: [u32; 5] = [13, 14, 15, 15, 16];
 
 /// First version of the kernel's interface that restricts TCP.

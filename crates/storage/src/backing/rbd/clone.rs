@@ -6,10 +6,10 @@
 //! or shrink the image. This client does that, because it has the lock, and its lock thread is
 //! notified. A flattened image shares nothing with its parent.
 //!
-//! The object map (`fast-diff`) lists the existing objects. Without it librbd would check each
-//! object, and would skip empty objects that hide the parent's objects. Images without an object
-//! map therefore share nothing. librbd reads the maps of all snapshots for the list. If a map is
-//! invalid, librbd silently checks each object. So hob checks all maps before and after the
+//! The object map (`fast-diff`) lists the existing objects. Without the object map, librbd would
+//! check each object, and would skip empty objects that hide the parent's objects. Images without
+//! an object map therefore share nothing. librbd reads the maps of all snapshots for the list. If a
+//! map is invalid, librbd silently checks each object. So hob checks all maps before and after the
 //! listing.
 #![allow(unsafe_code)]
 

@@ -187,7 +187,8 @@ library! {
 }
 
 impl Library {
-    /// Returns the loaded libraries, or why they cannot be loaded. They stay loaded.
+    /// Returns the loaded libraries, or why they cannot be loaded. The libraries stay loaded until
+    /// the process ends.
     pub(super) fn get() -> Result<&'static Library, String> {
         static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
         LIBRARY.get_or_init(Library::load).as_ref().map_err(Clone::clone)
