@@ -57,10 +57,12 @@ impl KeyServer for Server {
         Box::pin(async move {
             let mut stream = SslStream::new(Ssl::new(&self.context)?, stream)?;
             let accepted = Pin::new(&mut stream).accept().await;
-            accepted.map_err(|error| io::Error::other(format!("no TLS: {error}")))?;
+            accepted.map_err(|error| io::Error::other(format!("the TLS handshake failed: {error}")))?;
             match stream.ssl().ex_data(self.name).cloned() {
                 Some(name) => Ok((Box::new(stream) as Box<dyn Stream>, name)),
-                None => Err(io::Error::other("no TLS: the client did not show that it has a key")),
+                None => Err(io::Error::other(
+                    "the TLS handshake failed: the client did not prove that it has a key",
+                )),
             }
         })
     }

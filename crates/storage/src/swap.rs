@@ -207,7 +207,7 @@ pub fn is_prepared(file: impl AsFd, range: Range, uuid: Uuid) -> Result<bool, Sw
     let mut buffer = AlignedBuffer::new(rustix::param::page_size());
     let file = reopened(file.as_fd(), libc::O_DIRECT)?;
     file.read_exact_at(buffer.bytes_mut(), range.offset)
-        .map_err(|source| SwapError::System { action: "read its first page", source })?;
+        .map_err(|source| SwapError::System { action: "read the first page of the swap area", source })?;
     Ok(header::is_of(buffer.bytes(), range.bytes, uuid))
 }
 
@@ -265,7 +265,7 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
                 ));
             }
             Err(source) => {
-                return Err(SwapError::System { action: "query the position of its bytes", source });
+                return Err(SwapError::System { action: "query the positions of the file's bytes", source });
             }
         }
     }

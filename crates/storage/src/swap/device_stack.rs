@@ -77,7 +77,8 @@ pub(super) fn check(file: BorrowedFd<'_>) -> Result<(), SwapError> {
 }
 
 fn check_file(file: BorrowedFd<'_>, depth: usize) -> Result<(), SwapError> {
-    let looked = |source: io::Error| SwapError::System { action: "examine the device below it", source };
+    let looked =
+        |source: io::Error| SwapError::System { action: "examine the device below the swap area", source };
     let metadata = File::from(file.try_clone_to_owned().map_err(looked)?).metadata().map_err(looked)?;
     if metadata.file_type().is_block_device() {
         return check_device(metadata.rdev(), depth);

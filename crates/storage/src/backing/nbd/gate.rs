@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ring::Gate;
 
-/// Is open if the gate that was set last is open, or if no gate was set.
+/// A gate that is open if the gate that was set last is open, or if no gate was set.
 #[derive(Debug, Default)]
 pub(super) struct ReplaceableGate(Mutex<Option<Arc<dyn Gate>>>);
 

@@ -198,7 +198,7 @@ fn handshake(
         if let Err(error) = connection.process_new_packets() {
             // The alert tells the server why.
             let _ = connection.write_tls(&mut socket);
-            return Err(format!("no TLS: {error}"));
+            return Err(format!("the TLS handshake failed: {error}"));
         }
     }
     let mut session = Session::Certificates(Box::new(connection), socket);

@@ -103,7 +103,9 @@ impl QemuNbd {
             let image = self.server.image().path.display().to_string();
             let thread = std::thread::Builder::new().name("hob-own-blocks".into());
             thread.spawn(move || ask_while_served(ranges, own, &server, &image)).map_err(|error| {
-                NotShared::Unknown(format!("no thread can ask for the blocks of the image: {error}"))
+                NotShared::Unknown(format!(
+                    "cannot start the thread that asks for the image's blocks: {error}"
+                ))
             })?;
         }
         Ok(Some(Parent {

@@ -140,7 +140,9 @@ pub(super) fn open(
             Err(error) if [-libc::EROFS, -libc::EBUSY, -libc::EAGAIN].contains(&error) => {
                 return Err(OpenError::InUse { path: format!("rbd image {}", parsed.name()).into() });
             }
-            Err(error) => return Err(connect(check("its lock", error).expect_err("it is an error"))),
+            Err(error) => {
+                return Err(connect(check("cannot lock the image", error).expect_err("it is an error")));
+            }
         }
     }
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
@@ -149,7 +151,7 @@ pub(super) fn open(
     // is used.
     let result =
         unsafe { (library.rbd_set_image_notification)(image.image, event.as_raw_fd(), EVENT_TYPE_EVENTFD) };
-    check("its notifications", result).map_err(connect)?;
+    check("cannot request notifications of the image's calls", result).map_err(connect)?;
     let info = BackingInfo {
         size_bytes,
         block_bytes: 512,
