@@ -138,11 +138,11 @@ pub enum ExportInfoError {
          multiple of the minimum, and no less than the preferred one unless the export is smaller"
     )]
     BlockSizes {
-        /// Minimum, bytes.
+        /// Minimum block size of the export, bytes.
         min: u32,
-        /// Preferred, bytes.
+        /// Preferred block size of the export, bytes.
         preferred: u32,
-        /// Maximum, bytes.
+        /// Maximum block size of the export, bytes.
         max: u32,
     },
 }

@@ -76,7 +76,7 @@ impl NbdUri {
 /// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// Over TCP.
+    /// A server that is reached over TCP.
     Tcp {
         /// Host name or IP address. An IPv6 address has no brackets.
         host: String,

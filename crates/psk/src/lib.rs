@@ -14,5 +14,5 @@ pub fn install() {
     hob_daemon::psk::install(server::new);
 }
 
-/// Cipher suites of TLS 1.3 with SHA-256, which keys without their own hash function use.
+/// Cipher suites of TLS 1.3 with SHA-256, which is the hash function of keys that specify none.
 const CIPHERSUITES: &str = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";

@@ -62,7 +62,8 @@ struct Buffer {
     len: u32,
     /// Number of references to the buffer; 0 means that the slot is free.
     refs: u32,
-    /// The disk whose share of the arena contains the buffer.
+    /// The disk whose share of the arena contains the buffer; `None` if the buffer belongs to no
+    /// disk.
     holder: Option<DiskId>,
     /// Parts of the buffer that the kernel is filling: first byte, end.
     filling: Vec<(u32, u32)>,

@@ -126,7 +126,7 @@ struct JournalRoom {
     /// Journal writes that wait for a free part of the buffer, oldest first: slot of the I/O, and a
     /// copy of its journal pages.
     waiting: VecDeque<(u32, Vec<u8>)>,
-    /// Empty memory of I/Os that have waited, for reuse.
+    /// Emptied page copies of journal writes that have waited, for reuse.
     spare: Vec<Vec<u8>>,
 }
 

@@ -23,11 +23,12 @@ use rustix::io::Errno;
 use crate::backing::below::BelowLocks;
 
 /// Longest wait for a lock. After a process was killed, its files stay locked until the kernel has
-/// removed its io_uring. A restarted daemon must not fail because of that.
+/// removed its io_uring. A restarted daemon must not fail because of such a lock.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Longest wait for a lock that no process of this host holds any more: the I/O of a killed process
-/// may take seconds on a slow disk. Shorter than the time that a client waits for a command.
+/// may take seconds on a slow disk. This time is shorter than the time that a client waits for a
+/// command.
 const KILLED_PATIENCE: Duration = Duration::from_secs(8);
 
 /// Pause between two attempts to take a lock.
@@ -39,17 +40,17 @@ const USED: i64 = 100;
 /// First lock byte of the permissions that are not shared, QEMU's `RAW_LOCK_SHARED_BASE`.
 const UNSHARED: i64 = 200;
 
-/// QEMU's `BLK_PERM_CONSISTENT_READ`: bit number.
+/// Bit number of QEMU's permission `BLK_PERM_CONSISTENT_READ`.
 const READ: i64 = 0;
-/// QEMU's `BLK_PERM_WRITE`: bit number.
+/// Bit number of QEMU's permission `BLK_PERM_WRITE`.
 const WRITE: i64 = 1;
-/// QEMU's `BLK_PERM_RESIZE`: bit number.
+/// Bit number of QEMU's permission `BLK_PERM_RESIZE`.
 const RESIZE: i64 = 3;
 
 /// Reason why hob could not lock a file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LockError {
-    /// Another hob has the file open.
+    /// Another hob process has the file open.
     #[error("another process holds its lock")]
     InUse,
     /// QEMU has the file open. The text names the conflicting permission.

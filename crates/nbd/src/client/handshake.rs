@@ -117,9 +117,9 @@ pub enum HandshakeError {
     /// The server refused an option.
     #[error("the server refused option {option} with error {code:#x}: {message}")]
     Refused {
-        /// Option number.
+        /// Number of the refused option.
         option: u32,
-        /// Reply type.
+        /// Type of the server's error reply.
         code: u32,
         /// The server's error message; may be empty.
         message: String,

@@ -139,7 +139,7 @@ pub enum ReplyError {
     Protocol {
         /// Cookie of the request.
         cookie: u64,
-        /// What is wrong.
+        /// Description of the error, for users.
         what: &'static str,
     },
 }

@@ -41,8 +41,8 @@ const PERMANENT_INODES: [u64; 9] = [
 /// Why a file has no permanent name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Nameless {
-    /// Its filesystem did not record when the file was created. With a creation time, the file's
-    /// permanent name would begin with `start`.
+    /// The file's filesystem did not record when the file was created. With a creation time, the
+    /// file's permanent name would begin with `start`.
     NoCreationTime {
         /// Beginning of the permanent name: the file's inode number.
         start: String,

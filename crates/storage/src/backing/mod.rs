@@ -132,7 +132,7 @@ pub const WAIT_FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 pub enum WaitMax {
     /// Set the limit to this time.
     Set(Duration),
-    /// Reduce the limit to this time if it is longer.
+    /// Reduce the limit to this time if the present limit is longer.
     AtMost(Duration),
     /// Keep the present limit for later requests, but fail the requests that wait now.
     Expired,

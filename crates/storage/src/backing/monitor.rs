@@ -35,7 +35,7 @@ pub enum Condition {
     },
     /// The backing is connected, and answered a request with an error within [`FAILING_FOR`].
     Failing {
-        /// Time since the first of these errors.
+        /// Time since the first error of the present series of errors.
         since: Duration,
         /// Number of failed requests within the last minute.
         last_minute: u64,

@@ -206,7 +206,7 @@ pub(crate) fn open_uri(
 /// disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
-    /// The disk may be written.
+    /// This host may write the disk.
     No,
     /// Another host may own the disk. hob closes a connection with unanswered changes, and does not
     /// connect again until the driver is resumed.
@@ -296,7 +296,7 @@ pub(crate) struct NbdBacking {
     heard_at: Instant,
     /// Whether acknowledged changes may be lost and this was not reported yet.
     lost: bool,
-    /// Whether the disk may be written.
+    /// Whether this host may write the disk.
     hold: Hold,
     /// Gate that must be open when changes are sent; `None` outside a cluster.
     gate: Option<Arc<ReplaceableGate>>,

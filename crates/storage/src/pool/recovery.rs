@@ -119,7 +119,8 @@ enum Outcome {
     Unfinished,
     Damaged(String),
     Recovered(Box<Recovered>),
-    /// A page of a copy differs in the second reading: the copy's index and the page's number.
+    /// A page differs in the second reading. The values are the index of the journal's copy, and
+    /// the number of the page.
     Changed(usize, u64),
 }
 

@@ -26,7 +26,7 @@ use crate::backing::nbd::sample::{self, SampleError};
 use crate::backing::nbd::{NbdBacking, open_uri};
 use crate::backing::{BackingOptions, OpenError};
 
-/// Name of the NBD export that a lending host's device has.
+/// Name under which a lending host exports its device by NBD.
 pub const REMOTE_EXPORT: &str = "lent";
 
 /// Time limit for connecting, and for a read, write or flush of superblock or table.
@@ -36,8 +36,8 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 /// [`PAUSE`].
 const SILENT_AFTER: Duration = Duration::from_secs(2);
 
-/// Duration of a device's suspension. Reading a journal sends thousands of requests, which would
-/// otherwise each time out.
+/// Duration of a device's suspension. Reading a journal sends thousands of requests. Without the
+/// suspension, each of them would time out.
 const PAUSE: Duration = Duration::from_secs(30);
 
 /// Time limit of a shard's I/O: a year, because I/O to a remote device waits until the device

@@ -7,10 +7,10 @@ use crate::buffers::ARENA_BYTES_DEFAULT;
 /// Implementation of an I/O ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RingKind {
-    /// io_uring, or threads if it is not available.
+    /// io_uring, or threads if io_uring is not available.
     #[default]
     Auto,
-    /// io_uring. If it is not available, creating the I/O ring fails.
+    /// io_uring. If io_uring is not available, creating the I/O ring fails.
     IoUring,
     /// Threads and epoll.
     Threads,

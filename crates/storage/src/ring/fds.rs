@@ -46,8 +46,8 @@ pub(super) struct FdEntry {
     pub(super) class: FdClass,
     /// Cache of a file with class [`FdClass::Volatile`].
     pub(super) volatile: Option<Arc<VolatileFile>>,
-    /// Gate that must be open when a change of the file's content starts. Changes fail while it is
-    /// closed.
+    /// Gate that must be open when a change of the file's content starts. Changes fail while the
+    /// gate is closed.
     pub(super) gate: Option<FileGate>,
     pub(super) generation: u16,
     pub(super) in_flight: u32,

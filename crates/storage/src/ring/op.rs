@@ -15,7 +15,8 @@ use crate::token::Token;
 /// Maximum number of iovecs in one sendmsg; the kernel's UIO_MAXIOV.
 const IOVECS_MAX: usize = 1024;
 
-/// Alignment of O_DIRECT transfers. A read that ends elsewhere has reached the end of the file.
+/// Alignment of O_DIRECT transfers. If the length of a short read is not a multiple of this
+/// alignment, the read has reached the end of the file.
 const DIRECT_BYTES_MIN: u32 = 512;
 
 /// A receive buffer: received bytes, and space for more.
@@ -62,7 +63,7 @@ impl RxBuf {
 /// Memory that a completion hands back to the caller.
 #[derive(Debug)]
 pub enum Returned {
-    /// Nothing.
+    /// The completion returns no memory.
     None,
     /// The buffer of a receive.
     Rx(RxBuf),

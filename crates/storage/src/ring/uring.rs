@@ -55,7 +55,7 @@ struct Hasty {
     op: u32,
     /// Number that distinguishes the attempt from earlier ones with the same operation index.
     number: u32,
-    /// Result of the attempt, unless the kernel reports another.
+    /// Result of the attempt, unless the kernel reports a failure.
     result: i32,
     /// Whether the thread must not sleep before it has seen the attempt's end, because the attempt
     /// uses memory or other operations wait for it.

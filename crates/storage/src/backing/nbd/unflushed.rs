@@ -192,7 +192,7 @@ impl Covered {
 struct Piece {
     range: Range<u64>,
     content: Content,
-    /// Offset of the piece in the content's data.
+    /// Offset of the piece in the data of the change, bytes.
     skipped: usize,
     is_answered: bool,
 }

@@ -22,11 +22,11 @@ use super::spec::Spec;
 use super::{Image, check};
 use crate::backing::{NotShared, OwnMap, Parent};
 
-/// `RBD_FEATURE_STRIPINGV2`.
+/// The constant `RBD_FEATURE_STRIPINGV2` of librbd.
 const FEATURE_STRIPING: u64 = 1 << 1;
 /// The constant `RBD_FEATURE_FAST_DIFF` of librbd.
 const FEATURE_FAST_DIFF: u64 = 1 << 4;
-/// `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID`.
+/// The flags `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID` of librbd.
 const FLAGS_INVALID: u64 = 3;
 /// The constant `RBD_SNAP_NAMESPACE_TYPE_USER` of librbd.
 const SNAPSHOT_OF_USER: c_int = 0;

@@ -17,8 +17,8 @@ const RUN_PAGES_MAX: u64 = 256;
 const BUFFERS: usize = 4;
 
 /// Maximum number of failed reads of single pages. A run that cannot be read at once is read page
-/// by page. After this number of failed pages, that is not done any more: all pages of a run that
-/// cannot be read at once count as unreadable.
+/// by page. After this number of failed pages, hob reads no more single pages: all pages of a run
+/// that cannot be read at once count as unreadable.
 const SINGLE_FAILURES_MAX: u32 = 1024;
 
 const PAGE: u64 = PAGE_BYTES as u64;
