@@ -89,7 +89,7 @@ impl Arena {
     /// Allocates an arena of `bytes`, rounded up to pages.
     ///
     /// # Errors
-    /// The system's error if memory is lacking; `InvalidInput` above [`ARENA_BYTES_MAX`].
+    /// Returns the system's error if memory is lacking; `InvalidInput` above [`ARENA_BYTES_MAX`].
     pub(crate) fn new(bytes: usize) -> std::io::Result<Arena> {
         if bytes == 0 || bytes > ARENA_BYTES_MAX {
             return Err(std::io::Error::new(

@@ -168,7 +168,7 @@ impl CrashLogFile {
     /// it does not exist.
     ///
     /// # Errors
-    /// The system's error, or an error if another user can write to the file.
+    /// Returns the system's error, or an error if another user can write to the file.
     pub fn open(cache: &[u8; 16]) -> io::Result<CrashLogFile> {
         let path = path_of(cache);
         let file = open(&path, OFlags::RDWR | OFlags::CREATE)?;

@@ -1,5 +1,5 @@
 //! Properties of a file's filesystem: whether its data is in memory, and whether operations on the
-//! file may block. Also the number of the file in its filesystem.
+//! file may block. This module also returns the number of a file in its filesystem.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;

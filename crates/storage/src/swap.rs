@@ -287,8 +287,8 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
 /// this function in a daemon**: if memory runs out, the kernel kills this process first.
 ///
 /// # Errors
-/// Returns a system error, which [`SwapError::of_kernel`] interprets. The device is then still
-/// active.
+/// Returns a system error, which [`SwapError::of_kernel`] interprets. After an error, the device is
+/// still active.
 pub fn turn_off(path: &Path) -> io::Result<()> {
     let path = c_path(path).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     // SAFETY: `path` ends with a zero byte and lives until the call returns.

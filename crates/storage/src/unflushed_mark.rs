@@ -34,7 +34,7 @@ fn path_of(backing: &[u8; 16]) -> PathBuf {
 /// file is empty.
 ///
 /// # Errors
-/// The system's error, or an error if another user can write to the mark.
+/// Returns the system's error, or an error if another user can write to the mark.
 pub fn guests_with_losses(backing: &[u8; 16]) -> io::Result<u32> {
     let mut guests = [0];
     match crash_log::open(&path_of(backing), OFlags::RDONLY) {
@@ -55,7 +55,7 @@ impl UnflushedMark {
     /// daemon. `backing` is [`Driver::memory_id`](crate::backing::Driver::memory_id).
     ///
     /// # Errors
-    /// The system's error, or an error if another user can write to the mark.
+    /// Returns the system's error, or an error if another user can write to the mark.
     pub fn create(backing: &[u8; 16]) -> io::Result<UnflushedMark> {
         let path = path_of(backing);
         let open = crash_log::open(&path, OFlags::RDWR | OFlags::CREATE)?;

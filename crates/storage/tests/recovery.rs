@@ -110,7 +110,7 @@ impl Bench {
         (segment.place, u64::from(frame % FRAMES))
     }
 
-    /// Makes data of the first copy unreadable: truncates its device there.
+    /// Makes data of the first copy unreadable, by truncating the copy's device at this data.
     fn cut(&self, segment: Segment, at: u64) {
         device_file(&self.pool, segment).set_len(segment.offset + at).unwrap();
     }

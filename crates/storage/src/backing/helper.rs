@@ -66,7 +66,7 @@ impl Helper {
     /// Creates a helper without jobs.
     ///
     /// # Errors
-    /// The system's error if it has no descriptor for the eventfd.
+    /// Returns the system's error if the system has no descriptor for the eventfd.
     pub(super) fn new() -> io::Result<Helper> {
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         Ok(Helper { shared: Arc::new(Shared { event, state: Mutex::default() }) })

@@ -144,7 +144,7 @@ impl Pool {
     /// Creates a pool of `devices`. Files that do not exist are created.
     ///
     /// # Errors
-    /// Returns a [`PoolError`]. Files that the call created are then removed again.
+    /// Returns a [`PoolError`]. After an error, the files that the call created are removed.
     pub fn create(
         name: &str,
         devices: &[DeviceSpec],
@@ -253,7 +253,7 @@ impl Pool {
     /// Adds a device to the pool. The file is created if it does not exist.
     ///
     /// # Errors
-    /// Returns a [`PoolError`]. A file that the call created is then removed again.
+    /// Returns a [`PoolError`]. After an error, a file that the call created is removed.
     pub fn add_device(&mut self, spec: &DeviceSpec, overwrite: Overwrite) -> Result<DeviceId, PoolError> {
         let open = OpenDevice::create(spec, overwrite)?;
         let path = open.made();

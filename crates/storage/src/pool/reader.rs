@@ -150,7 +150,7 @@ impl SectorReader {
     /// Creates a reader of the devices that `pool` has now.
     ///
     /// # Errors
-    /// The system's error if descriptors are lacking.
+    /// Returns the system's error if descriptors are lacking.
     pub fn new(pool: &Pool) -> Result<SectorReader, PoolError> {
         let buffer = AlignedBuffer::new(SECTOR_BYTES as usize);
         Ok(SectorReader { devices: Devices::of(pool)?, buffer, sums: Vec::new() })

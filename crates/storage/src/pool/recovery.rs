@@ -147,7 +147,7 @@ impl Recovery {
     /// Prepares the recovery of an owner's segments in the pool.
     ///
     /// # Errors
-    /// The system's error if descriptors are lacking.
+    /// Returns the system's error if descriptors are lacking.
     pub fn of(pool: &Pool, owner: OwnerId) -> Result<Recovery, PoolError> {
         let remains =
             RecoveredPool { data: pool.data_of(owner), rings: pool.rings_of(owner), unread: Vec::new() };

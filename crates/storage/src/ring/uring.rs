@@ -87,7 +87,7 @@ impl InlineCompletions {
         self.number
     }
 
-    /// Records that an inline attempt failed. Returns false if it already counts as done.
+    /// Records that an inline attempt failed. Returns false if the attempt already counts as done.
     fn forget(&mut self, name: u64) -> bool {
         let is_it = |hasty: &Hasty| hasty.name() == name;
         let known = self.queued.len() + self.submitted.len();
@@ -301,7 +301,7 @@ impl Uring {
         unsafe { self.ring.submission().push(entry).is_ok() }
     }
 
-    /// Moves waiting entries into the submission queue, as far as it has space.
+    /// Moves waiting entries into the submission queue, as far as the queue has space.
     fn push_backlog(&mut self) {
         while let Some(entry) = self.backlog.pop_front() {
             let pushed =

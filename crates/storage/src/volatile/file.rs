@@ -131,7 +131,7 @@ impl VolatileFile {
     /// Calls fallocate(2). The effect of fallocate is in the file immediately, as on some devices.
     ///
     /// # Errors
-    /// Returns the file's error. The units then stay unflushed.
+    /// Returns the file's error. After an error, the units stay unflushed.
     pub(crate) fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         step();
         let mut cache = lock(&self.cache);

@@ -32,7 +32,7 @@ pub(crate) struct OwnRanges {
 }
 
 impl OwnRanges {
-    /// Connects within `limit`.
+    /// Connects to `qemu-nbd` within `limit`.
     pub(crate) fn connect(uri: &NbdUri, size_bytes: u64, limit: Duration) -> Result<OwnRanges, NotShared> {
         let link = connect_for(uri, QEMU_ALLOCATION_DEPTH, limit, limit).map_err(NotShared::Unknown)?;
         if link.negotiated.meta_context_id.is_none() {
@@ -138,7 +138,8 @@ mod tests {
         server
     }
 
-    /// A raw image has all blocks itself. QEMU before 5.2 cannot tell, as if the option were missing.
+    /// A raw image has all blocks itself. QEMU before 5.2 cannot report depths, as if the option
+    /// were missing.
     #[test]
     fn a_server_that_does_not_report_depths_is_named_as_the_reason() {
         let dir = tempfile::tempdir().unwrap();

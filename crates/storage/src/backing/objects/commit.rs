@@ -1,10 +1,11 @@
 //! Flushes of an object disk: all layers become objects, and a manifest makes them valid.
 //!
-//! A flush has these steps. Wait for objects that are being written. Freeze the dirty layers, which
-//! is the flush point. Write the layers as objects. Write map pages if too much has changed since
-//! the last ones. Create the manifest under the next number, if no other manifest has that number.
-//! Between the freeze and the creation of the manifest, nothing else is added to the map. If a step
-//! fails, the frozen layers become dirty again and the next flush retries.
+//! A flush waits for objects that are being written, and then freezes the dirty layers: this moment
+//! is the flush point. The flush writes the layers as objects. The flush also writes map pages if
+//! too much has changed since the last map pages. At last, the flush creates the manifest under the
+//! next number, if no other manifest has that number. Between the freeze and the creation of the
+//! manifest, nothing else is added to the map. If a step fails, the frozen layers become dirty
+//! again and the next flush retries.
 //!
 //! # Owner of a number
 //! An attempt to create a manifest that timed out may succeed later. So if a number is taken, hob

@@ -26,7 +26,7 @@ mod at {
     pub(super) const NAME: usize = 0x38;
 }
 
-/// A process on a host. Zeroes and an empty host name mean no owner.
+/// A process on a host. A value of zeroes with an empty host name means that there is no owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Owner {
     /// Machine id from `/etc/machine-id`; 0 if the host has none.

@@ -2,10 +2,10 @@
 //! image's recorded files, but no other data of the host.
 //!
 //! Landlock, a function of the kernel, restricts the programs, even when hob runs as root. The
-//! programs gain no privileges (`no_new_privs`) and open no TCP connection. An image whose header
-//! names another host file cannot access that file. Without Landlock (Linux before 5.13, or
-//! disabled), hob only checks the recorded files, and logs a warning once. Landlock:
-//! <https://docs.kernel.org/userspace-api/landlock.html>.
+//! programs gain no privileges (`no_new_privs`) and open no TCP connection. If the header of an
+//! image names another host file, the programs cannot open that file. Without Landlock (Linux
+//! before 5.13, or disabled), hob only checks the recorded files, and logs a warning once.
+//! Landlock: <https://docs.kernel.org/userspace-api/landlock.html>.
 #![allow(unsafe_code)]
 
 use std::fs::OpenOptions;

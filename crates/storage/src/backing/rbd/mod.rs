@@ -184,8 +184,8 @@ pub(super) fn open(
 }
 
 impl Rbd {
-    /// Returns true if the image was opened without the lock and has not been locked yet. Nothing
-    /// was written then.
+    /// Returns true if the image was opened without the lock and has not been locked yet. As long
+    /// as this is so, hob has written nothing to the image.
     fn is_in_standby(&self) -> bool {
         self.comes_later && self.image.as_ref().is_some_and(|image| !image.locked.load(Ordering::Relaxed))
     }
