@@ -8,7 +8,8 @@
 mod client;
 mod server;
 
-/// Enables pre-shared keys in this process, for NBD clients of hob and for NBD servers that hob uses.
+/// Enables pre-shared keys in this process, for NBD clients of hob and for NBD servers that hob
+/// uses.
 pub fn install() {
     hob_storage::backing::nbd_psk::install(client::connect);
     hob_daemon::psk::install(server::new);

@@ -94,7 +94,8 @@ fn may_end(file: BorrowedFd<'_>, begun: Instant) -> bool {
     waited < PATIENCE || waited < KILLED_PATIENCE && !is_held_by_a_process(file)
 }
 
-/// Returns true if a process of this host holds a `flock` of the file, or if the kernel does not say.
+/// Returns true if a process of this host holds a `flock` of the file, or if the kernel does not
+/// say.
 fn is_held_by_a_process(file: BorrowedFd<'_>) -> bool {
     let Ok(status) = rustix::fs::fstat(file) else { return true };
     let Ok(locks) = std::fs::read_to_string("/proc/locks") else { return true };
@@ -252,14 +253,16 @@ fn unlock_bytes(file: BorrowedFd<'_>) -> Result<(), Errno> {
 
 fn set_byte(file: BorrowedFd<'_>, first: i64, len: i64, kind: i32) -> Result<(), Errno> {
     let mut lock = byte_lock(first, len, kind);
-    // SAFETY: `fcntl` reads one `flock`, which lives on this stack. rustix has no locks of this kind.
+    // SAFETY: `fcntl` reads one `flock`, which lives on this stack. rustix has no locks of this
+    // kind.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) };
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 fn is_locked_by_others(file: BorrowedFd<'_>, byte: i64) -> Result<bool, Errno> {
     let mut lock = byte_lock(byte, 1, libc::F_WRLCK);
-    // SAFETY: `fcntl` reads and writes one `flock`, which lives on this stack. rustix has no locks of this kind.
+    // SAFETY: `fcntl` reads and writes one `flock`, which lives on this stack. rustix has no locks
+    // of this kind.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
     if result == 0 { Ok(i32::from(lock.l_type) != libc::F_UNLCK) } else { Err(last_errno()) }
 }

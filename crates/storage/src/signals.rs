@@ -44,7 +44,8 @@ pub fn release() {
 }
 
 fn mask(how: libc::c_int) {
-    // SAFETY: `sigset_t` is plain data that sigemptyset initializes, and the set outlives the calls.
+    // SAFETY: `sigset_t` is plain data that sigemptyset initializes, and the set outlives the
+    // calls.
     unsafe {
         let mut signals = std::mem::zeroed();
         libc::sigemptyset(&raw mut signals);

@@ -24,8 +24,8 @@ const MIB: u64 = 1 << 20;
 /// Time that the shard waits for a server that does not answer.
 const WAIT: Duration = Duration::from_millis(1500);
 
-/// Time that the shard waits for a server that answers, and time until something must happen. A busy host
-/// may pause the server's threads for many seconds.
+/// Time that the shard waits for a server that answers, and time until something must happen. A
+/// busy host may pause the server's threads for many seconds.
 const PATIENT: Duration = Duration::from_secs(60);
 
 struct Rig {

@@ -28,8 +28,8 @@ impl ExportDirectory for Exports {
     }
 }
 
-/// Returns the server's output and outcome after `input` in pieces of `piece` bytes, and the number of
-/// unconsumed bytes.
+/// Returns the server's output and outcome after `input` in pieces of `piece` bytes, and the number
+/// of unconsumed bytes.
 pub fn serve(input: &[u8], piece: usize) -> (Vec<u8>, Option<HandshakeOutcome>, usize) {
     serve_with(&mut Handshake::new(HandshakeLimits::default()), input, piece)
 }

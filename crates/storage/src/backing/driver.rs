@@ -166,7 +166,8 @@ pub trait Driver: Send {
     /// Changes how long requests wait for a disconnected backing, including requests that already
     /// wait. Backings that do not reconnect by themselves ignore this setting.
     fn set_wait_max(&mut self, _now: Instant, _wait_max: WaitMax) {}
-    /// Returns how long requests wait for a disconnected backing; `None` if the driver does not know.
+    /// Returns how long requests wait for a disconnected backing; `None` if the driver does not
+    /// know.
     fn wait_max(&self) -> Option<Duration> {
         None
     }

@@ -418,8 +418,8 @@ impl FileBacking {
         }
     }
 
-    /// Returns the number of kernel workers that I/Os may occupy now. An unaligned transfer has up to
-    /// three operations.
+    /// Returns the number of kernel workers that I/Os may occupy now. An unaligned transfer has up
+    /// to three operations.
     fn occupied_workers(&self, ring: &Ring) -> usize {
         let Attached { direct, buffered, .. } = self.attached();
         let operations: usize = match self.class {

@@ -160,7 +160,7 @@ impl Handover {
         }
     }
 
-    /// Submits reads that wait for a peer: to the peer or to the own backing. Fails those that
+    /// Submits reads that wait for a peer: to the peer or to the own backing. Fails reads that
     /// waited too long.
     fn retry(&mut self, ring: &mut Ring, now: Instant) {
         self.retry_at = None;

@@ -122,8 +122,8 @@ impl Shared {
         }
     }
 
-    /// Ends all jobs if the thread cannot be started. Queries fail. The files are closed on the
-    /// calling thread, which may block.
+    /// Ends all jobs if the thread cannot be started. Allocation queries fail. The files are closed
+    /// on the calling thread, which may block.
     fn give_up(&self) {
         let mut state = self.state();
         state.is_running = false;

@@ -30,8 +30,8 @@
 //! lost connection loses nothing.
 //!
 //! # TLS
-//! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix socket
-//! to this thread. Identity and cached data do not depend on TLS.
+//! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix
+//! socket to this thread. Identity and cached data do not depend on TLS.
 //!
 //! # Servers with fewer features
 //! Without FUA, a flush follows the write, also if the write is sent again to another server.

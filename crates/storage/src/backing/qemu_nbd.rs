@@ -12,8 +12,8 @@
 //! image and replaces the first child on the same socket. The second child sees the image as the
 //! other host has left it, and the NBD connection is opened again.
 //!
-//! An image with a backing file can be a clone that reads blocks of its backing file from another disk
-//! ([`clone`]).
+//! An image with a backing file can be a clone that reads blocks of its backing file from another
+//! disk ([`clone`]).
 
 mod child;
 mod child_dirs;
@@ -140,8 +140,8 @@ pub(super) fn open(
     Err(OpenError::Unfit { what: format!("{format} image {spec}"), reason: complaint })
 }
 
-/// Returns the paths and numbers of the regular files below an image. A file that cannot be examined
-/// is left out.
+/// Returns the paths and numbers of the regular files below an image. A file that cannot be
+/// examined is left out.
 fn numbers_below(image: &Image) -> Vec<(PathBuf, FileNumber)> {
     let number = |path: &Path| file_number(&std::fs::metadata(path).ok()?);
     let files = image.files.iter().map(|file| &file.path);
@@ -227,8 +227,8 @@ struct QemuNbd {
     options: BackingOptions,
     /// Name of the content of an image that is locked against writers.
     constant: Option<String>,
-    /// Name of the content of the image's parent before the image was opened, if the parent is to be
-    /// shared.
+    /// Name of the content of the image's parent before the image was opened, if the parent is to
+    /// be shared.
     parent_state: Option<String>,
 }
 

@@ -207,8 +207,8 @@ mod tests {
         assert!(matches!(pool.allocate_swap(SWAP, 0, None, &[]), Err(PoolError::Unworkable { .. })));
     }
 
-    /// A crash during the write of the table: of an area of three pages only the last is written,
-    /// or only the first.
+    /// Simulates a crash during the write of the segment table. The area has entries in two table
+    /// pages, of which only one is written.
     #[test]
     fn incomplete_areas_are_distinguished_from_complete_ones() {
         for lost in [0..126, 126..200] {

@@ -23,8 +23,8 @@ pub struct RingConfig {
     pub kind: RingKind,
     /// Number of entries of the I/O ring's submission queue. More operations may be in flight.
     pub entries: u32,
-    /// Size of the payload memory in bytes; at most 1 GiB less [`ZEROES_BYTES`](super::ZEROES_BYTES) and
-    /// [`JOURNAL_ROOM_BYTES`](super::JOURNAL_ROOM_BYTES).
+    /// Size of the payload memory in bytes; at most 1 GiB less
+    /// [`ZEROES_BYTES`](super::ZEROES_BYTES) and [`JOURNAL_ROOM_BYTES`](super::JOURNAL_ROOM_BYTES).
     pub arena_bytes: usize,
     /// Maximum number of threads of [`RingKind::Threads`]. With both implementations, at most half
     /// as many changes of a file with a [`Gate`](super::Gate) are in system calls that may block.

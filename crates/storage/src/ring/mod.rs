@@ -327,7 +327,8 @@ impl Ring {
         self.start(token, fd, Work::AwaitEvent);
     }
 
-    /// Detaches an eventfd, as [`Ring::detach`] does. Its waits complete.
+    /// Detaches an eventfd, as [`Ring::detach`] does. The operations that wait for the eventfd
+    /// complete.
     pub fn detach_event(&mut self, fd: Fd) {
         self.end_waits(fd);
         self.detach(fd);

@@ -22,8 +22,8 @@ const DIRECT_BYTES_MIN: u32 = 512;
 /// A receive buffer: received bytes, and space for more.
 #[derive(Debug, Default)]
 pub struct RxBuf {
-    // A `Vec` and not a `Box<[u8]>`: the kernel writes to it while it is moved, which the aliasing rules
-    // forbid for boxes.
+    // A `Vec` and not a `Box<[u8]>`: the kernel writes to it while it is moved, which the aliasing
+    // rules forbid for boxes.
     bytes: Vec<u8>,
     filled: usize,
 }
@@ -425,7 +425,8 @@ impl Op {
 pub(super) fn clear_event(event: &OwnedFd) {
     let mut count = [0; 8];
     let mut parts = [std::io::IoSliceMut::new(&mut count)];
-    // Another process shares the descriptor, so its blocking mode must neither be changed nor relied on.
+    // Another process shares the descriptor, so its blocking mode must neither be changed nor
+    // relied on.
     let _ = rustix::io::preadv2(event, &mut parts, u64::MAX, rustix::io::ReadWriteFlags::NOWAIT);
 }
 

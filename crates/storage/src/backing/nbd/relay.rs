@@ -137,8 +137,8 @@ impl Relay {
         let mut both =
             [PollFd::from_borrowed_fd(self.session.as_fd(), of_server), PollFd::new(&self.shard, of_shard)];
         match poll(&mut both, Some(if is_open { &WAIT } else { &GATE_WAIT })) {
-            // The shard has closed its end. The server must not receive the shard's last bytes, because
-            // the lease has ended.
+            // The shard has closed its end. The server must not receive the shard's last bytes,
+            // because the lease has ended.
             Ok(_) if !is_open && both[1].revents().contains(PollFlags::HUP) => {
                 Err(io::ErrorKind::ConnectionAborted.into())
             }

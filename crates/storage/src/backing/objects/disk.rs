@@ -298,7 +298,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes the objects that the range covers completely. The rest stays unchanged.
+    /// Removes the objects that the range covers completely. Objects that the range covers in part
+    /// stay unchanged.
     pub(super) async fn discard(self: &Arc<Self>, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_range(offset, len)?;
         for part in self.parts(offset, len) {

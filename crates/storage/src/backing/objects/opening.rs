@@ -162,7 +162,7 @@ async fn take(
     Err(Trouble::Store("other writers take the disk repeatedly".into()))
 }
 
-/// Returns true if another manifest is newer.
+/// Returns true if a manifest newer than `manifest` exists.
 async fn is_over(store: &RetryingStore, manifest: &Manifest) -> Result<bool, StoreError> {
     Ok(store.manifests().await?.into_iter().max() != Some(manifest.sequence))
 }

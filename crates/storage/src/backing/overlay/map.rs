@@ -13,8 +13,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Map of the objects that are a clone's own. Copies of a map share the marks, but not the length of
-/// the part in common with the parent.
+/// Map of the objects that are a clone's own. Copies of a map share the marks, but not the length
+/// of the part in common with the parent.
 #[derive(Clone, Debug)]
 pub struct OwnMap {
     object_bytes: u64,
@@ -93,8 +93,8 @@ impl OwnMap {
         }
     }
 
-    /// Records that all own objects before this byte are marked; `u64::MAX` means all of the map. An
-    /// object that is known in part counts as unknown.
+    /// Records that all own objects before this byte are marked; `u64::MAX` means all of the map.
+    /// An object that is known in part counts as unknown.
     pub(crate) fn note_known(&self, bytes: u64) {
         let known_bytes =
             if bytes == u64::MAX { bytes } else { bytes / self.object_bytes * self.object_bytes };

@@ -183,9 +183,10 @@ impl FileState {
         Ok(FileState { mark: ChangeMark::of(&metadata), changed_ns })
     }
 
-    /// Returns the state in which a child that has just ended left its image. `None` if it is unknown:
-    /// the child may have ended during a pause of this process, and then another program may have
-    /// changed the image before this process ran again. `last_pause` returns the latest pause.
+    /// Returns the state in which a child that has just ended left its image. `None` if it is
+    /// unknown: the child may have ended during a pause of this process, and then another program
+    /// may have changed the image before this process ran again. `last_pause` returns the latest
+    /// pause.
     fn left_by_child(image: &Path, last_pause: impl FnOnce() -> Option<Pause>) -> Option<FileState> {
         let state = FileState::of(image).ok()?;
         // A pause may end right before the state is read, so the pause is determined afterwards.

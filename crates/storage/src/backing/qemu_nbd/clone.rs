@@ -1,5 +1,5 @@
-//! Finds the parent of an image that is a clone: its backing file, and the blocks that the image has
-//! itself (docs/decisions/0071).
+//! Finds the parent of an image that is a clone: its backing file, and the blocks that the image
+//! has itself (docs/decisions/0071).
 //!
 //! hob asks `qemu-nbd` for these blocks when the image is opened and locked, so that no other
 //! program changes them. From then on only this process writes the image, and
@@ -52,8 +52,8 @@ impl Image {
         image_state(&self.path, self.format, &self.files).ok()
     }
 
-    /// Returns the name of the parent's present content; `None` if it is unknown, or if the image has
-    /// no parent.
+    /// Returns the name of the parent's present content; `None` if it is unknown, or if the image
+    /// has no parent.
     pub(super) fn parent_state(&self) -> Option<String> {
         let (parent, below) = self.parent()?;
         image_state(&parent.path, parent.format, below).ok()

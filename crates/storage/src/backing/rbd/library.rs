@@ -122,7 +122,8 @@ macro_rules! library {
                     $($name: {
                         let name = CString::new(stringify!($name)).expect("no NUL in a name");
                         let address = symbol(&handles, &name)?;
-                        // SAFETY: the library's header declares the function of that name with this type.
+                        // SAFETY: the library's header declares the function of that name with this
+                        // type.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(address) }
                     },)*
                 })
