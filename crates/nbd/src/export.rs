@@ -90,8 +90,8 @@ impl ExportInfo {
         Ok(())
     }
 
-    /// Returns the flags to announce. A read-only export has no write commands, and DF needs
-    /// structured replies.
+    /// Returns the flags to announce. A read-only export announces no write commands. DF is
+    /// announced only if structured replies were negotiated.
     pub fn transmission_flags(&self, structured_replies: bool) -> TransmissionFlags {
         let writable = !self.read_only;
         let table = [
@@ -116,7 +116,8 @@ impl ExportInfo {
 pub(crate) fn check_block_sizes(min: u32, preferred: u32, max: u32) -> Result<(), ExportInfoError> {
     let min_fits = min.is_power_of_two() && min <= 64 << 10;
     let preferred_fits = preferred.is_power_of_two() && preferred >= min.max(512) && preferred <= 32 << 20;
-    // All ones mean "no limit". Only this maximum need not be a multiple of the minimum.
+    // A maximum with all bits set means "no limit". It is the only maximum that need not be a
+    // multiple of the minimum.
     let max_fits = min_fits && max >= min && (max.is_multiple_of(min) || max == u32::MAX);
     if min_fits && preferred_fits && max_fits {
         return Ok(());
@@ -137,11 +138,11 @@ pub enum ExportInfoError {
          multiple of the minimum, and no less than the preferred one unless the export is smaller"
     )]
     BlockSizes {
-        /// Minimum, bytes.
+        /// Minimum block size of the export, bytes.
         min: u32,
-        /// Preferred, bytes.
+        /// Preferred block size of the export, bytes.
         preferred: u32,
-        /// Maximum, bytes.
+        /// Maximum block size of the export, bytes.
         max: u32,
     },
 }

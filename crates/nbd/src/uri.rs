@@ -8,9 +8,9 @@
 //! `tls-certificates=DIRECTORY`, or a user before the host and `tls-psk-file=FILE`, and
 //! `tls-hostname=NAME`.
 //!
-//! Errors name the form to use instead. Refused are vsock schemes, passwords, users without TLS,
-//! fragments, and unknown or repeated parameters. Names and paths that are too long, are not UTF-8 or
-//! contain NUL are refused too. Lengths are in bytes.
+//! Parsing refuses vsock schemes, passwords, users without TLS, fragments, and unknown or repeated
+//! parameters. Names and paths that are too long, are not UTF-8 or contain NUL are refused too. The
+//! error says which form to use instead. Lengths are in bytes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -47,10 +47,10 @@ pub struct UriTls {
 /// How the server and the client of a TLS connection prove who they are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Credentials {
-    /// With certificates. The directory has `ca-cert.pem`, and optionally `client-cert.pem` and
-    /// `client-key.pem`.
+    /// Certificates in this directory. The directory has `ca-cert.pem`, and optionally
+    /// `client-cert.pem` and `client-key.pem`.
     Certificates(PathBuf),
-    /// With a key that both have.
+    /// A secret key that server and client share.
     PreSharedKey {
         /// File with a line `name:hexadecimal` for each key.
         file: PathBuf,
@@ -66,7 +66,7 @@ impl NbdUri {
         NbdUri { address, export: export.into(), tls: None }
     }
 
-    /// Returns the URI without its TLS settings. It names the same export.
+    /// Returns the URI of the same export without TLS settings.
     #[must_use]
     pub fn without_tls(&self) -> NbdUri {
         NbdUri { tls: None, ..self.clone() }
@@ -76,7 +76,7 @@ impl NbdUri {
 /// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// Over TCP.
+    /// A server that is reached over TCP.
     Tcp {
         /// Host name or IP address. An IPv6 address has no brackets.
         host: String,
@@ -193,7 +193,7 @@ impl FromStr for NbdUri {
     }
 }
 
-/// The parameters of a URI that were not used yet.
+/// The parameters of a URI that the parser has not used yet.
 struct Parameters<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Parameters<'a> {
@@ -329,7 +329,7 @@ impl fmt::Display for Encoded<'_> {
     }
 }
 
-/// Characters of names and paths that a URI may contain as they are.
+/// Characters of names and paths that need no percent-encoding in a URI.
 const PATH: &[u8] = b"/:@+=,";
 
 /// Writes a URI that parses to the same value, if a URI can express the value.

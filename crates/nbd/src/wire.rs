@@ -53,7 +53,7 @@ pub const QEMU_ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
 
 /// Handshake flags of the server. The client's flags use the same bits.
 pub mod handshake_flags {
-    /// The server replies to options, and the client may send several.
+    /// The server replies to every option, and the client may send several options.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
     /// The zeroes after the reply to EXPORT_NAME may be left out.
     pub const NO_ZEROES: u16 = 1 << 1;
@@ -134,7 +134,7 @@ pub mod info {
 pub mod chunk {
     /// A chunk without data, which ends the reply.
     pub const NONE: u16 = 0;
-    /// Data at an offset.
+    /// Data at an offset of the disk.
     pub const OFFSET_DATA: u16 = 1;
     /// Zeroes at an offset of the disk.
     pub const OFFSET_HOLE: u16 = 2;
@@ -283,7 +283,7 @@ impl Extent {
 pub struct OptionHeader {
     /// One of [`opt`], or an unknown number.
     pub option: u32,
-    /// Payload bytes.
+    /// Length of the payload, bytes.
     pub length: u32,
 }
 
@@ -312,7 +312,7 @@ pub struct OptionReplyHeader {
     pub option: u32,
     /// One of [`rep`], or an unknown number.
     pub reply: u32,
-    /// Payload bytes.
+    /// Length of the payload, bytes.
     pub length: u32,
 }
 
@@ -344,7 +344,7 @@ pub struct ChunkHeader {
     pub kind: u16,
     /// Cookie of the request that the server replies to.
     pub cookie: u64,
-    /// Payload bytes.
+    /// Length of the payload, bytes.
     pub length: u32,
 }
 

@@ -39,8 +39,8 @@ fn decoder(structured_replies: bool) -> ReplyDecoder {
 
 type Told = (Vec<ReplyEvent>, BTreeMap<u64, u8>, Option<ReplyError>);
 
-/// Feeds `bytes` in pieces of `piece`; returns the events, the payload by its offset on the disk, and the
-/// result.
+/// Feeds `bytes` in pieces of `piece`; returns the events, the payload by its offset on the disk,
+/// and the result.
 fn feed(structured: bool, bytes: &[u8], piece: usize) -> Told {
     let mut decoder = decoder(structured);
     let (mut events, mut disk, mut pos) = (Vec::new(), BTreeMap::new(), 0);

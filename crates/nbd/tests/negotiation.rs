@@ -1,5 +1,5 @@
-//! Tests hob's client with hob's server, with the bytes cut at all positions, and the client with
-//! old, broken or hostile servers that are scripts of bytes.
+//! Tests hob's client with hob's server, with the stream cut into pieces of many sizes. Also tests
+//! the client with old, broken or hostile servers, which are scripts of bytes.
 
 mod common;
 
@@ -90,7 +90,8 @@ fn client_and_server_agree_whatever_the_pieces() {
     }
 }
 
-/// The client has the id of the context that it named, and none of a context that the server lacks.
+/// The negotiation gives the client the id of the context that it requested, or no id if the server
+/// lacks the context.
 #[test]
 fn another_context_is_requested_in_place_of_base_allocation() {
     for (export, context, id) in [

@@ -130,7 +130,8 @@ fn metadata_contexts() {
     }
 }
 
-/// Contexts beside `base:allocation`: listed by name, by namespace, or all; chosen by name, with ids of their own.
+/// A client can list contexts other than `base:allocation` by name or by namespace, or list all.
+/// The client can choose these contexts by name, and each context has its own id.
 #[test]
 fn further_metadata_contexts() {
     let (a, b) = ("qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b");

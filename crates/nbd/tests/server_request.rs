@@ -1,4 +1,5 @@
-//! Tests of the server's request check: every command with every feature, and each way to be out of range.
+//! Tests of the server's request check: every command with every feature, and each way to be out of
+//! range.
 
 use hob_nbd::server::handshake::Negotiated;
 use hob_nbd::server::request::{Refusal, RequestError, decode_request, validate};
@@ -86,7 +87,7 @@ fn ranges() {
     }
 }
 
-/// Found by the fuzzer: a mask made of 3 let 4 pass as its multiple.
+/// The fuzzer found this error: with a minimum of 3, the alignment mask accepted 4 as a multiple.
 #[test]
 fn a_block_size_that_negotiation_would_refuse_lets_nothing_pass() {
     for block_size_min in [0, 3, 4097] {
@@ -143,8 +144,8 @@ fn flags_are_allowed_where_they_mean_something() {
     }
 }
 
-/// Announced and accepted commands are computed in two places; this test compares them for every kind of
-/// export.
+/// Announced and accepted commands are computed in two places; this test compares them for every
+/// kind of export.
 #[test]
 fn only_announced_features_are_accepted() {
     for bits in 0..1024_u32 {

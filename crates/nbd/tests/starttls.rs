@@ -1,4 +1,5 @@
-//! Tests of TLS negotiation: messages before it are not trusted inside it, and it cannot be bypassed.
+//! Tests of TLS negotiation: the server does not trust messages from before TLS, and required TLS
+//! cannot be bypassed.
 
 mod common;
 
@@ -14,7 +15,8 @@ const ERR_TLS_REQD: u32 = 1 << 31 | 5;
 
 type Side = (Vec<u8>, Option<HandshakeOutcome>, usize);
 
-/// Options in the clear and inside TLS, in pieces of several sizes, which must not matter.
+/// Sends options without TLS and then inside TLS, in pieces of several sizes. The result must be
+/// the same for all sizes.
 fn run(tls: Tls, clear: &[Vec<u8>], inside: &[Vec<u8>]) -> [Side; 2] {
     let (clear, inside) = ([&FLAGS[..], &clear.concat()].concat(), inside.concat());
     let whole = serve_tls(tls, &clear, &inside, usize::MAX >> 1);

@@ -1,4 +1,4 @@
-//! URIs: accepted and refused ones, and what they print as.
+//! Tests which URIs are accepted or refused, and the text that an accepted URI prints.
 
 use hob_nbd::NbdUri;
 use hob_nbd::uri::{Address, Credentials, UriError, UriTls};

@@ -1,5 +1,6 @@
-//! Messages as bytes, computed by hand from the protocol's tables: encoding gives exactly these, and
-//! decoding accepts them. Constants are spelled out on purpose, so that a wrong one in `wire` is detected.
+//! Messages as bytes, computed by hand from the protocol's tables. The tests check that encoding
+//! gives exactly these bytes, and that decoding accepts them. Constants are spelled out on purpose,
+//! so that a wrong one in `wire` is detected.
 
 use hob_nbd::client::request as ask;
 use hob_nbd::server::reply::{self, Position};

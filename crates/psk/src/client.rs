@@ -55,7 +55,7 @@ pub(super) fn connect(
             Err(error) => {
                 return Err(match error.io_error() {
                     Some(error) => in_time(error),
-                    None => format!("no TLS: {error}"),
+                    None => format!("the TLS handshake failed: {error}"),
                 });
             }
         }

@@ -57,10 +57,12 @@ impl KeyServer for Server {
         Box::pin(async move {
             let mut stream = SslStream::new(Ssl::new(&self.context)?, stream)?;
             let accepted = Pin::new(&mut stream).accept().await;
-            accepted.map_err(|error| io::Error::other(format!("no TLS: {error}")))?;
+            accepted.map_err(|error| io::Error::other(format!("the TLS handshake failed: {error}")))?;
             match stream.ssl().ex_data(self.name).cloned() {
                 Some(name) => Ok((Box::new(stream) as Box<dyn Stream>, name)),
-                None => Err(io::Error::other("no TLS: the client did not show that it has a key")),
+                None => Err(io::Error::other(
+                    "the TLS handshake failed: the client did not prove that it has a key",
+                )),
             }
         })
     }
@@ -76,7 +78,7 @@ mod tests {
     const KEY: &[u8] = &[1; 16];
     const OTHER: &[u8] = &[7; 32];
 
-    /// The result of the server's handshake with a client of that name and key.
+    /// Returns the result of the server's handshake with a client that has this name and key.
     async fn meet(server: &Server, name: &'static str, key: &'static [u8]) -> io::Result<String> {
         let (near, far) = tokio::io::duplex(1 << 16);
         let mut builder = SslConnector::builder(SslMethod::tls_client()).unwrap();

@@ -1,7 +1,8 @@
-//! Measures random 4 KiB reads through a ring: `ring_bench FILE [uring|threads] [memory|file] [direct]`.
+//! Measures random 4 KiB reads through a ring: `ring_bench FILE [uring|threads] [memory|file]
+//! [direct]`.
 //!
-//! Prints IOPS, mean latency and this process's CPU time per I/O at queue depths 1, 16 and 64. The file must be
-//! at least 64 MiB large.
+//! Prints IOPS, mean latency and this process's CPU time per I/O at queue depths 1, 16 and 64. The
+//! file must be at least 64 MiB large.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;

@@ -19,11 +19,11 @@ pub struct Area {
 }
 
 impl Area {
-    /// Allocates an area of `bytes`, rounded up to pages of 4 KiB. The allocation takes about a
-    /// second for each few GiB, so do not call it on a thread that serves requests.
+    /// Allocates an area of `bytes`, rounded up to pages of 4 KiB. The allocation takes about one
+    /// second for a few GiB, so do not call this function on a thread that serves requests.
     ///
     /// # Errors
-    /// The system's error if there is not enough memory.
+    /// Returns the system's error if there is not enough memory.
     pub fn new(bytes: u64) -> io::Result<Area> {
         let too_large = || io::Error::new(io::ErrorKind::OutOfMemory, format!("{bytes} bytes of memory"));
         let len = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));

@@ -10,8 +10,8 @@
 //!   one, [`Arena::release`] drops one. Operations in the I/O ring hold one each.
 //! * New buffers have undefined content. If a guest could see the end of a partly filled buffer,
 //!   the caller fills it with zeroes.
-//! * Bytes that the kernel may fill cannot be borrowed: that panics, because it is a bug of the
-//!   caller. Bytes that the kernel only reads may be borrowed.
+//! * Borrowing bytes that the kernel may fill panics, because it is a bug of the caller. Bytes that
+//!   the kernel only reads may be borrowed.
 //!
 //! # Units
 //! The arena manages pages of 4 KiB; its interface uses bytes. A buddy system manages free pages,
@@ -62,7 +62,8 @@ struct Buffer {
     len: u32,
     /// Number of references to the buffer; 0 means that the slot is free.
     refs: u32,
-    /// The disk whose share of the arena contains the buffer.
+    /// The disk whose share of the arena contains the buffer; `None` if the buffer belongs to no
+    /// disk.
     holder: Option<DiskId>,
     /// Parts of the buffer that the kernel is filling: first byte, end.
     filling: Vec<(u32, u32)>,
@@ -88,7 +89,7 @@ impl Arena {
     /// Allocates an arena of `bytes`, rounded up to pages.
     ///
     /// # Errors
-    /// The system's error if memory is lacking; `InvalidInput` above [`ARENA_BYTES_MAX`].
+    /// Returns the system's error if memory is lacking; `InvalidInput` above [`ARENA_BYTES_MAX`].
     pub(crate) fn new(bytes: usize) -> std::io::Result<Arena> {
         if bytes == 0 || bytes > ARENA_BYTES_MAX {
             return Err(std::io::Error::new(

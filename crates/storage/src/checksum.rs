@@ -84,7 +84,8 @@ mod three_way {
     /// Words of 8 bytes in each third of a sector. Two words are left over.
     const THIRD_WORDS: usize = 170;
 
-    /// Bytes that follow the first third of a sector, and the second.
+    /// Number of bytes of a sector after its first third. `BEHIND_SECOND` is the number after the
+    /// second third.
     const BEHIND_FIRST: usize = SECTOR_BYTES as usize - THIRD_WORDS * 8;
     const BEHIND_SECOND: usize = BEHIND_FIRST - THIRD_WORDS * 8;
 

@@ -3,9 +3,9 @@
 //!
 //! The files are in `/dev/shm`, or in the directory that the environment variable
 //! `HOB_CRASH_LOG_DIR` names. Each cache has one file of 272 KiB, named after the cache. A closed
-//! cache needs no crash log. When a cache is closed, the engine only marks the file, and
-//! [`SurvivingFile::remove_if_ended`] removes it, because a daemon that is killed before it has
-//! saved the close is expected to leave the file.
+//! cache needs no crash log. When a cache is closed, the engine only marks the file as unneeded.
+//! [`SurvivingFile::remove_if_ended`] removes the file after the daemon has saved that the cache is
+//! closed. If the daemon is killed before that, the next daemon still expects the file.
 //!
 //! Why `unsafe`: a shared mapping is the only memory that keeps each byte written to it when the
 //! process is killed, without a system call for each write.
@@ -34,8 +34,8 @@ pub const BOOT_VARIABLE: &str = "HOB_BOOT_ID";
 
 const BOOT_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Returns the id of the kernel's current boot, a UUID. Files of crash logs that were there earlier
-/// in the same boot must still be there. `None` if the kernel does not report the id.
+/// Returns the id of the kernel's current boot, a UUID. A crash log that existed earlier in the
+/// same boot must still exist. `None` if the kernel does not report the id.
 pub fn boot_id() -> Option<u128> {
     let text = std::env::var(BOOT_VARIABLE).or_else(|_| std::fs::read_to_string(BOOT_FILE)).ok()?;
     u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()
@@ -54,9 +54,9 @@ pub struct SurvivingFile {
     path: PathBuf,
     /// Device number and inode of the file.
     identity: (u64, u64),
-    /// True while a write to the file fails.
+    /// True if the last write to the file failed.
     is_failing: Arc<AtomicBool>,
-    /// True if nothing needs the content any more.
+    /// True if the cache was closed or removed, so that the file is not needed any more.
     has_ended: Arc<AtomicBool>,
 }
 
@@ -168,7 +168,7 @@ impl CrashLogFile {
     /// it does not exist.
     ///
     /// # Errors
-    /// The system's error, or an error if another user can write to the file.
+    /// Returns the system's error, or an error if another user can write to the file.
     pub fn open(cache: &[u8; 16]) -> io::Result<CrashLogFile> {
         let path = path_of(cache);
         let file = open(&path, OFlags::RDWR | OFlags::CREATE)?;
@@ -200,7 +200,8 @@ impl CrashLogFile {
     }
 }
 
-/// Removes the crash log of a cache that was discarded while no process used it, if there is one.
+/// Removes the crash log, if it exists, of a cache that was discarded while no process used the
+/// cache.
 pub fn remove(cache: &[u8; 16]) {
     let path = path_of(cache);
     match std::fs::remove_file(&path) {

@@ -1,7 +1,8 @@
 //! Names of block devices that stay the same when the kernel numbers its devices differently.
 //!
 //! The kernel numbers block devices in the order in which it finds them. After a restart of the
-//! host, `/dev/sda` or `/dev/dm-6` may be another device. udev and LVM keep links with stable names.
+//! host, `/dev/sda` or `/dev/dm-6` may be another device. udev and LVM keep links with stable
+//! names.
 //!
 //! Links with names from the content of a device (`by-uuid`, `by-label`, `lvm-pv-uuid`) are not
 //! used, because a guest may write this content.

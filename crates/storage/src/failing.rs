@@ -5,9 +5,9 @@
 //! then the second, and so on, and check the result. Real devices do not fail on demand.
 //!
 //! # Operation
-//! [`fail`] names a directory and which change of a file in it fails. A failing write leaves its
-//! first 512 bytes, a failing sync does nothing, and both return EIO. Code that changes such files
-//! in place calls [`before_change`] each time.
+//! [`fail`] chooses a directory, and which change of a file in the directory fails. A failing write
+//! writes only its first 512 bytes, a failing sync does nothing, and both return EIO. Code that
+//! changes such files in place calls [`before_change`] each time.
 //!
 //! # Limits
 //! The I/O of caches is not affected. The simulation injects failures into that I/O itself. Without
@@ -30,8 +30,8 @@ pub enum Failing {
 struct Plan {
     directory: PathBuf,
     how: Failing,
-    /// Counts down to the first change that fails, and is 0 after it. `how` tells whether later
-    /// changes fail too.
+    /// Number of changes up to the first change that fails, including it; 0 after it. `how` tells
+    /// whether later changes fail too.
     left: Mutex<u32>,
 }
 

@@ -1,10 +1,10 @@
 //! Properties of a file's filesystem: whether its data is in memory, and whether operations on the
-//! file may block. Also the number of the file in its filesystem.
+//! file may block. This module also returns the number of a file in its filesystem.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 
-/// Device and inode of a regular file. They tell the file from every other file that exists.
+/// Device and inode of a regular file. They distinguish the file from every other existing file.
 pub type FileNumber = (u64, u64);
 
 /// Returns the number of a regular file; `None` for a file of another type.

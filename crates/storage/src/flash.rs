@@ -70,8 +70,7 @@ struct Remote {
     /// Whether it was reported that the device does not answer.
     told: bool,
     given_up: bool,
-    /// I/Os that failed on the device before it was abandoned. Failed I/Os are kept as if the
-    /// remote device did not answer.
+    /// I/Os that the device failed. They are treated as unanswered until the device is abandoned.
     failed: Vec<u32>,
     /// Whether the device was detached.
     left: bool,
@@ -127,7 +126,7 @@ struct JournalRoom {
     /// Journal writes that wait for a free part of the buffer, oldest first: slot of the I/O, and a
     /// copy of its journal pages.
     waiting: VecDeque<(u32, Vec<u8>)>,
-    /// Empty memory of I/Os that have waited, for reuse.
+    /// Emptied page copies of journal writes that have waited, for reuse.
     spare: Vec<Vec<u8>>,
 }
 

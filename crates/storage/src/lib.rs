@@ -1,8 +1,8 @@
 //! Executes the engine's I/O: buffers, the I/O ring, flash devices and backings.
 //!
 //! A *shard* is one thread of the daemon with the disks that it serves. The shard's thread performs
-//! the I/O of guests' requests. It owns a [`ring::Ring`], which owns the payload buffers. Backings
-//! and flash devices put operations into the I/O ring, and get the completions with their
+//! the I/O of guests' requests. The thread owns a [`ring::Ring`], which owns the payload buffers.
+//! Backings and flash devices put operations into the I/O ring, and get the completions with their
 //! [`token::Token`].
 //!
 //! Other threads run the calls that may block: [`pool::Pool`] belongs to a control thread, and

@@ -23,11 +23,12 @@ use rustix::io::Errno;
 use crate::backing::below::BelowLocks;
 
 /// Longest wait for a lock. After a process was killed, its files stay locked until the kernel has
-/// removed its io_uring. A restarted daemon must not fail because of that.
+/// removed its io_uring. A restarted daemon must not fail because of such a lock.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Longest wait for a lock that no process of this host holds any more: the I/O of a killed process
-/// may take seconds on a slow disk. Shorter than the time that a client waits for a command.
+/// may take seconds on a slow disk. This time is shorter than the time that a client waits for a
+/// command.
 const KILLED_PATIENCE: Duration = Duration::from_secs(8);
 
 /// Pause between two attempts to take a lock.
@@ -39,17 +40,17 @@ const USED: i64 = 100;
 /// First lock byte of the permissions that are not shared, QEMU's `RAW_LOCK_SHARED_BASE`.
 const UNSHARED: i64 = 200;
 
-/// QEMU's `BLK_PERM_CONSISTENT_READ`: bit number.
+/// Bit number of QEMU's permission `BLK_PERM_CONSISTENT_READ`.
 const READ: i64 = 0;
-/// QEMU's `BLK_PERM_WRITE`: bit number.
+/// Bit number of QEMU's permission `BLK_PERM_WRITE`.
 const WRITE: i64 = 1;
-/// QEMU's `BLK_PERM_RESIZE`: bit number.
+/// Bit number of QEMU's permission `BLK_PERM_RESIZE`.
 const RESIZE: i64 = 3;
 
 /// Reason why hob could not lock a file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LockError {
-    /// Another hob has the file open.
+    /// Another hob process has the file open.
     #[error("another process holds its lock")]
     InUse,
     /// QEMU has the file open. The text names the conflicting permission.
@@ -70,8 +71,9 @@ impl From<LockError> for io::Error {
     }
 }
 
-/// Takes an exclusive lock against other hobs. Waits briefly for a process that is just ending, and
-/// for a child process of a killed hob, which has hob's files open until it executes its own program.
+/// Takes an exclusive lock against other hob processes. Waits briefly for a process that is just
+/// ending, and for a child process of a killed hob, which has hob's files open until it executes
+/// its own program.
 ///
 /// # Errors
 /// Returns `WOULDBLOCK` if another process keeps the lock.
@@ -92,7 +94,8 @@ fn may_end(file: BorrowedFd<'_>, begun: Instant) -> bool {
     waited < PATIENCE || waited < KILLED_PATIENCE && !is_held_by_a_process(file)
 }
 
-/// Returns true if a process of this host holds a `flock` of the file, or if the kernel does not say.
+/// Returns true if a process of this host holds a `flock` of the file, or if the kernel does not
+/// say.
 fn is_held_by_a_process(file: BorrowedFd<'_>) -> bool {
     let Ok(status) = rustix::fs::fstat(file) else { return true };
     let Ok(locks) = std::fs::read_to_string("/proc/locks") else { return true };
@@ -126,7 +129,8 @@ pub(crate) fn lock_image(file: impl AsFd, access: Access) -> Result<(), LockErro
     lock_share(file, access, Share::Whole)
 }
 
-/// Locks a file like [`lock_image`], or against the users of the whole file.
+/// Locks a file as [`lock_image`] does, or with [`Share::Part`] only against processes that use the
+/// whole file.
 pub(crate) fn lock_share(file: impl AsFd, access: Access, share: Share) -> Result<(), LockError> {
     let begun = Instant::now();
     loop {
@@ -249,14 +253,16 @@ fn unlock_bytes(file: BorrowedFd<'_>) -> Result<(), Errno> {
 
 fn set_byte(file: BorrowedFd<'_>, first: i64, len: i64, kind: i32) -> Result<(), Errno> {
     let mut lock = byte_lock(first, len, kind);
-    // SAFETY: `fcntl` reads one `flock`, which lives on this stack. rustix has no locks of this kind.
+    // SAFETY: `fcntl` reads one `flock`, which lives on this stack. rustix has no locks of this
+    // kind.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) };
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 fn is_locked_by_others(file: BorrowedFd<'_>, byte: i64) -> Result<bool, Errno> {
     let mut lock = byte_lock(byte, 1, libc::F_WRLCK);
-    // SAFETY: `fcntl` reads and writes one `flock`, which lives on this stack. rustix has no locks of this kind.
+    // SAFETY: `fcntl` reads and writes one `flock`, which lives on this stack. rustix has no locks
+    // of this kind.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
     if result == 0 { Ok(i32::from(lock.l_type) != libc::F_UNLCK) } else { Err(last_errno()) }
 }

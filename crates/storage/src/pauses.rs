@@ -1,8 +1,8 @@
-//! Notices pauses of this process: it was stopped (SIGSTOP), its cgroup was frozen, or its host had
-//! no processor for it.
+//! Detects pauses in which this process did not run: it was stopped (SIGSTOP), its cgroup was
+//! frozen, or its host had no processor for it.
 //!
 //! A thread notes the time every [`BEAT`]. If the thread could not run for longer than
-//! [`PAUSE_MIN`], the whole process counts as paused. Shorter pauses are not noticed.
+//! [`PAUSE_MIN`], the whole process counts as paused. Shorter pauses are not detected.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// Interval at which the thread notes the time.
 const BEAT: Duration = Duration::from_millis(100);
 
-/// Shortest pause that is noticed.
+/// Shortest pause that is detected.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// A time during which this process did not run.

@@ -1,4 +1,4 @@
-//! Signals while another program takes over in this process at an upgrade.
+//! Handling of signals while an upgrade replaces the program of this process.
 //!
 //! The new program has no signal handlers at first. A signal would end the new program, or be lost
 //! in a handler of the old program. Therefore [`hold`] blocks the signals that stop the daemon.
@@ -44,7 +44,8 @@ pub fn release() {
 }
 
 fn mask(how: libc::c_int) {
-    // SAFETY: `sigset_t` is plain data that sigemptyset initializes, and the set outlives the calls.
+    // SAFETY: `sigset_t` is plain data that sigemptyset initializes, and the set outlives the
+    // calls.
     unsafe {
         let mut signals = std::mem::zeroed();
         libc::sigemptyset(&raw mut signals);

@@ -207,7 +207,7 @@ pub fn is_prepared(file: impl AsFd, range: Range, uuid: Uuid) -> Result<bool, Sw
     let mut buffer = AlignedBuffer::new(rustix::param::page_size());
     let file = reopened(file.as_fd(), libc::O_DIRECT)?;
     file.read_exact_at(buffer.bytes_mut(), range.offset)
-        .map_err(|source| SwapError::System { action: "read its first page", source })?;
+        .map_err(|source| SwapError::System { action: "read the first page of the swap area", source })?;
     Ok(header::is_of(buffer.bytes(), range.bytes, uuid))
 }
 
@@ -248,7 +248,7 @@ pub fn prepare(
 /// Activates swap on a prepared area that is not active. Returns the path of the new loop device.
 ///
 /// # Errors
-/// Returns a [`SwapError`]. Then nothing has changed.
+/// Returns a [`SwapError`]. After an error, swap is as it was before the call.
 pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<PathBuf, SwapError> {
     let file = reopened(file.as_fd(), libc::O_DIRECT)?;
     let metadata =
@@ -265,7 +265,7 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
                 ));
             }
             Err(source) => {
-                return Err(SwapError::System { action: "query the position of its bytes", source });
+                return Err(SwapError::System { action: "query the positions of the file's bytes", source });
             }
         }
     }
@@ -284,11 +284,11 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
 
 /// Deactivates a swap device, which moves all swapped-out pages back to memory or to other swap.
 /// Deactivation can take long. A signal that ends the process stops the deactivation. **Do not call
-/// it in a daemon**: if memory runs out, the kernel kills this process first.
+/// this function in a daemon**: if memory runs out, the kernel kills this process first.
 ///
 /// # Errors
-/// Returns a system error, which [`SwapError::of_kernel`] interprets. The device is then still
-/// active.
+/// Returns a system error, which [`SwapError::of_kernel`] interprets. After an error, the device is
+/// still active.
 pub fn turn_off(path: &Path) -> io::Result<()> {
     let path = c_path(path).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     // SAFETY: `path` ends with a zero byte and lives until the call returns.

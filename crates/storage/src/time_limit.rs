@@ -1,9 +1,9 @@
 //! Asks a filesystem or a device that may hang, with a time limit.
 //!
-//! The thread that asks stays until it has an answer. Each path has at most one such thread. Once a
-//! caller has stopped waiting for a path, later callers are refused without a wait until that
-//! thread ends. So one limit covers an operation that asks several times, such as the opening of a
-//! disk.
+//! A separate thread asks, and stays until it has an answer. Each path has at most one such thread.
+//! Once a caller has stopped waiting for a path, later callers are refused without a wait until
+//! that thread ends. So one limit covers an operation that asks several times, such as the opening
+//! of a disk.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

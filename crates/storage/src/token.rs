@@ -23,8 +23,8 @@ impl Token {
     pub const PEER: u16 = 3;
     /// Last kind of the tokens of I/O to a peer.
     pub const PEER_LAST: u16 = 10;
-    /// Kind of the tokens of [`crate::flash::Flash`]'s devices on other hosts. The owner is the
-    /// device.
+    /// Kind of the tokens of [`crate::flash::Flash`]'s devices on other hosts. The owner part of
+    /// the token is the device's id.
     pub const FLASH_REMOTE: u16 = 11;
     /// First token kind for the user of the I/O ring. This crate uses lower kinds.
     pub const CALLER: u16 = 16;

@@ -1,12 +1,12 @@
-//! Marks disks whose unflushed changes are only in this process's memory, so that the next daemon
-//! knows what a kill lost.
+//! Marks disks whose unflushed changes are only in this process's memory. So the next daemon knows
+//! the disks whose changes were lost when this daemon was killed.
 //!
 //! Each such disk has a file in the [directory of the crash logs](crate::crash_log). The file's
 //! only byte is the number of guests whose acknowledged changes would be lost, or that have not
-//! received a report of an earlier loss. So `hob serve`, which saves no other state, does not
-//! forget a report when it is killed again. The shard writes the byte before it acknowledges a
-//! change. A restart of the host removes the file, and also ends the guests, so they need no
-//! report. A disk that is closed cleanly has no file.
+//! received a report of an earlier loss. So a report is not forgotten if `hob serve`, which saves
+//! no other state, is killed again before the report. The shard writes the byte before it
+//! acknowledges a change. A restart of the host removes the file, and also ends the guests, so they
+//! need no report. A disk that is closed cleanly has no file.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -29,11 +29,12 @@ fn path_of(backing: &[u8; 16]) -> PathBuf {
     crash_log::directory().join(format!("hob-unflushed-{:032x}", u128::from_le_bytes(*backing)))
 }
 
-/// Returns the number of guests whose acknowledged changes a killed daemon lost. Zero if the last
-/// daemon closed the disk, or if the host has started since. One if the mark has lost its content.
+/// Returns the number of guests whose acknowledged changes a killed daemon lost. Returns 0 if the
+/// last daemon closed the disk, or if the host was restarted since then. Returns 1 if the mark's
+/// file is empty.
 ///
 /// # Errors
-/// The system's error, or an error if another user can write to the mark.
+/// Returns the system's error, or an error if another user can write to the mark.
 pub fn guests_with_losses(backing: &[u8; 16]) -> io::Result<u32> {
     let mut guests = [0];
     match crash_log::open(&path_of(backing), OFlags::RDONLY) {
@@ -54,7 +55,7 @@ impl UnflushedMark {
     /// daemon. `backing` is [`Driver::memory_id`](crate::backing::Driver::memory_id).
     ///
     /// # Errors
-    /// The system's error, or an error if another user can write to the mark.
+    /// Returns the system's error, or an error if another user can write to the mark.
     pub fn create(backing: &[u8; 16]) -> io::Result<UnflushedMark> {
         let path = path_of(backing);
         let open = crash_log::open(&path, OFlags::RDWR | OFlags::CREATE)?;

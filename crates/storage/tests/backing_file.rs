@@ -71,7 +71,7 @@ fn unaligned_neighbours_do_not_disturb_each_other() {
     assert!(std::fs::read(path).unwrap() == model);
 }
 
-/// A gate that lets so many changes begin.
+/// A gate that lets a given number of changes begin.
 #[derive(Debug, Default)]
 struct Counted {
     left: AtomicUsize,
@@ -86,7 +86,8 @@ impl Gate for Counted {
     }
 }
 
-/// A disk of 16 blocks of ones behind a closed gate, with a change in flight to each block.
+/// Returns a disk with a gate, whose 16 blocks contain only ones. A change of each block is in
+/// flight.
 fn behind_a_gate(
     kind: RingKind,
     options: &BackingOptions,
@@ -106,7 +107,7 @@ fn behind_a_gate(
     (rig, gate, path, ids)
 }
 
-/// The blocks of the file that are not all ones.
+/// Returns the number of blocks of the file that do not contain only ones.
 fn changed_blocks(path: &Path) -> usize {
     std::fs::read(path).unwrap().chunks(1 << 16).filter(|block| block.iter().any(|byte| *byte != 1)).count()
 }

@@ -1,4 +1,4 @@
-//! NBD exports as backings: real servers (qemu-nbd and nbdkit must be installed), and one that misbehaves.
+//! NBD exports of real servers (qemu-nbd and nbdkit must be installed), and of one that misbehaves.
 
 mod common;
 
@@ -293,7 +293,7 @@ fn many_changes_are_flushed_without_a_request() {
     rig.close();
 }
 
-/// The server has lost data and reports that to one of two flushes. It answers the other flush first.
+/// The server has lost data. It fails one of two flushes, and answers the other flush first.
 #[test]
 fn a_flush_succeeds_only_after_the_flushes_that_were_in_flight_with_it() {
     both_kinds(|kind| {
@@ -336,7 +336,7 @@ fn a_flush_that_waits_for_another_is_sent_again_after_a_lost_connection() {
         rig.run(IoOp::Flush, 0, 0).unwrap();
         rig.write(WRITE, 0, &[1; 4096]).unwrap();
         let before = server.count(Nbd::Flush);
-        // The server answers the read and the first flush, and closes the connection instead of answering the second.
+        // The server answers the read and the first flush. Then it closes the connection.
         server.set(|script| (script.flush_answers, script.answers_left) = (vec![(0, true)], Some(2)));
         // The flushes are queued while the read is being sent, so they are sent together.
         let read = rig.start(IoOp::Read, 0, 4096, None);
@@ -379,8 +379,8 @@ fn patience_ends() {
     });
 }
 
-/// Reads the first sector of a server that answers again. On a busy host, the server may get no processor
-/// for longer than a request waits.
+/// Reads the first sector of a server that answers again. On a busy host, the server may get no
+/// processor for longer than a request waits.
 fn read_at_last(rig: &mut Rig) -> Vec<u8> {
     loop {
         if let Ok(data) = rig.read(0, 4096) {

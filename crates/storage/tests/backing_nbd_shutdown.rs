@@ -111,8 +111,8 @@ fn nbdkit_can_exit_while_requests_wait_and_they_are_answered_by_the_next_one() {
     rig.close();
 }
 
-/// The old server carries out its last write after seconds. If hob sent this write to the next server
-/// too, the old server could overwrite newer data.
+/// The old server carries out its last write after seconds. If hob sent this write to the next
+/// server too, the old server could overwrite newer data.
 #[test]
 fn a_write_in_flight_when_a_server_shuts_down_is_not_sent_to_the_next_server() {
     let dir = tempfile::tempdir().unwrap();

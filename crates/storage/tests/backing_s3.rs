@@ -28,8 +28,8 @@ fn stage(wait_max: Duration) -> (Store, Rig, Vec<u8>) {
     (store, rig, data)
 }
 
-/// Issue: "Find and treat the equivalents of the other backings: object stores (503 SlowDown,
-/// expired credentials)".
+/// Requests wait, and do not fail, while the store replies 503 SlowDown or refuses expired
+/// credentials.
 #[test]
 fn requests_wait_while_the_store_is_overloaded_or_refuses_the_credentials() {
     for outage in [Outage::SlowDown, Outage::Forbidden, Outage::ExpiredToken] {

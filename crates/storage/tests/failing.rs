@@ -1,7 +1,7 @@
-//! Error injection for a pool's own tables, in the manner of OCF: the first, second, third … write
-//! or sync of each operation fails, once or permanently, until there is none left. In each case:
-//! the error is one clear line; owners keep their segments, here and after the pool was opened
-//! again; no segment is lost; and the same operation succeeds later.
+//! Error injection for a pool's own tables, as in the tests of OCF. The tests run each operation
+//! many times. In each run another write or sync of the operation fails, once or permanently. The
+//! error must be one clear line. Owners must keep their segments, also after the pool was opened
+//! again. No segment may be lost, and the same operation must succeed later.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,8 @@ struct Ground {
     free: u64,
 }
 
-/// Thousands of syncs: in a memory filesystem, if there is one.
+/// Creates a directory in a memory filesystem, if there is one, because the tests sync thousands of
+/// times.
 fn tempdir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -115,8 +116,8 @@ fn reopened(ground: Ground) -> (Ground, u64) {
     (Ground { dir, pool, data, rings, free }, volatile)
 }
 
-/// After the pool was opened: every segment is the cache's or free, except leftovers, which can be
-/// released.
+/// Checks a pool that was opened again: every segment is the cache's or free, except leftovers,
+/// which can be released.
 fn check_reopened(ground: Ground, what: &str) {
     let expected: Vec<Segment> = ground.data.iter().map(|segment| segment.place).collect();
     let expected = [expected, ground.rings.iter().flat_map(|ring| ring.copies.concat()).collect()].concat();
@@ -183,8 +184,8 @@ fn a_failing_device_delays_no_other() {
     assert_eq!(ground.pool.rings_of(OTHER)[0].copies, again);
 }
 
-/// More segments for an existing cache: segments that a failure leaves behind do not become part of
-/// the cache.
+/// Allocates more segments for an existing cache. Segments that a failure leaves behind do not
+/// become part of the cache.
 #[test]
 fn growing_a_cache_and_renewing_its_ring() {
     for operation in [(|ground| ground.pool.allocate_data(CACHE, 5, 0).map(drop)) as Operation, |ground| {

@@ -36,7 +36,7 @@ struct Images {
 }
 
 impl Images {
-    /// `size` is that of the clone; `None` for that of the golden image.
+    /// Creates both images. `size` is the clone's size; `None` means the size of the golden image.
     fn new(base_format: &str, clone_format: &'static str, size: Option<&str>) -> Images {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();

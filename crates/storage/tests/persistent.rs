@@ -1,5 +1,5 @@
-//! Segments of persistent caches on real files: numbers, rings, and a device that was missing and
-//! returns.
+//! Tests of persistent caches' segments on real files: their numbers, journal rings, and a device
+//! that was missing and returns.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -110,7 +110,7 @@ impl Bench {
         (segment.place, u64::from(frame % FRAMES))
     }
 
-    /// Makes data of the first copy unreadable: truncates its device there.
+    /// Makes data of the first copy unreadable, by truncating the copy's device at this data.
     fn cut(&self, segment: Segment, at: u64) {
         device_file(&self.pool, segment).set_len(segment.offset + at).unwrap();
     }
@@ -299,8 +299,8 @@ fn an_unfinished_ring_leaves_the_one_before_it() {
     bench.expect_recovered();
 }
 
-/// If a cache was invalidated before its recovery because its backing is to be changed, a crash
-/// leaves nothing of it. A recovery in progress ends normally.
+/// A cache can be invalidated before its recovery, because its backing is about to be changed.
+/// After a crash, an invalidated cache is not recovered. A recovery in progress ends normally.
 #[test]
 fn an_invalidated_cache_is_not_recovered() {
     for copies in [1, 2] {

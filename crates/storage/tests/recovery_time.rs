@@ -88,7 +88,7 @@ fn sixteen_million_blocks() {
     }
 }
 
-/// Fills a ring, and half of it a second time. Returns the number of dirty blocks.
+/// Fills a journal ring, and writes half of it a second time. Returns the number of dirty blocks.
 fn fill(
     pool: &Pool,
     ring: &[Vec<hob_engine::command::Segment>],

@@ -24,8 +24,8 @@ const MIB: u64 = 1 << 20;
 /// Time that the shard waits for a server that does not answer.
 const WAIT: Duration = Duration::from_millis(1500);
 
-/// Time that the shard waits for a server that answers, and time until something must happen. A busy host
-/// may pause the server's threads for many seconds.
+/// Time that the shard waits for a server that answers, and time until something must happen. A
+/// busy host may pause the server's threads for many seconds.
 const PATIENT: Duration = Duration::from_secs(60);
 
 struct Rig {
@@ -271,7 +271,7 @@ fn unanswered_ios_wait_until_the_device_is_abandoned() {
     assert_eq!(shard.silent.len(), 1);
 }
 
-/// If the server returns an error, it lacks something: the I/O waits like one without reply.
+/// If the server returns an error for an I/O, the I/O waits like an I/O without a reply.
 #[test]
 fn an_error_is_held_too() {
     let rig = rig();

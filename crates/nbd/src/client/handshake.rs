@@ -9,8 +9,8 @@
 //! With TLS, the client first sends STARTTLS. After the TLS handshake, the client
 //! negotiates from the start, and ignores everything that the server sent before.
 //!
-//! The client refuses oldstyle servers, sizes beyond a file offset and invalid block sizes.
-//! The client also refuses replies to other options, replies after the end, replies longer than
+//! The client refuses oldstyle servers, export sizes over 2^63 - 1 bytes and invalid block sizes.
+//! The client also refuses replies to options that are not in flight, replies longer than
 //! [`REPLY_BYTES_MAX`], and lists of exports that exceed [`LIST_BYTES_MAX`]. Lengths are in bytes.
 
 use crate::bytes::{Intake, Reader, readable};
@@ -72,9 +72,9 @@ pub struct ListedExport {
 /// How negotiation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandshakeOutcome {
-    /// The server awaits the TLS handshake. Bytes after its reply were not encrypted, so the caller
-    /// ends the connection if there are any. Otherwise the caller performs the TLS handshake and
-    /// continues with [`Handshake::inside_tls`].
+    /// The server awaits the TLS handshake. If the server sent more bytes after its reply to
+    /// STARTTLS, they were not encrypted, and the caller must end the connection. Otherwise the
+    /// caller performs the TLS handshake and continues with [`Handshake::inside_tls`].
     StartTls,
     /// The client may send requests. Replies start with the first byte that `handle_input` did not
     /// consume.
@@ -117,9 +117,9 @@ pub enum HandshakeError {
     /// The server refused an option.
     #[error("the server refused option {option} with error {code:#x}: {message}")]
     Refused {
-        /// Option number.
+        /// Number of the refused option.
         option: u32,
-        /// Reply type.
+        /// Type of the server's error reply.
         code: u32,
         /// The server's error message; may be empty.
         message: String,
@@ -195,8 +195,8 @@ impl Handshake {
         self
     }
 
-    /// Creates the negotiation inside TLS, after [`HandshakeOutcome::StartTls`]. It has the client's
-    /// first option as output.
+    /// Creates the negotiation inside TLS, after [`HandshakeOutcome::StartTls`]. The first output
+    /// of the new negotiation is the client's first option.
     ///
     /// # Panics
     /// Panics if this negotiation did not end with `StartTls`.

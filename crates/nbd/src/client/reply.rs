@@ -2,15 +2,15 @@
 //!
 //! One [`ReplyDecoder`] per connection turns bytes into events, which are the same for simple and
 //! structured replies. Payload does not pass through the decoder: [`ReplyEvent::Data`] says how
-//! many of the next bytes are payload. The caller takes them from its buffer, or receives them
-//! directly into their destination.
+//! many of the next bytes are payload. The caller takes the payload from its receive buffer, or
+//! receives the payload directly into its destination.
 //!
-//! The following end the connection: wrong magic numbers, unknown cookies, chunks of the wrong
-//! type, data outside the request or sent twice, an incomplete READ, extents beyond the request,
-//! and inconsistent lengths. Offsets and lengths are in bytes.
+//! Each of these errors of the server ends the connection: wrong magic numbers, unknown cookies,
+//! chunks of the wrong type, data outside the request or sent twice, an incomplete READ, extents
+//! beyond the request, and inconsistent lengths. Offsets and lengths are in bytes.
 //!
 //! Memory: 64 KiB for an error message; for BLOCK_STATUS, 8 bytes per extent up to
-//! [`ReplyLimits::extents_max`]; and the intervals of each READ whose reply arrived in part.
+//! [`ReplyLimits::extents_max`]; and the received intervals of each READ whose reply is incomplete.
 
 use std::collections::BTreeMap;
 
@@ -139,12 +139,12 @@ pub enum ReplyError {
     Protocol {
         /// Cookie of the request.
         cookie: u64,
-        /// What is wrong.
+        /// Description of the error, for users.
         what: &'static str,
     },
 }
 
-/// State of a reply of which some chunks have arrived.
+/// State of a reply of which some chunks have arrived and some have not.
 #[derive(Debug, Default)]
 struct Progress {
     coverage: Coverage,
@@ -168,7 +168,8 @@ enum State {
 /// [`poll_event`](Self::poll_event) until it returns `None`. While
 /// [`payload_pending`](Self::payload_pending) is not zero, take that many bytes of the stream and
 /// report them with [`payload_received`](Self::payload_received). Repeat. The decoder consumes
-/// input up to the next event, and none while events or payload wait.
+/// input only up to the next event. While the caller has not taken all events and payload, the
+/// decoder consumes no input.
 #[derive(Debug)]
 pub struct ReplyDecoder {
     limits: ReplyLimits,

@@ -86,7 +86,7 @@ struct Choice {
 /// State of TLS on a connection (section "TLS support" of the NBD protocol).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tls {
-    /// Not available.
+    /// TLS is not available.
     #[default]
     Absent,
     /// The client may start TLS (SELECTIVETLS). Every export is also served without TLS.
@@ -130,7 +130,7 @@ pub enum HandshakeError {
     /// The option's payload is longer than the drain limit.
     #[error("option {option} announces {length} bytes, more than this server accepts")]
     OptionTooBig {
-        /// Option number.
+        /// Number of the option.
         option: u32,
         /// Announced payload, bytes.
         length: u32,

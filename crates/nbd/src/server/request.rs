@@ -1,9 +1,10 @@
 //! Decodes a request header and checks it against the negotiation's result.
 //!
-//! Refused with an error reply: unknown commands and flags, ranges outside the export, misaligned
-//! or empty ranges, writes to a read-only export, reads over the maximum. Refused by closing the
-//! connection: a wrong magic number, and a WRITE whose payload exceeds the maximum. Discarding that
-//! payload would let a client waste the server's time. Offsets and lengths are in bytes.
+//! An error reply refuses unknown commands and flags, ranges outside the export, misaligned or
+//! empty ranges, writes to a read-only export, and reads over the maximum. The server closes the
+//! connection after a wrong magic number, and after a WRITE whose payload exceeds the maximum:
+//! discarding so much payload would let a client waste the server's time. Offsets and lengths are
+//! in bytes.
 
 use super::handshake::Negotiated;
 use crate::request::{Command, CommandFlags, Request};

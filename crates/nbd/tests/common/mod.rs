@@ -7,7 +7,8 @@ use hob_nbd::{ExportDirectory, ExportInfo};
 pub struct Exports(pub Vec<(&'static str, ExportInfo)>);
 
 impl Exports {
-    /// A default export, a read-only one with 4 KiB blocks, and one whose block sizes break the rules.
+    /// Returns a default export, a read-only export with 4 KiB blocks, and an export whose block
+    /// sizes break the rules.
     pub fn sample() -> Self {
         let vm = ExportInfo { description: "a guest's disk".into(), ..ExportInfo::new(10 << 20) };
         let contexts = ["qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b"].map(str::to_owned).to_vec();
@@ -27,13 +28,14 @@ impl ExportDirectory for Exports {
     }
 }
 
-/// Returns the server's output and outcome after `input` in pieces of `piece` bytes, and the number of
-/// unconsumed bytes.
+/// Returns the server's output and outcome after `input` in pieces of `piece` bytes, and the number
+/// of unconsumed bytes.
 pub fn serve(input: &[u8], piece: usize) -> (Vec<u8>, Option<HandshakeOutcome>, usize) {
     serve_with(&mut Handshake::new(HandshakeLimits::default()), input, piece)
 }
 
-/// The same outside TLS, and then inside TLS if the client starts it: output and outcome of each.
+/// Calls [`serve`] with input outside TLS, and with input inside TLS if the client starts TLS.
+/// Returns both results.
 pub fn serve_tls(
     tls: Tls,
     clear: &[u8],

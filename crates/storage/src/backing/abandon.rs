@@ -26,7 +26,7 @@ pub(super) struct Abandonment {
     refused: VecDeque<IoId>,
     /// Abandoned requests that have not ended, with their memory.
     open: Vec<(IoId, Option<BufferSlice>)>,
-    /// Abandoned requests that were not reported as failed yet.
+    /// Abandoned requests that were not yet reported to the caller as failed.
     untold: VecDeque<IoId>,
     /// Memory of abandoned requests that have ended, which the caller may reuse.
     returned: VecDeque<BufferSlice>,
@@ -73,7 +73,7 @@ impl Abandonment {
         }
     }
 
-    /// Returns true if all abandoned requests have ended and were reported.
+    /// Returns true if all abandoned requests have ended, and the caller has taken their memory.
     pub(super) fn is_over(&self) -> bool {
         self.open.is_empty() && self.returned.is_empty()
     }
@@ -112,9 +112,10 @@ impl Backing {
         self.driver.set_wait_max(now, change);
     }
 
-    /// Returns true if the backing may still execute changes of this host, although hob does not
-    /// wait for these changes any more: the backing has not answered them, its connection is lost
-    /// and no flush has covered them, or they are being sent again after that.
+    /// Returns true if the backing may still execute changes of this host that hob no longer waits
+    /// for. The result is true if hob ended a change without a reply of the backing, if the
+    /// connection is lost and no flush has covered the last change, or if the driver is repeating
+    /// changes.
     pub fn may_change_later(&self) -> bool {
         let is_cut_off = !self.is_revoked && self.monitor.is_disconnected();
         self.left_requests || self.driver.is_repeating() || is_cut_off && self.flush_state.is_unflushed()

@@ -2,8 +2,8 @@
 //!
 //! The kernel's locks of a loop device and of its file are independent. So hob could open the loop
 //! device for one disk and its file for another disk. hob therefore also locks the file. Partitions
-//! need no such lock, because a block device that is open exclusively excludes its partitions and
-//! its disk.
+//! need no such lock: while a block device is open exclusively, the kernel refuses to open its
+//! partitions or its disk exclusively.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -17,10 +17,11 @@ use super::identity::{SYS_BLOCK, device_number};
 pub use crate::lock::Share;
 use crate::lock::{LockError, lock_share};
 
-/// Maximum depth of a stack of loop devices. A deeper stack is treated as a loop.
+/// Maximum number of objects that are looked for below a block device. The limit ends the search if
+/// the devices form a cycle.
 const DEPTH_MAX: usize = 16;
 
-/// An object that contains a block device.
+/// A file or block device that contains the data of another block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Object {
     /// The file or block device of a loop device.
@@ -29,8 +30,8 @@ pub enum Object {
     Device(u64),
 }
 
-/// Returns the objects below a block device from top to bottom, and for each whether the device
-/// uses only a part of it. `number` is the device number.
+/// Returns the objects below a block device from top to bottom. The [`Share`] of an object says
+/// whether the device uses the whole object or only a part of it. `number` is the device number.
 pub fn below(number: u64) -> Vec<(Object, Share)> {
     below_in(Path::new(SYS_BLOCK), number)
 }
@@ -91,7 +92,7 @@ impl BelowLocks {
     ///
     /// # Errors
     /// Returns the path of a file, and the reason, if the file cannot be locked because another
-    /// process has it open. Then no lock is kept.
+    /// process has it open. After an error, no lock is kept.
     pub(crate) fn take(&self, access: Access) -> Result<(), (PathBuf, LockError)> {
         let mut taken = Vec::new();
         for (object, share) in below(self.number) {

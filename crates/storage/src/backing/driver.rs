@@ -14,8 +14,8 @@ use super::{
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::TokenSpace;
 
-/// The interface of a kind of backing. [`Backing`](super::Backing) has the call order, and its
-/// methods with the same names check their arguments.
+/// The interface of a kind of backing. The module [`backing`](super) has the call order. The
+/// methods of [`Backing`](super::Backing) with the same names check their arguments.
 pub trait Driver: Send {
     /// Returns the properties of the backing.
     fn info(&self) -> &BackingInfo;
@@ -29,9 +29,9 @@ pub trait Driver: Send {
     /// Returns the next I/O that has ended, with its result; `None` if there is none.
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)>;
     /// Returns true if a restarted server may have lost acknowledged writes that no successful
-    /// flush covers. Each loss of writes is reported once. Call it before
-    /// [`poll_done`](Self::poll_done), because later completions may have been sent before the
-    /// loss.
+    /// flush covers. Each loss of writes is reported once. Call this method before
+    /// [`poll_done`](Self::poll_done): the caller must know of the loss before it handles the
+    /// results of requests that were sent before the loss.
     fn take_loss(&mut self) -> bool {
         false
     }
@@ -52,8 +52,9 @@ pub trait Driver: Send {
     /// Returns the reply to a `submit_status`, with the id of the query; `None` if no reply has
     /// arrived.
     fn poll_status(&mut self) -> Option<(u64, Status)>;
-    /// Closes the backing. Waiting I/O fails with `ShuttingDown`, and I/O in the kernel is awaited.
-    /// Submit nothing afterwards. Flush first if acknowledged writes must be durable.
+    /// Closes the backing. Waiting I/O fails with `ShuttingDown`. I/O in the kernel ends before the
+    /// backing is closed. Submit nothing afterwards. Flush first if acknowledged writes must be
+    /// durable.
     fn close(&mut self, ring: &mut Ring);
     /// Returns true if the I/O ring has no operation of the backing, so that the backing can be
     /// dropped.
@@ -104,7 +105,8 @@ pub trait Driver: Send {
     /// the disk as a source of reads. The peer stays connected until
     /// [`leave_peer`](Self::leave_peer).
     fn set_peer(&mut self, _ring: &mut Ring, _now: Instant, _peer: Box<dyn Driver>) {}
-    /// For a handover: makes this host the owner. The peer is disconnected. Another may be set.
+    /// For a handover: makes this host the owner. The peer is disconnected, and
+    /// [`set_peer`](Self::set_peer) may connect another one.
     fn take_over(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// For a handover: disconnects the peer host.
     fn leave_peer(&mut self, _ring: &mut Ring, _now: Instant) {}
@@ -139,11 +141,11 @@ pub trait Driver: Send {
         Vec::new()
     }
     /// Sets the size of the parent's disk, bytes; `None` if that disk is not available. Before the
-    /// first link, no read is sent to it.
+    /// first call of this method, the driver sends no read to the parent's disk.
     fn link_parent(&mut self, _parent_bytes: Option<u64>) {}
-    /// Sets a gate. Changes of the attached backing begin only while the gate is open; other
-    /// changes wait and eventually fail. Backings that fence other writers themselves ignore the
-    /// gate.
+    /// Sets a gate. Changes of the attached backing begin only while the gate is open. While the
+    /// gate is closed, changes wait, and fail after a time limit. Backings that fence other writers
+    /// themselves ignore the gate.
     fn set_gate(&mut self, _ring: &mut Ring, _gate: Arc<dyn Gate>) {}
     /// Suspends changes, because another host may be about to write the disk. Cancels changes that
     /// the server has not answered, and sends them again after [`resume`](Self::resume). Submit no
@@ -153,8 +155,8 @@ pub trait Driver: Send {
     /// Ends [`suspend`](Self::suspend) if no other host has written the disk: sends the kept
     /// changes again.
     fn resume(&mut self) {}
-    /// Returns true if changes that the server may have lost are being sent again, and it has not
-    /// answered all of them.
+    /// Returns true if changes that the server may have lost are being sent again, and the server
+    /// has not answered all of them.
     fn is_repeating(&self) -> bool {
         false
     }
@@ -164,12 +166,13 @@ pub trait Driver: Send {
     /// Changes how long requests wait for a disconnected backing, including requests that already
     /// wait. Backings that do not reconnect by themselves ignore this setting.
     fn set_wait_max(&mut self, _now: Instant, _wait_max: WaitMax) {}
-    /// Returns how long requests wait for a disconnected backing; `None` if the driver does not know.
+    /// Returns how long requests wait for a disconnected backing; `None` if the driver does not
+    /// know.
     fn wait_max(&self) -> Option<Duration> {
         None
     }
     /// Returns true if another host has taken the disk over, and this backing will serve no I/O any
-    /// more. This host's cached data of the disk is then invalid.
+    /// more. If the result is true, this host's cached data of the disk is invalid.
     fn is_lost(&self) -> bool {
         false
     }
@@ -190,8 +193,8 @@ pub trait Reader: Send {
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError>;
 }
 
-/// Implements methods of [`Driver`] by calls of the driver in a field.
-/// The types of their parameters and results must be in scope.
+/// Implements methods of [`Driver`] that call the same method of the driver in a field. The types
+/// of their parameters and results must be in scope.
 macro_rules! delegate {
     ($own:ident: $($method:ident)+) => {
         $($crate::backing::driver::delegate! { @$method $own })+

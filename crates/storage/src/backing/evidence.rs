@@ -2,8 +2,9 @@
 //! the backing (docs/decisions/0033).
 //!
 //! A file has evidence only on filesystems where each write, also through a mapping, immediately
-//! updates timestamps from this host's clock. Excluded are therefore network filesystems and FUSE
-//! (other clocks, cached attributes), and tmpfs and ZFS (mappings).
+//! updates timestamps from this host's clock. Network filesystems and FUSE do not qualify, because
+//! they use other clocks or cached attributes. tmpfs and ZFS do not qualify, because of writes
+//! through mappings.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
@@ -171,7 +172,8 @@ fn of_status(status: &Stat) -> Option<ChangeToken> {
 }
 
 /// Returns the id of the host's present boot; `None` if the kernel does not provide it. Evidence is
-/// valid until the next boot, because a power failure can lose timestamps of data that it kept.
+/// valid until the next boot, because after a power failure a file can have new data and an old
+/// timestamp.
 fn boot_id() -> Option<&'static str> {
     static ID: OnceLock<Option<String>> = OnceLock::new();
     let read = || {
@@ -194,7 +196,8 @@ mod tests {
         of_status(&rustix::fs::fstat(File::open(path).unwrap()).unwrap()).unwrap()
     }
 
-    /// Each way to change a file, also those that hide it, changes the evidence.
+    /// Every change of a file changes the evidence, even if the program that changes the file sets
+    /// its timestamps back.
     #[test]
     fn no_change_leaves_the_evidence_as_it_was() {
         type Change = fn(&Path);

@@ -5,11 +5,12 @@
 //! I/O use a buffered descriptor. Direct and buffered I/O see the same data for two reasons. First,
 //! the kernel writes dirty pages of the range to the file before direct I/O, and drops the range's
 //! pages from the page cache before a direct write. Second, no two I/Os in flight touch the same
-//! page of the page cache: the engine ensures that between requests, and the split at sectors
-//! within a request. If two I/Os used one page, the kernel could not drop the page, and the next
-//! fdatasync would report EIO. Read-ahead is off on the buffered descriptor, so that pages are not
-//! read in larger folios. On filesystems with blocks above 4 KiB, direct and buffered I/O of one
-//! file may see different data, so hob uses only buffered I/O there.
+//! page of the page cache. The engine ensures this for different requests. Within a request, the
+//! parts meet at sector boundaries, so they have no page in common. If two I/Os in flight used one
+//! page, the kernel could fail to drop the page, and the next fdatasync would report EIO.
+//! Read-ahead is off on the buffered descriptor, so that pages are not read in larger folios. On
+//! filesystems with blocks above 4 KiB, direct and buffered I/O of one file may see different data,
+//! so hob uses only buffered I/O there.
 //!
 //! # Durability
 //! A durable write uses RWF_DSYNC. A flush uses fdatasync, which covers writes of both descriptors.
@@ -117,7 +118,7 @@ struct FileBacking {
     several: Vec<Several>,
     free: Vec<u32>,
     in_flight: usize,
-    /// Lease gate, if other hosts may also write the disk.
+    /// Lease gate; `None` unless other hosts may also write the disk.
     gate: Option<Arc<RevocableGate>>,
     /// Slots of I/Os that the lease gate or a stale file handle stopped. `retry_at` is the time of
     /// their retry.
@@ -287,7 +288,8 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         description: format!("{kind} {spec} ({how})"),
         changed: (!is_block_device).then(|| ChangeMark::of(&metadata)),
         evidence,
-        // Data reaches a volatile file later than it was written.
+        // hob writes the data of a volatile file to the real file later, so the file's times are no
+        // evidence.
         times: times.filter(|_| volatile.is_none()),
         file: file_number(&metadata),
         ..BackingInfo::identified(identity_text)
@@ -416,8 +418,8 @@ impl FileBacking {
         }
     }
 
-    /// Returns the number of kernel workers that I/Os may occupy now. An unaligned transfer has up to
-    /// three operations.
+    /// Returns the number of kernel workers that I/Os may occupy now. An unaligned transfer has up
+    /// to three operations.
     fn occupied_workers(&self, ring: &Ring) -> usize {
         let Attached { direct, buffered, .. } = self.attached();
         let operations: usize = match self.class {
@@ -427,8 +429,8 @@ impl FileBacking {
         self.working.len().max(operations)
     }
 
-    /// Starts I/Os that wait for a kernel worker, as far as the file may occupy more workers. Call
-    /// this when I/Os have ended.
+    /// Starts I/Os that wait for a kernel worker, until the file occupies as many workers as it
+    /// may. Call this when I/Os have ended.
     fn resume(&mut self, ring: &mut Ring, now: Instant) {
         let Some(number) = self.number else { return };
         loop {
@@ -602,7 +604,7 @@ impl Driver for FileBacking {
 
     fn submit_status(&mut self, ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
         let end = (offset + len).min(self.info.size_bytes);
-        // The cache of a volatile file may have data for holes of the file.
+        // A volatile file may have unflushed data in memory where the real file has holes.
         if self.is_block_device || self.class == FdClass::Volatile || self.life != Life::Open {
             let all = StatusExtent { len: end - offset, hole: false, zero: false };
             return self.statuses.push_back((id, Ok(vec![all])));

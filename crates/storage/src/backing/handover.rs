@@ -1,5 +1,6 @@
-//! The backing of a disk that migrates from another host. The backing reads from that host (the
-//! peer), then from the disk's own backing, and for a while from both.
+//! The backing of a disk that migrates from another host. At first this backing reads from that
+//! host (the peer), for a while from the peer and the disk's own backing, and at last only from the
+//! own backing.
 //!
 //! | phase | reads | changes | flushes |
 //! |---|---|---|---|
@@ -10,13 +11,13 @@
 //! After the takeover, sectors that the former owner has and that were not written since are read
 //! from the former owner. All other sectors are read from the own backing.
 //!
-//! At the hand-over the peer is disconnected, because its later replies are not those of the owner.
-//! The former owner is connected again as another peer. The former owner wrote all changes through
-//! and flushed them before the hand-over. So for sectors that were not written since the hand-over,
-//! the former owner's flash is as current as the backing. A write on this host is recorded before
-//! it is issued. The written sectors are not read from a peer again, even if the peer lists them
-//! later ([`RemainingRanges`]). The engine never has a read and a write of one sector in flight at
-//! once.
+//! At the hand-over hob disconnects the peer, because the peer does not own the disk any more and
+//! could send old data. hob then connects to the same host again, as the former owner. The former
+//! owner wrote all changes through and flushed them before the hand-over. So for sectors that were
+//! not written since the hand-over, the former owner's flash is as current as the backing. A write
+//! on this host is recorded before it is issued. The written sectors are not read from a peer
+//! again, even if the peer lists them later ([`RemainingRanges`]). The engine never has a read and
+//! a write of one sector in flight at once.
 //!
 //! After the hand-over a peer is disconnected at its first failure. The own backing is opened
 //! without its [lock](super::Lock).
@@ -40,7 +41,7 @@ use crate::token::{Token, TokenSpace};
 const PEER_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// Time after which a read that the owner could not serve fails, if this host's disk is still in
-/// standby, nanoseconds. Until then the read is retried.
+/// standby, nanoseconds. Until that time, hob retries the read.
 const STANDBY_NS_MAX: u64 = 30_000_000_000;
 
 /// Pause before a read that failed in standby is retried, nanoseconds.
@@ -63,7 +64,7 @@ struct Read {
 pub(super) struct Handover {
     own: Box<dyn Driver>,
     peer: Option<Box<dyn Driver>>,
-    /// Disconnected peers until they are closed, by the kinds of their tokens.
+    /// Disconnected peers that are not closed yet, each with the kind of its tokens.
     left: Vec<(u16, Box<dyn Driver>)>,
     /// Token kind of the peer's operations.
     kind: u16,
@@ -72,7 +73,7 @@ pub(super) struct Handover {
     /// Sectors that the former owner may have in flash, and that were not written since the
     /// hand-over.
     left_behind: RemainingRanges,
-    /// Reads that were sent to the peer.
+    /// Reads that were sent to the peer and have not ended.
     asked: HashMap<IoId, Read>,
     /// Reads that wait for a peer to connect.
     held: VecDeque<Read>,
@@ -159,7 +160,7 @@ impl Handover {
         }
     }
 
-    /// Submits reads that wait for a peer: to the peer or to the own backing. Fails those that
+    /// Submits reads that wait for a peer: to the peer or to the own backing. Fails reads that
     /// waited too long.
     fn retry(&mut self, ring: &mut Ring, now: Instant) {
         self.retry_at = None;

@@ -66,7 +66,7 @@ impl Helper {
     /// Creates a helper without jobs.
     ///
     /// # Errors
-    /// The system's error if it has no descriptor for the eventfd.
+    /// Returns the system's error if the system has no descriptor for the eventfd.
     pub(super) fn new() -> io::Result<Helper> {
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         Ok(Helper { shared: Arc::new(Shared { event, state: Mutex::default() }) })
@@ -122,8 +122,8 @@ impl Shared {
         }
     }
 
-    /// Ends all jobs if the thread cannot be started. Queries fail. The files are closed on the
-    /// calling thread, which may block.
+    /// Ends all jobs if the thread cannot be started. Allocation queries fail. The files are closed
+    /// on the calling thread, which may block.
     fn give_up(&self) {
         let mut state = self.state();
         state.is_running = false;

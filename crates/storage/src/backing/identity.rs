@@ -4,8 +4,8 @@
 //! docs/FORMAT.md defines the hash function; journals store the hash. Equal texts mean the same
 //! backing, as far as the system can tell. The hash guards against mistakes, not against forgery.
 //!
-//! Values that change at every boot, such as a filesystem's device number, are included only if
-//! there is nothing better.
+//! Values that change at every boot, such as a filesystem's device number, are included only if the
+//! system provides no permanent value.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -67,7 +67,8 @@ pub(super) fn hash(sentence: &str) -> [u8; 32] {
     hash
 }
 
-/// The finalizer of SplitMix64: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators" (2014).
+/// The finalizer of SplitMix64: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number
+/// Generators" (2014).
 fn mix(word: u64) -> u64 {
     let word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -1,5 +1,5 @@
-//! Names the content of a read-only image, so that its clones and the disk that serves it find each
-//! other (docs/decisions/0071).
+//! Gives the content of a read-only image a name. By this name, the clones of the image and the
+//! disk that serves the image find each other (docs/decisions/0071).
 //!
 //! The name consists of the identity, the size and the times of the last changes of each file of
 //! the image. A changed or replaced file gives another name. The rules are those of the evidence
@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime};
 use super::{Format, ImageFile, Role, identity};
 use crate::time_limit::within;
 
-/// Longest wait for a file's filesystem to answer. Many clones of one file may be opened at the same
-/// time, and they ask one after the other.
+/// Longest wait for a file's filesystem to answer. If many clones of one file are opened at the
+/// same time, their queries of the filesystem run one after the other.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Minimum age of the last change. The kernel's clock for timestamps advances in ticks of 1 to 10
@@ -41,18 +41,18 @@ const PERMANENT_INODES: [u64; 9] = [
 /// Why a file has no permanent name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Nameless {
-    /// Its filesystem did not record when the file was created. A permanent name of this file would
-    /// begin with `start`.
+    /// The file's filesystem did not record when the file was created. With a creation time, the
+    /// file's permanent name would begin with `start`.
     NoCreationTime {
-        /// The part of the name that tells the file's inode.
+        /// Beginning of the permanent name: the file's inode number.
         start: String,
     },
-    /// Another reason, as a text about the file.
+    /// Another reason, as a text whose subject is the file, such as "is not a regular file".
     Other(String),
 }
 
-/// Returns a text that tells a file from another file that takes its path later. The text does not
-/// depend on the file's content, and stays the same when the host restarts.
+/// Returns a text that distinguishes a file from another file that later has the same path. The
+/// text does not depend on the file's content, and stays the same when the host restarts.
 ///
 /// # Errors
 /// Returns why the file has no such text.

@@ -11,7 +11,7 @@ use super::qemu_nbd;
 use super::rbd;
 
 /// Takes and releases the lock of an open backing. Dropping this value does not release the lock.
-/// Closing the backing does, even if this value still exists.
+/// Closing the backing releases the lock, even if this value still exists.
 #[derive(Clone, Debug)]
 pub struct Lock(Locked);
 

@@ -19,9 +19,9 @@
 //! # Failed flushes
 //! After a failed flush, any of the writes since the last successful flush may be lost. The failure
 //! may be reported only once: a later successful flush says nothing about those writes.
-//! [`Driver::take_loss`] reports other losses, for example after a restart of the server. The engine
-//! orders the results of flushes that overlap. A driver that flushes without an I/O orders them too.
-//! docs/decisions/0032 has the rules.
+//! [`Driver::take_loss`] reports other losses, for example after a restart of the server. The
+//! engine orders the results of its flushes that overlap in time. A driver that also sends flushes
+//! of its own must order the results itself. docs/decisions/0032 has the rules.
 
 mod abandon;
 pub mod below;
@@ -132,9 +132,9 @@ pub const WAIT_FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 pub enum WaitMax {
     /// Set the limit to this time.
     Set(Duration),
-    /// Keep the present limit, but at most this time.
+    /// Reduce the limit to this time if the present limit is longer.
     AtMost(Duration),
-    /// Keep the present limit, but fail the requests that wait now.
+    /// Keep the present limit for later requests, but fail the requests that wait now.
     Expired,
 }
 
@@ -155,8 +155,8 @@ pub struct BackingOptions {
     /// Image format of the file or block device at a path; [`Format::assumed`] if absent. Other
     /// backings have no format.
     pub format: Option<Format>,
-    /// The recorded files that belong to an image. hob opens no others. A data file follows the
-    /// layer that it belongs to.
+    /// The recorded files that belong to an image, besides the image file. hob opens no other file
+    /// of the image. A data file follows its layer in this list.
     pub files: Vec<ImageFile>,
     /// Whether I/O bypasses the host's page cache, if the filesystem allows it.
     pub direct: bool,
@@ -206,7 +206,7 @@ pub enum OpenError {
     /// The address of the backing is invalid, and nothing was opened.
     #[error("{spec}: {reason}")]
     Spec {
-        /// The given specification.
+        /// The address as it was given.
         spec: String,
         /// The error in the address, and the form to use instead.
         reason: String,

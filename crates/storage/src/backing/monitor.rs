@@ -35,7 +35,7 @@ pub enum Condition {
     },
     /// The backing is connected, and answered a request with an error within [`FAILING_FOR`].
     Failing {
-        /// Time since the first of these errors.
+        /// Time since the first error of the present series of errors.
         since: Duration,
         /// Number of failed requests within the last minute.
         last_minute: u64,
@@ -86,11 +86,13 @@ struct Outage {
     is_final: bool,
 }
 
-/// Requests that the backing answered with an error, without a pause of [`FAILING_FOR`].
+/// A series of requests that the backing answered with an error. The series ends when no request
+/// has failed for [`FAILING_FOR`].
 #[derive(Debug)]
 struct Failures {
     since: Clock,
-    /// Numbers of failed requests in the last minute, each with the second after `since`.
+    /// Failed requests of the last minute: a second, counted from `since`, and the number of
+    /// requests that failed in this second.
     counts: VecDeque<(u64, u64)>,
     last: Clock,
     operation: IoOp,

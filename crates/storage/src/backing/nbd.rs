@@ -6,38 +6,41 @@
 //! connects again. The pauses between its attempts double from `reconnect_min` to `reconnect_max`.
 //! Unanswered requests are sent again. Repeating them is safe, because the engine has no two of
 //! them in flight for one sector. A job older than `wait_max` fails. Once an outage has lasted for
-//! `wait_max`, new jobs fail after a second. If the job was already sent, its connection is closed
-//! first, because later replies of such a server are not trusted.
+//! `wait_max`, new jobs fail after a second. If hob has already sent requests of a job that must
+//! fail, hob closes the connection first, because it does not trust late replies.
 //!
 //! # A server that shuts down
-//! The server replies NBD_ESHUTDOWN. hob keeps that request and sends nothing more on this
-//! connection. hob waits for the replies to changes, and up to [`DISCONNECT_MAX_NS`] for other
-//! replies. Then hob sends NBD_CMD_DISC and treats the connection as lost, so that the server can
-//! exit. A change that is sent again while the old server still works on it could be carried out
-//! after newer ones.
+//! A server that shuts down replies NBD_ESHUTDOWN to a request. hob keeps the request and sends
+//! nothing more on this connection. hob waits for the replies to changes, and up to
+//! [`DISCONNECT_MAX_NS`] for other replies. Then hob sends NBD_CMD_DISC and treats the connection
+//! as lost, so that the server can exit. hob waits for the replies to changes for this reason: if
+//! hob sent a change again while the old server still works on it, the old server could overwrite
+//! newer data.
 //!
 //! # Flushes
 //! A server that restarts may lose acknowledged writes that were not flushed. hob keeps these
 //! changes in memory ([`unflushed`]) and repeats them on the next connection, before other
 //! requests. Changes that hob does not keep may be lost. hob does not keep changes beyond the
 //! memory limit, nor those of an earlier daemon, which may be lost until the first flush succeeds.
-//! If a connection breaks while there are such changes, or the server refuses a repeated change,
-//! the waiting flushes fail, and [`Driver::take_loss`](super::Driver::take_loss) reports a loss.
-//! hob flushes the server without a guest's request when it is attached, and when the kept changes
-//! take much memory. With [`BackingOptions::keeps_writes`], other code ensures that the server is
-//! the same as before, so a lost connection loses nothing.
+//! If a connection breaks while there are unflushed changes that hob does not keep, or if the
+//! server refuses a repeated change, the waiting flushes fail, and
+//! [`Driver::take_loss`](super::Driver::take_loss) reports a loss. hob flushes the server without a
+//! guest's request when the backing is attached, and when the kept changes take much memory. With
+//! [`BackingOptions::keeps_writes`], other code ensures that the server is the same as before, so a
+//! lost connection loses nothing.
 //!
 //! # TLS
-//! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix socket
-//! to this thread. Identity and cached data do not depend on TLS.
+//! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix
+//! socket to this thread. Identity and cached data do not depend on TLS.
 //!
 //! # Servers with fewer features
 //! Without FUA, a flush follows the write, also if the write is sent again to another server.
-//! Without TRIM, discards are acknowledged. Without WRITE_ZEROES, zeroes are sent as data. Without
-//! BLOCK_STATUS, everything counts as data. A minimum block size above a sector is refused. A
-//! smaller minimum becomes the disk's minimum block size ([`BackingInfo::block_bytes_min`]), and
-//! unaligned requests are refused. An export that is smaller after a reconnection is another disk,
-//! and all I/O fails from then on. A larger export has grown, and the disk grows only by a command.
+//! Without TRIM, discards succeed without effect. Without WRITE_ZEROES, zeroes are sent as data.
+//! Without BLOCK_STATUS, hob reports the whole disk as data. A minimum block size above a sector is
+//! refused. A smaller minimum becomes the disk's minimum block size
+//! ([`BackingInfo::block_bytes_min`]), and unaligned requests are refused. An export that is
+//! smaller after a reconnection is another disk, and all I/O fails from then on. A larger export
+//! has grown, and the disk grows only by a command.
 
 pub(crate) mod connect;
 pub(crate) mod depth;
@@ -104,7 +107,7 @@ const COMMAND_BYTES_MAX: u64 = 1 << 30;
 /// Largest payload of a request, regardless of the server's limit, bytes.
 const PAYLOAD_BYTES_MAX: u64 = 32 << 20;
 
-/// Longest time that the peer's host may leave sent data unconfirmed. After that time the
+/// Longest time for which the server's host may leave sent data unconfirmed. After that time the
 /// connection is closed, and its requests are sent again on a new one.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
@@ -203,12 +206,12 @@ pub(crate) fn open_uri(
 /// disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
-    /// The disk may be written.
+    /// This host may write the disk.
     No,
-    /// Another host may own the disk: a connection with unanswered changes is closed, and hob does
-    /// not connect again.
+    /// Another host may own the disk. hob closes a connection with unanswered changes, and does not
+    /// connect again until the driver is resumed.
     Back,
-    /// The disk must never be written again by this connection's backing.
+    /// Another host owns the disk, so this backing must never write the disk again.
     Lost,
 }
 
@@ -237,7 +240,7 @@ struct Connection {
     rx: Option<RxBuf>,
     /// Requests to send; `None` while the I/O ring sends them.
     gather: Option<Gather>,
-    /// Remaining buffer for the payload that is received next.
+    /// The part of a buffer into which the rest of the present payload is received.
     place: BufferSlice,
     /// Progress of the server's shutdown, after its reply NBD_ESHUTDOWN. No further request is
     /// sent.
@@ -277,11 +280,11 @@ pub(crate) struct NbdBacking {
     flushed: u64,
     /// The changes that no flush covers, to repeat them on a new connection.
     unflushed: Unflushed,
-    /// The changes that are being repeated on a new connection. Until that has ended, other
-    /// requests wait.
+    /// The changes that are being repeated on a new connection. Other requests wait until the
+    /// server has answered all of them.
     repeat: Option<Repeat>,
     /// The flushes and durable writes (FUA) of the connection, by request slot. The engine orders
-    /// those that it sends, but does not know the flushes that hob sends without an I/O.
+    /// its own flushes, but does not know the flushes that this driver sends without an I/O.
     flush_order: FlushOrder<u32, ()>,
     /// Whether a flush for [`Asker::Repeat`] is unanswered.
     is_flushing: bool,
@@ -293,7 +296,7 @@ pub(crate) struct NbdBacking {
     heard_at: Instant,
     /// Whether acknowledged changes may be lost and this was not reported yet.
     lost: bool,
-    /// Whether the disk may be written.
+    /// Whether this host may write the disk.
     hold: Hold,
     /// Gate that must be open when changes are sent; `None` outside a cluster.
     gate: Option<Arc<ReplaceableGate>>,
@@ -332,7 +335,7 @@ impl NbdBacking {
         !self.info.read_only && self.can(TransmissionFlags::READ_ONLY)
     }
 
-    /// Returns the time since which the oldest unanswered I/O waits.
+    /// Returns the time at which the oldest unanswered I/O began to wait.
     pub(crate) fn waiting_since(&self) -> Option<Instant> {
         let wait_ns = self.options.wait_max.as_nanos() as u64;
         self.jobs.deadline().map(|deadline| Instant(deadline.0.saturating_sub(wait_ns)))

@@ -1,11 +1,11 @@
-//! Writes synchronously to a backing that no shard serves. The offline writer writes dirty
-//! data to the backing before the disk is served: that of another host (docs/decisions/0023), or that of
-//! a cache without space for a journal (docs/decisions/0051).
+//! Writes synchronously to a backing that no shard serves. The offline writer writes dirty data to
+//! the backing before the disk is served: the dirty data of a failed host (docs/decisions/0023), or
+//! of a cache without space for a journal (docs/decisions/0051).
 //!
 //! The writer has its own I/O ring, so it supports all kinds of backings that a shard supports.
-//! Several writes are in flight. Between two flushes, writes must not overlap. A write that fails is
-//! repeated a few times. After that nothing more is written. While the writer waits, it calls a
-//! function that tells whether the disk may still be written. Units: bytes.
+//! Several writes are in flight. Between two flushes, writes must not overlap. A write that fails
+//! is repeated a few times. If it still fails, the writer writes nothing more. While the writer
+//! waits, it calls a function that tells whether this host may still write the disk. Units: bytes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
@@ -52,8 +52,8 @@ struct InFlight {
 
 impl<'a> OfflineWriter<'a> {
     /// Creates the writer of a backing that was just opened. Changes are sent while `gate` is open,
-    /// and writes continue while `may_go_on` returns true. After that, unanswered requests fail.
-    /// Use the writer on the calling thread only.
+    /// and writes continue while `may_go_on` returns true. When `may_go_on` returns false,
+    /// unanswered requests fail. Use the writer on the calling thread only.
     ///
     /// # Errors
     /// Returns [`RingError::Resources`] if memory, file descriptors or threads are lacking.
@@ -111,7 +111,7 @@ impl<'a> OfflineWriter<'a> {
     }
 
     /// Waits for all I/O in flight, without a time limit, and closes the backing. Call it at the
-    /// end, also after an error. Otherwise a late write could follow a write of the next writer.
+    /// end, also after an error. Otherwise a late write could overwrite data of the next writer.
     pub fn close(mut self) {
         self.is_closing = true;
         self.backing.close(&mut self.ring);

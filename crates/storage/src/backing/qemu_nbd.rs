@@ -6,14 +6,14 @@
 //! from opening other files ([`sandbox`]).
 //!
 //! The child locks the image as QEMU does, so that a running guest and hob cannot both write it.
-//! The image stays locked as long as this child runs. hob itself locks all files of a read-only image
-//! too ([`read_locks`]). For a disk that arrives from another host, a
-//! first child reports the image's size and does not lock the image. When hob must lock the image,
-//! a second child, which locks it, replaces the first on the same socket. The second child sees the
-//! image as the other host has left it, and the NBD connection is opened again.
+//! The image stays locked as long as this child runs. hob itself locks all files of a read-only
+//! image too ([`read_locks`]). For a disk that arrives from another host, a first child reports the
+//! image's size and does not lock the image. When hob must lock the image, a second child locks the
+//! image and replaces the first child on the same socket. The second child sees the image as the
+//! other host has left it, and the NBD connection is opened again.
 //!
-//! An image with a backing file can be a clone that reads blocks of its backing file from another disk
-//! ([`clone`]).
+//! An image with a backing file can be a clone that reads blocks of its backing file from another
+//! disk ([`clone`]).
 
 mod child;
 mod child_dirs;
@@ -140,8 +140,8 @@ pub(super) fn open(
     Err(OpenError::Unfit { what: format!("{format} image {spec}"), reason: complaint })
 }
 
-/// Returns the paths and numbers of the regular files below an image. A file that cannot be examined
-/// is left out.
+/// Returns the paths and numbers of the regular files below an image. A file that cannot be
+/// examined is left out.
 fn numbers_below(image: &Image) -> Vec<(PathBuf, FileNumber)> {
     let number = |path: &Path| file_number(&std::fs::metadata(path).ok()?);
     let files = image.files.iter().map(|file| &file.path);
@@ -152,8 +152,8 @@ fn uri_of(server: &Server) -> NbdUri {
     NbdUri::new(Address::Unix { path: server.socket() }, "")
 }
 
-/// Returns a function that starts another child if the child has ended. Call it before connecting
-/// again.
+/// Returns a function that starts another child if the child has ended. Call the returned function
+/// before each attempt to connect again.
 fn revival(server: &Arc<Server>) -> BeforeConnecting {
     let server = Arc::downgrade(server);
     Arc::new(move || server.upgrade().map_or(Ok(()), |server| server.revive()))
@@ -227,8 +227,8 @@ struct QemuNbd {
     options: BackingOptions,
     /// Name of the content of an image that is locked against writers.
     constant: Option<String>,
-    /// Name of the content of the image's parent before the image was opened, if the parent is to be
-    /// shared.
+    /// Name of the content of the image's parent before the image was opened, if the parent is to
+    /// be shared.
     parent_state: Option<String>,
 }
 
@@ -273,8 +273,8 @@ impl Driver for QemuNbd {
         self.constant.as_deref()
     }
 
-    /// All of the image can equal its parent's data: `clone` marks the blocks that differ, and
-    /// locks exclude writes of other programs.
+    /// Returns the whole size of the image. Any part of the image can equal its parent's data:
+    /// `clone` marks the blocks that differ, and locks exclude writes of other programs.
     fn common_bytes(&self) -> u64 {
         self.inner.info().size_bytes
     }

@@ -8,8 +8,8 @@ use std::path::Path;
 use super::identity::device_number;
 use crate::filesystem::type_of;
 
-/// Smallest reported I/O size that is used as a stripe size, bytes. Smaller sizes are those of
-/// blocks, and merging only up to them would make I/Os too small.
+/// Smallest reported I/O size that is used as a stripe size, bytes. A smaller reported size is the
+/// size of a block. I/Os that are merged only up to such a size would be too small.
 const REPORTED_BYTES_MIN: u64 = 64 << 10;
 
 /// Maximum size of a stripe, bytes.
@@ -18,8 +18,8 @@ pub const STRIPE_BYTES_MAX: u64 = 16 << 20;
 /// A stripe size is a multiple of this number of bytes.
 pub const STRIPE_BYTES_STEP: u64 = 4096;
 
-/// `f_type` of filesystems that recommend the size of a request to their server: NFS, CIFS, SMB2 and
-/// 9P.
+/// `f_type` of filesystems that recommend the size of a request to their server: NFS, CIFS, SMB2
+/// and 9P.
 const REQUEST_FILESYSTEMS: [u32; 4] = [0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x0102_1997];
 
 /// Returns an I/O size that a server or the kernel recommends, if it can be the size of a stripe.
@@ -29,12 +29,13 @@ pub(super) fn reported(bytes: u64) -> Option<u32> {
 }
 
 /// Returns the stripe size of a block device from the kernel's description in `sys`. Software and
-/// hardware RAIDs report it as their optimal I/O size. The stripes of a partition must begin at its
-/// first byte.
+/// hardware RAIDs report the stripe size as their optimal I/O size. Returns `None` for a partition
+/// whose first byte is not the start of a stripe.
 pub(super) fn of_device(sys: &Path, number: u64) -> Option<u32> {
     let directory = sys.join(device_number(number));
     let value = |file: &str| std::fs::read_to_string(directory.join(file)).ok()?.trim().parse::<u64>().ok();
-    // In sysfs, the directory of a partition is inside the directory of its disk, which has the queue.
+    // In sysfs, the directory of a partition is inside the directory of its disk, which has the
+    // queue.
     let (start, queue) = match value("partition") {
         Some(_) => (value("start")?.checked_mul(512)?, "../queue/optimal_io_size"),
         None => (0, "queue/optimal_io_size"),
@@ -48,8 +49,8 @@ pub(super) fn of_file(sys: &Path, file: &File, metadata: &Metadata) -> Option<u3
     of_device(sys, metadata.dev()).or_else(|| recommended(type_of(file), metadata.blksize()))
 }
 
-/// Returns the I/O size that a filesystem recommends, if it can be the size of a stripe. The size of
-/// a request to a server (`wsize` of NFS) says nothing about the server's storage.
+/// Returns the I/O size that a filesystem recommends, if it can be the size of a stripe. The size
+/// of a request to a server (`wsize` of NFS) says nothing about the server's storage.
 fn recommended(filesystem: Option<u32>, bytes: u64) -> Option<u32> {
     let is_of_requests = filesystem.is_some_and(|filesystem| REQUEST_FILESYSTEMS.contains(&filesystem));
     if is_of_requests { None } else { reported(bytes) }

@@ -2,13 +2,13 @@
 //!
 //! # Rules
 //! The guest and its vhost-user client may write to this memory at any time, and may truncate the
-//! file behind it. So Rust code never has a reference to the bytes. The kernel fills the memory
-//! when it reads a file. A checksum is computed by volatile reads, which read each byte exactly
-//! once, so a concurrent write of the guest only makes the checksum wrong.
+//! file behind the memory. So Rust code never has a reference to the bytes. The kernel fills the
+//! memory when it reads a file. A checksum is computed by volatile reads, which read each byte
+//! exactly once, so a concurrent write of the guest only makes the checksum wrong.
 //! * The memory stays mapped while the buffer exists, because the buffer holds the memory's owner.
 //!   Operations in the I/O ring hold the buffer.
-//! * The memory consists of whole pages. So O_DIRECT accepts the memory like the arena, and no
-//!   sector is split.
+//! * The memory consists of whole pages. So O_DIRECT accepts the memory like the arena's memory,
+//!   and no sector is split.
 #![allow(unsafe_code)]
 
 use std::any::Any;

@@ -37,7 +37,7 @@ const HEAD_BYTES: usize = 256 << 10;
 pub struct DeviceSpec {
     /// Path of a file, a block device, or a socket that connects to another host's device.
     pub path: PathBuf,
-    /// Size of a file that does not exist or is empty, bytes. All its space is reserved.
+    /// Size that a new or empty file gets, bytes. hob reserves all space of the file.
     pub size_bytes: Option<u64>,
 }
 
@@ -246,8 +246,9 @@ impl OpenDevice {
         self.created.then(|| self.path.clone())
     }
 
-    /// Refuses a device that has a superblock of hob, a file with any data, and a block device whose
-    /// first [`HEAD_BYTES`] bytes are not all zero. Data further on a block device is not noticed.
+    /// Refuses a device that has a superblock of hob, a file with any data, and a block device
+    /// whose first [`HEAD_BYTES`] bytes are not all zero. Data after these bytes of a block device
+    /// is not detected.
     fn refuse_foreign(&self) -> Result<(), PoolError> {
         let mut head = vec![0; HEAD_BYTES.min(self.size_bytes as usize)];
         self.control.read_exact_at(&mut head, 0).map_err(|e| self.system("read it", e))?;

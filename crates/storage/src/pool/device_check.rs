@@ -12,9 +12,9 @@ use crate::time_limit::within;
 /// Number of bytes that the check reads, and their alignment: enough for every device's direct I/O.
 const READ_BYTES: usize = 4096;
 
-/// Reads the start of a device, past the page cache where that is possible, and flushes the device.
-/// Returns an error if the device has not answered within `limit`. An error of the device counts as
-/// an answer, because opening the device reports it.
+/// Reads the start of a device, without the page cache if possible, and flushes the device. Returns
+/// an error if the device has not answered within `limit`. An error of the device counts as an
+/// answer, because opening the device reports it.
 ///
 /// A killed process leaves data that the device has not made durable. Without the flush, a power
 /// failure could undo data after a recovery has read and used it.

@@ -13,7 +13,7 @@ pub enum PoolError {
         replaced or lost its data: `hob pool remove-device`, then `hob pool add-device`. To create \
         a pool: `hob pool create`", path = path.display())]
     NotAPool {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
     },
     /// The device contains other data.
@@ -22,7 +22,7 @@ pub enum PoolError {
         path = path.display()
     )]
     Foreign {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
         /// Kind of the data that was found.
         what: String,
@@ -33,7 +33,7 @@ pub enum PoolError {
         path = path.display()
     )]
     OtherPool {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
         /// Name and UUID of the pool that the device belongs to.
         found: String,
@@ -46,7 +46,7 @@ pub enum PoolError {
         path = path.display()
     )]
     InUse {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
     },
     /// The device has no space for one segment, or is smaller than its superblock says.
@@ -55,7 +55,7 @@ pub enum PoolError {
         path = path.display()
     )]
     TooSmall {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
         /// Size of the device, bytes.
         bytes: u64,
@@ -70,9 +70,9 @@ pub enum PoolError {
         path = path.display()
     )]
     NoSpace {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
-        /// Requested bytes.
+        /// Size of the device's file, bytes.
         bytes: u64,
     },
     /// The pool has too few free segments.
@@ -80,7 +80,7 @@ pub enum PoolError {
         "the pool has only {free} of {wanted} necessary free segments; add a device or make a cache smaller"
     )]
     Full {
-        /// Requested segments.
+        /// Requested number of segments.
         wanted: u64,
         /// Number of free segments on devices with allocation on.
         free: u64,
@@ -91,7 +91,7 @@ pub enum PoolError {
         {longest} contiguous; choose a smaller size, make a cache smaller, or add a device"
     )]
     InPieces {
-        /// Requested segments.
+        /// Requested number of segments.
         wanted: u64,
         /// Free segments on the device with the longest contiguous free range.
         free: u64,
@@ -106,7 +106,7 @@ pub enum PoolError {
         device = device.display()
     )]
     UnderLoop {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
         /// Path of the loop device.
         device: PathBuf,
@@ -127,7 +127,7 @@ pub enum PoolError {
     /// Segments of the device are still in use.
     #[error("device {device} still has {segments} segments in use; move the caches to other devices first")]
     DeviceBusy {
-        /// The device.
+        /// Id of the device.
         device: DeviceId,
         /// Number of segments in use.
         segments: u64,
@@ -145,7 +145,7 @@ pub enum PoolError {
         path = path.display()
     )]
     Damaged {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
         /// Description of the damage, for users.
         what: String,
@@ -153,7 +153,7 @@ pub enum PoolError {
     /// A newer version of hob wrote the device.
     #[error("a later version of hob wrote {path} ({what}); use that version", path = path.display())]
     Newer {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
         /// The feature or version that this hob does not know.
         what: String,
@@ -167,7 +167,7 @@ pub enum PoolError {
     /// A system call failed.
     #[error("{path}: cannot {action}: {source}", path = path.display())]
     System {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
         /// The attempted action.
         action: &'static str,

@@ -25,8 +25,8 @@ struct State {
     next: u64,
     /// Number of failed flushes of the device, by all shards.
     failures: u64,
-    /// The flushes, by serial number. While a success is held back, it has the waker of its shard's
-    /// ring.
+    /// The flushes, by serial number. A flush whose success is held back has the waker of its
+    /// shard's ring.
     order: FlushOrder<u64, Waker>,
 }
 

@@ -20,8 +20,8 @@ pub(super) const SUPERBLOCK_OFFSETS: [u64; 2] = [0, (1 << 20) - PAGE_BYTES as u6
 /// Offset of the segment table on a pool device, bytes.
 const TABLE_OFFSET: u64 = 1 << 20;
 
-/// Alignment of the distance between the two copies of the segment table, bytes. Larger than a torn
-/// write of a flash device.
+/// Alignment of the distance between the two copies of the segment table, bytes. The alignment is
+/// larger than a torn write of a flash device.
 const COPY_ALIGNMENT: u64 = 64 << 10;
 
 /// Alignment of the first segment's offset, bytes.

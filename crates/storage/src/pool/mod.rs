@@ -157,7 +157,7 @@ impl Pool {
     /// Creates a pool of `devices`. Files that do not exist are created.
     ///
     /// # Errors
-    /// Returns a [`PoolError`]. Files that the call created are then removed again.
+    /// Returns a [`PoolError`]. After an error, the files that the call created are removed.
     pub fn create(
         name: &str,
         devices: &[DeviceSpec],
@@ -236,7 +236,7 @@ impl Pool {
     ///
     /// # Errors
     /// Returns `OtherPool` if `late` belongs to another pool, or `Unworkable` for a copy of a
-    /// device that is present already. Then `late` is closed.
+    /// device that is present already. In both cases `late` is closed.
     pub fn join(&mut self, late: Pool) -> Result<(), PoolError> {
         for device in &late.devices {
             self.check_sibling(&device.superblock, &device.open.path)?;
@@ -266,7 +266,7 @@ impl Pool {
     /// Adds a device to the pool. The file is created if it does not exist.
     ///
     /// # Errors
-    /// Returns a [`PoolError`]. A file that the call created is then removed again.
+    /// Returns a [`PoolError`]. After an error, a file that the call created is removed.
     pub fn add_device(&mut self, spec: &DeviceSpec, overwrite: Overwrite) -> Result<DeviceId, PoolError> {
         let open = OpenDevice::create(spec, overwrite)?;
         let path = open.made();
@@ -386,7 +386,7 @@ impl Pool {
         self.require_on(&all, feature)
     }
 
-    /// Records a required feature on those of these devices that lack it.
+    /// Records a required feature on each of these devices that lacks the feature.
     fn require_on(&mut self, devices: &[usize], feature: Features) -> Result<(), PoolError> {
         for at in devices {
             let device = &mut self.devices[*at];

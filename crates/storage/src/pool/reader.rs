@@ -1,7 +1,7 @@
 //! Blocking reads of flash, for recovery and for exporting dirty data.
 //!
 //! The reader uses the descriptors of the caches' data, which are O_DIRECT if possible. So it reads
-//! the device's content and not the host's page cache. It writes nothing.
+//! the device's content and not the host's page cache. The reader writes nothing.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -150,7 +150,7 @@ impl SectorReader {
     /// Creates a reader of the devices that `pool` has now.
     ///
     /// # Errors
-    /// The system's error if descriptors are lacking.
+    /// Returns the system's error if descriptors are lacking.
     pub fn new(pool: &Pool) -> Result<SectorReader, PoolError> {
         let buffer = AlignedBuffer::new(SECTOR_BYTES as usize);
         Ok(SectorReader { devices: Devices::of(pool)?, buffer, sums: Vec::new() })

@@ -1,19 +1,19 @@
 //! Recovery: reads a persistent cache's journal from flash and rebuilds its index.
 //!
-//! `hob_engine::journal` interprets the pages. This module reads them. Another thread reads a ring
-//! twice, in runs of up to 1 MiB, while the calling thread interprets the pages. After that, the
-//! daemon reads and checksums the sectors of the journal tail that the journal alone cannot
-//! confirm, several at a time. The recovery writes nothing to flash. The engine that opens the
-//! recovered cache writes a new journal ring, and a crash before the new ring is complete changes
-//! nothing.
+//! This module reads the journal's pages, and `hob_engine::journal` interprets them. Another thread
+//! reads a ring twice, in runs of up to 1 MiB, while the calling thread interprets the pages. After
+//! that, the daemon reads and checksums the sectors of the journal tail that the journal alone
+//! cannot confirm, several at a time. The recovery writes nothing to flash. The engine that opens
+//! the recovered cache writes a new journal ring, and a crash before the new ring is complete
+//! changes nothing.
 //!
 //! # Failures
-//! If a run cannot be read, its pages are read one by one. An unreadable page counts as missing. A
-//! page that differs in the second reading is left out, and everything is read again. The recovery
-//! tolerates 16 such pages, and fails at the next one. If segments are missing because their device
-//! is missing, the journal shows what is lost. But if a journal's only copy is on a missing device,
-//! the cache seems to have no journal. So call `recover` only if all devices of the pool are
-//! present, or the operator decided to continue without the missing ones.
+//! If a run cannot be read, its pages are read one by one. An unreadable page counts as missing. If
+//! a page differs in the second reading, recovery leaves this page out and reads the ring again.
+//! The recovery tolerates 16 such pages, and fails at the next one. If segments are missing because
+//! their device is missing, the journal shows what is lost. But if a journal's only copy is on a
+//! missing device, the cache seems to have no journal. So call `recover` only if all devices of the
+//! pool are present, or the operator decided to continue without the missing ones.
 
 mod pages;
 mod tail;
@@ -119,7 +119,8 @@ enum Outcome {
     Unfinished,
     Damaged(String),
     Recovered(Box<Recovered>),
-    /// A page of a copy differs in the second reading: the copy's index and the page's number.
+    /// A page differs in the second reading. The values are the index of the journal's copy, and
+    /// the number of the page.
     Changed(usize, u64),
 }
 
@@ -146,7 +147,7 @@ impl Recovery {
     /// Prepares the recovery of an owner's segments in the pool.
     ///
     /// # Errors
-    /// The system's error if descriptors are lacking.
+    /// Returns the system's error if descriptors are lacking.
     pub fn of(pool: &Pool, owner: OwnerId) -> Result<Recovery, PoolError> {
         let remains =
             RecoveredPool { data: pool.data_of(owner), rings: pool.rings_of(owner), unread: Vec::new() };

@@ -26,7 +26,7 @@ use crate::backing::nbd::sample::{self, SampleError};
 use crate::backing::nbd::{NbdBacking, open_uri};
 use crate::backing::{BackingOptions, OpenError};
 
-/// Name of the NBD export that a lending host's device has.
+/// Name under which a lending host exports its device by NBD.
 pub const REMOTE_EXPORT: &str = "lent";
 
 /// Time limit for connecting, and for a read, write or flush of superblock or table.
@@ -36,8 +36,8 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 /// [`PAUSE`].
 const SILENT_AFTER: Duration = Duration::from_secs(2);
 
-/// Duration of a device's suspension. Reading a journal sends thousands of requests, which would
-/// otherwise each time out.
+/// Duration of a device's suspension. Reading a journal sends thousands of requests. Without the
+/// suspension, each of them would time out.
 const PAUSE: Duration = Duration::from_secs(30);
 
 /// Time limit of a shard's I/O: a year, because I/O to a remote device waits until the device
@@ -85,12 +85,12 @@ impl RemoteFile {
     /// Connects to the remote device behind a socket.
     pub(crate) fn open(socket: &Path) -> Result<RemoteFile, PoolError> {
         let unworkable = |what: String| PoolError::Unworkable {
-            reason: format!("the device behind {} cannot be used: {what}", socket.display()),
+            reason: format!("cannot use the remote device at socket {}: {what}", socket.display()),
         };
         let link = connect(&uri(socket), WAIT_MAX, WAIT_MAX).map_err(unworkable)?;
         let flags = link.negotiated.flags;
         if flags.contains(TransmissionFlags::READ_ONLY) || !flags.contains(TransmissionFlags::SEND_FLUSH) {
-            return Err(unworkable("its export must be writable and support FLUSH".to_owned()));
+            return Err(unworkable("the export must be writable and support FLUSH".to_owned()));
         }
         let size_bytes = link.negotiated.size_bytes;
         Ok(RemoteFile {
@@ -119,7 +119,7 @@ impl RemoteFile {
             keeps_writes: true,
             ..BackingOptions::default()
         };
-        let what = format!("the device behind {}", self.socket.display());
+        let what = format!("the remote device at socket {}", self.socket.display());
         let driver = open_uri(&uri(&self.socket), Access::ReadWrite, &options, what, &|_| String::new())
             .map_err(|error: OpenError| PoolError::Unworkable { reason: error.to_string() })?;
         Ok(RemoteFlash { driver })
@@ -156,7 +156,7 @@ impl RemoteFile {
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
         if connection.paused_until.is_some_and(|until| began < until) {
-            return Err(io::Error::other("the remote device did not answer a moment ago"));
+            return Err(io::Error::other("the remote device did not answer a recent request"));
         }
         let asked = self.ask(&mut connection.link, ask);
         let is_silent = asked.is_err() && began.elapsed() >= SILENT_AFTER;

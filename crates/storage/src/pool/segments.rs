@@ -211,8 +211,8 @@ impl Pool {
         Ok(ring)
     }
 
-    /// Returns the kind of new data segments of a persistent cache, and the numbers that its present
-    /// segments do not have.
+    /// Returns the kind of new data segments of a persistent cache, and the numbers that its
+    /// present segments do not have.
     fn new_data(&mut self, owner: OwnerId) -> Result<(Kind, impl Iterator<Item = u32> + use<>), PoolError> {
         self.require(Features::JOURNAL)?;
         let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();
@@ -252,7 +252,8 @@ impl Pool {
 
     /// Writes the segment tables of the devices that have `segments`. A segment table records the
     /// cache, journal ring or swap area that owns each segment. Other devices are not written, so
-    /// that a faulty one causes no error. If a write fails, frees `segments` and returns the error.
+    /// that a fault of another device causes no error. If a write fails, frees `segments` and
+    /// returns the error.
     pub(super) fn store_or_release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
         let stored = self.devices.iter_mut().filter(|device| has_any(device, segments));
         let stored = stored.map(Device::store_table).find(Result::is_err).unwrap_or(Ok(()));
@@ -327,8 +328,9 @@ impl Pool {
         unused.map(|(kind, _, place)| is_older(kind).then_some(place)).collect()
     }
 
-    /// Returns the data segments of a persistent cache, by number. If a device returns with a
-    /// segment whose number was reused meanwhile, that segment is left out.
+    /// Returns the data segments of a persistent cache, by number. If a device was missing and has
+    /// a segment whose number was given to another segment meanwhile, the device's segment is left
+    /// out.
     pub fn data_of(&self, owner: OwnerId) -> Vec<DataSegment> {
         let data = |(kind, ordinal, place)| match kind {
             Kind::Data { since } => Some((ordinal, std::cmp::Reverse(since), place)),

@@ -1,4 +1,5 @@
-//! Segments of swap areas: consecutive on one device, and found again by their owner.
+//! Segments of swap areas. The segments of an area are consecutive on one device. After a restart,
+//! hob finds them by their owner id.
 //!
 //! A swap area is allocated on the device with the most free space among the devices that have a
 //! large enough free range. The area is at the end of the smallest such range. Caches use the
@@ -206,8 +207,8 @@ mod tests {
         assert!(matches!(pool.allocate_swap(SWAP, 0, None, &[]), Err(PoolError::Unworkable { .. })));
     }
 
-    /// A crash during the write of the table: of an area of three pages only the last is written,
-    /// or only the first.
+    /// Simulates a crash during the write of the segment table. The area has entries in two table
+    /// pages, of which only one is written.
     #[test]
     fn incomplete_areas_are_distinguished_from_complete_ones() {
         for lost in [0..126, 126..200] {

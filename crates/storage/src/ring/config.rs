@@ -7,10 +7,10 @@ use crate::buffers::ARENA_BYTES_DEFAULT;
 /// Implementation of an I/O ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RingKind {
-    /// io_uring, or threads if it is not available.
+    /// io_uring, or threads if io_uring is not available.
     #[default]
     Auto,
-    /// io_uring. If it is not available, creating the I/O ring fails.
+    /// io_uring. If io_uring is not available, creating the I/O ring fails.
     IoUring,
     /// Threads and epoll.
     Threads,
@@ -23,8 +23,8 @@ pub struct RingConfig {
     pub kind: RingKind,
     /// Number of entries of the I/O ring's submission queue. More operations may be in flight.
     pub entries: u32,
-    /// Size of the payload memory in bytes; at most 1 GiB less [`ZEROES_BYTES`](super::ZEROES_BYTES) and
-    /// [`JOURNAL_ROOM_BYTES`](super::JOURNAL_ROOM_BYTES).
+    /// Size of the payload memory in bytes; at most 1 GiB less
+    /// [`ZEROES_BYTES`](super::ZEROES_BYTES) and [`JOURNAL_ROOM_BYTES`](super::JOURNAL_ROOM_BYTES).
     pub arena_bytes: usize,
     /// Maximum number of threads of [`RingKind::Threads`]. With both implementations, at most half
     /// as many changes of a file with a [`Gate`](super::Gate) are in system calls that may block.

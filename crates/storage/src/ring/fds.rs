@@ -46,16 +46,16 @@ pub(super) struct FdEntry {
     pub(super) class: FdClass,
     /// Cache of a file with class [`FdClass::Volatile`].
     pub(super) volatile: Option<Arc<VolatileFile>>,
-    /// Gate that must be open when a change of the file's content starts. Changes fail while it is
-    /// closed.
+    /// Gate that must be open when a change of the file's content starts. Changes fail while the
+    /// gate is closed.
     pub(super) gate: Option<FileGate>,
     pub(super) generation: u16,
     pub(super) in_flight: u32,
     pub(super) detached: bool,
     /// Whether the descriptor is registered with the kernel under its index.
     pub(super) fixed: bool,
-    /// Whether the descriptor supports no attempts that do not block: a blocking eventfd, or a file
-    /// of an unknown filesystem that has a gate.
+    /// Whether every attempt on the descriptor may block. This is so for a blocking eventfd, and
+    /// for a file with a gate on an unknown filesystem.
     pub(super) patient: bool,
     /// Whether the socket was shut down.
     pub(super) is_shut: bool,
@@ -170,11 +170,11 @@ impl Ring {
     }
 
     /// Sets a gate: changes of a file start only while `gate` is open. The gate is checked just
-    /// before each system call. A change that it blocks ends with -ECANCELED. Changes that would
-    /// block in the kernel are made by threads of this process. io_uring's workers would start them
-    /// at an unknown time, without a check. A system call that has started is not stopped. The
-    /// number of changes of `file` in system calls that may block is limited, over all its
-    /// descriptors; see [`RingConfig::threads_max`](super::RingConfig::threads_max).
+    /// before each system call. A change that a closed gate blocks ends with -ECANCELED. Changes
+    /// that would block in the kernel are made by threads of this process. io_uring's workers would
+    /// start them at an unknown time, without a check. A system call that has started is not
+    /// stopped. The number of changes of `file` in system calls that may block is limited, over all
+    /// its descriptors; see [`RingConfig::threads_max`](super::RingConfig::threads_max).
     ///
     /// The gate has no effect on [`FdClass::Memory`] and [`FdClass::Volatile`], because other hosts
     /// do not share these files.

@@ -3,14 +3,16 @@
 //! # Two implementations, one interface
 //! `uring.rs` uses io_uring. `threads.rs` uses a small pool of threads for files and epoll for
 //! sockets, for hosts on which io_uring is missing or forbidden. The file mod.rs is the common
-//! part: the table of operations in flight, their memory, and the rules for their completion. A
-//! driver starts one attempt and reports its result. This file continues short transfers.
+//! part: the table of operations in flight, their memory, and the rules for their completion. An
+//! operation consists of one or more attempts, and an attempt is one system call. The
+//! implementation starts an attempt and reports its result. After a short transfer, this file
+//! starts the next attempt.
 //!
 //! # Call order
 //! [`Ring::attach`] a descriptor, start operations, call [`Ring::submit_and_wait`], then
-//! [`Ring::next_completion`] until it returns `None`. Repeat. Operations reach the kernel in
-//! `submit_and_wait`. The exception is I/O of [`FdClass::Memory`], which is performed immediately,
-//! because memory never blocks.
+//! [`Ring::next_completion`] until it returns `None`. Repeat these steps. Operations reach the
+//! kernel in `submit_and_wait`. The exception is I/O of [`FdClass::Memory`], which is performed
+//! immediately, because memory never blocks.
 //!
 //! # Guarantees
 //! * Every operation has exactly one completion. No operation is lost or refused because queues are
@@ -237,8 +239,9 @@ impl Ring {
         if entry.generation == fd.generation { entry.in_flight as usize } else { 0 }
     }
 
-    /// Reads from a file into `slice`. Result: `slice.len`. Only for this operation, the buffer may
-    /// be [outside the arena](Arena::adopt). If that memory was removed, the read fails.
+    /// Reads from a file into `slice`. The completion's result is `slice.len`. Only for this
+    /// operation, the buffer may be [outside the arena](Arena::adopt). If that memory was removed,
+    /// the read fails.
     pub fn read(&mut self, token: Token, fd: Fd, offset: u64, slice: BufferSlice) {
         if self.entry_mut(fd).class == FdClass::Memory {
             return self.run_now(token, fd, offset, slice, Traffic::KernelWrites);
@@ -250,7 +253,7 @@ impl Ring {
         self.start(token, fd, Work::Read { slice, offset, parts });
     }
 
-    /// Writes `slice` to a file. Result: `slice.len`.
+    /// Writes `slice` to a file. The completion's result is `slice.len`.
     pub fn write(&mut self, token: Token, fd: Fd, offset: u64, slice: BufferSlice, durability: Durability) {
         if self.entry_mut(fd).class == FdClass::Memory {
             return self.run_now(token, fd, offset, slice, Traffic::KernelReads);
@@ -260,7 +263,7 @@ impl Ring {
         self.start(token, fd, Work::Write { slice, offset, durability });
     }
 
-    /// Makes a file's contents durable, as fdatasync does. Result: 0.
+    /// Makes a file's contents durable, as fdatasync does. The completion's result is 0.
     pub fn fsync(&mut self, token: Token, fd: Fd) {
         if self.entry_mut(fd).class == FdClass::Memory {
             return self.post(token, 0);
@@ -268,32 +271,35 @@ impl Ring {
         self.start(token, fd, Work::Fsync);
     }
 
-    /// Calls fallocate(2) with its `mode` bits. Result: 0.
+    /// Calls fallocate(2) with its `mode` bits. The completion's result is 0.
     pub fn fallocate(&mut self, token: Token, fd: Fd, mode: i32, offset: u64, len: u64) {
         self.start(token, fd, Work::Fallocate { mode, offset, len });
     }
 
-    /// Receives bytes and appends them to those in `rx`. Result: number of bytes; 0 when the peer
-    /// closed the connection. The completion returns `rx`.
+    /// Receives bytes and appends them to those in `rx`. The completion's result is the number of
+    /// bytes, or 0 if the peer closed the connection. The completion returns `rx`.
     pub fn recv(&mut self, token: Token, fd: Fd, rx: RxBuf) {
         assert!(rx.room() > 0, "no room to receive into");
         self.start(token, fd, Work::Recv(rx));
     }
 
-    /// Receives exactly `slice`. Result: `slice.len`, or less if the peer closed the connection.
+    /// Receives exactly `slice`. The completion's result is `slice.len`, or less if the peer closed
+    /// the connection.
     pub fn recv_into(&mut self, token: Token, fd: Fd, slice: BufferSlice) {
         self.arena_mut().pin(slice, Traffic::KernelWrites);
         self.start(token, fd, Work::RecvInto(slice));
     }
 
-    /// Waits until a [`FdClass::Device`] has a message or an error. Result: not negative;
-    /// -ECANCELED after [`Ring::shutdown`]. A device can have one such wait at a time.
+    /// Waits until a [`FdClass::Device`] has a message or an error. The completion's result is not
+    /// negative, or is -ECANCELED after [`Ring::shutdown`]. A device can have one such wait at a
+    /// time.
     pub fn readable(&mut self, token: Token, fd: Fd) {
         assert!(self.entry_mut(fd).class == FdClass::Device, "only devices are waited for");
         self.start(token, fd, Work::Readable);
     }
 
-    /// Sends everything in `gather`. Result: number of bytes. The completion returns `gather`.
+    /// Sends everything in `gather`. The completion's result is the number of bytes. The completion
+    /// returns `gather`.
     pub fn send(&mut self, token: Token, fd: Fd, gather: Gather) {
         self.send_through(token, fd, gather, None);
     }
@@ -314,19 +320,22 @@ impl Ring {
         self.start(token, fd, Work::Send { gather, message, total, gate });
     }
 
-    /// Waits until an eventfd is signalled, and resets its count to zero. Result: 0, or -ECANCELED
-    /// after [`Ring::detach_event`]. An eventfd can have one such wait at a time.
+    /// Waits until an eventfd is signalled, and resets its count to zero. The completion's result
+    /// is 0, or -ECANCELED after [`Ring::detach_event`]. An eventfd can have one such wait at a
+    /// time.
     pub fn await_event(&mut self, token: Token, fd: Fd) {
         self.start(token, fd, Work::AwaitEvent);
     }
 
-    /// Detaches an eventfd, as [`Ring::detach`] does. Its waits complete.
+    /// Detaches an eventfd, as [`Ring::detach`] does. The operations that wait for the eventfd
+    /// complete.
     pub fn detach_event(&mut self, fd: Fd) {
         self.end_waits(fd);
         self.detach(fd);
     }
 
-    /// Adds one to an eventfd. Result: 0. The completion of a signal does not wake a waiting ring.
+    /// Adds one to an eventfd. The completion's result is 0. The completion of a signal does not
+    /// wake a waiting ring.
     pub fn signal(&mut self, token: Token, fd: Fd) {
         self.start(token, fd, Work::Signal);
     }
@@ -337,8 +346,9 @@ impl Ring {
     }
 
     /// Submits started operations and waits until one completes, a [`Waker`] wakes, or `timeout`
-    /// expires; `None` waits for ever. Before it sleeps it polls for up to `spin`, which avoids the
-    /// wake-up's latency at the cost of CPU time. The function may return early.
+    /// expires; `None` waits for ever. Before it sleeps, the function polls for up to `spin`.
+    /// Polling avoids the latency of a wake-up at the cost of CPU time. The function may return
+    /// early.
     ///
     /// # Errors
     /// Returns an error of the kernel. No such error is known, and the ring remains usable after

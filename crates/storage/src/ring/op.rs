@@ -15,14 +15,15 @@ use crate::token::Token;
 /// Maximum number of iovecs in one sendmsg; the kernel's UIO_MAXIOV.
 const IOVECS_MAX: usize = 1024;
 
-/// Alignment of O_DIRECT transfers. A read that ends elsewhere has reached the end of the file.
+/// Alignment of O_DIRECT transfers. If the length of a short read is not a multiple of this
+/// alignment, the read has reached the end of the file.
 const DIRECT_BYTES_MIN: u32 = 512;
 
 /// A receive buffer: received bytes, and space for more.
 #[derive(Debug, Default)]
 pub struct RxBuf {
-    // A `Vec` and not a `Box<[u8]>`: the kernel writes to it while it is moved, which the aliasing rules
-    // forbid for boxes.
+    // A `Vec` and not a `Box<[u8]>`: the kernel writes to it while it is moved, which the aliasing
+    // rules forbid for boxes.
     bytes: Vec<u8>,
     filled: usize,
 }
@@ -62,7 +63,7 @@ impl RxBuf {
 /// Memory that a completion hands back to the caller.
 #[derive(Debug)]
 pub enum Returned {
-    /// Nothing.
+    /// The completion returns no memory.
     None,
     /// The buffer of a receive.
     Rx(RxBuf),
@@ -132,8 +133,9 @@ pub(super) enum Work {
         gather: Gather,
         message: Box<Message>,
         total: usize,
-        /// Gate that must be open when data is sent. Then the operation does not wait for room in a
-        /// send, which the kernel would continue at any later time, but in a poll.
+        /// Gate that must be open when data is sent. A send with a gate waits for room in the
+        /// socket with a poll. If it waited in the send itself, the kernel could continue the send
+        /// after the gate has closed.
         gate: Option<Arc<dyn Gate>>,
     },
     AwaitEvent,
@@ -423,7 +425,8 @@ impl Op {
 pub(super) fn clear_event(event: &OwnedFd) {
     let mut count = [0; 8];
     let mut parts = [std::io::IoSliceMut::new(&mut count)];
-    // Another process shares the descriptor, so its blocking mode must neither be changed nor relied on.
+    // Another process shares the descriptor, so its blocking mode must neither be changed nor
+    // relied on.
     let _ = rustix::io::preadv2(event, &mut parts, u64::MAX, rustix::io::ReadWriteFlags::NOWAIT);
 }
 

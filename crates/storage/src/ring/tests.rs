@@ -519,7 +519,8 @@ fn an_unread_event_blocks_nothing() {
     });
 }
 
-/// Operations that end when submitted cause no wake-up; blocked ones do, and block no other wait.
+/// Operations that end when they are submitted cause no wake-up. Blocked operations cause a wake-up
+/// when they end, and do not delay other waits.
 #[test]
 fn sends_and_signals_that_are_held_up_hold_up_no_wait() {
     with_both(|ring| {
@@ -619,8 +620,7 @@ fn the_ends_of_many_signals_are_seen() {
     });
 }
 
-/// A gate that hangs when a change asks it, as a change of a file that hangs does in its system
-/// call.
+/// A gate whose check hangs. It simulates a file whose system calls hang.
 #[derive(Debug, Default)]
 struct HangingGate {
     asked: AtomicUsize,
@@ -646,8 +646,8 @@ impl Gate for TestGate {
     }
 }
 
-/// The gate is checked when data is sent: not when the send is started, and again when a send
-/// continues that had to wait for the peer.
+/// The gate is checked just before data is sent, not when the send is started. A send that had to
+/// wait for the peer checks the gate again before it continues.
 #[test]
 fn nothing_is_sent_after_the_gate_has_closed() {
     with_both(|ring| {

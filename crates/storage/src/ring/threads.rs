@@ -25,7 +25,7 @@ const EVENT: u64 = u64::MAX;
 /// Maximum number of ready descriptors that one epoll call reports.
 const REPORTS: usize = 128;
 
-/// Operations of one socket that wait for it to become ready.
+/// Operations of one socket that wait until the socket is ready.
 #[derive(Clone, Copy, Default)]
 struct Waiting {
     receive: Option<u32>,

@@ -45,7 +45,8 @@ static ONE: [u8; 8] = 1u64.to_ne_bytes();
 /// are the attempt's number, the bits below are its operation's index.
 const HASTY: u64 = 1 << 32;
 
-/// Number of different numbers of inline attempts. After that many attempts, numbers are reused.
+/// Number of values for the number of an inline attempt. After this many attempts, values are
+/// reused.
 const NUMBERS: u32 = 1 << 30;
 
 /// An inline attempt, which ends while it is submitted.
@@ -54,7 +55,7 @@ struct Hasty {
     op: u32,
     /// Number that distinguishes the attempt from earlier ones with the same operation index.
     number: u32,
-    /// Result of the attempt, unless the kernel reports another.
+    /// Result of the attempt, unless the kernel reports a failure.
     result: i32,
     /// Whether the thread must not sleep before it has seen the attempt's end, because the attempt
     /// uses memory or other operations wait for it.
@@ -74,7 +75,8 @@ struct InlineCompletions {
     submitted: VecDeque<Hasty>,
     /// Number of the last inline attempt.
     number: u32,
-    /// Whether no deferred work can still report a failure of submitted attempts.
+    /// True if the kernel has reported all failures of the submitted attempts, so that the other
+    /// attempts have succeeded.
     is_sure: bool,
 }
 
@@ -85,7 +87,7 @@ impl InlineCompletions {
         self.number
     }
 
-    /// Records that an inline attempt failed. Returns false if it already counts as done.
+    /// Records that an inline attempt failed. Returns false if the attempt already counts as done.
     fn forget(&mut self, name: u64) -> bool {
         let is_it = |hasty: &Hasty| hasty.name() == name;
         let known = self.queued.len() + self.submitted.len();
@@ -94,7 +96,8 @@ impl InlineCompletions {
         self.queued.len() + self.submitted.len() < known
     }
 
-    /// Returns true if the end of any inline attempt is awaited, submitted or not.
+    /// Returns true if the thread must see the end of an inline attempt before it sleeps. The
+    /// attempt may be submitted or not.
     fn are_awaited(&self) -> bool {
         self.queued.iter().any(|queued| queued.is_awaited) || self.have_ended()
     }
@@ -124,7 +127,8 @@ pub(super) struct Uring {
     fixed_memory: std::ops::Range<usize>,
     fixed_files: bool,
     poll_first: bool,
-    /// Whether this kernel can report failures only.
+    /// Whether this kernel can report only the failures of attempts, without a completion for each
+    /// success.
     can_skip: bool,
     hasty: InlineCompletions,
 }
@@ -297,7 +301,7 @@ impl Uring {
         unsafe { self.ring.submission().push(entry).is_ok() }
     }
 
-    /// Moves waiting entries into the submission queue, as far as it has space.
+    /// Moves waiting entries into the submission queue, as far as the queue has space.
     fn push_backlog(&mut self) {
         while let Some(entry) = self.backlog.pop_front() {
             let pushed =

@@ -3,8 +3,8 @@
 //! Each operation on a file of a hanging filesystem keeps a worker. Without a common limit, the
 //! files of one filesystem could keep all workers, and the flushes of all other files and of the
 //! flash devices would wait. [`Shares`] divides the workers as the shard divides its other
-//! resources: each file has a guaranteed part, and neither a file nor all files of a filesystem
-//! together may take more of the rest than they leave.
+//! resources: each file has a guaranteed part. Of the other workers, neither one file nor all files
+//! of one filesystem together may occupy more than they leave free.
 
 use hob_engine::shares::Shares;
 use hob_engine::units::{DatastoreId, DiskId};

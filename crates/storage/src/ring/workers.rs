@@ -2,11 +2,11 @@
 //!
 //! Without io_uring, the pool performs all file I/O, and its number of threads is bounded. With
 //! io_uring, it performs changes of a file with a [`Gate`] that would block. io_uring would queue
-//! them in the kernel, where they cannot be stopped any more.
+//! these changes in the kernel, where they cannot be stopped any more.
 //!
 //! A file with a gate has a limited number of changes in system calls; its other changes wait in
-//! their order. With io_uring, that is the only limit, so that a file that hangs delays no other.
-//! Idle threads end after [`IDLE_MAX`].
+//! their order. With io_uring, the limit per file is the only limit, so that a file that hangs
+//! delays no other file. Idle threads end after [`IDLE_MAX`].
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -86,8 +86,8 @@ struct Queue {
 }
 
 impl Queue {
-    /// Adds a job. Returns false if it waits for other changes of its file, at most `changes_max`
-    /// of which may be in system calls.
+    /// Adds a job. Returns false if the job waits for other changes of its file. At most
+    /// `changes_max` changes of a file may be in system calls.
     fn add(&mut self, job: Job, changes_max: usize) -> bool {
         if let Some(gate) = &job.gate {
             let file = self.gated.entry(gate.file).or_default();
@@ -143,7 +143,7 @@ impl Shared {
     }
 }
 
-/// Limits of a pool.
+/// Limits of a thread pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerLimits {
     /// Maximum number of threads; `None` if the limit of each file is the only one.

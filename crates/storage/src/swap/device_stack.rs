@@ -17,7 +17,7 @@ use rustix::fs::FsWord;
 
 use super::SwapError;
 
-/// Maximum depth of device mappings. A deeper stack is treated as a loop.
+/// Maximum depth of device mappings. A deeper device stack is refused.
 const DEPTH_MAX: usize = 16;
 
 /// Filesystems that overwrite blocks in place, by `f_type`.
@@ -77,7 +77,8 @@ pub(super) fn check(file: BorrowedFd<'_>) -> Result<(), SwapError> {
 }
 
 fn check_file(file: BorrowedFd<'_>, depth: usize) -> Result<(), SwapError> {
-    let looked = |source: io::Error| SwapError::System { action: "examine the device below it", source };
+    let looked =
+        |source: io::Error| SwapError::System { action: "examine the device below the swap area", source };
     let metadata = File::from(file.try_clone_to_owned().map_err(looked)?).metadata().map_err(looked)?;
     if metadata.file_type().is_block_device() {
         return check_device(metadata.rdev(), depth);

@@ -131,7 +131,8 @@ pub(super) fn control() -> Result<File, SwapError> {
     })
 }
 
-/// A loop device over a part of a file. The loop device exists while it is open or swapped to.
+/// A loop device over a part of a file. The loop device exists while it is open, or while the
+/// kernel swaps to it.
 pub(super) struct New {
     pub(super) path: PathBuf,
     /// Open descriptor that keeps the loop device.

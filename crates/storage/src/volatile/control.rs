@@ -43,7 +43,8 @@ impl ControlFile {
         Ok(ControlFile::Here(LocalFile { file, path: path.to_owned(), volatile }))
     }
 
-    /// Returns the file itself, for uses other than reads and writes; `None` for another host's device.
+    /// Returns the file itself, for uses other than reads and writes; `None` for another host's
+    /// device.
     pub(crate) fn file(&self) -> Option<&File> {
         match self {
             ControlFile::Here(local) => Some(&local.file),

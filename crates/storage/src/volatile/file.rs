@@ -1,10 +1,10 @@
 //! A file with a write cache that a kill discards.
 //!
-//! Written data stays in memory until a flush, in *unflushed units* of 512 bytes; reads see it. A
-//! flush writes all unflushed units to the file, in pieces and in any order. A durable write writes
-//! its own range. In addition, random unflushed units are written: a whole write immediately,
-//! single units of it, and sometimes older ones. So a kill leaves any subset of the unflushed data,
-//! torn at 512 bytes.
+//! Written data stays in memory until a flush, in *unflushed units* of 512 bytes. Reads return this
+//! data. A flush writes all unflushed units to the file, in pieces and in any order. A durable
+//! write writes its own range. In addition, each write sends random unflushed units to the file
+//! immediately: all units of the write, some of them, or none, and sometimes units of older writes.
+//! So a kill leaves any subset of the unflushed data, torn at 512 bytes.
 //!
 //! "In the file" means in the kernel: a kill does not affect data there, and the tests never cut
 //! the real power.
@@ -28,8 +28,8 @@ const PAGE_BYTES: u64 = 4096;
 
 const PAGE_UNITS: u64 = PAGE_BYTES / UNIT_BYTES;
 
-/// Maximum number of unflushed units per file. Above it, all are written to the file, as from a
-/// device's full cache.
+/// Maximum number of unflushed units per file. If there are more, all of them are written to the
+/// file, as a device does when its cache is full.
 const HELD_UNITS_MAX: usize = (64 << 20) / UNIT_BYTES as usize;
 
 /// Number of pages considered when older units are written.
@@ -82,9 +82,9 @@ impl VolatileFile {
         Ok(())
     }
 
-    /// Writes `bytes`. A durable write is completely in the file when this function returns. Of a
-    /// volatile write, all units are in the file, or random units, or none. The write cache has the
-    /// other units. If flushes are ignored, every write is volatile.
+    /// Writes `bytes`. A durable write is completely in the file when this function returns. After
+    /// a volatile write, the file has all units of the write, some of them, or none. The write
+    /// cache has the other units. If flushes are ignored, every write is volatile.
     ///
     /// # Errors
     /// Returns the file's error.
@@ -131,7 +131,7 @@ impl VolatileFile {
     /// Calls fallocate(2). The effect of fallocate is in the file immediately, as on some devices.
     ///
     /// # Errors
-    /// Returns the file's error. The units then stay unflushed.
+    /// Returns the file's error. After an error, the units stay unflushed.
     pub(crate) fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         step();
         let mut cache = lock(&self.cache);

@@ -16,7 +16,7 @@
 //!
 //! # Limits
 //! The layer cannot be switched on twice. The layer is for tests only: if it is switched on by
-//! mistake, data is lost that a healthy disk would keep, so it logs a warning. The layer's
+//! mistake, data is lost that a healthy disk would keep. So the layer logs a warning. The layer's
 //! performance does not matter.
 //!
 //! # Cutting by itself
@@ -50,7 +50,7 @@ pub enum Flushes {
     #[default]
     Honest,
     /// A flush has no effect and reports success, like a defective device. hob cannot keep its
-    /// promises on such a device, so this shows whether a test detects it.
+    /// promises on such a device, so this setting shows whether a test detects lost data.
     Ignored,
 }
 

@@ -1,5 +1,5 @@
-//! An S3 store in this process, which can refuse all requests. It has the requests that hob uses:
-//! get with a range, put with If-None-Match, delete of several objects, and list.
+//! An S3 store in this process, which can refuse all requests. The store supports the requests that
+//! hob uses: get with a range, put with If-None-Match, delete of several objects, and list.
 #![allow(dead_code, unreachable_pub)]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ pub enum Outage {
     SlowDown,
     /// 403 AccessDenied: the credentials were withdrawn.
     Forbidden,
-    /// 400 ExpiredToken: the credentials' time has passed.
+    /// 400 ExpiredToken: the credentials have expired.
     ExpiredToken,
 }
 

@@ -37,10 +37,11 @@ pub struct Script {
     pub sick: bool,
     /// True if flushes fail.
     pub flush_fails: bool,
-    /// Flushes are not answered until there are as many as this list has entries. Then each entry, in
-    /// order, answers the flush with this number: true for success.
+    /// The server answers no flush until it has received as many flushes as this list has entries.
+    /// Then it answers them in the order of the list. An entry has the number of a flush, and true
+    /// for success.
     pub flush_answers: Vec<(usize, bool)>,
-    /// Cookies of these flushes.
+    /// Cookies of the flushes that wait for `flush_answers`.
     withheld: Vec<u64>,
     /// Bytes that are sent instead of replies.
     pub garbage: Option<Vec<u8>>,

@@ -30,7 +30,7 @@ fn can_punch_beside(path: &Path, metadata: &Metadata) -> Option<bool> {
     is_same.then(|| may_punch(rustix::fs::fallocate(&unnamed, PUNCH, 0, SECTOR_BYTES)))
 }
 
-/// Makes a hole behind the end of the file, where nothing is lost.
+/// Makes a hole behind the end of the file, where there is no data that the hole could delete.
 fn can_punch_in(file: &File, metadata: &Metadata, is_locked: bool) -> bool {
     let grows_max = if is_locked { 0 } else { UNLOCKED_GROWTH_MAX_BYTES };
     let beyond = metadata.len().next_multiple_of(SECTOR_BYTES) + grows_max;
@@ -47,7 +47,7 @@ fn can_punch_in(file: &File, metadata: &Metadata, is_locked: bool) -> bool {
 
 /// Returns true unless the result of making a hole means that the file system cannot make holes.
 /// After any other error, the next attempt may succeed. Clients that connected before this result
-/// was known send discards in any case.
+/// was known may send discards even if it is false.
 fn may_punch(result: Result<(), Errno>) -> bool {
     let unsupported = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL, Errno::PERM, Errno::NODEV];
     result.err().is_none_or(|error| !unsupported.contains(&error))

@@ -9,7 +9,8 @@ use crate::ring::{Fd, Ring};
 impl FileBacking {
     /// Returns true if the offset in the file, the length and the slice's offset in the buffer are
     /// multiples of the file's block size, so that the direct descriptor can do the whole transfer.
-    /// In the buffer of a request, each byte has the same offset in its 4 KiB sector as in the file.
+    /// In the buffer of a request, each byte has the same offset in its 4 KiB sector as in the
+    /// file.
     pub(super) fn is_direct(&self, offset: u64, slice: BufferSlice) -> bool {
         let mask = u64::from(self.info.block_bytes) - 1;
         (offset | u64::from(slice.len) | u64::from(slice.offset)) & mask == 0

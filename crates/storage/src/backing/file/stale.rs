@@ -3,11 +3,11 @@
 //! ESTALE means that the server does not know the handle of the open file any more, for example
 //! after a failover or after its filesystem was exported again. The descriptor never recovers. So
 //! requests wait, and the path is opened again every [`RETRY_NS`] until it leads to the same file:
-//! same inode and creation time, and not shorter. Without creation times, another file may have got
-//! the inode's number, so hob does not use the file, and an operator decides. The new file takes
-//! the place of the old one behind the same descriptor numbers. If hob locked the old file when it
-//! opened it, hob locks the new file first. If another process has locked the new file, hob does
-//! not use the file.
+//! same inode and creation time, and not shorter. If the filesystem has no creation times, another
+//! file may have got the inode's number. Then hob does not use the file until an operator restarts
+//! hob. The old descriptor numbers then refer to the newly opened file. If hob locked the old file
+//! when it opened the disk, hob locks the new file before that. If another process has locked the
+//! new file, hob does not use the file.
 //!
 //! Requests fail after the disk's `backing_timeout`, which counts from the start of the outage. The
 //! server may have lost unflushed writes together with the handle, so the driver reports a loss.
@@ -70,7 +70,8 @@ impl Stale {
         self.is_opening
     }
 
-    /// Returns the time at which a request that begins now fails if it is stopped.
+    /// Returns the time at which a request that begins now fails, if the lease gate or a stale
+    /// handle still stops it then.
     pub(super) fn deadline(&self, now: Instant, wait_ns: u64) -> Instant {
         match self.since {
             Some(since) => (since + wait_ns).max(now + WAIT_NS_MIN.min(wait_ns)),
@@ -145,8 +146,8 @@ struct Again {
 }
 
 impl Again {
-    /// Opens the file, and puts it behind the numbers of the old descriptors. May block while the
-    /// file's filesystem hangs.
+    /// Opens the file, and makes the numbers of the old descriptors refer to the newly opened file.
+    /// May block while the file's filesystem hangs.
     fn open(self) -> io::Result<()> {
         let open = |flags| {
             let write = self.access == Access::ReadWrite;

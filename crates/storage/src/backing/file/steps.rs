@@ -30,15 +30,15 @@ pub(super) struct Several {
 pub(super) enum Step {
     /// Transferring the parts of an unaligned read or write.
     Parts,
-    /// Zeroing the range by punching a hole.
+    /// Discarding a range by punching a hole.
     Discard,
-    /// Zeroing a range that stays allocated.
+    /// Zeroing a range by punching a hole, which frees the range.
     Punch,
-    /// Trying to zero a range that stays allocated.
+    /// Zeroing a range that stays allocated, if the filesystem supports that.
     ZeroRange,
     /// Flushing the file.
     Flush,
-    /// Writing zeroes. Up to this offset, they are written or being written.
+    /// Writing zeroes. The value is the offset up to which zeroes are written or being written.
     Zeroes(u64),
 }
 

@@ -54,8 +54,8 @@ fn start_changes(file: &mut FileBacking, ring: &mut Ring, now: Instant, count: u
     }
 }
 
-/// No end of an operation is handled before all files have started theirs, as on a filesystem that
-/// hangs.
+/// The test starts the operations of all files before it handles the end of any operation. This
+/// simulates a filesystem that hangs.
 #[test]
 fn many_files_together_leave_workers_for_the_other_files() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();

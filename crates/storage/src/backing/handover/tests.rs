@@ -1,4 +1,5 @@
-//! Which of the two backings receives which requests. The drivers are simulated and move no data.
+//! Tests which of the two backings receives which requests. The drivers are simulated and move no
+//! data.
 
 use hob_engine::io::{BufferSlice, Durability, Target};
 use hob_engine::units::{BufferId, DiskId};

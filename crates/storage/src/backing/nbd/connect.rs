@@ -128,11 +128,11 @@ fn connect_tcp(host: &str, port: u16, deadline: Instant) -> Result<TcpStream, St
 
 /// Makes the kernel drop unsent data when the connection or this process ends. By default the
 /// kernel would resend unconfirmed data for 15 minutes, and a late write could overwrite data of
-/// another host that has taken over the disk. No acknowledged write is lost, because its reply has
-/// arrived.
+/// another host that has taken over the disk. No acknowledged write is lost, because a write is
+/// acknowledged only after the server's reply.
 ///
-/// A stopped process does not close its connections. For that case, the kernel's timeout equals the
-/// process's own timeout.
+/// A stopped process does not close its connections. So the kernel also closes a connection on
+/// which the peer has confirmed no data for `silence_max`.
 fn forget_at_end(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
     rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
     let millis = u32::try_from(silence_max.as_millis()).unwrap_or(u32::MAX).max(1);
@@ -154,7 +154,7 @@ pub(super) fn end_politely(socket: BorrowedFd<'_>) {
     let _ = rustix::net::send(socket, &request::disconnect(), flags);
 }
 
-/// Ends the connection at once: no request of it reaches the server later.
+/// Ends the connection at once, so that no more of its requests reach the server.
 pub(super) fn cut(socket: BorrowedFd<'_>, wire: Option<&Wire>) {
     match wire {
         Some(wire) => wire.cut(),

@@ -21,18 +21,18 @@ const QUERY_BYTES_MAX: u64 = 1 << 30;
 /// Depth of ranges that the image has itself.
 const OWN: u32 = 1;
 
-/// A connection on which `qemu-nbd` is asked for the ranges that the image has itself, from the
-/// start to the end.
+/// A connection on which hob asks `qemu-nbd`, from the start of the image to its end, which ranges
+/// the image has itself.
 pub(crate) struct OwnRanges {
     uri: NbdUri,
     link: Link,
     size_bytes: u64,
-    /// First byte that was not asked for.
+    /// Offset at which the next query starts, bytes.
     at: u64,
 }
 
 impl OwnRanges {
-    /// Connects within `limit`.
+    /// Connects to `qemu-nbd` within `limit`.
     pub(crate) fn connect(uri: &NbdUri, size_bytes: u64, limit: Duration) -> Result<OwnRanges, NotShared> {
         let link = connect_for(uri, QEMU_ALLOCATION_DEPTH, limit, limit).map_err(NotShared::Unknown)?;
         if link.negotiated.meta_context_id.is_none() {
@@ -85,12 +85,12 @@ impl OwnRanges {
         Ok(())
     }
 
-    /// Returns the first byte that was not asked for.
+    /// Returns the offset at which the next query starts, bytes.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
 
-    /// Returns true if the whole image was asked for.
+    /// Returns true if the queries have covered the whole image.
     pub(crate) fn is_done(&self) -> bool {
         self.at >= self.size_bytes
     }
@@ -138,7 +138,8 @@ mod tests {
         server
     }
 
-    /// A raw image has all blocks itself. QEMU before 5.2 cannot tell, as if the option were missing.
+    /// A raw image has all blocks itself. QEMU before 5.2 cannot report depths, as if the option
+    /// were missing.
     #[test]
     fn a_server_that_does_not_report_depths_is_named_as_the_reason() {
         let dir = tempfile::tempdir().unwrap();

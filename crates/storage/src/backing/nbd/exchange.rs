@@ -216,7 +216,8 @@ impl NbdBacking {
     fn repeated(&mut self, cookie: u64, error: Option<ErrorCode>) {
         let Some(repeat) = &mut self.repeat else { return };
         repeat.answer(cookie);
-        // Changes that were refused because the server shuts down are repeated on the next connection.
+        // Changes that were refused because the server shuts down are repeated on the next
+        // connection.
         let shuts_down = matches!(&self.state, State::Connected(connection) if connection.shutdown.is_some());
         match error {
             None if repeat.is_done() && !shuts_down => self.set_exposed(false),

@@ -1,11 +1,11 @@
-//! A gate that can be replaced: a host that acquires a disk again has a new lease, and sends may
-//! wait for the gate of the former one.
+//! A gate that can be replaced. A host that acquires a disk again has a new lease, while sends may
+//! still wait for the gate of the earlier lease.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ring::Gate;
 
-/// The gate that was set last. Without any it is open.
+/// A gate that is open if the gate that was set last is open, or if no gate was set.
 #[derive(Debug, Default)]
 pub(super) struct ReplaceableGate(Mutex<Option<Arc<dyn Gate>>>);
 

@@ -21,10 +21,9 @@ const DEADLINES_SPARE: usize = 1024;
 pub(super) enum Asker {
     Io(IoId),
     Status(u64),
-    /// The backing itself sent the request: a flush of the server, so that fewer changes need to be
-    /// repeated.
+    /// The backing itself, which flushes the server so that fewer changes need to be repeated.
     Repeat,
-    /// The backing itself sent the request, to find out whether the server still answers.
+    /// The backing itself, to find out whether the server still answers.
     Probe,
 }
 
@@ -191,8 +190,8 @@ impl Jobs {
         Some(slot)
     }
 
-    /// Records the success of a request that does not end yet. The server may not answer it again.
-    /// If the connection is lost, the request is sent again.
+    /// Records that the server completed a request that hob does not end yet. A second reply to
+    /// this request is a protocol error. If the connection is lost, the request is sent again.
     pub(super) fn hold(&mut self, slot: u32) {
         self.requests[slot as usize].sent = false;
     }
@@ -286,8 +285,8 @@ impl Jobs {
         self.queue = slots.into();
     }
 
-    /// Prepares durable writes that are sent again for a server without FUA, which could ignore this
-    /// flag: a flush follows each of these writes, if the server can flush.
+    /// Prepares durable writes that are sent again for a server without FUA, which could ignore
+    /// this flag: a flush follows each of these writes, if the server can flush.
     pub(super) fn replace_fua(&mut self, can_flush: bool) {
         for request in self.requests.iter_mut().filter(|request| request.live) {
             if let What::Write(_, flags) = &mut request.what

@@ -18,8 +18,8 @@ pub trait KeyStream: Read + Write + Send {
     fn shutdown(&mut self);
 }
 
-/// Performs the TLS handshake over a socket that blocks: with this key, under this name, and until
-/// this time. The error is a sentence for users.
+/// Performs the TLS handshake over a blocking socket. The parameters are the socket, the key, the
+/// name of the key, and the time at which the handshake fails. The error is a sentence for users.
 pub type Connect = fn(Socket, Vec<u8>, &str, Instant) -> Result<Box<dyn KeyStream>, String>;
 
 static CONNECT: OnceLock<Connect> = OnceLock::new();

@@ -49,9 +49,9 @@ impl NbdBacking {
         self.go_on_drained(ring, now);
     }
 
-    /// Returns the latest time at which the connection to a server that shuts down is closed. `None`
-    /// while a change is in flight: the server could still carry it out after hob has sent it again
-    /// to the next server, and would overwrite newer data.
+    /// Returns the latest time at which the connection to a server that shuts down is closed.
+    /// `None` while a change is in flight: the server could still carry it out after hob has sent
+    /// it again to the next server, and would overwrite newer data.
     pub(super) fn disconnect_by(&self) -> Option<Instant> {
         match &self.state {
             State::Connected(_) if self.jobs.awaits_changes() || self.awaits_repeated() => None,
@@ -175,8 +175,9 @@ impl NbdBacking {
         self.send(ring);
     }
 
-    /// Returns the time at which an idle server is asked whether it still answers. Without traffic,
-    /// hob would not notice that a server hangs, and a server that shuts down would wait for hob.
+    /// Returns the time at which hob asks an idle server whether it still answers. Without these
+    /// questions, hob would not notice that an idle server hangs, and a server that shuts down
+    /// would wait for hob to disconnect.
     pub(super) fn probe_at(&self) -> Option<Instant> {
         let is_idle = self.jobs.is_empty() && self.repeat.is_none() && self.hold == Hold::No;
         let can_be_asked =
@@ -185,8 +186,8 @@ impl NbdBacking {
         is_probed.then_some(self.heard_at + PROBE_NS)
     }
 
-    /// Asks an idle server for the status of its first block, or to flush if it does not report
-    /// status.
+    /// Asks an idle server for the status of its first block, or for a flush if the server does not
+    /// report status.
     pub(super) fn probe(&mut self, ring: &mut Ring, now: Instant) {
         self.options.monitor.note_question(now);
         let job = self.jobs.add(Asker::Probe, self.deadline(now), false, (0, 0));
@@ -197,7 +198,8 @@ impl NbdBacking {
         self.send(ring);
     }
 
-    /// Returns a random pause between half and all of the present one, which is then doubled.
+    /// Returns a random pause, nanoseconds: at least half of `pause` and at most all of it. Doubles
+    /// `pause` for the next call, up to `reconnect_max`.
     fn next_pause(&mut self) -> u64 {
         let mut rng = [0];
         let _ = rustix::rand::getrandom(&mut rng, rustix::rand::GetRandomFlags::empty());

@@ -11,8 +11,8 @@
 //! does not rely on this thread. If the shard only closes its end of the pair, the thread drops
 //! unsent data, unless the shard ended the connection politely, with NBD_CMD_DISC. If the process
 //! was stopped for [`STOPPED_MAX`] or longer, the thread ends the connection, because another host
-//! may own the disk now. The socket to the server has the gate of the disk's lease: each system
-//! call that sends checks it.
+//! may own the disk now. The socket to the server has the gate of the disk's lease, and checks it
+//! before each system call that sends.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -28,7 +28,7 @@ use crate::ring::Gate;
 /// Length of the buffer of each direction, bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Longest time between two rounds of the loop. Longer means that the process was stopped.
+/// Longest time between two rounds of the loop. A longer time means that the process was stopped.
 const STOPPED_MAX: Duration = Duration::from_secs(2);
 
 /// Longest wait for a socket; well below [`STOPPED_MAX`].
@@ -137,8 +137,8 @@ impl Relay {
         let mut both =
             [PollFd::from_borrowed_fd(self.session.as_fd(), of_server), PollFd::new(&self.shard, of_shard)];
         match poll(&mut both, Some(if is_open { &WAIT } else { &GATE_WAIT })) {
-            // The shard has closed its end. The server must not receive the shard's last bytes, because
-            // the lease has ended.
+            // The shard has closed its end. The server must not receive the shard's last bytes,
+            // because the lease has ended.
             Ok(_) if !is_open && both[1].revents().contains(PollFlags::HUP) => {
                 Err(io::ErrorKind::ConnectionAborted.into())
             }

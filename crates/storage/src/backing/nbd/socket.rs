@@ -44,7 +44,7 @@ impl Socket {
     /// Sets the timeout of reads and writes to the time until `deadline`.
     ///
     /// # Errors
-    /// A sentence for users, if that time is over or the socket is unusable.
+    /// Returns a sentence for users if `deadline` has passed or the socket is unusable.
     pub fn wait_until(&self, deadline: Instant) -> Result<(), String> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -1,8 +1,9 @@
 //! TLS to an NBD server: certificates from files, the handshake, and the encrypted stream.
 //!
 //! Certificates are used as by libnbd and QEMU: a directory with `ca-cert.pem`, and optionally
-//! `client-cert.pem` and `client-key.pem`. The files are read for each connection, so renewed ones
-//! need no restart. TLS 1.3 and 1.2 are allowed. Pre-shared keys are in [`psk`](super::psk).
+//! `client-cert.pem` and `client-key.pem`. The files are read for each connection, so renewed
+//! certificates need no restart. TLS 1.3 and 1.2 are allowed. Pre-shared keys are in
+//! [`psk`](super::psk).
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -197,7 +198,7 @@ fn handshake(
         if let Err(error) = connection.process_new_packets() {
             // The alert tells the server why.
             let _ = connection.write_tls(&mut socket);
-            return Err(format!("no TLS: {error}"));
+            return Err(format!("the TLS handshake failed: {error}"));
         }
     }
     let mut session = Session::Certificates(Box::new(connection), socket);

@@ -30,9 +30,9 @@ const TOTAL_BYTES_MAX: usize = 256 << 20;
 /// Memory use of one backing from which hob flushes the server without a guest's request, bytes.
 const FLUSH_BYTES: usize = 8 << 20;
 
-/// Bytes that each change counts besides its data. This number is more than the change uses in
-/// memory, so that the limit of bytes also limits the number of changes: the shard's thread sorts
-/// all of them at once.
+/// Bytes that each change counts towards the limits, in addition to its data. This number is more
+/// than a change needs in memory. The limits thus also limit the number of changes, because the
+/// shard's thread sorts all of them at once.
 const ENTRY_BYTES: usize = 512;
 
 static TOTAL_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -128,8 +128,8 @@ impl Unflushed {
         self.bytes
     }
 
-    /// Returns the changes as disjoint pieces. A piece has at most `payload_max` bytes of data. Other
-    /// pieces are as long as other commands without payload.
+    /// Returns the changes as disjoint pieces. A piece with data has at most `payload_max` bytes,
+    /// and a piece without data at most [`COMMAND_BYTES_MAX`].
     pub(super) fn repeat(&self, payload_max: u64) -> Repeat {
         let mut pieces = Vec::new();
         let mut covered = Covered::default();
@@ -192,7 +192,7 @@ impl Covered {
 struct Piece {
     range: Range<u64>,
     content: Content,
-    /// Offset of the piece in the content's data.
+    /// Offset of the piece in the data of the change, bytes.
     skipped: usize,
     is_answered: bool,
 }

@@ -1,10 +1,11 @@
 //! Flushes of an object disk: all layers become objects, and a manifest makes them valid.
 //!
-//! A flush has these steps. Wait for objects that are being written. Freeze the dirty layers, which
-//! is the flush point. Write the layers as objects. Write map pages if too much has changed since
-//! the last ones. Create the manifest under the next number, if no other manifest has that number.
-//! From freeze to manifest nothing else is added to the map. If a step fails, the frozen layers
-//! become dirty again and the next flush retries.
+//! A flush waits for objects that are being written, and then freezes the dirty layers: this moment
+//! is the flush point. The flush writes the layers as objects. The flush also writes map pages if
+//! too much has changed since the last map pages. At last, the flush creates the manifest under the
+//! next number, if no other manifest has that number. Between the freeze and the creation of the
+//! manifest, nothing else is added to the map. If a step fails, the frozen layers become dirty
+//! again and the next flush retries.
 //!
 //! # Owner of a number
 //! An attempt to create a manifest that timed out may succeed later. So if a number is taken, hob
@@ -26,7 +27,8 @@ use super::format::{Generation, Manifest, Name, encode_page};
 use super::map::place;
 use super::store::StoreError;
 
-/// Maximum number of consecutive manifests of this owner that may have succeeded late.
+/// Maximum number of manifest numbers that one flush skips. A flush skips a number if an earlier
+/// flush of this owner used it in an attempt that timed out and succeeded later.
 const OWN_MAX: usize = 64;
 
 /// Maximum time that closing waits for deletions of objects.
@@ -92,8 +94,8 @@ impl Disk {
         true
     }
 
-    /// Periodic check: verifies the ownership, and flushes data that was already unflushed the last
-    /// time (`seen`). Returns the value to pass the next time.
+    /// Periodic check: verifies the ownership, and flushes data that was already unflushed at the
+    /// last check. `seen` is the result of the last check.
     pub(super) async fn look_after(self: &Arc<Self>, seen: u64) -> u64 {
         if self.here.is_none() || self.state().lost {
             return seen;

@@ -4,8 +4,8 @@
 //! The newest data of an object is in its *dirty* layer, which accepts writes. Older data is in the
 //! layer that is being *written* to the object store, which does not change. The rest is in the
 //! object store, under the generation in the map. A layer is removed from memory when it was
-//! written, even before a manifest refers to it. [`commit`](super::commit) makes flush points of
-//! the map's content.
+//! written, even before a manifest refers to it. [`commit`](super::commit) stores the map's content
+//! as a flush point.
 //!
 //! # Limits
 //! The number of objects with layers is limited: a write to another object first writes a layer to
@@ -39,8 +39,8 @@ const LAYERS_MIN: u64 = 4;
 /// Maximum size of a single change in bytes: memory for it must be available at once.
 const CHANGE_BYTES_MAX: u64 = 32 << 20;
 
-/// Total bytes of the objects that are written to the object store at the same time, and the
-/// minimum number of these objects.
+/// Maximum total size of the objects that are written to the object store at the same time, bytes.
+/// The number of these objects is at least `PUTS_MIN` and at most `PUTS_MAX`.
 const PUT_BYTES_MAX: u64 = 64 << 20;
 const PUTS_MIN: u64 = 2;
 const PUTS_MAX: u64 = 32;
@@ -48,7 +48,7 @@ const PUTS_MAX: u64 = 32;
 /// Maximum number of deletions in flight.
 const DELETES_MAX: usize = 8;
 
-/// Maximum number of lookups by a read whose object is replaced meanwhile.
+/// Maximum number of times that a read looks up an object that is replaced during the read.
 const LOOKS_MAX: usize = 16;
 
 /// Maximum number of extents in one reply to a status query. The caller asks again for more.
@@ -73,7 +73,8 @@ pub(super) struct State {
     pub(super) given: u64,
     /// Objects that are unreferenced after the next manifest.
     pub(super) garbage: BTreeSet<Name>,
-    /// Number of changes, and number of changes in the newest manifest.
+    /// Number of changes since the disk was opened. `committed` is the number of these changes that
+    /// the newest manifest contains.
     pub(super) changes: u64,
     pub(super) committed: u64,
     /// Field `content` of the newest manifest: the number of manifests that changed the disk's
@@ -297,7 +298,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes the objects that the range covers completely. The rest stays unchanged.
+    /// Removes the objects that the range covers completely. Objects that the range covers in part
+    /// stay unchanged.
     pub(super) async fn discard(self: &Arc<Self>, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_range(offset, len)?;
         for part in self.parts(offset, len) {
@@ -458,8 +460,8 @@ impl Disk {
         })
     }
 
-    /// Returns a number that changes with the disk's content; `None` if the newest manifest lacks
-    /// some data.
+    /// Returns a number that changes with the disk's content; `None` if the newest manifest does
+    /// not contain all changes.
     pub(super) fn mark(&self) -> Option<u64> {
         let state = self.state();
         (state.changes == state.committed).then_some(state.content)
@@ -511,8 +513,8 @@ enum Tried {
     /// The change was made. The layers of the listed objects are full and should be written to the
     /// object store.
     Done(Vec<u64>),
-    /// No layer is free. Write this layer to the object store first; `None`: wait until one in
-    /// progress ends.
+    /// The maximum number of layers is in use. The caller first writes the layer of this object to
+    /// the object store. `None` means that the caller waits until a write in progress ends.
     NoRoom(Option<u64>),
 }
 

@@ -1,5 +1,5 @@
-//! A layer: writes to one object that are not in the object store yet. The layer has some of the
-//! object's bytes, over its previous content.
+//! A layer: writes to one object that are not in the object store yet. The bytes of the layer
+//! replace the object's previous content; the other bytes of the object stay.
 //!
 //! Units are 512 bytes; offsets are bytes within the object.
 

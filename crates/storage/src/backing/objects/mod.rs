@@ -211,7 +211,7 @@ pub(super) fn open(
     }))
 }
 
-/// Returns the change token of the disk: the number of the disk's content, in place of a
+/// Returns the change mark of the disk, with the number of the disk's content in place of a
 /// modification time.
 fn mark(worker: &Worker) -> Option<ChangeMark> {
     let content = worker.disk.mark()?;

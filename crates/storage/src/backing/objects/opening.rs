@@ -12,7 +12,8 @@ use super::owner::{Here, Owner, OwnerLiveness};
 use super::store::{RetryingStore, StoreError};
 use super::worker::CLOSE_MAX;
 
-/// Maximum number of searches for the newest manifest, because it may be replaced meanwhile.
+/// Maximum number of searches for the newest manifest. A search fails if the manifest is replaced
+/// before it was read.
 const LOOKS_MAX: usize = 10;
 
 /// Reason why an object disk cannot be opened or created.
@@ -161,7 +162,7 @@ async fn take(
     Err(Trouble::Store("other writers take the disk repeatedly".into()))
 }
 
-/// Returns true if another manifest is newer.
+/// Returns true if a manifest newer than `manifest` exists.
 async fn is_over(store: &RetryingStore, manifest: &Manifest) -> Result<bool, StoreError> {
     Ok(store.manifests().await?.into_iter().max() != Some(manifest.sequence))
 }

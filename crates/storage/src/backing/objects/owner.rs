@@ -26,7 +26,7 @@ mod at {
     pub(super) const NAME: usize = 0x38;
 }
 
-/// A process on a host. Zeroes and an empty host name mean no owner.
+/// A process on a host. A value of zeroes with an empty host name means that there is no owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Owner {
     /// Machine id from `/etc/machine-id`; 0 if the host has none.
@@ -54,7 +54,7 @@ pub(super) enum OwnerLiveness {
 }
 
 impl Owner {
-    /// Returns the owner that stands for this process.
+    /// Returns the description of this process as an owner.
     pub(super) fn this() -> Owner {
         let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let number = |text: &str| u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0);
@@ -176,7 +176,7 @@ pub(super) struct Here {
 
 impl Here {
     /// Registers a disk; `None` if this process has it open already. If the disk is being closed,
-    /// waits for that at most `wait_max`.
+    /// waits at most `wait_max` until it is closed.
     pub(super) fn enter(uuid: Uuid, wait_max: Duration) -> Option<Here> {
         let is_leaving = |open: &mut BTreeMap<_, OpenState>| open.get(&uuid.0) == Some(&OpenState::Leaving);
         let left = LEFT.wait_timeout_while(open(), wait_max, is_leaving);

@@ -2,7 +2,7 @@
 //!
 //! [`Objects`] accesses one disk's objects in a store. [`RetryingStore`] retries failed calls for a
 //! limited time. Each attempt is limited too. A call that timed out may still take effect in the
-//! object store later. The callers handle that.
+//! object store later, so callers must not assume that it had no effect.
 
 use std::future::Future;
 use std::ops::Range;
@@ -28,14 +28,14 @@ pub(super) enum StoreError {
     /// The object exists already.
     #[error("the object exists already")]
     Present,
-    /// The object store has no space left. The text is the reason that it gave.
+    /// The object store has no space left. The text is the store's own reason.
     #[error("the object store is full: {0}")]
     NoSpace(String),
     /// The object store refused the call, and retrying is useless.
     #[error("the object store refused the request: {0}")]
     Refused(String),
-    /// The object store refused the credentials. If it accepted them before, new credentials may
-    /// arrive later.
+    /// The object store refused the credentials. If the store accepted them before, they may have
+    /// expired, and new credentials may arrive later.
     #[error("the object store denied access: {0}")]
     Denied(String),
     /// The call failed, and may succeed if retried. The failed call may also have taken effect.

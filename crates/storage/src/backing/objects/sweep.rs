@@ -2,10 +2,10 @@
 //! store finds them.
 //!
 //! An object is deleted if an earlier epoch created it, and neither the map nor the durable
-//! manifest refers to it. The durable manifest still needs objects that become garbage with the
-//! next one. An earlier epoch can no longer refer to the object, because its next manifest number
-//! is taken. Objects of this epoch and of later ones are kept. If a later one exists, another writer
-//! has taken the disk.
+//! manifest refers to it. The durable manifest still needs objects that become garbage when the
+//! next manifest is durable. A writer of an earlier epoch can no longer refer to the object,
+//! because that writer's next manifest number is taken. Objects of this epoch and of later epochs
+//! are kept. An object of a later epoch means that another writer has taken the disk.
 //!
 //! Manifests older than the newest one are deleted, unless they fence a writer.
 
@@ -73,7 +73,7 @@ impl Disk {
         Ok(count)
     }
 
-    /// Returns true if an object is unreferenced now and later.
+    /// Returns true if an object is unreferenced, and no manifest can refer to it again.
     fn is_idle(&self, name: Name) -> bool {
         let state = self.state();
         let (made, current) = match name {

@@ -27,7 +27,7 @@ use fake::{Client, Shop};
 
 const KIB: u64 = 1 << 10;
 const OBJECT: u64 = 64 * KIB;
-/// Five objects, the last one short.
+/// Size of the test disk, bytes: five objects, of which the last is shorter.
 const SIZE: u64 = 4 * OBJECT + 20 * KIB;
 
 fn shape(size_bytes: u64) -> Shape {

@@ -24,11 +24,11 @@ use super::owner::Here;
 use super::store::{Objects, RetryingStore};
 use crate::backing::{BackingOptions, Status};
 
-/// Interval of the check that the disk still belongs to this owner and has no data that is
-/// unflushed for long.
+/// Interval at which the worker checks that this owner still has the disk, and flushes old data.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Maximum time for closing, and the part of it for waiting for a store that does not answer.
+/// Maximum time for closing a disk. `CLOSE_WAIT_MAX` is how long calls of the close wait for an
+/// object store that does not answer.
 pub(super) const CLOSE_MAX: Duration = Duration::from_secs(15);
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 

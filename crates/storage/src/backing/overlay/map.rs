@@ -1,19 +1,20 @@
 //! Records which objects of a clone are its own, and splits reads between clone and parent.
 //!
-//! The map has one bit per object, and bits are never cleared. An object that was never written in
-//! the clone has its parent's data. Past the part that the clone has in common with its parent,
-//! everything is the clone's own.
+//! An object is one of the equal parts into which the clone's backing divides the disk. The map has
+//! one bit per object, and bits are never cleared. An object that was never written in the clone
+//! has its parent's data. All data after the part that the clone has in common with its parent is
+//! the clone's own.
 //!
-//! A thread may fill the map while the clone is served. It marks own objects first, and then notes
-//! up to which byte the map is known. Data that the map does not know yet counts as the clone's
-//! own, because the clone's own backing can read everything. Objects that the clone writes before
-//! the map knows them stay marked.
+//! A thread may fill the map while the clone is served. The thread marks own objects first, and
+//! then notes up to which byte the map is known. Data that the map does not know yet counts as the
+//! clone's own, because the clone's own backing can read everything. Objects that the clone writes
+//! before the map knows them stay marked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Map of the objects that are a clone's own. Copies of a map share the marks, but not the length of
-/// the part in common with the parent.
+/// Map of the objects that are a clone's own. Copies of a map share the marks, but not the length
+/// of the part in common with the parent.
 #[derive(Clone, Debug)]
 pub struct OwnMap {
     object_bytes: u64,
@@ -92,8 +93,8 @@ impl OwnMap {
         }
     }
 
-    /// Records that all own objects before this byte are marked; `u64::MAX` means all of the map. An
-    /// object that is known in part counts as unknown.
+    /// Records that all own objects before this byte are marked; `u64::MAX` means all of the map.
+    /// An object that is known in part counts as unknown.
     pub(crate) fn note_known(&self, bytes: u64) {
         let known_bytes =
             if bytes == u64::MAX { bytes } else { bytes / self.object_bytes * self.object_bytes };

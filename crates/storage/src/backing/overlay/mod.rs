@@ -10,8 +10,8 @@
 //! | flush | the own backing |
 //!
 //! [`OwnMap`] records which objects are the clone's own. The engine never has a read and a change
-//! of one sector in flight at once. The parent's data never changes. So a read may be in progress
-//! at the parent while its neighbours in the object are written.
+//! of one sector in flight at once. The parent's data never changes. So the parent's disk may be
+//! serving a read of some sectors while the guest writes other sectors of the same object.
 //!
 //! A backing can be a clone if it can [tell](Driver::parent) which of its data is its own. The
 //! caller passes reads to the parent's disk.

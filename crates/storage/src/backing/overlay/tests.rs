@@ -1,4 +1,5 @@
-//! Which backing receives which requests. The clone's own backing is simulated and moves no data.
+//! Tests which backing receives which requests. The clone's own backing is simulated and moves no
+//! data.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

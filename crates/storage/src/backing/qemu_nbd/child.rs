@@ -1,16 +1,17 @@
 //! The `qemu-nbd` child process of an image: one at a time, always at the same socket.
 //!
 //! A child may end by itself, for example because an operator kills it or memory runs out. hob
-//! starts another one when it connects again. Until then the image is not locked. So another
+//! starts another child when it connects again. Until then the image is not locked. So another
 //! process may have opened and changed the image, and may still have it open. hob compares the
 //! image with the state that it had when the child ended. If the child may have ended while hob
-//! itself was paused, for example by SIGSTOP, a change since the beginning of the pause counts as
-//! one of another process.
+//! itself was paused, for example by SIGSTOP, hob treats a change since the beginning of the pause
+//! as a change by another process.
 //!
 //! The child ends with its [`Server`], and with hob, even when hob is killed. The child asks the
 //! kernel for SIGTERM when its parent thread ends. The parent thread only waits for the child's
-//! end. While qemu-nbd starts, it ignores SIGTERM, so [`end_starting`] kills such children when hob
-//! ends, and the next hob kills those of a killed one ([`leftovers`](super::leftovers)).
+//! end. While qemu-nbd starts, it ignores SIGTERM. So [`end_starting`] kills starting children when
+//! hob ends. If hob was killed, the next hob process kills its children
+//! ([`leftovers`](super::leftovers)).
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -97,8 +98,8 @@ fn is_started(pid: Pid) {
     }
 }
 
-/// Kills the children that have not opened their image yet, and prevents further ones. Call it when
-/// this process is about to end.
+/// Kills the children that have not opened their image yet, and prevents the start of others. Call
+/// it when this process is about to end.
 pub fn end_starting() {
     let children = starting().take().unwrap_or_default();
     for pid in children.into_iter().filter_map(Pid::from_raw) {
@@ -118,8 +119,8 @@ pub(super) enum Opens {
     Unlocked,
 }
 
-/// Starts the child processes of an image, always at the same socket. Dropping it ends the child
-/// and removes its directory.
+/// Starts the child processes of an image, always at the same socket. Dropping the `Server` ends
+/// the child and removes the socket's directory.
 pub(super) struct Server {
     image: Image,
     /// Options for the child's access to the image.
@@ -139,8 +140,8 @@ pub(super) struct Server {
 #[derive(Default)]
 struct ChildState {
     running: Option<Running>,
-    /// Access that a new child gets in place of one that had the image open; `None` if no child had
-    /// it.
+    /// Access with which hob starts another child if the present child ends by itself; `None` until
+    /// the present child has opened the image.
     wanted: Option<Opens>,
     /// Time at which the last child was started.
     since: Option<Clock>,
@@ -152,7 +153,8 @@ struct ChildState {
 struct Running {
     pid: Pid,
     opens: Opens,
-    /// Channel that is closed when the kernel may assign the child's process id again.
+    /// Closing this channel lets the child's thread reap the child. Until then the kernel does not
+    /// assign the child's process id again.
     end: mpsc::Sender<()>,
     keeper: JoinHandle<Ended>,
 }
@@ -181,9 +183,10 @@ impl FileState {
         Ok(FileState { mark: ChangeMark::of(&metadata), changed_ns })
     }
 
-    /// Returns the state in which a child that has just ended left its image. `None` if it is unknown:
-    /// the child may have ended during a pause of this process, and then another program may have
-    /// changed the image before this process ran again. `last_pause` returns the latest pause.
+    /// Returns the state in which a child that has just ended left its image. `None` if it is
+    /// unknown: the child may have ended during a pause of this process, and then another program
+    /// may have changed the image before this process ran again. `last_pause` returns the latest
+    /// pause.
     fn left_by_child(image: &Path, last_pause: impl FnOnce() -> Option<Pause>) -> Option<FileState> {
         let state = FileState::of(image).ok()?;
         // A pause may end right before the state is read, so the pause is determined afterwards.
@@ -545,8 +548,8 @@ mod tests {
         assert!(!is_unknown(&io::Error::other(REPORT_DEPTH), &[]));
     }
 
-    /// The child may have ended at any time of the pause, so a change during the pause may be one of
-    /// another program.
+    /// The child may have ended at any time of the pause, so another program may have made a change
+    /// that happened during the pause.
     #[test]
     fn a_change_during_a_pause_of_this_process_makes_the_state_unknown() {
         let dir = tempfile::tempdir().unwrap();
@@ -568,7 +571,8 @@ mod tests {
         }
     }
 
-    /// In the other order, a pause between the two steps would remain unnoticed.
+    /// If the pause were determined before the state is read, a pause between the two steps would
+    /// remain unnoticed.
     #[test]
     fn the_state_of_an_image_is_read_before_the_latest_pause_is_determined() {
         let dir = tempfile::tempdir().unwrap();

@@ -67,7 +67,10 @@ pub fn remove_leftovers() {
             continue;
         }
         for pid in servers_in(&path) {
-            tracing::warn!("killing qemu-nbd {}, which a killed hob left", pid.as_raw_nonzero());
+            tracing::warn!(
+                "killing qemu-nbd process {}, which a killed hob process left",
+                pid.as_raw_nonzero()
+            );
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
         let _ = fs::remove_dir_all(&path);

@@ -1,8 +1,8 @@
-//! Finds the parent of an image that is a clone: its backing file, and the blocks that the image has
-//! itself (docs/decisions/0071).
+//! Finds the parent of an image that is a clone: its backing file, and the blocks that the image
+//! has itself (docs/decisions/0071).
 //!
-//! The blocks are asked for when the image is opened and locked, so that no other program changes
-//! them. From then on only this process writes the image, and
+//! hob asks `qemu-nbd` for these blocks when the image is opened and locked, so that no other
+//! program changes them. From then on only this process writes the image, and
 //! [`overlay`](crate::backing::overlay) tracks the changes.
 //!
 //! QEMU needs about a second for each TiB. So a thread asks for the rest of a large image while the
@@ -39,8 +39,8 @@ const RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// Number of errors in a row after which the thread asks no more.
 const ERRORS_MAX: u32 = 10;
 
-/// Smallest unit of the map of own blocks, bytes. This unit is the usual cluster of qcow2 and the
-/// grain of VMDK.
+/// Smallest unit of the map of own blocks, bytes. The usual clusters of qcow2 and the grains of
+/// VMDK have this size.
 const OBJECT_BYTES_MIN: u64 = 64 << 10;
 
 /// Maximum number of units in the map of own blocks, which has one bit for each.
@@ -52,8 +52,8 @@ impl Image {
         image_state(&self.path, self.format, &self.files).ok()
     }
 
-    /// Returns the name of the parent's present content; `None` if it is unknown, or if the image has
-    /// no parent.
+    /// Returns the name of the parent's present content; `None` if it is unknown, or if the image
+    /// has no parent.
     pub(super) fn parent_state(&self) -> Option<String> {
         let (parent, below) = self.parent()?;
         image_state(&parent.path, parent.format, below).ok()
@@ -103,7 +103,9 @@ impl QemuNbd {
             let image = self.server.image().path.display().to_string();
             let thread = std::thread::Builder::new().name("hob-own-blocks".into());
             thread.spawn(move || ask_while_served(ranges, own, &server, &image)).map_err(|error| {
-                NotShared::Unknown(format!("no thread can ask for the blocks of the image: {error}"))
+                NotShared::Unknown(format!(
+                    "cannot start the thread that asks for the image's blocks: {error}"
+                ))
             })?;
         }
         Ok(Some(Parent {

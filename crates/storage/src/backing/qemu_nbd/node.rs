@@ -14,7 +14,7 @@ pub(super) struct Image {
     /// Absolute path of the image file.
     pub(super) path: PathBuf,
     pub(super) format: Format,
-    /// Files below the image, from the top down. The data files of a layer follow it.
+    /// Files below the image, from the top down. The data files of a layer follow the layer.
     pub(super) files: Vec<ImageFile>,
 }
 

@@ -27,7 +27,7 @@ impl ReadLocks {
     ///
     /// # Errors
     /// Returns an error if a program has one of the files open for writing, or if a file cannot be
-    /// opened. Then no lock is kept.
+    /// opened. After an error, no lock is kept.
     pub(super) fn take(image: &Image) -> Result<ReadLocks, OpenError> {
         let below = image.files.iter().map(|file| file.path.as_path());
         let mut files = Vec::new();

@@ -1,11 +1,11 @@
 //! Sandbox of the QEMU programs that hob starts for an image. The QEMU programs may open the
 //! image's recorded files, but no other data of the host.
 //!
-//! The kernel's Landlock restricts them, even when hob runs as root. The programs gain no
-//! privileges (`no_new_privs`) and open no TCP connection. An image whose header names another host
-//! file cannot access that file. Without Landlock (Linux before 5.13, or disabled) only the check
-//! of the recorded files remains; hob logs that once. Landlock:
-//! <https://docs.kernel.org/userspace-api/landlock.html>.
+//! Landlock, a function of the kernel, restricts the programs, even when hob runs as root. The
+//! programs gain no privileges (`no_new_privs`) and open no TCP connection. If the header of an
+//! image names another host file, the programs cannot open that file. Without Landlock (Linux
+//! before 5.13, or disabled), hob only checks the recorded files, and logs a warning once.
+//! Landlock: <https://docs.kernel.org/userspace-api/landlock.html>.
 #![allow(unsafe_code)]
 
 use std::fs::OpenOptions;
@@ -34,8 +34,8 @@ mod access {
     pub(super) const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 }
 
-/// For each version of Landlock, the kernel's sandbox interface, the number of file access rights
-/// that it supports (they are the low bits).
+/// Number of file access rights that each version of Landlock supports. The supported rights are
+/// the low bits.
 const ACCESS_BITS: [u32; 5] = [13, 14, 15, 15, 16];
 
 /// First version of the kernel's interface that restricts TCP.
@@ -81,7 +81,7 @@ struct PathBeneathAttr {
 
 /// The restrictions of one program, applied when it starts.
 pub(super) struct Sandbox {
-    /// `None` without Landlock.
+    /// Rule set of Landlock; `None` if the kernel has no Landlock.
     rules: Option<OwnedFd>,
 }
 

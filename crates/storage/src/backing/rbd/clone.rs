@@ -1,15 +1,16 @@
 //! Finds out which objects of a clone are its own, and which are its parent's.
 //!
-//! The objects are read when the image is opened, under its lock or from a snapshot, so that no
-//! other client changes it. From then on only this process changes the image, and
-//! [`overlay`](crate::backing::overlay) tracks the changes. Other clients can still flatten the
-//! image, after which nothing is shared, or shrink it. Other clients flatten or shrink an image
-//! through this client, which has the lock, and its lock thread is notified.
+//! hob lists the objects when the image is opened, under its lock or from a snapshot, so that no
+//! other client changes the image. From then on only this process changes the image, and
+//! [`overlay`](crate::backing::overlay) tracks the changes. Another client can still ask to flatten
+//! or shrink the image. This client does that, because it has the lock, and its lock thread is
+//! notified. A flattened image shares nothing with its parent.
 //!
-//! The object map (`fast-diff`) lists the existing objects. Without it librbd would check each
-//! object, and would skip empty objects that hide the parent's objects. Images without an object
-//! map therefore share nothing. librbd reads the maps of all snapshots for the list. If a map is
-//! invalid, librbd silently checks each object. So all maps are checked before and after.
+//! The object map (`fast-diff`) lists the existing objects. Without the object map, librbd would
+//! check each object, and would skip empty objects that hide the parent's objects. Images without
+//! an object map therefore share nothing. librbd reads the maps of all snapshots for the list. If a
+//! map is invalid, librbd silently checks each object. So hob checks all maps before and after the
+//! listing.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -21,11 +22,11 @@ use super::spec::Spec;
 use super::{Image, check};
 use crate::backing::{NotShared, OwnMap, Parent};
 
-/// `RBD_FEATURE_STRIPINGV2`.
+/// The constant `RBD_FEATURE_STRIPINGV2` of librbd.
 const FEATURE_STRIPING: u64 = 1 << 1;
 /// The constant `RBD_FEATURE_FAST_DIFF` of librbd.
 const FEATURE_FAST_DIFF: u64 = 1 << 4;
-/// `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID`.
+/// The flags `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID` of librbd.
 const FLAGS_INVALID: u64 = 3;
 /// The constant `RBD_SNAP_NAMESPACE_TYPE_USER` of librbd.
 const SNAPSHOT_OF_USER: c_int = 0;
@@ -53,7 +54,7 @@ impl Image {
         let mut common_bytes = 0;
         // SAFETY: the image is open.
         let result = unsafe { (self.library.rbd_get_overlap)(self.image, &mut common_bytes) };
-        check("its overlap", result).map_err(NotShared::Unknown)?;
+        check("cannot read the overlap with its parent", result).map_err(NotShared::Unknown)?;
         let Some(named) = self.parent_name()?.filter(|_| common_bytes > 0) else { return Ok(None) };
         if !self.locked.load(Ordering::Relaxed) && spec.snapshot.is_none() {
             return Err(NotShared::Unsuitable(
@@ -86,7 +87,7 @@ impl Image {
         if result == -libc::ENOENT {
             return Ok(None);
         }
-        check("its parent", result).map_err(NotShared::Unknown)?;
+        check("cannot read the name of its parent", result).map_err(NotShared::Unknown)?;
         let named = Named {
             pool: text(image.pool_name),
             namespace: text(image.pool_namespace),
@@ -126,9 +127,9 @@ impl Image {
         // SAFETY: the image is open, and the length is that of the structure.
         unsafe {
             let result = (self.library.rbd_get_features)(self.image, &mut features);
-            check("its features", result).map_err(NotShared::Unknown)?;
+            check("cannot read the image's features", result).map_err(NotShared::Unknown)?;
             let result = (self.library.rbd_stat)(self.image, &mut info, size_of::<ImageInfo>());
-            check("its objects", result).map_err(NotShared::Unknown)?;
+            check("cannot read the image's object size", result).map_err(NotShared::Unknown)?;
         }
         let why = if features & FEATURE_STRIPING != 0 {
             "the image uses custom striping, which hob does not support for clones".to_owned()
@@ -173,7 +174,7 @@ impl Image {
             if count == -libc::ERANGE && room as usize > list.len() {
                 continue;
             }
-            check("its snapshots", count)?;
+            check("cannot list the image's snapshots", count)?;
             let named = list.iter().take(count as usize).map(|one| (one.id, text(one.name))).collect();
             if count > 0 {
                 // SAFETY: librbd has created the list, and it is not used any more.
@@ -192,7 +193,7 @@ impl Image {
         let result = unsafe {
             (self.library.rbd_diff_iterate2)(self.image, ptr::null(), 0, size, 0, 1, note, map.cast())
         };
-        check("which objects it has", result)
+        check("cannot list the image's objects", result)
     }
 
     /// Updates how much data the image has in common with its parent.
@@ -215,7 +216,7 @@ impl Library {
     fn is_map_invalid(&self, image: Handle) -> Result<bool, String> {
         let mut flags = 0;
         // SAFETY: the image is open.
-        check("its flags", unsafe { (self.rbd_get_flags)(image, &mut flags) })?;
+        check("cannot read the flags of an object map", unsafe { (self.rbd_get_flags)(image, &mut flags) })?;
         Ok(flags & FLAGS_INVALID != 0)
     }
 }
@@ -238,14 +239,16 @@ impl Aside {
         let result = unsafe {
             (library.rbd_open_by_id_read_only)(image.context, id.as_ptr(), &mut aside, ptr::null())
         };
-        check("the image once more", result)?;
+        check("cannot open the image a second time", result)?;
         Ok(Aside { library, image: aside })
     }
 
     /// Returns true if the object map of a snapshot is marked invalid or cannot be read.
     fn is_map_invalid(&self, snapshot: u64) -> Result<bool, String> {
         // SAFETY: the image is open.
-        check("its snapshot", unsafe { (self.library.rbd_snap_set_by_id)(self.image, snapshot) })?;
+        check("cannot select a snapshot", unsafe {
+            (self.library.rbd_snap_set_by_id)(self.image, snapshot)
+        })?;
         self.library.is_map_invalid(self.image)
     }
 }

@@ -63,7 +63,7 @@ fn string(text: &str) -> CString {
     CString::new(text).expect("specifications have no NUL")
 }
 
-/// Converts a result of librados or librbd into an error text.
+/// Returns an error text that begins with `what` if a result of librados or librbd is an error.
 pub(super) fn check(what: &str, result: c_int) -> Result<(), String> {
     match result {
         0.. => Ok(()),
@@ -100,13 +100,13 @@ impl Image {
         // written before they are read.
         unsafe {
             let result = (library.rados_ioctx_create)(image.cluster, pool.as_ptr(), &mut image.context);
-            check(&format!("pool {}", spec.pool), result)?;
+            check(&format!("cannot open pool {}", spec.pool), result)?;
             if !spec.namespace.is_empty() {
                 (library.rados_ioctx_set_namespace)(image.context, string(&spec.namespace).as_ptr());
             }
             let open = if write { library.rbd_open } else { library.rbd_open_read_only };
             let result = open(image.context, name.as_ptr(), &mut image.image, snapshot);
-            check(&format!("image {}", spec.name()), result)?;
+            check(&format!("cannot open image {}", spec.name()), result)?;
         }
         Ok(image)
     }
@@ -118,7 +118,7 @@ impl Image {
         // SAFETY: the strings outlive the calls; the handle is written before it is read.
         unsafe {
             let result = (library.rados_create2)(&mut self.cluster, c"ceph".as_ptr(), user.as_ptr(), 0);
-            check("librados", result)?;
+            check("cannot create a librados client", result)?;
             let conf = spec.conf.as_deref().map(string);
             let result = (library.rados_conf_read_file)(
                 self.cluster,
@@ -140,7 +140,7 @@ impl Image {
             let result = unsafe {
                 (library.rados_conf_set)(self.cluster, string(option).as_ptr(), string(value).as_ptr())
             };
-            check(&format!("option {option}={value}"), result)?;
+            check(&format!("cannot set option {option}={value}"), result)?;
         }
         // SAFETY: the cluster's handle is configured.
         match unsafe { (library.rados_connect)(self.cluster) } {
@@ -148,7 +148,7 @@ impl Image {
                 Err("/etc/ceph/ceph.conf does not exist; name the cluster's configuration with :conf=PATH"
                     .into())
             }
-            result => check("the cluster", result),
+            result => check("cannot reach the cluster", result),
         }
     }
 
@@ -157,7 +157,9 @@ impl Image {
         let before = self.size_bytes.load(Ordering::Relaxed);
         let mut bytes = 0;
         // SAFETY: the image is open.
-        check("its size", unsafe { (self.library.rbd_get_size)(self.image, &mut bytes) })?;
+        check("cannot read the image's size", unsafe {
+            (self.library.rbd_get_size)(self.image, &mut bytes)
+        })?;
         // If another thread has asked for the size at the same time, it is unknown which answer is
         // newer. The next answer is certainly newer.
         let _ = self.size_bytes.compare_exchange(before, bytes, Ordering::Relaxed, Ordering::Relaxed);
@@ -170,11 +172,11 @@ impl Image {
         unsafe {
             let text = cluster.as_mut_ptr().cast::<c_char>();
             check(
-                "the cluster's id",
+                "cannot read the cluster's id",
                 (self.library.rados_cluster_fsid)(self.cluster, text, cluster.len() - 1),
             )?;
             let text = id.as_mut_ptr().cast::<c_char>();
-            check("the image's id", (self.library.rbd_get_id)(self.image, text, id.len() - 1))?;
+            check("cannot read the image's id", (self.library.rbd_get_id)(self.image, text, id.len() - 1))?;
         }
         let text = |bytes: &[u8]| {
             String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
@@ -195,7 +197,7 @@ impl Image {
         // SAFETY: the image is open; the name outlives the call.
         let result =
             unsafe { (self.library.rbd_snap_get_id)(self.image, string(name).as_ptr(), &mut number) };
-        check("the snapshot's id", result)?;
+        check("cannot read the snapshot's id", result)?;
         // The same name may later belong to another snapshot.
         let constant = clone::constant(&cluster, &spec.pool, &spec.namespace, &id, number);
         Ok((format!("{constant}, {size_bytes} bytes"), Some(constant)))

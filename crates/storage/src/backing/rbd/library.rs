@@ -122,7 +122,8 @@ macro_rules! library {
                     $($name: {
                         let name = CString::new(stringify!($name)).expect("no NUL in a name");
                         let address = symbol(&handles, &name)?;
-                        // SAFETY: the library's header declares the function of that name with this type.
+                        // SAFETY: the library's header declares the function of that name with this
+                        // type.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(address) }
                     },)*
                 })
@@ -187,7 +188,8 @@ library! {
 }
 
 impl Library {
-    /// Returns the loaded libraries, or why they cannot be loaded. They stay loaded.
+    /// Returns the loaded libraries, or why they cannot be loaded. The libraries stay loaded until
+    /// the process ends.
     pub(super) fn get() -> Result<&'static Library, String> {
         static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
         LIBRARY.get_or_init(Library::load).as_ref().map_err(Clone::clone)

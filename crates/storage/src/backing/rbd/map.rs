@@ -1,10 +1,10 @@
 //! Queries which parts of an image and its parents are allocated, for programs that copy the image
 //! without its holes.
 //!
-//! librbd blocks its caller during such a query, so a thread executes it. The thread starts at the
-//! first query and signals the image's eventfd when a reply is ready. The granularity is whole
-//! objects, because the object map contains objects. If the cluster does not answer in time,
-//! everything is reported as data, which is always correct.
+//! librbd blocks its caller during such a query, so a separate thread executes the query. The
+//! thread starts at the first query and signals the image's eventfd when a reply is ready. The
+//! granularity is whole objects, because the object map has one entry for each object. If the
+//! cluster does not answer in time, everything is reported as data, which is always correct.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};

@@ -140,7 +140,9 @@ pub(super) fn open(
             Err(error) if [-libc::EROFS, -libc::EBUSY, -libc::EAGAIN].contains(&error) => {
                 return Err(OpenError::InUse { path: format!("rbd image {}", parsed.name()).into() });
             }
-            Err(error) => return Err(connect(check("its lock", error).expect_err("it is an error"))),
+            Err(error) => {
+                return Err(connect(check("cannot lock the image", error).expect_err("it is an error")));
+            }
         }
     }
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
@@ -149,7 +151,7 @@ pub(super) fn open(
     // is used.
     let result =
         unsafe { (library.rbd_set_image_notification)(image.image, event.as_raw_fd(), EVENT_TYPE_EVENTFD) };
-    check("its notifications", result).map_err(connect)?;
+    check("cannot request notifications of the image's calls", result).map_err(connect)?;
     let info = BackingInfo {
         size_bytes,
         block_bytes: 512,
@@ -182,8 +184,8 @@ pub(super) fn open(
 }
 
 impl Rbd {
-    /// Returns true if the image was opened without the lock and has not been locked yet. Nothing
-    /// was written then.
+    /// Returns true if the image was opened without the lock and has not been locked yet. As long
+    /// as this is so, hob has written nothing to the image.
     fn is_in_standby(&self) -> bool {
         self.comes_later && self.image.as_ref().is_some_and(|image| !image.locked.load(Ordering::Relaxed))
     }
@@ -305,7 +307,8 @@ impl Rbd {
         self.done.push_back((id, result));
     }
 
-    /// Once nothing is in flight, lets the lock monitor close the image and signal that.
+    /// When the image is being closed and nothing is in flight, lets the lock monitor close the
+    /// image. The lock monitor signals `event` when the image is closed.
     fn end_if_closing(&mut self, ring: &mut Ring) {
         if self.closing
             && self.started.is_empty()

@@ -97,7 +97,8 @@ fn escape_each(text: &str, special: &[char]) -> String {
     text.chars().flat_map(escaped).collect()
 }
 
-/// Splits the text at each unescaped `at`. Returns at least one part. Backslashes stay in the parts.
+/// Splits the text at each unescaped `at`. Returns at least one part. Backslashes stay in the
+/// parts.
 fn split(text: &str, at: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut escaped = false;

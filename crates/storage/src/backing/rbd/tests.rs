@@ -32,7 +32,7 @@ struct Fake {
     ended: RefCell<VecDeque<Handle>>,
 }
 
-/// The second handle is the first handle plus this.
+/// Difference between the second handle of an image and the first handle.
 const ASIDE: usize = 1;
 
 fn fake(handle: Handle) -> &'static Fake {

@@ -1,4 +1,5 @@
-//! Runs of journal pages, and a thread that reads them ahead of their interpretation.
+//! Runs of journal pages, and a thread that reads runs while another thread interprets earlier
+//! ones.
 
 use std::io;
 use std::sync::mpsc;
@@ -15,9 +16,9 @@ const RUN_PAGES_MAX: u64 = 256;
 /// Number of buffers that the reading and the interpreting thread exchange.
 const BUFFERS: usize = 4;
 
-/// Maximum number of pages that fail when they are read one by one. A run that cannot be read at
-/// once is read page by page. After this number of failed pages, further runs are not read page by
-/// page: all pages of a run that cannot be read at once count as unreadable.
+/// Maximum number of failed reads of single pages. A run that cannot be read at once is read page
+/// by page. After this number of failed pages, hob reads no more single pages: all pages of a run
+/// that cannot be read at once count as unreadable.
 const SINGLE_FAILURES_MAX: u32 = 1024;
 
 const PAGE: u64 = PAGE_BYTES as u64;

@@ -18,8 +18,8 @@ use crate::ring::{FdClass, Ring, RingConfig, RingKind};
 fn adopt(ring: &mut Ring, owner: &Arc<Memory>, pages: usize) -> BufferId {
     let adopted = ring.arena_mut().adopt(owner, |memory, pieces| {
         for page in (0..pages).rev() {
-            // SAFETY: inside a mapping that lives as long as its borrow; there is no reference to its
-            // bytes.
+            // SAFETY: inside a mapping that lives as long as its borrow; there is no reference to
+            // its bytes.
             pieces.push(&unsafe { VolatileSlice::new(memory.address(page * 4096, 4096), 4096) });
         }
     });

@@ -1,5 +1,5 @@
-//! A client that fails between any two changes of the object store: the disk then has the content
-//! of a flush point, the last acknowledged one or a later one.
+//! Tests a client that fails between any two changes of the object store. The disk must then have
+//! the content of the last acknowledged flush point, or of a later one.
 
 use std::sync::Mutex;
 
@@ -17,8 +17,9 @@ enum Step {
 
 use Step::{Discard, Flush, Write, Zero};
 
-/// Parts of objects, whole objects, and several at once; over flushed data, unflushed data and
-/// zeroes; with enough objects for memory (three) and for pages (after four changes).
+/// Changes of parts of objects, whole objects, and several objects at once, over flushed data,
+/// unflushed data and zeroes. They exceed the test's limits: three layers in memory, and four
+/// changes in a manifest.
 const STEPS: &[Step] = &[
     Write(0, 4096),
     Write(OBJECT - 1024, 2048),

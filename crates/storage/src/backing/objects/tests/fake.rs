@@ -44,7 +44,7 @@ struct Mood {
     /// True if puts of manifests are delayed. The caller gets no reply.
     delays_manifests: bool,
     delayed: Vec<(Name, Bytes, Put)>,
-    /// The next conditional put waits here first.
+    /// Notification for which the next conditional put waits.
     gate: Option<Arc<Notify>>,
     waits: bool,
 }

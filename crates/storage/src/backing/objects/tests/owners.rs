@@ -1,5 +1,5 @@
-//! Two clients want one disk: which is fenced, which is refused, and a client that wrongly assumes
-//! that it owns the disk.
+//! Tests of two clients that want one disk: one is fenced or refused. Also tests a client that
+//! wrongly assumes that it owns the disk.
 
 use std::sync::Arc;
 
@@ -87,8 +87,8 @@ fn an_idle_owner_detects_its_loss_too() {
     });
 }
 
-/// The owner is paused while others take the disk, write thousands of manifests and delete the old
-/// ones: its number stays in use permanently.
+/// The owner is paused while others take the disk, write many manifests and delete the old ones.
+/// The manifest with the paused owner's next number is kept, so that the owner stays fenced.
 #[test]
 fn an_owner_that_was_paused_for_long_is_fenced_still() {
     block_on(async {
@@ -115,7 +115,7 @@ fn an_owner_that_was_paused_for_long_is_fenced_still() {
 }
 
 /// A client that is about to take the disk is paused until its number was used, released and
-/// deleted. It gets the number, but not the disk.
+/// deleted. The client then gets the number, but not the disk.
 #[test]
 fn a_client_that_takes_an_outdated_number_does_not_own_the_disk() {
     block_on(async {
@@ -205,8 +205,7 @@ fn leftovers_go_and_nothing_else_does() {
 }
 
 /// A disk that was opened and is not served is closed in the background, because its owner may be a
-/// thread that must never wait. The next client that opens the disk waits for that, and finds it
-/// closed.
+/// thread that must never wait. The next client that opens the disk waits until the disk is closed.
 #[test]
 fn only_the_next_opening_waits_for_the_close_of_an_unused_disk() {
     let (shop, gate) = (Shop::default(), Arc::new(Notify::new()));
