@@ -50,7 +50,7 @@ use plan::{Fault, MS, Plan};
 use store::{Request, Response, Store};
 
 /// Part of the time limit within which every disk must be served after the last fault, nanoseconds.
-/// The limit also includes three lengths of a lease and the settling time.
+/// The limit also includes three times the length of a lease, and the settling time.
 const HEALING_NS: u64 = 60_000 * MS;
 
 /// Maximum number of simulation steps per guest request of a history.
@@ -87,9 +87,9 @@ pub enum Sabotage {
     CountsFromAnswer,
     /// The host uses the full length of its etcd lease, without a safety margin.
     NoMargin,
-    /// The host does not check its clock before replies.
+    /// Before it replies to a guest, the host does not check that its lease is still valid.
     UncheckedAnswers,
-    /// The host does not check its clock before writes to the backing.
+    /// Before it writes to the backing, the host does not check that its lease is still valid.
     UncheckedChanges,
     /// The host measures its etcd lease with the wall clock.
     WallClock,
@@ -127,8 +127,8 @@ pub enum Sabotage {
     /// The host trusts its flash content although another host has since taken the disk over from a
     /// replica of this content.
     BelievesAdopted,
-    /// When a write that has waited in the daemon process starts, the host does not check its clock
-    /// again.
+    /// When a write that has waited in the daemon process starts, the host does not check again
+    /// that its lease is still valid.
     UncheckedQueue,
     /// The host renews its etcd lease although a shard of its daemon hangs.
     RenewsWhileHung,
@@ -146,7 +146,7 @@ macro_rules! trace {
 }
 use trace;
 
-/// A disk that a host takes by force, which loses another host's dirty data.
+/// A forced takeover of a disk. The dirty data in the former owner's flash is lost.
 #[derive(Debug)]
 struct Forced {
     host: usize,
@@ -259,7 +259,7 @@ enum Event {
         op: u64,
         result: Option<u64>,
     },
-    /// A reply leaves the host.
+    /// A host's reply to a guest request is sent.
     Answer {
         host: usize,
         life: u32,

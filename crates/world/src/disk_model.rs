@@ -78,7 +78,7 @@ pub struct ArrayConfig {
     pub capacity_bytes: u64,
     /// Seek times, media rate and read-ahead of each disk.
     pub drive: DriveConfig,
-    /// Gain in positioning time as a disk's queue grows.
+    /// Reduction of the positioning time when a disk's queue is longer.
     pub queue_gain: QueueGain,
     /// Time of controller and bus per request, nanoseconds. The disks are not busy during this
     /// time.

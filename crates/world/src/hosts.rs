@@ -80,8 +80,8 @@ pub struct Options {
     pub trace: Option<Trace>,
 }
 
-/// A crash of a host at one of its steps. A step is the start or end of an action, a durable
-/// record, or a message sent or received.
+/// A crash of a host at one of its steps. A step is the start or end of an action, the write of a
+/// durable record, or a message sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crash {
     /// Index of the crashing host.
@@ -131,8 +131,9 @@ pub enum Sabotage {
     /// The new owner reads all data from the former owner, even data that the new owner has written
     /// since the hand-over.
     FormerOwnerForAll,
-    /// The new owner reads from the former owner all data that later pages of the former owner's
-    /// list name, even data that the new owner has written since the hand-over.
+    /// The new owner receives further pages of the list of cached data after the hand-over. It
+    /// reads all data that these pages name from the former owner, even data that it has written
+    /// since the hand-over.
     LatePages,
     /// The source freezes the disk without waiting for requests in flight.
     HastyFreeze,
@@ -160,7 +161,8 @@ enum Event {
     Backing(IoId),
     /// Arrival of a packet at a host.
     Arrives(usize, Packet),
-    /// Timeout of a call: host, process number of the host, call number.
+    /// A call from one host to another timed out: calling host, process number of this host, call
+    /// number.
     Unanswered(usize, u32, u64),
     /// A host begins its next action: host, process number of the host.
     Act(usize, u32),
@@ -190,7 +192,8 @@ enum Event {
     Heal,
 }
 
-/// Host of a backing I/O, its id in the host's engine, and whether it changes data.
+/// A backing I/O: the host that sent the I/O, the I/O's id in the host's engine, and whether the
+/// I/O changes data.
 #[derive(Clone, Copy, Debug)]
 struct Owned {
     host: usize,

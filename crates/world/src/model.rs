@@ -2,15 +2,15 @@
 //! survive a power cut.
 //!
 //! Changes are numbered in the order in which they began and are kept for the whole history. For
-//! each unit the model keeps a `floor`: a value is stale if its change ended before the floor. The
-//! model's time is a counter of events.
+//! each unit the model keeps a `floor`: a value is stale if its change ended before the floor.
+//! Times in the model are values of a counter of events.
 //!
 //! The backing of a disk with a write-back cache *lags*: acknowledged changes may be missing on the
-//! backing. The backing is not compared until the cache is drained. A crash ends all changes in
-//! progress and lowers the floors to the durable state. After a read returned a unit's value, later
-//! reads must return the same value until the next change or crash. If a flush followed the read, a
-//! crash does not change the value either. After a discard, a unit may have its old content or
-//! zeroes. The first read of the unit decides which of the two.
+//! backing. Until the cache is drained, the model does not compare the backing with acknowledged
+//! changes. A crash ends all changes in progress and lowers the floors to the durable state. After
+//! a read returned a unit's value, later reads must return the same value until the next change or
+//! crash. If a flush followed the read, a crash does not change the value either. After a discard,
+//! a unit may have its old content or zeroes. The first read of the unit decides which of the two.
 //!
 //! The model allows overlapping changes to take effect in any order.
 
@@ -42,9 +42,10 @@ struct Change {
     began: u32,
     ended: u32,
     ok: bool,
-    /// An I/O of the change has failed on the backing, which may have any part of the change.
+    /// True if an I/O of the change has failed on the backing. The backing may then have any part
+    /// of the change.
     is_partial: bool,
-    /// A FUA write or a flush made the change durable.
+    /// True if the change is durable, because it was a FUA write or a flush followed it.
     durable: bool,
     /// True if the change is a discard on a disk whose backing lags, so older data of the backing
     /// may return.
@@ -53,7 +54,8 @@ struct Change {
 
 #[derive(Clone, Copy, Debug)]
 struct Unit {
-    /// Changes that ended before this time are certainly overwritten in the unit.
+    /// Later changes have certainly overwritten this unit's data of all changes that ended before
+    /// this time.
     floor: u32,
     last_began: u32,
     last_ended: u32,
@@ -112,10 +114,10 @@ pub struct Model {
     /// Changes that are acknowledged and not durable.
     unflushed: Vec<u32>,
     /// Changes that were acknowledged and not durable when hob discarded dirty data. The backing
-    /// may have some of them, and may lose them until the next flush.
+    /// may have the data of some of these changes. Until the next flush, it may lose this data.
     given_up: Vec<u32>,
     /// Changes that hob wrote to flash and not to the backing, so a loss of the backing does not
-    /// affect them. They stay in this set after a flush.
+    /// affect them. A flush does not remove changes from this set.
     in_flash: BTreeSet<u32>,
     /// Changes that the backing may have lost, each with the number of the loss. The changes were
     /// acknowledged and are not durable.
@@ -198,8 +200,9 @@ impl Model {
         self.units.resize(units as usize, Unit::NEW);
     }
 
-    /// Sets whether the backing lags. A lagging backing is not compared. A discard in progress may
-    /// affect dirty data from now on, even if the disk had no dirty data when the discard began.
+    /// Sets whether the backing lags. The model does not compare a lagging backing with
+    /// acknowledged changes. A discard in progress may affect dirty data from now on, even if the
+    /// disk had no dirty data when the discard began.
     pub fn set_lags(&mut self, lags: bool) {
         if lags && !self.lags {
             for change in &mut self.changes[self.ended_before..] {
@@ -324,7 +327,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns the certain content of a unit: read before and not changed since.
+    /// Returns the content of a unit that was read and has not been changed since. Returns `None`
+    /// if the content is not certain.
     pub fn pinned(&self, unit: u32) -> Option<Tag> {
         self.units[unit as usize].pinned
     }
@@ -375,9 +379,9 @@ impl Model {
         }
     }
 
-    /// Records that the backing lost data and the engine does not know that yet. Until
-    /// [`report_loss`](Self::report_loss), the engine may acknowledge changes that were in flight
-    /// at the loss.
+    /// Records that the backing lost data, and that the engine does not know about this loss yet.
+    /// Until [`report_loss`](Self::report_loss), the engine may acknowledge changes that were in
+    /// flight at the loss.
     pub fn hide_loss(&mut self) {
         self.unreported += 1;
     }
@@ -620,7 +624,7 @@ impl Model {
         self.ended(value, unit).is_ok()
     }
 
-    /// Returns true if the newest change of the unit was never made durable.
+    /// Returns true if no flush or FUA write has made the newest change of the unit durable.
     pub fn is_loose(&self, unit: u32) -> bool {
         let newest = self.changes.iter().rev().find(|change| (change.first..change.end).contains(&unit));
         newest.is_some_and(|change| !change.durable)
@@ -693,8 +697,8 @@ impl Model {
         self.settled = false;
     }
 
-    /// Makes no content durable any more: from now on a read of a unit may return any value that
-    /// the unit ever had.
+    /// Records that no content of the disk is certain any more. From now on a read of a unit may
+    /// return any value that the unit ever had.
     pub fn forget_all(&mut self) {
         for unit in &mut self.units {
             (unit.floor, unit.pinned, unit.kept) = (0, None, false);

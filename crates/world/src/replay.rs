@@ -5,8 +5,8 @@
 //! takes the next event, passes it to the engine, and asks the device models for the completion
 //! time of each I/O. In an *open* loop ([`Replay::open`]), each request has an arrival time that
 //! does not depend on earlier requests. In a *closed* loop ([`Replay::closed`]), each of N clients
-//! sends its next request after the last reply and a think time. A request for which the engine has
-//! no room waits in a queue, and its latency counts from its arrival.
+//! sends its next request after the last reply and a think time. If the engine has no room for a
+//! request, the request waits in a queue. The latency of a request counts from its arrival.
 //!
 //! A persistent cache is simulated completely: journal writes, flushes and destaging use the
 //! modelled devices. The background I/O of a cache continues between runs and after the last reply
@@ -43,8 +43,8 @@ pub use setup::{CacheSetup, DiskSetup, Setup, SetupError, segment_bytes};
 const LENT: u32 = 4;
 const LENT_BYTES: u32 = 1 << 20;
 
-/// Checksums of all sectors are equal, because the replay has no content. The array has one sector
-/// more than the longest aligned request.
+/// Checksums of all sectors are equal, because the replay has no content. The array has one element
+/// more than the number of sectors of the longest aligned request.
 static SUMS: [u32; (REQUEST_BYTES_MAX / SECTOR_BYTES) as usize + 1] =
     [0; (REQUEST_BYTES_MAX / SECTOR_BYTES) as usize + 1];
 
@@ -75,11 +75,11 @@ pub struct Served {
     pub at: Instant,
     /// Time from arrival to reply, nanoseconds.
     pub latency_ns: u64,
-    /// How the engine served the request.
+    /// The way in which the engine served the request.
     pub outcome: Outcome,
 }
 
-/// Duration of one run of a replay, and how many requests the run answered.
+/// Start, end and request counts of one run of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     /// Number of answered requests.
@@ -224,7 +224,8 @@ impl Replay {
         self.backing.busy_ns()
     }
 
-    /// Advances the virtual time without requests. The engine's background work continues.
+    /// Advances the virtual time by `ns` nanoseconds without requests. The engine's background work
+    /// continues.
     pub fn pass(&mut self, ns: u64) {
         let end = self.now + ns;
         while self.next_at().is_some_and(|at| at <= end) {

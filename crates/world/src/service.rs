@@ -60,7 +60,7 @@ impl FixedModel {
 pub struct LunModel {
     luns: Vec<ArrayModel>,
     range_bytes: u64,
-    /// LUN of each range, and the start of the range on it in bytes.
+    /// For each range: index of its LUN, and offset of the range on this LUN in bytes.
     ranges: Vec<(usize, u64)>,
 }
 

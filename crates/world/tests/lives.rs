@@ -1,5 +1,6 @@
-//! Random histories of several lives: persistent caches and write-back over crashes, restarts and recovery.
-//! `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many; `cargo xtask simulate` runs many more.
+//! Random histories with crashes, restarts and recovery of persistent and write-back caches.
+//! `HOB_SEED=n` replays the history of seed n, and `HOB_SEEDS=n` runs n histories. `cargo xtask
+//! simulate` runs many more.
 
 use hob_engine::outcome::Outcome;
 use hob_world::sim::{Options, Report, run};
@@ -7,7 +8,8 @@ use hob_world::sim::{Options, Report, run};
 /// Number of histories per run of this test.
 const HISTORIES: u64 = 2_000;
 
-/// Fixed errors: whether devices may fail, the seed, its requests, and a description.
+/// Histories that found errors, which are corrected. For each history: true if devices may fail,
+/// the seed, the number of requests, and a description of the error.
 const MENDED: [(bool, u64, u32, &str); 29] = [
     (true, 2145, 200, "a new ring that could not be written was told as the loss of the old one"),
     (true, 2546, 200, "a discard met dirty data that was not there when it began"),
@@ -17,7 +19,7 @@ const MENDED: [(bool, u64, u32, &str); 29] = [
         true,
         51_364,
         200,
-        "what was made clean in a ring that failed stayed dirty in the old one, and was destaged by nobody",
+        "what was made clean in a ring that failed stayed dirty in the old one, and was never destaged",
     ),
     (false, 6850, 200, "a discard met dirty data that was not there when it began"),
     (false, 10_084, 200, "a write waited for older data of a cache that was taken away"),
@@ -38,7 +40,7 @@ const MENDED: [(bool, u64, u32, &str); 29] = [
     (false, 183_825, 200, "a crash after a drain brought dirty data back over what had been written past it"),
     (true, 2_757, 200, "the model: two copies of what was not flushed that differ"),
     (true, 8_502, 200, "a drain ended before the journal durably said so"),
-    (true, 186_236, 200, "a change that was to replace dirty data began anew when the cache was gone"),
+    (true, 186_236, 200, "a change that was to replace dirty data began again when the cache was gone"),
     (
         true,
         13_299,
@@ -170,7 +172,7 @@ fn sound_devices_lose_nothing_that_was_flushed() {
     assert!(total.recoveries_dirty > 100);
 }
 
-/// A few histories of many requests, for slowly accumulating errors.
+/// Runs a few histories of many requests, to find errors that accumulate slowly.
 #[test]
 fn long_histories_with_restarts_violate_no_guarantee() {
     live(6_000_000..6_000_020, &Options { requests: 5000, ..Options::lives() });
@@ -204,7 +206,8 @@ fn seeds_of_corrected_errors_pass() {
     }
 }
 
-/// Fixed errors of histories with all options: the kind, the seed, and a description.
+/// Histories with all options that found errors, which are corrected. For each history: the kind,
+/// the seed, and a description of the error.
 const FOUND: [(&str, u64, &str); 34] = [
     (
         "flaky",
@@ -236,7 +239,7 @@ const FOUND: [(&str, u64, &str); 34] = [
     ("lives", 20_004_027, "the model: a write that overlapped another was not the last"),
     ("qos", 5_001_913, "the model: guests waited for a cache that had been given up"),
     ("qos", 30_003_954, "the model: a backing restarted again and again until nothing could become clean"),
-    ("qos", 40_009_195, "the model: nobody noticed a change of the backing of an empty cache"),
+    ("qos", 40_009_195, "the model: a change of the backing of an empty cache was not noticed"),
     ("growth", 20_006_086, "the model: a disk grew between two attempts to enable its recovered cache"),
     ("lives", 22_005_478, "the model: restarts of a backing kept a history from its end"),
     ("lives", 22_014_575, "the model: a backing restarted faster than anything could be written to it"),
@@ -255,15 +258,15 @@ fn what_a_recovery_found_clean_stays_clean_after_a_power_cut() {
     run(8_020_474, &options).unwrap();
 }
 
-/// Both devices with copies of dirty data failed a flush of one commit. Each counted as the durable
-/// copy of the other, so flushed data was lost in a power cut.
+/// Both devices with copies of dirty data failed a flush of one commit. The engine counted the copy
+/// on each device as the durable copy for the other device, so a power cut lost flushed data.
 #[test]
 fn two_devices_whose_flushes_failed_are_no_copies_of_each_other() {
     run(2_009_831, &flaky()).unwrap();
 }
 
-/// A device failed a flush when a part of a durable write was on it, and the rest was in flight.
-/// Later flushes succeeded, and the write was acknowledged, but a power cut lost that part.
+/// A device failed a flush when it had a part of a durable write, and the rest of the write was in
+/// flight. Later flushes succeeded, and the write was acknowledged, but a power cut lost that part.
 #[test]
 fn a_write_in_progress_during_a_failed_flush_is_not_lost() {
     run(3_002_881, &flaky()).unwrap();
@@ -312,8 +315,8 @@ fn disks_that_grow_lose_nothing_and_read_nothing_old() {
     assert!(total.recoveries_larger > 500, "{total:?}");
 }
 
-/// A device for replicas only, like another host's flash: it fails, is fenced, removed and added
-/// like any other, and has the second copy of dirty data.
+/// One device has only replicas of dirty data, like another host's flash. This device fails, is
+/// fenced, removed and added like any other.
 #[test]
 fn a_peer_keeps_the_second_copy() {
     let options = Options { peer: true, ..Options::lives() };

@@ -17,7 +17,8 @@ pub(super) struct Checker {
 struct Block {
     /// The value in the last acknowledged write or answered read of the block.
     settled: u64,
-    /// Later values that were written and not acknowledged. A read may return any of them.
+    /// Values that were written after `settled` and are not acknowledged. A read may return any of
+    /// them.
     in_doubt: Vec<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! Simulates the daemon around the cluster state machines. The daemon makes the state
-//! machines' calls, and acquires, opens and releases disks.
+//! Simulates the daemon around the cluster state machines. The daemon calls the state machines,
+//! sends their requests to etcd, and acquires, opens and releases disks.
 
 use hob_engine::cluster::{
     Answer, Ask, ClusterEvent, Event as Told, Found, Is, Key, LeaseId, LeaseTerm, OwnershipRecord,
@@ -50,9 +50,9 @@ impl Simulation<'_> {
         self.hosts[host].up && is_served && local.term.is_some_and(|it| it.is_valid(self.clock(host)))
     }
 
-    /// Returns true if a host serves a disk. A host still counts as serving until the length of one
-    /// lease after its etcd lease expired: on a slow network a renewal may be late, and the host's
-    /// replies wait for the renewal.
+    /// Returns true if a host serves a disk. A host whose etcd lease has expired counts as serving
+    /// for one more lease length: on a slow network the renewal may be late, and the host delays
+    /// its replies until the renewal.
     pub(super) fn serves(&self, host: usize, disk: usize) -> bool {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
@@ -291,7 +291,7 @@ impl Simulation<'_> {
 
     // Disks.
 
-    /// Checks a disk and starts the actions that it needs.
+    /// Checks the state of a disk at a host, and starts the actions that this state requires.
     pub(super) fn poll(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let life = self.hosts[host].life;
         let at = self.now + self.rng.latency(self.plan.poll_ns);

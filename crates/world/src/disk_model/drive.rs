@@ -49,8 +49,8 @@ pub struct DriveConfig {
     pub seek: SeekCurve,
     /// Media rate of the outermost zone, bytes per second. Addresses start in this zone.
     pub outer_bytes_per_s: u64,
-    /// Media rate of the innermost zone, bytes per second. A drive without zones has the rate of
-    /// the outermost zone.
+    /// Media rate of the innermost zone, bytes per second. For a drive without zones, this rate
+    /// equals `outer_bytes_per_s`.
     pub inner_bytes_per_s: u64,
     /// Number of zones of the drive: rings of tracks, each with one media rate.
     pub zones: u64,

@@ -26,7 +26,8 @@ pub(super) enum Act {
 }
 
 impl Simulation<'_> {
-    /// Counts a step of a host at which the host may crash. Returns true if the host is still up.
+    /// Counts one step of a host. Crashes or pauses the host if the history has a crash or pause at
+    /// this step. Returns true if the host is still up.
     pub(super) fn step(&mut self, host: usize) -> Result<bool, Violation> {
         if self.hosts[host].ram.is_none() {
             return Ok(false);
@@ -353,7 +354,7 @@ impl Simulation<'_> {
             After::Nothing => Ok(()),
             After::Act(doer, ticket) => self.acted(host, doer, ticket, result.is_ok()),
             After::Again(ticket) => {
-                ensure!(result.is_ok(), "host {host} does not get rid of the disk: {result:?}");
+                ensure!(result.is_ok(), "host {host} cannot remove the disk: {result:?}");
                 self.make_standby(host, ticket);
                 self.drain(host)
             }

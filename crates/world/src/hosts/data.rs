@@ -1,5 +1,6 @@
-//! Simulates reads between hosts. A host in standby answers each read with the owner's data, also if
-//! it has pulled that data to its own flash. After the hand-over, the new owner reads from the former owner's flash.
+//! Simulates reads between hosts. A host in standby answers each read with the owner's data, even
+//! if the host has pulled that data to its own flash. After the hand-over, the new owner reads from
+//! the former owner's flash.
 //!
 //! Only the owner answers standby reads. A host that has handed the disk over refuses these reads,
 //! because its data may be stale: an earlier process of the standby host may have served the disk,
@@ -36,9 +37,9 @@ const PAGE_TRIES_MAX: u32 = 5;
 const AGAIN_NS: u64 = 300 * MS;
 
 impl Simulation<'_> {
-    /// Sends a read of the engine to another host, if another host should answer it. Such reads are
-    /// all reads in standby, and reads of data that the former owner may have. Returns false if the
-    /// caller must read from the backing.
+    /// Sends a read of the engine to another host, if another host should answer it. Another host
+    /// answers all reads in standby, and reads of data that the former owner may have. Returns
+    /// false if the caller must read from the backing.
     pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
         let ram = self.hosts[host].ram.as_ref().expect("it is up");
         if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {
@@ -61,8 +62,8 @@ impl Simulation<'_> {
         has.then_some((former.host, former.session))
     }
 
-    /// Records a write that is about to be sent to the backing. The former owner's data of this
-    /// range is outdated from now on.
+    /// Records a write that is about to be sent to the backing. From now on, the former owner's
+    /// data of the written range is outdated.
     pub(super) fn note_changed(&mut self, host: usize, io: &Io) {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         if let Some(pulling) = &mut ram.pulling {
@@ -101,8 +102,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns data that the host pulled earlier, if a sabotage answers standby reads with such
-    /// data.
+    /// Returns data that the host pulled earlier, if the sabotage of this history makes the host
+    /// answer standby reads with pulled data.
     fn shadowed(&self, host: usize, io: &Io) -> Option<Vec<Tag>> {
         let believes = self.strikes(Sabotage::BelievedAwaited) && self.hosts[host].life > 1;
         if !self.strikes(Sabotage::StandbyFromCache) && !believes {
@@ -258,7 +259,8 @@ impl Simulation<'_> {
         self.ask_list(host, 0)
     }
 
-    /// Requests this page of the list if it is still the next one.
+    /// Requests this page of the list of cached data, if the page is still the next one that the
+    /// host needs.
     pub(super) fn ask_list(&mut self, host: usize, page: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let Some(pulling) = ram.pulling.as_mut().filter(|it| !it.has_list && it.page == page) else {
@@ -298,8 +300,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a page of the list. An unexpected page is ignored, except that the first page
-    /// restarts the list.
+    /// Handles a page of the list of cached data. An unexpected page is ignored, except that the
+    /// first page restarts the list.
     pub(super) fn listed(
         &mut self,
         host: usize,

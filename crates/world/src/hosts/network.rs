@@ -43,8 +43,8 @@ pub(super) enum Kind {
     /// A pull of cached data. The owner answers a pull only in the migration attempt in which it
     /// reports changes of the disk to the reader. The reader caches the data.
     Teller,
-    /// A read or pull, after the hand-over, of data that has not changed since: the former owner
-    /// answers.
+    /// A read or pull after the hand-over. The former owner answers it, because the data has not
+    /// changed since the hand-over.
     Former,
 }
 

@@ -1,5 +1,5 @@
-//! The simulated operator. The operator starts, speeds up and cancels migrations, moves the guest,
-//! and gives up disks that do not arrive.
+//! The simulated operator. The operator starts, speeds up and cancels migrations, and moves the
+//! guest. If a disk does not arrive, the operator orders its destination to stop waiting.
 
 use hob_engine::command::Role;
 use hob_engine::migration::{Order, Phase, Record, Session};
@@ -77,7 +77,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Makes the destination give up a disk that has not arrived.
+    /// Makes the destination stop waiting for a disk that has not arrived.
     pub(super) fn give_up(&mut self, host: usize) -> Result<(), Violation> {
         trace!(self, "host {host} is told that the disk does not come");
         if let Some(ram) = &mut self.hosts[host].ram
@@ -90,8 +90,8 @@ impl Simulation<'_> {
         self.drain(host)
     }
 
-    /// Starts hosts that are down, orders hosts to end migration attempts that do not end by
-    /// themselves, and makes destinations give up disks that do not arrive.
+    /// Starts hosts that are down, and orders hosts to end migration attempts that do not end by
+    /// themselves. Makes destinations stop waiting for disks that do not arrive.
     pub(super) fn tidy(&mut self) -> Result<(), Violation> {
         let now = self.now;
         for host in 0..self.hosts.len() {

@@ -334,8 +334,8 @@ impl Simulation<'_> {
                 let of_flush =
                     if request.op == Op::Flush || request.op == Op::Settle { faults.flush_error } else { 0 };
                 let of_peer = reads && (self.plan.gives_up || self.has_hung_up(host));
-                // A change whose success is not believed, because an overlapping flush failed, is
-                // sent again a few times, and then fails.
+                // If a flush that overlaps a change fails, the engine does not trust the success of
+                // the change and sends the change again. After a few attempts the change fails.
                 let flushes = if request.op.modifies() { faults.flush_error } else { 0 };
                 of_backing + of_flush + flushes > 0
                     || of_peer

@@ -21,7 +21,8 @@ pub(super) struct Tally {
     flash_errors: u64,
     backing_ios: u64,
     backing_errors: u64,
-    /// Numbers of requests that the disk's histograms should have counted since they were reset.
+    /// Numbers of requests that the disk's histograms must have counted since the histograms were
+    /// reset.
     moved: Moved,
 }
 
@@ -45,7 +46,7 @@ impl Moved {
 }
 
 impl Tally {
-    /// Counts an arriving request that the engine must not refuse.
+    /// Counts a request of a guest that the engine must not refuse.
     pub(super) fn comes(&mut self, request: &Request) {
         Moved::add(&mut self.moved.came, request.op);
     }
@@ -84,7 +85,8 @@ impl Tally {
     }
 }
 
-/// One read of the backing by the engine. Its times are values of `Simulation::clock`.
+/// One read of the backing by the engine. All times in this struct are values of
+/// `Simulation::clock`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fetch {
     pub(super) request: RequestId,
@@ -180,7 +182,7 @@ impl Simulation<'_> {
                 self.options.faults || self.options.sabotage.is_some() || self.scenario.lives.is_some();
             ensure!(
                 may_mismatch || stats.checksum_mismatches == 0,
-                "disk {index}: a guest's memory was believed"
+                "disk {index}: a checksum of memory that a guest changed was believed"
             );
             let area = disk.memory.len() as u64 * UNIT_BYTES;
             let memory = (stats.memory_hits, stats.memory_bytes);

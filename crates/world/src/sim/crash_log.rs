@@ -28,7 +28,7 @@ pub(super) struct CrashLog {
     /// Number of the first journal ring for which the engine got the log since the last power
     /// failure.
     first_ring: Option<u32>,
-    /// Recovery found records in the log that a power failure undoes.
+    /// True if a recovery used records that only the log has. A power failure loses these records.
     is_relied_on: bool,
 }
 
@@ -81,7 +81,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Continues a journal with its crash log.
+    /// Adds the records of a disk's crash log to the recovered journal.
     pub(super) fn continue_with_log(&mut self, disk: usize, plan: &mut Plan) {
         if self.options.sabotage == Some(Sabotage::IgnoredCrashLog) {
             return;

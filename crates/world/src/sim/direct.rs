@@ -2,10 +2,11 @@
 //! reads flash into it.
 //!
 //! If the guest writes before the checksums are computed, the checksums are wrong. The engine must
-//! then neither use the data nor drop the cached data as damaged. Guest writes after that have no
-//! effect on the engine. The engine must not read the guest memory after the reply, so the
-//! simulation overwrites it with noise. A read that the engine declines is sent again with a daemon
-//! buffer. For the model both together are one read.
+//! then neither use the data nor drop the cached data as damaged. Guest writes after the checksums
+//! are computed have no effect on the engine. The engine must not read the guest memory after the
+//! reply, so the simulation overwrites it with noise. If the engine declines a read into guest
+//! memory, the simulation sends the read again with a daemon buffer. The model counts the declined
+//! read and the repeated read as one read.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -33,7 +34,7 @@ pub(super) struct Direct {
 /// Guest writes to the request's memory since the request was submitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Scribbles {
-    /// The request's buffer is not guest memory.
+    /// The buffer of the request is in daemon memory, so the guest cannot write to it.
     #[default]
     NotIts,
     Nothing,

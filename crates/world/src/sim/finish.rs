@@ -13,8 +13,9 @@ use crate::{Violation, ensure};
 /// Size of a read at the end of a history, bytes.
 const READ_BYTES: u64 = 64 << 10;
 
-/// Number of attempts to open a disk after which the disk counts as lost. In twice as many
-/// attempts, the simulated operator also discards a clean cache for which the pool has no room.
+/// Maximum number of attempts to open a disk. If all attempts fail, the disk counts as lost. In
+/// twice as many attempts, the simulated operator also discards a clean cache for which the pool
+/// has no room.
 const OPENINGS_MAX: u32 = super::recovery::ATTEMPTS_MAX / 2 + 1;
 
 impl Simulation<'_> {

@@ -3,10 +3,10 @@
 //! again.
 //!
 //! The new part of a backing has content that no guest wrote. So the checker can distinguish the
-//! new part from the last partial sector padded with zeroes.
+//! new part from the zeroes that pad the last partial sector.
 //!
-//! Separate random numbers choose the histories in which disks grow, so other histories do not
-//! change.
+//! A separate random number generator chooses the histories in which disks grow, so that growth
+//! does not change the random choices of other histories.
 
 use hob_engine::command::{CacheChange, Command, NewRing};
 

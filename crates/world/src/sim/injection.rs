@@ -131,8 +131,8 @@ pub enum Failure {
     PowerCut,
     /// All I/Os of the backing fail from the `nth` one on.
     Backing,
-    /// The failure is [`Failure::Backing`], and then the daemon reports that another host owns the
-    /// disk.
+    /// All I/Os of the backing fail from the `nth` one on, and then the daemon reports that another
+    /// host owns the disk.
     TakenOver,
 }
 
@@ -173,7 +173,7 @@ pub(super) struct Injection {
     failure: Failure,
     /// True if the operation has begun, so that its I/Os are counted.
     armed: bool,
-    /// Number of I/Os up to and including the one that fails.
+    /// Number of I/Os that are still to come, up to and including the one that fails.
     left: u32,
     struck: bool,
     /// True if the failure hit a flush of flash, so that the device may have lost unflushed data.
@@ -273,7 +273,8 @@ fn config(case: &Case) -> CacheConfig {
 }
 
 impl Simulation<'_> {
-    /// Counts a submitted write or flush of flash, and injects the failure if the count is reached.
+    /// Counts a submitted write or flush of flash, and injects the failure if this is the `nth`
+    /// one.
     pub(super) fn count_change(&mut self, device: usize, io: IoId, op: IoOp) {
         let counts = |injection: &&mut Injection| injection.armed && !injection.failure.is_of_backing();
         let Some(injection) = self.injection.as_mut().filter(counts) else { return };
@@ -298,7 +299,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Counts a submitted I/O of the backing, and injects the failure if the count is reached.
+    /// Counts a submitted I/O of the backing, and injects the failure if this is the `nth` one.
     pub(super) fn count_backing_io(&mut self) {
         let counts = |injection: &&mut Injection| injection.armed && injection.failure.is_of_backing();
         let Some(injection) = self.injection.as_mut().filter(counts) else { return };
@@ -645,8 +646,8 @@ impl Simulation<'_> {
         Ok(ended)
     }
 
-    /// Cuts the power. If the injected failure is one of the backing, kills the process instead.
-    /// Then repairs all devices and opens the disk again.
+    /// Cuts the power. If the injected failure is a failure of the backing, kills the process
+    /// instead. Then repairs all devices and opens the disk again.
     pub(super) fn crash_and_open(&mut self) -> Result<(), Violation> {
         let is_of_backing =
             self.injection.as_ref().is_some_and(|injection| injection.failure.is_of_backing());

@@ -28,15 +28,15 @@ const REPLACE_NS: u64 = 2_000_000_000;
 pub(super) struct Refusal {
     at: Instant,
     device: usize,
-    /// Number of page writes that the device will refuse. The engine abandons a copy of a journal
-    /// after three refused writes.
+    /// Number of the device's next journal page writes that fail. The engine abandons a copy of a
+    /// journal after three refused writes.
     pages: u32,
     /// Number of the device's next flushes that fail.
     flushes: u32,
 }
 
-/// If journals lose copies in this history, makes one device refuse journal pages from time to
-/// time, makes another device fail later, and removes all other faults of flash.
+/// Plans the faults of a history in which journals lose copies. One device refuses journal pages
+/// from time to time, another device fails later, and flash has no other faults.
 pub(super) fn draw(scenario: &mut Scenario, seed: u64, options: &Options) {
     let mut rng = SimRng::new(seed ^ SALT);
     let may = options.faults || options.copy_loss_permille == 1000;

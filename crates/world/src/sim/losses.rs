@@ -25,8 +25,8 @@ const RETURN_SALT: u64 = 0x7265_7475;
 /// Pause between two attempts to replace a lost journal, nanoseconds.
 const REPLACE_NS: u64 = 2_000_000_000;
 
-/// Chooses devices whose failures are only temporary: they return at the next restart of the engine
-/// process.
+/// Chooses flash devices whose failures are only temporary: after the next restart of the engine
+/// process, these devices work again.
 pub(super) fn draw_returns(scenario: &mut Scenario, seed: u64) {
     let mut rng = SimRng::new(seed ^ RETURN_SALT);
     for plan in &mut scenario.devices {
@@ -169,8 +169,8 @@ impl Simulation<'_> {
         self.command(disk, Command::Cache(CacheChange::DiscardRecorded(ring)));
     }
 
-    /// Reacts to a lost journal as the daemon does: gives the cache a new journal ring, or, if the
-    /// pool has no room for one, disables the cache. In both cases the cache is drained.
+    /// Reacts to a lost journal as the daemon does: gives the cache a new journal ring, or disables
+    /// the cache if the pool has no room for a ring. In both cases the cache is drained.
     pub(super) fn replace_ring(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         let is_there = state.config.is_some() && state.owner.is_some() && (state.present || state.leaving);

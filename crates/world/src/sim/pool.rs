@@ -1,5 +1,5 @@
-//! Simulates the daemon's pool management: it assigns segments to caches and handles results of
-//! commands.
+//! Simulates the daemon's pool management, which assigns segments to caches and handles the results
+//! of commands.
 
 use std::collections::BTreeSet;
 
@@ -324,7 +324,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a failed command: the segments that it would have given the cache become free.
+    /// Handles a failed command. The segments that the command was to add to the cache become free.
     fn failed(&mut self, asked: &Asked) -> Result<(), Violation> {
         if asked.recovers() {
             return self.recovery_failed(asked);
@@ -364,8 +364,8 @@ impl Simulation<'_> {
         self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some())
     }
 
-    /// Returns true if a persistent cache is being enabled, so that the recorded owner belongs to
-    /// that cache and not to an earlier one.
+    /// Returns true if a command that enables a persistent cache is in progress. The recorded owner
+    /// then belongs to this cache and not to an earlier one.
     fn awaits_cache(&self, index: usize) -> bool {
         let mut of_disk = self.asked.values().filter(|asked| asked.disk == index);
         of_disk.any(|asked| {

@@ -1,8 +1,8 @@
 //! Simulates memory tiers: their memory areas, their commands, and the copies that the engine
 //! requests.
 //!
-//! Separate random numbers choose the histories with memory tiers, so other histories do not
-//! change.
+//! A separate random number generator chooses the histories with memory tiers, so that memory tiers
+//! do not change the random choices of other histories.
 
 use hob_engine::command::{Command, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig, Segment};
 use hob_engine::io::{BufferCopy, CopyEnd, Io, Op, Target};
@@ -28,8 +28,8 @@ impl Ram {
         rng.chance(permille).then_some(Ram { rng })
     }
 
-    /// Returns a random memory tier configuration. Most are small, so that the tier evicts. Some
-    /// configurations are invalid, and `None` means no memory tier.
+    /// Returns a random memory tier configuration. Most tiers are small, so that they evict pages.
+    /// Some configurations are invalid. `None` means no memory tier.
     fn config(&mut self) -> Option<MemoryConfig> {
         let rng = &mut self.rng;
         if rng.chance(150) {

@@ -1,10 +1,10 @@
-//! Simulates caches that return segments to the pool. The segments' dirty data is destaged first,
-//! and writes continue to go to flash. Meanwhile the backing may become unavailable or the engine
-//! process may end. An unavailable backing fails or hangs all I/O. A backing that fails all I/O may
-//! have shut down cleanly before, so that it lost no data.
+//! Simulates caches that return segments to the pool. The engine first destages the dirty data of
+//! these segments, while guest writes continue to go to flash. Meanwhile the backing may become
+//! unavailable or the engine process may end. An unavailable backing fails or hangs all I/O.
+//! Sometimes a backing shuts down cleanly before its I/O fails, and then it loses no data.
 //!
-//! Separate random numbers choose the histories in which caches return segments, so other histories
-//! do not change.
+//! A separate random number generator chooses the histories in which caches return segments, so
+//! that the feature does not change the random choices of other histories.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const SALT: u64 = 0x7368_7269_6e6b;
 const KIB: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
 
-/// An unavailable backing fails every I/O.
+/// Fault rates of an unavailable backing, which fails every I/O.
 const AWAY: BackingFaults = BackingFaults { read_error: 1000, write_error: 1000, flush_error: 1000 };
 
 #[derive(Debug)]
@@ -48,7 +48,8 @@ impl Shrinks {
 }
 
 impl Simulation<'_> {
-    /// Sometimes makes a cache return segments, cancels that, or makes a backing unavailable.
+    /// Sometimes makes a cache return segments, cancels the return of segments, or makes a backing
+    /// unavailable.
     pub(super) fn maybe_shrink(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let devices = self.flash.len() as u64;

@@ -4,8 +4,8 @@
 //! differs from the recorded number, the daemon makes the engine compare clean sectors with the
 //! backing.
 //!
-//! Separate random numbers choose the histories with silent changes, so other histories do not
-//! change.
+//! A separate random number generator chooses the histories with silent changes, so that these
+//! changes do not affect the random choices of other histories.
 
 use hob_engine::io::{Io, IoOp};
 use hob_engine::journal::Recovered;
@@ -163,7 +163,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Makes the daemon sometimes check the backings of its disks.
+    /// Sometimes makes the daemon record the version numbers of its disks' backings as evidence.
     pub(super) fn maybe_record_evidence(&mut self) {
         for index in 0..self.disks.len() {
             let Some(silent) = &mut self.silent else { return };
@@ -227,7 +227,7 @@ impl Simulation<'_> {
         content::sums(&tags)
     }
 
-    /// Checks that no sector is left to compare after the whole disk has been read.
+    /// Checks that no cached sector is unverified after the whole disk has been read.
     pub(super) fn check_verified(&self, index: usize) -> Result<(), Violation> {
         let stats = self.engine.stats(self.now, DiskId(index as u32));
         let left = stats.map_or(0, |stats| stats.sectors_unverified);

@@ -1,13 +1,14 @@
 //! Checks dirty bitmaps. For each bitmap of the engine, the simulation records the acknowledged
 //! changes since the bitmap began and the disk's content at the beginning.
 //!
-//! An acknowledged change must be in every bitmap that was recording at the time of the reply. A
-//! 512-byte unit that reads differently than when the bitmap began must be marked. A frozen bitmap
-//! does not change. The rules for bitmaps also hold across restarts of the engine. Like the daemon,
-//! the simulation keeps the bitmaps of a cleanly removed disk. After a crash or a foreign write to
-//! the backing, a bitmap restarts with all granules marked.
+//! An acknowledged change must be in every bitmap that was recording at the time of the reply. If
+//! the content of a 512-byte unit differs from its content when the bitmap began, the bitmap must
+//! mark the unit. A frozen bitmap does not change. The rules for bitmaps also hold across restarts
+//! of the engine. Like the daemon, the simulation keeps the bitmaps of a cleanly removed disk.
+//! After a crash or a foreign write to the backing, a bitmap restarts with all granules marked.
 //!
-//! Separate random numbers choose the histories with bitmaps, so other histories do not change.
+//! A separate random number generator chooses the histories with bitmaps, so that bitmaps do not
+//! change the random choices of other histories.
 
 use hob_engine::command::{Bitmap, BitmapChange, Command};
 use hob_engine::granules::Granules;
@@ -41,7 +42,7 @@ pub(super) struct Track {
     changed: Vec<bool>,
     /// Content of each 512-byte unit when the bitmap began; `None` if this content is unknown.
     before: Vec<Option<Tag>>,
-    /// Content of the bitmap if it is frozen, which must not change.
+    /// Content of the bitmap if it is frozen. This content must not change.
     frozen: Option<Granules>,
     /// Content of the bitmap when its disk was removed cleanly; `None` while the disk is present.
     kept: Option<Granules>,
@@ -170,7 +171,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Handles the success of a bitmap command.
+    /// Handles the successful end of a command that changes bitmaps.
     pub(super) fn bitmaps_changed(&mut self, disk: usize, change: &BitmapChange) -> Result<(), Violation> {
         let state = &self.disks[disk];
         let before: Vec<Option<Tag>> =

@@ -32,11 +32,12 @@ pub(super) struct InFlight {
     losses_before: u64,
 }
 
-/// Number of losses of the backing during one change that the engine repairs by sending the change
-/// again.
+/// Maximum number of times that the engine sends a change again because the backing lost data
+/// meanwhile.
 const LOSSES_MAX: u64 = 3;
 
-/// The model's token of a request in flight.
+/// Token that the disk model returned when the request began. The model needs the token at the end
+/// of the request.
 #[derive(Debug)]
 enum Token {
     Read(Reading),
@@ -59,7 +60,8 @@ pub(super) struct Buffer {
 }
 
 impl Simulation<'_> {
-    /// Sends some requests of a guest to the engine, within its queue depth.
+    /// Sends some requests of a guest to the engine, at most as many as the guest's queue depth
+    /// permits.
     pub(super) fn guest_turn(&mut self, index: usize) -> Result<(), Violation> {
         let guest = &mut self.scenario.guests[index];
         guest.is_due = false;
