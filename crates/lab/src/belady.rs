@@ -6,8 +6,9 @@
 //! the block of the current request, the block is not admitted. The bound thus also applies to
 //! policies that refuse admission. A cache that must admit every block misses a little more.
 //!
-//! Every use is of one whole block. The caller chooses the uses whose misses count, for example
-//! reads. Blocks are kept only for uses that count, because a write needs no cached block.
+//! Every use is a use of one whole block. The caller chooses the uses whose misses count, for
+//! example reads. The optimum keeps a block only for a later use that counts, because other uses,
+//! such as writes, need no cached block.
 //!
 //! A read of several blocks is a hit only if all of them are cached. The optimum of reads of
 //! several blocks is not known. [`NextUses::by_request`] gives an upper bound of their hits: a read
@@ -28,7 +29,7 @@ use anyhow::ensure;
 /// lower.
 const NEVER: u32 = u32::MAX;
 
-/// For each use of a block in a trace, the number of the next use of this block.
+/// The number of the next use of the same block, for each use of a block in a trace.
 #[derive(Debug)]
 pub struct NextUses {
     next: Vec<u32>,
@@ -39,8 +40,8 @@ pub struct NextUses {
 }
 
 impl NextUses {
-    /// Computes the next uses of the requested blocks, given in order. The keys are any numbers
-    /// that identify blocks.
+    /// Computes the next uses of the requested blocks. `keys` has a number that identifies the
+    /// block of each request, in the order of the requests.
     ///
     /// # Errors
     /// Returns an error for 2³² requests or more.
@@ -48,8 +49,8 @@ impl NextUses {
         Self::counting(keys.into_iter().map(|key| (key, true)))
     }
 
-    /// Computes the next uses of the requested blocks, given in order. The flag of a request is
-    /// true if its miss counts.
+    /// Computes the next uses of the requested blocks. `uses` has the number of the requested block
+    /// and a flag for each request, in order. The flag is true if a miss of the request counts.
     ///
     /// # Errors
     /// Returns an error for 2³² requests or more.
@@ -59,9 +60,10 @@ impl NextUses {
         Ok(building.finish())
     }
 
-    /// Computes the next uses for requests of adjacent blocks, given in order, with a flag per
-    /// request that is true for a read. A read counts once, as a use of its block with the oldest
-    /// last use. The misses of this block are a lower bound of the read's misses.
+    /// Computes the next uses for requests of adjacent blocks. `requests` has the blocks and a flag
+    /// for each request, in order. The flag is true for a read. A read counts once: as a use of
+    /// that one of its blocks whose last use is the oldest. The misses of this block are a lower
+    /// bound of the read's misses.
     ///
     /// # Errors
     /// Returns an error if the requests use 2³² blocks or more.

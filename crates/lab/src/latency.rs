@@ -3,17 +3,17 @@
 //!
 //! Requests arrive at the trace's times divided by the pace, whether or not earlier requests have
 //! completed. Requests are sent one at a time if the trace has no times or the user asks for this.
-//! The run with the cache and the run without it get the same requests, and each interval of the
-//! series is the same part of the trace in both runs. With a warm-up, the whole trace is run once
-//! before the measurement.
+//! The run with the cache and the run without it get the same requests. The results are also given
+//! as a series of intervals, and each interval is the same part of the trace in both runs. With a
+//! warm-up, the whole trace is run once before the measurement.
 //!
-//! Requests with times do not wait for slow devices. If the backing is too slow, requests queue for
-//! longer and longer, and latencies then say more about the trace's length than about the devices.
-//! A run with too slow devices is marked as overloaded.
+//! Requests with times do not wait for slow devices. If the backing is too slow, queues grow until
+//! the end of the trace. The latencies then depend more on the length of the trace than on the
+//! devices. A run with too slow devices is marked as overloaded.
 //!
 //! Percentiles have three significant digits, or two in the series; means and maxima are exact.
-//! Requests that the engine refuses count only in the class of refused requests. Requests above the
-//! engine's maximum length are left out.
+//! Requests that the engine refuses are included only in the class of refused requests. Requests
+//! above the engine's maximum length are left out.
 //!
 //! Units: bytes and nanoseconds of virtual time. Names ending in `_s` are in seconds.
 
@@ -47,10 +47,10 @@ const REQUESTS_A_REPORT: u64 = 4096;
 /// A run is overloaded if three conditions hold. First, more than one in this many requests waited
 /// because the engine was full.
 const WAITED_SHARE: u64 = 100;
-/// Second, the run continues after the last arrival for more than the trace's duration divided by
-/// this number.
+/// Second, the time from the last arrival to the end of the run is longer than the trace's duration
+/// divided by this number.
 const TAIL_SHARE: u64 = 20;
-/// Third, the run continues after the last arrival for more than this time, nanoseconds.
+/// Third, the time from the last arrival to the end of the run is longer than this, nanoseconds.
 const TAIL_NS_MIN: u64 = 1_000_000_000;
 
 /// Settings of the runs.
@@ -147,7 +147,7 @@ pub struct Played {
     pub flash: DeviceIo,
     /// I/O of the backing.
     pub backing: DeviceIo,
-    /// Number of dirty bytes at the end of the last request.
+    /// Number of dirty bytes in the cache when the last request ends.
     pub dirty_bytes: u64,
     /// Number of requests that waited because the engine was full.
     pub waited: u64,
@@ -312,7 +312,8 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
 }
 
 /// Returns a slower pace for an overloaded run, rounded to one digit. The pace is a tenth of the
-/// current one because of bursts, or half of the slowest run's mean rate if that is less.
+/// current pace, because a trace has bursts. If half of the mean rate of the slowest run is less,
+/// this rate determines the pace.
 fn slower_pace(answer: &Latencies, options: &Options) -> f64 {
     let now = if let Some(Pace::Times(factor)) = options.pace { factor } else { 1.0 };
     let elapsed_ns = answer.with.iter().chain([&answer.without]).map(|run| run.elapsed_ns).max().unwrap_or(0);
@@ -507,7 +508,7 @@ struct Tally {
     ops: BTreeMap<&'static str, Sum>,
     classes: BTreeMap<&'static str, Sum>,
     intervals: Vec<Sum>,
-    /// Number of reads in each interval. `hits` has the number of those that flash served
+    /// Number of reads in each interval. `hits` has the number of these reads that flash served
     /// completely.
     reads: Vec<u64>,
     hits: Vec<u64>,

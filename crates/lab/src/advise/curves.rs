@@ -61,8 +61,8 @@ pub(super) fn by_block_size<'a>(
     curves.into_iter().collect()
 }
 
-/// Returns the cache sizes of a curve in the report, in blocks. Each doubling of the size has the same
-/// number of points. The last size is the largest with any effect.
+/// Returns the cache sizes of a curve in the report, in blocks. Each doubling of the size has the
+/// same number of points. The last size is the size above which more blocks add no hits.
 pub(super) fn report_sizes(misses: &Curve) -> impl Iterator<Item = u64> + use<> {
     let end = misses.points().last().map_or(1, |point| point.blocks).max(1);
     let blocks = move |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
@@ -109,7 +109,7 @@ impl BlockCurve<'_> {
     }
 
     /// Returns the report of one block size, with the hit ratio at `cache_bytes`. If `cache_bytes`
-    /// is 0, the report has the hit ratio at the target's size.
+    /// is 0, the report has the hit ratio at the smallest size that reaches the target.
     pub(super) fn report(&self, target: f64, cache_bytes: u64) -> BlockSize {
         let target_bytes = self.size_for(target).filter(|_| self.best() > 0.0);
         let at = if cache_bytes == 0 { target_bytes.unwrap_or(0) } else { cache_bytes };
@@ -145,7 +145,7 @@ pub(super) fn start(curves: &[BlockCurve<'_>], target: f64) -> Option<Start> {
     Some(Start { block_bytes, cache_bytes, block_bytes_max })
 }
 
-/// Returns the savings of write-back, or `None` for a trace without writes.
+/// Returns how many writes to the backing write-back saves, or `None` for a trace without writes.
 pub(super) fn write_back(
     sample: &Sample<'_>,
     block_bytes: u64,

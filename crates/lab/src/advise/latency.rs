@@ -6,8 +6,8 @@
 //! expected latency is the mean of both, weighted with the hit ratio over the whole trace.
 //!
 //! Requests arrive at their times in the trace. Requests are sent one at a time if the trace has no
-//! times, if its times are evenly spaced, or if the backing is too slow for the trace. The result
-//! then has service times but no queueing times.
+//! times, if its times are evenly spaced, or if the backing is too slow for the trace. The
+//! resulting latencies then do not include queueing times.
 
 use anyhow::{Result, anyhow};
 use hob_engine::REQUEST_BYTES_MAX;
@@ -34,8 +34,8 @@ const OVERLOAD: f64 = 10.0;
 /// Minimum variation of the times between requests (standard deviation divided by mean) for
 /// latencies at the trace's times. If the variation is smaller, the requests are evenly spaced.
 const VARIATION_MIN: f64 = 0.01;
-/// If requests are evenly spaced by one unit of time, the times are taken for request numbers, and
-/// the trace counts as one without times. Nanoseconds.
+/// Intervals that indicate request numbers instead of times, nanoseconds. If all requests of a
+/// trace are one of these intervals apart, the trace counts as a trace without times.
 const UNITS_NS: [u64; 4] = [1, 1_000, 1_000_000, 1_000_000_000];
 
 /// Arrival times of the measured requests.
@@ -156,7 +156,7 @@ fn mean((count, sum): (u64, u64)) -> Option<f64> {
     (count > 0).then(|| sum as f64 / count as f64)
 }
 
-/// Latencies without a cache, with the arrival times that suit trace and backing.
+/// Latencies without a cache, and the arrival times with which they were measured.
 pub(super) struct Uncached {
     sums: Sums,
     pub(super) timing: Timing,

@@ -24,7 +24,8 @@ use crate::picture::Unit;
 /// If more than this share of the recent reads are first reads of their data, the cache is still
 /// warming up.
 const FIRST_SHARE_WARM: f64 = 0.05;
-/// Observation time after which reads of new data count as part of the steady load, seconds.
+/// Observation time after which first reads of data no longer count as a sign of a warm-up,
+/// seconds.
 const SETTLED_S: f64 = DAY_S;
 /// Maximum difference between the hit ratios of the present cache and of a smaller recommended one,
 /// if the user gave no target.
@@ -34,12 +35,13 @@ const READS_TELLING: u64 = 10_000;
 /// Minimum duration of measurements for an estimate of daily writes, seconds.
 const SECONDS_TELLING: f64 = 60.0;
 const DAY_S: f64 = 86_400.0;
-/// Relative difference from the recommended size below which the present cache size counts as
-/// right.
+/// Maximum relative difference between the present cache size and the recommended size at which the
+/// present size counts as right.
 const NEAR: f64 = 0.1;
 /// Sizes to show, relative to the recommended size.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
-/// The advice mentions a cache whose hit ratio is this much below the expected one.
+/// Minimum difference between the expected and the measured hit ratio of the present cache for
+/// which the advice has a remark.
 const FALLS_SHORT: f64 = 0.1;
 
 /// Measurements of a disk in service.
@@ -143,7 +145,7 @@ pub struct LiveOptions {
 pub struct LiveAdvice {
     /// Name of the disk.
     pub disk: String,
-    /// Judgement whether a cache is worthwhile for the disk.
+    /// Tells whether a cache is worthwhile for the disk.
     pub verdict: Verdict,
     /// Confidence in the advice.
     pub confidence: Confidence,
@@ -283,8 +285,8 @@ impl Live {
 }
 
 impl LiveRecent {
-    /// Returns true if the cache served nearly all of the latest reads. Its warm-up has ended,
-    /// although the recent reads may have first reads of that time.
+    /// Returns true if the cache served nearly all of the latest reads. In this case the warm-up of
+    /// the cache has ended, even if the recent reads include first reads from the warm-up.
     fn fits(&self) -> bool {
         self.latest_reads > 0 && self.latest_hit_ratio >= 1.0 - FIRST_SHARE_WARM
     }
@@ -414,8 +416,8 @@ fn footprint(disk: &Live) -> u64 {
     disk.block_sizes.first().map_or(1, |curve| curve.footprint_bytes.max(1))
 }
 
-/// Returns the wear of the cache that the disk has if the user follows the advice. Without a
-/// change, this is the present cache with its measured misses.
+/// Returns the wear of the flash if the user follows the advice. If the advice is to change
+/// nothing, the wear is computed from the measured misses of the present cache.
 fn wear(disk: &Live, options: &LiveOptions, advice: &LiveAdvice, curve: &LiveCurve) -> Option<Wear> {
     let LiveRecent { reads, read_hit_ratio, first_share, read_bytes, write_bytes, .. } = disk.recent;
     let seconds = disk.elapsed_ns as f64 / 1e9;
@@ -515,7 +517,7 @@ fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
     if loss <= SHRINK_LOSS_MAX {
         return false;
     }
-    // Smallest cache with nearly the hit ratio of the present cache.
+    // Size of the smallest cache whose hit ratio is nearly that of the present cache.
     let same = curve.size_for(hits - SHRINK_LOSS_MAX).map_or(own.cache_bytes, |same| rounded(same as f64));
     if own.cache_bytes as f64 > same as f64 * (1.0 + NEAR) {
         advice.summary = format!(

@@ -18,8 +18,8 @@ const LIFE_YEARS_MAX: f64 = 50.0;
 /// Write-back saves writes to the backing. The advice mentions the saved part of the written bytes,
 /// or of the writes, only if this part is larger than 0.5 %.
 const NOTICEABLE: f64 = 0.005;
-/// The advice says that no cache reaches the target hit ratio if the target exceeds the best
-/// possible one by more than this.
+/// If the target hit ratio exceeds the best possible hit ratio by more than this, the advice says
+/// that no cache reaches the target.
 const OVER: f64 = 0.005;
 
 pub(super) fn bytes(value: u64) -> String {
@@ -390,8 +390,8 @@ fn push_mode(advice: &mut Advice) {
     }
 }
 
-/// Says that write-back has another cache than write-through, if it differs in more than the
-/// admission.
+/// If the write-back cache differs from the write-through cache in more than the admission, adds a
+/// sentence about the difference.
 fn push_other_cache(advice: &mut Advice) {
     let Some(advised) = &advice.recommendation else { return };
     let (back, through) = (advised.cache.setting, advised.write_through.setting);

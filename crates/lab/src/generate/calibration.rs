@@ -2,10 +2,11 @@
 //! several passes over the same data files.
 //!
 //! Published: a disk of 200 GB on a RAID 5 of four 7.2K disks does 576–608 reads per second. With a
-//! cache of 50 GB and 8 KB blocks, the first pass does 268 reads per second. Later passes do more,
-//! with a hit ratio of 29 %. A cache of a quarter of the disk has only 25 % hits under uniform
-//! reads. The generator therefore assumes that the data files have 172 GB, in extents all over the
-//! disk. The number of reads per pass is fitted to the phrase "several passes".
+//! cache of 50 GB and 8 KB blocks, the first pass does 268 reads per second. Later passes do more
+//! reads per second, with a hit ratio of 29 %. A cache of a quarter of the disk has only 25 % hits
+//! under uniform reads. The generator therefore assumes that the data files have only 172 GB, in
+//! extents all over the disk. The number of reads per pass is fitted to the phrase "several
+//! passes".
 
 use super::common::{CLIENTS, FOOTPRINT, REQUEST, check_sectors, scaled};
 use super::parameters::{Bytes, parameters, within};

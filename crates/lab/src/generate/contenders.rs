@@ -1,5 +1,6 @@
-//! Generates disks that compete for one array: the same random load on each disk, except that the
-//! last disk may have other request sizes or write. Each client waits for its reply.
+//! Generates the load of disks that compete for one array. Each disk has the same random load,
+//! except that the last disk may have another request size and another share of writes. Each client
+//! waits for the reply to its request.
 
 use super::common::{CLIENTS, FOOTPRINT, PERCENT, REQUEST, THETA, THINK_US, check_sectors, draw_op, scaled};
 use super::parameters::{Bytes, parameters};
@@ -62,7 +63,7 @@ impl Generate for Contenders {
     }
 }
 
-/// Places of one disk, from the most popular to the least.
+/// Locations on one disk, from the most popular one to the least popular one.
 struct Contender {
     io: u64,
     popularity: Zipf,
@@ -80,7 +81,8 @@ struct Contest {
 }
 
 impl Contest {
-    /// Returns the n-th request of the sweeps: all data of the first disk, then of the next.
+    /// Returns the n-th request of the sweeps. A sweep reads all data of the first disk, then of
+    /// the second disk, and so on.
     fn sweep(&self, n: u64) -> Turn {
         let places = self.disk_bytes / self.config.io.0;
         Turn {

@@ -4,9 +4,10 @@
 //! Published: a database of 15 GB with 8 KB I/O. A cache of 8 GB with 8 KB blocks has 89 % hits.
 //! Without the cache, there are 61.7 transactions per minute, which take 20.389 s each. With the
 //! cache, there are 112.9 transactions per minute, which take 10.859 s each. Rate times response
-//! time is the number of users: 21. The response time fell by half and the disks' part of it by
-//! much more, so half of a query is not I/O. The generator uses this half as think time. Layout,
-//! skew, I/Os per query and think time are fitted.
+//! time is the number of users: 21. With the cache, the response time is about half as long,
+//! although the disk reads take much less than half of the time. So about half of the response time
+//! without the cache is not I/O. The generator uses this part as think time. Layout, skew, I/Os per
+//! query and think time are fitted.
 
 use super::common::{CLIENTS, FOOTPRINT, PERCENT, REQUEST, THETA, THINK_US, WARMUP, check_sectors, scaled};
 use super::parameters::{Bytes, parameters};
@@ -99,7 +100,7 @@ struct Scan {
     partition: u64,
     /// Next block of the scan, inside the partition.
     block: u64,
-    /// Number of requests left in the scan.
+    /// Number of requests that the scan will still make.
     left: u64,
     /// Type of the query. Queries of all types begin in turn.
     of_type: u32,

@@ -5,8 +5,8 @@
 //! 8802 orders per minute, 8937 with a cache of 10 GB, and 12 319 with a cache of 15 GB. The
 //! request size is not published; 8 KB is common for such databases. The numbers of shoppers and of
 //! requests per order are fitted to the baseline. The cache block size is not published either.
-//! With blocks of 8 KB, a cache of two thirds of the database would have two thirds hits. The
-//! published gain at 10 GB is almost zero, which is the result if blocks are much larger than the
+//! With blocks of 8 KB, a cache of two thirds of the database would have two thirds hits. But the
+//! published gain at 10 GB is almost zero. This is the result if blocks are much larger than the
 //! requests. The generator therefore uses blocks of 512 KB.
 
 use super::common::{CLIENTS, FOOTPRINT, PERCENT, REQUEST, WARMUP, check_sectors, draw_op, scaled};

@@ -3,9 +3,9 @@
 //!
 //! Published: 600 000 requests, 95 % reads, mostly 4 KB. A cache of 4 GB with 4 KB blocks has 85 %
 //! hits. Larger blocks in the same space have fewer hits, and 512 KB blocks are hardly better than
-//! no cache. 600 000 requests of 4 KB cannot fill 4 GB, so the published ratio is the ratio of a
-//! warm cache. The generator therefore starts with a warm-up from the same spots. Number,
-//! popularity and spread of the spots are fitted to the published curve over block sizes.
+//! no cache. 600 000 requests of 4 KB cannot fill 4 GB, so the published hit ratio must be that of
+//! a warm cache. The generator therefore starts with a warm-up that accesses the same spots.
+//! Number, popularity and spread of the spots are fitted to the published curve over block sizes.
 
 use super::common::{
     Arrivals, FOOTPRINT, HotSpots, PERCENT, RATE, SLOT_BYTES, THETA, WARMUP, draw_op, scaled,

@@ -6,8 +6,8 @@ use super::stack::NEVER;
 
 const CHUNK: usize = 512;
 
-/// Changes of the value by cache size, while they are collected. Adjacent sizes share a chunk of
-/// memory, and chunks without changes do not exist.
+/// Collects the changes of a step function's value by cache size. Adjacent sizes share a chunk of
+/// memory. Chunks without changes use no memory.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     chunks: Vec<Option<Box<[i64; CHUNK]>>>,

@@ -225,7 +225,8 @@ struct Upright {
 }
 
 impl Upright {
-    /// Returns dimensions with room for every name and value, or `None` if there are none.
+    /// Returns dimensions of vertical bars with room for every name and value, or `None` if the
+    /// names and values do not fit.
     fn fitting(chart: &BarChart) -> Option<Upright> {
         // The exact left border is unknown here: it depends on labels, which depend on the legend's
         // height. This value is a safe upper limit.

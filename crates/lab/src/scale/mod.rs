@@ -1,12 +1,12 @@
 //! Models many hosts and a shared datastore in virtual time, to test whether each disk gets its
 //! entitlement.
 //!
-//! The hosts use only the engine's scheduler and throttle. The datastore is a number of servers
-//! behind one queue, without knowledge of hosts and disks. The disks are distributed unevenly over
-//! the hosts, and differ in entitlement and demand. The model computes the *entitlement* of each
-//! disk (`entitlement.rs`): the rate that the disk should get by its shares, its limit and its
-//! *reservation*, the rate that it gets even if other disks have more shares. The model compares
-//! the entitlement with the disk's actual rate.
+//! Of the engine, the hosts use only the scheduler and the throttle. The datastore consists of
+//! several servers behind one queue, and does not distinguish hosts and disks. The disks are
+//! distributed unevenly over the hosts, and differ in entitlement and demand. The model computes
+//! the *entitlement* of each disk (`entitlement.rs`): the rate that the disk should get by its
+//! shares, its limit and its *reservation*, the rate that it gets even if other disks have more
+//! shares. The model compares the entitlement with the disk's actual rate.
 //!
 //! Rates are in units per second, and times in nanoseconds of virtual time.
 
@@ -110,7 +110,8 @@ impl Outcome {
     }
 }
 
-/// Runs a model. `check` is called at intervals and can end the run.
+/// Runs the model of a datastore with its hosts and disks. `check` is called at intervals, and the
+/// run ends if it returns an error.
 ///
 /// # Errors
 /// Returns the errors of `check`.
@@ -244,7 +245,7 @@ impl Reports {
     }
 }
 
-/// Counts during the measurement.
+/// Counts of the I/O during the measurement.
 struct Counted {
     /// Number of units by disk.
     units: Vec<u64>,

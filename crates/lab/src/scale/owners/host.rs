@@ -30,7 +30,7 @@ enum Purpose {
     Take(String),
 }
 
-/// A modelled host; see the module documentation.
+/// A modelled cluster host with its state machines and its requests to etcd.
 pub(super) struct Host {
     me: Member,
     settle_ns: u64,
