@@ -129,8 +129,8 @@ impl NextUses {
         misses
     }
 
-    /// Returns the miss ratio of the counted requests at each of these cache sizes, in blocks. The
-    /// ratio of an empty trace is 0.
+    /// Returns the miss ratio of the counted requests for each cache size in `sizes`, in blocks.
+    /// The ratio of an empty trace is 0.
     pub fn miss_ratios(&self, sizes: &[u64]) -> Vec<f64> {
         let requests = self.counted.max(1) as f64;
         sizes.iter().map(|blocks| self.misses(*blocks) as f64 / requests).collect()
@@ -171,8 +171,9 @@ impl Building {
     }
 }
 
-/// A set of times below a bound, with fast access to the last time. The set is a bitmap, with a
-/// bitmap of its non-empty words above it, and so on up to a single word.
+/// A set of times below a bound, with fast access to the last time. The lowest level of the set is
+/// a bitmap of the times. Each bit of a higher level tells whether one word of the level below is
+/// non-zero. The highest level is a single word.
 struct Moments {
     /// Bitmaps from the times themselves up to the single word.
     levels: Vec<Vec<u64>>,

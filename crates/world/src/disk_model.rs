@@ -203,8 +203,8 @@ impl ArrayModel {
         (self.reads_on_disks, self.writes_on_disks)
     }
 
-    /// Returns the time that all disks together were busy so far, nanoseconds. Work in the queue of
-    /// a disk counts from its submission.
+    /// Returns the time that all disks together were busy so far, nanoseconds. The time for work
+    /// that is still in the queue of a disk is included.
     pub fn busy_ns(&self) -> u64 {
         self.disks.iter().map(Disk::busy_ns).sum()
     }

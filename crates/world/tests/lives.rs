@@ -334,8 +334,8 @@ fn a_peer_and_sound_devices_lose_nothing() {
     assert!(total.dirty_lost == 0 && total.recoveries_dirty > 50, "{total:?}");
 }
 
-/// A bitmap has every acknowledged change since it began, even after crashes, and every range that
-/// reads differently for another reason.
+/// A bitmap marks every acknowledged change since the bitmap began, even after crashes. It also
+/// marks every range whose content differs for another reason.
 #[test]
 fn bitmaps_miss_nothing() {
     let options = Options { bitmap_permille: 1000, ..Options::lives() };

@@ -119,13 +119,13 @@ fn without_sabotage_the_same_histories_with_restarts_pass() {
     }
 }
 
-/// Promise 2 for the memory tier: it has the content of the latest write.
+/// Promise 2 for the memory tier: reads from memory return the content of the latest write.
 #[test]
 fn memory_that_does_not_follow_writes_is_noticed() {
     expect(Sabotage::LostRenewal, &["stale", "was never written there", "backing holds", "but not at unit"]);
 }
 
-/// Promise 2 for sectors that a guest writes in part.
+/// Promise 2 for sectors that a guest writes in part: the rest of the sector keeps its content.
 #[test]
 fn a_partial_sector_that_is_not_merged_is_noticed() {
     expect_over_crashes(
@@ -225,7 +225,8 @@ fn promoted_data_of_a_parent_disk_is_noticed() {
     expect(Sabotage::UntoldSharing, &["another disk keeps it"]);
 }
 
-/// Data of an extra fill is not older than a write that the guest made meanwhile.
+/// Tests that a violation is found if an extra fill stores data that is older than a guest's write
+/// during the fill.
 #[test]
 fn an_extra_fill_that_ignores_a_write_is_noticed() {
     let options = Options { fill_permille: 1000, ..Options::lives() };
@@ -233,7 +234,7 @@ fn an_extra_fill_that_ignores_a_write_is_noticed() {
     assert!(LOST.iter().any(|reason| what.contains(reason)), "it was noticed as: {what}");
 }
 
-/// Copies of clean data stay within the budget.
+/// Tests that a violation is found if copies of clean data exceed the flash write budget.
 #[test]
 fn a_flash_write_budget_that_is_ignored_is_noticed() {
     let options = Options { flash_budget_permille: 1000, requests: 2000, ..Options::lives() };

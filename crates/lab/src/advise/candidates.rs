@@ -38,7 +38,7 @@ const STEPS_MAX: u32 = 7;
 const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
 /// Sizes to show, relative to the chosen size.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
-/// Flash writes within this factor count as equal.
+/// Amounts of flash writes that differ by at most this factor count as equal.
 const WRITES_ALIKE: f64 = 1.02;
 /// Maximum number of touched sectors of a trace. For a trace with more, the results for other sizes
 /// come from the sample.
@@ -391,8 +391,9 @@ pub(super) fn sparing(trials: &[Trial]) -> &Trial {
     sparing_of(pick(trials, 0.0), trials.iter(), best(trials) - SPARING_LOSS)
 }
 
-/// Returns `picked`, or the trial with at least `least_hits` that writes least to flash, if its
-/// flash writes are at most [`SPARING_PART`] of those of `picked`.
+/// Returns the trial with the fewest flash writes among the sparing trials, or `picked` if there is
+/// no sparing trial. A sparing trial has a hit ratio of at least `least_hits`, and writes at most
+/// [`SPARING_PART`] as much to flash as `picked`.
 pub(super) fn sparing_of<'a>(
     picked: &'a Trial,
     trials: impl Iterator<Item = &'a Trial>,

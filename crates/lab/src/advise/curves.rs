@@ -13,9 +13,9 @@ use crate::jobs::run_all;
 use crate::mrc::{self, Mode};
 use hob_trace::Op;
 
-/// Maximum number of sectors in the blocks of one curve; larger block sizes are left out. Memory use
-/// grows with the number of sectors. Blocks of 256 KiB can have 64 times as many as the sample
-/// touches.
+/// Maximum number of sectors in the blocks of one curve; larger block sizes are left out. Memory
+/// use grows with the number of sectors. The blocks of a curve for 256 KiB can have 64 times as
+/// many sectors as the sample touches.
 const BLOCK_SECTORS_MAX: u64 = 32 << 20;
 /// Number of points of a curve in the report.
 const POINTS: u32 = 64;

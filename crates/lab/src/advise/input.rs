@@ -194,8 +194,8 @@ impl CollectedTrace {
 }
 
 /// Returns how many of the first requests touch at most `touches_max` sectors together. Only reads
-/// and writes touch sectors. Requests count as aligned to sectors, and as at most
-/// [`REQUEST_BYTES_MAX`] bytes long.
+/// and writes touch sectors. The function treats each request as aligned to sectors, and a request
+/// longer than [`REQUEST_BYTES_MAX`] as a request of this length.
 pub(super) fn count_touching<'a>(records: impl Iterator<Item = &'a Record>, touches_max: u64) -> usize {
     let mut touches = 0;
     let fits = |record: &&Record| {

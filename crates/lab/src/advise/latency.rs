@@ -22,14 +22,16 @@ use super::{Options, Trial, mode};
 use crate::generate::run::ask;
 use hob_trace::Record;
 
-/// Maximum number of measured requests, and of the sectors that they touch. The engine handles each
-/// sector, so large requests take as much time as many small ones.
+/// Maximum number of measured requests, and maximum number of sectors that they touch. The
+/// simulation time depends on the number of sectors, so a large request takes as much time as many
+/// small ones.
 const WINDOW_MAX: (usize, u64) = (50_000, 400_000);
-/// Maximum number of requests that warm the cache before the measured ones, and of their sectors.
+/// Maximum number of requests that warm the cache before the measurement, and maximum number of
+/// sectors that they touch.
 const WARM_MAX: (usize, u64) = (150_000, 1_200_000);
-/// The backing counts as overloaded if reads at the trace's times take this many times longer than
-/// reads sent one at a time, and if the requests, sent one at a time, take longer than in the
-/// trace.
+/// Latency factor of an overloaded backing. A backing counts as overloaded if two conditions hold.
+/// Reads at the trace's times take more than this many times as long as reads sent one at a time.
+/// All requests together, sent one at a time, take longer than in the trace.
 const OVERLOAD: f64 = 10.0;
 /// Minimum variation of the times between requests (standard deviation divided by mean) for
 /// latencies at the trace's times. If the variation is smaller, the requests are evenly spaced.

@@ -53,13 +53,13 @@ pub struct Live {
     pub elapsed_ns: u64,
     /// Number of the disk's reads.
     pub reads: u64,
-    /// Total length of these reads, bytes.
+    /// Total length of the disk's reads, bytes.
     pub read_bytes: u64,
     /// Share of the reads that flash or memory served.
     pub read_hit_ratio: f64,
     /// Number of the disk's writes.
     pub writes: u64,
-    /// Total length of these writes, bytes.
+    /// Total length of the disk's writes, bytes.
     pub write_bytes: u64,
     /// Measurements of the recent reads.
     pub recent: LiveRecent,
@@ -84,8 +84,8 @@ pub struct LiveRecent {
     pub read_bytes: u64,
     /// Total length of the writes since the first of the recent reads, bytes.
     pub write_bytes: u64,
-    /// Number of reads in the latest complete interval of at least a minute; 0 before its end. The
-    /// recent reads can be older.
+    /// Number of reads in the latest complete interval of at least a minute; 0 until the first such
+    /// interval ends. The recent reads can be older.
     pub latest_reads: u64,
     /// Share of the latest reads that flash or memory served.
     pub latest_hit_ratio: f64,
@@ -372,8 +372,8 @@ pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
 }
 
 /// Returns the best block size and the smallest cache size that reaches the target. The best block
-/// size is the largest one whose hit ratio at this cache size is at most half a percentage point
-/// below the highest.
+/// size is the largest block size whose hit ratio at this cache size is at most half a percentage
+/// point below the highest hit ratio.
 fn choose<'a>(disk: &'a Live, target: &Target) -> Option<(&'a LiveCurve, u64)> {
     let sizes = disk.block_sizes.iter().filter_map(|curve| curve.size_for(target.read_hit_ratio));
     let cache_bytes = rounded(sizes.min()? as f64);

@@ -24,8 +24,8 @@ use super::{Options, Wear};
 /// Write-back is chosen if its mean latency of all requests is at most this share of the latency
 /// with write-through.
 const GAIN_MIN: f64 = 0.7;
-/// Write-back caches whose mean latency is at most this factor above the lowest count as equally
-/// fast. The one that takes the least flash wins.
+/// Write-back caches whose mean latency is at most this many times the lowest mean latency count as
+/// equally fast. Of these caches, the one that takes the least flash wins.
 const ALIKE: f64 = 1.1;
 /// Write-back is considered only if at least this share of the requests are writes.
 const WRITES_MIN: f64 = 0.05;

@@ -222,7 +222,8 @@ fn looks_equal(one: &Trial, other: &Trial) -> bool {
     percent(one.read_hit_ratio) == percent(other.read_hit_ratio)
 }
 
-/// Compares the flash writes of another cache with those of the chosen one.
+/// Returns a phrase that compares the flash writes of the cache `other` with those of the chosen
+/// cache `own`.
 fn writes_compared(other: &Trial, own: &Trial) -> String {
     let (other, own) = (bytes(other.flash_write_bytes), bytes(own.flash_write_bytes));
     match other == own {

@@ -226,8 +226,8 @@ impl Case {
     }
 }
 
-/// Returns an array for this number of disks of `range_bytes` bytes. They lie on `count` LUNs in
-/// turn, except that the last disk lies on the LUN `last` if there is one.
+/// Returns an array for this number of disks of `range_bytes` bytes. The disks are distributed over
+/// `count` LUNs in turn. If the LUN `last` is given, the last disk lies on this LUN.
 fn luns(
     range_bytes: u64,
     disks: usize,

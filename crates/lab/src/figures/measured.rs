@@ -179,7 +179,8 @@ impl Tally {
     }
 }
 
-/// Results of the requests with one tag.
+/// Results of the requests with one tag. A tag is a number that the workload generator gives each
+/// request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tagged {
     pub(super) requests: u64,

@@ -76,7 +76,8 @@ fn four(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 4, ..eight(bytes) }
 }
 
-/// Returns the third LUN of the array of 11 disks. The one of the array of 20 disks has four disks.
+/// Returns the third LUN of the array of 11 disks. The third LUN of the array of 20 disks has four
+/// disks.
 fn three(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 3, ..eight(bytes) }
 }

@@ -181,8 +181,8 @@ fn node_long(bytes: u64) -> ArrayConfig {
     disks(4, bytes, 4)
 }
 
-/// Changes a cache so that it destages only from 90 % dirty data on, which 500 GiB in the cache of a
-/// ZBS node do not reach.
+/// Changes a cache so that destaging begins only at 90 % dirty data. In the cache of a ZBS node,
+/// 500 GiB of dirty data do not reach this share.
 fn destage_late(cache: &mut CacheSetup) {
     let destage = &mut cache.config.destage;
     (destage.start_permille, destage.stop_permille) = (900, 900);

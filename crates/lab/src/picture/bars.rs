@@ -112,7 +112,8 @@ impl BarChart {
         self
     }
 
-    /// Returns the chart with vertical bars. The bars become horizontal if they lack room.
+    /// Returns the chart with vertical bars. If names or values do not fit, the bars become
+    /// horizontal.
     pub fn upright(self) -> BarChart {
         BarChart { upright: true, ..self }
     }

@@ -103,7 +103,8 @@ impl Host {
             .take_report(Instant(now), |seconds| scheduler.take_wanted_shares(Instant(now), *level, seconds))
     }
 
-    /// Applies an agreement of the hosts about the datastore.
+    /// Applies the agreement of the hosts, which sets the rate per share and the number of I/Os
+    /// that this host may have in flight.
     pub(super) fn settle(&mut self, now: u64, report: &Report, agreement: &SharedDatastore) {
         self.level = Some(agreement.level);
         self.window.settle(Instant(now), report.wanted_shares * agreement.in_flight_per_share);

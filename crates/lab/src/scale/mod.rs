@@ -188,8 +188,8 @@ struct Reports {
     /// Time of each host's next report.
     next_at: Vec<u64>,
     first_at: u64,
-    /// For each host, its last report that the other hosts have received. `coming` has the reports
-    /// in transit: arrival time, sender and report.
+    /// The last report of each host that the other hosts have received. `coming` has the reports in
+    /// transit: arrival time, sender and report.
     known: Vec<Report>,
     coming: VecDeque<(u64, usize, Report)>,
     made: u64,

@@ -130,7 +130,7 @@ pub(super) enum Step {
 
 /// A parser of a trace format.
 pub(super) trait Parse: Send {
-    /// Returns the next entry. An error is an error of the input.
+    /// Returns the next entry. Returns an error if the input cannot be read.
     fn next(&mut self, input: &mut Input, disks: &mut Disks) -> io::Result<Step>;
 }
 

@@ -64,8 +64,8 @@ impl ParseLine for Tectonic {
     }
 }
 
-/// Returns the position of a block: a mixed FNV-1a hash of its names, of which the upper bits are
-/// used.
+/// Returns the position of a block on its host's disk: the upper bits of a mixed FNV-1a hash of the
+/// block's names.
 fn place(block: &str, shard: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in block.bytes().chain([b'/']).chain(shard.bytes()) {

@@ -1,4 +1,5 @@
-//! Hand-computed latencies, and the effect of load on them.
+//! Tests that replays have the latencies that were computed by hand, and that load increases
+//! latencies.
 
 use hob_engine::command;
 use hob_engine::io::{Durability, Zeroing};

@@ -17,7 +17,7 @@ use crate::rng::SimRng;
 /// Seed of the separate random numbers of histories with extra fills.
 const SALT: u64 = 0x6669_6c6c;
 
-/// Extra fills of a history.
+/// State of the extra fills in a history. An *extra fill* reads more than a guest requested.
 #[derive(Debug)]
 pub(super) struct Fills {
     rng: SimRng,

@@ -85,8 +85,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Makes a device fail, and records which caches may lose data with it: those whose journal had
-    /// lost its other copy.
+    /// Makes a device fail. A cache may lose data with this device if its journal had already lost
+    /// the copy on another device. The function records these caches.
     pub(super) fn device_fails(&mut self, device: usize) {
         let (_, failure) = self.scenario.devices[device].failure.expect("scheduled");
         self.flash[device].suffer(failure, &mut self.rng);
@@ -111,9 +111,9 @@ impl Simulation<'_> {
         owners.filter(|_| is_refusal).for_each(|owner| owner.has_volatile_copies = true);
     }
 
-    /// Returns true if the disk has no dirty data. If a new journal ring was just completed, a
-    /// crash does not bring old dirty data back either. Then later dirty data has copies that
-    /// flushes make durable.
+    /// Returns true if the disk has no dirty data. If this is true when a new journal ring is
+    /// complete, a crash cannot bring old dirty data back, and flushes make the copies of later
+    /// dirty data durable.
     pub(super) fn is_destaged(&self, disk: usize) -> bool {
         let stats = self.engine.stats(self.now, DiskId(disk as u32));
         stats.is_some_and(|stats| stats.sectors_dirty == 0)

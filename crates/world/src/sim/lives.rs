@@ -94,9 +94,9 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Sometimes kills the process when it has written a journal page and not flushed it, in
-    /// histories in which a power cut follows each kill. If there is less dirty data than when the
-    /// preceding page was written, the page probably records that destaged data is clean.
+    /// In histories in which a power cut follows each kill, sometimes kills the process after it
+    /// has written a journal page and before the page is flushed. If there is less dirty data than
+    /// when the preceding page was written, the page probably records that destaged data is clean.
     pub(super) fn maybe_kill_after_page(&mut self, io: &Io) {
         if !self.options.cuts_in_recovery || io.op != IoOp::WriteJournal {
             return;

@@ -153,7 +153,8 @@ impl Simulation<'_> {
         self.command(disk, Command::Cache(CacheChange::LossRecorded(number)));
     }
 
-    /// Handles the report that a discard waits until the daemon has recorded it for this journal ring.
+    /// Handles the engine's report that a discard of dirty data waits until the daemon has recorded
+    /// the discard for this journal ring.
     pub(super) fn discard_is_unrecorded(&mut self, disk: usize, ring: u32) {
         self.queue.push(self.now + self.scenario.flash_ns, Event::RecordDiscard(disk, ring));
     }

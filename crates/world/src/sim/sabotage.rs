@@ -30,7 +30,8 @@ pub enum Sabotage {
     ReorderedRecords,
     /// Recovery ignores the journal records which say that a checksum is unknown (*unproven*).
     IgnoredOverwrites,
-    /// Recovery takes incomplete sectors for complete ones, although flash has only some units of them.
+    /// Recovery treats incomplete sectors as complete, although flash has only some of their
+    /// 512-byte units.
     ForgottenUnits,
     /// The daemon does not flush flash before it reads journals.
     UnflushedRecovery,

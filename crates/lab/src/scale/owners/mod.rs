@@ -34,7 +34,7 @@ const JOINED_NS: u64 = 4 * SECOND_NS;
 /// Method by which hosts find released disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pacing {
-    /// Each host reads each disk that it waits for once per second.
+    /// Once per second, each host reads the etcd keys of each disk for which it waits.
     Looks,
     /// Hosts watch changes, and read many disks with one request.
     ClusterEvent,
