@@ -369,7 +369,7 @@ impl<'a> Simulation<'a> {
                 self.handle(event)?;
             }
         }
-        Err(Violation("it does not end".to_owned()))
+        Err(Violation("the history does not end within the maximum number of steps".to_owned()))
     }
 
     /// Returns the time at which the process that handles the event continues, if this process is
@@ -477,7 +477,10 @@ impl<'a> Simulation<'a> {
         // so the lease ends after at most two lease lengths.
         let is_long = self.plan.silence_ns >= 2 * self.plan.lease_ns;
         let holds = self.hosts[host].term.is_some_and(|term| term.is_valid(self.clock(host)));
-        ensure!(!is_long || !holds, "host {host} holds its lease, and its shard has hung for two leases");
+        ensure!(
+            !is_long || !holds,
+            "host {host} holds its lease, but its shard has hung for two lease lengths"
+        );
         self.crash(host, MS, false)
     }
 
@@ -563,7 +566,7 @@ impl<'a> Simulation<'a> {
     fn conclude(&mut self) -> Result<(), Violation> {
         for disk in 0..self.plan.disks {
             let serving: Vec<usize> = (0..self.plan.hosts).filter(|host| self.serves(*host, disk)).collect();
-            ensure!(serving.len() == 1, "disk {disk} is served by {serving:?} in the end");
+            ensure!(serving.len() == 1, "at the end, disk {disk} is served by {serving:?}, not by one host");
             self.check_backing(disk, serving[0])?;
         }
         Ok(())
@@ -577,7 +580,7 @@ impl<'a> Simulation<'a> {
             let is_newer_there = cache.get(block).is_some_and(|(_, dirty)| *dirty);
             ensure!(
                 is_newer_there || self.checkers[disk].may_have(*block, *value),
-                "the backing of disk {disk} has {value} in block {block} in the end, which was overwritten"
+                "at the end, block {block} of the backing of disk {disk} has the overwritten value {value}"
             );
         }
         Ok(())

@@ -147,9 +147,9 @@ impl FlashConfig {
     }
 
     fn check(&self) {
-        assert!(self.queue_depth_max > 0 && self.lanes > 0, "a device does one thing at a time at least");
-        assert!(self.page_bytes > 0, "pages hold something");
-        assert!(self.read_bytes_per_s > 0 && self.write_bytes_per_s > 0, "a device transfers something");
+        assert!(self.queue_depth_max > 0 && self.lanes > 0, "queue depth and number of lanes must not be 0");
+        assert!(self.page_bytes > 0, "the page size must not be 0");
+        assert!(self.read_bytes_per_s > 0 && self.write_bytes_per_s > 0, "the bandwidths must not be 0");
     }
 }
 

@@ -298,7 +298,7 @@ impl<'a> Simulation<'a> {
     fn turn(&mut self) -> Result<(), Violation> {
         self.steps += 1;
         let steps_max = STEPS_MAX * (50 + u64::from(self.options.requests));
-        ensure!(self.now < TIME_MAX && self.steps < steps_max, "never ends: {}", self.state());
+        ensure!(self.now < TIME_MAX && self.steps < steps_max, "the history never ends: {}", self.state());
         let due = |host: usize| Some((self.hosts[host].due()?.max(self.hosts[host].stopped_until), host));
         let due = (0..self.hosts.len()).filter_map(due).min();
         let next = self.queue.next_at();
@@ -310,12 +310,18 @@ impl<'a> Simulation<'a> {
             if let Some(ram) = &mut self.hosts[host].ram {
                 ram.handle_timeout(now);
                 let again = ram.due();
-                ensure!(again.is_none_or(|again| again > now), "timeout {again:?} of host {host} at {now:?}");
+                ensure!(
+                    again.is_none_or(|again| again > now),
+                    "host {host} has a timeout at {again:?} that was due by {now:?}"
+                );
             }
             return self.drain(host);
         }
         let Some((at, event)) = self.queue.pop() else {
-            return Err(Violation(format!("nothing happens any more: {}", self.state())));
+            return Err(Violation(format!(
+                "no event is left, but the history has not ended: {}",
+                self.state()
+            )));
         };
         self.now = at;
         let until = self.stopped_until(&event);

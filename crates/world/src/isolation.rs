@@ -123,7 +123,7 @@ impl Isolation {
             if !self.ask(WATCHED)? {
                 let in_flight = self.engine.in_flight();
                 return Err(format!(
-                    "a request is not taken, with {in_flight} in flight, {} own",
+                    "a request is refused, with {in_flight} requests in flight, of which {} are the disk's own",
                     self.watched.len()
                 ));
             }
@@ -170,7 +170,9 @@ impl Isolation {
 
     fn drain(&mut self) -> Result<(), String> {
         while let Some(io) = self.engine.poll_io() {
-            let Target::Backing(disk) = io.target else { return Err(format!("{io:?} to no flash")) };
+            let Target::Backing(disk) = io.target else {
+                return Err(format!("{io:?} is for flash, but the disk has no cache"));
+            };
             let waits = self.sabotage == Some(Sabotage::OneQueue) && !self.stuck.is_empty();
             match self.is_posing || waits || self.hung.contains(&self.datastores[disk.0 as usize]) {
                 true => self.stuck.push(io),
@@ -188,7 +190,7 @@ impl Isolation {
         while self.engine.poll_release().is_some() {}
         while self.engine.poll_event().is_some() {}
         let overdue = self.watched.values().find(|arrived| self.now - **arrived > 2 * TAKES_NS);
-        overdue.map_or(Ok(()), |arrived| Err(format!("no answer to what was asked at {arrived:?}")))
+        overdue.map_or(Ok(()), |arrived| Err(format!("the request of {arrived:?} has no reply yet")))
     }
 
     /// Completes all hung I/Os and checks that every request is answered.

@@ -297,9 +297,12 @@ impl Model {
                 let (now, durable) = (now[at as usize], durable[at as usize]);
                 ensure!(
                     now == expected,
-                    "disk {disk} unit {at}: {serial} acknowledged, backing holds {now:x}"
+                    "disk {disk} unit {at}: change {serial} acknowledged, backing holds {now:x}"
                 );
-                ensure!(!fua || durable == expected, "disk {disk} unit {at}: FUA {serial} is not durable");
+                ensure!(
+                    !fua || durable == expected,
+                    "disk {disk} unit {at}: FUA write {serial} is not durable"
+                );
             }
             unit.active -= 1;
             unit.last_ended = ended;
@@ -441,7 +444,7 @@ impl Model {
                 let is_there = now[at as usize] == content::tag(*serial, disk, at);
                 ensure!(
                     !newest || self.lags || change.kind != Kind::Data || is_there,
-                    "disk {disk} unit {at}: {serial} was lost, and a flush says it is there"
+                    "disk {disk} unit {at}: change {serial} was lost, and a flush says it is there"
                 );
             }
         }
@@ -477,7 +480,7 @@ impl Model {
                 let is_durable = now[at] == durable[at];
                 ensure!(
                     !quiet || is_durable || self.lags,
-                    "disk {} unit {at}: flushed {serial} not durable",
+                    "disk {} unit {at}: flushed change {serial} is not durable",
                     self.disk
                 );
             }
@@ -505,7 +508,7 @@ impl Model {
             let given_up = reading.began < self.forgot.max(self.lost).max(self.units[at as usize].reverted);
             ensure!(
                 given_up || ended >= *floor,
-                "disk {disk} unit {at}: stale {value:x} read, overwritten by {}",
+                "disk {disk} unit {at}: a read returned stale {value:x}, overwritten by {}",
                 self.begun_at(*floor)
             );
             let unit = &mut self.units[at as usize];
@@ -514,12 +517,15 @@ impl Model {
             }
             let held = now[at as usize];
             let same = *value == held || self.lags;
-            ensure!(same, "disk {disk} unit {at}: read {value:x}, backing holds {held:x}");
+            ensure!(same, "disk {disk} unit {at}: a read returned {value:x}, but the backing holds {held:x}");
             if unit.pinned.is_none() {
                 unit.pinned_at = self.clock;
             }
             let pinned = *unit.pinned.get_or_insert(*value);
-            ensure!(*value == pinned, "disk {disk} unit {at}: read {value:x}, and {pinned:x} before");
+            ensure!(
+                *value == pinned,
+                "disk {disk} unit {at}: a read returned {value:x}, and {pinned:x} before"
+            );
         }
         if is_old { Ok(()) } else { self.check_torn(reading, seen) }
     }

@@ -87,8 +87,11 @@ impl RemoteConfig {
     }
 
     fn check(&self) {
-        assert!(self.reads_per_s > 0 && self.writes_per_s > 0, "a volume serves something");
-        assert!(self.bytes_per_s > 0, "a volume transfers something");
+        assert!(
+            self.reads_per_s > 0 && self.writes_per_s > 0,
+            "the limits of reads and writes must not be 0"
+        );
+        assert!(self.bytes_per_s > 0, "the limit of bytes per second must not be 0");
     }
 }
 

@@ -237,7 +237,7 @@ impl Replay {
 
     /// Takes a sample of a disk's cache after every `requests` replies from now on.
     pub fn watch(&mut self, disk: u32, requests: u64) {
-        assert!(requests > 0, "not all the time");
+        assert!(requests > 0, "the number of replies between samples must not be 0");
         self.watched = Some((disk, requests, requests));
     }
 
@@ -278,7 +278,7 @@ impl Replay {
                     let client = self.step();
                     assert!(client.is_none(), "an open loop has no clients");
                 }
-                (_, None) => panic!("requests are in flight and nothing happens"),
+                (_, None) => panic!("requests are in flight, but no event is left"),
             }
             self.drain(|answer| served(answer));
         }
@@ -329,7 +329,7 @@ impl Replay {
             if busy == 0 && self.engine.in_flight() == 0 {
                 return self.end();
             }
-            assert!(self.next_at().is_some(), "requests are in flight and nothing happens");
+            assert!(self.next_at().is_some(), "requests are in flight, but no event is left");
             if let Some(client) = self.step() {
                 ready.push_back((client, self.now));
             }
@@ -350,7 +350,7 @@ impl Replay {
             if let Some(done) = self.done.take() {
                 return done;
             }
-            assert!(self.next_at().is_some(), "a command is under way and nothing happens");
+            assert!(self.next_at().is_some(), "a command is in progress, but no event is left");
             self.step();
         }
     }
@@ -364,7 +364,7 @@ impl Replay {
     }
 
     fn end(&mut self) -> Run {
-        assert_eq!(self.engine.in_flight(), 0, "everything has ended");
+        assert_eq!(self.engine.in_flight(), 0, "a request is in flight at the end");
         self.run.ended = self.now;
         self.run
     }

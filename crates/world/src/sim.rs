@@ -159,7 +159,7 @@ pub struct Options {
     /// after data became clean, and there are no crash logs. Silent changes hit the clean sector
     /// that was written to the backing last.
     pub cuts_in_recovery: bool,
-    /// True if the engine process restarts during a history, and caches may be persistent and
+    /// True if the engine process restarts during a history. Caches may be persistent and
     /// write-back.
     pub lives: bool,
     /// True if in some histories guests use disks while the disks' caches are being recovered.
@@ -304,8 +304,7 @@ struct Disk {
     config: Option<CacheConfig>,
     /// The pool's record of the disk's cache, if the cache is persistent.
     owner: Option<Owner>,
-    /// Number of times that another program changed the backing. Each time, the backing's identity
-    /// changed too.
+    /// Number of changes of the backing by other programs. Each changed the backing's identity.
     generation: u64,
     /// Highest number of a journal ring of the disk's cache when another program last changed the
     /// backing.
@@ -322,8 +321,7 @@ struct Disk {
     /// True if the engine discards the dirty data of the disk's recovered cache when the new
     /// journal ring is complete.
     gives_up: bool,
-    /// True if the disk is being removed, and the engine refuses requests that waited for its
-    /// cache.
+    /// True if the disk is being removed, and requests that waited for its cache are refused.
     refuses_waiting: bool,
     /// Number of consecutive failures to put the disk's recovered cache into service.
     attempts: u32,
@@ -360,8 +358,7 @@ impl Disk {
 
 struct Simulation<'a> {
     options: &'a Options,
-    /// Seed of the backings' stripe sizes. If it is `None`, the engine does not know the stripe
-    /// sizes.
+    /// Seed of the backings' stripe sizes; `None` if the engine does not know the stripe sizes.
     stripe_seed: Option<u64>,
     scenario: Scenario,
     ram: Option<Ram>,
@@ -671,7 +668,7 @@ impl<'a> Simulation<'a> {
                 self.engine.handle_timeout(self.now);
                 let is_due_again = self.engine.poll_timeout().is_some_and(|again| again <= self.now);
                 self.due_again = if is_due_again { self.due_again + 1 } else { 0 };
-                ensure!(self.due_again <= DUE_AGAIN_MAX, "timeouts without end at {:?}", self.now);
+                ensure!(self.due_again <= DUE_AGAIN_MAX, "timeouts without a pause at {:?}", self.now);
             } else if let Some((at, event)) = self.queue.pop() {
                 self.now = at;
                 self.happen(event)?;

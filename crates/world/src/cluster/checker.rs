@@ -76,7 +76,7 @@ impl Checker {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(
                 generation >= latest,
-                "a change of host {host} in generation {generation} reaches the backing after host {by} acknowledged in {latest}"
+                "a write of host {host} in generation {generation} reaches the backing after host {by} acknowledged a request in generation {latest}"
             );
         }
         Ok(())
@@ -104,7 +104,7 @@ impl Checker {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(
                 generation > latest || (generation == latest && host == by),
-                "host {host} acknowledges in generation {generation} after host {by} did in {latest}"
+                "host {host} acknowledges a request in generation {generation} after host {by} did so in generation {latest}"
             );
         }
         self.acknowledged = Some((generation, host));

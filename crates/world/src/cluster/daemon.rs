@@ -79,7 +79,11 @@ impl Simulation<'_> {
                 Told::NameTaken(member) => {
                     // A host that replaces a destroyed host may find the destroyed host's lease,
                     // because both have the same name.
-                    ensure!(self.hosts[host].me.id.ends_with('+'), "host {host}'s name is {}'s", member.id);
+                    ensure!(
+                        self.hosts[host].me.id.ends_with('+'),
+                        "host {host} has the name of member {}",
+                        member.id
+                    );
                 }
             }
         }
@@ -278,7 +282,7 @@ impl Simulation<'_> {
         let settled_ns = self.now.nanos_since(gone);
         ensure!(
             !is_taken_over || settled_ns >= self.plan.settle_ns,
-            "disk {disk} is taken {settled_ns} ns after its owner vanished"
+            "disk {disk} is taken over {settled_ns} ns after its owner's lock vanished, before its writes have settled"
         );
         Ok(())
     }

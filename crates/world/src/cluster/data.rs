@@ -290,7 +290,10 @@ impl Simulation<'_> {
         }
         if self.options.sabotage.is_none() {
             for other in (0..self.plan.hosts).filter(|other| *other != host) {
-                ensure!(!self.may_acknowledge(other, disk), "hosts {host} and {other} may both acknowledge");
+                ensure!(
+                    !self.may_acknowledge(other, disk),
+                    "hosts {host} and {other} may both acknowledge requests"
+                );
             }
         }
         let life = self.hosts[host].life;

@@ -183,7 +183,7 @@ impl Simulation<'_> {
                 self.hang_up(host)
             }
             Some(role) => {
-                ensure!(role == Role::Standby, "host {host} is to prepare a disk that is {role:?}");
+                ensure!(role == Role::Standby, "host {host} must prepare the disk, but its role is {role:?}");
                 let sectors = (u64::from(self.plan.units) * UNIT_BYTES).div_ceil(SECTOR_BYTES);
                 self.stop_pulls(host)?;
                 self.ask_for(host, Op::Forget, &[(0, sectors)], Actor::Destination, ticket)

@@ -317,8 +317,9 @@ impl Simulation<'_> {
         let Some(ranges) = ranges.filter(|_| pulling.session == session && is_expected) else {
             return Ok(());
         };
-        let ranges = heat::decode(&ranges, size.div_ceil(SECTOR_BYTES))
-            .map_err(|_| Violation(format!("host {host} gets nonsense: {ranges:?}")))?;
+        let ranges = heat::decode(&ranges, size.div_ceil(SECTOR_BYTES)).map_err(|_| {
+            Violation(format!("host {host} receives an invalid page of the list: {ranges:?}"))
+        })?;
         self.report.late_pages += u64::from(pulling.after);
         if pulling.after && believes {
             let old = std::mem::replace(&mut pulling.left_behind, RemainingRanges::new(size));

@@ -106,7 +106,10 @@ impl Simulation<'_> {
             // Reads that other hosts send use the engine's slots for guests too. When a paused
             // process continues, many of these reads arrive at once.
             let in_flight = ram.engine.in_flight();
-            ensure!(in_flight >= SLOTS_MIN, "no free slot with {in_flight} in flight");
+            ensure!(
+                in_flight >= SLOTS_MIN,
+                "the engine refuses a request with only {in_flight} requests in flight"
+            );
             return Ok(false);
         }
         if ram.engine.in_flight() >= 250 {
@@ -157,7 +160,10 @@ impl Simulation<'_> {
         if ram.engine.handle_request(self.now, request).is_err() {
             // After a paused process continues, the delayed requests of other hosts arrive at once.
             let in_flight = ram.engine.in_flight();
-            ensure!(!is_guest && op.is_own(), "{request:?} handed back with {in_flight} in flight");
+            ensure!(
+                !is_guest && op.is_own(),
+                "the engine refuses {request:?} with only {in_flight} requests in flight"
+            );
             ram.requests.remove(&id);
             if let Some(buffer) = buffer {
                 ram.buffers.remove(&buffer);
@@ -175,7 +181,7 @@ impl Simulation<'_> {
         let mut payload = vec![];
         if let Some(slice) = io.slice {
             let buffer = ram.buffers.get_mut(&slice.id);
-            let buffer = buffer.ok_or_else(|| Violation(format!("{io:?} uses a buffer given back")))?;
+            let buffer = buffer.ok_or_else(|| Violation(format!("{io:?} uses a released buffer")))?;
             buffer.ios += 1;
             let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;
             if io.op != IoOp::Read {
@@ -220,7 +226,7 @@ impl Simulation<'_> {
         let role = ram.engine.role(DISK);
         // A flush changes no data; the engine sends one when it opens a cache with a journal.
         let may = io.op == IoOp::Flush || role != Some(Role::Standby);
-        ensure!(may, "host {host} in standby sends {io:?}");
+        ensure!(may, "host {host} in standby sends {io:?} to the backing");
         let name = self.name_io(host);
         self.backing_ios.insert(name, Owned { host, id: io.id, changes });
         io.id = name;
@@ -258,7 +264,7 @@ impl Simulation<'_> {
             let end = start + done.tags.len();
             buffer.ios -= 1;
             if done.io.op == IoOp::Read {
-                ensure!(!buffer.replied, "{:?} after the reply", done.io);
+                ensure!(!buffer.replied, "{:?} uses its buffer after the reply", done.io);
                 buffer.tags[start..end].copy_from_slice(&done.tags);
                 // The storage crate zeroes the part of the last sector beyond the disk's end.
                 buffer.tags[end..end.next_multiple_of(SECTOR_UNITS)].fill(ZERO);
@@ -394,7 +400,10 @@ impl Simulation<'_> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let buffer = ram.buffers.remove(&id);
         let buffer = buffer.ok_or_else(|| Violation(format!("buffer {id} is given back twice")))?;
-        ensure!(buffer.replied && buffer.ios == 0, "buffer {id} is given back too early");
+        ensure!(
+            buffer.replied && buffer.ios == 0,
+            "buffer {id} is released before the reply, or with I/O in flight"
+        );
         ram.spare.push(id);
         Ok(())
     }

@@ -254,7 +254,7 @@ impl Backing {
     /// Writes units of 512 bytes durably, as a foreign writer does, while no engine serves the
     /// disk.
     pub fn replace(&mut self, first: usize, tags: &[Tag]) {
-        assert!(self.in_flight.is_empty(), "written behind a running engine's back");
+        assert!(self.in_flight.is_empty(), "a foreign writer must not write while I/O is in flight");
         self.medium.replace(first, tags);
     }
 

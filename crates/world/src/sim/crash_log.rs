@@ -106,7 +106,7 @@ impl Simulation<'_> {
         let is_read = self.options.sabotage != Some(Sabotage::IgnoredCrashLog);
         ensure!(
             plan.is_logged || !is_expected || !is_read,
-            "disk {disk}: the crash log does not know ring {}",
+            "disk {disk}: the crash log does not belong to ring {}",
             plan.ring
         );
         Ok(())

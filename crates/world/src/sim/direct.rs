@@ -119,8 +119,8 @@ impl Simulation<'_> {
         trace!(self, "declined {id}");
         let in_flight = self.requests.get(&id);
         let request = in_flight.map(|it| it.request).filter(|it| it.memory == PayloadMemory::Guest);
-        let request =
-            request.ok_or_else(|| Violation(format!("{id} is declined and offered no guest's memory")))?;
+        let request = request
+            .ok_or_else(|| Violation(format!("{id} is declined, but its buffer is not guest memory")))?;
         let buffer = self.buffers.get_mut(&request.buffer.expect("reads have one")).expect("not released");
         ensure!(!buffer.replied, "{request:?} is declined twice, or after an answer");
         buffer.end();

@@ -47,13 +47,13 @@ impl Simulation<'_> {
         for disk in 0..self.disks.len() {
             if self.disks[disk].config.is_some() {
                 let ended = self.command_and_wait(disk, Command::Cache(CacheChange::Disable))?;
-                ensure!(ended.is_ok(), "disk {disk}: its cache cannot be taken away: {ended:?}");
+                ensure!(ended.is_ok(), "disk {disk}: its cache cannot be disabled: {ended:?}");
             }
             let removed = self.command_and_wait(disk, Command::RemoveDisk)?;
             ensure!(removed.is_ok(), "disk {disk} cannot be removed: {removed:?}");
             ensure!(
                 self.disks[disk].owner.is_none(),
-                "disk {disk}: its cache was taken away, and has an owner"
+                "disk {disk}: its cache was disabled, but still has an owner"
             );
         }
         self.check_rest()?;
@@ -133,7 +133,10 @@ impl Simulation<'_> {
             ensure!(self.may_lose(disk), "disk {disk}: drain ended with {result:?}, {lost} sectors lost");
             let discarded =
                 self.command_and_wait(disk, Command::Cache(CacheChange::DiscardDirty(Discard::Told)))?;
-            ensure!(discarded.is_ok() || self.any_bad(), "disk {disk}: nothing is discarded: {discarded:?}");
+            ensure!(
+                discarded.is_ok() || self.any_bad(),
+                "disk {disk}: the discard of dirty data failed: {discarded:?}"
+            );
             let again = self.command_and_wait(disk, drain)?;
             ensure!(again.is_ok(), "disk {disk}: drain after a discard ended with {again:?}");
         }

@@ -358,7 +358,11 @@ impl Simulation<'_> {
     pub(super) fn enable_on_two(&mut self, case: &Case) -> Result<(), Violation> {
         let id = self.give_cache(case);
         self.wait_for(id)?;
-        ensure!(self.ended.get(&id) == Some(&Ok(())), "no cache to begin with: {:?}", self.ended);
+        ensure!(
+            self.ended.get(&id) == Some(&Ok(())),
+            "the cache cannot be created before the operation: {:?}",
+            self.ended
+        );
         Ok(())
     }
 
@@ -399,7 +403,7 @@ impl Simulation<'_> {
         self.ask(Op::Flush, 0, 0)?;
         if case.content == Content::Clean {
             let drained = self.command_and_wait(0, Command::Cache(CacheChange::Drain))?;
-            ensure!(drained == Ok(()), "not clean to begin with: {drained:?}");
+            ensure!(drained == Ok(()), "the cache cannot be drained before the operation: {drained:?}");
             return self.run_for(2 * SECOND);
         }
         self.write(48 * KIB, 4 * KIB)?;
@@ -465,7 +469,7 @@ impl Simulation<'_> {
                 CommandError::Stopped => case.operation == Operation::StopDrain,
                 _ => false,
             };
-            ensure!(just, "it ended with {error:?}");
+            ensure!(just, "the operation ended with {error:?}");
         }
         Ok(ended)
     }
@@ -581,7 +585,7 @@ impl Simulation<'_> {
             if self.ended.contains_key(&id) || !self.has_power {
                 return Ok(());
             }
-            ensure!(self.has_lost_a_journal(), "it never ends: {:?}", self.asked);
+            ensure!(self.has_lost_a_journal(), "the command never ends: {:?}", self.asked);
             self.see_to_journal()?;
         }
     }
@@ -622,11 +626,11 @@ impl Simulation<'_> {
             None | Some(Err(CommandError::NoCache | CommandError::Removing)) => return Ok(()),
             // The engine stopped this drain because another drain is in progress.
             Some(Err(CommandError::Stopped)) => self.run_until(|world| !world.drains())?,
-            Some(result) => ensure!(result == Ok(()), "what is dirty cannot be drained: {result:?}"),
+            Some(result) => ensure!(result == Ok(()), "the cache cannot be drained: {result:?}"),
         }
         self.disks[0].owner.iter_mut().for_each(|owner| owner.journal_lost = true);
         let disabled = self.command_unless_cut(Command::Cache(CacheChange::Disable))?;
-        ensure!(disabled.is_none_or(|result| result.is_ok()), "it cannot be taken away: {disabled:?}");
+        ensure!(disabled.is_none_or(|result| result.is_ok()), "the cache cannot be disabled: {disabled:?}");
         Ok(())
     }
 
@@ -663,7 +667,7 @@ impl Simulation<'_> {
         self.open_disk(0)?;
         self.drain()?;
         self.run_until(|world| world.asked.is_empty())?;
-        ensure!(self.asked.is_empty(), "it cannot be opened: {:?}", self.asked);
+        ensure!(self.asked.is_empty(), "the disk cannot be opened: {:?}", self.asked);
         Ok(())
     }
 

@@ -265,7 +265,7 @@ impl Simulation<'_> {
         match &self.disks[index].owner {
             Some(owner) => {
                 let known = segments.iter().all(|segment| owner.data.values().any(|place| place == segment));
-                ensure!(known, "disk {index}: segments that the table does not know");
+                ensure!(known, "disk {index}: the pool's table does not have all its segments");
             }
             None => self.free.extend(segments),
         }

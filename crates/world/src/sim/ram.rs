@@ -120,7 +120,10 @@ impl Simulation<'_> {
         let between =
             !matches!(copy.from, CopyEnd::Memory { .. }) && matches!(copy.to, CopyEnd::Buffer { .. });
         let unit = if between { UNIT_BYTES } else { SECTOR_BYTES };
-        ensure!(copy.len > 0 && u64::from(copy.len).is_multiple_of(unit), "{copy:?} is not of whole sectors");
+        ensure!(
+            copy.len > 0 && u64::from(copy.len).is_multiple_of(unit),
+            "{copy:?} does not copy whole sectors"
+        );
         let units = (u64::from(copy.len) / UNIT_BYTES) as usize;
         let tags: Vec<Tag> = match copy.from {
             CopyEnd::Zeroes => {
@@ -187,15 +190,17 @@ impl Simulation<'_> {
                 } else {
                     let buffer = self.buffers.get_mut(&id);
                     let buffer =
-                        buffer.ok_or_else(|| Violation(format!("{copy:?} of a buffer given back")))?;
+                        buffer.ok_or_else(|| Violation(format!("{copy:?} uses a released buffer")))?;
                     ensure!(buffer.ios == 0 && !buffer.replied, "{copy:?} with {buffer:?}");
                     (&mut buffer.tags, start)
                 }
             }
-            CopyEnd::Zeroes => return Err(Violation(format!("{copy:?} has no place"))),
+            CopyEnd::Zeroes => {
+                return Err(Violation(format!("{copy:?} copies data to the source of zeroes")));
+            }
         };
         let there = tags.len();
         let part = tags.get_mut(start..start + units);
-        part.ok_or_else(|| Violation(format!("{copy:?} leaves the {there} units of {end:?}")))
+        part.ok_or_else(|| Violation(format!("{copy:?} extends beyond the {there} units of {end:?}")))
     }
 }

@@ -105,7 +105,7 @@ impl Simulation<'_> {
         let has_grown = state.units() > u64::from(self.scenario.disks[index].units);
         ensure!(
             summary.disk_bytes == size || has_grown && summary.disk_bytes < size || doubtful,
-            "disk {index}: recovered for {} bytes",
+            "disk {index}: its cache was recovered for a disk of {} bytes",
             summary.disk_bytes
         );
         self.report.recoveries_larger += u64::from(summary.disk_bytes < size);
@@ -441,7 +441,7 @@ impl Simulation<'_> {
         let doubtful = doubtful || missing && !owner.doubled;
         // A journal ring that a command created after the close may be complete already.
         let closed = owner.closed && !owner.left_unclean && number <= owner.closed_at;
-        ensure!(plan.clean || !closed || doubtful, "disk {index}: closed, and found open");
+        ensure!(plan.clean || !closed || doubtful, "disk {index}: its journal was closed, and found open");
         let present: Vec<_> =
             segments.iter().map(|segment| (segment.ordinal, segment.place.device)).collect();
         let reads: Vec<(usize, u64)> = plan.reads().collect();

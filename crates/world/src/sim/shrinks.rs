@@ -216,16 +216,19 @@ impl Simulation<'_> {
         let taken = on_flash(self) - before;
         ensure!(taken == u64::from(writes) + 4, "{taken} of {} writes stayed on flash", writes + 4);
         let is_done = self.ended.contains_key(&vacate);
-        ensure!(delay > 0 || !is_done, "it ended without its backing");
+        ensure!(delay > 0 || !is_done, "the shrink ended while the backing was unavailable");
         self.backing_is_back(0);
         self.wait_for(vacate)?;
         let ended = self.ended.remove(&vacate);
-        ensure!(ended == Some(Ok(())), "it ended with {ended:?}");
+        ensure!(ended == Some(Ok(())), "the shrink ended with {ended:?}");
         let config = self.disks[0].owner.as_ref().expect("persistent").config;
         let Some(ring) = self.make_ring(0, &config) else { return Err(Violation("no ring".to_owned())) };
         let shrunk = self.command_and_wait(0, Command::Cache(CacheChange::Shrink(leave, Some(ring))))?;
-        ensure!(shrunk == Ok(()) || shrunk == Err(CommandError::Dirty), "not smaller: {shrunk:?}");
-        ensure!(shrunk == Ok(()), "dirty data came in where nothing was to be dirty");
+        ensure!(
+            shrunk == Ok(()) || shrunk == Err(CommandError::Dirty),
+            "the cache was not shrunk: {shrunk:?}"
+        );
+        ensure!(shrunk == Ok(()), "data became dirty in segments that the cache was to return");
         self.read_all(0)?;
         self.crash_and_open()?;
         self.read_all(0)?;

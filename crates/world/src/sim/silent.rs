@@ -231,7 +231,7 @@ impl Simulation<'_> {
     pub(super) fn check_verified(&self, index: usize) -> Result<(), Violation> {
         let stats = self.engine.stats(self.now, DiskId(index as u32));
         let left = stats.map_or(0, |stats| stats.sectors_unverified);
-        ensure!(left == 0, "disk {index}: {left} sectors are unverified after all was read");
+        ensure!(left == 0, "disk {index}: {left} sectors are unverified after the whole disk was read");
         Ok(())
     }
 }

@@ -138,8 +138,13 @@ impl Simulation<'_> {
     pub(super) fn bitmaps_are_left(&mut self, disk: usize, bitmaps: Vec<Bitmap>) -> Result<(), Violation> {
         for Bitmap { name, granules, is_recording } in bitmaps {
             let track = self.disks[disk].tracks.iter_mut().find(|track| track.name == name);
-            let track = track.ok_or_else(|| Violation(format!("disk {disk} leaves a bitmap {name}")))?;
-            ensure!(is_recording == track.frozen.is_none(), "disk {disk}: bitmap {name} was frozen or not");
+            let track = track.ok_or_else(|| {
+                Violation(format!("the engine returns an unknown bitmap {name} of disk {disk}"))
+            })?;
+            ensure!(
+                is_recording == track.frozen.is_none(),
+                "disk {disk}: engine and simulation differ about whether bitmap {name} is frozen"
+            );
             track.kept = Some(granules);
         }
         self.check_bitmaps(disk)
