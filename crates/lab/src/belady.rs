@@ -120,7 +120,7 @@ impl NextUses {
                 cached.insert(*next);
                 held += 1;
                 if held > blocks {
-                    let furthest = cached.last().expect("it holds something");
+                    let furthest = cached.last().expect("the cache is not empty");
                     cached.remove(furthest);
                     held -= 1;
                 }
@@ -159,7 +159,7 @@ impl Building {
         if now.is_multiple_of(64) {
             self.counts.push(0);
         }
-        *self.counts.last_mut().expect("a word for each 64") |= u64::from(is_counted) << (now % 64);
+        *self.counts.last_mut().expect("each 64 requests have a word") |= u64::from(is_counted) << (now % 64);
         self.counted += u64::from(is_counted);
         self.next.push(NEVER);
         Ok(())

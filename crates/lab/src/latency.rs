@@ -473,7 +473,7 @@ impl Sum {
     }
 
     fn add(&mut self, ns: u64) {
-        self.histogram.record(ns).expect("it grows as it must");
+        self.histogram.record(ns).expect("the histogram grows automatically");
         self.total_ns += u128::from(ns);
         self.max_ns = self.max_ns.max(ns);
     }

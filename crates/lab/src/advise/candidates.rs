@@ -203,7 +203,7 @@ impl<'a, 'b> Trials<'a, 'b> {
             let results = self.run_on(sample, &new)?;
             known.borrow_mut().extend(results);
         }
-        Ok(settings.iter().map(|setting| find(setting).expect("all are known now")).collect())
+        Ok(settings.iter().map(|setting| find(setting).expect("all caches were simulated")).collect())
     }
 
     fn run_on(&self, sample: &Sample<'_>, settings: &[Setting]) -> Result<Vec<Trial>> {
@@ -362,9 +362,9 @@ pub(super) fn pick(trials: &[Trial], enough: f64) -> &Trial {
     let best = best(trials);
     let least_hits = (best - POINT).max(enough.min(best));
     let good: Vec<&Trial> = trials.iter().filter(|trial| trial.read_hit_ratio >= least_hits).collect();
-    let least = good.iter().map(|trial| trial.flash_write_bytes).min().expect("the best is good");
+    let least = good.iter().map(|trial| trial.flash_write_bytes).min().expect("the best trial qualifies");
     let alike = |trial: &&&Trial| trial.flash_write_bytes as f64 <= least as f64 * WRITES_ALIKE;
-    good.iter().find(alike).expect("the least is alike")
+    good.iter().find(alike).expect("the trial with the fewest writes qualifies")
 }
 
 /// Returns the cache with the largest block size whose results are as good as those of the best
@@ -375,12 +375,12 @@ fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32)
     let results = trials.run(&settings)?;
     let least = best(&results) - POINT / 2.0;
     let good = results.iter().rfind(|trial| trial.read_hit_ratio >= least);
-    Ok(good.expect("the best is good").setting)
+    Ok(good.expect("the best trial qualifies").setting)
 }
 
 /// Returns the settings with the admission that [`sparing`] prefers.
 fn choose_admission(trials: &Trials<'_, '_>, setting: Setting) -> Result<Setting> {
-    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
+    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("the admissions are valid"));
     let results = trials.run(&admissions.map(|admission| Setting { admission, ..setting }))?;
     Ok(sparing(&results).setting)
 }

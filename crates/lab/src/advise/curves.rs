@@ -140,7 +140,7 @@ pub(super) fn start(curves: &[BlockCurve<'_>], target: f64) -> Option<Start> {
     let hits = |curve: &BlockCurve<'_>| curve.hit_ratio(cache_bytes);
     let best = curves.iter().map(hits).fold(0.0, f64::max);
     let as_good = curves.iter().filter(|curve| hits(curve) >= best - POINT / 2.0);
-    let block_bytes = as_good.map(|curve| curve.block_bytes).max().expect("the best is as good as the best");
+    let block_bytes = as_good.map(|curve| curve.block_bytes).max().expect("the best curve qualifies");
     let block_bytes_max = curves.iter().map(|curve| curve.block_bytes).max().expect("there are curves");
     Some(Start { block_bytes, cache_bytes, block_bytes_max })
 }

@@ -172,7 +172,7 @@ fn combinations(
 /// Returns the coarse grid: all combinations of policy, admission and block size, each with all
 /// sizes, smallest first.
 fn grid(first: Setting, block_bytes_max: u32) -> Vec<Setting> {
-    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
+    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("the admissions are valid"));
     let mut settings = Vec::new();
     for policy in serving() {
         for admission in admissions {
@@ -266,7 +266,7 @@ fn narrowed(trials: &Trials<'_, '_>, chosen: &Trial, enough: f64, sizes: &[u64])
 /// fewer writes than an alternative is replaced by the alternative.
 pub(super) fn around(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32) -> Result<Around> {
     let mut setting = setting;
-    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
+    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("the admissions are valid"));
     for change in 0.. {
         let blocks = (12..=block_bytes_max.ilog2()).map(|shift| 1 << shift);
         let policies: Vec<PolicyKind> = serving().collect();
@@ -274,7 +274,8 @@ pub(super) fn around(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max:
             .chain(admissions.map(|admission| Setting { admission, ..setting }))
             .chain(blocks.map(|block_bytes| Setting { block_bytes, ..setting }));
         let mut results = trials.run(&settings.collect::<Vec<_>>())?;
-        let own = results.iter().find(|trial| trial.setting == setting).expect("it is one of them").clone();
+        let own =
+            results.iter().find(|trial| trial.setting == setting).expect("the setting was tried").clone();
         let better = results.iter().filter(|trial| dominates(trial, &own));
         let better = better.max_by(|a, b| a.read_hit_ratio.total_cmp(&b.read_hit_ratio));
         if let Some(better) = better.filter(|_| change < CHANGES_MAX) {

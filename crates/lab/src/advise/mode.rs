@@ -156,7 +156,7 @@ fn is_worn(through: Option<&Wear>, back: Option<&Wear>) -> bool {
 fn best<'a, 'b>(tried: &[&'a Back<'b>]) -> &'a Back<'b> {
     let fastest = tried.iter().map(|back| back.mean_ns).min().expect("at least one was tried");
     let alike = tried.iter().copied().filter(|back| back.mean_ns as f64 <= fastest as f64 * ALIKE);
-    alike.min_by(|a, b| a.flash_bytes.total_cmp(&b.flash_bytes)).expect("the fastest is alike")
+    alike.min_by(|a, b| a.flash_bytes.total_cmp(&b.flash_bytes)).expect("the fastest cache qualifies")
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ impl Steps {
         let mut sum = 0;
         let values = self.changes().map(|(size, amount)| {
             sum += amount;
-            (size, u64::try_from(sum).expect("no more is taken away than was there"))
+            (size, u64::try_from(sum).expect("the value is never negative"))
         });
         Values(values.collect())
     }

@@ -133,7 +133,7 @@ fn take<S: Iterator<Item = Result<Timed>>>(
     stop: &AtomicBool,
 ) -> Option<(u64, Timed, RealClock)> {
     let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
-    let clock = *start.get().expect("it is set before the list is let go");
+    let clock = *start.get().expect("the clock is set before the lock is released");
     if list.over || stop.load(Ordering::Relaxed) {
         return None;
     }

@@ -164,7 +164,7 @@ fn disks(scale: &Scale) -> Vec<Disk> {
             place = place.saturating_sub(*places);
             is_there
         };
-        let host = places.iter().position(is_there).expect("less than all");
+        let host = places.iter().position(is_there).expect("one host has this place");
         let shares = [500, 1000, 1000, 2000][dice.below(4) as usize];
         let mut due = Entitlement { shares, ..Entitlement::default() };
         match dice.below(10) {

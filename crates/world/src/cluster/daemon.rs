@@ -238,7 +238,7 @@ impl Simulation<'_> {
     /// ownership records before etcd handled the request.
     fn tell(&mut self, before: &[Option<Found<OwnershipRecord>>]) -> Result<(), Violation> {
         for (name, revision, news) in self.store.take_news() {
-            let disk: usize = name.parse().unwrap_or_else(|_| unreachable!("disks are numbers"));
+            let disk: usize = name.parse().unwrap_or_else(|_| unreachable!("the names of disks are numbers"));
             match news {
                 ClusterEvent::HoldGone => self.gone_at[disk] = Some(self.now),
                 ClusterEvent::OwnershipRecord { .. } => {
@@ -336,7 +336,10 @@ impl Simulation<'_> {
             }
             Phase::Leaving => {
                 let dirty = self.hosts[host].kept[disk].is_dirty();
-                let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
+                let title = local
+                    .title
+                    .clone()
+                    .unwrap_or_else(|| unreachable!("a served disk has an ownership record"));
                 let txn = local.seat.give_back(term.lease, &title, dirty);
                 // From here on another host may own the disk, whatever watch events say.
                 self.hosts[host].local[disk].term = None;
@@ -394,7 +397,8 @@ impl Simulation<'_> {
             self.hosts[host].kept[disk].writes_back = false;
         }
         let local = &self.hosts[host].local[disk];
-        let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
+        let title =
+            local.title.clone().unwrap_or_else(|| unreachable!("a served disk has an ownership record"));
         let txn = local.seat.mark(term.lease, &title, dirty);
         self.ask_about(host, disk, Purpose::Mark { dirty }, Request::Txn(txn));
     }

@@ -41,7 +41,7 @@ impl Simulation<'_> {
     /// answers all reads in standby, and reads of data that the former owner may have. Returns
     /// false if the caller must read from the backing.
     pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
-        let ram = self.hosts[host].ram.as_ref().expect("it is up");
+        let ram = self.hosts[host].ram.as_ref().expect("the host is up");
         if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {
             return Ok(false);
         }
@@ -65,7 +65,7 @@ impl Simulation<'_> {
     /// Records a write that is about to be sent to the backing. From now on, the former owner's
     /// data of the written range is outdated.
     pub(super) fn note_changed(&mut self, host: usize, io: &Io) {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         if let Some(pulling) = &mut ram.pulling {
             let (first, end) = sectors_of(io);
             pulling.left_behind.changed(first, end);
@@ -76,7 +76,7 @@ impl Simulation<'_> {
     /// disk. In standby, the read fails if the host does not know which host to read from.
     fn ask(&mut self, host: usize, read: PeerRead) -> Result<(), Violation> {
         let former = self.former_of(host, &read.io);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let awaits = ram.destination.awaits().or(ram.pulling.as_ref().map(|pulling| pulling.session));
         let (to, session, kind) = match (ram.engine.role(DISK), former, awaits) {
             (Some(Role::Standby), _, Some(session)) => {
@@ -94,7 +94,7 @@ impl Simulation<'_> {
         };
         let from = self.sender(host);
         let (offset, len) = (read.io.offset, read.io.len);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.peer_reads.insert(from.number, read);
         let at = self.now + self.rng.latency(AGAIN_NS);
         self.queue.push(at, Event::ReadAgain(host, from.life, from.number));
@@ -116,7 +116,7 @@ impl Simulation<'_> {
     /// Ends the connection to the other host. Reads in flight fail, and this host pulls no more
     /// data.
     pub(super) fn hang_up(&mut self, host: usize) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.hangs_up = true;
         ram.pulling = None;
         for read in std::mem::take(&mut ram.peer_reads).into_values() {
@@ -131,7 +131,7 @@ impl Simulation<'_> {
 
     /// Cancels pulls in flight.
     pub(super) fn stop_pulls(&mut self, host: usize) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let pulls = ram.peer_reads.iter().filter(|(_, read)| read.is_pull);
         let pulls: Vec<u64> = pulls.map(|(number, _)| *number).collect();
         for number in pulls {
@@ -144,7 +144,7 @@ impl Simulation<'_> {
     }
 
     pub(super) fn read_again(&mut self, host: usize, number: u64) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         match ram.peer_reads.remove(&number) {
             Some(read) => self.unanswered_read(host, read),
             None => Ok(()),
@@ -153,7 +153,7 @@ impl Simulation<'_> {
 
     fn unanswered_read(&mut self, host: usize, mut read: PeerRead) -> Result<(), Violation> {
         read.tries += 1;
-        let ram = self.hosts[host].ram.as_ref().expect("it is up");
+        let ram = self.hosts[host].ram.as_ref().expect("the host is up");
         // A pull is not retried. The owner answers pulls only in their migration attempt, and guest
         // requests that wait for the pull would wait forever.
         let gives_up = self.plan.gives_up && read.tries > 3 || ram.hangs_up || read.is_pull;
@@ -178,7 +178,7 @@ impl Simulation<'_> {
 
     /// Handles data from another host.
     pub(super) fn data(&mut self, host: usize, number: u64, data: Option<Vec<Tag>>) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let Some(read) = ram.peer_reads.remove(&number) else { return Ok(()) };
         let from_former = ram.engine.role(DISK) == Some(Role::Here);
         match data {
@@ -192,7 +192,7 @@ impl Simulation<'_> {
             }
             None => {
                 // The other host has no answer now. The timeout retries the read.
-                let ram = self.hosts[host].ram.as_mut().expect("it is up");
+                let ram = self.hosts[host].ram.as_mut().expect("the host is up");
                 ram.peer_reads.insert(number, read);
                 Ok(())
             }
@@ -243,7 +243,7 @@ impl Simulation<'_> {
     pub(super) fn begin_pulling(&mut self, host: usize, session: Session) -> Result<(), Violation> {
         let from = self.attempts[&session];
         let carry = self.hosts[from].order.map_or(Carry::Drop, |order| order.carry);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.pulling = Some(Pulling {
             session,
             carry,
@@ -262,7 +262,7 @@ impl Simulation<'_> {
     /// Requests this page of the list of cached data, if the page is still the next one that the
     /// host needs.
     pub(super) fn ask_list(&mut self, host: usize, page: usize) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let Some(pulling) = ram.pulling.as_mut().filter(|it| !it.has_list && it.page == page) else {
             return Ok(());
         };
@@ -311,7 +311,7 @@ impl Simulation<'_> {
     ) -> Result<(), Violation> {
         let size = u64::from(self.plan.units) * UNIT_BYTES;
         let believes = self.strikes(Sabotage::LatePages);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let Some(pulling) = &mut ram.pulling else { return Ok(()) };
         let is_expected = !pulling.has_list && (page == pulling.page || page == 0);
         let Some(ranges) = ranges.filter(|_| pulling.session == session && is_expected) else {
@@ -357,7 +357,7 @@ impl Simulation<'_> {
     /// Starts all pulls that are possible now.
     pub(super) fn pull(&mut self, host: usize) -> Result<(), Violation> {
         loop {
-            let ram = self.hosts[host].ram.as_mut().expect("it is up");
+            let ram = self.hosts[host].ram.as_mut().expect("the host is up");
             let Some(pulling) = &mut ram.pulling else { return Ok(()) };
             let (pulled, left) = (pulling.puller.pulled_bytes(), pulling.puller.left_bytes());
             let done = pulling.has_list && pulling.puller.is_done();

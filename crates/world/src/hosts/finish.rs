@@ -70,7 +70,7 @@ impl Simulation<'_> {
     /// Checks that the whole disk reads correctly twice, and that its data is durable.
     fn check_rest(&mut self) -> Result<(), Violation> {
         self.guest.left = 0;
-        let owner = self.owner().expect("it came to rest");
+        let owner = self.owner().expect("one host owns the disk");
         let units = u64::from(self.plan.units);
         for _ in 0..2 {
             for first in (0..units).step_by(READ_UNITS as usize) {

@@ -364,7 +364,7 @@ impl super::Simulation<'_> {
 
     /// Starts a migration attempt as the source.
     pub(super) fn start_source(&mut self, host: usize, session: Session) {
-        let order = self.hosts[host].order.expect("where to");
+        let order = self.hosts[host].order.expect("the order has a destination");
         let options = hob_engine::migration::SourceOptions {
             on_demand: order.on_demand,
             freeze_ns_max: self.plan.freeze_ns,
@@ -372,7 +372,7 @@ impl super::Simulation<'_> {
         };
         super::trace!(self, "host {host} begins {session:?}: {order:?}");
         self.attempts.insert(session, host);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.source = Some(Source::start(session, options));
     }
 

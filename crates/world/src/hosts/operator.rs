@@ -59,9 +59,9 @@ impl Simulation<'_> {
 
     /// Performs a random action during a migration attempt.
     fn meddle(&mut self, host: usize) -> Result<(), Violation> {
-        let to = self.hosts[host].order.expect("where to").to;
+        let to = self.hosts[host].order.expect("the order has a destination").to;
         let now = self.now;
-        let phase = self.hosts[host].source().expect("it is under way").phase();
+        let phase = self.hosts[host].source().expect("an attempt is in progress").phase();
         let runs_here = self.guest.doing == Doing::Runs && self.guest.host == host;
         match self.rng.below(10) {
             0..4 if runs_here && phase == Phase::Copying && self.is_usable(to) => self.move_guest(to),
@@ -69,7 +69,7 @@ impl Simulation<'_> {
                 let order = if self.rng.chance(700) { Order::Finish } else { Order::Cancel };
                 trace!(self, "the operator orders {order:?}");
                 let source = self.hosts[host].ram.as_mut().and_then(|ram| ram.source.as_mut());
-                source.expect("it is under way").handle_order(now, order);
+                source.expect("an attempt is in progress").handle_order(now, order);
                 self.drain(host)
             }
             6 if self.rng.chance(100) => self.give_up(to),
@@ -100,10 +100,11 @@ impl Simulation<'_> {
             }
             let Some(phase) = self.hosts[host].source().map(|source| source.phase()) else { continue };
             if matches!(phase, Phase::Copying | Phase::Announcing) && self.rng.chance(100) {
-                let is_there = self.guest.host == self.hosts[host].order.expect("where to").to;
+                let is_there =
+                    self.guest.host == self.hosts[host].order.expect("the order has a destination").to;
                 let order = if is_there || self.rng.chance(500) { Order::Finish } else { Order::Cancel };
                 let source = self.hosts[host].ram.as_mut().and_then(|ram| ram.source.as_mut());
-                source.expect("it is under way").handle_order(now, order);
+                source.expect("an attempt is in progress").handle_order(now, order);
                 self.drain(host)?;
             }
         }

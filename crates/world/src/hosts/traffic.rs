@@ -58,8 +58,8 @@ impl Simulation<'_> {
     /// Ends a migration attempt. The next attempt starts from the host's durable record.
     fn end_source(&mut self, host: usize) {
         let record = self.hosts[host].record;
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
-        let source = ram.source.take().expect("it is over");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
+        let source = ram.source.take().expect("the attempt has ended");
         // The host must not take late answers on the old connection for answers to calls of the
         // next attempt.
         ram.calls.clear();
@@ -75,7 +75,7 @@ impl Simulation<'_> {
             // Devices and backings lose no acknowledged data in histories of several hosts.
             EngineEvent::WritesInDoubt(_) | EngineEvent::FailuresOwed { .. } => Ok(()),
             EngineEvent::ChangeWaits(_) => {
-                let ram = self.hosts[host].ram.as_mut().expect("it is up");
+                let ram = self.hosts[host].ram.as_mut().expect("the host is up");
                 self.report.changes_waited += 1;
                 ram.wanted = true;
                 ram.destination.handle_wanted();
@@ -177,7 +177,7 @@ impl Simulation<'_> {
 
     fn submit(&mut self, host: usize, io: Io) -> Result<(), Violation> {
         trace!(self, "host {host} submits {io:?}");
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let mut payload = vec![];
         if let Some(slice) = io.slice {
             let buffer = ram.buffers.get_mut(&slice.id);
@@ -192,7 +192,7 @@ impl Simulation<'_> {
         if let Target::Flash(_) = io.target {
             let it = &mut self.hosts[host];
             if io.op == IoOp::WriteJournal {
-                let ram = it.ram.as_ref().expect("it is up");
+                let ram = it.ram.as_ref().expect("the host is up");
                 payload = it.written.tags(ram.engine.journal_pages(io.id));
             }
             it.flash.submit(io, payload, &mut self.rng)?;
@@ -222,7 +222,7 @@ impl Simulation<'_> {
             "host {host}, which does not own the disk, sends {io:?} to the backing: {}",
             self.state()
         );
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let role = ram.engine.role(DISK);
         // A flush changes no data; the engine sends one when it opens a cache with a journal.
         let may = io.op == IoOp::Flush || role != Some(Role::Standby);
@@ -256,7 +256,7 @@ impl Simulation<'_> {
     /// Handles the completion of a host's I/O.
     pub(super) fn completed(&mut self, host: usize, id: IoId, done: Done) -> Result<(), Violation> {
         let now = self.now;
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         trace!(self, "host {host}: {id} has ended: {:?}", done.result);
         if let Some(slice) = done.io.slice {
             let buffer = ram.buffers.get_mut(&slice.id).expect("checked at submission");
@@ -276,7 +276,7 @@ impl Simulation<'_> {
 
     fn reply(&mut self, host: usize, reply: Reply) -> Result<(), Violation> {
         trace!(self, "host {host}: {reply:?}");
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let Reply { id, result, outcome, .. } = reply;
         let in_flight = ram.requests.remove(&id);
         let InFlight { request, who, token } =
@@ -397,7 +397,7 @@ impl Simulation<'_> {
     }
 
     fn release(&mut self, host: usize, id: BufferId) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let buffer = ram.buffers.remove(&id);
         let buffer = buffer.ok_or_else(|| Violation(format!("buffer {id} is given back twice")))?;
         ensure!(

@@ -115,7 +115,7 @@ impl Simulation<'_> {
             Some(_) if draw == 0 => budgets.account = None,
             Some(_) if draw == 1 => {
                 let settings = budgets.settings();
-                let account = budgets.account.as_mut().expect("there is one");
+                let account = budgets.account.as_mut().expect("the budget has an account");
                 let before = account.settings();
                 account.set(settings);
                 budgets.bound += settings.bytes_per_day.saturating_sub(before.bytes_per_day) / 2

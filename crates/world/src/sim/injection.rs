@@ -295,7 +295,7 @@ impl Simulation<'_> {
             Failure::Device => self.refuse_changes(device),
             Failure::Everywhere => (0..self.flash.len()).for_each(|device| self.refuse_changes(device)),
             Failure::PowerCut => self.has_power = false,
-            Failure::Backing | Failure::TakenOver => unreachable!("these strike backings"),
+            Failure::Backing | Failure::TakenOver => unreachable!("this failure is one of the backing"),
         }
     }
 
@@ -327,7 +327,7 @@ impl Simulation<'_> {
     }
 
     fn arm(&mut self, armed: bool) {
-        let injection = self.injection.as_mut().expect("one is under way");
+        let injection = self.injection.as_mut().expect("an injection is in progress");
         injection.armed = armed && !injection.struck;
     }
 
@@ -486,7 +486,7 @@ impl Simulation<'_> {
             Operation::Disable => CacheChange::Disable,
             Operation::Clear => CacheChange::Clear(self.make_ring(0, &config)),
             Operation::Configure => {
-                let policy = PolicyKind::all().last().expect("there are some");
+                let policy = PolicyKind::all().last().expect("there are policies");
                 let config = CacheConfig { policy, block_bytes: 2 * BLOCK_BYTES, ..config };
                 CacheChange::Configure(config, self.make_ring(0, &config))
             }
@@ -602,7 +602,7 @@ impl Simulation<'_> {
 
     /// Replaces or removes a journal that cannot be written any more, as the daemon does.
     fn see_to_journal(&mut self) -> Result<(), Violation> {
-        let injection = self.injection.as_mut().expect("one is under way");
+        let injection = self.injection.as_mut().expect("an injection is in progress");
         if std::mem::take(&mut injection.lost_journals) == 0 {
             return Ok(());
         }

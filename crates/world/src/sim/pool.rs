@@ -255,7 +255,7 @@ impl Simulation<'_> {
                     false
                 }
                 Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
-                    let config = asked.config().expect("brings one");
+                    let config = asked.config().expect("the command has a configuration");
                     if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile() && !awaits_cache)
                     {
                         // The command replaced a cache that was never completed.

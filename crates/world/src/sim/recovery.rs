@@ -68,11 +68,11 @@ impl Simulation<'_> {
             }
             return self.change_behind_bare(index);
         };
-        let owner = self.disks[index].owner.as_mut().expect("found");
+        let owner = self.disks[index].owner.as_mut().expect("the cache has an owner");
         owner.doubled &= owner.rings[&number].len() == 2;
         if !self.keeps_old_rings() {
             // Rings with higher numbers were never complete.
-            let owner = self.disks[index].owner.as_mut().expect("found");
+            let owner = self.disks[index].owner.as_mut().expect("the cache has an owner");
             let gone = owner.drop_rings(|other| other > number);
             self.free.extend(gone);
         }
@@ -173,7 +173,7 @@ impl Simulation<'_> {
             return;
         }
         self.flash.iter_mut().for_each(Flash::flush);
-        let owner = self.disks[index].owner.as_mut().expect("found");
+        let owner = self.disks[index].owner.as_mut().expect("the cache has an owner");
         let gone = owner.drop_rings(|other| other < number);
         self.free.extend(gone);
     }
@@ -194,7 +194,7 @@ impl Simulation<'_> {
         segments: Vec<DataSegment>,
         number: u32,
     ) -> Result<(), Violation> {
-        let owner = self.disks[index].owner.as_mut().expect("found");
+        let owner = self.disks[index].owner.as_mut().expect("the cache has an owner");
         // The recovered ring may have another block size: its command may have completed the ring
         // without reporting success before the crash.
         owner.config.block_bytes = recovered.summary.block_bytes;
@@ -224,7 +224,7 @@ impl Simulation<'_> {
             return Ok(());
         };
         let state = &mut self.disks[index];
-        let owner = state.owner.as_mut().expect("found");
+        let owner = state.owner.as_mut().expect("the cache has an owner");
         owner.doubled &= ring.copies.len() == 2 && config.copies == owner.config.copies;
         if config.mode == Mode::WriteBack {
             // In other modes the model's setting does not change: data may still be dirty, and a

@@ -143,7 +143,7 @@ impl Simulation<'_> {
     /// the backing is unchanged.
     pub(super) fn judge_evidence(&mut self, index: usize, number: u32, recovered: &mut Recovered) {
         let Some(silent) = &self.silent else { return };
-        let owner = self.disks[index].owner.as_mut().expect("found");
+        let owner = self.disks[index].owner.as_mut().expect("the cache has an owner");
         trace!(
             self,
             "disk {index}: evidence {:?}, opened {}, ring {number} of {}",

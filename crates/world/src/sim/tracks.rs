@@ -101,7 +101,7 @@ impl Simulation<'_> {
         let Some(tracks) = &mut self.tracks else { return Ok(()) };
         let (name, granule) = (tracks.name(), tracks.rng.pick(&[4096, 8192, 64 << 10, 1 << 20]));
         let size = self.disks[disk].size * UNIT_BYTES;
-        let granules = Granules::new(size, granule).expect("it can be");
+        let granules = Granules::new(size, granule).expect("the granularity is valid");
         self.change_bitmaps(disk, BitmapChange::Add(Box::new(Bitmap::recording(name, granules))))
     }
 
@@ -122,7 +122,7 @@ impl Simulation<'_> {
             track.frozen.iter_mut().chain(&mut track.kept).for_each(|granules| granules.grow(size));
             let kept = track.kept.take();
             let granules = track.frozen.clone().or(kept).unwrap_or_else(|| {
-                let mut all = Granules::new(size, track.granule_bytes).expect("as before");
+                let mut all = Granules::new(size, track.granule_bytes).expect("the granularity is unchanged");
                 if !fresh {
                     all.insert_all();
                 }
@@ -250,7 +250,7 @@ impl Simulation<'_> {
 
     fn track_mut(&mut self, disk: usize, name: &str) -> &mut Track {
         let tracks = &mut self.disks[disk].tracks;
-        tracks.iter_mut().find(|track| track.name == name).expect("the world gave the command")
+        tracks.iter_mut().find(|track| track.name == name).expect("the simulation sent the command")
     }
 
     /// Returns the content of a bitmap, from the engine or from the kept bitmaps of a removed disk.

@@ -191,7 +191,7 @@ struct Play {
 /// # Panics
 /// Panics if `killed` is not less than `hosts`.
 pub fn play<E>(owners: &Owners, mut check: impl FnMut() -> Result<(), E>) -> Result<Outcome, E> {
-    assert!(owners.killed < owners.hosts, "somebody has to be left");
+    assert!(owners.killed < owners.hosts, "at least one host must survive");
     let mut play = Play::new(owners);
     let mut steps = 0_u64;
     while let Some((at, event)) = play.queue.pop() {
