@@ -219,11 +219,11 @@ pub fn measure(
     let span_ns = asks.last().map_or(0, |(due_ns, _)| *due_ns);
     ensure!(
         !asks.is_empty(),
-        "all requests are longer than {REQUEST_BYTES_MAX} bytes, the longest that is served"
+        "all requests are longer than {REQUEST_BYTES_MAX} bytes, the maximum length that the engine serves"
     );
     ensure!(
         arrivals == Arrivals::OneAtATime || span_ns <= SPAN_NS_MAX,
-        "the trace lasts longer than a hundred years at this pace: take a faster one, or one request at a time"
+        "the trace lasts longer than a hundred years at this pace: choose a faster pace, or --pace asap"
     );
     let passes = (1 + u64::from(options.cache.is_some())) * (1 + u64::from(options.warm));
     let requests = asks.len() as u64;
@@ -271,13 +271,14 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     }
     if is_moved {
         notes.push(
-            "several disks or addresses beyond 4 TiB were moved together on one disk: seeks are shorter than they were"
+            "several disks or addresses beyond 4 TiB were moved together on one disk: seeks are too short"
                 .to_owned(),
         );
     }
     if answer.arrivals == Arrivals::OneAtATime && options.pace != Some(Pace::Asap) {
         notes.push(
-            "the trace does not say when requests came: they were played one at a time, which tells nothing about queues"
+            "the trace does not say when requests arrived: they were sent one at a time, so latencies do not \
+             include queueing"
                 .to_owned(),
         );
     }
@@ -288,7 +289,7 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     let with = answer.with.as_ref();
     match (answer.without.is_overloaded, with.map(|with| with.is_overloaded)) {
         (true, Some(false)) => notes.push(format!(
-            "without the cache the backing is overloaded, with it it keeps up: in the run without, {slower}"
+            "without the cache the backing is overloaded, and with the cache it is not: in the run without it, {slower}"
         )),
         (true, _) => notes.push(format!("the backing is overloaded: {slower}")),
         (false, Some(true)) => notes.push(format!("with the cache the flash is overloaded: {slower}")),
@@ -297,7 +298,7 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     if let Some(dirty_bytes) = with.map(|with| with.dirty_bytes).filter(|bytes| *bytes > 0) {
         let mib = dirty_bytes.div_ceil(1 << 20);
         notes.push(format!(
-            "{mib} MiB of what was written were not on the backing yet when the last request had ended"
+            "{mib} MiB of written data were not on the backing yet when the last request ended"
         ));
     }
     let refused = |played: &Played| {
@@ -306,7 +307,7 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     };
     let refused = refused(&answer.without).max(with.map_or(0, refused));
     if refused > 0 {
-        notes.push(format!("{refused} requests were refused and count in no other row"));
+        notes.push(format!("{refused} requests were refused; the other rows do not include them"));
     }
     notes
 }

@@ -506,7 +506,7 @@ fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
     let (name, size) = (&disk.disk, bytes(own.cache_bytes));
     if advice.confidence != Confidence::Steady {
         advice.summary = format!(
-            "Leave the cache of {name} at {size} for now: it is not known yet whether a smaller one would do."
+            "Leave the cache of {name} at {size} for now: hob does not know yet whether a smaller cache is sufficient."
         );
         return true;
     }
@@ -529,8 +529,8 @@ fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
         return true;
     }
     advice.summary = format!(
-        "Leave the cache of {name} at {size}: with {} it would lose {} of its reads to the backing. Give \
-         --target-hit to say which share is enough.",
+        "Leave the cache of {name} at {size}: with {}, {} more of its reads would go to the backing. Set the \
+         sufficient share of hits with --target-hit.",
         bytes(cache.cache_bytes),
         percent(loss),
     );
@@ -563,7 +563,7 @@ fn push_why(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
     push_block(advice, disk, cache);
     if let Some(wear) = &advice.wear {
         let sentence = format!(
-            "Flash: about {} written a day, {:.1} times the cache's size; room of its size rated for {} lasts {}.",
+            "Flash: about {} written a day, {:.1} times the cache's size. Flash of this size with a rating of {} lasts {}.",
             bytes(wear.flash_write_bytes_per_day as u64),
             wear.cache_writes_per_day,
             wear.endurance,
@@ -592,7 +592,7 @@ fn push_block(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) 
     advice.why.push(sentence);
     match at(own) {
         None => advice.caveats.push(format!(
-            "Blocks of {}, which the cache has, are not followed; figures are those of {}.",
+            "Blocks of {}, which the cache has, are not measured; the figures are for blocks of {}.",
             bytes(own),
             bytes(cache.block_bytes),
         )),
@@ -614,10 +614,10 @@ fn refuse(advice: &mut LiveAdvice, disk: &Live) {
     advice.summary = if disk.reads == 0 {
         format!("There is nothing to advise on: nothing was read from {name} since counting began.")
     } else if best == 0.0 {
-        format!("A cache does not help {name} so far: nothing it reads was read or written before.")
+        format!("A cache does not help {name} so far: it reads no data that it has read or written before.")
     } else {
         format!(
-            "A cache does not help {name} so far: only {} of its reads ask for what was read or written before.",
+            "A cache does not help {name} so far: only {} of its reads ask for data that was read or written before.",
             percent(best)
         )
     };
@@ -628,16 +628,16 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
     let mut say = |sentence: String| advice.caveats.push(sentence);
     if let Some(asked) = options.target_hit.filter(|asked| *asked > best + POINT / 2.0) {
         say(format!(
-            "No size reaches the {} you asked for: {} of the reads ask for data requested before, and the others are \
-             first ones.",
+            "No size reaches the {} you asked for: {} of the reads ask for data requested before, and the others \
+             are first reads of their data.",
             percent(asked),
             percent(best)
         ));
     }
     if let Some((hits, which)) = disk.served_most().filter(|(hits, _)| *hits > best + POINT / 2.0) {
         say(format!(
-            "{} of {which} were served from flash or memory. The {} are of all reads since counting began, and a first \
-             read of data is a miss there, also if the cache had the data.",
+            "{} of {which} were served from flash or memory. The {} are of all reads since counting began, and count \
+             each first read of data as a miss, even if the cache had the data.",
             percent(hits),
             percent(best)
         ));
@@ -647,8 +647,8 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
         let expected = curve.map_or(0.0, |curve| curve.hit_ratio(own.cache_bytes));
         if disk.reads >= READS_TELLING && disk.read_hit_ratio < expected - FALLS_SHORT {
             say(format!(
-                "The cache serves {} where LRU of its size would serve {}: it was smaller, empty or off for some of the \
-                 time, or its policy ({}) or admission do not suit the load; 'hob explain {}' tells more.",
+                "The cache serves {} where LRU of its size would serve {}. The cache was smaller, empty or off for \
+                 some of the time, or its policy ({}) or admission does not suit the load. 'hob explain {}' tells more.",
                 percent(disk.read_hit_ratio),
                 percent(expected),
                 own.policy,
@@ -659,11 +659,13 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
     let seconds = disk.elapsed_ns as f64 / 1e9;
     if seconds < DAY_S {
         let time = Unit::Seconds.text(seconds);
-        say(format!("This was learnt in {time}: what comes again only after longer counts as new."));
+        say(format!(
+            "This was learnt in {time}: data that is read again only after a longer time counts as new."
+        ));
     }
     if advice.verdict == Verdict::Cache && best < 0.5 {
         advice.caveats.push(format!(
-            "{} of the reads are first ones; after a longer time they may turn out to return.",
+            "{} of the reads are first reads of their data; after a longer time this data may be read again.",
             percent(1.0 - best)
         ));
     }
@@ -673,8 +675,8 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
         advice.caveats.push(format!("The curves are estimated from {part} of the blocks (4 KiB ones)."));
     }
     advice.caveats.push(
-        "Live figures are of LRU, with a read counted once for each block it touches. Policies, admission, latencies, what \
-         writing back saves and blocks above 64 KiB take the requests themselves: 'hob record', then 'hob lab advise'."
+        "These figures assume LRU, and count a read once for each block that it touches. Advice on policies, \
+         admission, latencies, write-back and blocks above 64 KiB needs a trace: run 'hob record', then 'hob lab advise'."
             .to_owned(),
     );
 }
