@@ -29,7 +29,7 @@ const GROUPS_A_BLOCK: usize = 10;
 /// Mask of the required flags. A reader refuses a trace if a required flag is set that the reader
 /// does not know.
 const FLAGS_REQUIRED: u32 = 0xffff_0000;
-/// Position of the header's checksum, since version 2.
+/// Position of the checksum in the header. Version 1 has no checksum.
 const HEADER_CRC: std::ops::Range<usize> = 0x2c..0x30;
 
 /// Header of a binary trace.

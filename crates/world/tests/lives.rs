@@ -249,7 +249,7 @@ const FOUND: [(&str, u64, &str); 34] = [
     ("flaky", 600_014_985, "a removal waited for a write that waited for the record of a lost journal"),
 ];
 
-/// The process was killed when only pages that flash had not made durable said that a sector is
+/// The process was killed when only journal pages that were not durable recorded that a sector is
 /// clean. Another program changed the sector, the sector was recovered as clean, and a power cut
 /// made it dirty again: hob overwrote the other program's data.
 #[test]

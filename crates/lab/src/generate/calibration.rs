@@ -16,11 +16,11 @@ use hob_trace::Op;
 
 parameters! {
     Calibration {
-        passes: u64 = 6, in 1..=1 << 20, "passes; the first one is cold";
-        pass_percent: f64 = 15.0, in 0.001..=10_000.0, "reads of a pass, of the data files' blocks (fitted)";
-        depth: u64 = 64, in CLIENTS, "reads under way at a time";
+        passes: u64 = 6, in 1..=1 << 20, "number of passes; the first one has an empty cache";
+        pass_percent: f64 = 15.0, in 0.001..=10_000.0, "number of reads of a pass, per cent of the data files' blocks (fitted)";
+        depth: u64 = 64, in CLIENTS, "reads in flight at a time";
         disk: Bytes = Bytes(200 << 30), in FOOTPRINT, "size of the disk";
-        files: Bytes = Bytes(172 << 30), "data files on it (fitted)";
+        files: Bytes = Bytes(172 << 30), "total size of the data files on the disk (fitted)";
         io: Bytes = Bytes(8192), in REQUEST, "size of a read";
         cache: Bytes = Bytes(50 << 30), "cache of the set-up";
     }

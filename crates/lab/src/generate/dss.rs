@@ -18,7 +18,7 @@ use hob_trace::Op;
 
 parameters! {
     Dss {
-        transactions: u64 = 420, in 0..=1 << 24, "queries measured, of all users together";
+        transactions: u64 = 420, in 0..=1 << 24, "number of measured queries of all users together";
         clients: u64 = 21, in CLIENTS, "users (published rate times published response time)";
         database: Bytes = Bytes(15 << 30), in FOOTPRINT, "size of the database";
         io: Bytes = Bytes(8192), in REQUEST, "size of a request";
@@ -28,10 +28,10 @@ parameters! {
         spread_percent: f64 = 0.0, "difference in look-ups between the three types of query: first fewer, third more (chosen)";
         lookup_theta: f64 = 0.9, in THETA, "skew of look-ups over the indexes (fitted)";
         partitions: u64 = 32, in 1..=1 << 20, "parts of the large tables; a query scans within one (fitted)";
-        partition_theta: f64 = 1.3, in THETA, "skew of queries over partitions: recent data is asked for most (fitted)";
+        partition_theta: f64 = 1.3, in THETA, "skew of queries over partitions: most queries read recent data (fitted)";
         ios: u64 = 1_080, in 1..=1 << 32, "requests of a query (fitted)";
         think_us: u64 = 9_750, in THINK_US, "processing between requests, microseconds (fitted)";
-        warmup_per_block: f64 = 4.0, in WARMUP, "requests before the measured ones, for each block of the database (fitted)";
+        warmup_per_block: f64 = 4.0, in WARMUP, "warm-up requests for each block of the database (fitted)";
     }
 }
 

@@ -26,10 +26,10 @@ parameters! {
         login_s: f64 = 120.0, in SECONDS, "length of the log-in storm, seconds (chosen)";
         login_iops: f64 = 14.0, in RATE, "I/Os a second of a desktop whose user logs in (chosen)";
         login_read_percent: f64 = 50.0, in PERCENT, "share of reads while logging in (chosen)";
-        image_reads_percent: f64 = 100.0, in PERCENT, "share of the storms' reads that are of the image (chosen)";
-        work_s: f64 = 600.0, in SECONDS, "length of the work after them, seconds";
-        data: Bytes = Bytes(100 << 30), in FOOTPRINT, "image and all desktops together";
-        image: Bytes = Bytes(4 << 30), "the image all desktops share (chosen)";
+        image_reads_percent: f64 = 100.0, in PERCENT, "share of the storms' reads that go to the image (chosen)";
+        work_s: f64 = 600.0, in SECONDS, "length of the working day after the storms, seconds";
+        data: Bytes = Bytes(100 << 30), in FOOTPRINT, "size of the image and the data of all desktops together";
+        image: Bytes = Bytes(4 << 30), "size of the image that all desktops share (chosen)";
         theta: f64 = 1.0, in THETA, "skew over the pages of 64 KiB of the image and of a desktop (chosen)";
         cache: Bytes = Bytes(100 << 30), "cache of the set-up";
     }

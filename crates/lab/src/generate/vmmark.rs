@@ -21,9 +21,9 @@ parameters! {
         io: Bytes = Bytes(8192), in Bytes(SECTOR)..=Bytes(EXTENT), "size of a request (chosen)";
         tile_iops: f64 = 1400.0, in RATE, "I/Os a second of a tile (fitted)";
         hot_percent: f64 = 8.4, in 0.001..=99.9, "part of the data that is hot, in extents of 64 KiB (fitted)";
-        hot_share_percent: f64 = 99.5, in PERCENT, "share of requests that go there (fitted)";
-        deploy_mib_s: f64 = 0.0, in 0.0..=1e6, "copies in MiB a second for deployments and moves, on one more disk; 0 without (chosen)";
-        seconds: f64 = 600.0, in SECONDS, "length";
+        hot_share_percent: f64 = 99.5, in PERCENT, "share of requests that go to hot data (fitted)";
+        deploy_mib_s: f64 = 0.0, in 0.0..=1e6, "copies in MiB a second for deployments and moves, on an additional disk; 0 is none (chosen)";
+        seconds: f64 = 600.0, in SECONDS, "length of the load, seconds";
         cache: Bytes = Bytes(92 << 30), "cache of the set-up";
     }
 }
