@@ -57,7 +57,8 @@ const TIME_MAX: Instant = Instant(3_600_000_000_000);
 /// 50.
 const STEPS_MAX: u64 = 4000;
 
-/// Seed of the separate random numbers of histories with journals.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with journals.
 const JOURNAL_SALT: u64 = 0x6a6f_7572;
 
 /// Options of a history of several hosts.

@@ -102,7 +102,7 @@ const STEPS_MAX: u64 = 2000;
 /// timeout is already due. A long search of the engine may need many such timeouts.
 const DUE_AGAIN_MAX: u32 = 64;
 
-/// Seed of the separate random numbers that choose which guest reads do not promote data to flash.
+/// Number combined with the seed to choose which guest reads do not promote data to flash.
 const PASSING_SALT: u64 = 0x7061_7373;
 
 /// Options of a simulated history.
@@ -191,14 +191,13 @@ macro_rules! trace {
 }
 use trace;
 
-/// Seed of the separate random number that decides from which length sequential writes are bulk
-/// writes.
+/// Number combined with the seed to choose the length from which sequential writes are bulk writes.
 const BULK_SALT: u64 = 0x6275_6c6b;
 
-/// Seed of the separate random number that decides whether backings keep unflushed data in memory.
+/// Number combined with the seed to choose whether backings keep unflushed data in memory.
 const IN_MEMORY_SALT: u64 = 0x6d65_6d6f;
 
-/// Seed of the separate random numbers of the backings' stripe sizes.
+/// Number combined with the seed to choose the backings' stripe sizes.
 const STRIPE_SALT: u64 = 0x7374_7269_7065;
 
 impl Default for Options {

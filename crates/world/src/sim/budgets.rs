@@ -16,7 +16,8 @@ use super::{Sabotage, Simulation, trace};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with a budget.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with a budget.
 const SALT: u64 = 0x6275_6467;
 
 /// Bytes by which background work of each disk may exceed the bound. The engine admits this work

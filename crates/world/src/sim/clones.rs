@@ -15,7 +15,8 @@ use crate::content::UNIT_BYTES;
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with clones.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with clones.
 const SALT: u64 = 0x636c_6f6e;
 
 /// Simulated clones of a history.

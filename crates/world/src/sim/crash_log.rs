@@ -16,7 +16,8 @@ use super::{Sabotage, Simulation};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers that choose whether a history has crash logs.
+/// Number that is combined with the seed of a history, to choose whether the history has crash
+/// logs.
 const SALT: u64 = 0x6372_6173_686c;
 
 /// The crash log of one disk.

@@ -21,7 +21,8 @@ use crate::media::Done;
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with reads into guest memory.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with reads into guest memory.
 const SALT: u64 = 0x6469_7265;
 
 /// State of the reads into guest memory, in a history with such reads.

@@ -14,7 +14,8 @@ use crate::content::{Tag, UNIT_BYTES};
 use crate::media::Done;
 use crate::rng::SimRng;
 
-/// Seed of the separate random numbers of histories with extra fills.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with extra fills.
 const SALT: u64 = 0x6669_6c6c;
 
 /// State of the extra fills in a history. An *extra fill* reads more than a guest requested.

@@ -15,7 +15,8 @@ use crate::Violation;
 use crate::content::{Tag, UNIT_BYTES, tag};
 use crate::rng::SimRng;
 
-/// Seed of the separate random numbers of histories in which disks grow.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories in which disks grow.
 const SALT: u64 = 0x6772_6f77_7468;
 
 /// Maximum size of a growing disk, units of 512 bytes.

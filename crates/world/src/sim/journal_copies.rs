@@ -17,7 +17,8 @@ use super::{Event, Options, Sabotage, Simulation, trace};
 use crate::media::{DeviceFailure, FlashFaults};
 use crate::rng::SimRng;
 
-/// Seed of the separate random numbers of histories in which journals lose copies.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories in which journals lose copies.
 const SALT: u64 = 0x636f_7069_6573;
 
 /// Pause between two attempts to replace a journal that lost a copy, nanoseconds.

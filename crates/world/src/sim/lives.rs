@@ -21,7 +21,8 @@ use crate::rng::SimRng;
 /// Maximum time that a stopping daemon waits for its caches to close, nanoseconds.
 const STOP_NS_MAX: u64 = 120_000_000_000;
 
-/// Seed of the separate random numbers of flushes at the start of a life.
+/// Number that is combined with the virtual time, to seed separate random numbers for flushes at
+/// the start of a life.
 const START_SALT: u64 = 0x7374_6172_7473;
 
 /// A daemon buffer that the engine uses for its own I/O.

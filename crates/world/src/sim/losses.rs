@@ -15,7 +15,8 @@ use crate::Violation;
 use crate::media::Done;
 use crate::rng::SimRng;
 
-/// Seed of the separate random numbers of histories in which backings lose data.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories in which backings lose data.
 const SALT: u64 = 0x6c6f_7373;
 
 const FLASH_SALT: u64 = 0x666c_7573;

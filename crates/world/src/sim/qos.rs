@@ -11,7 +11,8 @@ use super::Simulation;
 use crate::Violation;
 use crate::rng::SimRng;
 
-/// Seed of the separate random numbers of histories with QoS.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with QoS.
 const SALT: u64 = 0x716f_7321;
 
 /// QoS settings of a history.

@@ -14,7 +14,8 @@ use crate::content::{self, Tag, UNIT_BYTES};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with memory tiers.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with memory tiers.
 const SALT: u64 = 0x6d65_6d6f_7279;
 
 #[derive(Debug)]

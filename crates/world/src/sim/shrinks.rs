@@ -19,7 +19,8 @@ use crate::media::BackingFaults;
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories in which caches return segments.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories in which caches return segments.
 const SALT: u64 = 0x7368_7269_6e6b;
 
 const KIB: u64 = 1024;

@@ -16,7 +16,8 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with silent changes.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with silent changes.
 const SALT: u64 = 0x7369_6c65_6e74;
 
 /// Maximum number of clean sectors that are sampled in a recovered cache. Most silent changes of

@@ -19,7 +19,8 @@ use crate::content::{Tag, UNIT_BYTES};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with bitmaps.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with bitmaps.
 const SALT: u64 = 0x6469_7274_7921;
 
 /// Maximum number of dirty bitmaps per disk.
