@@ -97,7 +97,7 @@ fn a_stop_at_any_step_breaks_no_promise() {
 #[test]
 fn seeds_that_found_errors_pass() {
     for (seed, _what) in [
-        (26, "given up at the destination between its last answer and `yours`, the disk had no owner"),
+        (26, "abandoned at the destination between its last answer and `yours`, the disk had no owner"),
         (
             66,
             "a restarted owner never said that it pulls nothing more, and the former owner kept its cache for ever",
@@ -108,7 +108,7 @@ fn seeds_that_found_errors_pass() {
         (35_999, "a source that waited for an order called without a pause"),
         (41_016, "a destination that pulls nothing never said so"),
         (42_498, "a repeated `changed` waited for a read, that for the hand-over, and the hand-over for it"),
-        (43_110, "a destination that was being prepared could not be given up"),
+        (43_110, "a destination that was being prepared could not be abandoned"),
         (268_993, "a record that may have been written was replaced by one of an earlier session"),
         (317_835, "an attempt was given the answer to a call of the one before"),
         (486, "the model: a stopped process continued and had no room for the requests of its peer"),

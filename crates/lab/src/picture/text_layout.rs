@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn long_text_is_truncated() {
         assert_eq!(cut("short", 16.0, 100.0), "short");
-        let long = "a name that somebody made very, very long ".repeat(5000);
+        let long = "a name that users made very, very long ".repeat(5000);
         let kept = cut(&long, 16.0, 200.0);
         assert!(
             kept.ends_with('…') && kept.starts_with("a name that") && width(&kept, 16.0) <= 200.0,

@@ -160,7 +160,7 @@ fn samples() -> Vec<Sample> {
         },
         Sample {
             format: "blkreplay",
-            text: "Copyright whoever; all rights\n\nany text\n\
+            text: "Copyright holder; all rights\n\nany text\n\
                    start ; sector; length ; op ;  replay_delay ; replay_duration=0\n\
                    \x20     0.000000000 ;     37766853 ;   64 ; W ; 0.0 ; 0.0\n\
                    \x20     0.449518165 ;     37766917 ;   14 ; RA ; 0.0 ; 0.0\n",
