@@ -12,7 +12,7 @@
 //! - an acknowledged write is on the backing, and a FUA or flushed write survives a power cut
 //!   (`model`);
 //! - only the host that owns the disk according to the durable records writes to the backing, and
-//!   no other host has a write in flight while it does so;
+//!   no other host has a write in flight at that time;
 //! - only one host at a time serves the disk, only one record names an owner, and generations grow;
 //! - each request is answered once, and each error of a guest request has a valid reason;
 //! - after the faults have ended, one host serves the disk, the other hosts have released it, and

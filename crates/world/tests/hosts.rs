@@ -124,9 +124,9 @@ fn seeds_that_found_errors_pass() {
     live(9_697, &Options { requests: 1500, ..Options::default() });
 }
 
-/// The violation occurs only if the destination crashes after its first change of the disk and
-/// before it records that it owns the disk, and if the guest flushes before the disk is served
-/// again.
+/// The violation occurs only if two conditions hold. The destination crashes after its first change
+/// of the disk and before it records that it owns the disk. The guest then flushes before the disk
+/// is served again.
 #[test]
 fn a_missing_standby_flush_of_earlier_writes_is_noticed() {
     let options = Options { sabotage: Some(Sabotage::UnflushedStandby), ..Options::default() };

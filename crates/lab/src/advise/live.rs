@@ -152,7 +152,8 @@ pub struct LiveAdvice {
     /// The confidence and its reason in one or more sentences.
     pub confidence_reason: String,
     /// Time until there is enough data for good confidence, at the present rate of reads,
-    /// nanoseconds; `None` if there is enough, or if the time is unknown because nothing was read.
+    /// nanoseconds. `None` if there is enough data, or if the time is unknown because nothing was
+    /// read.
     pub data_missing_ns: Option<u64>,
     /// The advice in one or two sentences.
     pub summary: String,

@@ -2,11 +2,12 @@
 //! flash.
 //!
 //! The same requests are replayed in virtual time with both modes. Write-back is tried with several
-//! caches, because the best cache with write-through is not always the best one with write-back: an
-//! admission that refuses new data sends writes to the backing. The write-back caches keep two
-//! copies of dirty data, as the preset `auto` does, so that the loss of one device loses no data.
-//! Write-back is chosen only if the gain is large: dirty data is not on the backing until it is
-//! destaged, so backups, snapshots and other hosts must not read the backing without hob.
+//! caches, because the best cache with write-through is not always the best one with write-back.
+//! With write-back, an admission that refuses new data sends writes to the backing. The write-back
+//! caches keep two copies of dirty data, as the preset `auto` does, so that the loss of one device
+//! loses no data. Write-back is chosen only if the gain is large, because dirty data is not on the
+//! backing until it is destaged. Backups, snapshots and other hosts must then not read the backing
+//! without hob.
 
 use anyhow::Result;
 use hob_engine::policy::PolicyKind;

@@ -298,8 +298,8 @@ fn course(run: &Measured, scale: f64, unit: fn(&Portion) -> f64) -> Course {
     }
 }
 
-/// Returns the factor by which the runs are smaller than the source's: 500 GiB divided by the bytes
-/// that the writers wrote in the first run of preset zbs, rounded.
+/// Returns the factor by which the runs are smaller than those of the publication. The factor is
+/// 500 GiB divided by the bytes that the writers wrote in the first run of preset zbs, rounded.
 fn scale(runs: &[Measured]) -> f64 {
     let written: u64 = runs[2].portions.iter().map(|portion| portion.bytes).sum();
     (500.0 * GIB / written as f64).round()

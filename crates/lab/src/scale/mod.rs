@@ -5,8 +5,8 @@
 //! several servers behind one queue, and does not distinguish hosts and disks. The disks are
 //! distributed unevenly over the hosts, and differ in entitlement and demand. The model computes
 //! the *entitlement* of each disk (`entitlement.rs`): the rate that the disk should get by its
-//! shares, its limit and its *reservation*, the rate that it gets even if other disks have more
-//! shares. The model compares the entitlement with the disk's actual rate.
+//! shares, limit and reservation. A *reservation* is a rate that a disk gets even if other disks
+//! have more shares. The model compares the entitlement with the disk's actual rate.
 //!
 //! Rates are in units per second, and times in nanoseconds of virtual time.
 

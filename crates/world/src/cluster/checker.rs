@@ -98,8 +98,8 @@ impl Checker {
         }
     }
 
-    /// Checks that a host may reply to the guest: no other host may have replied in this ownership
-    /// generation, and no host at all in a later generation.
+    /// Checks that a host may reply to the guest. No other host may have replied in this ownership
+    /// generation, and no host may have replied in a later generation.
     pub(super) fn acknowledge(&mut self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(

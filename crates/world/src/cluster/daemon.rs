@@ -584,8 +584,9 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Opens a disk after the host got its ownership lock in etcd, or continues to serve the disk
-    /// if the host was serving it and no other host owned it meanwhile.
+    /// Handles the acquisition of a disk's ownership lock by a host. If the host was serving the
+    /// disk and no other host owned it meanwhile, the host continues to serve. Otherwise the host
+    /// opens the disk.
     fn took(
         &mut self,
         host: usize,

@@ -3,7 +3,7 @@
 //! the former owner's flash.
 //!
 //! Only the owner answers standby reads. A host that has handed the disk over refuses these reads,
-//! because its data may be stale: an earlier process of the standby host may have served the disk,
+//! because its data may be stale. An earlier process of the standby host may have served the disk,
 //! written to it, and crashed before it recorded the hand-over. A former owner answers reads only
 //! of the process that took the disk over. This process reads only ranges that have not changed
 //! since the hand-over.

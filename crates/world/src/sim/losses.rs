@@ -91,8 +91,8 @@ impl Simulation<'_> {
     }
 
     /// Returns the number of scheduled restarts. The caller ignores these events when it looks for
-    /// the end of the history: guests may wait for a disk that is never opened again, and then
-    /// scheduled restarts are the only events left.
+    /// the end of the history. If guests wait for a disk that is never opened again, scheduled
+    /// restarts are the only events left.
     pub(super) fn restarts_due(&self) -> usize {
         usize::from(self.losses.as_ref().is_some_and(|losses| losses.is_due))
     }

@@ -126,9 +126,9 @@ pub struct Outcome {
     pub takes_a_disk: f64,
     /// Number of hosts that lost their lease without being killed.
     pub leases_lost: usize,
-    /// Longest time that a request spent inside the etcd server, nanoseconds: from its arrival to
-    /// the end of its execution, with the wait in the server's queue. Requests that timed out in
-    /// the queue are not included.
+    /// Longest time that a request spent inside the etcd server, nanoseconds: the time in the
+    /// server's queue and the time of its execution. Requests that timed out in the queue are not
+    /// included.
     pub longest_ns: u64,
 }
 
