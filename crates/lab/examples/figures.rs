@@ -1,7 +1,8 @@
-//! Runs figures without the rest of hob, which takes much less time to build than `hob lab
-//! figures`: `cargo run --release -p hob-lab --example figures [NAME…]`. Prints their rows, and
-//! their part of the tables in docs/LAB.md; the table is complete after a run of all figures. The
-//! page goes to target/figures. `--quick` runs the small workloads.
+//! Runs figures like `hob lab figures`. This program takes much less time to build, because it does
+//! not need the rest of hob. Run it with `cargo run --release -p hob-lab --example figures
+//! [NAME…]`. Prints the rows of the figures and the tables of docs/LAB.md. The tables are complete
+//! only after a run of all figures. The program writes the HTML page to target/figures. `--quick`
+//! runs the small workloads.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

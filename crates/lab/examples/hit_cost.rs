@@ -1,8 +1,8 @@
 //! Measures the engine's time for a hit, nanoseconds, without and with shares and limits.
 //!
-//! `cargo run -p hob-lab --example hit_cost`; the engine is optimized in the development profile too. The
-//! settings take turns, and each figure is the median of many short runs, to exclude other load of the
-//! machine.
+//! Run it with `cargo run -p hob-lab --example hit_cost`. The engine is optimized in the
+//! development profile too. The program runs the settings in turn, and each result is the median of
+//! many short runs, to exclude other load of the host.
 
 use std::time::Instant as Clock;
 
@@ -33,7 +33,8 @@ struct Bench {
     dice: Prng,
 }
 
-/// The next I/O. Copies between buffers come first; nothing here looks at the bytes.
+/// Returns the engine's next I/O. Copies between buffers, which the engine requests first, are
+/// dropped, because the program does not use the data.
 fn next_io(engine: &mut Engine) -> Option<hob_engine::io::Io> {
     while engine.poll_copy().is_some() {}
     engine.poll_io()

@@ -1,6 +1,7 @@
 //! Measures the cost of histograms and sampler, nanoseconds per request.
 //!
-//! `cargo run -p hob-lab --example watching_cost`; the engine is optimized in the development profile too.
+//! Run it with `cargo run -p hob-lab --example watching_cost`. The engine is optimized in the
+//! development profile too.
 
 use std::hint::black_box;
 use std::time::Instant as Clock;

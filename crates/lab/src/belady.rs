@@ -6,8 +6,9 @@
 //! the block of the current request, the block is not admitted. The bound thus also applies to
 //! policies that refuse admission. A cache that must admit every block misses a little more.
 //!
-//! Every use is of one whole block. The caller chooses the uses whose misses count, for example
-//! reads. Blocks are kept only for uses that count, because a write needs no cached block.
+//! Every use is a use of one whole block. The caller chooses the uses whose misses count, for
+//! example reads. The optimum keeps a block only for a later use that counts, because other uses,
+//! such as writes, need no cached block.
 //!
 //! A read of several blocks is a hit only if all of them are cached. The optimum of reads of
 //! several blocks is not known. [`NextUses::by_request`] gives an upper bound of their hits: a read
@@ -28,7 +29,7 @@ use anyhow::ensure;
 /// lower.
 const NEVER: u32 = u32::MAX;
 
-/// For each use of a block in a trace, the number of the next use of this block.
+/// The number of the next use of the same block, for each use of a block in a trace.
 #[derive(Debug)]
 pub struct NextUses {
     next: Vec<u32>,
@@ -39,8 +40,8 @@ pub struct NextUses {
 }
 
 impl NextUses {
-    /// Computes the next uses of the requested blocks, given in order. The keys are any numbers
-    /// that identify blocks.
+    /// Computes the next uses of the requested blocks. `keys` has a number that identifies the
+    /// block of each request, in the order of the requests.
     ///
     /// # Errors
     /// Returns an error for 2³² requests or more.
@@ -48,8 +49,8 @@ impl NextUses {
         Self::counting(keys.into_iter().map(|key| (key, true)))
     }
 
-    /// Computes the next uses of the requested blocks, given in order. The flag of a request is
-    /// true if its miss counts.
+    /// Computes the next uses of the requested blocks. `uses` has the number of the requested block
+    /// and a flag for each request, in order. The flag is true if a miss of the request counts.
     ///
     /// # Errors
     /// Returns an error for 2³² requests or more.
@@ -59,9 +60,10 @@ impl NextUses {
         Ok(building.finish())
     }
 
-    /// Computes the next uses for requests of adjacent blocks, given in order, with a flag per
-    /// request that is true for a read. A read counts once, as a use of its block with the oldest
-    /// last use. The misses of this block are a lower bound of the read's misses.
+    /// Computes the next uses for requests of adjacent blocks. `requests` has the blocks and a flag
+    /// for each request, in order. The flag is true for a read. A read counts once: as a use of
+    /// that one of its blocks whose last use is the oldest. The misses of this block are a lower
+    /// bound of the read's misses.
     ///
     /// # Errors
     /// Returns an error if the requests use 2³² blocks or more.
@@ -118,7 +120,7 @@ impl NextUses {
                 cached.insert(*next);
                 held += 1;
                 if held > blocks {
-                    let furthest = cached.last().expect("it holds something");
+                    let furthest = cached.last().expect("the cache is not empty");
                     cached.remove(furthest);
                     held -= 1;
                 }
@@ -127,8 +129,8 @@ impl NextUses {
         misses
     }
 
-    /// Returns the miss ratio of the counted requests at each of these cache sizes, in blocks. The
-    /// ratio of an empty trace is 0.
+    /// Returns the miss ratio of the counted requests for each cache size in `sizes`, in blocks.
+    /// The ratio of an empty trace is 0.
     pub fn miss_ratios(&self, sizes: &[u64]) -> Vec<f64> {
         let requests = self.counted.max(1) as f64;
         sizes.iter().map(|blocks| self.misses(*blocks) as f64 / requests).collect()
@@ -157,7 +159,7 @@ impl Building {
         if now.is_multiple_of(64) {
             self.counts.push(0);
         }
-        *self.counts.last_mut().expect("a word for each 64") |= u64::from(is_counted) << (now % 64);
+        *self.counts.last_mut().expect("each 64 requests have a word") |= u64::from(is_counted) << (now % 64);
         self.counted += u64::from(is_counted);
         self.next.push(NEVER);
         Ok(())
@@ -169,8 +171,9 @@ impl Building {
     }
 }
 
-/// A set of times below a bound, with fast access to the last time. The set is a bitmap, with a
-/// bitmap of its non-empty words above it, and so on up to a single word.
+/// A set of times below a bound, with fast access to the last time. The lowest level of the set is
+/// a bitmap of the times. Each bit of a higher level tells whether one word of the level below is
+/// non-zero. The highest level is a single word.
 struct Moments {
     /// Bitmaps from the times themselves up to the single word.
     levels: Vec<Vec<u64>>,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Interval at which a waiting thread checks whether it should stop.
 pub(crate) const STOP_POLL: Duration = Duration::from_millis(50);
 
-/// Time before the end of a wait at which the thread stops sleeping, nanoseconds.
+/// Length of the last part of a wait, in which the thread does not sleep, nanoseconds.
 pub(crate) const AWAKE_NS: u64 = 100_000;
 
 /// A clock that can wait.
@@ -72,8 +72,8 @@ mod tests {
 
     use super::*;
 
-    /// A test clock that sleeps longer than requested, as real clocks do, and counts each
-    /// operation.
+    /// A test clock that sleeps longer than requested, as real clocks do. The test clock counts its
+    /// operations.
     #[derive(Default)]
     struct FakeClock {
         now_ns: Cell<u64>,

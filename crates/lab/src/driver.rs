@@ -9,7 +9,7 @@
 //! [`drive`] sends a list of requests as fast as replies arrive. [`Connection::run`] sends requests
 //! one by one, each at its own time, for [`replay`](crate::replay). Before the first request, the
 //! driver refuses a queue depth of zero. [`drive`] also refuses accesses outside the export or
-//! against its block sizes, and writes to a read-only export.
+//! against the export's block sizes, and writes to a read-only export.
 
 mod client;
 mod connection;
@@ -53,11 +53,11 @@ pub struct Done {
     pub sent_ns: u64,
     /// Latency of the reply, nanoseconds.
     pub latency_ns: u64,
-    /// Error of a failed request.
+    /// Error of the request; `None` if the request succeeded.
     pub fault: Option<Fault>,
 }
 
-/// Error of a failed request.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// The NBD server returned this error.

@@ -3,17 +3,17 @@
 //!
 //! Requests arrive at the trace's times divided by the pace, whether or not earlier requests have
 //! completed. Requests are sent one at a time if the trace has no times or the user asks for this.
-//! The run with the cache and the run without it get the same requests, and each interval of the
-//! series is the same part of the trace in both runs. With a warm-up, the whole trace is run once
-//! before the measurement.
+//! The run with the cache and the run without it get the same requests. The results are also given
+//! as a series of intervals, and each interval is the same part of the trace in both runs. With a
+//! warm-up, the whole trace is run once before the measurement.
 //!
-//! Requests with times do not wait for slow devices. If the backing is too slow, requests queue for
-//! longer and longer, and latencies then say more about the trace's length than about the devices.
-//! A run with too slow devices is marked as overloaded.
+//! Requests with times do not wait for slow devices. If the backing is too slow, queues grow until
+//! the end of the trace. The latencies then depend more on the length of the trace than on the
+//! devices. A run with too slow devices is marked as overloaded.
 //!
 //! Percentiles have three significant digits, or two in the series; means and maxima are exact.
-//! Requests that the engine refuses count only in the class of refused requests. Requests above the
-//! engine's maximum length are left out.
+//! Requests that the engine refuses are included only in the class of refused requests. Requests
+//! above the engine's maximum length are left out.
 //!
 //! Units: bytes and nanoseconds of virtual time. Names ending in `_s` are in seconds.
 
@@ -47,10 +47,10 @@ const REQUESTS_A_REPORT: u64 = 4096;
 /// A run is overloaded if three conditions hold. First, more than one in this many requests waited
 /// because the engine was full.
 const WAITED_SHARE: u64 = 100;
-/// Second, the run continues after the last arrival for more than the trace's duration divided by
-/// this number.
+/// Second, the time from the last arrival to the end of the run is longer than the trace's duration
+/// divided by this number.
 const TAIL_SHARE: u64 = 20;
-/// Third, the run continues after the last arrival for more than this time, nanoseconds.
+/// Third, the time from the last arrival to the end of the run is longer than this, nanoseconds.
 const TAIL_NS_MIN: u64 = 1_000_000_000;
 
 /// Settings of the runs.
@@ -147,7 +147,7 @@ pub struct Played {
     pub flash: DeviceIo,
     /// I/O of the backing.
     pub backing: DeviceIo,
-    /// Number of dirty bytes at the end of the last request.
+    /// Number of dirty bytes in the cache when the last request ends.
     pub dirty_bytes: u64,
     /// Number of requests that waited because the engine was full.
     pub waited: u64,
@@ -219,11 +219,11 @@ pub fn measure(
     let span_ns = asks.last().map_or(0, |(due_ns, _)| *due_ns);
     ensure!(
         !asks.is_empty(),
-        "all requests are longer than {REQUEST_BYTES_MAX} bytes, the longest that is served"
+        "all requests are longer than {REQUEST_BYTES_MAX} bytes, the maximum length that the engine serves"
     );
     ensure!(
         arrivals == Arrivals::OneAtATime || span_ns <= SPAN_NS_MAX,
-        "the trace lasts longer than a hundred years at this pace: take a faster one, or one request at a time"
+        "the trace lasts longer than a hundred years at this pace: choose a faster pace, or --pace asap"
     );
     let passes = (1 + u64::from(options.cache.is_some())) * (1 + u64::from(options.warm));
     let requests = asks.len() as u64;
@@ -271,13 +271,14 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     }
     if is_moved {
         notes.push(
-            "several disks or addresses beyond 4 TiB were moved together on one disk: seeks are shorter than they were"
+            "several disks or addresses beyond 4 TiB were moved together on one disk: seeks are too short"
                 .to_owned(),
         );
     }
     if answer.arrivals == Arrivals::OneAtATime && options.pace != Some(Pace::Asap) {
         notes.push(
-            "the trace does not say when requests came: they were played one at a time, which tells nothing about queues"
+            "the trace does not say when requests arrived: they were sent one at a time, so latencies do not \
+             include queueing"
                 .to_owned(),
         );
     }
@@ -288,7 +289,7 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     let with = answer.with.as_ref();
     match (answer.without.is_overloaded, with.map(|with| with.is_overloaded)) {
         (true, Some(false)) => notes.push(format!(
-            "without the cache the backing is overloaded, with it it keeps up: in the run without, {slower}"
+            "without the cache the backing is overloaded, and with the cache it is not: in the run without it, {slower}"
         )),
         (true, _) => notes.push(format!("the backing is overloaded: {slower}")),
         (false, Some(true)) => notes.push(format!("with the cache the flash is overloaded: {slower}")),
@@ -297,7 +298,7 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     if let Some(dirty_bytes) = with.map(|with| with.dirty_bytes).filter(|bytes| *bytes > 0) {
         let mib = dirty_bytes.div_ceil(1 << 20);
         notes.push(format!(
-            "{mib} MiB of what was written were not on the backing yet when the last request had ended"
+            "{mib} MiB of written data were not on the backing yet when the last request ended"
         ));
     }
     let refused = |played: &Played| {
@@ -306,13 +307,14 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     };
     let refused = refused(&answer.without).max(with.map_or(0, refused));
     if refused > 0 {
-        notes.push(format!("{refused} requests were refused and count in no other row"));
+        notes.push(format!("{refused} requests were refused; the other rows do not include them"));
     }
     notes
 }
 
 /// Returns a slower pace for an overloaded run, rounded to one digit. The pace is a tenth of the
-/// current one because of bursts, or half of the slowest run's mean rate if that is less.
+/// current pace, because a trace has bursts. If half of the mean rate of the slowest run is less,
+/// this rate determines the pace.
 fn slower_pace(answer: &Latencies, options: &Options) -> f64 {
     let now = if let Some(Pace::Times(factor)) = options.pace { factor } else { 1.0 };
     let elapsed_ns = answer.with.iter().chain([&answer.without]).map(|run| run.elapsed_ns).max().unwrap_or(0);
@@ -472,7 +474,7 @@ impl Sum {
     }
 
     fn add(&mut self, ns: u64) {
-        self.histogram.record(ns).expect("it grows as it must");
+        self.histogram.record(ns).expect("the histogram grows automatically");
         self.total_ns += u128::from(ns);
         self.max_ns = self.max_ns.max(ns);
     }
@@ -507,7 +509,7 @@ struct Tally {
     ops: BTreeMap<&'static str, Sum>,
     classes: BTreeMap<&'static str, Sum>,
     intervals: Vec<Sum>,
-    /// Number of reads in each interval. `hits` has the number of those that flash served
+    /// Number of reads in each interval. `hits` has the number of these reads that flash served
     /// completely.
     reads: Vec<u64>,
     hits: Vec<u64>,

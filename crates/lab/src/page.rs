@@ -82,8 +82,8 @@ impl Page {
         Page { title: title.into(), lead: vec![], cards: vec![], sections: vec![], made_by: String::new() }
     }
 
-    /// Returns the page with one more paragraph below the title. The lead paragraphs give the
-    /// result before the details.
+    /// Returns the page with one more paragraph below the title. These paragraphs give the most
+    /// important results, before the details in the sections.
     pub fn lead(mut self, text: impl Into<String>) -> Page {
         self.lead.push(text.into());
         self

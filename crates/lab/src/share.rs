@@ -2,8 +2,9 @@
 //! hits.
 //!
 //! The requests of all disks are simulated in order of time on caches without I/O ([`CacheSim`]).
-//! `auto` runs the daemon's partitioner with the daemon's samplers and resizes caches as the daemon
-//! does: a moved segment loses its cached blocks. A resize takes no time, and no data is dirty.
+//! The division `auto` runs the daemon's partitioner with the daemon's samplers. It resizes caches
+//! as the daemon does: a segment that moves to another cache loses its cached blocks. A resize
+//! takes no time, and no data is dirty.
 
 mod compare;
 mod report;
@@ -40,8 +41,8 @@ pub enum Share {
     /// One LRU cache for all disks.
     OneLru,
     /// Fixed parts with the most read hits under LRU, computed by dynamic programming over exact
-    /// LRU curves of the whole trace. If equal parts have more hits with the policy in use, the
-    /// result is that of equal parts.
+    /// LRU curves of the whole trace. If equal parts have more hits with the policy of the caches,
+    /// the result is that of equal parts.
     Optimum,
 }
 
@@ -78,8 +79,8 @@ const CHUNKS_MAX: usize = 1 << (32 + 12 - CHUNK_BITS);
 /// Number of requests between two checks for an interruption.
 const REQUESTS_A_CHECK: usize = 1 << 13;
 
-/// Counts the requests of simulations, which may run in several threads, and ends the simulations
-/// on demand.
+/// Counts the simulated requests of all threads, and ends the simulations when its stop flag is
+/// set.
 #[derive(Debug)]
 pub struct Watch<'a> {
     stop: &'a AtomicBool,
@@ -199,7 +200,7 @@ pub struct Pool {
     pub admission: Admission,
 }
 
-/// Number of reads of one disk, and of those that hit.
+/// Number of reads of one disk, and number of its read hits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
     /// Number of read requests.
@@ -219,8 +220,8 @@ pub struct Shared {
     pub reads: Vec<Reads>,
     /// Number of segments of each cache at the end.
     pub segments: Vec<u32>,
-    /// Sizes of each cache over time: when the size changed, nanoseconds, and the number of segments
-    /// from then on. Empty if the sizes are fixed.
+    /// Sizes of each cache over time. Each entry has the time at which the size changed,
+    /// nanoseconds, and the number of segments from then on. Empty if the sizes are fixed.
     pub history: Vec<Vec<(u64, u32)>>,
     /// Number of segments that moved from one cache to another.
     pub moved: u64,
@@ -311,8 +312,8 @@ fn counts(caches: &[CacheSim]) -> (Vec<SimStats>, Vec<Reads>) {
 fn optimum(host: &Host, pool: &Pool, watch: &Watch<'_>) -> Result<Vec<u32>> {
     let count = pool.segments as usize;
     let blocks = pool.segment_bytes / u64::from(pool.block_bytes);
-    // For each number of segments, `best` has the maximum number of hits of the disks that were
-    // considered so far. `chosen` has the number of segments of each disk in this solution.
+    // `best[n]` is the maximum number of hits of the disks considered so far with n segments
+    // together. `chosen` has the number of segments of each disk for this maximum.
     let mut best = vec![0.0; count + 1];
     let mut chosen: Vec<Vec<u32>> = Vec::new();
     for disk in 0..host.disks {

@@ -84,8 +84,8 @@ impl Iterator for Workload {
 pub struct Zipf {
     n: f64,
     theta: f64,
-    /// Integral of the hat function up to the part of the first rank. `area_last` is the integral
-    /// up to the part of the last rank.
+    /// Integral of the hat function of the rejection method up to the first rank. `area_last` is
+    /// the integral up to the last rank.
     area_first: f64,
     area_last: f64,
     /// Maximum distance between a candidate and its real-valued origin at which the candidate is

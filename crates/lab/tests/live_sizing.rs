@@ -1,7 +1,8 @@
 //! Compares the curve that each disk measures while it is served with the exact curve from a trace
-//! of the same requests. They differ by at most 0.01 on average and 0.02 anywhere. If a few blocks
-//! have most of the accesses, the difference is larger for small caches, because it matters whether
-//! each of these blocks is in the sample. No sample of this size avoids that.
+//! of the same requests. The two curves differ by at most 0.01 on average and by at most 0.02 at
+//! any size. If a few blocks have most of the accesses, the difference is larger for small caches,
+//! because the estimate depends on which of these blocks are in the sample. Any sample of this size
+//! has this error.
 //!
 //! The exact curve is for whole requests and sectors. The measured curve counts a read once for
 //! each block that it touches, so reads are cut at block boundaries before the exact curve is
@@ -21,7 +22,8 @@ const OFF_MAX: f64 = 0.02;
 const OFF_MEAN_MAX: f64 = 0.01;
 /// Maximum difference for small caches, for loads with a few very hot blocks.
 const OFF_HOT_MAX: f64 = 0.035;
-/// Size of a segment: no cache is smaller unless its pool has smaller segments.
+/// Minimum size at which curves are compared: the default size of a segment, which is the smallest
+/// possible cache.
 const BYTES_MIN: u64 = 16 << 20;
 /// Number of sizes per doubling at which curves are compared.
 const SIZES: u32 = 400;
@@ -62,7 +64,8 @@ fn cut(records: &[Record], block_bytes: u64) -> impl Iterator<Item = Record> {
 }
 
 /// Returns the maximum and the average difference of curves from [`BYTES_MIN`] on. The average is
-/// over evenly spaced sizes up to the size from which nothing changes, as in the SHARDS paper.
+/// over evenly spaced sizes up to the size above which the curve is constant, as in the SHARDS
+/// paper.
 fn apart(exact: &Curve, live: &BlockSizing) -> (f64, f64) {
     let end = exact.points().last().unwrap().blocks;
     let off = |blocks: &u64| (exact.miss_ratio_at(*blocks) - live.curve.miss_ratio_at(*blocks)).abs();
@@ -94,8 +97,8 @@ fn generated(name: &str, settings: &[&str]) -> (Vec<Record>, u64) {
     (experiment.into_records(1_000_000).filter(|record| record.disk == 0).collect(), disk)
 }
 
-/// Returns all kinds of requests: parts of sectors, requests over many blocks, discards; some of
-/// them hot.
+/// Returns requests of many kinds: requests for parts of sectors, requests for many blocks, and
+/// discards. Some of the requests go to the same locations again and again.
 fn awkward() -> (Vec<Record>, u64) {
     const DISK: u64 = 16 << 30;
     let mut dice = Prng::new(77);

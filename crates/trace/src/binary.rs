@@ -26,9 +26,10 @@ pub const HEADER_BYTES: usize = 64;
 pub const RECORD_BYTES: usize = 24;
 
 const GROUPS_A_BLOCK: usize = 10;
-/// Mask of the required flags. A reader must know all required flags that are set.
+/// Mask of the required flags. A reader refuses a trace if a required flag is set that the reader
+/// does not know.
 const FLAGS_REQUIRED: u32 = 0xffff_0000;
-/// Position of the header's checksum, since version 2.
+/// Position of the checksum in the header. Version 1 has no checksum.
 const HEADER_CRC: std::ops::Range<usize> = 0x2c..0x30;
 
 /// Header of a binary trace.
@@ -224,7 +225,7 @@ impl<W: Write + Seek> Writer<W> {
 }
 
 /// Reads a binary trace, in blocks ([`read_block`](Reader::read_block)) or record by record (as an
-/// iterator). The first invalid record ends the trace with an error that has its number.
+/// iterator). The first invalid record ends the trace with an error that has the record's number.
 /// [`super::open`] skips invalid records instead.
 #[derive(Debug)]
 pub struct Reader<R> {
@@ -272,13 +273,14 @@ impl<R: Read> Reader<R> {
         self.groups.torn_bytes()
     }
 
-    /// Returns how many records the file has fewer than its header states. The number is known only
-    /// at the end of the trace.
+    /// Returns the number of records that are missing in the file according to its header. The
+    /// number is known only at the end of the trace.
     pub fn missing(&self) -> u64 {
         if self.ended { self.header.records.saturating_sub(self.read) } else { 0 }
     }
 
-    /// Returns what is missing at the end of a truncated trace, after the last record.
+    /// Returns a sentence about what is missing at the end of a truncated trace. Returns `None` for
+    /// a complete trace, and before the last record was read.
     pub fn truncation(&self) -> Option<String> {
         self.groups.missing(self.header.records).filter(|_| self.ended)
     }
@@ -287,8 +289,8 @@ impl<R: Read> Reader<R> {
     /// must not mix this with the iterator.
     ///
     /// # Errors
-    /// Returns an error for a wrong checksum, an invalid record, or an error of the file, after the
-    /// records before it.
+    /// Returns an error for a wrong checksum, an invalid record, or an error of the file. All valid
+    /// records before the error are returned first.
     pub fn read_block(&mut self) -> anyhow::Result<&[Record]> {
         self.block.clear();
         self.next = 0;

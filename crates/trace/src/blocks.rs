@@ -95,7 +95,8 @@ impl TraceBlocks {
         }
     }
 
-    /// Returns what is missing at the end of a truncated trace in hob's binary format.
+    /// Returns a sentence about what is missing at the end of a truncated trace in hob's binary
+    /// format. Returns `None` for a complete trace or another format.
     pub fn truncation(&self) -> Option<String> {
         match self {
             TraceBlocks::Binary(_, reader) => reader.truncation(),

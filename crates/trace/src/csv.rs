@@ -62,7 +62,7 @@ impl<W: Write> Writer<W> {
         match (self.with_disks, disk) {
             (true, _) => writeln!(self.out, "{at_us},{op},{offset},{len},{disk}"),
             (false, 0) => writeln!(self.out, "{at_us},{op},{offset},{len}"),
-            (false, _) => invalid("a second disk in a trace of one"),
+            (false, _) => invalid("a record of a second disk in a trace of one disk"),
         }
     }
 

@@ -84,7 +84,7 @@ impl Compression {
     }
 }
 
-/// A decoder whose errors have a reason for users instead of the decoder's own words.
+/// A decoder that replaces the error messages of another decoder by messages for users.
 struct PlainErrors {
     decoder: Box<dyn Read + Send>,
     compression: Compression,
@@ -124,7 +124,7 @@ fn plain(error: io::Error, compression: Compression) -> io::Error {
     io::Error::new(kind, format!("the {} data {what}", compression.name()))
 }
 
-/// Consecutive Zstandard frames; skippable frames are skipped.
+/// Decoder of consecutive Zstandard frames. The decoder ignores skippable frames.
 struct Zstd<R> {
     input: R,
     frame: FrameDecoder,
@@ -269,7 +269,7 @@ mod tests {
         }
     }
 
-    /// A file that fails like a disk.
+    /// A file whose reads fail, as on a defective disk.
     struct Failing;
 
     impl Read for Failing {

@@ -1,5 +1,5 @@
-//! Parses numbers and columns of text formats. Text that does not parse gives a reason; values are
-//! never guessed.
+//! Parses numbers and columns of text formats. If a text is invalid, the functions return the
+//! reason. They never guess a value.
 
 use std::borrow::Cow;
 

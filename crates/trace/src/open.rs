@@ -21,8 +21,8 @@ use super::{Op, Record, check_range};
 /// Number of bytes from which the format is detected.
 const HEAD_BYTES: usize = 64 << 10;
 const FILE_BUFFER_BYTES: usize = 256 << 10;
-/// If the format of compressed data is unknown, this many bytes are decompressed to find damage.
-/// bzip2 notices damage only at the end of a block, after up to 900 KB.
+/// Number of bytes that the reader decompresses to find damage, if the format of the compressed
+/// data is unknown. bzip2 notices damage only at the end of a block, after up to 900 KB.
 const DAMAGE_BYTES_MAX: u64 = 16 << 20;
 /// Maximum difference of a valid time from the other times of the trace, nanoseconds: about 36
 /// years.
@@ -250,8 +250,8 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// The data of a stream after its head. If an error ended the head, the first read returns the
-/// error.
+/// The data of a stream after its head, which are the first bytes for the detection of the format.
+/// If reading the head ended with an error, the first read returns the error.
 struct Rest {
     decoded: Box<dyn Read + Send>,
     failed: Option<io::Error>,
@@ -440,7 +440,7 @@ impl TraceReader {
 fn absurd(at_ns: u64, start: u64) -> Reason {
     let years = at_ns.abs_diff(start) / 1_000_000_000 / 31_557_600;
     let way = if at_ns < start { "before" } else { "after" };
-    format!("the time is implausible: {years} years {way} the others").into()
+    format!("the time is implausible: {years} years {way} the other times of the trace").into()
 }
 
 impl Iterator for TraceReader {

@@ -4,9 +4,9 @@
 //! The profile needs one pass and limited memory. [`footprint`](Footprint) is exact up to about 1.8
 //! million touched chunks of 2 MiB, and above that an estimate from a sample. The exact part needs
 //! 150 MB of memory. The exact footprint can cover 3.5 TiB of dense requests, or 7 GiB of isolated
-//! sectors. Footprint, sizes and sequential requests are those of reads and writes. Discards and
-//! flushes count only as requests and in the arrival times. A *sector* has 4 KiB. A *touch* is the
-//! use of one sector by one request.
+//! sectors. Footprint, sizes and sequential requests include only reads and writes. Discards and
+//! flushes are included only in the numbers of requests and in the arrival times. A *sector* has 4
+//! KiB. A *touch* is the use of one sector by one request.
 
 mod arrivals;
 mod footprint;
@@ -25,8 +25,8 @@ pub use arrivals::{ARRIVAL_BUCKETS_MAX, ArrivalBucket, Arrivals};
 
 /// Size of a sector, bytes.
 pub const SECTOR_BYTES: u64 = 4096;
-/// Number of streams that are followed, of all disks together. A request is sequential if it begins
-/// where the newest request of one of these streams ended.
+/// Maximum number of sequential streams that the profile follows at a time, on all disks together.
+/// A request is sequential if it begins where the newest request of one of these streams ended.
 const STREAMS: usize = 16;
 /// Maximum number of distinct request sizes that are counted individually.
 const SIZES_MAX: usize = 1 << 16;
@@ -109,7 +109,8 @@ pub struct SizeBucket {
 }
 
 /// Reads and writes that begin where an earlier request of the disk ended. Only the 16 newest ends
-/// of all disks together are remembered. A request that continues at an end replaces it.
+/// of all disks together are remembered. If a request begins at one of these ends, the end of this
+/// request replaces it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Sequential {
     /// Share of sequential requests, per cent.

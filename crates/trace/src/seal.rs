@@ -93,7 +93,7 @@ impl Groups {
         Ok(records)
     }
 
-    /// Returns whether the trace has ended.
+    /// Returns true if the trace has ended.
     pub(super) fn ended(&self) -> bool {
         self.ended
     }
@@ -103,15 +103,15 @@ impl Groups {
         self.torn_bytes
     }
 
-    /// Returns what is missing at the end of the trace. `stated` is the number of records in the
-    /// header, or 0.
+    /// Returns a sentence about what is missing at the end of the trace, or `None` if the trace is
+    /// complete. `stated` is the number of records in the header, or 0 if unknown.
     pub(super) fn missing(&self, stated: u64) -> Option<String> {
         if stated > self.total {
             return Some(format!("the trace ends after {} records; its header says {stated}", self.total));
         }
         (self.version != VERSION_UNSEALED && !self.is_sealed).then(|| {
             let unsealed = self.unsealed;
-            format!("the trace has no end: it was cut off; no checksum covers its last {unsealed} records")
+            format!("the trace was cut off: no checksum covers its last {unsealed} records")
         })
     }
 }

@@ -1,4 +1,5 @@
-//! The reader as a whole: order, invalid times, disks, limits, compression, and no panic.
+//! Tests of the whole trace reader: order of records, invalid times, disks, limits, compression. No
+//! input causes a panic.
 
 use std::io::{Cursor, Write};
 use std::path::Path;
@@ -335,7 +336,8 @@ fn a_wrong_checksum_ends_a_trace_with_an_error_even_if_it_is_compressed() {
     assert!(found.skipped.first[0].reason.contains("cut off"), "{:?}", found.skipped.first);
 }
 
-/// Checks that every record has the properties that [`Record`] promises, in order of time.
+/// Checks that every record has the properties that [`Record`] promises, and that the records are
+/// in order of time.
 fn check_promises(bytes: &[u8], format: Option<&'static FormatInfo>) -> Result<(), TestCaseError> {
     let options = OpenOptions { format, ..SKIP };
     let Ok(mut reader) = open_stream(Cursor::new(bytes.to_vec()), "x", None, &options) else { return Ok(()) };

@@ -82,7 +82,7 @@ struct Shared {
     end: u64,
     deadline: Option<Instant>,
     done: AtomicU64,
-    /// The lowest seed that failed, and why.
+    /// The lowest seed whose history violated a guarantee or panicked, and the reason.
     failed: Mutex<Option<(u64, String)>>,
     total: Mutex<Total>,
 }
@@ -146,7 +146,7 @@ fn main() -> ExitCode {
     conclude(&shared, &options, kind, began)
 }
 
-/// Runs histories until all are done, time is up, or one failed.
+/// Runs histories until all of them are done, the time limit is reached, or one of them failed.
 fn work(shared: &Shared, options: &Kind) {
     let mut mine = Total::default();
     loop {

@@ -50,7 +50,7 @@ use plan::{Fault, MS, Plan};
 use store::{Request, Response, Store};
 
 /// Part of the time limit within which every disk must be served after the last fault, nanoseconds.
-/// The limit also includes three lengths of a lease and the settling time.
+/// The limit also includes three times the length of a lease, and the settling time.
 const HEALING_NS: u64 = 60_000 * MS;
 
 /// Maximum number of simulation steps per guest request of a history.
@@ -87,9 +87,9 @@ pub enum Sabotage {
     CountsFromAnswer,
     /// The host uses the full length of its etcd lease, without a safety margin.
     NoMargin,
-    /// The host does not check its clock before replies.
+    /// Before it replies to a guest, the host does not check that its lease is still valid.
     UncheckedAnswers,
-    /// The host does not check its clock before writes to the backing.
+    /// Before it writes to the backing, the host does not check that its lease is still valid.
     UncheckedChanges,
     /// The host measures its etcd lease with the wall clock.
     WallClock,
@@ -127,8 +127,8 @@ pub enum Sabotage {
     /// The host trusts its flash content although another host has since taken the disk over from a
     /// replica of this content.
     BelievesAdopted,
-    /// When a write that has waited in the daemon process starts, the host does not check its clock
-    /// again.
+    /// When a write that has waited in the daemon process starts, the host does not check again
+    /// that its lease is still valid.
     UncheckedQueue,
     /// The host renews its etcd lease although a shard of its daemon hangs.
     RenewsWhileHung,
@@ -146,7 +146,7 @@ macro_rules! trace {
 }
 use trace;
 
-/// A disk that a host takes by force, which loses another host's dirty data.
+/// A forced takeover of a disk. The dirty data in the former owner's flash is lost.
 #[derive(Debug)]
 struct Forced {
     host: usize,
@@ -259,7 +259,7 @@ enum Event {
         op: u64,
         result: Option<u64>,
     },
-    /// A reply leaves the host.
+    /// A host's reply to a guest request is sent.
     Answer {
         host: usize,
         life: u32,
@@ -369,7 +369,7 @@ impl<'a> Simulation<'a> {
                 self.handle(event)?;
             }
         }
-        Err(Violation("it does not end".to_owned()))
+        Err(Violation("the history does not end within the maximum number of steps".to_owned()))
     }
 
     /// Returns the time at which the process that handles the event continues, if this process is
@@ -477,7 +477,10 @@ impl<'a> Simulation<'a> {
         // so the lease ends after at most two lease lengths.
         let is_long = self.plan.silence_ns >= 2 * self.plan.lease_ns;
         let holds = self.hosts[host].term.is_some_and(|term| term.is_valid(self.clock(host)));
-        ensure!(!is_long || !holds, "host {host} holds its lease, and its shard has hung for two leases");
+        ensure!(
+            !is_long || !holds,
+            "host {host} holds its lease, but its shard has hung for two lease lengths"
+        );
         self.crash(host, MS, false)
     }
 
@@ -563,7 +566,7 @@ impl<'a> Simulation<'a> {
     fn conclude(&mut self) -> Result<(), Violation> {
         for disk in 0..self.plan.disks {
             let serving: Vec<usize> = (0..self.plan.hosts).filter(|host| self.serves(*host, disk)).collect();
-            ensure!(serving.len() == 1, "disk {disk} is served by {serving:?} in the end");
+            ensure!(serving.len() == 1, "at the end, disk {disk} is served by {serving:?}, not by one host");
             self.check_backing(disk, serving[0])?;
         }
         Ok(())
@@ -577,7 +580,7 @@ impl<'a> Simulation<'a> {
             let is_newer_there = cache.get(block).is_some_and(|(_, dirty)| *dirty);
             ensure!(
                 is_newer_there || self.checkers[disk].may_have(*block, *value),
-                "the backing of disk {disk} has {value} in block {block} in the end, which was overwritten"
+                "at the end, block {block} of the backing of disk {disk} has the overwritten value {value}"
             );
         }
         Ok(())

@@ -78,7 +78,7 @@ pub struct ArrayConfig {
     pub capacity_bytes: u64,
     /// Seek times, media rate and read-ahead of each disk.
     pub drive: DriveConfig,
-    /// Gain in positioning time as a disk's queue grows.
+    /// Reduction of the positioning time when a disk's queue is longer.
     pub queue_gain: QueueGain,
     /// Time of controller and bus per request, nanoseconds. The disks are not busy during this
     /// time.
@@ -148,14 +148,14 @@ impl ArrayConfig {
 
     fn check(&self) {
         match self.level {
-            Level::Raid0 => assert!(self.disks >= 1, "RAID 0 needs a disk"),
+            Level::Raid0 => assert!(self.disks >= 1, "RAID 0 needs at least one disk"),
             Level::Raid1 => {
                 assert!(self.disks >= 2 && self.disks.is_multiple_of(2), "RAID 1 needs pairs of disks")
             }
-            Level::Raid5 => assert!(self.disks >= 3, "RAID 5 needs three disks"),
+            Level::Raid5 => assert!(self.disks >= 3, "RAID 5 needs at least three disks"),
         }
-        assert!(self.stripe_bytes > 0 && self.capacity_bytes > 0, "an array has stripes and a capacity");
-        assert!(self.rpm > 0, "a disk that does not turn is not mechanical");
+        assert!(self.stripe_bytes > 0 && self.capacity_bytes > 0, "stripe size and capacity must not be 0");
+        assert!(self.rpm > 0, "the rotational speed must not be 0");
         self.drive.check();
         self.queue_gain.check();
     }
@@ -203,8 +203,8 @@ impl ArrayModel {
         (self.reads_on_disks, self.writes_on_disks)
     }
 
-    /// Returns the time that all disks together were busy so far, nanoseconds. Work in the queue of
-    /// a disk counts from its submission.
+    /// Returns the time that all disks together were busy so far, nanoseconds. The time for work
+    /// that is still in the queue of a disk is included.
     pub fn busy_ns(&self) -> u64 {
         self.disks.iter().map(Disk::busy_ns).sum()
     }

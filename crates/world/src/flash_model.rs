@@ -55,9 +55,9 @@ pub struct FlashConfig {
 
 impl FlashConfig {
     /// Returns a SATA SSD with 39 500 random 4 KiB reads per second at queue depth 32, the value in
-    /// the Flash Read Cache study. The Intel SSD 320 (300 GB, 2011) has this rating, 23 000 random
-    /// writes per second, 270 and 205 MB/s, ten channels and latencies below 0.1 ms. In the model,
-    /// each die programs a page of 4 KiB in 0.15 ms.
+    /// the Flash Read Cache study. The Intel SSD 320 (300 GB, 2011) has this rating, and 23 000
+    /// random writes per second. It reads 270 MB/s and writes 205 MB/s, with ten channels and
+    /// latencies below 0.1 ms. In the model, each die programs a page of 4 KiB in 0.15 ms.
     pub const fn sata_ssd() -> Self {
         FlashConfig {
             queue_depth_max: 32,
@@ -74,9 +74,9 @@ impl FlashConfig {
     }
 
     /// Returns a PCIe card with 750 000 random 4 KiB reads per second at queue depth 256, the value
-    /// in the Flash Read Cache study. The Micron P420m (1.4 TB, 2013) has this rating, 95 000
-    /// sustained random writes per second, and 3.3 and 0.63 GB/s. The card's power-protected buffer
-    /// acknowledges writes in 13 µs.
+    /// in the Flash Read Cache study. The Micron P420m (1.4 TB, 2013) has this rating, and 95 000
+    /// sustained random writes per second. It reads 3.3 GB/s and writes 0.63 GB/s. The card's
+    /// power-protected buffer acknowledges writes in 13 µs.
     pub const fn pcie_card() -> Self {
         FlashConfig {
             queue_depth_max: 256,
@@ -92,9 +92,9 @@ impl FlashConfig {
         }
     }
 
-    /// Returns a current SATA SSD, the Kingston DC600M of 960 GB: 94 000 random reads and 65 000
-    /// random writes per second, 560 and 530 MB/s (data sheet). A read of an idle device takes 0.1
-    /// ms, which is assumed.
+    /// Returns a current SATA SSD, the Kingston DC600M of 960 GB. It does 94 000 random reads or 65
+    /// 000 random writes per second, reads 560 MB/s and writes 530 MB/s (data sheet). A read of an
+    /// idle device takes 0.1 ms, which is assumed.
     pub const fn sata_current() -> Self {
         FlashConfig {
             queue_depth_max: 32,
@@ -110,9 +110,9 @@ impl FlashConfig {
         }
     }
 
-    /// Returns a current NVMe SSD with PCIe 4, the Samsung PM9A3: 900 000 random reads and 200 000
-    /// random writes per second, 6.5 and 3.5 GB/s (data sheet, as reported by heise online, 2020).
-    /// A read of an idle device takes 80 µs, which is assumed.
+    /// Returns a current NVMe SSD with PCIe 4, the Samsung PM9A3. It does 900 000 random reads or
+    /// 200 000 random writes per second, reads 6.5 GB/s and writes 3.5 GB/s (data sheet, as
+    /// reported by heise online, 2020). A read of an idle device takes 80 µs, which is assumed.
     pub const fn nvme_pcie4() -> Self {
         FlashConfig {
             queue_depth_max: 256,
@@ -128,9 +128,10 @@ impl FlashConfig {
         }
     }
 
-    /// Returns a current NVMe SSD with PCIe 5, the Micron 9550 MAX of 6.4 TB: 3.3 million random
-    /// reads and 640 000 random writes per second, 14 and 10 GB/s, typical latencies of 60 and 15 µs
-    /// (data sheet, as reported by StorageReview).
+    /// Returns a current NVMe SSD with PCIe 5, the Micron 9550 MAX of 6.4 TB. It does 3.3 million
+    /// random reads or 640 000 random writes per second, reads 14 GB/s and writes 10 GB/s. Typical
+    /// latencies are 60 µs for a read and 15 µs for a write (data sheet, as reported by
+    /// StorageReview).
     pub const fn nvme_pcie5() -> Self {
         FlashConfig {
             queue_depth_max: 512,
@@ -147,9 +148,9 @@ impl FlashConfig {
     }
 
     fn check(&self) {
-        assert!(self.queue_depth_max > 0 && self.lanes > 0, "a device does one thing at a time at least");
-        assert!(self.page_bytes > 0, "pages hold something");
-        assert!(self.read_bytes_per_s > 0 && self.write_bytes_per_s > 0, "a device transfers something");
+        assert!(self.queue_depth_max > 0 && self.lanes > 0, "queue depth and number of lanes must not be 0");
+        assert!(self.page_bytes > 0, "the page size must not be 0");
+        assert!(self.read_bytes_per_s > 0 && self.write_bytes_per_s > 0, "the bandwidths must not be 0");
     }
 }
 

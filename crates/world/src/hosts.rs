@@ -12,7 +12,7 @@
 //! - an acknowledged write is on the backing, and a FUA or flushed write survives a power cut
 //!   (`model`);
 //! - only the host that owns the disk according to the durable records writes to the backing, and
-//!   no other host has a write in flight while it does so;
+//!   no other host has a write in flight at that time;
 //! - only one host at a time serves the disk, only one record names an owner, and generations grow;
 //! - each request is answered once, and each error of a guest request has a valid reason;
 //! - after the faults have ended, one host serves the disk, the other hosts have released it, and
@@ -57,7 +57,8 @@ const TIME_MAX: Instant = Instant(3_600_000_000_000);
 /// 50.
 const STEPS_MAX: u64 = 4000;
 
-/// Seed of the separate random numbers of histories with journals.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with journals.
 const JOURNAL_SALT: u64 = 0x6a6f_7572;
 
 /// Options of a history of several hosts.
@@ -80,8 +81,8 @@ pub struct Options {
     pub trace: Option<Trace>,
 }
 
-/// A crash of a host at one of its steps. A step is the start or end of an action, a durable
-/// record, or a message sent or received.
+/// A crash of a host at one of its steps. A step is the start or end of an action, the write of a
+/// durable record, or a message sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crash {
     /// Index of the crashing host.
@@ -131,8 +132,9 @@ pub enum Sabotage {
     /// The new owner reads all data from the former owner, even data that the new owner has written
     /// since the hand-over.
     FormerOwnerForAll,
-    /// The new owner reads from the former owner all data that later pages of the former owner's
-    /// list name, even data that the new owner has written since the hand-over.
+    /// The new owner receives further pages of the list of cached data after the hand-over. It
+    /// reads all data that these pages name from the former owner, even data that it has written
+    /// since the hand-over.
     LatePages,
     /// The source freezes the disk without waiting for requests in flight.
     HastyFreeze,
@@ -160,7 +162,8 @@ enum Event {
     Backing(IoId),
     /// Arrival of a packet at a host.
     Arrives(usize, Packet),
-    /// Timeout of a call: host, process number of the host, call number.
+    /// A call from one host to another timed out: calling host, process number of this host, call
+    /// number.
     Unanswered(usize, u32, u64),
     /// A host begins its next action: host, process number of the host.
     Act(usize, u32),
@@ -190,7 +193,8 @@ enum Event {
     Heal,
 }
 
-/// Host of a backing I/O, its id in the host's engine, and whether it changes data.
+/// A backing I/O: the host that sent the I/O, the I/O's id in the host's engine, and whether the
+/// I/O changes data.
 #[derive(Clone, Copy, Debug)]
 struct Owned {
     host: usize,
@@ -295,7 +299,7 @@ impl<'a> Simulation<'a> {
     fn turn(&mut self) -> Result<(), Violation> {
         self.steps += 1;
         let steps_max = STEPS_MAX * (50 + u64::from(self.options.requests));
-        ensure!(self.now < TIME_MAX && self.steps < steps_max, "never ends: {}", self.state());
+        ensure!(self.now < TIME_MAX && self.steps < steps_max, "the history never ends: {}", self.state());
         let due = |host: usize| Some((self.hosts[host].due()?.max(self.hosts[host].stopped_until), host));
         let due = (0..self.hosts.len()).filter_map(due).min();
         let next = self.queue.next_at();
@@ -307,12 +311,18 @@ impl<'a> Simulation<'a> {
             if let Some(ram) = &mut self.hosts[host].ram {
                 ram.handle_timeout(now);
                 let again = ram.due();
-                ensure!(again.is_none_or(|again| again > now), "timeout {again:?} of host {host} at {now:?}");
+                ensure!(
+                    again.is_none_or(|again| again > now),
+                    "host {host} has a timeout at {again:?} that was due by {now:?}"
+                );
             }
             return self.drain(host);
         }
         let Some((at, event)) = self.queue.pop() else {
-            return Err(Violation(format!("nothing happens any more: {}", self.state())));
+            return Err(Violation(format!(
+                "no event is left, but the history has not ended: {}",
+                self.state()
+            )));
         };
         self.now = at;
         let until = self.stopped_until(&event);

@@ -27,19 +27,20 @@ const DISK_BYTES: u64 = 1 << 20;
 /// each defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// Requests to hung disks are sent as requests of the watched disk, as if the engine did not
-    /// limit each datastore's part of its request slots.
+    /// The simulation sends requests for hung disks as requests of the watched disk. The effect is
+    /// the same as if the engine did not limit the share of its request slots that each datastore
+    /// uses.
     OneShare,
     /// I/Os of the watched disk wait behind I/Os of hung datastores.
     OneQueue,
 }
 
-/// Numbers of hung datastores, held requests and answered requests in one simulated history.
+/// Event counts of one simulated history.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
     /// Number of datastores that hung.
     pub hung: usize,
-    /// Number of requests of hung disks in the engine at the end.
+    /// Number of unanswered requests of hung disks in the engine at the end.
     pub held: u32,
     /// Number of answered requests of the watched disk.
     pub answered: u64,
@@ -53,7 +54,7 @@ struct Isolation {
     datastores: Vec<DatastoreId>,
     hung: BTreeSet<DatastoreId>,
     sabotage: Option<Sabotage>,
-    /// The simulation sends requests of a hung disk with the watched disk's id.
+    /// True if the simulation sends the requests of a hung disk with the watched disk's id.
     is_posing: bool,
     /// I/Os of datastores that do not hang, by completion time.
     due: BTreeMap<(Instant, u32), Io>,
@@ -122,7 +123,7 @@ impl Isolation {
             if !self.ask(WATCHED)? {
                 let in_flight = self.engine.in_flight();
                 return Err(format!(
-                    "a request is not taken, with {in_flight} in flight, {} own",
+                    "a request is refused, with {in_flight} requests in flight, of which {} are the disk's own",
                     self.watched.len()
                 ));
             }
@@ -130,7 +131,8 @@ impl Isolation {
         Ok(())
     }
 
-    /// Sends a random number of requests to this disk. Stops earlier if the engine refuses one.
+    /// Sends a random number of requests to this disk. Stops earlier if the engine refuses a
+    /// request.
     fn flood(&mut self, disk: DiskId) -> Result<(), String> {
         self.is_posing = self.sabotage == Some(Sabotage::OneShare);
         let disk = if self.is_posing { WATCHED } else { disk };
@@ -168,7 +170,9 @@ impl Isolation {
 
     fn drain(&mut self) -> Result<(), String> {
         while let Some(io) = self.engine.poll_io() {
-            let Target::Backing(disk) = io.target else { return Err(format!("{io:?} to no flash")) };
+            let Target::Backing(disk) = io.target else {
+                return Err(format!("{io:?} is for flash, but the disk has no cache"));
+            };
             let waits = self.sabotage == Some(Sabotage::OneQueue) && !self.stuck.is_empty();
             match self.is_posing || waits || self.hung.contains(&self.datastores[disk.0 as usize]) {
                 true => self.stuck.push(io),
@@ -186,7 +190,7 @@ impl Isolation {
         while self.engine.poll_release().is_some() {}
         while self.engine.poll_event().is_some() {}
         let overdue = self.watched.values().find(|arrived| self.now - **arrived > 2 * TAKES_NS);
-        overdue.map_or(Ok(()), |arrived| Err(format!("no answer to what was asked at {arrived:?}")))
+        overdue.map_or(Ok(()), |arrived| Err(format!("the request of {arrived:?} has no reply yet")))
     }
 
     /// Completes all hung I/Os and checks that every request is answered.

@@ -1,9 +1,9 @@
 //! Simulations of the cache engine. Time is virtual and random numbers are seeded. Simulated
-//! devices have latency, faults and power cuts. Checkers verify that each disk behaves as a disk
-//! must.
+//! devices have latency, faults and power cuts. Checkers compare the replies and the data of each
+//! disk with a model of a disk.
 //!
-//! [`sim::run`] simulates one history. Guests issue requests, and commands change caches under
-//! load. Devices answer late, out of order, wrongly or not at all. Every reply to a guest is
+//! [`sim::run`] simulates one history. Guests send requests, and at the same time commands change
+//! the caches. Devices answer late, out of order, wrongly or not at all. Every reply to a guest is
 //! compared with a simple model of a disk. A seed gives the same history on every host. A violation
 //! names its seed.
 //!

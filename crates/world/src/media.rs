@@ -1,11 +1,12 @@
 //! Simulated flash devices and backings that store tags instead of bytes, and the effects of I/O in
 //! flight.
 //!
-//! A write takes effect unit by unit, some units at submission and some at completion. A read sees
-//! each unit at one of these two times. Overlapping I/Os thus mix as on a real device, and a failed
-//! write may take effect in part. A write that overlaps another I/O in flight is a
-//! [`Violation`](crate::Violation), because the engine must send overlapping I/Os one after the
-//! other. Two exceptions are a write of equal content to flash, and a read by another host.
+//! A write takes effect unit by unit, some units at submission and some at completion. A read also
+//! transfers some units at its submission and the others at its completion. Overlapping I/Os thus
+//! mix as on a real device, and a failed write may take effect in part. A write that overlaps
+//! another I/O in flight is a [`Violation`](crate::Violation), because the engine must send
+//! overlapping I/Os one after the other. Two exceptions are a write of equal content to flash, and
+//! a read by another host.
 
 mod backing;
 mod flash;
@@ -101,7 +102,8 @@ impl Transfer {
         Transfer { io, first, count, tags, mix: rng.roll() }
     }
 
-    /// Returns the 512-byte units of the I/O that take effect at this time.
+    /// Returns the 512-byte units that the I/O reads or writes at this time: at its submission or
+    /// at its completion.
     fn moving(&self, when: Moment) -> impl Iterator<Item = usize> + use<> {
         let mix = self.mix;
         self.units().filter(move |unit| {

@@ -2,15 +2,15 @@
 //! survive a power cut.
 //!
 //! Changes are numbered in the order in which they began and are kept for the whole history. For
-//! each unit the model keeps a `floor`: a value is stale if its change ended before the floor. The
-//! model's time is a counter of events.
+//! each unit the model keeps a `floor`: a value is stale if its change ended before the floor.
+//! Times in the model are values of a counter of events.
 //!
 //! The backing of a disk with a write-back cache *lags*: acknowledged changes may be missing on the
-//! backing. The backing is not compared until the cache is drained. A crash ends all changes in
-//! progress and lowers the floors to the durable state. After a read returned a unit's value, later
-//! reads must return the same value until the next change or crash. If a flush followed the read, a
-//! crash does not change the value either. After a discard, a unit may have its old content or
-//! zeroes. The first read of the unit decides which of the two.
+//! backing. Until the cache is drained, the model does not compare the backing with acknowledged
+//! changes. A crash ends all changes in progress and lowers the floors to the durable state. After
+//! a read returned a unit's value, later reads must return the same value until the next change or
+//! crash. If a flush followed the read, a crash does not change the value either. After a discard,
+//! a unit may have its old content or zeroes. The first read of the unit decides which of the two.
 //!
 //! The model allows overlapping changes to take effect in any order.
 
@@ -42,9 +42,10 @@ struct Change {
     began: u32,
     ended: u32,
     ok: bool,
-    /// An I/O of the change has failed on the backing, which may have any part of the change.
+    /// True if an I/O of the change has failed on the backing. The backing may then have any part
+    /// of the change.
     is_partial: bool,
-    /// A FUA write or a flush made the change durable.
+    /// True if the change is durable, because it was a FUA write or a flush followed it.
     durable: bool,
     /// True if the change is a discard on a disk whose backing lags, so older data of the backing
     /// may return.
@@ -53,7 +54,8 @@ struct Change {
 
 #[derive(Clone, Copy, Debug)]
 struct Unit {
-    /// Changes that ended before this time are certainly overwritten in the unit.
+    /// Later changes have certainly overwritten this unit's data of all changes that ended before
+    /// this time.
     floor: u32,
     last_began: u32,
     last_ended: u32,
@@ -112,10 +114,10 @@ pub struct Model {
     /// Changes that are acknowledged and not durable.
     unflushed: Vec<u32>,
     /// Changes that were acknowledged and not durable when hob discarded dirty data. The backing
-    /// may have some of them, and may lose them until the next flush.
+    /// may have the data of some of these changes. Until the next flush, it may lose this data.
     given_up: Vec<u32>,
     /// Changes that hob wrote to flash and not to the backing, so a loss of the backing does not
-    /// affect them. They stay in this set after a flush.
+    /// affect them. A flush does not remove changes from this set.
     in_flash: BTreeSet<u32>,
     /// Changes that the backing may have lost, each with the number of the loss. The changes were
     /// acknowledged and are not durable.
@@ -198,8 +200,9 @@ impl Model {
         self.units.resize(units as usize, Unit::NEW);
     }
 
-    /// Sets whether the backing lags. A lagging backing is not compared. A discard in progress may
-    /// affect dirty data from now on, even if the disk had no dirty data when the discard began.
+    /// Sets whether the backing lags. The model does not compare a lagging backing with
+    /// acknowledged changes. A discard in progress may affect dirty data from now on, even if the
+    /// disk had no dirty data when the discard began.
     pub fn set_lags(&mut self, lags: bool) {
         if lags && !self.lags {
             for change in &mut self.changes[self.ended_before..] {
@@ -294,9 +297,12 @@ impl Model {
                 let (now, durable) = (now[at as usize], durable[at as usize]);
                 ensure!(
                     now == expected,
-                    "disk {disk} unit {at}: {serial} acknowledged, backing holds {now:x}"
+                    "disk {disk} unit {at}: change {serial} acknowledged, backing holds {now:x}"
                 );
-                ensure!(!fua || durable == expected, "disk {disk} unit {at}: FUA {serial} is not durable");
+                ensure!(
+                    !fua || durable == expected,
+                    "disk {disk} unit {at}: FUA write {serial} is not durable"
+                );
             }
             unit.active -= 1;
             unit.last_ended = ended;
@@ -324,7 +330,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns the certain content of a unit: read before and not changed since.
+    /// Returns the content of a unit that was read and has not been changed since. Returns `None`
+    /// if the content is not certain.
     pub fn pinned(&self, unit: u32) -> Option<Tag> {
         self.units[unit as usize].pinned
     }
@@ -375,9 +382,9 @@ impl Model {
         }
     }
 
-    /// Records that the backing lost data and the engine does not know that yet. Until
-    /// [`report_loss`](Self::report_loss), the engine may acknowledge changes that were in flight
-    /// at the loss.
+    /// Records that the backing lost data, and that the engine does not know about this loss yet.
+    /// Until [`report_loss`](Self::report_loss), the engine may acknowledge changes that were in
+    /// flight at the loss.
     pub fn hide_loss(&mut self) {
         self.unreported += 1;
     }
@@ -437,7 +444,7 @@ impl Model {
                 let is_there = now[at as usize] == content::tag(*serial, disk, at);
                 ensure!(
                     !newest || self.lags || change.kind != Kind::Data || is_there,
-                    "disk {disk} unit {at}: {serial} was lost, and a flush says it is there"
+                    "disk {disk} unit {at}: change {serial} was lost, and a flush says it is there"
                 );
             }
         }
@@ -473,7 +480,7 @@ impl Model {
                 let is_durable = now[at] == durable[at];
                 ensure!(
                     !quiet || is_durable || self.lags,
-                    "disk {} unit {at}: flushed {serial} not durable",
+                    "disk {} unit {at}: flushed change {serial} is not durable",
                     self.disk
                 );
             }
@@ -501,7 +508,7 @@ impl Model {
             let given_up = reading.began < self.forgot.max(self.lost).max(self.units[at as usize].reverted);
             ensure!(
                 given_up || ended >= *floor,
-                "disk {disk} unit {at}: stale {value:x} read, overwritten by {}",
+                "disk {disk} unit {at}: a read returned stale {value:x}, overwritten by {}",
                 self.begun_at(*floor)
             );
             let unit = &mut self.units[at as usize];
@@ -510,12 +517,15 @@ impl Model {
             }
             let held = now[at as usize];
             let same = *value == held || self.lags;
-            ensure!(same, "disk {disk} unit {at}: read {value:x}, backing holds {held:x}");
+            ensure!(same, "disk {disk} unit {at}: a read returned {value:x}, but the backing holds {held:x}");
             if unit.pinned.is_none() {
                 unit.pinned_at = self.clock;
             }
             let pinned = *unit.pinned.get_or_insert(*value);
-            ensure!(*value == pinned, "disk {disk} unit {at}: read {value:x}, and {pinned:x} before");
+            ensure!(
+                *value == pinned,
+                "disk {disk} unit {at}: a read returned {value:x}, and {pinned:x} before"
+            );
         }
         if is_old { Ok(()) } else { self.check_torn(reading, seen) }
     }
@@ -620,7 +630,7 @@ impl Model {
         self.ended(value, unit).is_ok()
     }
 
-    /// Returns true if the newest change of the unit was never made durable.
+    /// Returns true if no flush or FUA write has made the newest change of the unit durable.
     pub fn is_loose(&self, unit: u32) -> bool {
         let newest = self.changes.iter().rev().find(|change| (change.first..change.end).contains(&unit));
         newest.is_some_and(|change| !change.durable)
@@ -693,8 +703,8 @@ impl Model {
         self.settled = false;
     }
 
-    /// Makes no content durable any more: from now on a read of a unit may return any value that
-    /// the unit ever had.
+    /// Records that no content of the disk is certain any more. From now on a read of a unit may
+    /// return any value that the unit ever had.
     pub fn forget_all(&mut self) {
         for unit in &mut self.units {
             (unit.floor, unit.pinned, unit.kept) = (0, None, false);

@@ -1,9 +1,9 @@
 //! A model of a volume behind a network: a cluster, a file server, or a cloud volume.
 //!
-//! A request takes the latency of an idle volume, plus the transfer time of its bytes. A provider or
-//! a server limits I/Os and bytes per second. A request beyond a limit waits for its turn, in order
-//! of arrival. There is no burst credit and no variation of latencies: the sources publish only
-//! means and limits.
+//! A request takes the latency of an idle volume, plus the transfer time of its bytes. A provider
+//! or a server limits I/Os and bytes per second. Requests beyond a limit wait, and are served in
+//! order of arrival. There is no burst credit and no variation of latencies: the sources publish
+//! only means and limits.
 //!
 //! Units: bytes and nanoseconds.
 
@@ -32,8 +32,8 @@ pub struct RemoteConfig {
 impl RemoteConfig {
     /// Returns a disk on a Ceph cluster of SATA SSDs: 0.57 ms for a read and 1 ms for a write, one
     /// at a time (measured by the author of Vitastor, yourcmc.ru/wiki/Ceph_performance). The limits
-    /// are those of one client with a network of 10 Gbit/s and 64 requests in flight at twice these
-    /// latencies, which are assumed.
+    /// are those of one client with a network of 10 Gbit/s and 64 requests in flight. With 64
+    /// requests in flight, the latencies are assumed to be twice as long.
     pub const fn ceph() -> Self {
         RemoteConfig {
             read_ns: 570_000,
@@ -87,8 +87,11 @@ impl RemoteConfig {
     }
 
     fn check(&self) {
-        assert!(self.reads_per_s > 0 && self.writes_per_s > 0, "a volume serves something");
-        assert!(self.bytes_per_s > 0, "a volume transfers something");
+        assert!(
+            self.reads_per_s > 0 && self.writes_per_s > 0,
+            "the limits of reads and writes must not be 0"
+        );
+        assert!(self.bytes_per_s > 0, "the limit of bytes per second must not be 0");
     }
 }
 
@@ -96,7 +99,8 @@ impl RemoteConfig {
 #[derive(Clone, Debug)]
 pub struct RemoteModel {
     config: RemoteConfig,
-    /// Time at which the limit of reads, and of writes, permits the next one.
+    /// Time at which the limit of reads permits the next read. `next_write` is the same time for
+    /// writes.
     next_read: u64,
     next_write: u64,
     /// Time at which all bytes so far are transferred.

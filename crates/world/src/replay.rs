@@ -5,8 +5,8 @@
 //! takes the next event, passes it to the engine, and asks the device models for the completion
 //! time of each I/O. In an *open* loop ([`Replay::open`]), each request has an arrival time that
 //! does not depend on earlier requests. In a *closed* loop ([`Replay::closed`]), each of N clients
-//! sends its next request after the last reply and a think time. A request for which the engine has
-//! no room waits in a queue, and its latency counts from its arrival.
+//! sends its next request after the last reply and a think time. If the engine has no room for a
+//! request, the request waits in a queue. The latency of a request counts from its arrival.
 //!
 //! A persistent cache is simulated completely: journal writes, flushes and destaging use the
 //! modelled devices. The background I/O of a cache continues between runs and after the last reply
@@ -43,8 +43,8 @@ pub use setup::{CacheSetup, DiskSetup, Setup, SetupError, segment_bytes};
 const LENT: u32 = 4;
 const LENT_BYTES: u32 = 1 << 20;
 
-/// Checksums of all sectors are equal, because the replay has no content. The array has one sector
-/// more than the longest aligned request.
+/// Checksums of all sectors are equal, because the replay has no content. The array has one element
+/// more than the number of sectors of the longest aligned request.
 static SUMS: [u32; (REQUEST_BYTES_MAX / SECTOR_BYTES) as usize + 1] =
     [0; (REQUEST_BYTES_MAX / SECTOR_BYTES) as usize + 1];
 
@@ -75,11 +75,11 @@ pub struct Served {
     pub at: Instant,
     /// Time from arrival to reply, nanoseconds.
     pub latency_ns: u64,
-    /// How the engine served the request.
+    /// The way in which the engine served the request.
     pub outcome: Outcome,
 }
 
-/// Duration of one run of a replay, and how many requests the run answered.
+/// Start, end and request counts of one run of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     /// Number of answered requests.
@@ -224,7 +224,8 @@ impl Replay {
         self.backing.busy_ns()
     }
 
-    /// Advances the virtual time without requests. The engine's background work continues.
+    /// Advances the virtual time by `ns` nanoseconds without requests. The engine's background work
+    /// continues.
     pub fn pass(&mut self, ns: u64) {
         let end = self.now + ns;
         while self.next_at().is_some_and(|at| at <= end) {
@@ -236,7 +237,7 @@ impl Replay {
 
     /// Takes a sample of a disk's cache after every `requests` replies from now on.
     pub fn watch(&mut self, disk: u32, requests: u64) {
-        assert!(requests > 0, "not all the time");
+        assert!(requests > 0, "the number of replies between samples must not be 0");
         self.watched = Some((disk, requests, requests));
     }
 
@@ -277,7 +278,7 @@ impl Replay {
                     let client = self.step();
                     assert!(client.is_none(), "an open loop has no clients");
                 }
-                (_, None) => panic!("requests are in flight and nothing happens"),
+                (_, None) => panic!("requests are in flight, but no event is left"),
             }
             self.drain(|answer| served(answer));
         }
@@ -328,7 +329,7 @@ impl Replay {
             if busy == 0 && self.engine.in_flight() == 0 {
                 return self.end();
             }
-            assert!(self.next_at().is_some(), "requests are in flight and nothing happens");
+            assert!(self.next_at().is_some(), "requests are in flight, but no event is left");
             if let Some(client) = self.step() {
                 ready.push_back((client, self.now));
             }
@@ -349,7 +350,7 @@ impl Replay {
             if let Some(done) = self.done.take() {
                 return done;
             }
-            assert!(self.next_at().is_some(), "a command is under way and nothing happens");
+            assert!(self.next_at().is_some(), "a command is in progress, but no event is left");
             self.step();
         }
     }
@@ -363,7 +364,7 @@ impl Replay {
     }
 
     fn end(&mut self) -> Run {
-        assert_eq!(self.engine.in_flight(), 0, "everything has ended");
+        assert_eq!(self.engine.in_flight(), 0, "a request is in flight at the end");
         self.run.ended = self.now;
         self.run
     }

@@ -37,7 +37,8 @@ impl SimRng {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// Returns a random duration in nanoseconds. Most values are near `mean`. Some are far above.
+    /// Returns a random duration in nanoseconds. Most values are near `mean`, and some are much
+    /// larger.
     pub fn latency(&mut self, mean: u64) -> u64 {
         let base = self.between(mean / 4, mean + mean / 2);
         if self.chance(50) { base * self.between(2, 20) } else { base }

@@ -28,7 +28,7 @@ impl FixedModel {
     /// # Panics
     /// Panics if `parallel_max` is 0.
     pub fn new(read_ns: u64, write_ns: u64, parallel_max: usize) -> Self {
-        assert!(parallel_max > 0, "a device does one thing at a time at least");
+        assert!(parallel_max > 0, "parallel_max must not be 0");
         FixedModel { read_ns, write_ns, parallel_max, under_way: BinaryHeap::new() }
     }
 
@@ -60,7 +60,7 @@ impl FixedModel {
 pub struct LunModel {
     luns: Vec<ArrayModel>,
     range_bytes: u64,
-    /// LUN of each range, and the start of the range on it in bytes.
+    /// For each range: index of its LUN, and offset of the range on this LUN in bytes.
     ranges: Vec<(usize, u64)>,
 }
 
@@ -71,7 +71,7 @@ impl LunModel {
     /// # Panics
     /// Panics if there is no range, `range_bytes` is 0, or a range lies on no LUN.
     pub fn new(luns: Vec<ArrayModel>, range_bytes: u64, lun_of: &[usize]) -> Self {
-        assert!(!lun_of.is_empty() && range_bytes > 0, "an array has ranges, and ranges hold something");
+        assert!(!lun_of.is_empty() && range_bytes > 0, "an array needs a range of at least one byte");
         let mut used = vec![0; luns.len()];
         let place = |&lun: &usize| {
             let start = used[lun];

@@ -88,8 +88,8 @@ use traffic::{Buffer, InFlight};
 /// Maximum duration of a simulated history, nanoseconds of virtual time.
 const TIME_MAX: Instant = Instant(3_600_000_000_000);
 
-/// Time after the last action of a guest or the daemon, nanoseconds. From then on, an engine
-/// without requests and commands counts as idle.
+/// Time that must pass after the last action of a guest or the daemon, nanoseconds. After this
+/// time, an engine without requests and commands counts as idle.
 const CALM_NS: u64 = 15_000_000_000;
 
 /// Maximum number of daemon commands per guest request of a history.
@@ -98,11 +98,11 @@ const COMMANDS_MAX: u64 = 20;
 /// Maximum number of simulation steps per guest request of a history.
 const STEPS_MAX: u64 = 2000;
 
-/// Maximum number of consecutive timeouts after each of which the engine's next timeout is already
-/// due. A long search of the engine may use many of these timeouts.
+/// Maximum number of consecutive engine timeouts without a pause: after each of them, the next
+/// timeout is already due. A long search of the engine may need many such timeouts.
 const DUE_AGAIN_MAX: u32 = 64;
 
-/// Seed of the separate random numbers that choose which guest reads do not promote data to flash.
+/// Number combined with the seed to choose which guest reads do not promote data to flash.
 const PASSING_SALT: u64 = 0x7061_7373;
 
 /// Options of a simulated history.
@@ -110,13 +110,13 @@ const PASSING_SALT: u64 = 0x7061_7373;
 pub struct Options {
     /// Number of guest requests in the history.
     pub requests: u32,
-    /// Devices and backings may fail, corrupt data and hang.
+    /// True if devices and backings may fail, corrupt data and hang.
     pub faults: bool,
-    /// Backings do not fail, even if [`Options::faults`] is set.
+    /// True if backings do not fail, even if [`Options::faults`] is set.
     pub sound_backings: bool,
-    /// The daemon changes caches and disks under load.
+    /// True if the daemon changes caches and disks while guests send requests.
     pub commands: bool,
-    /// Some histories end with a power cut.
+    /// True if some histories end with a power cut.
     pub power_cuts: bool,
     /// Share of the histories that have memory tiers, per mille.
     pub memory_permille: u32,
@@ -154,20 +154,21 @@ pub struct Options {
     /// Share of the histories with restarts in which caches return segments and backings are
     /// temporarily unavailable, per mille.
     pub shrink_permille: u32,
-    /// In histories with restarts, kills and power cuts alternate, and the power fails while caches are
-    /// being recovered. Many kills follow the write of a journal page after data became clean, and
-    /// there are no crash logs. Silent changes hit the clean sector that was written to the backing
-    /// last.
+    /// If true, histories with restarts differ as follows. Kills and power cuts alternate, and the
+    /// power fails while caches are being recovered. Many kills follow the write of a journal page
+    /// after data became clean, and there are no crash logs. Silent changes hit the clean sector
+    /// that was written to the backing last.
     pub cuts_in_recovery: bool,
-    /// The engine process restarts during a history, and caches may be persistent and write-back.
+    /// True if the engine process restarts during a history. Caches may be persistent and
+    /// write-back.
     pub lives: bool,
-    /// In some histories guests use disks while their caches are being recovered.
+    /// True if in some histories guests use disks while the disks' caches are being recovered.
     pub early: bool,
-    /// Guests may use a disk before its recovered cache is in service, even if devices or backings
-    /// may fail. The engine supports such early use as long as the recovery succeeds. A daemon does
-    /// not allow it.
+    /// True if guests may use a disk before its recovered cache is in service, even if devices or
+    /// backings may fail. The engine supports this early use as long as the recovery succeeds. A
+    /// daemon does not allow early use.
     pub hasty: bool,
-    /// The last of several flash devices holds only replicas, like flash of a remote host.
+    /// True if the last of several flash devices holds only replicas, like flash of a remote host.
     pub peer: bool,
     /// Deliberate defect of the engine or of its simulated environment, to test the checkers, which
     /// must then report a violation. `None` simulates without a defect.
@@ -190,14 +191,13 @@ macro_rules! trace {
 }
 use trace;
 
-/// Seed of the separate random number that decides from which length sequential writes are bulk
-/// writes.
+/// Number combined with the seed to choose the length from which sequential writes are bulk writes.
 const BULK_SALT: u64 = 0x6275_6c6b;
 
-/// Seed of the separate random number that decides whether backings keep unflushed data in memory.
+/// Number combined with the seed to choose whether backings keep unflushed data in memory.
 const IN_MEMORY_SALT: u64 = 0x6d65_6d6f;
 
-/// Seed of the separate random numbers of the backings' stripe sizes.
+/// Number combined with the seed to choose the backings' stripe sizes.
 const STRIPE_SALT: u64 = 0x7374_7269_7065;
 
 impl Default for Options {
@@ -270,7 +270,7 @@ enum Event {
     ReplaceRing(usize),
     /// Creates a new journal for a disk whose journal lost a copy.
     ReplaceCopy(usize),
-    /// A device refuses journal pages ([`Scenario::refusals`]).
+    /// A device begins to refuse journal pages ([`Scenario::refusals`]).
     Refusal(usize),
     /// The daemon has recorded that the journal of a disk's cache was lost.
     RecordLoss(usize),
@@ -290,42 +290,41 @@ enum Side {
 
 struct Disk {
     backing: Backing,
-    /// Number of units of the disk that the engine serves. The backing may have more units.
+    /// Size of the disk in the engine, units of 512 bytes. The backing may have more units.
     size: u64,
     model: Model,
     access: Access,
-    /// The engine has the disk: the last command that added or removed it was an addition.
+    /// True if the engine has the disk: the last command that added or removed the disk added it.
     present: bool,
-    /// The removal of the disk is in progress.
+    /// True if the removal of the disk is in progress.
     leaving: bool,
     /// Data segments of the disk's cache.
     segments: BTreeSet<Segment>,
     config: Option<CacheConfig>,
     /// The pool's record of the disk's cache, if the cache is persistent.
     owner: Option<Owner>,
-    /// Number of changes of the backing by other programs, each of which changed the backing's
-    /// identity.
+    /// Number of changes of the backing by other programs. Each changed the backing's identity.
     generation: u64,
     /// Highest number of a journal ring of the disk's cache when another program last changed the
     /// backing.
     changed_behind: Option<u32>,
-    /// Guest requests of the disk wait until its cache is recovered.
+    /// True if guest requests to the disk wait until its cache is recovered.
     gated: bool,
     /// The disk's cache, if it is being recovered while guests use the disk.
     recovering: Option<Recovering>,
-    /// The journal of the disk's cache was lost although no device loses data, and the daemon has
-    /// not created another journal yet.
+    /// True if the journal of the disk's cache was lost although no device loses data, and the
+    /// daemon has not created another journal yet.
     lost_ring: bool,
-    /// The daemon is about to replace the disk's journal, which lost a copy.
+    /// True if the daemon is about to replace the disk's journal, which lost a copy.
     replaces_copy: bool,
-    /// The engine discards the dirty data of the disk's recovered cache when the new journal ring
-    /// is complete.
+    /// True if the engine discards the dirty data of the disk's recovered cache when the new
+    /// journal ring is complete.
     gives_up: bool,
-    /// The disk is being removed, and requests that waited for its cache are refused.
+    /// True if the disk is being removed, and requests that waited for its cache are refused.
     refuses_waiting: bool,
     /// Number of consecutive failures to put the disk's recovered cache into service.
     attempts: u32,
-    /// The disk's cache reported the loss of dirty data.
+    /// True if the disk's cache reported the loss of dirty data.
     dirty_lost: bool,
     /// Value of `Simulation::clock` from which on all writes of the disk go to the backing.
     writes_through_since: Option<u64>,
@@ -358,7 +357,7 @@ impl Disk {
 
 struct Simulation<'a> {
     options: &'a Options,
-    /// Seed of the backings' stripe sizes, which are unknown without it.
+    /// Seed of the backings' stripe sizes; `None` if the engine does not know the stripe sizes.
     stripe_seed: Option<u64>,
     scenario: Scenario,
     ram: Option<Ram>,
@@ -421,7 +420,7 @@ struct Simulation<'a> {
     /// The bytes of all journal pages that were ever written. Simulated devices store only tags
     /// that refer to these bytes.
     written: Written,
-    /// The daemon is shutting down.
+    /// True if the daemon is shutting down.
     stopping: bool,
     ios: BTreeSet<IoId>,
     /// Backing flushes that have failed at the backing, and whose replies have not reached the
@@ -431,7 +430,7 @@ struct Simulation<'a> {
     /// The failure that the simulation will inject.
     injection: Option<Injection>,
     report: Report,
-    /// A violation that was found where it cannot be returned.
+    /// A violation that was found in a function that cannot return an error.
     found: Option<Violation>,
     /// Number of dirty sectors when the last journal page was written.
     dirty_at_page: u64,
@@ -631,7 +630,7 @@ impl<'a> Simulation<'a> {
             self.command(disk, Command::RemoveDisk);
             self.drain()?;
         }
-        // The backing of a removed disk is flushed first.
+        // The daemon flushes the backing of a disk before it removes the disk.
         self.run_dry()?;
         self.check_empty()?;
         self.report.took_ns = self.now.0;
@@ -668,7 +667,7 @@ impl<'a> Simulation<'a> {
                 self.engine.handle_timeout(self.now);
                 let is_due_again = self.engine.poll_timeout().is_some_and(|again| again <= self.now);
                 self.due_again = if is_due_again { self.due_again + 1 } else { 0 };
-                ensure!(self.due_again <= DUE_AGAIN_MAX, "timeouts without end at {:?}", self.now);
+                ensure!(self.due_again <= DUE_AGAIN_MAX, "timeouts without a pause at {:?}", self.now);
             } else if let Some((at, event)) = self.queue.pop() {
                 self.now = at;
                 self.happen(event)?;

@@ -1,5 +1,6 @@
-//! Compares the engine's histograms with counts from a list of all requests: bucket by bucket, each metric,
-//! for all requests and for reads and writes. Only the bounds of the engine's buckets are used.
+//! Compares the engine's histograms with counts from a list of all requests. The test compares
+//! every bucket of each metric, for all requests, for reads and for writes. It takes only the
+//! bounds of the buckets from the engine.
 
 use hob_engine::io::{Durability, Op};
 use hob_engine::policy::PolicyKind;
@@ -51,8 +52,8 @@ fn counts(values: &[i128], bounds: &[i64]) -> Vec<u64> {
     counts
 }
 
-/// Bursts and pauses, sequential and random, small and large, near and far requests, and requests that are
-/// not counted.
+/// Returns requests of many kinds: in bursts and after pauses, sequential and random, small and
+/// large, near and far, and requests that the engine does not count.
 fn requests(count: u32) -> Vec<(u64, Ask)> {
     let mut rng = SimRng::new(17);
     let (mut at, mut next) = (0, [0_u64; 3]);

@@ -1,5 +1,6 @@
-//! Random histories of the engine. `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many. SYSTEMS is
-//! the project's description of other systems, outside this repository.
+//! Random histories of the engine. `HOB_SEED=n` replays the history of seed n, and `HOB_SEEDS=n`
+//! runs n histories. SYSTEMS is the project's description of other systems, outside this
+//! repository.
 
 use hob_engine::outcome::{OUTCOMES, Outcome};
 use hob_world::sim::{Options, Report, run};
@@ -47,9 +48,9 @@ fn random_histories_keep_every_promise() {
 /// Checks that every outcome and event occurred often enough.
 fn check_coverage(total: &Report) {
     const OF_OTHER_HISTORIES: [Outcome; 7] = [
-        // Only for disks that move between hosts.
+        // Only disks that move between hosts have this outcome.
         Outcome::BypassStandby,
-        // Only for persistent caches.
+        // Only persistent caches have these outcomes.
         Outcome::WriteBack,
         Outcome::FlushCommitted,
         Outcome::BypassMode,

@@ -1,4 +1,5 @@
-//! Random histories of hosts that hand a disk over. `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many.
+//! Random histories of hosts that hand a disk over. `HOB_SEED=n` replays the history of seed n, and
+//! `HOB_SEEDS=n` runs n histories.
 
 use hob_world::hosts::{Crash, Options, Report, Sabotage, run};
 
@@ -72,8 +73,8 @@ fn a_crash_at_any_step_breaks_no_promise() {
     assert!(crashes > 500, "only {crashes}");
 }
 
-/// A process pauses after any of its steps, for less than the timeout of a call and for much
-/// longer.
+/// A process pauses after each of its steps, in separate runs: for less than the timeout of a call,
+/// and for much longer.
 #[test]
 fn a_stop_at_any_step_breaks_no_promise() {
     let mut stops = 0;
@@ -92,22 +93,22 @@ fn a_stop_at_any_step_breaks_no_promise() {
     assert!(stops > 500, "only {stops}");
 }
 
-/// Seeds that found errors, with a description.
+/// Runs the seeds that once found errors. The list has a description of each error.
 #[test]
 fn seeds_that_found_errors_pass() {
     for (seed, _what) in [
-        (26, "given up at the destination between its last answer and `yours`, the disk was nobody's"),
+        (26, "abandoned at the destination between its last answer and `yours`, the disk had no owner"),
         (
             66,
             "a restarted owner never said that it pulls nothing more, and the former owner kept its cache for ever",
         ),
-        (270, "reads in standby waited for an attempt that began anew, and that for them"),
+        (270, "reads in standby waited for an attempt that began again, which waited for the reads"),
         (3205, "a record was replaced by one of an earlier session"),
         (10_249, "a source that had heard no answer asked for ever after its disk had been handed on"),
         (35_999, "a source that waited for an order called without a pause"),
         (41_016, "a destination that pulls nothing never said so"),
         (42_498, "a repeated `changed` waited for a read, that for the hand-over, and the hand-over for it"),
-        (43_110, "a destination that was being prepared could not be given up"),
+        (43_110, "a destination that was being prepared could not be abandoned"),
         (268_993, "a record that may have been written was replaced by one of an earlier session"),
         (317_835, "an attempt was given the answer to a call of the one before"),
         (486, "the model: a stopped process continued and had no room for the requests of its peer"),
@@ -123,12 +124,13 @@ fn seeds_that_found_errors_pass() {
     live(9_697, &Options { requests: 1500, ..Options::default() });
 }
 
-/// The violation requires a crash between the first change at the destination and its record, and a
-/// guest that flushes before the disk is served again.
+/// The violation occurs only if two conditions hold. The destination crashes after its first change
+/// of the disk and before it records that it owns the disk. The guest then flushes before the disk
+/// is served again.
 #[test]
 fn a_missing_standby_flush_of_earlier_writes_is_noticed() {
     let options = Options { sabotage: Some(Sabotage::UnflushedStandby), ..Options::default() };
-    let what = run(8116, &options).expect_err("it went unnoticed").0;
+    let what = run(8116, &options).expect_err("the violation was not noticed").0;
     assert!(what.contains("not durable"), "{what}");
     live(8116, &Options::default());
 }
@@ -138,7 +140,7 @@ fn caught(sabotage: Sabotage, seeds: std::ops::Range<u64>) -> String {
     let options = Options { sabotage: Some(sabotage), ..Options::default() };
     let found = seeds.clone().find_map(|seed| Some((seed, run(seed, &options).err()?)));
     let (seed, violation) =
-        found.unwrap_or_else(|| panic!("{sabotage:?} went unnoticed in histories {seeds:?}"));
+        found.unwrap_or_else(|| panic!("{sabotage:?} was not noticed in histories {seeds:?}"));
     println!("{sabotage:?}: seed {seed}: {}", violation.0);
     violation.0
 }

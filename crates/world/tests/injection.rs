@@ -1,8 +1,9 @@
-//! Error injection in the manner of OCF: the first, second, third … write or flush of flash of every
-//! operation on a persistent cache fails, until there is none left. After each, the cache continues to
-//! serve, crashes, is recovered and compared with the model. The same with the backing of a disk that is
-//! removed. `HOB_INJECT="Grow Dirty One Device 0 12"` (operation, content, copies, failure, seed, number)
-//! runs only that case and prints what crosses the engine's boundary.
+//! Error injection as in the tests of OCF (Open CAS Framework). In separate runs, the first,
+//! second, third … write or flush of flash fails during every operation on a persistent cache.
+//! After each failure, the cache continues to serve, crashes, is recovered and is compared with the
+//! model. For the removal of a disk, the I/O of its backing fails in the same way.
+//! `HOB_INJECT="Grow Dirty One Device 0 12"` (operation, content, copies, failure, seed, number)
+//! runs only this case and prints all inputs and outputs of the engine.
 
 use hob_engine::command::Copies;
 use hob_world::sim::{
@@ -13,7 +14,7 @@ use hob_world::sim::{
 /// Maximum number of writes and flushes of an operation, including those of guests.
 const CHANGES_MAX: u32 = 400;
 
-/// Runs one case, unless another one was requested.
+/// Runs one case, unless `HOB_INJECT` selects another case.
 fn run(case: &Case, nth: u32) -> Result<Injected, String> {
     let Case { operation, content, copies, failure, seed } = case;
     let mut options = Options::default();
@@ -26,7 +27,7 @@ fn run(case: &Case, nth: u32) -> Result<Injected, String> {
     inject(case, nth, &options).map_err(|violation| violation.0)
 }
 
-/// Counts of a sweep.
+/// Counts of the runs of all cases with one kind of failure.
 #[derive(Debug, Default)]
 struct Total {
     runs: u32,
@@ -42,7 +43,7 @@ fn sweep(failure: Failure) -> Total {
     for operation in OPERATIONS {
         for content in [Content::Dirty, Content::Clean] {
             for copies in [Copies::One, Copies::TwoOfDirty] {
-                // With other data at the end, and other latencies.
+                // The seeds differ in the written data and in the latencies.
                 for seed in 0..if content == Content::Dirty { 2 } else { 1 } {
                     let case = Case { operation, content, copies, failure, seed };
                     for nth in 1.. {
@@ -73,8 +74,8 @@ fn sweep(failure: Failure) -> Total {
 #[test]
 fn one_failed_change_of_flash_costs_nothing() {
     let total = sweep(Failure::Once);
-    // A failed flush of the only journal means that the journal is lost: it must not be retried and
-    // then trusted.
+    // After a failed flush of its only copy, the journal is lost. The engine must not repeat the
+    // flush and then trust the journal.
     assert!(total.runs > 4000 && total.journals_lost > 10, "{total:?}");
 }
 
@@ -90,7 +91,7 @@ fn flash_that_refuses_all_changes_loses_nothing() {
     assert!(total.runs > 4000 && total.journals_lost > 1000 && total.refused > 100, "{total:?}");
 }
 
-/// Any I/O of the backing fails: the disk can still be removed, and flash has the acknowledged
+/// If any I/O of the backing fails, the disk can still be removed, and flash has the acknowledged
 /// data.
 #[test]
 fn a_disk_that_loses_its_backing_can_be_removed_and_loses_nothing() {
@@ -115,8 +116,8 @@ fn a_disk_that_loses_its_backing_can_be_removed_and_loses_nothing() {
     }
 }
 
-/// Dirty data is discarded without the backing, and a cache without dirty data is disabled without
-/// it.
+/// Dirty data can be discarded while the backing fails, and a cache without dirty data can be
+/// disabled.
 #[test]
 fn dirty_data_is_discarded_and_a_clean_cache_disabled_while_the_backing_fails() {
     let mut struck = 0;
@@ -148,9 +149,9 @@ fn a_power_cut_at_any_change_of_flash_loses_nothing_that_was_flushed() {
     assert!(total.runs > 4000 && total.journals_lost == 0, "{total:?}");
 }
 
-/// Runs every operation with two copies of dirty data while one change of flash fails and its device loses
-/// data. Returns the number of runs, and the violations. `Double` is left out: it starts with one copy,
-/// whose loss it can only report.
+/// Runs every operation with two copies of dirty data. One write or flush of flash fails, and the
+/// device loses data. Returns the number of runs, and the violations. `Double` is left out: it
+/// starts with one copy, whose loss it can only report.
 fn lose_one_of_two_copies(options: &Options) -> (u32, Vec<String>) {
     let (mut runs, mut violations) = (0, vec![]);
     for operation in OPERATIONS.into_iter().filter(|operation| *operation != Operation::Double) {

@@ -1,5 +1,6 @@
-//! Random histories of several lives: persistent caches and write-back over crashes, restarts and recovery.
-//! `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many; `cargo xtask simulate` runs many more.
+//! Random histories with crashes, restarts and recovery of persistent and write-back caches.
+//! `HOB_SEED=n` replays the history of seed n, and `HOB_SEEDS=n` runs n histories. `cargo xtask
+//! simulate` runs many more.
 
 use hob_engine::outcome::Outcome;
 use hob_world::sim::{Options, Report, run};
@@ -7,7 +8,8 @@ use hob_world::sim::{Options, Report, run};
 /// Number of histories per run of this test.
 const HISTORIES: u64 = 2_000;
 
-/// Fixed errors: whether devices may fail, the seed, its requests, and a description.
+/// Histories that found errors, which are corrected. For each history: true if devices may fail,
+/// the seed, the number of requests, and a description of the error.
 const MENDED: [(bool, u64, u32, &str); 29] = [
     (true, 2145, 200, "a new ring that could not be written was told as the loss of the old one"),
     (true, 2546, 200, "a discard met dirty data that was not there when it began"),
@@ -17,7 +19,7 @@ const MENDED: [(bool, u64, u32, &str); 29] = [
         true,
         51_364,
         200,
-        "what was made clean in a ring that failed stayed dirty in the old one, and was destaged by nobody",
+        "what was made clean in a ring that failed stayed dirty in the old one, and was never destaged",
     ),
     (false, 6850, 200, "a discard met dirty data that was not there when it began"),
     (false, 10_084, 200, "a write waited for older data of a cache that was taken away"),
@@ -38,14 +40,14 @@ const MENDED: [(bool, u64, u32, &str); 29] = [
     (false, 183_825, 200, "a crash after a drain brought dirty data back over what had been written past it"),
     (true, 2_757, 200, "the model: two copies of what was not flushed that differ"),
     (true, 8_502, 200, "a drain ended before the journal durably said so"),
-    (true, 186_236, 200, "a change that was to replace dirty data began anew when the cache was gone"),
+    (true, 186_236, 200, "a change that was to replace dirty data began again when the cache was gone"),
     (
         true,
         13_299,
         200,
         "the model: copies that nothing proves, of which a bad device may have the one that counts",
     ),
-    (true, 1_142_335, 200, "the model: a read that began before dirty data was given up had seen it"),
+    (true, 1_142_335, 200, "the model: a read that began before dirty data was discarded had seen it"),
     (true, 3_064_141, 200, "a disk that could not be removed held its requests for ever"),
     (true, 3_181_292, 200, "scrubbing that had waited found another cache, without a journal"),
     (true, 9_711, 200, "the model: a sector without a checksum, scrambled before it was read"),
@@ -170,7 +172,7 @@ fn sound_devices_lose_nothing_that_was_flushed() {
     assert!(total.recoveries_dirty > 100);
 }
 
-/// A few histories of many requests, for slowly accumulating errors.
+/// Runs a few histories of many requests, to find errors that accumulate slowly.
 #[test]
 fn long_histories_with_restarts_violate_no_guarantee() {
     live(6_000_000..6_000_020, &Options { requests: 5000, ..Options::lives() });
@@ -204,7 +206,8 @@ fn seeds_of_corrected_errors_pass() {
     }
 }
 
-/// Fixed errors of histories with all options: the kind, the seed, and a description.
+/// Histories with all options that found errors, which are corrected. For each history: the kind,
+/// the seed, and a description of the error.
 const FOUND: [(&str, u64, &str); 34] = [
     (
         "flaky",
@@ -222,21 +225,21 @@ const FOUND: [(&str, u64, &str); 34] = [
     ("memory", 2_017_358, "the same, with a memory tier"),
     ("sound", 3_000_669, "the model: a later cache was taken for the one that a command had replaced"),
     ("memory", 80_012_328, "the model: a write was acknowledged in the step that gave dirty data up"),
-    ("flaky", 57, "the model: guests waited for a cache that a later command had given up"),
+    ("flaky", 57, "the model: guests waited for a cache that a later command had discarded"),
     ("flaky", 4_951, "the model: a journal that was lost before a drain cannot say that nothing is dirty"),
     ("memory", 20_001_295, "memory kept what a hit had read before the backing lost it"),
-    ("lives", 22_010_660, "a change was given up with a page of its new journal in flight"),
+    ("lives", 22_010_660, "a change was abandoned with a page of its new journal in flight"),
     ("memory", 30_003_434, "an edge that was merged before a loss went to flash and not to the backing"),
     ("memory", 30_005_777, "a copy of what a discard uncovered stayed after the backing had lost it"),
     ("silent", 30_006_558, "the same, read by a guest"),
     ("memory", 30_007_140, "the model: a ring that a later command wrote was complete at a clean end"),
     ("sound", 7_001_207, "the model: what a recovery gave up came back, for its new ring was not complete"),
-    ("lives", 5_001_873, "the model: a backing lost what it had of durable data that was given up"),
+    ("lives", 5_001_873, "the model: a backing lost a part of durable data that was discarded"),
     ("lives", 22_012_855, "the model: the same, after a power cut"),
     ("lives", 20_004_027, "the model: a write that overlapped another was not the last"),
-    ("qos", 5_001_913, "the model: guests waited for a cache that had been given up"),
+    ("qos", 5_001_913, "the model: guests waited for a cache that had been discarded"),
     ("qos", 30_003_954, "the model: a backing restarted again and again until nothing could become clean"),
-    ("qos", 40_009_195, "the model: nobody noticed a change of the backing of an empty cache"),
+    ("qos", 40_009_195, "the model: a change of the backing of an empty cache was not noticed"),
     ("growth", 20_006_086, "the model: a disk grew between two attempts to enable its recovered cache"),
     ("lives", 22_005_478, "the model: restarts of a backing kept a history from its end"),
     ("lives", 22_014_575, "the model: a backing restarted faster than anything could be written to it"),
@@ -246,7 +249,7 @@ const FOUND: [(&str, u64, &str); 34] = [
     ("flaky", 600_014_985, "a removal waited for a write that waited for the record of a lost journal"),
 ];
 
-/// The process was killed when only pages that flash had not made durable said that a sector is
+/// The process was killed when only journal pages that were not durable recorded that a sector is
 /// clean. Another program changed the sector, the sector was recovered as clean, and a power cut
 /// made it dirty again: hob overwrote the other program's data.
 #[test]
@@ -255,15 +258,15 @@ fn what_a_recovery_found_clean_stays_clean_after_a_power_cut() {
     run(8_020_474, &options).unwrap();
 }
 
-/// Both devices with copies of dirty data failed a flush of one commit. Each counted as the durable
-/// copy of the other, so flushed data was lost in a power cut.
+/// Both devices with copies of dirty data failed a flush of one commit. The engine counted the copy
+/// on each device as the durable copy for the other device, so a power cut lost flushed data.
 #[test]
 fn two_devices_whose_flushes_failed_are_no_copies_of_each_other() {
     run(2_009_831, &flaky()).unwrap();
 }
 
-/// A device failed a flush when a part of a durable write was on it, and the rest was in flight.
-/// Later flushes succeeded, and the write was acknowledged, but a power cut lost that part.
+/// A device failed a flush when it had a part of a durable write, and the rest of the write was in
+/// flight. Later flushes succeeded, and the write was acknowledged, but a power cut lost that part.
 #[test]
 fn a_write_in_progress_during_a_failed_flush_is_not_lost() {
     run(3_002_881, &flaky()).unwrap();
@@ -312,8 +315,8 @@ fn disks_that_grow_lose_nothing_and_read_nothing_old() {
     assert!(total.recoveries_larger > 500, "{total:?}");
 }
 
-/// A device for replicas only, like another host's flash: it fails, is fenced, removed and added
-/// like any other, and has the second copy of dirty data.
+/// One device has only replicas of dirty data, like another host's flash. This device fails, is
+/// fenced, removed and added like any other.
 #[test]
 fn a_peer_keeps_the_second_copy() {
     let options = Options { peer: true, ..Options::lives() };
@@ -331,8 +334,8 @@ fn a_peer_and_sound_devices_lose_nothing() {
     assert!(total.dirty_lost == 0 && total.recoveries_dirty > 50, "{total:?}");
 }
 
-/// A bitmap has every acknowledged change since it began, even after crashes, and every range that
-/// reads differently for another reason.
+/// A bitmap marks every acknowledged change since the bitmap began, even after crashes. It also
+/// marks every range whose content differs for another reason.
 #[test]
 fn bitmaps_miss_nothing() {
     let options = Options { bitmap_permille: 1000, ..Options::lives() };

@@ -1,5 +1,6 @@
-//! Random histories of hosts that decide which of them serves a disk. `HOB_SEED=n` replays one,
-//! `HOB_SEEDS=n` runs that many; `HOB_SABOTAGE=Name` tries that one only.
+//! Random histories of hosts that decide which of them serves a disk. `HOB_SEED=n` replays the
+//! history of seed n, and `HOB_SEEDS=n` runs n histories. `HOB_SABOTAGE=Name` tests only this
+//! deliberate defect.
 
 use hob_world::cluster::{Options, Report, Sabotage, run};
 
@@ -55,9 +56,9 @@ fn seeds_of_corrected_errors_pass_in_clusters() {
     }
 }
 
-/// Each of these rules of docs/decisions/0019 and 0023 is necessary: without it the checkers find a
-/// violation. Beside each is the seed to try first, which found it before: the search from 0 takes
-/// long. Two tests use two processors.
+/// Each of these rules of docs/decisions/0019 and 0023 is necessary: if the simulated hosts break
+/// the rule, the checkers find a violation. The list names for each rule a seed that finds the
+/// violation, because a search from seed 0 takes long. Two tests use two processors.
 #[test]
 fn every_sabotage_of_the_first_half_is_found() {
     assert_found(&[

@@ -1,6 +1,7 @@
-//! Presets in virtual time: bandwidth over the amount written, for sentences of SYSTEMS about
-//! bandwidth. SYSTEMS is the project's description of other systems, outside this repository.
-//! `engine/tests/presets.rs` tests the destination and order of data.
+//! Tests sentences of SYSTEMS about bandwidth. The tests measure the write bandwidth of presets in
+//! virtual time, by the amount of data written so far. SYSTEMS is the project's description of
+//! other systems, outside this repository. `engine/tests/presets.rs` tests the destination and
+//! order of data.
 
 use hob_engine::command::Copies;
 use hob_engine::io::{Durability, Op};
@@ -15,18 +16,18 @@ const SPAN: u64 = 400 << 20;
 const IO: u64 = 4096;
 const CLIENTS: u32 = 64;
 
-/// A part of the written data.
+/// Measurements of one of forty successive parts of the written data.
 #[derive(Clone, Copy, Debug, Default)]
 struct Portion {
     per_second: f64,
     /// Share of the writes that flash accepted.
     to_flash: f64,
-    /// Share of the cache that is dirty at its end.
+    /// Share of the cache that is dirty at the end of this part.
     dirty: f64,
 }
 
-/// Writes every block of the disk once, at random, and returns forty portions. Without a preset there is no
-/// cache.
+/// Writes every block of the disk once, at random, and returns forty portions. If `name` is `None`,
+/// the disk has no cache.
 fn written(name: Option<&str>) -> Vec<Portion> {
     const PORTIONS: u64 = 40;
     let cache = name.map(|name| CacheSetup::preset(ROOM, preset(name).expect("a preset")));
@@ -69,9 +70,9 @@ fn mean(portions: &[Portion]) -> f64 {
     portions.len() as f64 / seconds
 }
 
-/// SYSTEMS §4, the figure, and §3: "Writes are acknowledged by the buffer […] a full buffer sends writes
-/// straight to disk ("cache breakdown")": as fast as flash until 30 % of the cache are full, then as slow
-/// as the disks.
+/// Tests a figure of SYSTEMS §4, and a sentence of §3: "Writes are acknowledged by the buffer […] a
+/// full buffer sends writes straight to disk ("cache breakdown")". Writes are as fast as flash
+/// until 30 % of the cache are full. Then they are as slow as the disks.
 #[test]
 fn vsan_falls_to_its_disks_when_the_buffer_is_full() {
     let (vsan, disks) = (written(Some("vsan")), written(None));
@@ -79,13 +80,14 @@ fn vsan_falls_to_its_disks_when_the_buffer_is_full() {
     assert!(vsan[full - 1].dirty <= 0.301 && vsan[full].dirty >= 0.295, "{vsan:?}");
     assert!(vsan[..full].iter().all(|portion| portion.to_flash == 1.0 && portion.per_second > 20_000.0));
     let (after, alone) = (mean(&vsan[full + 1..]), mean(&disks));
-    // The elevator's writes are in order, so faster than random writes to the disks.
+    // Destaging writes blocks in the order of their addresses, so it is faster than random writes
+    // to the disks.
     assert!((1.5..5.0).contains(&(after / alone)), "{after} a second after the fall, {alone} by the disks");
     assert!(after < 0.1 * mean(&vsan[..full]));
 }
 
-/// SYSTEMS §4: "**One unified space** for reads and writes": ZBS slows down later than vSAN, when all of
-/// its space is taken by dirty data and its second copies.
+/// Tests a sentence of SYSTEMS §4: "**One unified space** for reads and writes". ZBS slows down
+/// later than vSAN: when dirty data and its second copies occupy the whole cache.
 #[test]
 fn zbs_does_not_fall_before_its_one_space_is_exhausted() {
     assert_eq!(preset("zbs").expect("it is there").copies, Copies::TwoOfDirty);

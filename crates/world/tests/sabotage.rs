@@ -10,11 +10,12 @@ fn caught(sabotage: Sabotage) -> String {
     let options = Options { requests: 150, faults: false, sabotage: Some(sabotage), ..Options::default() };
     (0..400)
         .find_map(|seed| run(seed, &options).err())
-        .unwrap_or_else(|| panic!("{sabotage:?} went unnoticed in 400 histories"))
+        .unwrap_or_else(|| panic!("{sabotage:?} was not noticed in 400 histories"))
         .0
 }
 
-/// The message of the failure must contain one of these.
+/// Runs histories with the sabotage until one fails. The violation's text must contain one of
+/// `reasons`.
 fn expect(sabotage: Sabotage, reasons: &[&str]) {
     let what = caught(sabotage);
     assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");
@@ -91,7 +92,8 @@ fn a_request_counted_wrongly_is_noticed() {
     expect(Sabotage::Uncounted, &["counts"]);
 }
 
-/// As `caught`, for histories of several lives that are otherwise sound.
+/// Runs histories with restarts, the sabotage and no other faults until one fails. Returns the
+/// violation's text.
 fn caught_over_crashes(sabotage: Sabotage) -> String {
     caught_with(sabotage, Options::lives())
 }
@@ -99,7 +101,7 @@ fn caught_over_crashes(sabotage: Sabotage) -> String {
 fn caught_with(sabotage: Sabotage, options: Options) -> String {
     let options = Options { faults: false, sabotage: Some(sabotage), ..options };
     let seed = (0..1000).find_map(|seed| Some((seed, run(seed, &options).err()?)));
-    let (seed, violation) = seed.unwrap_or_else(|| panic!("{sabotage:?} went unnoticed in 1000 histories"));
+    let (seed, violation) = seed.unwrap_or_else(|| panic!("{sabotage:?} was not noticed in 1000 histories"));
     println!("{sabotage:?}: seed {seed}: {}", violation.0);
     violation.0
 }
@@ -117,13 +119,13 @@ fn without_sabotage_the_same_histories_with_restarts_pass() {
     }
 }
 
-/// Promise 2 for the memory tier: it has the content of the latest write.
+/// Promise 2 for the memory tier: reads from memory return the content of the latest write.
 #[test]
 fn memory_that_does_not_follow_writes_is_noticed() {
     expect(Sabotage::LostRenewal, &["stale", "was never written there", "backing holds", "but not at unit"]);
 }
 
-/// Promise 2 for sectors that a guest writes in part.
+/// Promise 2 for sectors that a guest writes in part: the rest of the sector keeps its content.
 #[test]
 fn a_partial_sector_that_is_not_merged_is_noticed() {
     expect_over_crashes(
@@ -223,7 +225,8 @@ fn promoted_data_of_a_parent_disk_is_noticed() {
     expect(Sabotage::UntoldSharing, &["another disk keeps it"]);
 }
 
-/// Data of an extra fill is not older than a write that the guest made meanwhile.
+/// Tests that a violation is found if an extra fill stores data that is older than a guest's write
+/// during the fill.
 #[test]
 fn an_extra_fill_that_ignores_a_write_is_noticed() {
     let options = Options { fill_permille: 1000, ..Options::lives() };
@@ -231,7 +234,7 @@ fn an_extra_fill_that_ignores_a_write_is_noticed() {
     assert!(LOST.iter().any(|reason| what.contains(reason)), "it was noticed as: {what}");
 }
 
-/// Copies of clean data stay within the budget.
+/// Tests that a violation is found if copies of clean data exceed the flash write budget.
 #[test]
 fn a_flash_write_budget_that_is_ignored_is_noticed() {
     let options = Options { flash_budget_permille: 1000, requests: 2000, ..Options::lives() };
@@ -244,7 +247,8 @@ fn losing() -> Options {
     Options { faults: false, restart_permille: 1000, requests: 150, ..Options::lives() }
 }
 
-/// As `expect`, for rules about failed flushes.
+/// Runs histories with failing flushes and the sabotage until one fails. The violation's text must
+/// contain one of `reasons`.
 fn expect_where_flushes_fail(sabotage: Sabotage, reasons: &[&str]) {
     let options = Options { sabotage: Some(sabotage), ..losing() };
     let caught = (0..1000).find_map(|seed| Some((seed, run(seed, &options).err()?)));
@@ -291,8 +295,8 @@ fn a_flush_that_omits_the_writes_of_a_killed_daemon_is_noticed() {
 
 #[test]
 fn an_ignored_flush_error_of_a_backing_is_noticed() {
-    // In that case destaged data counts as clean, and a recovery compares it with a backing that
-    // has lost it.
+    // In this case destaged data counts as clean, and a recovery compares this data with a backing
+    // that has lost it.
     let reasons = [GONE, &["is not the backing's"]].concat();
     expect_where_flushes_fail(Sabotage::TrustedFlush, &reasons);
 }
@@ -310,7 +314,7 @@ fn flaky() -> Options {
 
 fn expect_flaky(sabotage: Sabotage, requests: u32) {
     let what = caught_with(sabotage, Options { requests, ..flaky() });
-    // Of a sector without a recorded checksum, recovery cannot tell that flash has other data.
+    // If the journal has no checksum of a sector, recovery cannot detect that flash has other data.
     let reasons = [LOST, &["was never written there", "dirty after a drain", " before "]].concat();
     assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");
 }
@@ -395,7 +399,8 @@ fn a_recovery_from_flash_that_was_not_flushed_is_noticed() {
     assert!(LOST.iter().any(|reason| what.contains(reason)), "it was noticed as: {what}");
 }
 
-/// As `expect`, with silent changes of backings.
+/// Runs histories with silent changes of backings and the sabotage until one fails. The violation's
+/// text must contain one of `reasons`.
 fn expect_silent(sabotage: Sabotage, reasons: &[&str]) {
     let what = caught_with(sabotage, Options { silent_permille: 1000, ..Options::lives() });
     assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");

@@ -1,9 +1,11 @@
-//! Simulates candidate caches and makes a first choice, property by property.
+//! Simulates candidate caches and makes a first choice of the cache's properties, one property at a
+//! time.
 //!
-//! The order is the policy with the smallest size that reaches the target, the largest block size,
-//! and the admission with the fewest flash writes. Hit ratios within one percentage point count as
-//! equal, and two points fewer are accepted for a tenth of the flash writes. The first choice gives
-//! the range of sizes in which `joint_choice.rs` chooses all properties together.
+//! First comes the policy that reaches the target with the smallest size, then the largest block
+//! size, and then the admission with the fewest flash writes. Hit ratios within one percentage
+//! point count as equal. An admission with a hit ratio two points lower is accepted if it writes at
+//! most a tenth as much to flash. The first choice gives the range of sizes in which
+//! `joint_choice.rs` chooses all properties together.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -20,33 +22,38 @@ use super::input::{CollectedTrace, Sample, Slices, count_touching};
 use super::reporter::Reporter;
 use crate::sim::{self, Point, Simulated};
 
-/// Factor from one tried size to the next smaller one, while a policy reaches the target.
+/// Factor by which the search reduces the cache size in each step, as long as a policy reaches the
+/// target.
 const SMALLER: f64 = 0.7;
 const LARGER: f64 = 1.25;
-/// Factor by which a cache is enlarged because the sample was too optimistic. A cache is enlarged
-/// at most `ENLARGED_MAX` times.
+/// Factor by which a cache is enlarged if it has too few hits over the whole trace, because the
+/// sample promised too many. A cache is enlarged at most `ENLARGED_MAX` times.
 const ENLARGED: f64 = 1.1;
 const ENLARGED_MAX: u32 = 7;
-/// Maximum number of smaller sizes to try. The smallest is a twelfth of the size that LRU needs.
+/// Maximum number of smaller sizes to try. The smallest tried size is a twelfth of the size that
+/// LRU needs.
 const STEPS_MAX: u32 = 7;
 /// Sizes to try between a size that is too small and a sufficient size, as positions between the
 /// two.
 const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
 /// Sizes to show, relative to the chosen size.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
-/// Flash writes within this factor count as equal.
+/// Amounts of flash writes that differ by at most this factor count as equal.
 const WRITES_ALIKE: f64 = 1.02;
-/// Maximum number of touched sectors for which other sizes are simulated over the whole trace.
+/// Maximum number of touched sectors of a trace. For a trace with more, the results for other sizes
+/// come from the sample.
 const WHOLE_TOUCHES_MAX: u64 = 20_000_000;
 /// Maximum number of blocks of the cache that evicts nothing.
 const UNLIMITED_BLOCKS_MAX: u64 = 32 << 20;
-/// The coarse search uses this part of the trace's touched sectors, within these limits. The limits
-/// bound its time, because it simulates some hundred caches.
+/// The coarse search uses a part of the trace with 1/`COARSE_PART` of the trace's touched sectors,
+/// within the limits `COARSE_TOUCHES`. The limits bound the time of the search, which simulates
+/// some hundred caches.
 const COARSE_PART: u64 = 10;
 const COARSE_TOUCHES: (u64, u64) = (10_000, 100_000);
-/// Minimum number of requests in a sample of the coarse search. With fewer, it uses the start of
-/// the trace: all requests are to a few regions, and the sample has none or one of them. Large
-/// requests of the start touch up to `COARSE_START` times as many sectors as the sample.
+/// Minimum number of requests in a sample of the coarse search. If a sample has fewer, all requests
+/// of the trace go to a few regions, and the sample has none or one of these regions. The coarse
+/// search then uses the start of the trace, with up to `COARSE_START` times as many touched
+/// sectors.
 const COARSE_REQUESTS_MIN: usize = 1000;
 const COARSE_START: u64 = 4;
 /// Maximum number of caches that the coarse search simulates at the same time, which bounds its
@@ -54,13 +61,13 @@ const COARSE_START: u64 = 4;
 const COARSE_CACHES_MAX: usize = 128;
 /// Minimum size of a cache, bytes.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
-/// Maximum loss of hits by a *sparing* admission, which must write at most [`SPARING_PART`] as much
-/// to flash as the admission that it replaces.
+/// Maximum reduction of the hit ratio by a *sparing* admission. A sparing admission writes at most
+/// [`SPARING_PART`] as much to flash as the admission that it replaces.
 pub(super) const SPARING_LOSS: f64 = 2.0 * POINT;
 /// Maximum flash writes of a *sparing* admission, as a share of the flash writes of the admission
 /// that it replaces.
 pub(super) const SPARING_PART: f64 = 0.1;
-/// Admissions to try, which the daemon has.
+/// Admissions of the daemon that the advice tries.
 pub(super) const ADMISSIONS: [&str; 6] = [
     "always",
     "always+not-sequential:512K",
@@ -126,8 +133,9 @@ pub(super) struct Trials<'a, 'b> {
     held: &'a CollectedTrace,
     threads: usize,
     pub(super) reporter: &'a Reporter<'b>,
-    /// Results of all simulations so far on the sample, and on the whole trace if it is not the
-    /// sample. The stages of the search have many caches in common.
+    /// Results of all simulations so far on the sample. `on_whole` has the results on the whole
+    /// trace, unless the sample is the whole trace. The stages of the search reuse these results,
+    /// because they have many caches in common.
     on_sample: RefCell<Vec<Trial>>,
     on_whole: RefCell<Vec<Trial>>,
 }
@@ -169,8 +177,8 @@ impl<'a, 'b> Trials<'a, 'b> {
         self.run_new(&self.held.whole(), settings, known)
     }
 
-    /// Simulates a cache on the whole trace with another fill granularity than the other
-    /// simulations, which fill sectors.
+    /// Simulates a cache on the whole trace with this fill granularity. All other simulations fill
+    /// only the sectors of a miss.
     pub(super) fn filling(&self, setting: Setting, fill: Fill) -> Result<Trial> {
         let point = Point { fill, ..point(&setting, 1.0) };
         Ok(self.run_points(&self.held.whole(), &[setting], &[point])?.remove(0))
@@ -195,7 +203,7 @@ impl<'a, 'b> Trials<'a, 'b> {
             let results = self.run_on(sample, &new)?;
             known.borrow_mut().extend(results);
         }
-        Ok(settings.iter().map(|setting| find(setting).expect("all are known now")).collect())
+        Ok(settings.iter().map(|setting| find(setting).expect("all caches were simulated")).collect())
     }
 
     fn run_on(&self, sample: &Sample<'_>, settings: &[Setting]) -> Result<Vec<Trial>> {
@@ -292,7 +300,7 @@ pub(super) fn serving() -> impl Iterator<Item = PolicyKind> {
     PolicyKind::all().filter(|policy| policy.info().serves)
 }
 
-/// Returns the first choice, as the module documentation describes.
+/// Returns the first choice of the cache's properties, which the module documentation describes.
 pub(super) fn choose(trials: &Trials<'_, '_>, start: &Start, target: f64) -> Result<Setting> {
     let setting = choose_policy(trials, start, target, Admission::default())?;
     let setting = choose_block(trials, setting, start.block_bytes_max as u32)?;
@@ -354,24 +362,25 @@ pub(super) fn pick(trials: &[Trial], enough: f64) -> &Trial {
     let best = best(trials);
     let least_hits = (best - POINT).max(enough.min(best));
     let good: Vec<&Trial> = trials.iter().filter(|trial| trial.read_hit_ratio >= least_hits).collect();
-    let least = good.iter().map(|trial| trial.flash_write_bytes).min().expect("the best is good");
+    let least = good.iter().map(|trial| trial.flash_write_bytes).min().expect("the best trial qualifies");
     let alike = |trial: &&&Trial| trial.flash_write_bytes as f64 <= least as f64 * WRITES_ALIKE;
-    good.iter().find(alike).expect("the least is alike")
+    good.iter().find(alike).expect("the trial with the fewest writes qualifies")
 }
 
-/// Returns the cache with the largest block size that is as good as the best block size.
+/// Returns the cache with the largest block size whose results are as good as those of the best
+/// block size.
 fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32) -> Result<Setting> {
     let sizes = (12..=block_bytes_max.ilog2()).map(|shift| 1 << shift);
     let settings: Vec<Setting> = sizes.map(|block_bytes| Setting { block_bytes, ..setting }).collect();
     let results = trials.run(&settings)?;
     let least = best(&results) - POINT / 2.0;
     let good = results.iter().rfind(|trial| trial.read_hit_ratio >= least);
-    Ok(good.expect("the best is good").setting)
+    Ok(good.expect("the best trial qualifies").setting)
 }
 
 /// Returns the settings with the admission that [`sparing`] prefers.
 fn choose_admission(trials: &Trials<'_, '_>, setting: Setting) -> Result<Setting> {
-    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
+    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("the admissions are valid"));
     let results = trials.run(&admissions.map(|admission| Setting { admission, ..setting }))?;
     Ok(sparing(&results).setting)
 }
@@ -382,8 +391,9 @@ pub(super) fn sparing(trials: &[Trial]) -> &Trial {
     sparing_of(pick(trials, 0.0), trials.iter(), best(trials) - SPARING_LOSS)
 }
 
-/// Returns `picked`, or the trial with at least `least_hits` that writes least to flash, if its
-/// flash writes are at most [`SPARING_PART`] of those of `picked`.
+/// Returns the trial with the fewest flash writes among the sparing trials, or `picked` if there is
+/// no sparing trial. A sparing trial has a hit ratio of at least `least_hits`, and writes at most
+/// [`SPARING_PART`] as much to flash as `picked`.
 pub(super) fn sparing_of<'a>(
     picked: &'a Trial,
     trials: impl Iterator<Item = &'a Trial>,
@@ -395,8 +405,8 @@ pub(super) fn sparing_of<'a>(
     trials.filter(is_sparing).min_by_key(|trial| trial.flash_write_bytes).unwrap_or(picked)
 }
 
-/// Returns trials of the chosen cache in other sizes, smallest first, each with the policy that has
-/// the most hits there.
+/// Returns trials of the chosen cache in other sizes, smallest first. Each trial has the policy
+/// with the most hits at its size.
 pub(super) fn sizes(trials: &Trials<'_, '_>, cache: &Trial, knee_bytes: Option<u64>) -> Result<Vec<Trial>> {
     let setting = cache.setting;
     let parts = SIZES_SHOWN.map(|part| setting.cache_bytes as f64 * part);

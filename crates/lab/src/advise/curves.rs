@@ -13,9 +13,9 @@ use crate::jobs::run_all;
 use crate::mrc::{self, Mode};
 use hob_trace::Op;
 
-/// Maximum number of sectors in the blocks of one curve; larger block sizes are left out. Memory use
-/// grows with the number of sectors. Blocks of 256 KiB can have 64 times as many as the sample
-/// touches.
+/// Maximum number of sectors in the blocks of one curve; larger block sizes are left out. Memory
+/// use grows with the number of sectors. The blocks of a curve for 256 KiB can have 64 times as
+/// many sectors as the sample touches.
 const BLOCK_SECTORS_MAX: u64 = 32 << 20;
 /// Number of points of a curve in the report.
 const POINTS: u32 = 64;
@@ -61,8 +61,8 @@ pub(super) fn by_block_size<'a>(
     curves.into_iter().collect()
 }
 
-/// Returns the cache sizes of a curve in the report, in blocks. Each doubling of the size has the same
-/// number of points. The last size is the largest with any effect.
+/// Returns the cache sizes of a curve in the report, in blocks. Each doubling of the size has the
+/// same number of points. The last size is the size above which more blocks add no hits.
 pub(super) fn report_sizes(misses: &Curve) -> impl Iterator<Item = u64> + use<> {
     let end = misses.points().last().map_or(1, |point| point.blocks).max(1);
     let blocks = move |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
@@ -109,7 +109,7 @@ impl BlockCurve<'_> {
     }
 
     /// Returns the report of one block size, with the hit ratio at `cache_bytes`. If `cache_bytes`
-    /// is 0, the report has the hit ratio at the target's size.
+    /// is 0, the report has the hit ratio at the smallest size that reaches the target.
     pub(super) fn report(&self, target: f64, cache_bytes: u64) -> BlockSize {
         let target_bytes = self.size_for(target).filter(|_| self.best() > 0.0);
         let at = if cache_bytes == 0 { target_bytes.unwrap_or(0) } else { cache_bytes };
@@ -140,12 +140,12 @@ pub(super) fn start(curves: &[BlockCurve<'_>], target: f64) -> Option<Start> {
     let hits = |curve: &BlockCurve<'_>| curve.hit_ratio(cache_bytes);
     let best = curves.iter().map(hits).fold(0.0, f64::max);
     let as_good = curves.iter().filter(|curve| hits(curve) >= best - POINT / 2.0);
-    let block_bytes = as_good.map(|curve| curve.block_bytes).max().expect("the best is as good as the best");
+    let block_bytes = as_good.map(|curve| curve.block_bytes).max().expect("the best curve qualifies");
     let block_bytes_max = curves.iter().map(|curve| curve.block_bytes).max().expect("there are curves");
     Some(Start { block_bytes, cache_bytes, block_bytes_max })
 }
 
-/// Returns the savings of write-back, or `None` for a trace without writes.
+/// Returns how many writes to the backing write-back saves, or `None` for a trace without writes.
 pub(super) fn write_back(
     sample: &Sample<'_>,
     block_bytes: u64,

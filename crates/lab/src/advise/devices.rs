@@ -164,8 +164,8 @@ impl FromStr for Flash {
 /// Write endurance of the flash.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Endurance {
-    /// Drive writes per day, for five years. For a cache that uses a part of a device, the size is
-    /// the cache's size.
+    /// Drive writes per day, for five years. One drive write is a write of as many bytes as the
+    /// cache has, even if the cache uses only a part of the device.
     DriveWritesPerDay(f64),
     /// Total number of terabytes (10¹² bytes) that may be written.
     TerabytesWritten(f64),

@@ -1,18 +1,18 @@
 //! Input of the advice: the trace's requests in memory in one address space, and a sample of the
 //! requests.
 //!
-//! Requests stay in memory because they are used many times. A trace with too many requests is
-//! truncated, and the advice says so. If a trace has several disks or addresses beyond 4 TiB, the
-//! touched chunks of 1 MiB are renumbered without gaps, in order. Renumbering does not affect
-//! caches, but it shortens seeks of the backing.
+//! Requests stay in memory because they are used many times. If the trace has too many requests,
+//! the advice uses only the first ones and says so. If a trace has several disks or addresses
+//! beyond 4 TiB, the touched chunks of 1 MiB are renumbered without gaps, in order. Renumbering
+//! does not affect caches, but it shortens seeks of the backing.
 //!
 //! The *sample* consists of 256 KiB regions, chosen by a hash of the region's position. The
 //! sampling method is spatially hashed sampling (Waldspurger et al., "Efficient MRC construction
 //! with SHARDS", USENIX FAST 2015). A request inside one region is sampled completely or not at
 //! all. So sampling splits no request into a hit and a miss, at any block size up to 256 KiB. A
-//! cache that is smaller by the sampling rate represents the real cache. Hot regions may give the
-//! sample more or fewer requests than its rate suggests. As in SHARDS-adj, the difference is
-//! counted as hits.
+//! cache that is smaller by the sampling rate represents the real cache. If the sample by chance
+//! has too many or too few hot regions, its number of reads differs from the number that the
+//! sampling rate suggests. As in SHARDS-adj, the advice counts the difference as hits.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -28,7 +28,8 @@ use hob_trace::{Op, Record};
 
 /// Traces with addresses above this number of bytes are renumbered.
 const SPAN_BYTES_MAX: u64 = 4 << 40;
-/// Base-2 logarithm of the chunk size. Chunks stay whole and are larger than any block.
+/// Base-2 logarithm of the chunk size. Renumbering moves whole chunks, and a chunk is at least as
+/// large as any block.
 const CHUNK_SHIFT: u32 = 20;
 /// Size of a sampled region, bytes. The advice considers block sizes up to this size.
 pub(super) const REGION_BYTES: u64 = 256 << 10;
@@ -144,7 +145,7 @@ fn move_together(records: &mut [Record]) -> Result<()> {
 #[derive(Clone, Debug)]
 pub(super) struct Sample<'a> {
     pub(super) records: Cow<'a, [Record]>,
-    /// Sampling rate of regions; 1 for the whole trace.
+    /// Share of the regions that the sample has; 1 for the whole trace.
     pub(super) rate: f64,
     /// Number of reads in the sample, divided by the number expected from the rate.
     pub(super) correction: f64,
@@ -193,8 +194,8 @@ impl CollectedTrace {
 }
 
 /// Returns how many of the first requests touch at most `touches_max` sectors together. Only reads
-/// and writes touch sectors. Requests count as aligned to sectors, and as at most
-/// [`REQUEST_BYTES_MAX`] bytes long.
+/// and writes touch sectors. The function treats each request as aligned to sectors, and a request
+/// longer than [`REQUEST_BYTES_MAX`] as a request of this length.
 pub(super) fn count_touching<'a>(records: impl Iterator<Item = &'a Record>, touches_max: u64) -> usize {
     let mut touches = 0;
     let fits = |record: &&Record| {

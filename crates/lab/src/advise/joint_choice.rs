@@ -1,20 +1,21 @@
-//! Chooses block size, policy, admission and size together, by the flash that they take and the
-//! latency that they give.
+//! Chooses block size, policy, admission and size of the cache together. The choice depends on the
+//! amount of flash that a cache takes and on the latency that it gives.
 //!
-//! The search has three stages, each with fewer caches and more of the trace:
+//! The search has three stages. Each stage simulates fewer caches, on a larger part of the trace,
+//! than the stage before:
 //!
 //! 1. A coarse grid simulates all combinations of policy, admission, block size and a few sizes on a
 //!    small part of the trace.
-//! 2. The best few combinations are simulated on the sample with more sizes, together with the cache
-//!    that `candidates.rs` found property by property. For each combination, the smallest size that
-//!    reaches the target counts.
+//! 2. The best few combinations are simulated on the sample with more sizes, together with the
+//!    cache that `candidates.rs` found property by property. For each combination, only the
+//!    smallest size that reaches the target is compared.
 //! 3. The finalists, which take the least flash for five years, are simulated over the whole trace
 //!    and replayed in virtual time. The finalist with the smallest product of flash and mean latency
 //!    wins (`mod.rs` has the replays). Write-back is tried with all finalists too (see `mode.rs`).
 //!
-//! Worn-out flash is replaced, so many flash writes take more flash than the cache's size. At the
-//! end, each property of the winner is compared with its alternatives while the other properties
-//! stay unchanged. This gives the runners-up.
+//! Worn-out flash must be replaced, so a cache with many flash writes takes more flash than its
+//! size. At the end, each property of the winner is compared with its alternatives while the other
+//! properties stay unchanged. The best alternatives are the runners-up of the report.
 
 use anyhow::Result;
 use hob_engine::admission::Admission;
@@ -30,17 +31,18 @@ use super::{POINT, latency};
 const SIZES: [f64; 4] = [0.6, 0.8, 1.0, 1.25];
 /// Sizes to try between a size that is too small and a sufficient one.
 const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
-/// Number of times to narrow the smallest sufficient size.
+/// Number of times that the search divides the interval between the largest insufficient and the
+/// smallest sufficient size.
 const NARROWED: u32 = 2;
 /// Sizes of the coarse grid, relative to the size of the first choice.
 const COARSE_SIZES: [f64; 2] = [0.6, 1.0];
 /// Block sizes of the coarse grid, bytes.
 const COARSE_BLOCKS: [u32; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
-/// A combination of the coarse grid may miss the target by this much: a small part of the trace has
-/// larger errors than the sample.
+/// Maximum difference by which a combination of the coarse grid may miss the target hit ratio. The
+/// coarse grid uses a small part of the trace, whose errors are larger than those of the sample.
 const COARSE_LOSS: f64 = 2.0 * POINT;
-/// Number of combinations of the coarse grid that are kept because they take little flash, and
-/// number that are kept for their hits.
+/// Number of combinations of the coarse grid that are kept because they take the least flash.
+/// `KEPT_FOR_HITS` is the number of those that are kept because they have the most hits.
 const KEPT_FOR_FLASH: usize = 8;
 const KEPT_FOR_HITS: usize = 3;
 /// Number of combinations that are simulated over the whole trace.
@@ -65,14 +67,14 @@ impl Costs {
         Costs { endurance, days: seconds.map_or(1.0, |seconds| seconds / 86_400.0) }
     }
 
-    /// Returns the flash that the cache takes for five years, bytes: its size, and as much again
-    /// each time that its writes wear out flash of its size.
+    /// Returns the flash that the cache takes for five years, bytes: the size of the cache, plus
+    /// this size again each time that the cache's writes wear out the flash.
     pub(super) fn flash_bytes(&self, trial: &Trial) -> f64 {
         self.flash_bytes_of(trial.setting.cache_bytes, trial.flash_write_bytes as f64)
     }
 
-    /// Returns the flash that a cache of this size takes for five years, if this many bytes are
-    /// written to it during the trace, bytes.
+    /// Returns the flash that a cache of `size` bytes takes for five years, bytes.
+    /// `flash_write_bytes` is the number of bytes written to the cache during the trace.
     pub(super) fn flash_bytes_of(&self, size: u64, flash_write_bytes: f64) -> f64 {
         let years = WARRANTY_YEARS * DAYS_A_YEAR;
         let written = flash_write_bytes / self.days * years;
@@ -170,7 +172,7 @@ fn combinations(
 /// Returns the coarse grid: all combinations of policy, admission and block size, each with all
 /// sizes, smallest first.
 fn grid(first: Setting, block_bytes_max: u32) -> Vec<Setting> {
-    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
+    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("the admissions are valid"));
     let mut settings = Vec::new();
     for policy in serving() {
         for admission in admissions {
@@ -203,8 +205,9 @@ fn best_of_grid(results: &[Trial], costs: &Costs, target: f64) -> Vec<Setting> {
 }
 
 /// Returns the index of the best finalist, from their results over the whole trace and their mean
-/// latencies. The first one stays the best unless another one has a clearly smaller product of
-/// flash and latency. A finalist that writes ten times as much as the first one is no alternative.
+/// latencies. The first finalist stays the best unless another finalist has a clearly smaller
+/// product of flash and latency. A finalist that writes ten times as much as the first one is not
+/// considered.
 pub(super) fn best_finalist(finalists: &[(Trial, u64)], costs: &Costs) -> usize {
     let value = |(trial, mean_ns): &(Trial, u64)| costs.flash_bytes(trial) * (*mean_ns).max(1) as f64;
     let (first, first_value) = (&finalists[0].0, value(&finalists[0]));
@@ -232,7 +235,8 @@ fn cheapest<'a>(candidates: &[&'a Trial], costs: &Costs) -> Option<&'a Trial> {
         .min_by_key(|trial| trial.memory_bytes)
 }
 
-/// Returns the smallest size of the chosen cache that reaches `enough`, between the tried sizes.
+/// Tries sizes of the chosen cache between the sizes tried so far. Returns the cache with the
+/// smallest size whose hit ratio reaches `enough`.
 fn narrowed(trials: &Trials<'_, '_>, chosen: &Trial, enough: f64, sizes: &[u64]) -> Result<Setting> {
     let mut setting = chosen.setting;
     let smaller = sizes.iter().rfind(|size| **size < setting.cache_bytes);
@@ -262,7 +266,7 @@ fn narrowed(trials: &Trials<'_, '_>, chosen: &Trial, enough: f64, sizes: &[u64])
 /// fewer writes than an alternative is replaced by the alternative.
 pub(super) fn around(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32) -> Result<Around> {
     let mut setting = setting;
-    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
+    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("the admissions are valid"));
     for change in 0.. {
         let blocks = (12..=block_bytes_max.ilog2()).map(|shift| 1 << shift);
         let policies: Vec<PolicyKind> = serving().collect();
@@ -270,7 +274,8 @@ pub(super) fn around(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max:
             .chain(admissions.map(|admission| Setting { admission, ..setting }))
             .chain(blocks.map(|block_bytes| Setting { block_bytes, ..setting }));
         let mut results = trials.run(&settings.collect::<Vec<_>>())?;
-        let own = results.iter().find(|trial| trial.setting == setting).expect("it is one of them").clone();
+        let own =
+            results.iter().find(|trial| trial.setting == setting).expect("the setting was tried").clone();
         let better = results.iter().filter(|trial| dominates(trial, &own));
         let better = better.max_by(|a, b| a.read_hit_ratio.total_cmp(&b.read_hit_ratio));
         if let Some(better) = better.filter(|_| change < CHANGES_MAX) {
@@ -293,8 +298,8 @@ fn dominates(trial: &Trial, own: &Trial) -> bool {
     (hits >= 0.0 && writes < own_writes * 0.9) || (hits > POINT && writes <= own_writes)
 }
 
-/// Returns the best other value of a property: of the values whose hit ratios are within a point of
-/// the best one, the value with the fewest flash writes.
+/// Returns the best alternative value of a property. Among the alternatives whose hit ratios are
+/// within one point of the best alternative, the value with the fewest flash writes wins.
 pub(super) fn runner_up<'a>(chosen: &Trial, trials: &'a [Trial]) -> Option<&'a Trial> {
     let others: Vec<Trial> = trials.iter().filter(|trial| trial.setting != chosen.setting).cloned().collect();
     let picked = (!others.is_empty()).then(|| candidates::pick(&others, 0.0).setting)?;

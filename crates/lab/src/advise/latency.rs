@@ -6,8 +6,8 @@
 //! expected latency is the mean of both, weighted with the hit ratio over the whole trace.
 //!
 //! Requests arrive at their times in the trace. Requests are sent one at a time if the trace has no
-//! times, if its times are evenly spaced, or if the backing is too slow for the trace. The result
-//! then has service times but no queueing times.
+//! times, if its times are evenly spaced, or if the backing is too slow for the trace. The
+//! resulting latencies then do not include queueing times.
 
 use anyhow::{Result, anyhow};
 use hob_engine::REQUEST_BYTES_MAX;
@@ -22,20 +22,22 @@ use super::{Options, Trial, mode};
 use crate::generate::run::ask;
 use hob_trace::Record;
 
-/// Maximum number of measured requests, and of the sectors that they touch. The engine handles each
-/// sector, so large requests take as much time as many small ones.
+/// Maximum number of measured requests, and maximum number of sectors that they touch. The
+/// simulation time depends on the number of sectors, so a large request takes as much time as many
+/// small ones.
 const WINDOW_MAX: (usize, u64) = (50_000, 400_000);
-/// Maximum number of requests that warm the cache before the measured ones, and of their sectors.
+/// Maximum number of requests that warm the cache before the measurement, and maximum number of
+/// sectors that they touch.
 const WARM_MAX: (usize, u64) = (150_000, 1_200_000);
-/// The backing counts as overloaded if reads at the trace's times take this many times longer than
-/// reads sent one at a time, and if the requests, sent one at a time, take longer than in the
-/// trace.
+/// Latency factor of an overloaded backing. A backing counts as overloaded if two conditions hold.
+/// Reads at the trace's times take more than this many times as long as reads sent one at a time.
+/// All requests together, sent one at a time, take longer than in the trace.
 const OVERLOAD: f64 = 10.0;
 /// Minimum variation of the times between requests (standard deviation divided by mean) for
 /// latencies at the trace's times. If the variation is smaller, the requests are evenly spaced.
 const VARIATION_MIN: f64 = 0.01;
-/// If requests are evenly spaced by one unit of time, the times are taken for request numbers, and
-/// the trace counts as one without times. Nanoseconds.
+/// Intervals that indicate request numbers instead of times, nanoseconds. If all requests of a
+/// trace are one of these intervals apart, the trace counts as a trace without times.
 const UNITS_NS: [u64; 4] = [1, 1_000, 1_000_000, 1_000_000_000];
 
 /// Arrival times of the measured requests.
@@ -156,7 +158,7 @@ fn mean((count, sum): (u64, u64)) -> Option<f64> {
     (count > 0).then(|| sum as f64 / count as f64)
 }
 
-/// Latencies without a cache, with the arrival times that suit trace and backing.
+/// Latencies without a cache, and the arrival times with which they were measured.
 pub(super) struct Uncached {
     sums: Sums,
     pub(super) timing: Timing,

@@ -24,7 +24,8 @@ use crate::picture::Unit;
 /// If more than this share of the recent reads are first reads of their data, the cache is still
 /// warming up.
 const FIRST_SHARE_WARM: f64 = 0.05;
-/// Observation time after which reads of new data count as part of the steady load, seconds.
+/// Observation time after which first reads of data no longer count as a sign of a warm-up,
+/// seconds.
 const SETTLED_S: f64 = DAY_S;
 /// Maximum difference between the hit ratios of the present cache and of a smaller recommended one,
 /// if the user gave no target.
@@ -34,12 +35,13 @@ const READS_TELLING: u64 = 10_000;
 /// Minimum duration of measurements for an estimate of daily writes, seconds.
 const SECONDS_TELLING: f64 = 60.0;
 const DAY_S: f64 = 86_400.0;
-/// Relative difference from the recommended size below which the present cache size counts as
-/// right.
+/// Maximum relative difference between the present cache size and the recommended size at which the
+/// present size counts as right.
 const NEAR: f64 = 0.1;
 /// Sizes to show, relative to the recommended size.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
-/// The advice mentions a cache whose hit ratio is this much below the expected one.
+/// Minimum difference between the expected and the measured hit ratio of the present cache for
+/// which the advice has a remark.
 const FALLS_SHORT: f64 = 0.1;
 
 /// Measurements of a disk in service.
@@ -51,13 +53,13 @@ pub struct Live {
     pub elapsed_ns: u64,
     /// Number of the disk's reads.
     pub reads: u64,
-    /// Total length of these reads, bytes.
+    /// Total length of the disk's reads, bytes.
     pub read_bytes: u64,
     /// Share of the reads that flash or memory served.
     pub read_hit_ratio: f64,
     /// Number of the disk's writes.
     pub writes: u64,
-    /// Total length of these writes, bytes.
+    /// Total length of the disk's writes, bytes.
     pub write_bytes: u64,
     /// Measurements of the recent reads.
     pub recent: LiveRecent,
@@ -82,8 +84,8 @@ pub struct LiveRecent {
     pub read_bytes: u64,
     /// Total length of the writes since the first of the recent reads, bytes.
     pub write_bytes: u64,
-    /// Number of reads in the latest complete interval of at least a minute; 0 before its end. The
-    /// recent reads can be older.
+    /// Number of reads in the latest complete interval of at least a minute; 0 until the first such
+    /// interval ends. The recent reads can be older.
     pub latest_reads: u64,
     /// Share of the latest reads that flash or memory served.
     pub latest_hit_ratio: f64,
@@ -143,14 +145,15 @@ pub struct LiveOptions {
 pub struct LiveAdvice {
     /// Name of the disk.
     pub disk: String,
-    /// Judgement whether a cache is worthwhile for the disk.
+    /// Tells whether a cache is worthwhile for the disk.
     pub verdict: Verdict,
     /// Confidence in the advice.
     pub confidence: Confidence,
     /// The confidence and its reason in one or more sentences.
     pub confidence_reason: String,
     /// Time until there is enough data for good confidence, at the present rate of reads,
-    /// nanoseconds; `None` if there is enough, or if the time is unknown because nothing was read.
+    /// nanoseconds. `None` if there is enough data, or if the time is unknown because nothing was
+    /// read.
     pub data_missing_ns: Option<u64>,
     /// The advice in one or two sentences.
     pub summary: String,
@@ -283,8 +286,8 @@ impl Live {
 }
 
 impl LiveRecent {
-    /// Returns true if the cache served nearly all of the latest reads. Its warm-up has ended,
-    /// although the recent reads may have first reads of that time.
+    /// Returns true if the cache served nearly all of the latest reads. In this case the warm-up of
+    /// the cache has ended, even if the recent reads include first reads from the warm-up.
     fn fits(&self) -> bool {
         self.latest_reads > 0 && self.latest_hit_ratio >= 1.0 - FIRST_SHARE_WARM
     }
@@ -370,8 +373,8 @@ pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
 }
 
 /// Returns the best block size and the smallest cache size that reaches the target. The best block
-/// size is the largest one whose hit ratio at this cache size is at most half a percentage point
-/// below the highest.
+/// size is the largest block size whose hit ratio at this cache size is at most half a percentage
+/// point below the highest hit ratio.
 fn choose<'a>(disk: &'a Live, target: &Target) -> Option<(&'a LiveCurve, u64)> {
     let sizes = disk.block_sizes.iter().filter_map(|curve| curve.size_for(target.read_hit_ratio));
     let cache_bytes = rounded(sizes.min()? as f64);
@@ -414,8 +417,8 @@ fn footprint(disk: &Live) -> u64 {
     disk.block_sizes.first().map_or(1, |curve| curve.footprint_bytes.max(1))
 }
 
-/// Returns the wear of the cache that the disk has if the user follows the advice. Without a
-/// change, this is the present cache with its measured misses.
+/// Returns the wear of the flash if the user follows the advice. If the advice is to change
+/// nothing, the wear is computed from the measured misses of the present cache.
 fn wear(disk: &Live, options: &LiveOptions, advice: &LiveAdvice, curve: &LiveCurve) -> Option<Wear> {
     let LiveRecent { reads, read_hit_ratio, first_share, read_bytes, write_bytes, .. } = disk.recent;
     let seconds = disk.elapsed_ns as f64 / 1e9;
@@ -504,7 +507,7 @@ fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
     let (name, size) = (&disk.disk, bytes(own.cache_bytes));
     if advice.confidence != Confidence::Steady {
         advice.summary = format!(
-            "Leave the cache of {name} at {size} for now: it is not known yet whether a smaller one would do."
+            "Leave the cache of {name} at {size} for now: hob does not know yet whether a smaller cache is sufficient."
         );
         return true;
     }
@@ -515,7 +518,7 @@ fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
     if loss <= SHRINK_LOSS_MAX {
         return false;
     }
-    // Smallest cache with nearly the hit ratio of the present cache.
+    // Size of the smallest cache whose hit ratio is nearly that of the present cache.
     let same = curve.size_for(hits - SHRINK_LOSS_MAX).map_or(own.cache_bytes, |same| rounded(same as f64));
     if own.cache_bytes as f64 > same as f64 * (1.0 + NEAR) {
         advice.summary = format!(
@@ -527,8 +530,8 @@ fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
         return true;
     }
     advice.summary = format!(
-        "Leave the cache of {name} at {size}: with {} it would lose {} of its reads to the backing. Give \
-         --target-hit to say which share is enough.",
+        "Leave the cache of {name} at {size}: with {}, {} more of its reads would go to the backing. Set the \
+         sufficient share of hits with --target-hit.",
         bytes(cache.cache_bytes),
         percent(loss),
     );
@@ -561,7 +564,7 @@ fn push_why(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
     push_block(advice, disk, cache);
     if let Some(wear) = &advice.wear {
         let sentence = format!(
-            "Flash: about {} written a day, {:.1} times the cache's size; room of its size rated for {} lasts {}.",
+            "Flash: about {} written a day, {:.1} times the cache's size. Flash of this size with a rating of {} lasts {}.",
             bytes(wear.flash_write_bytes_per_day as u64),
             wear.cache_writes_per_day,
             wear.endurance,
@@ -590,7 +593,7 @@ fn push_block(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) 
     advice.why.push(sentence);
     match at(own) {
         None => advice.caveats.push(format!(
-            "Blocks of {}, which the cache has, are not followed; figures are those of {}.",
+            "Blocks of {}, which the cache has, are not measured; the figures are for blocks of {}.",
             bytes(own),
             bytes(cache.block_bytes),
         )),
@@ -612,10 +615,10 @@ fn refuse(advice: &mut LiveAdvice, disk: &Live) {
     advice.summary = if disk.reads == 0 {
         format!("There is nothing to advise on: nothing was read from {name} since counting began.")
     } else if best == 0.0 {
-        format!("A cache does not help {name} so far: nothing it reads was read or written before.")
+        format!("A cache does not help {name} so far: it reads no data that it has read or written before.")
     } else {
         format!(
-            "A cache does not help {name} so far: only {} of its reads ask for what was read or written before.",
+            "A cache does not help {name} so far: only {} of its reads ask for data that was read or written before.",
             percent(best)
         )
     };
@@ -626,16 +629,16 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
     let mut say = |sentence: String| advice.caveats.push(sentence);
     if let Some(asked) = options.target_hit.filter(|asked| *asked > best + POINT / 2.0) {
         say(format!(
-            "No size reaches the {} you asked for: {} of the reads ask for data requested before, and the others are \
-             first ones.",
+            "No size reaches the {} you asked for: {} of the reads ask for data requested before, and the others \
+             are first reads of their data.",
             percent(asked),
             percent(best)
         ));
     }
     if let Some((hits, which)) = disk.served_most().filter(|(hits, _)| *hits > best + POINT / 2.0) {
         say(format!(
-            "{} of {which} were served from flash or memory. The {} are of all reads since counting began, and a first \
-             read of data is a miss there, also if the cache had the data.",
+            "{} of {which} were served from flash or memory. The {} are of all reads since counting began, and count \
+             each first read of data as a miss, even if the cache had the data.",
             percent(hits),
             percent(best)
         ));
@@ -645,8 +648,8 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
         let expected = curve.map_or(0.0, |curve| curve.hit_ratio(own.cache_bytes));
         if disk.reads >= READS_TELLING && disk.read_hit_ratio < expected - FALLS_SHORT {
             say(format!(
-                "The cache serves {} where LRU of its size would serve {}: it was smaller, empty or off for some of the \
-                 time, or its policy ({}) or admission do not suit the load; 'hob explain {}' tells more.",
+                "The cache serves {} where LRU of its size would serve {}. The cache was smaller, empty or off for \
+                 some of the time, or its policy ({}) or admission does not suit the load. 'hob explain {}' tells more.",
                 percent(disk.read_hit_ratio),
                 percent(expected),
                 own.policy,
@@ -657,11 +660,13 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
     let seconds = disk.elapsed_ns as f64 / 1e9;
     if seconds < DAY_S {
         let time = Unit::Seconds.text(seconds);
-        say(format!("This was learnt in {time}: what comes again only after longer counts as new."));
+        say(format!(
+            "This was learnt in {time}: data that is read again only after a longer time counts as new."
+        ));
     }
     if advice.verdict == Verdict::Cache && best < 0.5 {
         advice.caveats.push(format!(
-            "{} of the reads are first ones; after a longer time they may turn out to return.",
+            "{} of the reads are first reads of their data; after a longer time this data may be read again.",
             percent(1.0 - best)
         ));
     }
@@ -671,8 +676,8 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
         advice.caveats.push(format!("The curves are estimated from {part} of the blocks (4 KiB ones)."));
     }
     advice.caveats.push(
-        "Live figures are of LRU, with a read counted once for each block it touches. Policies, admission, latencies, what \
-         writing back saves and blocks above 64 KiB take the requests themselves: 'hob record', then 'hob lab advise'."
+        "These figures assume LRU, and count a read once for each block that it touches. Advice on policies, \
+         admission, latencies, write-back and blocks above 64 KiB needs a trace: run 'hob record', then 'hob lab advise'."
             .to_owned(),
     );
 }

@@ -3,13 +3,14 @@
 //! Each stage uses the results of the previous stage:
 //!
 //! 1. the profile of the trace, and a sample if the trace is large (see `input.rs`);
-//! 2. LRU miss-ratio curves for each block size, which give attainable hits, the knee and the size
-//!    for the target;
-//! 3. simulations of the daemon's policies, of block sizes and of admissions around that size, one
-//!    property at a time (see `candidates.rs`) and then all together (see `joint_choice.rs`);
-//! 4. exact simulations of the finalists over the whole trace, and a part of the trace in virtual
-//!    time with models of backing and flash. Hits, flash writes and mean latency select the cache,
-//!    and latency and wear select the write mode (see `mode.rs`);
+//! 2. LRU miss-ratio curves for each block size. The curves give the highest possible hit ratio,
+//!    the knee, and the size that reaches the target;
+//! 3. simulations of caches near this size with the daemon's policies, block sizes and admissions.
+//!    The properties are varied one at a time (see `candidates.rs`) and then together (see
+//!    `joint_choice.rs`);
+//! 4. exact simulations of the best caches (the finalists) over the whole trace, and replays of a
+//!    part of the trace in virtual time with models of backing and flash. Hits, flash writes and
+//!    mean latency select the cache, and latency and wear select the write mode (see `mode.rs`);
 //! 5. simulations of alternatives to the chosen cache, for comparison.
 //!
 //! If a cache does not help, the advice says so. The same trace and options give the same advice.
@@ -99,7 +100,7 @@ impl Default for Options {
     }
 }
 
-/// Whether a cache is worthwhile.
+/// Answer to the question whether a cache is worthwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -115,7 +116,7 @@ pub enum Verdict {
 pub struct Advice {
     /// Name of the trace.
     pub trace: String,
-    /// Whether a cache is worthwhile.
+    /// Answer to the question whether a cache is worthwhile.
     pub verdict: Verdict,
     /// The advice in one or two sentences.
     pub summary: String,
@@ -147,12 +148,13 @@ pub struct Advice {
     /// The recommended write-through cache with the fill granularity of its preset. All other
     /// results are results of caches that fill only the sectors of a miss.
     pub preset_fill: Option<Trial>,
-    /// A write-through cache of the recommended size and block size with the policy and admission of
-    /// the presets, which choose while the cache serves.
+    /// A write-through cache of the recommended size and block size with the policy and admission
+    /// of the presets. These settings let the daemon choose policy and admission while it serves
+    /// the cache.
     pub preset_choice: Option<Trial>,
     /// Write-back compared with write-through; `None` if hardly anything is written.
     pub mode: Option<ModeChoice>,
-    /// Savings of a write-back cache.
+    /// Writes to the backing that a write-back cache saves.
     pub write_back: Option<WriteBack>,
     /// Expected latencies.
     pub latency: Option<Latency>,
@@ -171,7 +173,8 @@ pub struct Recommendation {
     /// Recommended cache and its results for the whole trace.
     #[serde(flatten)]
     pub cache: Trial,
-    /// The best cache with write-through, which the alternatives are compared with.
+    /// The best cache with write-through. The alternatives in the report are compared with this
+    /// cache.
     pub write_through: Trial,
     /// Preset from which the recommended configuration starts.
     pub preset: &'static str,
@@ -225,7 +228,7 @@ pub struct BlockSize {
     /// Hit ratio of reads at the recommended cache size. Without a recommendation, the size is the
     /// target's size.
     pub read_hit_ratio: f64,
-    /// Curve of cache sizes and read hit ratios.
+    /// Points of the curve: cache sizes with their read hit ratios.
     pub curve: Vec<SizePoint>,
 }
 
@@ -397,8 +400,8 @@ fn finalists(
     Ok(finalists)
 }
 
-/// Returns the finalist that takes the least flash, of those that differ from the chosen cache in
-/// more than their size.
+/// Among the finalists that differ from the chosen cache in more than their size, returns the one
+/// that takes the least flash.
 fn second_choice(finalists: &[(Trial, u64)], chosen: &Setting, costs: &Costs) -> Option<RunnerUp> {
     let others =
         finalists.iter().filter(|(trial, _)| !joint_choice::is_same_combination(&trial.setting, chosen));
@@ -412,8 +415,8 @@ fn second_choice(finalists: &[(Trial, u64)], chosen: &Setting, costs: &Costs) ->
     })
 }
 
-/// Returns the caches to try with write-back: the chosen one, and all finalists with an admission
-/// that takes all writes.
+/// Returns the caches to try with write-back: the chosen cache, and the chosen cache and all
+/// finalists with an admission that accepts all writes.
 fn with_write_back(
     trials: &Trials<'_, '_>,
     chosen: &Trial,

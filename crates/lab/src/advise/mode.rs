@@ -2,11 +2,12 @@
 //! flash.
 //!
 //! The same requests are replayed in virtual time with both modes. Write-back is tried with several
-//! caches, because the best cache with write-through is not always the best one with write-back: an
-//! admission that refuses new data sends writes to the backing. Write-back keeps two copies of
-//! dirty data, as the preset `auto` does, because the only copy on a lost device is lost data.
-//! Write-back is chosen only if the gain is large: dirty data is not on the backing until it is
-//! destaged, so backups, snapshots and other hosts must not read the backing without hob.
+//! caches, because the best cache with write-through is not always the best one with write-back.
+//! With write-back, an admission that refuses new data sends writes to the backing. The write-back
+//! caches keep two copies of dirty data, as the preset `auto` does, so that the loss of one device
+//! loses no data. Write-back is chosen only if the gain is large, because dirty data is not on the
+//! backing until it is destaged. Backups, snapshots and other hosts must then not read the backing
+//! without hob.
 
 use anyhow::Result;
 use hob_engine::policy::PolicyKind;
@@ -21,10 +22,11 @@ use super::latency::{self, Means, Timing};
 use super::reporter::Reporter;
 use super::{Options, Wear};
 
-/// Write-back is chosen if it reduces the mean latency of all requests at least to this part.
+/// Write-back is chosen if its mean latency of all requests is at most this share of the latency
+/// with write-through.
 const GAIN_MIN: f64 = 0.7;
-/// Write-back caches whose mean latency is at most this factor above the lowest count as equally
-/// fast. The one that takes the least flash wins.
+/// Write-back caches whose mean latency is at most this many times the lowest mean latency count as
+/// equally fast. Of these caches, the one that takes the least flash wins.
 const ALIKE: f64 = 1.1;
 /// Write-back is considered only if at least this share of the requests are writes.
 const WRITES_MIN: f64 = 0.05;
@@ -72,7 +74,7 @@ pub(super) fn has_writes(held: &CollectedTrace) -> bool {
     profile.writes as f64 / (profile.reads + profile.writes) as f64 >= WRITES_MIN
 }
 
-/// A cache in mode write-back.
+/// Results of one cache in write-back mode.
 struct Back<'a> {
     trial: &'a Trial,
     mean_ns: u64,
@@ -80,12 +82,12 @@ struct Back<'a> {
     flash_writes: Option<f64>,
     /// Number of bytes written to flash in the replayed part of the trace.
     flash_write_bytes: u64,
-    /// Flash that it takes for five years, bytes.
+    /// Flash that the cache takes for five years, bytes.
     flash_bytes: f64,
     wear: Option<Wear>,
 }
 
-/// The best cache with write-through, its means, and the timing of its replay.
+/// The best cache with write-through, its mean latencies, and the arrival times of its replay.
 pub(super) type Through<'a> = (&'a Trial, &'a Means, Timing);
 
 /// Compares write-back with write-through. `caches` are the caches to try with write-back, at least
@@ -150,11 +152,12 @@ fn is_worn(through: Option<&Wear>, back: Option<&Wear>) -> bool {
     back.is_some_and(|back| !lasts(back)) && through.is_some_and(lasts)
 }
 
-/// Returns the cache that takes the least flash of those that are about as fast as the fastest.
+/// Among the caches that are about as fast as the fastest one, returns the cache that takes the
+/// least flash.
 fn best<'a, 'b>(tried: &[&'a Back<'b>]) -> &'a Back<'b> {
     let fastest = tried.iter().map(|back| back.mean_ns).min().expect("at least one was tried");
     let alike = tried.iter().copied().filter(|back| back.mean_ns as f64 <= fastest as f64 * ALIKE);
-    alike.min_by(|a, b| a.flash_bytes.total_cmp(&b.flash_bytes)).expect("the fastest is alike")
+    alike.min_by(|a, b| a.flash_bytes.total_cmp(&b.flash_bytes)).expect("the fastest cache qualifies")
 }
 
 #[cfg(test)]

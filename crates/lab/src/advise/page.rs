@@ -15,7 +15,7 @@ pub fn page(advice: &Advice, made_by: &str) -> String {
     }
     if !advice.command.is_empty() {
         let section = Section::new("What to do")
-            .paragraph("Put in the names of the disk and of a pool with that much room:")
+            .paragraph("Replace DISK and POOL by the names of the disk and of a pool with enough space:")
             .command(&advice.command);
         page = page.section(section);
     }
@@ -91,7 +91,8 @@ fn size_section(advice: &Advice) -> Section {
         chart = chart.marker(Marker::X(size as f64, format!("advised {}", bytes(size))));
         chart = chart.marker(Marker::Y(advice.target.read_hit_ratio, "aim".to_owned()));
     }
-    let caption = "What LRU caches of each size would have served, in one pass over the trace.";
+    let caption =
+        "Share of the reads that an LRU cache of each size would have served, from one pass over the trace.";
     let section = Section::new("Size").figure(Figure::new(curves(&chart), caption));
     if advice.sizes.is_empty() {
         return section;
@@ -173,7 +174,7 @@ fn policy_section(advice: &Advice) -> Section {
         [vec![Cell::text(info.name)], figures(trial), vec![Cell::text(info.summary)]].concat()
     });
     Section::new("Policy")
-        .figure(Figure::new(bars(&chart), "Simulated with the decisions the daemon makes."))
+        .figure(Figure::new(bars(&chart), "Simulated with the daemon's own code."))
         .table(rows.fold(Table::new(heads).caption("Policies that the daemon has").copyable(), Table::row))
 }
 
@@ -188,7 +189,7 @@ fn admission_section(advice: &Advice) -> Section {
         ]
         .concat()
     });
-    Section::new("Admission").paragraph("What may come in decides how much is written to flash.").table(
+    Section::new("Admission").paragraph("The admission decides how much data is written to flash.").table(
         rows.fold(
             Table::new(heads).caption("The advised cache with other admissions").copyable(),
             Table::row,

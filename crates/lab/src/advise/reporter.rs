@@ -30,7 +30,8 @@ impl<'a> Reporter<'a> {
         }
     }
 
-    /// Starts a stage that takes the work from the first of these shares to the second.
+    /// Starts a stage. `shares` are the completed shares of all work at the start and at the end of
+    /// the stage.
     pub(super) fn start(&self, stage: &'static str, shares: (f64, f64)) -> Result<()> {
         self.stage.set(stage);
         self.shares.set(shares);
@@ -48,8 +49,8 @@ impl<'a> Reporter<'a> {
         !self.is_stopped.get()
     }
 
-    /// Counts a request of a run, and reports the progress now and then. Returns false if the caller
-    /// has cancelled the work.
+    /// Counts a request of a run, and reports the progress every [`REQUESTS_A_REPORT`] requests.
+    /// Returns false if the caller has cancelled the work.
     pub(super) fn next_request(&self) -> bool {
         let requests = self.requests.get();
         self.requests.set(requests + 1);

@@ -18,8 +18,8 @@ const LIFE_YEARS_MAX: f64 = 50.0;
 /// Write-back saves writes to the backing. The advice mentions the saved part of the written bytes,
 /// or of the writes, only if this part is larger than 0.5 %.
 const NOTICEABLE: f64 = 0.005;
-/// The advice says that no cache reaches the target hit ratio if the target exceeds the best
-/// possible one by more than this.
+/// If the target hit ratio exceeds the best possible hit ratio by more than this, the advice says
+/// that no cache reaches the target.
 const OVER: f64 = 0.005;
 
 pub(super) fn bytes(value: u64) -> String {
@@ -77,18 +77,18 @@ pub(super) fn refusing(mut advice: Advice, held: &CollectedTrace) -> Advice {
     advice.summary = if profile.reads == 0 {
         "Give this disk no read cache: nothing is read from it in this trace.".to_owned()
     } else if best == 0.0 {
-        "A cache does not help this disk: nothing it reads was read or written before in this trace."
+        "A cache does not help this disk: the trace never reads data that it has read or written before."
             .to_owned()
     } else {
         format!(
-            "A cache does not help this disk: {} of its reads ask for what was read or written before, and more a \
-             cache of any size could not serve.",
+            "A cache does not help this disk: only {} of its reads ask for data that was read or written before, and a \
+             cache of any size can serve only these reads.",
             percent(best)
         )
     };
     if best > 0.0 {
         advice.why.push(format!(
-            "Of {} reads {} could be hits, no more; below {:.0} % a cache costs flash and gives nothing back.",
+            "At most {1} of the {0} reads could be hits. Below {2:.0} %, a cache is not worth its flash.",
             profile.reads,
             percent(best),
             HIT_RATIO_MIN * 100.0,
@@ -222,7 +222,8 @@ fn looks_equal(one: &Trial, other: &Trial) -> bool {
     percent(one.read_hit_ratio) == percent(other.read_hit_ratio)
 }
 
-/// Compares the flash writes of another cache with those of the chosen one.
+/// Returns a phrase that compares the flash writes of the cache `other` with those of the chosen
+/// cache `own`.
 fn writes_compared(other: &Trial, own: &Trial) -> String {
     let (other, own) = (bytes(other.flash_write_bytes), bytes(own.flash_write_bytes));
     match other == own {
@@ -237,10 +238,10 @@ fn push_block(advice: &mut Advice, cache: &Trial) {
     let smallest = advice.block_sizes.first().filter(|size| size.block_bytes < block);
     let against = match (larger, smallest) {
         (Some(larger), _) => {
-            format!("{} blocks come to {} by LRU", bytes(block * 2), percent(larger.read_hit_ratio))
+            format!("with LRU, blocks of {} reach {}", bytes(block * 2), percent(larger.read_hit_ratio))
         }
-        (None, Some(_)) => "larger ones were not tried".to_owned(),
-        (None, None) => "larger ones would hold mostly air".to_owned(),
+        (None, Some(_)) => "larger blocks were not tried".to_owned(),
+        (None, None) => "larger blocks would be mostly empty".to_owned(),
     };
     advice.why.push(format!(
         "Blocks: {} is the largest size without loss of hits, and its index takes {} of memory; {against}.",
@@ -335,8 +336,8 @@ fn push_fill(advice: &mut Advice) {
         )
     };
     let sentence = format!(
-        "Fill: the command has --fill sectors, like the figures. The preset's fill auto also reads data next to a miss: it \
-         {hits}, {}.",
+        "Fill: the command has --fill sectors, like all results here. The preset's fill auto also reads data \
+         next to a miss: it {hits}, {}.",
         writes_compared(filled, own),
     );
     advice.why.push(sentence);
@@ -377,21 +378,21 @@ fn push_mode(advice: &mut Advice) {
         push_other_cache(advice);
         advice.caveats.push(
             "Write-back: for up to 30 seconds, written data is only on flash, so nothing else may read or change \
-             the backing. Give it a pool of two devices: on one device, its loss loses this data."
+             the backing. Use a pool of two devices: with one device, a loss of the device loses this data."
                 .to_owned(),
         );
     } else {
         advice.why.push(format!(
-            "Mode: write-through (preset vfrc). With write-back and admission {}, {compared}; for that, written data \
-             would be only on flash for a time.",
+            "Mode: write-through (preset vfrc). With write-back and admission {}, {compared}. But with write-back, \
+             written data is only on flash for a time.",
             mode.admission
         ));
         push_write_back(advice);
     }
 }
 
-/// Says that write-back has another cache than write-through, if it differs in more than the
-/// admission.
+/// If the write-back cache differs from the write-through cache in more than the admission, adds a
+/// sentence about the difference.
 fn push_other_cache(advice: &mut Advice) {
     let Some(advised) = &advice.recommendation else { return };
     let (back, through) = (advised.cache.setting, advised.write_through.setting);
@@ -400,7 +401,7 @@ fn push_other_cache(advice: &mut Advice) {
     }
     let sentence = format!(
         "With write-back, {} is better than {}, which is the best with write-through. The other reasons and the tables \
-         are about the latter.",
+         are for the cache with write-through.",
         described(&back),
         described(&through),
     );
@@ -416,8 +417,8 @@ fn push_write_back(advice: &mut Advice) {
         };
         let absorbed = percent(saves.absorbed_ratio);
         advice.why.push(format!(
-            "Mode write-back would keep {absorbed} of the written bytes{writes} from the backing; until it is destaged, \
-             such data is only on flash."
+            "With write-back, {absorbed} of the written bytes{writes} would never go to the backing. Until it is destaged, \
+             written data would be only on flash."
         ));
     }
 }
@@ -444,36 +445,41 @@ fn push_latency(advice: &mut Advice, options: &Options) {
     match latency.timing {
         Timing::Original => {}
         Timing::OneAtATimeNoTimes => advice.caveats.push(
-            "The trace has no times: latencies are without queues, flash writes a day unknown.".to_owned(),
+            "The trace has no times: the latencies do not include queueing, and the flash writes a day are \
+             unknown."
+                .to_owned(),
         ),
         Timing::OneAtATimeEven => advice.caveats.push(
-            "The requests of the trace are evenly spaced in time: latencies are without queues.".to_owned(),
+            "The requests of the trace are evenly spaced in time: the latencies do not include queueing.".to_owned(),
         ),
         Timing::OneAtATimeOverload => advice.caveats.push(format!(
-            "The trace comes faster than {} alone can serve it: latencies are without queues. Name your backing \
+            "The requests of the trace arrive faster than {} alone can serve them: the latencies do not include \
+             queueing. Give your backing \
              with --backing.",
             options.backing.describe(),
         )),
     }
     if latency.with_ns >= latency.without_ns {
-        advice.caveats.push("On this backing the cache saves no time.".to_owned());
+        advice.caveats.push("On this backing the cache does not reduce the latency.".to_owned());
     }
 }
 
 fn push_wear(advice: &mut Advice) {
     let Some(wear) = &advice.wear else { return };
     let sentence = format!(
-        "Flash: the cache writes {:.1} times its size a day; room of its size rated for {} lasts {}.",
+        "Flash: the cache writes {:.1} times its size a day. Flash of its size with a rating of {} lasts {}.",
         wear.cache_writes_per_day,
         wear.endurance,
         years(wear.life_years),
     );
     let advised = match wear.device_bytes {
-        Some(device) => format!("For {WARRANTY_YEARS} years give it a device of {}", bytes(device as u64)),
-        None => "It takes more".to_owned(),
+        Some(device) => {
+            format!("To last {WARRANTY_YEARS} years, it needs a device of {}", bytes(device as u64))
+        }
+        None => "It needs more flash".to_owned(),
     };
     if wear.life_years < WARRANTY_YEARS {
-        advice.caveats.push(format!("{sentence} {advised}, or a better rated one (--endurance)."));
+        advice.caveats.push(format!("{sentence} {advised}, or a device with a better rating (--endurance)."));
     } else {
         advice.why.push(sentence);
     }
@@ -483,7 +489,8 @@ fn push_target_caveats(advice: &mut Advice, cache: &Trial, options: &Options) {
     let best = advice.target.best_read_hit_ratio;
     if let Some(asked) = options.target_hit.filter(|asked| *asked > best + OVER) {
         advice.caveats.push(format!(
-            "No cache reaches the {} you asked for: {} is the most, as the other reads are first ones.",
+            "No cache reaches the {} you asked for: at most {} is possible, because the other reads are first \
+             reads of their data.",
             percent(asked),
             percent(best),
         ));
@@ -491,13 +498,13 @@ fn push_target_caveats(advice: &mut Advice, cache: &Trial, options: &Options) {
     if advice.sample_rate < 1.0 {
         let estimated = "The tables on other sizes, policies and blocks are";
         advice.caveats.push(format!(
-            "{estimated} estimated from {} of the trace; the recommended cache was simulated over all of it.",
+            "{estimated} estimated from {} of the trace; the recommended cache was simulated over the whole trace.",
             percent(advice.sample_rate),
         ));
     }
     if cache.read_hit_ratio < advice.target.read_hit_ratio - 3.0 * POINT {
         advice.caveats.push(format!(
-            "The sample promised {}: over the whole trace it is less.",
+            "The sample promised a hit ratio of {}, but over the whole trace the ratio is lower.",
             percent(advice.target.read_hit_ratio),
         ));
     }
@@ -518,24 +525,24 @@ fn push_trace_caveats(advice: &mut Advice, held: &CollectedTrace) {
             profile.disks
         ));
     } else if held.is_moved && advice.verdict == Verdict::Cache {
-        advice.caveats.push("Addresses beyond 4 TiB were moved together, so seeks look shorter.".to_owned());
+        advice.caveats.push("Addresses beyond 4 TiB were moved together, so seeks are too short.".to_owned());
     }
     if let Some(seconds) = latency::seconds(held).filter(|seconds| *seconds < DAY_S) {
         let what = match advice.verdict {
             Verdict::NoCache => {
-                "what is read once in it may come again in a day, so record a longer one to be sure"
+                "data that is read once in it may be read again within a day, so record a longer one to be sure"
             }
             Verdict::Cache if seconds < HOUR_S => {
-                "figures for a day are as if all day were like it, and a longer one may show more reuse"
+                "figures for a day assume that the whole day is like it, and a longer one may show more reuse"
             }
-            Verdict::Cache => "figures for a day are as if all day were like it",
+            Verdict::Cache => "figures for a day assume that the whole day is like it",
         };
         advice.caveats.push(format!("The trace lasts {}: {what}.", Unit::Seconds.text(seconds)));
     }
     let cold = 1.0 - advice.target.best_read_hit_ratio;
     if advice.verdict == Verdict::Cache && cold > 0.5 {
         advice.caveats.push(format!(
-            "{} of the reads are first ones; a longer trace may show that they return.",
+            "{} of the reads are first reads of their data; a longer trace may show that this data is read again.",
             percent(cold)
         ));
     }

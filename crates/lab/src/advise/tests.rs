@@ -1,4 +1,4 @@
-//! Advice on traces with a known best answer.
+//! Tests the advice on traces for which the best advice is known.
 
 use std::sync::LazyLock;
 
@@ -37,15 +37,15 @@ fn zipf(settings: &[&str]) -> Vec<Record> {
     generated("zipf", &[&["footprint=256M", "theta=1.0"], settings].concat())
 }
 
-/// Requests of 16 KiB, a fifth of them writes, and the advice for them.
+/// Requests of 16 KiB, of which a fifth are writes, and the advice for these requests.
 static LARGE_REQUESTS: LazyLock<(Vec<Record>, Advice)> = LazyLock::new(|| {
     let records = zipf(&["requests=20000", "footprint=32M", "io=16K", "read-percent=80"]);
     let found = advice(&records);
     (records, found)
 });
 
-/// Reads of 4 KiB, and the advice for them. The name of the trace has characters that HTML must not
-/// have.
+/// Reads of 4 KiB, and the advice for these reads. The name of the trace has characters that HTML
+/// must not have.
 static SMALL_READS: LazyLock<(Vec<Record>, Advice)> = LazyLock::new(|| {
     let records = zipf(&["requests=30000", "footprint=32M"]);
     let options = Options { trace: "<web & co>.csv".to_owned(), ..Options::default() };
@@ -344,7 +344,7 @@ fn a_finalist_wins_by_flash_and_latency_together() {
     };
     let first = finalist(100, 0.8, 1000, 5_000_000);
     let best = |other| joint_choice::best_finalist(&[first.clone(), other], &costs);
-    // A tenth more flash for half the latency is worth it, and double the flash is not.
+    // Half the latency justifies a tenth more flash, and does not justify twice as much flash.
     assert_eq!(best(finalist(110, 0.8, 1000, 2_500_000)), 1);
     assert_eq!(best(finalist(200, 0.8, 1000, 2_600_000)), 0);
     assert_eq!(best(finalist(100, 0.8, 1000, 4_900_000)), 0, "about the same");
@@ -479,8 +479,8 @@ fn the_page_and_the_text_have_the_results() {
     assert!(found.command.contains(" --admission "), "{}", found.command);
 }
 
-/// The presets of the advised command fill more than sectors, so the command names the fill of the
-/// figures, and the advice has both results.
+/// The presets fill more than the sectors of a miss. So the advised command names the fill
+/// granularity of the simulations, and the advice has the results of both fill granularities.
 #[test]
 fn the_fill_of_the_preset_is_compared_with_sectors() {
     let (records, found) = &*SMALL_READS;
@@ -498,7 +498,8 @@ fn the_fill_of_the_preset_is_compared_with_sectors() {
     }
 }
 
-/// A cache without the advised policy and admission has those of its preset.
+/// If the user does not set the advised policy and admission, the cache uses the policy and
+/// admission of its preset.
 #[test]
 fn the_policy_and_admission_of_the_preset_are_compared_with_the_advised_ones() {
     let (records, found) = &*SMALL_READS;

@@ -140,7 +140,7 @@ fn no_choice_misses_less() {
     }
 }
 
-/// The set of times has several levels here.
+/// Tests the set of times with enough times that the set has several levels of bitmaps.
 #[test]
 fn moments_know_their_last() {
     let mut dice = Prng::new(5);

@@ -89,7 +89,8 @@ pub struct NbdClient {
     next_cookie: u64,
     /// Received bytes that are not parsed yet.
     arrived: Vec<u8>,
-    /// Destination of the next received payload: the request, and the offset in its data.
+    /// Destination of the next received payload: the cookie of the request, and the offset in the
+    /// request's data.
     filling: Option<(u64, usize)>,
     answers: VecDeque<ClientReply>,
 }

@@ -30,8 +30,8 @@ const SEND_BYTES_MAX: usize = 128 << 10;
 /// Sends the requests of `source`, each at its own time, with up to `depth` requests in flight.
 /// `done` is called for every reply.
 ///
-/// After an error or a stop, the calls of `done` up to then are the result. The requests must fit
-/// the export.
+/// After an error or a stop, the earlier calls of `done` have reported all replies. The requests
+/// must fit the export.
 pub(super) fn fly(
     connection: Connection,
     source: impl Iterator<Item = Result<Timed>> + Send,
@@ -74,7 +74,7 @@ pub(super) fn fly(
 
 /// A slot for a request in flight. The slot's index is the NBD cookie. The sender fills a slot
 /// before it sends the request, and the receiver returns the slot through a channel after the
-/// reply. So no thread sees incomplete data that the other thread is still writing.
+/// reply. So neither thread reads a slot that the other thread is still writing.
 #[derive(Default)]
 struct Slot {
     /// Number of the request plus one; zero while the slot is free.
@@ -119,7 +119,7 @@ struct Flight {
     slots: Vec<Slot>,
     sent: AtomicU64,
     sent_all: AtomicBool,
-    /// The receiving thread has stopped waiting for replies.
+    /// True if the receiving thread has stopped waiting for replies.
     received_all: AtomicBool,
 }
 
@@ -227,7 +227,7 @@ fn encode(bytes: &mut Vec<u8>, cookie: u64, access: &Access, payload: &mut Vec<u
     }
 }
 
-/// Whether all sent requests were answered.
+/// Answer to the question whether the server replied to all sent requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Drained {
     Yes,

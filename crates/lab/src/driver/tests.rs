@@ -25,7 +25,8 @@ struct Manners {
     delay: Duration,
     /// Number of requests that the server answers.
     answers_max: u64,
-    /// True if it then disconnects. Otherwise it stops answering.
+    /// True if the server disconnects after these answers. If false, the server stays connected and
+    /// stops answering.
     hangs_up: bool,
     flags: u16,
 }
@@ -33,8 +34,8 @@ struct Manners {
 const WILLING: Manners =
     Manners { hold: 1, delay: Duration::ZERO, answers_max: u64::MAX, hangs_up: false, flags: 1 };
 
-/// Serves one connection: no structured replies, no metadata, simple replies. Offset zero fails
-/// with EIO.
+/// Serves one connection with simple replies, without structured replies and metadata. Requests at
+/// offset zero fail with EIO.
 fn serve(mut client: impl Read + Write, manners: Manners) -> IoResult<()> {
     client.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
     take::<4>(&mut client)?;
@@ -122,7 +123,8 @@ fn against(
     run
 }
 
-/// Runs requests with times; returns when each was due and sent, and the run's result.
+/// Runs requests with times. Returns the due time and the sending time of each request, and the
+/// run's result.
 fn timed(
     manners: Manners,
     requests: impl Iterator<Item = Result<Timed>> + Send,

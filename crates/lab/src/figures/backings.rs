@@ -21,7 +21,7 @@ const VOLUMES: [(&str, RemoteConfig); 4] = [
 const FLASH: FlashConfig = FlashConfig::nvme_pcie4();
 /// Latency of a hit on idle flash, seconds.
 const HIT_S: f64 = (FLASH.read_command_ns + FLASH.read_page_ns) as f64 / 1e9;
-/// Index of the volume whose limit of I/Os per second binds.
+/// Index of the volume that reaches its limit of I/Os per second.
 const LIMITED: usize = 2;
 
 pub(super) const INFO: FigureInfo = FigureInfo {

@@ -25,7 +25,7 @@ const PUBLISHED: [(u32, f64); 8] = [
 /// are checks.
 const FITTED_BYTES: [u32; 3] = [4 << 10, 8 << 10, 512 << 10];
 
-/// Mean latency without a cache that the source of the figure ([`INFO`]) published, nanoseconds.
+/// Published mean latency without a cache, nanoseconds. [`INFO`] names the publication.
 const BASELINE_NS: u64 = 1_269_000;
 
 pub(super) const INFO: FigureInfo = FigureInfo {

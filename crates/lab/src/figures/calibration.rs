@@ -32,7 +32,7 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     work: Work::Play { cases, judge },
 };
 
-/// Reason for the fast first pass.
+/// Reason why the first pass is faster in hob than in the publication.
 const COLD_REASON: &str = "The source lost half its reads a second while its cache was empty. hob does not: the disks do \
     as many reads a second in the first pass as without a cache, because hob answers a miss as soon as the disks have, \
     and copies the data to flash after the answer. Reads beyond those of the disks are hits.";

@@ -20,7 +20,7 @@ use crate::generate::{Clients, Experiment, GeneratorInfo, Load, Turn};
 /// Function that changes a replay before its first request.
 pub(super) type Begin = fn(&mut Replay) -> Result<(), CommandError>;
 
-/// One run of a figure; see the module documentation.
+/// One run of a figure: a generator's experiment on modelled devices.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) generator: &'static str,
@@ -30,15 +30,16 @@ pub(super) struct Case {
     pub(super) cache: CaseCache,
     /// Backing of all disks.
     pub(super) backing: Backing,
-    /// True to combine all disks into one, as an array with a single cache sees them.
+    /// True if all disks are combined into one disk, as an array with a single cache sees them.
     pub(super) on_one_disk: bool,
-    /// True to run the whole load once before the measurement.
+    /// True if the whole load runs once before the measurement.
     pub(super) twice: bool,
     /// Function that changes the settings of the cache before the run.
     pub(super) adjust: Option<fn(&mut CacheSetup)>,
-    /// Size of a memory tier above the cache of the first disk, bytes before scaling; 0 without one.
+    /// Size of the memory tier above the cache of the first disk, bytes before scaling. 0 means no
+    /// memory tier.
     pub(super) memory_bytes: u64,
-    /// True to list the valid data of the first disk's cache after the run.
+    /// True if the results of the run list the valid data of the first disk's cache.
     pub(super) lists_extents: bool,
     /// Function that changes disks and devices before the run, for example the cache of one disk.
     pub(super) arrange: Option<fn(&mut Setup)>,
@@ -225,8 +226,8 @@ impl Case {
     }
 }
 
-/// Returns an array for this number of disks of `range_bytes` bytes. They lie on `count` LUNs in
-/// turn, except that the last disk lies on the LUN `last` if there is one.
+/// Returns an array for this number of disks of `range_bytes` bytes. The disks are distributed over
+/// `count` LUNs in turn. If the LUN `last` is given, the last disk lies on this LUN.
 fn luns(
     range_bytes: u64,
     disks: usize,

@@ -38,16 +38,16 @@ pub(super) const INFO: FigureInfo = FigureInfo {
 /// The published mean utilisation, which is compared with that of the disks.
 const UTILISATION: f64 = 0.597;
 
-/// Maximum difference from the published utilisation, as a share of it.
+/// Maximum difference from the published utilisation, as a share of the published utilisation.
 const UTILISATION_BOUND: f64 = 0.2;
 
-/// Setting of the generator for a skew with which the disks are as busy as in the source. The less
-/// the skew, the more requests miss flash, and the busier are the disks.
+/// Setting of the generator for a skew at which the disks are as busy as in the source. With less
+/// skew, more requests miss flash, and the disks are busier.
 const BUSY_THETA: &str = "theta=1.27";
 
 /// Returns the reason why the disks have another utilisation than in the source. `share` is the
-/// share of requests that DRAM and flash serve in the run with less skew, and `utilisation` that of
-/// the disks.
+/// share of requests that DRAM and flash serve in the run with less skew. `utilisation` is the
+/// utilisation of the disks in this run.
 fn utilisation_reason(share: f64, utilisation: f64) -> String {
     let [share, utilisation] = [share, utilisation].map(|value| Unit::Percent.text(value));
     format!(

@@ -1,5 +1,5 @@
-//! Measures cache hits on the flash devices of the sources and on current ones: reads per second at
-//! the rated queue depth, and latency.
+//! Measures cache hits on the flash devices of the publications and on current flash devices: reads
+//! per second at the rated queue depth, and latency.
 
 use anyhow::Result;
 use hob_world::flash_model::FlashConfig;

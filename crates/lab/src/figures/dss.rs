@@ -12,8 +12,8 @@ use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
 /// Parameters of the generator dss from which rates and response times follow.
 const RATE: &str = "ios, think-us and clients";
-/// Number of requests of a query, and processing time between two of them: the generator's
-/// defaults.
+/// Number of requests of a query, by default of the generator. `THINK_NS` is the default processing
+/// time between two of these requests.
 const IOS: f64 = 1080.0;
 const THINK_NS: f64 = 9_750_000.0;
 

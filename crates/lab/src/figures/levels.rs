@@ -13,10 +13,11 @@ use crate::prng::Prng;
 use crate::workload::{Scatter, Zipf};
 
 const BLOCK: u64 = 4096;
-/// Number of blocks of the cache, and number of popular blocks.
+/// Number of blocks of the cache. `POPULAR` is the number of popular blocks.
 const BLOCKS: u32 = 10_000;
 const POPULAR: u64 = 20_000;
-/// Number of reads of each load, and number of those at its end that are measured.
+/// Number of reads of each load. `MEASURED` is the number of reads at the end of the load that are
+/// measured.
 pub(super) const READS: u64 = 1_000_000;
 pub(super) const MEASURED: u64 = 200_000;
 /// Parameter of the Zipf distribution of reads over the popular blocks.
@@ -43,8 +44,8 @@ enum Mix {
     Moved,
 }
 
-/// Returns the share of reads of popular blocks that hit. The popular data moves at the read
-/// `moved_at`.
+/// Returns the share of the reads of popular blocks that are hits. In the load `Mix::Moved`, other
+/// blocks become the popular ones at read number `moved_at`.
 fn hits(policy: &str, load: Mix, moved_at: u64) -> Result<f64> {
     let policy = PolicyKind::from_name(policy).context("a policy")?;
     let config = SimConfig {
@@ -74,8 +75,8 @@ fn hits(policy: &str, load: Mix, moved_at: u64) -> Result<f64> {
     Ok(hit / popular)
 }
 
-/// Evaluates the hits of LRU and two-level LRU, or of other policies in their place. The popular data
-/// moves at the read `moved_at`.
+/// Evaluates the hits of LRU and two-level LRU. Tests replace them by other policies. In one of the
+/// loads, other blocks become the popular ones at read number `moved_at`.
 pub(super) fn judge([lru, levels]: [&str; 2], moved_at: u64) -> Result<Findings> {
     let mut lines = Vec::new();
     let mut measured = Vec::new();

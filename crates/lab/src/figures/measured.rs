@@ -18,8 +18,8 @@ pub(super) struct Measured {
     pub(super) elapsed_ns: u64,
     /// Statistics of the first disk. Most experiments have only one disk.
     pub(super) stats: DiskStats,
-    /// Share of the time that the disks of the backing were busy, with a warm-up inside the
-    /// experiment. 0 without an array.
+    /// Share of the time that the disks of the backing were busy, including a warm-up that is part
+    /// of the experiment. 0 if the backing is not an array.
     pub(super) utilisation: f64,
     /// Results by tag, a number that the workload generator gives each request.
     pub(super) tags: BTreeMap<u32, Tagged>,
@@ -27,8 +27,8 @@ pub(super) struct Measured {
     pub(super) by_op: [Part; 2],
     /// Results by the disks of the experiment, even if the disks were combined into one.
     pub(super) parts: Vec<Part>,
-    /// Results of writes: one entry for each hundredth ([`PORTIONS`]) of the total size of the
-    /// disks that was written.
+    /// Results of writes. Each entry covers writes of as many bytes as one hundredth ([`PORTIONS`])
+    /// of the total size of the disks.
     pub(super) portions: Vec<Portion>,
     /// Valid data of the first disk's cache, `(first, end)` in sectors, if the case lists it.
     pub(super) extents: Vec<(u64, u64)>,
@@ -53,9 +53,9 @@ pub(super) struct Part {
 /// Shares of all requests that did not need the backing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BySource {
-    /// Served by the memory tier.
+    /// Share of the requests that the memory tier served.
     pub(super) memory: f64,
-    /// Served by flash.
+    /// Share of the requests that flash served.
     pub(super) flash: f64,
 }
 
@@ -98,8 +98,8 @@ pub(super) struct Tally {
     /// Start time of the current portion.
     portion_began: u64,
     portion: Portion,
-    /// The current second of virtual time: its number, its number of replies, and the sum of their
-    /// latencies in nanoseconds.
+    /// The current second of virtual time: the number of the second, the number of replies in it,
+    /// and the sum of the latencies of these replies in nanoseconds.
     second: (u64, u64, u128),
     pub(super) measured: Measured,
 }
@@ -179,7 +179,8 @@ impl Tally {
     }
 }
 
-/// Results of the requests with one tag.
+/// Results of the requests with one tag. A tag is a number that the workload generator gives each
+/// request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tagged {
     pub(super) requests: u64,
@@ -259,8 +260,8 @@ impl Measured {
         self.parts[disk].requests as f64 / (self.elapsed_ns as f64 / 1e9)
     }
 
-    /// Returns requests per second and hit ratio of each tag. The requests of a tag must follow
-    /// those of the previous tag, and the run must begin at virtual time 0.
+    /// Returns the requests per second and the hit ratio of each tag. All requests of a tag must
+    /// come after the requests of the previous tag, and the run must begin at virtual time 0.
     pub(super) fn passes(&self) -> Vec<(f64, f64)> {
         let mut began = 0;
         let pass = |tagged: &Tagged| {

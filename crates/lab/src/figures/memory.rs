@@ -13,11 +13,12 @@ use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
 const CACHE_BYTES: u64 = 1 << 30;
 /// Memory as a share of the cache size at 4 KB blocks, lower bound, according to the study.
 const PUBLISHED_4K: f64 = 0.02;
-/// Share that no longer counts as a little over 2 %.
+/// Upper limit for a share that counts as the published "over 2 %".
 const OVER_4K: f64 = 0.03;
 /// Bytes of a cache's checksums for each sector of 4 KiB.
 const SECTOR_SHARE: f64 = 4.0 / 4096.0;
-/// Maximum difference of a share from the one that follows from the memory of one block.
+/// Maximum difference between the measured share of memory and the share computed from the memory
+/// of one block.
 const APART_MAX: f64 = 0.05;
 /// Limit for hob's share of memory: a tenth of the published share.
 const NEAR_NOTHING: f64 = 0.002;

@@ -1,5 +1,5 @@
-//! Measures the copy of a cache to another host: how its time depends on the size of the cache and
-//! on the data in it.
+//! Measures how the time to copy a cache to another host depends on the size of the cache and on
+//! the amount of data in the cache.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -8,9 +8,10 @@
 //!
 //! Workloads come from [`generate`](crate::generate), where every fitted parameter is marked. The
 //! figures fit no further parameters. A line of a figure *holds*, or it *differs* and a second
-//! measurement confirms the reason, or it *fails*. A line whose result follows from an input is *by
-//! construction* and no check. Figures that cannot be measured are listed with the reason and not
-//! run. [`PUBLISHED`] lists all results of the sources, also those that no figure reproduces.
+//! measurement confirms the reason, or it *fails*. If the result of a line follows from an input,
+//! the line is *by construction* and is not a check. Figures that cannot be measured are listed
+//! with the reason and not run. [`PUBLISHED`] lists all results of the sources, also those that no
+//! figure reproduces.
 //!
 //! Units: seconds, bytes, and shares of one.
 
@@ -139,7 +140,7 @@ impl FigureInfo {
         Ok(info)
     }
 
-    /// Returns the reason why the figure cannot be measured yet, if so.
+    /// Returns the reason why the figure cannot be measured yet, or `None` if it can be measured.
     pub fn waits_for(&self) -> Option<&'static str> {
         match self.work {
             Work::Play { .. } => None,

@@ -1,5 +1,5 @@
-//! Measures a disk that mostly writes. The disk shares an array with another disk, whose cache
-//! takes load off the array.
+//! Measures a disk that mostly writes and shares an array with another disk. The cache of the other
+//! disk serves reads, so the array has less load.
 
 use anyhow::Result;
 use hob_world::disk_model::ArrayConfig;

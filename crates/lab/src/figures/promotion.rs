@@ -54,7 +54,7 @@ fn served(replay: &mut Replay, asks: impl Fn(u64) -> Vec<Ask>) -> Vec<f64> {
     (1..=ACCESSES).map(pass).collect()
 }
 
-/// Evaluates the preset's cache after a change of its settings.
+/// Evaluates the cache of the preset, after `adjust` has changed the settings of the cache.
 pub(super) fn judge(adjust: fn(&mut CacheSetup)) -> Result<Findings> {
     let preset = preset("fast-cache").context("the preset")?;
     let size = 8 * PAGES * PAGE;

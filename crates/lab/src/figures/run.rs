@@ -69,12 +69,12 @@ pub struct FigureReport {
     pub published: &'static str,
     /// Method by which hob reproduces the result.
     pub method: &'static str,
-    /// Result of all checks: fails if one line fails, else differs if one line differs, and open if
-    /// the figure cannot be measured yet.
+    /// Result of all checks. The figure fails if any line fails, and otherwise differs if any line
+    /// differs. The figure is open if it cannot be measured yet.
     pub check: Check,
     /// Inputs that were fitted to published results.
     pub fitted: &'static [Fitted],
-    /// Reason why the figure cannot be measured yet, if so.
+    /// Reason why the figure cannot be measured yet; `None` if it was measured.
     pub waits_for: Option<&'static str>,
     /// Divisor of footprint, cache and warm-up of the workload; `None` for a figure without a
     /// workload.

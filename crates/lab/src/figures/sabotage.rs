@@ -1,5 +1,6 @@
-//! Sabotages each check: a policy replaced, a device twice as fast, a cache too small. On small
-//! runs, each check passes without the sabotage and fails with it.
+//! Tests the checks of the figures with sabotages, for example another policy, a device twice as
+//! fast, or a cache that is too small. On small runs, each check passes without a sabotage and
+//! fails with its sabotage.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,7 +58,8 @@ fn sabotaged(name: &str, small: &[&str], sabotages: &[(&[&str], Change)]) {
     adapted_and_sabotaged(name, small, |_| {}, sabotages);
 }
 
-/// As [`sabotaged`], with a change of the small runs that adapts single cases to their small size.
+/// Runs the figure without a change, and with each sabotage, as [`sabotaged`] does. `adapt` first
+/// adapts single cases to the small size of the runs.
 fn adapted_and_sabotaged(name: &str, small: &[&str], adapt: Change, sabotages: &[(&[&str], Change)]) {
     let mut figure = Small::new(name, small);
     adapt(&mut figure.cases);
@@ -260,8 +262,8 @@ fn tiles_fail_without_a_cache_on_fast_disks_and_with_the_arrays_exchanged() {
 
 #[test]
 fn shares_of_io_fail_with_other_caches_and_with_caches_or_arrays_exchanged() {
-    // The first accesses to a hot page are misses. They have the same share of all requests as at
-    // full size if a hot page has as many requests.
+    // The first accesses to a hot page are misses. These misses have the same share of all requests
+    // as at full size, if each hot page gets as many requests as at full size.
     let longer: Change = |cases| cases[5] = cases[5].clone().set("hot-percent=8.4").set("seconds=25");
     let sabotages: [(&[&str], Change); 7] = [
         (&["served by DRAM and flash, 92 GB, 20 disks, cache empty at first"], |cases| {
@@ -323,9 +325,10 @@ const WRITERS: [(&[&str], Change); 3] = [
 #[test]
 fn sequential_writes_fail_with_small_caches_and_the_same_disks() {
     let mut sabotages = WRITERS.to_vec();
-    // Disks of the rated speed do not confirm that the source's were slower.
+    // With disks of the rated speed, the second run does not confirm that the disks of the
+    // publication were slower.
     sabotages.push((&["vSAN, last against first"], |cases| cases[5] = cases[1].clone()));
-    // Writers that do not pause do not confirm that destaging is the reason.
+    // With writers that do not pause, the second run does not confirm that destaging is the reason.
     sabotages.push((&["ZBS, lowest against first"], |cases| cases[6] = cases[2].clone()));
     sabotaged("zbs-sequential", &[], &sabotages);
 }
@@ -333,9 +336,10 @@ fn sequential_writes_fail_with_small_caches_and_the_same_disks() {
 #[test]
 fn random_writes_fail_with_small_caches_and_without_the_runs_that_confirm_reasons() {
     let mut sabotages = WRITERS.to_vec();
-    // Disks of the assumed speed do not confirm that the source's were faster.
+    // With disks of the assumed speed, the second run does not confirm that the disks of the
+    // publication were faster.
     sabotages.push((&["vSAN, last against first"], |cases| cases[8] = cases[1].clone()));
-    // A cache that destages does not confirm that destaging is the reason.
+    // With a cache that destages, the second run does not confirm that destaging is the reason.
     sabotages.push((&["ZBS, lowest against first"], |cases| cases[5] = cases[2].clone()));
     sabotages.push((&["vSAN, last against its disks alone"], |cases| cases.swap(0, 1)));
     sabotaged("zbs-random", &[], &sabotages);

@@ -110,7 +110,7 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
     let [off, shared, flash, light, limited, reserved, large, flash_limited, flash_reserved] = runs else {
         unreachable!("nine cases")
     };
-    // Reads of the datastore by the first disk. Its hits are not among them.
+    // Number of reads per second that the first disk sends to the datastore. Hits are not included.
     let of_datastore = |run: &Measured| run.stats.backing.ios as f64 / (run.elapsed_ns as f64 / 1e9);
     let ratios = |run: &Measured| [run.rate(1) / run.rate(0), run.rate(2) / run.rate(1)];
     let times = |text: &str, value: f64| Line::new(text, Unit::Times, value);

@@ -1,5 +1,5 @@
-//! Simulates the split of flash by hob's preset `vsan`: the parts of a disk group's flash that
-//! cache reads and that buffer writes.
+//! Simulates how hob's preset `vsan` divides the flash of a disk group into a read cache and a
+//! write buffer.
 
 use anyhow::Result;
 

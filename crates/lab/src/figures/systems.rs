@@ -12,7 +12,7 @@ pub struct Published {
     /// result.
     pub figure: Option<&'static str>,
     /// Part of the result that the figure does not reproduce, or the reason why there is no figure.
-    /// Empty for a complete figure.
+    /// Empty if the figure reproduces the whole result.
     pub lacks: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! Tests that every figure runs, is written, and passes its checks.
+//! Tests that every figure runs, that its files are written, and that its checks hold.
 
 use std::fs;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! Simulates VMmark's tiles on hob's preset `fast-cache`: how many tiles pass on how many disks,
-//! and the share of their I/O that flash serves.
+//! Simulates the tiles of VMmark on hob's preset `fast-cache`. A *tile* is a set of servers with a
+//! common load. The figures are the number of tiles that pass on each disk array, and the share of
+//! their I/O that flash serves.
 
 use anyhow::Result;
 use hob_world::disk_model::{ArrayConfig, Level, WriteCache};
@@ -47,7 +48,7 @@ pub(super) const SHARE: FigureInfo = FigureInfo {
     work: Work::Play { cases: share_cases, judge: judge_share },
 };
 
-/// Fitted inputs from which the share follows that a cache of 92 GB serves.
+/// Fitted inputs that determine which share of the I/O a cache of 92 GB serves.
 const HOT: Fitted = fitted("hot-percent, hot-share-percent", "96.5 % served with 92 GB on 11 disks");
 
 /// Note about the two arrays, as printed on the page.
@@ -57,7 +58,8 @@ const ARRAYS_NOTE: &str = "The source has 4.4 points between the two arrays. Her
     so its caches need not have been equally warm. A cache that is empty at \
     first, and is filled while the share is measured, is the least warm one, and is checked.";
 
-/// Lower one of the two published shares that DRAM and 92 GB of flash serve: the one on 20 disks.
+/// The published share of the I/O that DRAM and 92 GB of flash serve on 20 disks. The published
+/// share on 11 disks is higher.
 const LEAST_SERVED: f64 = 0.921;
 
 /// The array's write cache: 512 MB, at the scale of the figures.
@@ -74,7 +76,8 @@ fn four(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 4, ..eight(bytes) }
 }
 
-/// Returns the third LUN of the array of 11 disks. The one of the array of 20 disks has four disks.
+/// Returns the third LUN of the array of 11 disks. The third LUN of the array of 20 disks has four
+/// disks.
 fn three(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 3, ..eight(bytes) }
 }
@@ -107,12 +110,13 @@ const TILES_MAX: usize = 4;
 /// and number of tiles that pass without a cache.
 type Array = (&'static str, fn(u64) -> ArrayConfig, fn(u64) -> ArrayConfig, u32);
 
-/// Rates of a tile near the fitted one, 10 % lower and 10 % higher: name and setting. The published
-/// number of tiles on 20 disks must not depend on the exact fit.
+/// Names and settings of two rates of a tile: 10 % lower and 10 % higher than the fitted rate. With
+/// these rates too, the number of tiles on 20 disks must be the published number.
 const RATES: [(&str, &str); 2] =
     [("rate 10 % lower", "tile-iops=1260"), ("rate 10 % higher", "tile-iops=1540")];
 
-/// Minimum difference between the shares that are lost above and below the knee.
+/// Minimum difference between two losses of the served share: the loss from three to four tiles
+/// minus the loss from two to three tiles.
 const KNEE: f64 = 0.02;
 
 const ARRAYS: [Array; 2] = [("20 disks", eight, four, 2), ("11 disks", four, three, 0)];

@@ -58,7 +58,7 @@ const DESTAGE_REASON: &str = "From a fifth of its room on, the preset zbs destag
     write at the rate that the source's vSAN had before its fall, leave flash to spare, and their rate does not drop.";
 
 /// Returns the reason why ZBS is a little slower with random writes from 20 % on. `paced` is the
-/// share of their rate that writers keep if they pause.
+/// share of their first rate that writers keep if they pause between writes.
 fn random_destage_reason(paced: f64) -> String {
     format!(
         "From a fifth of its room on, the preset zbs destages, and reads flash for it, which delays the writes. If it \
@@ -68,8 +68,9 @@ fn random_destage_reason(paced: f64) -> String {
     )
 }
 
-/// Returns the reason why hob falls further with random writes, with the last against the first rate
-/// on disks that are 20 % slower and 20 % faster.
+/// Returns the reason why the rate of random writes falls further in hob than in the publication.
+/// `slower` and `faster` are the last rate divided by the first on disks that are 20 % slower and
+/// 20 % faster.
 fn deep_fall_reason(slower: f64, faster: f64) -> String {
     format!(
         "hob sends a random write that finds the buffer full straight to the disks, as the source describes it, so how \
@@ -81,13 +82,13 @@ fn deep_fall_reason(slower: f64, faster: f64) -> String {
     )
 }
 
-/// Reason why hob falls less with sequential writes.
+/// Reason why the rate of sequential writes falls less in hob than in the publication.
 const SMALL_FALL_REASON: &str = "The rated disks take sequential writes as fast as the flash, and the source's disks did not: \
     with disks of a quarter of their rated speed, the same preset falls as far as the source did. A part of it is vSAN's \
     default of one stripe, which leaves up to 255 GB of a volume on one disk: on one disk of the rated speed, the preset \
     falls further than on two, but less than the source. The source does not say what else made its disks slow.";
 
-/// Reason why there is no slowdown when flash is full, as printed on the page.
+/// Reason why writes do not become slower when flash is full, as printed on the page.
 const FAST_DISKS_NOTE: &str = "Four such disks take sequential writes faster than two such flash devices take everything \
     twice: when its one space is full, the preset zbs sends writes to the disks, and gets no slower by it.";
 
@@ -118,8 +119,8 @@ pub(super) const SSD_960: FlashConfig = FlashConfig {
 /// <https://hwp24.com/articles/seagate_exos_10e2400_testing_a_hybrid_sff_drive_with_an_extended_method/>.
 /// The 260 MiB/s at the outer edge are assumed. The seek times are those of the Seagate Savvio
 /// 10K.4 (3.8 ms on average, 7.8 ms over the full stroke),
-/// <https://manualsdump.com/amp/en/manuals/136758/17>.
-/// The load uses the first part of the array, whose capacity is `spare` times larger.
+/// <https://manualsdump.com/amp/en/manuals/136758/17>. The capacity of the array is `spare` times
+/// `bytes`, and the load uses only the first part of this capacity.
 fn disks(count: usize, bytes: u64, spare: u64) -> ArrayConfig {
     let rates = DriveConfig {
         outer_bytes_per_s: 272_600_000,
@@ -180,23 +181,24 @@ fn node_long(bytes: u64) -> ArrayConfig {
     disks(4, bytes, 4)
 }
 
-/// Changes a cache so that it destages only from 90 % dirty data on, which 500 GiB in the cache of a
-/// ZBS node do not reach.
+/// Changes a cache so that destaging begins only at 90 % dirty data. In the cache of a ZBS node,
+/// 500 GiB of dirty data do not reach this share.
 fn destage_late(cache: &mut CacheSetup) {
     let destage = &mut cache.config.destage;
     (destage.start_permille, destage.stop_permille) = (900, 900);
 }
 
-/// Maximum difference of vSAN's fall from the published one, as a share of the published one.
+/// Maximum difference between the measured and the published fall of vSAN's rate, as a share of the
+/// published fall.
 const FALL_BOUND: f64 = 0.2;
 
 /// Amount of dirty data that the one space of a ZBS node holds, bytes: 1.5 TiB, with two copies.
 const DIRTY_MAX: f64 = 768.0 * GIB;
 
-/// Maximum drop of a rate that counts as none.
+/// Maximum reduction of a rate that counts as no drop.
 const NO_DROP: f64 = 0.05;
 
-/// Maximum drop that destaging explains.
+/// Maximum reduction of a rate that destaging can explain.
 const DESTAGE_DROP: f64 = 0.2;
 
 fn cases(generator: &'static str, scale: &str, depth: &str) -> Vec<Case> {
@@ -205,7 +207,7 @@ fn cases(generator: &'static str, scale: &str, depth: &str) -> Vec<Case> {
     };
     let vsan = CaseCache::Preset(SSD_960, "vsan");
     let zbs = CaseCache::Preset(SSD_960, "zbs");
-    // The larger the dirty part of a range, the more blocks the elevator writes in a row. Random
+    // If a larger part of a range is dirty, destaging writes more adjacent blocks in a row. Random
     // writes therefore use the same range as the source.
     let span = if generator == "seq-write" { "span=500GiB" } else { "span=300GiB" };
     let mut cases = vec![
@@ -296,8 +298,8 @@ fn course(run: &Measured, scale: f64, unit: fn(&Portion) -> f64) -> Course {
     }
 }
 
-/// Returns the factor by which the runs are smaller than the source's: 500 GiB divided by the bytes
-/// that the writers wrote in the first run of preset zbs, rounded.
+/// Returns the factor by which the runs are smaller than those of the publication. The factor is
+/// 500 GiB divided by the bytes that the writers wrote in the first run of preset zbs, rounded.
 fn scale(runs: &[Measured]) -> f64 {
     let written: u64 = runs[2].portions.iter().map(|portion| portion.bytes).sum();
     (500.0 * GIB / written as f64).round()
@@ -329,7 +331,7 @@ fn judge(
     let share = |text: &str, value: f64| Line::new(text, Unit::Percent, value);
     let is_random = unit == Unit::Count;
     // A second run without the supposed cause confirms the reason for a difference. For the fall of
-    // vSAN, it has other disks, and must fall as far as the source did.
+    // vSAN, the second run has other disks, and its rate must fall as far as in the publication.
     let fall_of = |run: &Course| run.last / run.first;
     let (other_fall, fall_reason) = match is_random {
         true => (fall_of(faster), deep_fall_reason(fall_of(slower), fall_of(faster))),
@@ -340,8 +342,8 @@ fn judge(
         .published(published_fall)
         .near(FALL_BOUND)
         .explained((published_fall - other_fall).abs() <= FALL_BOUND * published_fall, fall_reason);
-    // For the drop of ZBS, the second run does not destage, or its writers leave flash to spare for
-    // that.
+    // For the drop of ZBS, the second run does not destage, or its writers pause so that flash has
+    // time for destaging.
     let kept_if_paced = paced.lowest_tenth / paced.first;
     let (kept, is_to_flash, drop_reason) = match is_random {
         true => (other.lowest / other.first, other.to_flash == 1.0, random_destage_reason(kept_if_paced)),

@@ -2,10 +2,11 @@
 //! several passes over the same data files.
 //!
 //! Published: a disk of 200 GB on a RAID 5 of four 7.2K disks does 576–608 reads per second. With a
-//! cache of 50 GB and 8 KB blocks, the first pass does 268 reads per second. Later passes do more,
-//! with a hit ratio of 29 %. A cache of a quarter of the disk has only 25 % hits under uniform
-//! reads. The generator therefore assumes that the data files have 172 GB, in extents all over the
-//! disk. The number of reads per pass is fitted to the phrase "several passes".
+//! cache of 50 GB and 8 KB blocks, the first pass does 268 reads per second. Later passes do more
+//! reads per second, with a hit ratio of 29 %. A cache of a quarter of the disk has only 25 % hits
+//! under uniform reads. The generator therefore assumes that the data files have only 172 GB, in
+//! extents all over the disk. The number of reads per pass is fitted to the phrase "several
+//! passes".
 
 use super::common::{CLIENTS, FOOTPRINT, REQUEST, check_sectors, scaled};
 use super::parameters::{Bytes, parameters, within};
@@ -15,11 +16,11 @@ use hob_trace::Op;
 
 parameters! {
     Calibration {
-        passes: u64 = 6, in 1..=1 << 20, "passes; the first one is cold";
-        pass_percent: f64 = 15.0, in 0.001..=10_000.0, "reads of a pass, of the data files' blocks (fitted)";
-        depth: u64 = 64, in CLIENTS, "reads under way at a time";
+        passes: u64 = 6, in 1..=1 << 20, "number of passes; the first one has an empty cache";
+        pass_percent: f64 = 15.0, in 0.001..=10_000.0, "number of reads of a pass, per cent of the data files' blocks (fitted)";
+        depth: u64 = 64, in CLIENTS, "reads in flight at a time";
         disk: Bytes = Bytes(200 << 30), in FOOTPRINT, "size of the disk";
-        files: Bytes = Bytes(172 << 30), "data files on it (fitted)";
+        files: Bytes = Bytes(172 << 30), "total size of the data files on the disk (fitted)";
         io: Bytes = Bytes(8192), in REQUEST, "size of a read";
         cache: Bytes = Bytes(50 << 30), "cache of the set-up";
     }

@@ -16,7 +16,7 @@ pub(super) const PERCENT: RangeInclusive<f64> = 0.0..=100.0;
 pub(super) const RATE: RangeInclusive<f64> = 0.001..=1e9;
 /// Range of the exponents of Zipf's law.
 pub(super) const THETA: RangeInclusive<f64> = 0.0..=5.0;
-/// Range of the requests before the measured ones, for each spot or block.
+/// Range of the number of warm-up requests per hot spot or block.
 pub(super) const WARMUP: RangeInclusive<f64> = 0.0..=1000.0;
 /// Range of lengths of time, seconds.
 pub(super) const SECONDS: RangeInclusive<f64> = 0.0..=1e7;
@@ -24,7 +24,7 @@ pub(super) const SECONDS: RangeInclusive<f64> = 0.0..=1e7;
 pub(super) const THINK_US: RangeInclusive<u64> = 0..=1_000_000_000;
 /// Range of numbers of clients.
 pub(super) const CLIENTS: RangeInclusive<u64> = 1..=1 << 16;
-/// Range of request sizes, up to the engine's maximum. They consist of whole sectors.
+/// Range of request sizes, up to the engine's maximum. Request sizes are whole sectors.
 pub(super) const REQUEST: RangeInclusive<Bytes> = Bytes(SECTOR)..=Bytes(16 << 20);
 /// Range of footprints: at most 2⁵⁰ bytes, so that arithmetic on offsets cannot overflow.
 pub(super) const FOOTPRINT: RangeInclusive<Bytes> = Bytes(1 << 20)..=Bytes(1 << 50);
@@ -81,7 +81,7 @@ pub(super) fn check_sectors(name: &str, bytes: Bytes) -> Result<(), String> {
 pub(super) const SLOT_BYTES: u64 = 32 << 10;
 
 /// Hot spots: small extents scattered over a disk, with Zipf popularity. Each spot has a fixed
-/// position and length, so repeated reads are equal.
+/// position and length, so all requests to a spot have the same offset and length.
 #[derive(Clone, Debug)]
 pub(super) struct HotSpots {
     popularity: Zipf,

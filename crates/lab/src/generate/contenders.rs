@@ -1,5 +1,6 @@
-//! Generates disks that compete for one array: the same random load on each disk, except that the
-//! last disk may have other request sizes or write. Each client waits for its reply.
+//! Generates the load of disks that compete for one array. Each disk has the same random load,
+//! except that the last disk may have another request size and another share of writes. Each client
+//! waits for the reply to its request.
 
 use super::common::{CLIENTS, FOOTPRINT, PERCENT, REQUEST, THETA, THINK_US, check_sectors, draw_op, scaled};
 use super::parameters::{Bytes, parameters};
@@ -10,17 +11,17 @@ use hob_trace::Op;
 
 parameters! {
     Contenders {
-        requests: u64 = 100_000, in 0..=1 << 40, "requests of all disks together, after the sweeps";
+        requests: u64 = 100_000, in 0..=1 << 40, "number of requests of all disks together, after the sweeps";
         disks: u64 = 3, in 1..=1000, "disks";
         depth: u64 = 32, in CLIENTS, "clients of each disk, each with one request at a time";
         think_us: u64 = 0, in THINK_US, "pause of a client between its requests, microseconds";
         footprint: Bytes = Bytes(4 << 30), in FOOTPRINT, "bytes of each disk";
-        theta: f64 = 0.0, in THETA, "skew over the places of a disk; 0 is uniform";
+        theta: f64 = 0.0, in THETA, "skew over the locations of a disk; 0 is uniform";
         io: Bytes = Bytes(8192), in REQUEST, "size of a request";
         last_io: Bytes = Bytes(8192), in REQUEST, "size of a request of the last disk";
         read_percent: f64 = 100.0, in PERCENT, "share of reads";
         last_read_percent: f64 = 100.0, in PERCENT, "share of reads of the last disk";
-        sweeps: u64 = 0, in 0..=100, "how often all data is read in order before the measured requests";
+        sweeps: u64 = 0, in 0..=100, "number of times that all data is read in order before the measured requests";
         cache: Bytes = Bytes(4 << 30), "cache of all disks together";
     }
 }
@@ -28,7 +29,7 @@ parameters! {
 impl Generate for Contenders {
     const NAME: &'static str = "contenders";
     const SUMMARY: &'static str = "disks that compete for one array, each with the same random load";
-    const SOURCE: &'static str = "Storage I/O Control and its like: no published load";
+    const SOURCE: &'static str = "Storage I/O Control and similar systems; no load is published";
 
     fn experiment(&self) -> Result<Experiment, String> {
         check_sectors("io", self.io)?;
@@ -62,7 +63,7 @@ impl Generate for Contenders {
     }
 }
 
-/// Places of one disk, from the most popular to the least.
+/// Locations on one disk, from the most popular one to the least popular one.
 struct Contender {
     io: u64,
     popularity: Zipf,
@@ -80,7 +81,8 @@ struct Contest {
 }
 
 impl Contest {
-    /// Returns the n-th request of the sweeps: all data of the first disk, then of the next.
+    /// Returns the n-th request of the sweeps. A sweep reads all data of the first disk, then of
+    /// the second disk, and so on.
     fn sweep(&self, n: u64) -> Turn {
         let places = self.disk_bytes / self.config.io.0;
         Turn {

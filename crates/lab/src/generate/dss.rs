@@ -4,9 +4,10 @@
 //! Published: a database of 15 GB with 8 KB I/O. A cache of 8 GB with 8 KB blocks has 89 % hits.
 //! Without the cache, there are 61.7 transactions per minute, which take 20.389 s each. With the
 //! cache, there are 112.9 transactions per minute, which take 10.859 s each. Rate times response
-//! time is the number of users: 21. The response time fell by half and the disks' part of it by
-//! much more, so half of a query is not I/O. The generator uses this half as think time. Layout,
-//! skew, I/Os per query and think time are fitted.
+//! time is the number of users: 21. With the cache, the response time is about half as long,
+//! although the disk reads take much less than half of the time. So about half of the response time
+//! without the cache is not I/O. The generator uses this part as think time. Layout, skew, I/Os per
+//! query and think time are fitted.
 
 use super::common::{CLIENTS, FOOTPRINT, PERCENT, REQUEST, THETA, THINK_US, WARMUP, check_sectors, scaled};
 use super::parameters::{Bytes, parameters};
@@ -17,7 +18,7 @@ use hob_trace::Op;
 
 parameters! {
     Dss {
-        transactions: u64 = 420, in 0..=1 << 24, "queries measured, of all users together";
+        transactions: u64 = 420, in 0..=1 << 24, "number of measured queries of all users together";
         clients: u64 = 21, in CLIENTS, "users (published rate times published response time)";
         database: Bytes = Bytes(15 << 30), in FOOTPRINT, "size of the database";
         io: Bytes = Bytes(8192), in REQUEST, "size of a request";
@@ -27,10 +28,10 @@ parameters! {
         spread_percent: f64 = 0.0, "difference in look-ups between the three types of query: first fewer, third more (chosen)";
         lookup_theta: f64 = 0.9, in THETA, "skew of look-ups over the indexes (fitted)";
         partitions: u64 = 32, in 1..=1 << 20, "parts of the large tables; a query scans within one (fitted)";
-        partition_theta: f64 = 1.3, in THETA, "skew of queries over partitions: recent data is asked for most (fitted)";
+        partition_theta: f64 = 1.3, in THETA, "skew of queries over partitions: most queries read recent data (fitted)";
         ios: u64 = 1_080, in 1..=1 << 32, "requests of a query (fitted)";
         think_us: u64 = 9_750, in THINK_US, "processing between requests, microseconds (fitted)";
-        warmup_per_block: f64 = 4.0, in WARMUP, "requests before the measured ones, for each block of the database (fitted)";
+        warmup_per_block: f64 = 4.0, in WARMUP, "warm-up requests for each block of the database (fitted)";
     }
 }
 
@@ -99,7 +100,7 @@ struct Scan {
     partition: u64,
     /// Next block of the scan, inside the partition.
     block: u64,
-    /// Number of requests left in the scan.
+    /// Number of requests that the scan will still make.
     left: u64,
     /// Type of the query. Queries of all types begin in turn.
     of_type: u32,

@@ -1,13 +1,13 @@
 //! Generates the load of DVD Store, an online shop: orders read and write 8 KB at random in the
 //! whole database.
 //!
-//! Published: 15 GB, random over the whole database, 60 % reads. A RAID 5 of ten 10K disks does
-//! 8802 orders per minute, 8937 with a cache of 10 GB, and 12 319 with a cache of 15 GB. The
-//! request size is not published; 8 KB is common for such databases. The numbers of shoppers and of
-//! requests per order are fitted to the baseline. The cache block size is not published either.
-//! With blocks of 8 KB, a cache of two thirds of the database would have two thirds hits. The
-//! published gain at 10 GB is almost zero, which is the result if blocks are much larger than the
-//! requests. The generator therefore uses blocks of 512 KB.
+//! Published: a database of 15 GB with random accesses to the whole database, 60 % of them reads. A
+//! RAID 5 of ten 10K disks does 8802 orders per minute, 8937 with a cache of 10 GB, and 12 319 with
+//! a cache of 15 GB. The request size is not published; 8 KB is common for such databases. The
+//! numbers of shoppers and of requests per order are fitted to the baseline. The cache block size
+//! is not published either. With blocks of 8 KB, a cache of two thirds of the database would have
+//! two thirds hits. But the published gain at 10 GB is almost zero. This is the result if blocks
+//! are much larger than the requests. The generator therefore uses blocks of 512 KB.
 
 use super::common::{CLIENTS, FOOTPRINT, PERCENT, REQUEST, WARMUP, check_sectors, draw_op, scaled};
 use super::parameters::{Bytes, parameters};
@@ -16,15 +16,15 @@ use crate::prng::Prng;
 
 parameters! {
     DvdStore {
-        transactions: u64 = 20_000, in 0..=1 << 30, "orders measured, of all shoppers together";
-        clients: u64 = 64, in CLIENTS, "shoppers that do not think (fitted)";
+        transactions: u64 = 20_000, in 0..=1 << 30, "number of measured orders of all shoppers together";
+        clients: u64 = 64, in CLIENTS, "shoppers, without think time (fitted)";
         database: Bytes = Bytes(15 << 30), in FOOTPRINT, "size of the database";
         io: Bytes = Bytes(8192), in REQUEST, "size of a request (usual)";
         read_percent: f64 = 60.0, in PERCENT, "share of reads";
-        cache: Bytes = Bytes(15 << 30), "cache of the set-up; the other one has 10GiB";
+        cache: Bytes = Bytes(15 << 30), "cache of the set-up; the second published cache has 10GiB";
         block: Bytes = Bytes(512 << 10), in Bytes(4096)..=Bytes(1 << 20), "cache block of the set-up (fitted)";
         ios: u64 = 8, in 1..=1 << 32, "requests of an order (fitted)";
-        warmup_per_block: f64 = 6.0, in WARMUP, "requests before the measured ones, for each block of the database (fitted)";
+        warmup_per_block: f64 = 6.0, in WARMUP, "warm-up requests for each block of the database (fitted)";
     }
 }
 

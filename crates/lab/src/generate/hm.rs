@@ -3,9 +3,9 @@
 //!
 //! Published: 600 000 requests, 95 % reads, mostly 4 KB. A cache of 4 GB with 4 KB blocks has 85 %
 //! hits. Larger blocks in the same space have fewer hits, and 512 KB blocks are hardly better than
-//! no cache. 600 000 requests of 4 KB cannot fill 4 GB, so the published ratio is the ratio of a
-//! warm cache. The generator therefore starts with a warm-up from the same spots. Number,
-//! popularity and spread of the spots are fitted to the published curve over block sizes.
+//! no cache. 600 000 requests of 4 KB cannot fill 4 GB, so the published hit ratio must be that of
+//! a warm cache. The generator therefore starts with a warm-up that accesses the same spots.
+//! Number, popularity and spread of the spots are fitted to the published curve over block sizes.
 
 use super::common::{
     Arrivals, FOOTPRINT, HotSpots, PERCENT, RATE, SLOT_BYTES, THETA, WARMUP, draw_op, scaled,
@@ -19,13 +19,13 @@ parameters! {
     Hm {
         requests: u64 = 600_000, "requests measured";
         read_percent: f64 = 95.0, in PERCENT, "share of reads";
-        small_percent: f64 = 95.0, in PERCENT, "share of spots of 4 KiB, the others are of 8 or 16 (published: mostly 4 KB)";
+        small_percent: f64 = 95.0, in PERCENT, "share of hot spots of 4 KiB; the others have 8 or 16 KiB (published: mostly 4 KB)";
         spots: u64 = 1_280_000, "hot spots (fitted)";
-        theta: f64 = 0.58, in THETA, "skew of their popularity (fitted)";
-        disk: Bytes = Bytes(128 << 30), in FOOTPRINT, "the disk they are scattered over (fitted)";
+        theta: f64 = 0.58, in THETA, "skew of the hot spots' popularity (fitted)";
+        disk: Bytes = Bytes(128 << 30), in FOOTPRINT, "size of the disk over which the hot spots are scattered (fitted)";
         iops: f64 = 100.0, in RATE, "mean arrivals a second (published: a week of about one)";
         cache: Bytes = Bytes(4 << 30), "cache of the set-up";
-        warmup_per_spot: f64 = 4.0, in WARMUP, "requests before the measured ones, for each spot (fitted)";
+        warmup_per_spot: f64 = 4.0, in WARMUP, "warm-up requests for each hot spot (fitted)";
     }
 }
 

@@ -5,9 +5,10 @@
 //! and their descriptions say so. The same parameters and seed give the same requests on every
 //! host.
 //!
-//! A generator creates an [`Experiment`]: disks, the cache of the published set-up, and a load. An
-//! *open* load has records with fixed times. A *closed* load has clients that send the next request
-//! after each reply. [`run`] runs an experiment through the engine in virtual time.
+//! A generator creates an [`Experiment`]: disks, the cache of the published set-up, and a load. In
+//! an *open* load, each request has a fixed time. In a *closed* load, each client sends its next
+//! request after the reply to the previous one. [`run`] runs an experiment through the engine in
+//! virtual time.
 //!
 //! Units: bytes and nanoseconds. Names with `percent` are in per cent.
 
@@ -151,8 +152,9 @@ pub struct Turn {
     pub len: u32,
     /// Number of the disk.
     pub disk: u16,
-    /// Tag of the generator: twice the type of the transaction, plus 1 on its last request; or the
-    /// pass of a calibration.
+    /// Number that the generator gives the request: twice the type of the transaction, plus 1 for
+    /// the last request of the transaction. The generator `calibration` uses the number of the
+    /// pass.
     pub tag: u32,
 }
 

@@ -108,7 +108,7 @@ macro_rules! parameters {
                 use $crate::generate::parameters::row;
                 vec![
                     $(row(stringify!($field), &self.$field, $about),)*
-                    row("scale", &self.scale, "footprint, cache and warm-up are divided by this; rates and devices are not"),
+                    row("scale", &self.scale, "divisor of footprint, cache and warm-up; rates and devices are not scaled"),
                     row("seed", &self.seed, "the dice"),
                 ]
             }

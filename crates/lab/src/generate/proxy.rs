@@ -14,13 +14,13 @@ parameters! {
     Proxy {
         requests: u64 = 5_000_000, "requests measured";
         read_percent: f64 = 67.0, in PERCENT, "share of reads";
-        small_percent: f64 = 95.0, in PERCENT, "share of spots of 4 KiB, the others are of 8 or 16 (published: mostly 4 KB)";
+        small_percent: f64 = 95.0, in PERCENT, "share of hot spots of 4 KiB; the others have 8 or 16 KiB (published: mostly 4 KB)";
         spots: u64 = 5_500_000, "hot spots (fitted)";
-        theta: f64 = 0.6, in THETA, "skew of their popularity (fitted)";
-        disk: Bytes = Bytes(512 << 30), in FOOTPRINT, "the disk they are scattered over (fitted)";
+        theta: f64 = 0.6, in THETA, "skew of the hot spots' popularity (fitted)";
+        disk: Bytes = Bytes(512 << 30), in FOOTPRINT, "size of the disk over which the hot spots are scattered (fitted)";
         iops: f64 = 300.0, in RATE, "mean arrivals a second (published: a week of about eight)";
         cache: Bytes = Bytes(16 << 30), "cache of the set-up";
-        warmup_per_spot: f64 = 4.0, in WARMUP, "requests before the measured ones, for each spot (fitted)";
+        warmup_per_spot: f64 = 4.0, in WARMUP, "warm-up requests for each hot spot (fitted)";
     }
 }
 

@@ -9,9 +9,9 @@ use crate::workload::Scatter;
 
 parameters! {
     RandWrite {
-        span: Bytes = Bytes(300 << 30), in FOOTPRINT, "bytes written (the other run has 500GiB)";
+        span: Bytes = Bytes(300 << 30), in FOOTPRINT, "bytes written (the second published run has 500GiB)";
         io: Bytes = Bytes(4096), in REQUEST, "size of a write";
-        depth: u64 = 128, in CLIENTS, "writes under way at a time (chosen)";
+        depth: u64 = 128, in CLIENTS, "writes in flight at a time (chosen)";
         think_us: u64 = 0, in THINK_US, "pause of a writer between its writes, microseconds";
         cache: Bytes = Bytes(894 << 30), "cache of the set-up: one group's flash device";
     }

@@ -52,7 +52,7 @@ impl Experiment {
         self.disks.iter().sum()
     }
 
-    /// Combines all disks into one, as an array with a single cache sees them.
+    /// Combines all disks into one disk, as an array with a single cache sees them.
     pub fn on_one_disk(self) -> Experiment {
         let starts: Vec<u64> = self.starts().collect();
         let disks = vec![self.disks_bytes()];

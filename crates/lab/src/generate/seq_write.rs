@@ -7,9 +7,9 @@ use hob_trace::Op;
 
 parameters! {
     SeqWrite {
-        span: Bytes = Bytes(300 << 30), in FOOTPRINT, "bytes written, once, from the start of the disk (the other run has 500GiB)";
+        span: Bytes = Bytes(300 << 30), in FOOTPRINT, "bytes written, once, from the start of the disk (the second published run has 500GiB)";
         io: Bytes = Bytes(256 << 10), in REQUEST, "size of a write";
-        depth: u64 = 32, in CLIENTS, "writes under way at a time (chosen)";
+        depth: u64 = 32, in CLIENTS, "writes in flight at a time (chosen)";
         think_us: u64 = 0, in 0..=1_000_000_000, "pause of a writer between its writes, microseconds";
         cache: Bytes = Bytes(894 << 30), "cache of the set-up: one group's flash device";
     }

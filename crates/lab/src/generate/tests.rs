@@ -24,7 +24,8 @@ fn records(name: &str, settings: &[&str]) -> Vec<Record> {
     experiment(name, settings).into_records(1000).collect()
 }
 
-/// Returns true if the seed matters, as for all generators except the sequential writer.
+/// Returns true if the requests depend on the seed. This is true for all generators except the
+/// sequential writer.
 fn is_random(info: &GeneratorInfo) -> bool {
     info.name != "seq-write"
 }

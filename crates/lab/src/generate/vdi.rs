@@ -26,10 +26,10 @@ parameters! {
         login_s: f64 = 120.0, in SECONDS, "length of the log-in storm, seconds (chosen)";
         login_iops: f64 = 14.0, in RATE, "I/Os a second of a desktop whose user logs in (chosen)";
         login_read_percent: f64 = 50.0, in PERCENT, "share of reads while logging in (chosen)";
-        image_reads_percent: f64 = 100.0, in PERCENT, "share of the storms' reads that are of the image (chosen)";
-        work_s: f64 = 600.0, in SECONDS, "length of the work after them, seconds";
-        data: Bytes = Bytes(100 << 30), in FOOTPRINT, "image and all desktops together";
-        image: Bytes = Bytes(4 << 30), "the image all desktops share (chosen)";
+        image_reads_percent: f64 = 100.0, in PERCENT, "share of the storms' reads that go to the image (chosen)";
+        work_s: f64 = 600.0, in SECONDS, "length of the working day after the storms, seconds";
+        data: Bytes = Bytes(100 << 30), in FOOTPRINT, "size of the image and the data of all desktops together";
+        image: Bytes = Bytes(4 << 30), "size of the image that all desktops share (chosen)";
         theta: f64 = 1.0, in THETA, "skew over the pages of 64 KiB of the image and of a desktop (chosen)";
         cache: Bytes = Bytes(100 << 30), "cache of the set-up";
     }
@@ -64,7 +64,7 @@ impl Generate for Vdi {
     }
 }
 
-/// Pages of a disk with Zipf popularity.
+/// Pages of a disk. Their popularity follows Zipf's law.
 struct Pages {
     popularity: Zipf,
     places: Scatter,
@@ -91,8 +91,8 @@ struct Desktops {
 }
 
 impl Desktops {
-    /// Returns the I/Os per second of one desktop, the share of reads, and true if reads are from
-    /// the image. Returns `None` at the end of the day.
+    /// Returns the I/Os per second of one desktop in the present phase of the day, the share of
+    /// reads, and true if the reads go to the image. Returns `None` at the end of the day.
     fn phase(&self) -> Option<(f64, f64, bool)> {
         let c = &self.config;
         let now = self.arrivals.now_s();
@@ -119,7 +119,7 @@ impl Iterator for Desktops {
         let mean = if op == Op::Read { self.config.read_size } else { self.config.write_size };
         let len = draw_size(mean.0, dice);
         let image_percent = self.config.image_reads_percent;
-        // A share of 100 % draws no number.
+        // If the share is 100 %, no random number is drawn.
         let from_image = from_image && (image_percent == 100.0 || dice.unit() * 100.0 < image_percent);
         Some(if op == Op::Read && from_image {
             Record { at_ns, offset: self.image.draw(len, dice), len, op, disk: 0 }

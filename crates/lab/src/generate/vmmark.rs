@@ -2,9 +2,9 @@
 //!
 //! Published: four tiles, 24 % reads and 76 % writes, and 1.09 TB of data. DRAM and 92 GB of flash
 //! (8 % of the data) serve 96.5 % of the I/O on 11 disks. Without flash, 20 disks support two tiles
-//! and 11 disks none; with flash, both support four. The size of the hot data is fitted to these
-//! 96.5 %, and the rate of a tile to the two tiles. Deployments and storage moves are copies on one
-//! more disk.
+//! and 11 disks none; with flash, both support four. The size of the hot data is fitted to the 96.5
+//! %. The rate of a tile is fitted to the two tiles on 20 disks. Deployments and storage moves are
+//! simulated as copies on one additional disk.
 
 use super::common::{Arrivals, FOOTPRINT, PERCENT, RATE, SECONDS, SECTOR, check_sectors, draw_op, scaled};
 use super::parameters::{Bytes, parameters};
@@ -21,9 +21,9 @@ parameters! {
         io: Bytes = Bytes(8192), in Bytes(SECTOR)..=Bytes(EXTENT), "size of a request (chosen)";
         tile_iops: f64 = 1400.0, in RATE, "I/Os a second of a tile (fitted)";
         hot_percent: f64 = 8.4, in 0.001..=99.9, "part of the data that is hot, in extents of 64 KiB (fitted)";
-        hot_share_percent: f64 = 99.5, in PERCENT, "share of requests that go there (fitted)";
-        deploy_mib_s: f64 = 0.0, in 0.0..=1e6, "copies in MiB a second for deployments and moves, on one more disk; 0 without (chosen)";
-        seconds: f64 = 600.0, in SECONDS, "length";
+        hot_share_percent: f64 = 99.5, in PERCENT, "share of requests that go to hot data (fitted)";
+        deploy_mib_s: f64 = 0.0, in 0.0..=1e6, "copies in MiB a second for deployments and moves, on an additional disk; 0 is none (chosen)";
+        seconds: f64 = 600.0, in SECONDS, "length of the load, seconds";
         cache: Bytes = Bytes(92 << 30), "cache of the set-up";
     }
 }
@@ -84,8 +84,8 @@ impl Tiles {
         2.0 * self.config.deploy_mib_s * f64::from(1 << 20) / (COPY_EXTENTS * EXTENT) as f64
     }
 
-    /// Returns the next I/O of deployments: they copy the first half of their disk in order to the
-    /// second half, again and again.
+    /// Returns the next I/O of deployments. Deployments repeatedly copy the first half of their
+    /// disk to the second half, in order.
     fn copy(&mut self, at_ns: u64) -> Record {
         let pieces = (self.extents / COPY_EXTENTS / 2).max(1);
         let (piece, is_write) = (self.copied / 2 % pieces, self.copied % 2);
@@ -110,7 +110,7 @@ impl Iterator for Tiles {
         if self.arrivals.now_s() > self.config.seconds {
             return None;
         }
-        // Without deployments, the generator draws no number here.
+        // Without deployments, no random number is drawn here.
         if copy_iops > 0.0 && self.dice.unit() * (tiles_iops + copy_iops) >= tiles_iops {
             return Some(self.copy(at_ns));
         }

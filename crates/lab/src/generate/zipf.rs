@@ -10,13 +10,13 @@ use hob_trace::Record;
 
 parameters! {
     ZipfLoad {
-        requests: u64 = 1_000_000, "requests";
-        footprint: Bytes = Bytes(16 << 30), in FOOTPRINT, "bytes they range over";
+        requests: u64 = 1_000_000, "number of requests";
+        footprint: Bytes = Bytes(16 << 30), in FOOTPRINT, "bytes of the disk that the requests cover";
         io: Bytes = Bytes(4096), in REQUEST, "size of a request";
-        theta: f64 = 1.0, in THETA, "skew; 0 is uniform";
-        read_percent: f64 = 100.0, in PERCENT, "share of reads, to a tenth";
+        theta: f64 = 1.0, in THETA, "skew of the Zipf distribution; 0 is uniform";
+        read_percent: f64 = 100.0, in PERCENT, "share of reads, rounded to a tenth";
         iops: f64 = 1000.0, in RATE, "mean arrivals a second";
-        cache: Bytes = Bytes(16 << 30 >> 3), "cache";
+        cache: Bytes = Bytes(16 << 30 >> 3), "cache of the set-up";
     }
 }
 

@@ -1,4 +1,4 @@
-//! Latencies of synthetic traces.
+//! Tests the measured latencies of synthetic traces.
 
 use hob_engine::policy::PolicyKind;
 

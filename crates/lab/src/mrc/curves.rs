@@ -22,8 +22,8 @@ pub struct Totals {
     pub write_bytes: u64,
     /// Number of sectors that writes cover completely.
     pub write_sectors: u64,
-    /// Number of sectors that writes cover in part. In write-back, each of these sectors is a
-    /// separate write to the backing.
+    /// Number of sectors that writes cover in part. In write-back, the data of each of these
+    /// sectors goes to the backing as a separate write.
     pub write_parts: u64,
     /// Number of blocks that entered the cache at least once.
     pub blocks: u64,
@@ -53,9 +53,9 @@ pub struct At {
     pub read_hits: u64,
     /// Number of bytes of read hits.
     pub read_hit_bytes: u64,
-    /// Number of writes whose blocks are all cached when the write arrives. Only blocks of which
-    /// the write covers a sector count. A write that covers no whole sector is not a hit. Always 0
-    /// in write-around.
+    /// Number of writes whose blocks are all in the cache when the write arrives. Only blocks in
+    /// which the write covers a whole sector count. A write that covers no whole sector is not a
+    /// hit. Always 0 in write-around.
     pub write_hits: u64,
     /// Number of written bytes that never reach the backing, because they are overwritten or
     /// discarded while dirty. This happens only in write-back.

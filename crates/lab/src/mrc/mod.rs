@@ -2,10 +2,10 @@
 //!
 //! There are two levels of detail:
 //!
-//! * [`exact`] handles whole requests on sectors, as the engine does. A read hits if all its
-//!   sectors are valid, and a miss makes exactly the requested sectors valid. Writes follow a
-//!   [`Mode`]. The result includes the traffic of flash and backing.
-//! * [`shards`] handles block accesses, with blocks cached as a whole (Olken, "Efficient methods
+//! * [`exact`] handles whole requests on sectors, as the engine does. A read is a hit if all its
+//!   sectors are valid in the cache. A miss makes exactly the requested sectors valid. Writes
+//!   follow a [`Mode`]. The result includes the traffic of flash and backing.
+//! * [`shards`] handles accesses to blocks, which are cached as a whole (Olken, "Efficient methods
 //!   for calculating the success function of fixed space replacement policies", 1981). It estimates
 //!   the result from a sample of the blocks ([`hob_engine::sizing`]).
 //!
@@ -54,8 +54,8 @@ pub fn exact(records: impl IntoIterator<Item = Record>, block_bytes: u64, mode: 
 }
 
 /// Passes the block accesses of a trace to `shards`, whose curve estimates the read miss ratio by
-/// blocks. Each block of a read is one access, which hits if the block is cached. `mode` determines
-/// whether writes add blocks to the cache.
+/// blocks. Each block of a read is one access. The access is a hit if the block is cached. `mode`
+/// determines whether writes add blocks to the cache.
 ///
 /// # Errors
 /// Returns an error if the block size is not a power of two from 4 KiB to 1 MiB.
@@ -106,8 +106,9 @@ fn checked_shift(block_bytes: u64) -> Result<u32> {
     Ok(block_bytes.ilog2() - SECTOR_SHIFT)
 }
 
-/// Returns a key for a block of a disk. Block numbers have at most 52 bits. The disk number is
-/// hashed into all bits, so that keys of real traces do not collide.
+/// Returns a key for a block of a disk. Block numbers have at most 52 bits. The function hashes the
+/// disk number into all bits of the key, so that keys of different disks do not collide in real
+/// traces.
 fn key(disk: u16, block: u64) -> u64 {
     block ^ u64::from(disk).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -1,8 +1,8 @@
-//! Computes exact curves for whole requests with Olken's LRU stack. For each sector, the state has
-//! the smallest cache size in which the sector is still valid.
+//! Computes exact curves for whole requests with Olken's LRU stack. For each sector, the
+//! computation keeps the smallest cache size in which the sector is still valid.
 //!
 //! A block stays in an LRU cache of c blocks while its stack distances are at most c. For each
-//! sector, the state stores the largest stack distance of the sector's block since the sector
+//! sector, the computation keeps the largest stack distance of the sector's block since the sector
 //! became valid. The sector is still valid in all caches of at least that many blocks. A second
 //! maximum, counted from the sector's last write, gives the smallest cache size in which the sector
 //! is dirty in write-back. One pass over the trace thus gives the results of all sizes.
@@ -29,7 +29,8 @@ struct Span {
     count: u32,
 }
 
-/// A range of sectors whose block has a number, with the position of its sectors in the arrays.
+/// A range of sectors in a block that the stack has numbered, and the position of these sectors in
+/// the arrays of the state.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     number: u32,
@@ -235,8 +236,8 @@ impl Requests {
         Ok(())
     }
 
-    /// Updates a block's sectors: caches that are too small for the block have dropped its sectors
-    /// and destaged the dirty ones.
+    /// Updates the state of a block's sectors at a use of the block. Caches that were too small to
+    /// keep the block since its last use have dropped its sectors and destaged the dirty ones.
     fn age(&mut self, number: u32) {
         let distance = self.stack.distance(number);
         let block = self.sectors_of(number);

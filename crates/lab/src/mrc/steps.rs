@@ -6,8 +6,8 @@ use super::stack::NEVER;
 
 const CHUNK: usize = 512;
 
-/// Changes of the value by cache size, while they are collected. Adjacent sizes share a chunk of
-/// memory, and chunks without changes do not exist.
+/// Collects the changes of a step function's value by cache size. Adjacent sizes share a chunk of
+/// memory. Chunks without changes use no memory.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     chunks: Vec<Option<Box<[i64; CHUNK]>>>,
@@ -40,7 +40,7 @@ impl Steps {
         let mut sum = 0;
         let values = self.changes().map(|(size, amount)| {
             sum += amount;
-            (size, u64::try_from(sum).expect("no more is taken away than was there"))
+            (size, u64::try_from(sum).expect("the value is never negative"))
         });
         Values(values.collect())
     }

@@ -29,7 +29,7 @@ fn exact_accesses(accesses: impl IntoIterator<Item = (u64, u32)>) -> Result<Curv
     Ok(hits.finish().miss_curve(total))
 }
 
-/// An LRU cache of one size, a direct implementation of the documented semantics.
+/// An LRU cache of one size, implemented directly from the documentation of the exact curves.
 struct Naive {
     blocks_max: usize,
     sectors_per_block: u64,
@@ -156,7 +156,7 @@ impl Naive {
         }
     }
 
-    /// Returns the result if the trace ended here.
+    /// Returns the result that the trace would have if it ended now.
     fn end(&self) -> At {
         let mut end = Naive { blocks: self.blocks.clone(), at: self.at, blocks_max: 0, ..*self };
         end.make_room();
@@ -241,7 +241,7 @@ fn only_requested_sectors_become_valid() {
     assert_eq!(curves.at(1).read_hits, 1);
     assert_eq!(curves.at(1).flash_write_bytes, 8192);
     assert_eq!(curves.totals().blocks, 1);
-    // With whole blocks they would have been hits.
+    // If the cache filled whole blocks, the later reads would be hits.
     let blocks = exact_accesses(accesses(reads, 65536, Mode::WriteThrough).unwrap()).unwrap();
     assert!((blocks.miss_ratio_at(1) - 1.0 / 3.0).abs() < 1e-9);
 }

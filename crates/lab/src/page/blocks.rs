@@ -3,7 +3,8 @@
 use super::line;
 use crate::markup::escaped;
 
-/// Length in bytes above which a cell's text gets a wider column, even if the table must scroll.
+/// Length of a cell's text in bytes above which its column becomes wider, even if the table must
+/// then scroll.
 const LONG: usize = 30;
 
 /// Result of a check, shown as a sign and a word.

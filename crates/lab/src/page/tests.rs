@@ -1,4 +1,4 @@
-//! Every page is well-formed, loads nothing from elsewhere, and escapes text.
+//! Tests that every page is well-formed, loads no external files, and escapes text.
 
 use super::*;
 use crate::markup::judge::flaw;

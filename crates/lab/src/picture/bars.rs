@@ -112,7 +112,8 @@ impl BarChart {
         self
     }
 
-    /// Returns the chart with vertical bars. The bars become horizontal if they lack room.
+    /// Returns the chart with vertical bars. If names or values do not fit, the bars become
+    /// horizontal.
     pub fn upright(self) -> BarChart {
         BarChart { upright: true, ..self }
     }
@@ -225,7 +226,8 @@ struct Upright {
 }
 
 impl Upright {
-    /// Returns dimensions with room for every name and value, or `None` if there are none.
+    /// Returns dimensions of vertical bars with room for every name and value, or `None` if the
+    /// names and values do not fit.
     fn fitting(chart: &BarChart) -> Option<Upright> {
         // The exact left border is unknown here: it depends on labels, which depend on the legend's
         // height. This value is a safe upper limit.

@@ -84,7 +84,7 @@ pub(super) fn axis_bottom(canvas: &mut Canvas, frame: Frame, ruler: &AxisScale, 
     canvas.text(&name, (frame.right, frame.bottom + 46.0), Style::new(NAME, FAINT, Anchor::End));
 }
 
-/// Whether an axis draws grid lines through the data.
+/// Tells whether an axis draws grid lines through the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grid {
     Ticks,

@@ -1,5 +1,6 @@
 //! Draws latency over time as SVG. Each request is a dot, and the phases of a run follow each other
-//! on the time axis. The chart has a median line and a legend with the results of each phase.
+//! on the time axis. The chart also has a line of the median latency, and a legend with the results
+//! of each phase.
 //!
 //! Latencies are on a logarithmic axis with labels in µs, ms and s. Runs of more than a few
 //! thousand requests are thinned, so an SVG file stays below 500 KB.

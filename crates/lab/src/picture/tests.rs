@@ -1,4 +1,4 @@
-//! Every picture, whatever its data, is well-formed and small, and escapes text.
+//! Tests that every picture is well-formed and small for all data, and escapes text.
 
 use super::*;
 use crate::markup::judge::flaw;

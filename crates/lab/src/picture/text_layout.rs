@@ -1,8 +1,8 @@
 //! Layout of text in charts: the width of a text, cutting a text, and moving labels apart.
 //!
-//! No font is measured, because the viewer chooses the font. Widths are those of DejaVu Sans by
-//! kinds of characters. DejaVu Sans is the widest of the requested fonts, so widths are rarely too
-//! small.
+//! No font is measured, because the viewer chooses the font. The module assumes the widths of
+//! DejaVu Sans, with one width for each kind of character. DejaVu Sans is the widest of the
+//! requested fonts, so widths are rarely too small.
 
 /// Returns the approximate width of a text at this font size, pixels.
 pub(super) fn width(text: &str, size: f64) -> f64 {
@@ -42,8 +42,9 @@ pub(super) fn cut(text: &str, size: f64, room: f64) -> String {
     kept + "…"
 }
 
-/// Moves labels apart so that none overlap, and into the borders if there is enough room. The
-/// labels are in order of their middles, and the sum of squared moves is minimal.
+/// Returns positions for labels at which no labels overlap. If there is enough room, the labels are
+/// inside the borders. `middles` must be in ascending order. The sum of the squared distances
+/// between the given and the returned positions is minimal.
 ///
 /// The function uses the pool-adjacent-violators algorithm of isotonic regression. After
 /// subtracting the widths of earlier labels, positions must not decrease. Labels that collide share
@@ -85,7 +86,7 @@ mod tests {
     #[test]
     fn long_text_is_truncated() {
         assert_eq!(cut("short", 16.0, 100.0), "short");
-        let long = "a name that somebody made very, very long ".repeat(5000);
+        let long = "a name that users made very, very long ".repeat(5000);
         let kept = cut(&long, 16.0, 200.0);
         assert!(
             kept.ends_with('…') && kept.starts_with("a name that") && width(&kept, 16.0) <= 200.0,

@@ -3,7 +3,7 @@
 
 use crate::summary::Sample;
 
-/// Number of slowest requests that are always kept, because they are the most interesting ones.
+/// Number of the slowest requests that a chart always shows, even if other requests are left out.
 const SLOWEST_KEPT: usize = 24;
 
 /// Returns about `max` samples at regular intervals, and the slowest samples. If there are fewer

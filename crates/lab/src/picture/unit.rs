@@ -77,7 +77,8 @@ impl Unit {
     }
 }
 
-/// Returns the unit of time that suits values up to `most` seconds.
+/// Returns the unit of time for labels of values up to `most` seconds: its length in seconds and
+/// its name.
 pub(super) fn time_unit(most: f64) -> (f64, &'static str) {
     match most {
         _ if most < 2e-6 => (1e-9, "ns"),
@@ -139,7 +140,7 @@ fn apart(whole: &str) -> String {
     whole.parse().map_or(whole.to_owned(), count_text)
 }
 
-/// Formats a value with the decimals of a round step.
+/// Formats a value with as many decimals as the round step between labels needs.
 fn stepped(value: f64, step: f64) -> String {
     let places = (-step.log10() - 1e-9).ceil().clamp(0.0, 12.0) as usize;
     if value >= 1e15 || (value < 1e-12 && value > 0.0) {

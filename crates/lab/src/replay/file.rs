@@ -31,7 +31,7 @@ pub(super) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// Alignment of buffers, bytes. Direct I/O needs the alignment of the device's blocks, which are
 /// rarely larger.
 const ALIGNMENT: usize = 4096;
-/// Maximum number of results that wait to be counted.
+/// Maximum number of completed requests whose results are not counted yet.
 const DONE_MAX: usize = 4096;
 
 #[cfg(target_arch = "x86_64")]
@@ -133,7 +133,7 @@ fn take<S: Iterator<Item = Result<Timed>>>(
     stop: &AtomicBool,
 ) -> Option<(u64, Timed, RealClock)> {
     let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
-    let clock = *start.get().expect("it is set before the list is let go");
+    let clock = *start.get().expect("the clock is set before the lock is released");
     if list.over || stop.load(Ordering::Relaxed) {
         return None;
     }

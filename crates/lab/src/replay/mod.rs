@@ -30,7 +30,7 @@ use survey::Fit;
 pub use survey::{Kind, Survey};
 pub use target::{FileAccess, Target, TargetInfo};
 
-/// Treatment of writes and discards in a trace.
+/// Defines what a replay does with the writes and discards of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Changes {
     /// A trace with writes or discards is refused.
@@ -45,7 +45,7 @@ pub enum Changes {
 /// Settings of a replay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Pace.
+    /// Speed at which the requests are sent.
     pub pace: Pace,
     /// Maximum number of requests in flight, at least 1.
     pub depth: usize,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Result, bail};
 
-/// Pace of a replay.
+/// Pace of a replay: the speed at which the requests of the trace are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Pace {
     /// Requests are sent at their recorded times.

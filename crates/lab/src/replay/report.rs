@@ -106,7 +106,7 @@ struct Times {
 
 impl Times {
     fn new() -> Times {
-        let histogram = Histogram::new_with_bounds(1, HOUR_NS, 3).expect("these are bounds");
+        let histogram = Histogram::new_with_bounds(1, HOUR_NS, 3).expect("the bounds are valid");
         Times { histogram, max_ns: 0 }
     }
 

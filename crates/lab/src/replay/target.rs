@@ -30,7 +30,7 @@ pub struct TargetInfo {
     pub can_flush: bool,
 }
 
-/// Whether I/O to a file or block device uses the kernel's page cache.
+/// Tells whether I/O to a file or block device uses the kernel's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileAccess {
     /// Buffered I/O: the kernel's page cache serves many requests.

@@ -1,4 +1,5 @@
-//! Replays to files. Replays to NBD exports are in the driver's tests and in the conformance suite.
+//! Tests replays to files. The tests of the driver and the conformance suite test replays to NBD
+//! exports.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;

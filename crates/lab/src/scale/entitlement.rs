@@ -1,6 +1,7 @@
-//! Computes the entitlement of each disk of a model: the entitlements follow from one rate per
-//! share for all disks, chosen so that they add up to the datastore's total rate. A disk gets at
-//! most its demand and its limit, and at least its reservation if it demands that much.
+//! Computes the entitlement of each disk of a model. All disks have the same rate per share, chosen
+//! so that the entitlements add up to the datastore's total rate. The entitlement of a disk is at
+//! most its demand and its limit. It is at least the disk's reservation, if the disk demands that
+//! much.
 
 use super::{Demand, Disk};
 

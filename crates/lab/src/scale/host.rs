@@ -11,7 +11,7 @@ use super::store::{Event, Store};
 use super::{Demand, Disk, Knowledge, SECOND_NS, Scale};
 use crate::prng::Prng;
 
-/// A modelled host; see the module documentation.
+/// A modelled host with the engine's scheduler and throttle.
 pub(super) struct Host {
     number: usize,
     scheduler: Scheduler<usize>,
@@ -19,7 +19,7 @@ pub(super) struct Host {
     /// Flow and demand of each disk, by disk number.
     disks: BTreeMap<usize, (FlowId, Demand)>,
     level: Option<f64>,
-    /// Time of the next check, when a rate limit allows more I/O.
+    /// Time at which a rate limit will allow more I/O and the host must try to send again.
     looks_at: u64,
 }
 
@@ -103,7 +103,8 @@ impl Host {
             .take_report(Instant(now), |seconds| scheduler.take_wanted_shares(Instant(now), *level, seconds))
     }
 
-    /// Applies an agreement of the hosts about the datastore.
+    /// Applies the agreement of the hosts, which sets the rate per share and the number of I/Os
+    /// that this host may have in flight.
     pub(super) fn settle(&mut self, now: u64, report: &Report, agreement: &SharedDatastore) {
         self.level = Some(agreement.level);
         self.window.settle(Instant(now), report.wanted_shares * agreement.in_flight_per_share);

@@ -1,12 +1,12 @@
 //! Models many hosts and a shared datastore in virtual time, to test whether each disk gets its
 //! entitlement.
 //!
-//! The hosts use only the engine's scheduler and throttle. The datastore is a number of servers
-//! behind one queue, without knowledge of hosts and disks. The disks are distributed unevenly over
-//! the hosts, and differ in entitlement and demand. The model computes the *entitlement* of each
-//! disk (`entitlement.rs`): the rate that the disk should get by its shares, its limit and its
-//! *reservation*, the rate that it gets even if other disks have more shares. The model compares
-//! the entitlement with the disk's actual rate.
+//! Of the engine, the hosts use only the scheduler and the throttle. The datastore consists of
+//! several servers behind one queue, and does not distinguish hosts and disks. The disks are
+//! distributed unevenly over the hosts, and differ in entitlement and demand. The model computes
+//! the *entitlement* of each disk (`entitlement.rs`): the rate that the disk should get by its
+//! shares, limit and reservation. A *reservation* is a rate that a disk gets even if other disks
+//! have more shares. The model compares the entitlement with the disk's actual rate.
 //!
 //! Rates are in units per second, and times in nanoseconds of virtual time.
 
@@ -110,7 +110,8 @@ impl Outcome {
     }
 }
 
-/// Runs a model. `check` is called at intervals and can end the run.
+/// Runs the model of a datastore with its hosts and disks. `check` is called at intervals, and the
+/// run ends if it returns an error.
 ///
 /// # Errors
 /// Returns the errors of `check`.
@@ -163,7 +164,7 @@ fn disks(scale: &Scale) -> Vec<Disk> {
             place = place.saturating_sub(*places);
             is_there
         };
-        let host = places.iter().position(is_there).expect("less than all");
+        let host = places.iter().position(is_there).expect("one host has this place");
         let shares = [500, 1000, 1000, 2000][dice.below(4) as usize];
         let mut due = Entitlement { shares, ..Entitlement::default() };
         match dice.below(10) {
@@ -187,8 +188,8 @@ struct Reports {
     /// Time of each host's next report.
     next_at: Vec<u64>,
     first_at: u64,
-    /// For each host, its last report that the other hosts have received. `coming` has the reports
-    /// in transit: arrival time, sender and report.
+    /// The last report of each host that the other hosts have received. `coming` has the reports in
+    /// transit: arrival time, sender and report.
     known: Vec<Report>,
     coming: VecDeque<(u64, usize, Report)>,
     made: u64,
@@ -244,7 +245,7 @@ impl Reports {
     }
 }
 
-/// Counts during the measurement.
+/// Counts of the I/O during the measurement.
 struct Counted {
     /// Number of units by disk.
     units: Vec<u64>,

@@ -9,7 +9,7 @@ use crate::prng::Prng;
 /// A future event of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
-    /// A disk has a new I/O.
+    /// The guest of this disk sends a new I/O.
     Arrival(usize),
     /// An I/O of a disk, sent at `began`, completes.
     Done { disk: usize, began: u64 },
@@ -17,14 +17,15 @@ pub(super) enum Event {
     Look(usize),
 }
 
-/// The modelled datastore; see the module documentation.
+/// The modelled datastore: several servers behind one queue.
 pub(super) struct Store {
     idle: usize,
     service_ns: u64,
     queue: VecDeque<(usize, u64)>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     serial: u64,
-    /// Random service times. A free server starts the next I/O immediately.
+    /// Random number generator for the service times. A free server starts the next I/O
+    /// immediately.
     dice: Prng,
 }
 

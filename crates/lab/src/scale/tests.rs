@@ -1,4 +1,4 @@
-//! Small models with known results.
+//! Tests small models of a datastore whose results are known.
 
 use std::convert::Infallible;
 

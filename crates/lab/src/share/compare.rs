@@ -1,5 +1,5 @@
-//! Runs a comparison of ways to divide pools of several sizes. The results are rows, one for each
-//! size and way.
+//! Compares ways to divide a pool between disks, for pools of several sizes. The results are rows,
+//! one for each size and way.
 
 use std::sync::atomic::AtomicBool;
 
@@ -26,8 +26,8 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Simulates each way to divide each pool. Returns one row for each, in the order of the pools.
-    /// `progress` is called at intervals on the caller's thread.
+    /// Simulates each way to divide each pool. Returns one row for each combination of way and
+    /// pool, in the order of the pools. `progress` is called at intervals on the caller's thread.
     ///
     /// # Errors
     /// Returns the errors of [`play`], or an error if `stop` was set.
@@ -71,7 +71,8 @@ pub struct Row {
     pub cache_share: f64,
     /// Fraction of the reads of all disks that were served whole from flash.
     pub read_hit_ratio: f64,
-    /// `read_hit_ratio` minus that of the best fixed parts; `None` if these were not simulated.
+    /// `read_hit_ratio` minus the hit ratio of the best fixed parts; `None` if the best fixed parts
+    /// were not simulated.
     pub difference_to_optimum: Option<f64>,
     /// Bytes written to flash.
     pub flash_write_bytes: u64,
@@ -83,8 +84,8 @@ pub struct Row {
     pub sizes: Vec<u64>,
     /// Results of each disk.
     pub disks: Vec<DiskRow>,
-    /// Sizes of each cache over time: nanoseconds, and bytes from then on. Empty if the sizes are
-    /// fixed.
+    /// Sizes of each cache over time. Each entry has the time at which the size changed,
+    /// nanoseconds, and the size from then on, bytes. Empty if the sizes are fixed.
     #[serde(skip)]
     pub history: Vec<Vec<(u64, u64)>>,
 }
@@ -136,8 +137,8 @@ impl Row {
         }
     }
 
-    /// Returns the difference to the best fixed parts in percentage points, or a dash if these were
-    /// not simulated.
+    /// Returns the difference between the hit ratio and that of the best fixed parts, in percentage
+    /// points. Returns a dash if the best fixed parts were not simulated.
     pub fn points_to_optimum(&self) -> String {
         // Adding 0 changes a rounded −0 to 0.
         let points = |difference: f64| (difference * 1e4).round() / 1e2 + 0.0;

@@ -1,4 +1,5 @@
-//! The page of a comparison of divisions, with its pictures and tables as separate files.
+//! Writes the HTML page of a comparison of ways to divide a pool, and its pictures and tables as
+//! separate files.
 //!
 //! Each file is first written under a temporary name, and the page is written last, so a partial
 //! page never exists.
@@ -19,12 +20,13 @@ const CSV: &str = "divisions.csv";
 const DISKS_CSV: &str = "divisions-disks.csv";
 const CAPACITY_CSV: &str = "divisions-capacity.csv";
 
-/// Maximum number of disks in a picture of bars, which stays readable in the height of a window.
+/// Maximum number of disks in a bar chart, so that the chart stays readable in the height of a
+/// window.
 const BARS_MAX: usize = 12;
-/// Maximum number of disks in a picture of curves, whose names fit beside the picture.
+/// Maximum number of disks in a line chart, so that the names of the disks fit beside the chart.
 const CURVES_MAX: usize = 14;
 
-/// What the page states about the comparison.
+/// Facts about the comparison that the page states.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// Number of requests of all disks.
@@ -167,7 +169,8 @@ fn largest(values: &[u64], max: usize) -> Vec<usize> {
     numbers
 }
 
-/// Returns which disks a picture shows, or an empty text if it shows all.
+/// Returns a text that says which disks a picture shows. The text is empty if the picture shows all
+/// disks.
 fn drawn_of(drawn: usize, disks: usize, which: &str) -> String {
     if drawn == disks { String::new() } else { format!("the {drawn} of {disks} disks {which}") }
 }

@@ -1,4 +1,4 @@
-//! Disks whose best division is known.
+//! Tests divisions of a pool between disks whose best division is known.
 
 use super::*;
 use crate::prng::splitmix64;
@@ -96,8 +96,9 @@ fn disks_keep_apart_and_times_stretch() {
 }
 
 /// Uses real traces as the disks of one host, if there are any: `HOB_TRACES` names a folder of
-/// `.csv` or `.csv.zst` files. Each takes an hour of virtual time. `HOB_TRACES_REQUESTS` limits the
-/// requests of each. Prints read hits by division and size of the pool.
+/// `.csv` or `.csv.zst` files. The times of each trace are scaled to one hour.
+/// `HOB_TRACES_REQUESTS` limits the number of requests of each trace. Prints read hits by division
+/// and size of the pool.
 #[test]
 fn real_traces_share_a_pool() {
     let Some(folder) = std::env::var_os("HOB_TRACES") else {

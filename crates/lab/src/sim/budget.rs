@@ -1,4 +1,5 @@
-//! The flash write budget of a simulated cache. The times are those of the trace.
+//! Simulates the flash write budget of a cache. The simulated time is the time of the trace's
+//! requests.
 
 use hob_engine::CacheSim;
 use hob_engine::flash_budget::{FlashBudget, Member, ROUND_NS, Settings};
@@ -15,8 +16,8 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Creates the account. For a miniature, budget and cache size are multiplied by the sampling
-    /// rate.
+    /// Creates the account. For a simulation of a sample of the blocks, budget and cache size are
+    /// multiplied by the sampling rate.
     pub(super) fn new(bytes_per_day: u64, point: &Point) -> Budget {
         let scaled = |bytes: u64| ((bytes as f64 * point.sample_rate) as u64).max(1);
         let settings =
@@ -25,7 +26,7 @@ impl Budget {
     }
 
     /// Charges the cache's flash writes to the account, and gives the cache a new allowance of
-    /// flash writes. Does nothing if [`ROUND_NS`] have not passed since the last time.
+    /// flash writes. Does nothing if less than [`ROUND_NS`] has passed since the last charge.
     #[inline]
     pub(super) fn advance(&mut self, at_ns: u64, cache: &mut CacheSim) {
         if at_ns >= self.next_ns {

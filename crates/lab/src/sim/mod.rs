@@ -10,8 +10,8 @@
 //! simulations", USENIX ATC 2017). A miniature treats each block of a request as a separate
 //! request.
 //!
-//! A flash write budget is simulated by the times of the trace, with the engine's account for a pool
-//! that has this cache only ([`hob_engine::flash_budget`]).
+//! A flash write budget is simulated at the times of the trace's requests, with the engine's
+//! account ([`hob_engine::flash_budget`]). The simulated pool has only this cache.
 
 mod budget;
 mod mini;
@@ -35,7 +35,8 @@ use mini::Sample;
 
 /// Maximum number of record blocks that wait for a slow worker thread.
 const BLOCKS_WAITING_MAX: usize = 4;
-/// How many requests ahead of the simulated request the index is prefetched.
+/// Number of requests by which the prefetch of the cache's index precedes the simulation of a
+/// request.
 const LOOK_AHEAD: usize = 8;
 
 /// Maximum number of blocks of a simulated cache.
@@ -82,7 +83,8 @@ pub struct Simulation {
     /// First byte beyond the addresses that the cache supports.
     end: u64,
     out_of_reach: u64,
-    /// Result of the prefetches. Using it prevents the compiler from removing them.
+    /// Result of the prefetches. The use of this value prevents the compiler from removing the
+    /// prefetches.
     looked_at: u32,
 }
 

@@ -149,7 +149,7 @@ fn a_budget_limits_flash_writes_and_keeps_popular_blocks() {
     };
     let (without, with) = (run(None), run(Some(1000 * 4096)));
     assert!(without.flash_write_bytes > 400_000 * 4096, "{without:?}");
-    // Budgets of eleven days, and the loan for the empty cache.
+    // The limit is the budget of eleven days, plus the extra budget that fills an empty cache.
     assert!(with.flash_write_bytes <= (11 * 1000 + 1000) * 4096, "{with:?}");
     assert!(with.flash_write_bytes > 5000 * 4096, "{with:?}");
     assert!(with.read_hits > without.read_hits * 9 / 10, "{with:?} {without:?}");

@@ -1,4 +1,5 @@
-//! The golden bytes, blocks and pipes, truncated ends, and refused input.
+//! Tests of the binary format: the fixed bytes of each version, reading in blocks and from pipes,
+//! truncated traces, and invalid input.
 
 use std::io::Cursor;
 

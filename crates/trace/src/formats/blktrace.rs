@@ -96,7 +96,7 @@ fn parser(head: &Head<'_>, _: &Settings) -> Result<Box<dyn Parse>, Reason> {
     let order = order(head.bytes).ok_or("it does not begin with blktrace's magic number")?;
     let version = u32_at(head.bytes, 0, order) & 0xff;
     if version != VERSION {
-        return Err(format!("its version is {version}, and {VERSION} is read").into());
+        return Err(format!("its version is {version}; hob reads only version {VERSION}").into());
     }
     Ok(Box::new(Blktrace { order, event: event(head.bytes, order), lost: false, name: String::new() }))
 }
@@ -123,7 +123,7 @@ impl Parse for Blktrace {
         }
         if u32_at(&record, 0, self.order) != MAGIC | VERSION {
             self.lost = true;
-            return Ok(Step::Bad("the magic number is wrong; what follows is not read".into()));
+            return Ok(Step::Bad("the magic number is wrong; the rest of the trace is not read".into()));
         }
         let more = u64::from(u16_at(&record, 46, self.order));
         if input.skip(more)? < more {

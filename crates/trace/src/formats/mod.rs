@@ -40,7 +40,8 @@ pub struct FormatInfo {
     pub summary: &'static str,
     /// Publication that defines the format.
     pub source: &'static str,
-    /// Lower-case parts of file names that decide between formats.
+    /// Lower-case parts of file names. If the content fits several formats equally well, a file
+    /// name with one of these parts selects this format.
     hints: &'static [&'static str],
     detect: fn(&Head<'_>) -> Likeness,
     parser: MakeParser,
@@ -129,7 +130,7 @@ pub(super) enum Step {
 
 /// A parser of a trace format.
 pub(super) trait Parse: Send {
-    /// Returns the next entry. An error is an error of the input.
+    /// Returns the next entry. Returns an error if the input cannot be read.
     fn next(&mut self, input: &mut Input, disks: &mut Disks) -> io::Result<Step>;
 }
 
@@ -272,7 +273,7 @@ pub(super) fn detect(head: &Head<'_>) -> anyhow::Result<&'static FormatInfo> {
 }
 
 /// Checks that the columns of a trace are not separated by semicolons if the format that the user
-/// gave has other separators. All lines would be invalid.
+/// gave has other separators. In that case all lines would be invalid.
 ///
 /// # Errors
 /// Returns an error if nearly all first lines have semicolons, and the format reads none of them.

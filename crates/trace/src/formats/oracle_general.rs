@@ -2,8 +2,8 @@
 //!
 //! A record has the time (u32, seconds), the object (u64), the size (u32, bytes) and the number of
 //! the object's next request (i64, or −1). The parser does not use the number of the next request.
-//! The format has no writes. Objects of block traces are numbers of 512-byte blocks, as in the
-//! CloudPhysics sample of libCacheSim. An option sets another block size. Source: libCacheSim,
+//! The format has no writes. In a block trace, the object is the number of a 512-byte block, as in
+//! the CloudPhysics sample of libCacheSim. An option sets another block size. Source: libCacheSim,
 //! `oracleGeneralBin.h`.
 
 use std::io;

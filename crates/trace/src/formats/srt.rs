@@ -90,7 +90,7 @@ impl Parse for Srt {
         if got == 4 && !(RECORD_BYTES_MIN..=RECORD_BYTES_MAX).contains(&size) {
             self.lost = true;
             return Ok(Step::Bad(
-                format!("the record says it has {size} bytes; what follows is not read").into(),
+                format!("its size of {size} bytes is invalid; the rest of the trace is not read").into(),
             ));
         }
         if got < 4 || 4 + input.bytes(&mut record[4..size])? < size {

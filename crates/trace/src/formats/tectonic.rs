@@ -4,9 +4,10 @@
 //! Times are in seconds. Sizes and offsets are bytes within a block of up to 16 MiB.
 //! `getChunkData…` is a read, `putChunk…` is a write, and other operations are ignored. `op_count`
 //! is the number of equal requests in that second. A block is identified by `block_id` and
-//! `rs_shard_id`. A hash gives each block 16 MiB on its host's disk, so adjacent blocks are
-//! unrelated and no table is needed. Source: CacheLib, "Evaluating SSD hardware", block traces, and
-//! the cacheMon/cache_dataset README.
+//! `rs_shard_id`. The parser places each block on its host's disk, at an offset that a hash of the
+//! block's names determines. So the parser needs no table of blocks, but neighbouring blocks on
+//! this disk are unrelated. Source: CacheLib, "Evaluating SSD hardware", block traces, and the
+//! cacheMon/cache_dataset README.
 
 use std::io;
 
@@ -31,7 +32,7 @@ const COUNT_MAX: u64 = 1 << 20;
 
 #[derive(Default)]
 struct Tectonic {
-    /// How often the request of the previous line was made.
+    /// Number of equal requests that the last parsed line stands for.
     count: u64,
 }
 
@@ -63,8 +64,8 @@ impl ParseLine for Tectonic {
     }
 }
 
-/// Returns the position of a block: a mixed FNV-1a hash of its names, of which the upper bits are
-/// used.
+/// Returns the position of a block on its host's disk: the upper bits of a mixed FNV-1a hash of the
+/// block's names.
 fn place(block: &str, shard: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in block.bytes().chain([b'/']).chain(shard.bytes()) {
@@ -74,7 +75,7 @@ fn place(block: &str, shard: &str) -> u64 {
     hash >> (64 - PLACE_BITS)
 }
 
-/// Returns a request as often as it was made.
+/// Parser that returns the request of a line as many times as the column `op_count` says.
 struct Repeating {
     lines: Lines<Tectonic>,
     again: Option<(Raw, u64)>,

@@ -1,4 +1,4 @@
-//! Tests each format with data made here: detection by content, correct parsing, errors for bad
+//! Tests each format with synthetic data: detection by content, correct parsing, errors for invalid
 //! lines, and truncation at any position.
 
 use std::io::Cursor;
@@ -160,7 +160,7 @@ fn samples() -> Vec<Sample> {
         },
         Sample {
             format: "blkreplay",
-            text: "Copyright whoever; all rights\n\nany text\n\
+            text: "Copyright holder; all rights\n\nany text\n\
                    start ; sector; length ; op ;  replay_delay ; replay_duration=0\n\
                    \x20     0.000000000 ;     37766853 ;   64 ; W ; 0.0 ; 0.0\n\
                    \x20     0.449518165 ;     37766917 ;   14 ; RA ; 0.0 ; 0.0\n",
@@ -475,13 +475,13 @@ fn blktrace_is_read_in_both_byte_orders() {
         let (records, reader) = read_with(&wrong, OpenOptions::default());
         assert!(records.is_empty());
         let said = reader.skipped().first[0].to_string();
-        assert_eq!(said, "record 2: the magic number is wrong; what follows is not read");
+        assert_eq!(said, "record 2: the magic number is wrong; the rest of the trace is not read");
         let mut version = bytes;
         version[if little { 0 } else { 3 }] = 8;
         let error = open_stream(Cursor::new(version), "x", None, &OpenOptions::default()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "x is not a trace in the format blktrace: its version is 8, and 7 is read"
+            "x is not a trace in the format blktrace: its version is 8; hob reads only version 7"
         );
     }
 }
@@ -513,7 +513,7 @@ fn srt_knows_its_sectors() {
     let (records, reader) = read_with(&bytes, OpenOptions::default());
     assert_eq!(records.len(), 2);
     let said = reader.skipped().first[0].to_string();
-    assert_eq!(said, "record 3: the record says it has 3 bytes; what follows is not read");
+    assert_eq!(said, "record 3: its size of 3 bytes is invalid; the rest of the trace is not read");
 }
 
 /// Traces in the binary formats, which tests damage.
@@ -549,7 +549,8 @@ fn names_are_unique_and_every_row_is_filled() {
     }
 }
 
-/// A trace in hob's own format without valid records, or without any, is still detected.
+/// The header line is sufficient to detect hob's CSV format, even if the trace has no valid record
+/// or no record at all.
 #[test]
 fn the_header_of_hobs_csv_settles_its_format() {
     let text = "ts_us,op,offset,size\nx\n-1,R,0,1\n1,R,9223372036854775808,1\n5,R,0\r\n";

@@ -1,4 +1,5 @@
-//! Per-CPU files in order, files of idle processors, and damaged files.
+//! Tests the merging of per-CPU files: the order of the records, files of idle processors, and
+//! damaged files.
 
 use std::io::Write;
 use std::path::Path;

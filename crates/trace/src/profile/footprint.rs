@@ -19,8 +19,8 @@ const CHUNK_BITS: u32 = 42;
 pub(super) struct SectorSet {
     chunks: HashMap<u64, [u64; 8]>,
     chunks_max: usize,
-    /// How many times the sample was halved: a chunk is in the sample if its hash is below 2⁶⁴
-    /// divided by 2 to the power of `halvings`.
+    /// Number of times that the sample was halved. A chunk is in the sample if its hash is below
+    /// 2⁶⁴ divided by 2 to the power of `halvings`.
     halvings: u32,
     sectors: u64,
     touches: u64,

@@ -1,4 +1,4 @@
-//! A hand-computed profile, and extreme values.
+//! Tests a profile that was computed by hand, and extreme values.
 
 use super::*;
 

@@ -92,7 +92,7 @@ impl Simulation<'_> {
     pub(super) fn adopting_begun(&mut self, host: usize, disk: usize, title: Found<OwnershipRecord>) {
         let loan = title.value.copy.as_ref().map(|copy| copy.loan.clone()).unwrap_or_default();
         let lent = self.hosts[host].lent.values().find(|lent| lent.loan.to_string() == loan);
-        assert!(lent.is_some(), "what has begun had its loan");
+        assert!(lent.is_some(), "a failover begins only with a replica");
         let todo = lent.map(|lent| lent.dirty.iter().map(|(block, value)| (*block, *value)).collect());
         let local = &mut self.hosts[host].local[disk];
         local.title = Some(title);

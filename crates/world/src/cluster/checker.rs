@@ -17,7 +17,8 @@ pub(super) struct Checker {
 struct Block {
     /// The value in the last acknowledged write or answered read of the block.
     settled: u64,
-    /// Later values that were written and not acknowledged. A read may return any of them.
+    /// Values that were written after `settled` and are not acknowledged. A read may return any of
+    /// them.
     in_doubt: Vec<u64>,
 }
 
@@ -75,7 +76,7 @@ impl Checker {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(
                 generation >= latest,
-                "a change of host {host} in generation {generation} reaches the backing after host {by} acknowledged in {latest}"
+                "a write of host {host} in generation {generation} reaches the backing after host {by} acknowledged a request in generation {latest}"
             );
         }
         Ok(())
@@ -97,13 +98,13 @@ impl Checker {
         }
     }
 
-    /// Checks that a host may reply to the guest: no other host may have replied in this ownership
-    /// generation, and no host at all in a later generation.
+    /// Checks that a host may reply to the guest. No other host may have replied in this ownership
+    /// generation, and no host may have replied in a later generation.
     pub(super) fn acknowledge(&mut self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(
                 generation > latest || (generation == latest && host == by),
-                "host {host} acknowledges in generation {generation} after host {by} did in {latest}"
+                "host {host} acknowledges a request in generation {generation} after host {by} did so in generation {latest}"
             );
         }
         self.acknowledged = Some((generation, host));

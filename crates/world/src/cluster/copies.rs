@@ -38,7 +38,8 @@ pub(super) enum Copying {
     Alone,
     /// The owner has requested remote flash.
     Asking,
-    /// The owner sends new writes to both hosts and copies earlier dirty data.
+    /// The owner writes new data to its own flash and to the replica, and copies earlier dirty data
+    /// to the replica.
     Doubling,
     /// The replica has all acknowledged dirty data: the owner acknowledges a write only after the
     /// lending host has stored its data.
@@ -222,8 +223,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Performs the next step for the replica of a disk that the host serves or gives back. Returns
-    /// true if a request to etcd was sent.
+    /// Sends the next request that creates, completes or removes the replica of a disk that the
+    /// host serves or gives back. Returns true if a request to etcd was sent.
     pub(super) fn tend_copy(&mut self, host: usize, disk: usize) -> Result<bool, Violation> {
         let Some(term) = self.hosts[host].term else { return Ok(false) };
         let writes_back = self.hosts[host].kept[disk].writes_back;
@@ -324,8 +325,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Cuts the power of a host. If the dirty data of every disk is also elsewhere, the function
-    /// destroys the host with all its data.
+    /// Cuts the power of a host. If every disk with dirty data has this data on another host too,
+    /// the function also destroys the host with all its data.
     pub(super) fn destroy(&mut self, host: usize, down_ns: u64) -> Result<(), Violation> {
         let is_spare = (0..self.plan.disks).all(|disk| {
             let title = self.store.look(&disk.to_string()).title.map(|title| title.value);

@@ -1,5 +1,5 @@
-//! Simulates the daemon around the cluster state machines. The daemon makes the state
-//! machines' calls, and acquires, opens and releases disks.
+//! Simulates the daemon around the cluster state machines. The daemon calls the state machines,
+//! sends their requests to etcd, and acquires, opens and releases disks.
 
 use hob_engine::cluster::{
     Answer, Ask, ClusterEvent, Event as Told, Found, Is, Key, LeaseId, LeaseTerm, OwnershipRecord,
@@ -50,9 +50,9 @@ impl Simulation<'_> {
         self.hosts[host].up && is_served && local.term.is_some_and(|it| it.is_valid(self.clock(host)))
     }
 
-    /// Returns true if a host serves a disk. A host still counts as serving until the length of one
-    /// lease after its etcd lease expired: on a slow network a renewal may be late, and the host's
-    /// replies wait for the renewal.
+    /// Returns true if a host serves a disk. A host whose etcd lease has expired counts as serving
+    /// for one more lease length: on a slow network the renewal may be late, and the host delays
+    /// its replies until the renewal.
     pub(super) fn serves(&self, host: usize, disk: usize) -> bool {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
@@ -79,7 +79,11 @@ impl Simulation<'_> {
                 Told::NameTaken(member) => {
                     // A host that replaces a destroyed host may find the destroyed host's lease,
                     // because both have the same name.
-                    ensure!(self.hosts[host].me.id.ends_with('+'), "host {host}'s name is {}'s", member.id);
+                    ensure!(
+                        self.hosts[host].me.id.ends_with('+'),
+                        "host {host} has the name of member {}",
+                        member.id
+                    );
                 }
             }
         }
@@ -234,7 +238,7 @@ impl Simulation<'_> {
     /// ownership records before etcd handled the request.
     fn tell(&mut self, before: &[Option<Found<OwnershipRecord>>]) -> Result<(), Violation> {
         for (name, revision, news) in self.store.take_news() {
-            let disk: usize = name.parse().unwrap_or_else(|_| unreachable!("disks are numbers"));
+            let disk: usize = name.parse().unwrap_or_else(|_| unreachable!("the names of disks are numbers"));
             match news {
                 ClusterEvent::HoldGone => self.gone_at[disk] = Some(self.now),
                 ClusterEvent::OwnershipRecord { .. } => {
@@ -278,7 +282,7 @@ impl Simulation<'_> {
         let settled_ns = self.now.nanos_since(gone);
         ensure!(
             !is_taken_over || settled_ns >= self.plan.settle_ns,
-            "disk {disk} is taken {settled_ns} ns after its owner vanished"
+            "disk {disk} is taken over {settled_ns} ns after its owner's lock vanished, before its writes have settled"
         );
         Ok(())
     }
@@ -291,7 +295,7 @@ impl Simulation<'_> {
 
     // Disks.
 
-    /// Checks a disk and starts the actions that it needs.
+    /// Checks the state of a disk at a host, and starts the actions that this state requires.
     pub(super) fn poll(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let life = self.hosts[host].life;
         let at = self.now + self.rng.latency(self.plan.poll_ns);
@@ -332,7 +336,10 @@ impl Simulation<'_> {
             }
             Phase::Leaving => {
                 let dirty = self.hosts[host].kept[disk].is_dirty();
-                let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
+                let title = local
+                    .title
+                    .clone()
+                    .unwrap_or_else(|| unreachable!("a served disk has an ownership record"));
                 let txn = local.seat.give_back(term.lease, &title, dirty);
                 // From here on another host may own the disk, whatever watch events say.
                 self.hosts[host].local[disk].term = None;
@@ -390,7 +397,8 @@ impl Simulation<'_> {
             self.hosts[host].kept[disk].writes_back = false;
         }
         let local = &self.hosts[host].local[disk];
-        let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
+        let title =
+            local.title.clone().unwrap_or_else(|| unreachable!("a served disk has an ownership record"));
         let txn = local.seat.mark(term.lease, &title, dirty);
         self.ask_about(host, disk, Purpose::Mark { dirty }, Request::Txn(txn));
     }
@@ -576,8 +584,9 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Opens a disk after the host got its ownership lock in etcd, or continues to serve the disk
-    /// if the host was serving it and no other host owned it meanwhile.
+    /// Handles the acquisition of a disk's ownership lock by a host. If the host was serving the
+    /// disk and no other host owned it meanwhile, the host continues to serve. Otherwise the host
+    /// opens the disk.
     fn took(
         &mut self,
         host: usize,

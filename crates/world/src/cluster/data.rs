@@ -44,7 +44,8 @@ impl Backing {
 }
 
 impl Simulation<'_> {
-    /// Lets the guest of a host send a random request, if the host serves the chosen disk.
+    /// Chooses a random disk. If the host serves this disk, the host's guest sends a random request
+    /// to the disk.
     pub(super) fn think(&mut self, host: usize) -> Result<(), Violation> {
         let at = self.now + self.rng.latency(self.plan.think_ns);
         self.queue.push(at, Event::Think { host });
@@ -261,8 +262,8 @@ impl Simulation<'_> {
         self.both_done(host, disk, number, value)
     }
 
-    /// Handles a request that is complete at this host and, if it was also sent to the replica,
-    /// there.
+    /// Handles a request that is complete at this host and, if the request was also sent to the
+    /// replica, at the lending host.
     pub(super) fn both_done(
         &mut self,
         host: usize,
@@ -280,7 +281,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sends a reply if the lease is valid.
+    /// Sends a reply if the lease is valid. Otherwise the reply waits until the lease is confirmed.
     fn reply(&mut self, host: usize, disk: usize, number: u64, value: u64) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) && !self.is(Sabotage::UncheckedAnswers) {
             self.report.answers_held += 1;
@@ -289,7 +290,10 @@ impl Simulation<'_> {
         }
         if self.options.sabotage.is_none() {
             for other in (0..self.plan.hosts).filter(|other| *other != host) {
-                ensure!(!self.may_acknowledge(other, disk), "hosts {host} and {other} may both acknowledge");
+                ensure!(
+                    !self.may_acknowledge(other, disk),
+                    "hosts {host} and {other} may both acknowledge requests"
+                );
             }
         }
         let life = self.hosts[host].life;

@@ -63,9 +63,9 @@ pub(super) enum Purpose {
     LeaveAlone,
 }
 
-/// Previous owner of a disk that a host acquires. There is no previous owner at the first time and
-/// after another host gave the disk back. Otherwise it is the host itself, a failed host, or, in a
-/// forced takeover, a host with dirty data.
+/// Previous owner of a disk that a host acquires. A disk has no previous owner if no host ever
+/// acquired it, or if the last owner gave it back. Otherwise the previous owner is the acquiring
+/// host itself, a failed host, or, in a forced takeover, a host with dirty data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum From {
     Nobody,
@@ -106,8 +106,8 @@ pub(super) struct Local {
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) busy: BTreeSet<u32>,
     /// Operations whose writes to the backing wait until the lease is known to be valid.
-    /// `held_answers` has the operations whose replies wait for this, and the values of the
-    /// replies.
+    /// `held_answers` has the operations whose replies wait for the same event, and the values of
+    /// the replies.
     pub(super) held_changes: Vec<u64>,
     pub(super) held_answers: Vec<(u64, u64)>,
     pub(super) force: bool,

@@ -56,8 +56,9 @@ impl Disk {
         self.busy_ns
     }
 
-    /// Handles the arrival of a request at the array: updates the disk's queue depth. Parts of one
-    /// request do not count each other, so a large request gains nothing from the elevator.
+    /// Handles the arrival of a request at the array: updates the disk's queue depth. The parts of
+    /// one request do not count as queued requests for each other, so a large request gains nothing
+    /// from the elevator.
     pub(super) fn arrive(&mut self, now: u64) {
         while self.waiting.peek().is_some_and(|&Reverse(done)| done <= now) {
             self.waiting.pop();

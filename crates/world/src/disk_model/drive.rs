@@ -49,8 +49,8 @@ pub struct DriveConfig {
     pub seek: SeekCurve,
     /// Media rate of the outermost zone, bytes per second. Addresses start in this zone.
     pub outer_bytes_per_s: u64,
-    /// Media rate of the innermost zone, bytes per second. A drive without zones has the rate of
-    /// the outermost zone.
+    /// Media rate of the innermost zone, bytes per second. For a drive without zones, this rate
+    /// equals `outer_bytes_per_s`.
     pub inner_bytes_per_s: u64,
     /// Number of zones of the drive: rings of tracks, each with one media rate.
     pub zones: u64,
@@ -97,11 +97,14 @@ impl DriveConfig {
     }
 
     pub(super) fn check(&self) {
-        assert!(self.zones > 0, "a drive has at least one zone");
-        assert!(self.inner_bytes_per_s > 0, "a drive transfers something");
-        assert!(self.outer_bytes_per_s >= self.inner_bytes_per_s, "outer tracks are the longer ones");
-        assert!(self.seek.knee > 0.0 && self.seek.knee <= 1.0, "the knee is a fraction of the stroke");
-        assert!(self.seek.base_ns >= 0.0 && self.seek.root_ns >= 0.0, "seeks take time");
+        assert!(self.zones > 0, "the number of zones must not be 0");
+        assert!(self.inner_bytes_per_s > 0, "the media rates must not be 0");
+        assert!(
+            self.outer_bytes_per_s >= self.inner_bytes_per_s,
+            "the outer media rate must not be below the inner one"
+        );
+        assert!(self.seek.knee > 0.0 && self.seek.knee <= 1.0, "the knee must be above 0 and at most 1");
+        assert!(self.seek.base_ns >= 0.0 && self.seek.root_ns >= 0.0, "seek times must not be negative");
     }
 }
 
@@ -134,7 +137,10 @@ impl QueueGain {
     }
 
     pub(super) fn check(&self) {
-        assert!(self.remaining_permille.is_sorted_by(|a, b| a >= b), "a deeper queue is never slower");
-        assert!(self.remaining_permille[0] <= 1000, "positioning never grows");
+        assert!(
+            self.remaining_permille.is_sorted_by(|a, b| a >= b),
+            "the remaining share must not grow with the queue"
+        );
+        assert!(self.remaining_permille[0] <= 1000, "the remaining share must be at most 1000 permille");
     }
 }

@@ -1,5 +1,5 @@
-//! Tests of the disk array model: its I/Os per second and latencies meet the calibration values and
-//! the data sheets, and follow from seeks, rotation, RAID level and caches.
+//! Tests of the disk array model. Its I/Os per second and latencies match the calibration values
+//! and the data sheets, and change with seeks, rotation, RAID level and caches as expected.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

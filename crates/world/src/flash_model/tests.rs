@@ -1,6 +1,6 @@
-//! Tests of the flash device model: its I/Os per second, bandwidth and latencies meet the ratings
-//! of the modelled devices, and I/O waits for the controller, dies, link and buffer as the model
-//! describes.
+//! Tests of the flash device model. Its I/Os per second, bandwidth and latencies match the ratings
+//! of the modelled devices. I/O waits for the controller, dies, link and buffer as the
+//! documentation of the model says.
 
 use super::*;
 

@@ -26,7 +26,8 @@ pub(super) enum Act {
 }
 
 impl Simulation<'_> {
-    /// Counts a step of a host at which the host may crash. Returns true if the host is still up.
+    /// Counts one step of a host. Crashes or pauses the host if the history has a crash or pause at
+    /// this step. Returns true if the host is still up.
     pub(super) fn step(&mut self, host: usize) -> Result<bool, Violation> {
         if self.hosts[host].ram.is_none() {
             return Ok(false);
@@ -60,7 +61,11 @@ impl Simulation<'_> {
         if !self.step(host)? {
             return Ok(());
         }
-        let act = self.hosts[host].ram.as_mut().and_then(|ram| ram.acts.pop_front()).expect("it was queued");
+        let act = self.hosts[host]
+            .ram
+            .as_mut()
+            .and_then(|ram| ram.acts.pop_front())
+            .expect("the action was queued");
         trace!(self, "host {host} begins {act:?}");
         let fails = !self.ending && self.rng.chance(self.plan.act_error);
         match act {
@@ -87,14 +92,14 @@ impl Simulation<'_> {
         }
         let (now, unwatched) = (self.now, self.strikes(Sabotage::Unwatched));
         let (hasty, late) = (self.strikes(Sabotage::HastyFreeze), self.strikes(Sabotage::LateThaw));
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let after = After::Act(doer, ticket);
         match act {
             SourceAct::Record(record) => return self.write_record(host, Writing { record, doer, ticket }),
             SourceAct::Prepare => ram.command(now, Command::Watch(!unwatched), after),
             SourceAct::TakeChanges => {
                 let changes = ram.engine.take_changed(DISK);
-                ram.source.as_mut().expect("it asked").handle_changes(changes);
+                ram.source.as_mut().expect("the source requested the action").handle_changes(changes);
                 return self.acted(host, doer, ticket, true);
             }
             SourceAct::Freeze => {
@@ -135,7 +140,7 @@ impl Simulation<'_> {
             return self.acted(host, doer, ticket, false);
         }
         let now = self.now;
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let after = After::Act(doer, ticket);
         match act {
             DestinationAct::Record(record) => self.write_record(host, Writing { record, doer, ticket }),
@@ -143,7 +148,7 @@ impl Simulation<'_> {
             DestinationAct::Forget(ranges) => self.forget(host, ticket, &ranges),
             DestinationAct::Activate => {
                 self.take_over(host);
-                let ram = self.hosts[host].ram.as_mut().expect("it is up");
+                let ram = self.hosts[host].ram.as_mut().expect("the host is up");
                 ram.command(now, Command::Own(Role::Here), after);
                 Ok(())
             }
@@ -168,7 +173,7 @@ impl Simulation<'_> {
             return self.acted(host, Actor::Destination, ticket, false);
         }
         let (now, removes) = (self.now, self.plan.removes && self.guest.host != host);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.pulling = None;
         ram.former = None;
         ram.preparing = Some(ticket);
@@ -182,7 +187,7 @@ impl Simulation<'_> {
                 self.hang_up(host)
             }
             Some(role) => {
-                ensure!(role == Role::Standby, "host {host} is to prepare a disk that is {role:?}");
+                ensure!(role == Role::Standby, "host {host} must prepare the disk, but its role is {role:?}");
                 let sectors = (u64::from(self.plan.units) * UNIT_BYTES).div_ceil(SECTOR_BYTES);
                 self.stop_pulls(host)?;
                 self.ask_for(host, Op::Forget, &[(0, sectors)], Actor::Destination, ticket)
@@ -193,7 +198,7 @@ impl Simulation<'_> {
     /// Flushes writes that an earlier process of the host acknowledged, before the guest can send a
     /// flush to this process. Returns false if the flush failed.
     fn flush_for_standby(&mut self, host: usize) -> Result<bool, Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         if !ram.must_flush || self.strikes(Sabotage::UnflushedStandby) {
             return Ok(true);
         }
@@ -202,7 +207,7 @@ impl Simulation<'_> {
         let io = Io { id: name, target, op: IoOp::Flush, offset: 0, len: 0, slice: None };
         self.backing.submit(io, vec![], &mut self.rng)?;
         let is_flushed = self.backing.complete(name, &mut self.rng).result.is_ok();
-        self.hosts[host].ram.as_mut().expect("it is up").must_flush = !is_flushed;
+        self.hosts[host].ram.as_mut().expect("the host is up").must_flush = !is_flushed;
         Ok(is_flushed)
     }
 
@@ -210,7 +215,7 @@ impl Simulation<'_> {
         let (now, plan) = (self.now, &self.plan);
         let it = &mut self.hosts[host];
         it.rings += 1;
-        let ram = it.ram.as_mut().expect("it is up");
+        let ram = it.ram.as_mut().expect("the host is up");
         ram.add_disk(now, plan);
         ram.command(now, Command::Own(Role::Standby), After::Nothing);
         ram.add_cache(now, plan, it.rings, After::Act(Actor::Destination, ticket));
@@ -235,7 +240,7 @@ impl Simulation<'_> {
     /// Prepares a host to serve the disk: from now on, pulls and cache misses may read from the
     /// former owner. The caller then makes the engine serve the disk.
     fn take_over(&mut self, host: usize) {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.hangs_up = false;
         let Some(pulling) = &mut ram.pulling else {
             // This migration pulls no data, so the host may tell the former owner at once that the
@@ -318,7 +323,7 @@ impl Simulation<'_> {
             return Ok(());
         }
         let now = self.now;
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         trace!(self, "host {host}: {doer:?} {ticket:?} done: {ok}");
         let result = if ok { Ok(()) } else { Err(()) };
         match doer {
@@ -345,7 +350,7 @@ impl Simulation<'_> {
         command: CommandId,
         result: Result<(), CommandError>,
     ) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let after = ram.commands.remove(&command);
         let after =
             after.ok_or_else(|| Violation(format!("command {command} of host {host} ended twice")))?;
@@ -353,7 +358,7 @@ impl Simulation<'_> {
             After::Nothing => Ok(()),
             After::Act(doer, ticket) => self.acted(host, doer, ticket, result.is_ok()),
             After::Again(ticket) => {
-                ensure!(result.is_ok(), "host {host} does not get rid of the disk: {result:?}");
+                ensure!(result.is_ok(), "host {host} cannot remove the disk: {result:?}");
                 self.make_standby(host, ticket);
                 self.drain(host)
             }
@@ -364,7 +369,7 @@ impl Simulation<'_> {
     fn write_record(&mut self, host: usize, writing: Writing) -> Result<(), Violation> {
         let takes = self.rng.latency(self.plan.record_ns);
         let life = self.hosts[host].life;
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.writing.push_back(writing);
         if ram.writing.len() == 1 {
             self.queue.push(self.now + takes, Event::Recorded(host, life));
@@ -384,8 +389,9 @@ impl Simulation<'_> {
         let fails = !self.ending && self.rng.chance(self.plan.record_error);
         let is_durable = !fails || self.rng.chance(500);
         let (takes, life) = (self.rng.latency(self.plan.record_ns), self.hosts[host].life);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
-        let Writing { record, doer, ticket } = ram.writing.pop_front().expect("it was on its way");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
+        let Writing { record, doer, ticket } =
+            ram.writing.pop_front().expect("a record write is in progress");
         if !ram.writing.is_empty() {
             self.queue.push(self.now + takes, Event::Recorded(host, life));
         }

@@ -1,8 +1,9 @@
-//! Simulates reads between hosts. A host in standby answers each read with the owner's data, also if
-//! it has pulled that data to its own flash. After the hand-over, the new owner reads from the former owner's flash.
+//! Simulates reads between hosts. A host in standby answers each read with the owner's data, even
+//! if the host has pulled that data to its own flash. After the hand-over, the new owner reads from
+//! the former owner's flash.
 //!
 //! Only the owner answers standby reads. A host that has handed the disk over refuses these reads,
-//! because its data may be stale: an earlier process of the standby host may have served the disk,
+//! because its data may be stale. An earlier process of the standby host may have served the disk,
 //! written to it, and crashed before it recorded the hand-over. A former owner answers reads only
 //! of the process that took the disk over. This process reads only ranges that have not changed
 //! since the hand-over.
@@ -36,11 +37,11 @@ const PAGE_TRIES_MAX: u32 = 5;
 const AGAIN_NS: u64 = 300 * MS;
 
 impl Simulation<'_> {
-    /// Sends a read of the engine to another host, if another host should answer it. Such reads are
-    /// all reads in standby, and reads of data that the former owner may have. Returns false if the
-    /// caller must read from the backing.
+    /// Sends a read of the engine to another host, if another host should answer it. Another host
+    /// answers all reads in standby, and reads of data that the former owner may have. Returns
+    /// false if the caller must read from the backing.
     pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
-        let ram = self.hosts[host].ram.as_ref().expect("it is up");
+        let ram = self.hosts[host].ram.as_ref().expect("the host is up");
         if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {
             return Ok(false);
         }
@@ -61,10 +62,10 @@ impl Simulation<'_> {
         has.then_some((former.host, former.session))
     }
 
-    /// Records a write that is about to be sent to the backing. The former owner's data of this
-    /// range is outdated from now on.
+    /// Records a write that is about to be sent to the backing. From now on, the former owner's
+    /// data of the written range is outdated.
     pub(super) fn note_changed(&mut self, host: usize, io: &Io) {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         if let Some(pulling) = &mut ram.pulling {
             let (first, end) = sectors_of(io);
             pulling.left_behind.changed(first, end);
@@ -75,7 +76,7 @@ impl Simulation<'_> {
     /// disk. In standby, the read fails if the host does not know which host to read from.
     fn ask(&mut self, host: usize, read: PeerRead) -> Result<(), Violation> {
         let former = self.former_of(host, &read.io);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let awaits = ram.destination.awaits().or(ram.pulling.as_ref().map(|pulling| pulling.session));
         let (to, session, kind) = match (ram.engine.role(DISK), former, awaits) {
             (Some(Role::Standby), _, Some(session)) => {
@@ -93,7 +94,7 @@ impl Simulation<'_> {
         };
         let from = self.sender(host);
         let (offset, len) = (read.io.offset, read.io.len);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.peer_reads.insert(from.number, read);
         let at = self.now + self.rng.latency(AGAIN_NS);
         self.queue.push(at, Event::ReadAgain(host, from.life, from.number));
@@ -101,8 +102,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns data that the host pulled earlier, if a sabotage answers standby reads with such
-    /// data.
+    /// Returns data that the host pulled earlier, if the sabotage of this history makes the host
+    /// answer standby reads with pulled data.
     fn shadowed(&self, host: usize, io: &Io) -> Option<Vec<Tag>> {
         let believes = self.strikes(Sabotage::BelievedAwaited) && self.hosts[host].life > 1;
         if !self.strikes(Sabotage::StandbyFromCache) && !believes {
@@ -115,7 +116,7 @@ impl Simulation<'_> {
     /// Ends the connection to the other host. Reads in flight fail, and this host pulls no more
     /// data.
     pub(super) fn hang_up(&mut self, host: usize) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.hangs_up = true;
         ram.pulling = None;
         for read in std::mem::take(&mut ram.peer_reads).into_values() {
@@ -130,7 +131,7 @@ impl Simulation<'_> {
 
     /// Cancels pulls in flight.
     pub(super) fn stop_pulls(&mut self, host: usize) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let pulls = ram.peer_reads.iter().filter(|(_, read)| read.is_pull);
         let pulls: Vec<u64> = pulls.map(|(number, _)| *number).collect();
         for number in pulls {
@@ -143,7 +144,7 @@ impl Simulation<'_> {
     }
 
     pub(super) fn read_again(&mut self, host: usize, number: u64) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         match ram.peer_reads.remove(&number) {
             Some(read) => self.unanswered_read(host, read),
             None => Ok(()),
@@ -152,7 +153,7 @@ impl Simulation<'_> {
 
     fn unanswered_read(&mut self, host: usize, mut read: PeerRead) -> Result<(), Violation> {
         read.tries += 1;
-        let ram = self.hosts[host].ram.as_ref().expect("it is up");
+        let ram = self.hosts[host].ram.as_ref().expect("the host is up");
         // A pull is not retried. The owner answers pulls only in their migration attempt, and guest
         // requests that wait for the pull would wait forever.
         let gives_up = self.plan.gives_up && read.tries > 3 || ram.hangs_up || read.is_pull;
@@ -177,7 +178,7 @@ impl Simulation<'_> {
 
     /// Handles data from another host.
     pub(super) fn data(&mut self, host: usize, number: u64, data: Option<Vec<Tag>>) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let Some(read) = ram.peer_reads.remove(&number) else { return Ok(()) };
         let from_former = ram.engine.role(DISK) == Some(Role::Here);
         match data {
@@ -191,7 +192,7 @@ impl Simulation<'_> {
             }
             None => {
                 // The other host has no answer now. The timeout retries the read.
-                let ram = self.hosts[host].ram.as_mut().expect("it is up");
+                let ram = self.hosts[host].ram.as_mut().expect("the host is up");
                 ram.peer_reads.insert(number, read);
                 Ok(())
             }
@@ -242,7 +243,7 @@ impl Simulation<'_> {
     pub(super) fn begin_pulling(&mut self, host: usize, session: Session) -> Result<(), Violation> {
         let from = self.attempts[&session];
         let carry = self.hosts[from].order.map_or(Carry::Drop, |order| order.carry);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.pulling = Some(Pulling {
             session,
             carry,
@@ -258,9 +259,10 @@ impl Simulation<'_> {
         self.ask_list(host, 0)
     }
 
-    /// Requests this page of the list if it is still the next one.
+    /// Requests this page of the list of cached data, if the page is still the next one that the
+    /// host needs.
     pub(super) fn ask_list(&mut self, host: usize, page: usize) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let Some(pulling) = ram.pulling.as_mut().filter(|it| !it.has_list && it.page == page) else {
             return Ok(());
         };
@@ -298,8 +300,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a page of the list. An unexpected page is ignored, except that the first page
-    /// restarts the list.
+    /// Handles a page of the list of cached data. An unexpected page is ignored, except that the
+    /// first page restarts the list.
     pub(super) fn listed(
         &mut self,
         host: usize,
@@ -309,14 +311,15 @@ impl Simulation<'_> {
     ) -> Result<(), Violation> {
         let size = u64::from(self.plan.units) * UNIT_BYTES;
         let believes = self.strikes(Sabotage::LatePages);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let Some(pulling) = &mut ram.pulling else { return Ok(()) };
         let is_expected = !pulling.has_list && (page == pulling.page || page == 0);
         let Some(ranges) = ranges.filter(|_| pulling.session == session && is_expected) else {
             return Ok(());
         };
-        let ranges = heat::decode(&ranges, size.div_ceil(SECTOR_BYTES))
-            .map_err(|_| Violation(format!("host {host} gets nonsense: {ranges:?}")))?;
+        let ranges = heat::decode(&ranges, size.div_ceil(SECTOR_BYTES)).map_err(|_| {
+            Violation(format!("host {host} receives an invalid page of the list: {ranges:?}"))
+        })?;
         self.report.late_pages += u64::from(pulling.after);
         if pulling.after && believes {
             let old = std::mem::replace(&mut pulling.left_behind, RemainingRanges::new(size));
@@ -354,7 +357,7 @@ impl Simulation<'_> {
     /// Starts all pulls that are possible now.
     pub(super) fn pull(&mut self, host: usize) -> Result<(), Violation> {
         loop {
-            let ram = self.hosts[host].ram.as_mut().expect("it is up");
+            let ram = self.hosts[host].ram.as_mut().expect("the host is up");
             let Some(pulling) = &mut ram.pulling else { return Ok(()) };
             let (pulled, left) = (pulling.puller.pulled_bytes(), pulling.puller.left_bytes());
             let done = pulling.has_list && pulling.puller.is_done();

@@ -36,7 +36,11 @@ impl Simulation<'_> {
         let limit = calm + REST_NS_MAX;
         let mut look = self.now;
         while !self.is_at_peace() {
-            ensure!(self.now < limit, "does not come to rest: {}", self.state());
+            ensure!(
+                self.now < limit,
+                "work is still in progress long after the last fault: {}",
+                self.state()
+            );
             if self.now >= look {
                 look = self.now + self.tidy_ns();
                 self.tidy()?;
@@ -66,7 +70,7 @@ impl Simulation<'_> {
     /// Checks that the whole disk reads correctly twice, and that its data is durable.
     fn check_rest(&mut self) -> Result<(), Violation> {
         self.guest.left = 0;
-        let owner = self.owner().expect("it came to rest");
+        let owner = self.owner().expect("one host owns the disk");
         let units = u64::from(self.plan.units);
         for _ in 0..2 {
             for first in (0..units).step_by(READ_UNITS as usize) {
@@ -77,7 +81,10 @@ impl Simulation<'_> {
         }
         self.request(owner, Who::Last, Op::Flush, 0, 0)?;
         self.rest(owner)?;
-        ensure!(self.backing.now() == self.backing.durable(), "flushed, and not durable");
+        ensure!(
+            self.backing.now() == self.backing.durable(),
+            "the disk was flushed, but its content is not durable"
+        );
         Ok(())
     }
 

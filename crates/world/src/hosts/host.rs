@@ -90,7 +90,8 @@ impl Host {
         self.ram.as_ref()?.engine.role(DISK)
     }
 
-    /// Returns the source state machine of an attempt in progress or just ended.
+    /// Returns the source state machine of a migration attempt that is in progress or has just
+    /// ended.
     pub(super) fn source(&self) -> Option<&Source> {
         self.ram.as_ref()?.source.as_ref()
     }
@@ -118,7 +119,8 @@ pub(super) enum Who {
     Peer(usize, u32, u64),
 }
 
-/// The model's token of a request in flight.
+/// Token that the disk model returned when the request began. The model needs the token at the end
+/// of the request.
 #[derive(Debug)]
 pub(super) enum Token {
     Read(Reading),
@@ -222,7 +224,7 @@ pub(super) struct Ram {
     pub(super) spare: Vec<BufferId>,
     pub(super) commands: BTreeMap<CommandId, After>,
     pub(super) commanded: u64,
-    /// Actions that wait for their turn.
+    /// Actions that the host has not started yet, in order.
     pub(super) acts: VecDeque<Act>,
     pub(super) acts_at: Instant,
     pub(super) several: BTreeMap<(Actor, Ticket), Several>,
@@ -362,7 +364,7 @@ impl super::Simulation<'_> {
 
     /// Starts a migration attempt as the source.
     pub(super) fn start_source(&mut self, host: usize, session: Session) {
-        let order = self.hosts[host].order.expect("where to");
+        let order = self.hosts[host].order.expect("the order has a destination");
         let options = hob_engine::migration::SourceOptions {
             on_demand: order.on_demand,
             freeze_ns_max: self.plan.freeze_ns,
@@ -370,7 +372,7 @@ impl super::Simulation<'_> {
         };
         super::trace!(self, "host {host} begins {session:?}: {order:?}");
         self.attempts.insert(session, host);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.source = Some(Source::start(session, options));
     }
 

@@ -43,8 +43,8 @@ pub(super) enum Kind {
     /// A pull of cached data. The owner answers a pull only in the migration attempt in which it
     /// reports changes of the disk to the reader. The reader caches the data.
     Teller,
-    /// A read or pull, after the hand-over, of data that has not changed since: the former owner
-    /// answers.
+    /// A read or pull after the hand-over. The former owner answers it, because the data has not
+    /// changed since the hand-over.
     Former,
 }
 
@@ -85,7 +85,7 @@ impl Simulation<'_> {
 
     pub(super) fn sender(&mut self, host: usize) -> Sender {
         let life = self.hosts[host].life;
-        let number = self.hosts[host].ram.as_mut().expect("it is up").number();
+        let number = self.hosts[host].ram.as_mut().expect("the host is up").number();
         Sender { host, life, number }
     }
 
@@ -114,9 +114,9 @@ impl Simulation<'_> {
         if !self.step(host)? {
             return Ok(());
         }
-        let to = self.hosts[host].order.expect("where to").to;
+        let to = self.hosts[host].order.expect("the order has a destination").to;
         let from = self.sender(host);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         ram.calls.insert(from.number, ticket);
         // Sometimes the connection breaks before the answer, and the call still arrives.
         let breaks = !self.ending && self.rng.chance(self.plan.lost / 4);
@@ -131,7 +131,7 @@ impl Simulation<'_> {
         if !self.step(host)? {
             return Ok(());
         }
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let heard = ram.heard.remove(&ticket);
         let (to, life, number) =
             heard.ok_or_else(|| Violation(format!("host {host} answers {ticket:?} twice: {answer:?}")))?;
@@ -169,7 +169,7 @@ impl Simulation<'_> {
             return Ok(());
         }
         let (now, departs) = (self.now, self.has_departed(host));
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let ticket = Ticket(ram.number());
         ram.heard.insert(ticket, (from.host, from.life, from.number));
         if departs {
@@ -188,13 +188,13 @@ impl Simulation<'_> {
         answer: Option<Answer>,
     ) -> Result<(), Violation> {
         let now = self.now;
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let Some(ticket) = ram.calls.remove(&number) else { return Ok(()) };
         if !self.step(host)? {
             return Ok(());
         }
         self.report.unanswered += u64::from(answer.is_none());
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         if let Some(source) = &mut ram.source {
             source.handle_answer(now, ticket, answer);
         }

@@ -1,5 +1,5 @@
-//! The simulated operator. The operator starts, speeds up and cancels migrations, moves the guest,
-//! and gives up disks that do not arrive.
+//! The simulated operator. The operator starts, speeds up and cancels migrations, and moves the
+//! guest. If a disk does not arrive, the operator orders its destination to stop waiting.
 
 use hob_engine::command::Role;
 use hob_engine::migration::{Order, Phase, Record, Session};
@@ -59,9 +59,9 @@ impl Simulation<'_> {
 
     /// Performs a random action during a migration attempt.
     fn meddle(&mut self, host: usize) -> Result<(), Violation> {
-        let to = self.hosts[host].order.expect("where to").to;
+        let to = self.hosts[host].order.expect("the order has a destination").to;
         let now = self.now;
-        let phase = self.hosts[host].source().expect("it is under way").phase();
+        let phase = self.hosts[host].source().expect("an attempt is in progress").phase();
         let runs_here = self.guest.doing == Doing::Runs && self.guest.host == host;
         match self.rng.below(10) {
             0..4 if runs_here && phase == Phase::Copying && self.is_usable(to) => self.move_guest(to),
@@ -69,7 +69,7 @@ impl Simulation<'_> {
                 let order = if self.rng.chance(700) { Order::Finish } else { Order::Cancel };
                 trace!(self, "the operator orders {order:?}");
                 let source = self.hosts[host].ram.as_mut().and_then(|ram| ram.source.as_mut());
-                source.expect("it is under way").handle_order(now, order);
+                source.expect("an attempt is in progress").handle_order(now, order);
                 self.drain(host)
             }
             6 if self.rng.chance(100) => self.give_up(to),
@@ -77,7 +77,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Makes the destination give up a disk that has not arrived.
+    /// Makes the destination stop waiting for a disk that has not arrived.
     pub(super) fn give_up(&mut self, host: usize) -> Result<(), Violation> {
         trace!(self, "host {host} is told that the disk does not come");
         if let Some(ram) = &mut self.hosts[host].ram
@@ -90,8 +90,8 @@ impl Simulation<'_> {
         self.drain(host)
     }
 
-    /// Starts hosts that are down, orders hosts to end migration attempts that do not end by
-    /// themselves, and makes destinations give up disks that do not arrive.
+    /// Starts hosts that are down, and orders hosts to end migration attempts that do not end by
+    /// themselves. Makes destinations stop waiting for disks that do not arrive.
     pub(super) fn tidy(&mut self) -> Result<(), Violation> {
         let now = self.now;
         for host in 0..self.hosts.len() {
@@ -100,10 +100,11 @@ impl Simulation<'_> {
             }
             let Some(phase) = self.hosts[host].source().map(|source| source.phase()) else { continue };
             if matches!(phase, Phase::Copying | Phase::Announcing) && self.rng.chance(100) {
-                let is_there = self.guest.host == self.hosts[host].order.expect("where to").to;
+                let is_there =
+                    self.guest.host == self.hosts[host].order.expect("the order has a destination").to;
                 let order = if is_there || self.rng.chance(500) { Order::Finish } else { Order::Cancel };
                 let source = self.hosts[host].ram.as_mut().and_then(|ram| ram.source.as_mut());
-                source.expect("it is under way").handle_order(now, order);
+                source.expect("an attempt is in progress").handle_order(now, order);
                 self.drain(host)?;
             }
         }

@@ -33,7 +33,7 @@ impl Simulation<'_> {
         trace!(self, "host {host} has the record {record:?}");
         ensure!(
             Some(record.generation()) >= old.map(Record::generation),
-            "host {host}: {record:?} after {old:?}"
+            "host {host} writes {record:?}, although {old:?} has a higher generation"
         );
         self.hosts[host].record = Some(record);
         let owners: Vec<usize> = (0..self.hosts.len()).filter(|host| self.owns(*host)).collect();
@@ -45,7 +45,10 @@ impl Simulation<'_> {
         if let (Some(Record::Awaiting(_)), Record::Owner { generation, .. }) = (old, record) {
             self.report.handed_over += 1;
             let highest = self.hosts.iter().filter_map(|host| host.record).map(Record::generation).max();
-            ensure!(Some(generation) == highest, "host {host} has generation {generation} of {highest:?}");
+            ensure!(
+                Some(generation) == highest,
+                "host {host} takes over in generation {generation}, but the highest is {highest:?}"
+            );
         }
         Ok(())
     }
@@ -58,7 +61,11 @@ impl Simulation<'_> {
         if let Some(host) = serving.first()
             && self.hosts[*host].role() == Some(Role::Here)
         {
-            ensure!(self.is_entitled(*host), "host {host} serves what it does not own: {}", self.state());
+            ensure!(
+                self.is_entitled(*host),
+                "host {host} serves the disk, which it does not own: {}",
+                self.state()
+            );
         }
         Ok(())
     }

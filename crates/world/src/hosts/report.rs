@@ -84,7 +84,7 @@ impl Report {
     pub fn counts(&self) -> [(&'static str, u64); 30] {
         [
             ("attempts", self.attempts),
-            ("attempts begun anew by a restart", self.attempts_anew),
+            ("attempts begun again by a restart", self.attempts_anew),
             ("handed over", self.handed_over),
             ("kept", self.kept),
             ("thaws", self.thaws),
@@ -109,7 +109,7 @@ impl Report {
             ("ranges pulled before", self.pulled_before),
             ("ranges pulled after", self.pulled_after),
             ("reads from the former owner", self.from_former),
-            ("reads that it lacked", self.former_lacks),
+            ("reads that the former owner lacked", self.former_lacks),
             ("pages of lists after the hand-over", self.late_pages),
             ("ranges forgotten", self.forgotten),
             ("hits", self.hits),

@@ -58,8 +58,8 @@ impl Simulation<'_> {
     /// Ends a migration attempt. The next attempt starts from the host's durable record.
     fn end_source(&mut self, host: usize) {
         let record = self.hosts[host].record;
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
-        let source = ram.source.take().expect("it is over");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
+        let source = ram.source.take().expect("the attempt has ended");
         // The host must not take late answers on the old connection for answers to calls of the
         // next attempt.
         ram.calls.clear();
@@ -75,7 +75,7 @@ impl Simulation<'_> {
             // Devices and backings lose no acknowledged data in histories of several hosts.
             EngineEvent::WritesInDoubt(_) | EngineEvent::FailuresOwed { .. } => Ok(()),
             EngineEvent::ChangeWaits(_) => {
-                let ram = self.hosts[host].ram.as_mut().expect("it is up");
+                let ram = self.hosts[host].ram.as_mut().expect("the host is up");
                 self.report.changes_waited += 1;
                 ram.wanted = true;
                 ram.destination.handle_wanted();
@@ -106,7 +106,10 @@ impl Simulation<'_> {
             // Reads that other hosts send use the engine's slots for guests too. When a paused
             // process continues, many of these reads arrive at once.
             let in_flight = ram.engine.in_flight();
-            ensure!(in_flight >= SLOTS_MIN, "no free slot with {in_flight} in flight");
+            ensure!(
+                in_flight >= SLOTS_MIN,
+                "the engine refuses a request with only {in_flight} requests in flight"
+            );
             return Ok(false);
         }
         if ram.engine.in_flight() >= 250 {
@@ -157,7 +160,10 @@ impl Simulation<'_> {
         if ram.engine.handle_request(self.now, request).is_err() {
             // After a paused process continues, the delayed requests of other hosts arrive at once.
             let in_flight = ram.engine.in_flight();
-            ensure!(!is_guest && op.is_own(), "{request:?} handed back with {in_flight} in flight");
+            ensure!(
+                !is_guest && op.is_own(),
+                "the engine refuses {request:?} with only {in_flight} requests in flight"
+            );
             ram.requests.remove(&id);
             if let Some(buffer) = buffer {
                 ram.buffers.remove(&buffer);
@@ -171,11 +177,11 @@ impl Simulation<'_> {
 
     fn submit(&mut self, host: usize, io: Io) -> Result<(), Violation> {
         trace!(self, "host {host} submits {io:?}");
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let mut payload = vec![];
         if let Some(slice) = io.slice {
             let buffer = ram.buffers.get_mut(&slice.id);
-            let buffer = buffer.ok_or_else(|| Violation(format!("{io:?} uses a buffer given back")))?;
+            let buffer = buffer.ok_or_else(|| Violation(format!("{io:?} uses a released buffer")))?;
             buffer.ios += 1;
             let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;
             if io.op != IoOp::Read {
@@ -186,7 +192,7 @@ impl Simulation<'_> {
         if let Target::Flash(_) = io.target {
             let it = &mut self.hosts[host];
             if io.op == IoOp::WriteJournal {
-                let ram = it.ram.as_ref().expect("it is up");
+                let ram = it.ram.as_ref().expect("the host is up");
                 payload = it.written.tags(ram.engine.journal_pages(io.id));
             }
             it.flash.submit(io, payload, &mut self.rng)?;
@@ -216,11 +222,11 @@ impl Simulation<'_> {
             "host {host}, which does not own the disk, sends {io:?} to the backing: {}",
             self.state()
         );
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let role = ram.engine.role(DISK);
         // A flush changes no data; the engine sends one when it opens a cache with a journal.
         let may = io.op == IoOp::Flush || role != Some(Role::Standby);
-        ensure!(may, "host {host} in standby sends {io:?}");
+        ensure!(may, "host {host} in standby sends {io:?} to the backing");
         let name = self.name_io(host);
         self.backing_ios.insert(name, Owned { host, id: io.id, changes });
         io.id = name;
@@ -250,7 +256,7 @@ impl Simulation<'_> {
     /// Handles the completion of a host's I/O.
     pub(super) fn completed(&mut self, host: usize, id: IoId, done: Done) -> Result<(), Violation> {
         let now = self.now;
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         trace!(self, "host {host}: {id} has ended: {:?}", done.result);
         if let Some(slice) = done.io.slice {
             let buffer = ram.buffers.get_mut(&slice.id).expect("checked at submission");
@@ -258,7 +264,7 @@ impl Simulation<'_> {
             let end = start + done.tags.len();
             buffer.ios -= 1;
             if done.io.op == IoOp::Read {
-                ensure!(!buffer.replied, "{:?} after the reply", done.io);
+                ensure!(!buffer.replied, "{:?} uses its buffer after the reply", done.io);
                 buffer.tags[start..end].copy_from_slice(&done.tags);
                 // The storage crate zeroes the part of the last sector beyond the disk's end.
                 buffer.tags[end..end.next_multiple_of(SECTOR_UNITS)].fill(ZERO);
@@ -270,7 +276,7 @@ impl Simulation<'_> {
 
     fn reply(&mut self, host: usize, reply: Reply) -> Result<(), Violation> {
         trace!(self, "host {host}: {reply:?}");
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let Reply { id, result, outcome, .. } = reply;
         let in_flight = ram.requests.remove(&id);
         let InFlight { request, who, token } =
@@ -334,8 +340,8 @@ impl Simulation<'_> {
                 let of_flush =
                     if request.op == Op::Flush || request.op == Op::Settle { faults.flush_error } else { 0 };
                 let of_peer = reads && (self.plan.gives_up || self.has_hung_up(host));
-                // A change whose success is not believed, because an overlapping flush failed, is
-                // sent again a few times, and then fails.
+                // If a flush that overlaps a change fails, the engine does not trust the success of
+                // the change and sends the change again. After a few attempts the change fails.
                 let flushes = if request.op.modifies() { faults.flush_error } else { 0 };
                 of_backing + of_flush + flushes > 0
                     || of_peer
@@ -391,10 +397,13 @@ impl Simulation<'_> {
     }
 
     fn release(&mut self, host: usize, id: BufferId) -> Result<(), Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ram = self.hosts[host].ram.as_mut().expect("the host is up");
         let buffer = ram.buffers.remove(&id);
         let buffer = buffer.ok_or_else(|| Violation(format!("buffer {id} is given back twice")))?;
-        ensure!(buffer.replied && buffer.ios == 0, "buffer {id} is given back too early");
+        ensure!(
+            buffer.replied && buffer.ios == 0,
+            "buffer {id} is released before the reply, or with I/O in flight"
+        );
         ram.spare.push(id);
         Ok(())
     }

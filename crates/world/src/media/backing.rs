@@ -46,7 +46,8 @@ fn host(id: IoId) -> u32 {
     id.0 >> HOST_SHIFT
 }
 
-/// Bit position of the host number in the I/O ids of a [shared](Backing::share) backing.
+/// Position of the lowest bit of the host number in the I/O ids of a [shared](Backing::share)
+/// backing.
 pub const HOST_SHIFT: u32 = 28;
 
 impl Backing {
@@ -101,8 +102,8 @@ impl Backing {
         self.medium.now()
     }
 
-    /// Returns a version of the backing's content, which grows with each change by any writer and
-    /// with each power cut.
+    /// Returns the version number of the backing's content. Each change by any writer and each
+    /// power cut increases this number.
     pub fn version(&self) -> u64 {
         u64::from(self.power_cuts) << 32 | u64::from(self.medium.stamp())
     }
@@ -149,7 +150,7 @@ impl Backing {
         if self.defect == Some(DeviceDefect::HalfWrite) && change.count > 1 {
             end -= change.count / 2;
         }
-        // The backing cannot deallocate some units, so a discard does not change them.
+        // A discard leaves some units unchanged, as if the backing could not deallocate them.
         let spared = |unit: &usize| change.io.op == IoOp::Discard && change.mix >> 8 & 3 < (*unit as u64 & 3);
         for unit in change.moving(when).filter(|unit| *unit < end && !spared(unit)) {
             self.medium.put(unit, change.tags[unit - change.first], rng);
@@ -210,7 +211,7 @@ impl Backing {
         }
     }
 
-    /// Writes a unit as a program other than hob does, so that no engine sees the write.
+    /// Simulates a program other than hob that writes a unit. No engine sees the write.
     pub fn write_behind(&mut self, unit: usize, tag: Tag, rng: &mut SimRng) {
         self.medium.put(unit, tag, rng);
     }
@@ -253,7 +254,7 @@ impl Backing {
     /// Writes units of 512 bytes durably, as a foreign writer does, while no engine serves the
     /// disk.
     pub fn replace(&mut self, first: usize, tags: &[Tag]) {
-        assert!(self.in_flight.is_empty(), "written behind a running engine's back");
+        assert!(self.in_flight.is_empty(), "a foreign writer must not write while I/O is in flight");
         self.medium.replace(first, tags);
     }
 

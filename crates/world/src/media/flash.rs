@@ -45,9 +45,10 @@ pub enum DeviceFailure {
 #[derive(Debug)]
 struct InFlight {
     transfer: Transfer,
-    /// For each sector of a write, whether the write changes the intended content.
+    /// For each sector of a write, true if the write changes the content that the engine intends
+    /// for the sector.
     fresh: Vec<bool>,
-    /// The write is acknowledged without effect.
+    /// True if the device acknowledges the write without effect.
     lost: bool,
     /// Units that the flush makes durable.
     flushing: Vec<Flushing>,
@@ -66,7 +67,7 @@ pub struct Flash {
     end: usize,
     dead: bool,
     read_only: bool,
-    /// I/Os in flight that will fail.
+    /// I/Os in flight that the device will fail.
     doomed: Vec<IoId>,
     loses: bool,
     /// Number of journal page writes that fail next.
@@ -139,7 +140,8 @@ impl Flash {
         Ok(())
     }
 
-    /// Refuses overlapping I/O in flight, unless the content of the overlapping sectors is equal.
+    /// Returns a [`Violation`] if the I/O overlaps another I/O in flight, unless the content of the
+    /// overlapping sectors is equal.
     fn check_clash(&self, transfer: &Transfer, fresh: &[bool]) -> Result<(), Violation> {
         let is_read = transfer.io.op == IoOp::Read;
         for InFlight { transfer: other, fresh: other_fresh, .. } in self.in_flight.values() {
@@ -176,7 +178,7 @@ impl Flash {
         fresh
     }
 
-    /// Draws at random whether an I/O of the device hangs.
+    /// Decides at random whether an I/O of the device takes longer than the stall limit.
     pub fn is_stuck(&self, rng: &mut SimRng) -> bool {
         rng.chance(self.faults.stuck)
     }

@@ -16,7 +16,8 @@ pub(super) struct Medium {
     now: Vec<Tag>,
     /// Content that certainly survives a power cut.
     durable: Vec<Tag>,
-    /// Stamp of the last change of each unit. Stamps order the values in `now` and `durable`.
+    /// Stamp of the last change of each unit. A stamp is the value of a counter of changes: a
+    /// larger stamp means a later change.
     now_stamp: Vec<u32>,
     durable_stamp: Vec<u32>,
     stamp: u32,

@@ -165,7 +165,7 @@ fn data_left_by_a_killed_process_is_durable_after_a_flush() {
     assert!(sees(&mut flushed, &initial(1)).is_err(), "flushed, and lost");
 }
 
-/// A discard may restore any older data; content that was read before a flush stays.
+/// A discard may restore any older data. Content that was read stays after a flush.
 #[test]
 fn data_uncovered_by_a_discard_stays_after_a_flush() {
     let backing = initial(1);
@@ -187,10 +187,10 @@ fn data_uncovered_by_a_discard_stays_after_a_flush() {
     };
     assert_eq!(discarded(true, true), (true, false));
     assert_eq!(discarded(true, false), (true, true), "the discard was not flushed");
-    assert_eq!(discarded(false, true), (true, true), "nobody has seen what it did");
+    assert_eq!(discarded(false, true), (true, true), "no guest has read the result");
 }
 
-/// A waiting discard may undo changes that were written meanwhile.
+/// A discard in progress may undo changes that guests write before the discard ends.
 #[test]
 fn a_discard_undoes_what_was_written_until_it_ends() {
     let backing = initial(1);

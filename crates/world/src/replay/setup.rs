@@ -29,8 +29,8 @@ pub fn segment_bytes(bytes: u64, block_bytes: u32) -> u64 {
 /// Size and settings of one disk's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSetup {
-    /// Bytes for data on all devices together, including replicas and without the journal. The
-    /// value is rounded down to whole segments.
+    /// Size of the cache on all devices together, bytes. The size includes replicas and does not
+    /// include the journal. The value is rounded down to whole segments.
     pub bytes: u64,
     /// Settings of the cache.
     pub config: CacheConfig,
@@ -123,8 +123,8 @@ impl fmt::Display for SetupError {
 impl std::error::Error for SetupError {}
 
 impl Replay {
-    /// Creates a replay with idle disks and empty caches. Writing the journals has taken some
-    /// virtual time.
+    /// Creates a replay with idle disks and empty caches. The virtual time does not begin at 0,
+    /// because the journals of the caches were written first.
     pub fn new(setup: Setup) -> Result<Self, SetupError> {
         let Setup { disks, flash, backing, limits } = setup;
         let mut engine = Engine::new(limits);

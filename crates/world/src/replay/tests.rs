@@ -1,4 +1,5 @@
-//! Hand-computed latencies, and the effect of load on them.
+//! Tests that replays have the latencies that were computed by hand, and that load increases
+//! latencies.
 
 use hob_engine::command;
 use hob_engine::io::{Durability, Zeroing};
@@ -39,8 +40,8 @@ fn latencies_are_those_worked_out_by_hand() {
     let setup = Setup::one_disk(MIB, cache(64 << 10), fixed(10, 30), fixed(1000, 2000));
     let requests = [
         (0, ask(Op::Read, 0, 4096)),
-        // The first request's sectors are being filled until 1030; then the second request is a
-        // hit.
+        // The cache fills the sectors of the first request until time 1030 and then answers the
+        // second request as a hit.
         (1, ask(Op::Read, 0, 4096)),
         (5000, ask(WRITE, 8192, 4096)),
         (10_000, ask(Op::Read, 8192, 4096)),
@@ -242,7 +243,8 @@ fn a_write_back_write_takes_the_flashs_time_and_a_durable_one_its_journals_too()
     let requests = [
         (0, ask(WRITE, 0, 4096)),
         (10_000, ask(Op::Read, 0, 4096)),
-        // Data, then a page of the journal; a flush takes no time here.
+        // The latency is the time to write the data and then a journal page. A flush takes no time
+        // here.
         (20_000, ask(durable, 8192, 4096)),
         (30_000, ask(WRITE, 16_384, 4096)),
         (40_000, ask(Op::Flush, 0, 0)),

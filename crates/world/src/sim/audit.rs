@@ -21,7 +21,8 @@ pub(super) struct Tally {
     flash_errors: u64,
     backing_ios: u64,
     backing_errors: u64,
-    /// Numbers of requests that the disk's histograms should have counted since they were reset.
+    /// Numbers of requests that the disk's histograms must have counted since the histograms were
+    /// reset.
     moved: Moved,
 }
 
@@ -45,7 +46,7 @@ impl Moved {
 }
 
 impl Tally {
-    /// Counts an arriving request that the engine must not refuse.
+    /// Counts a request of a guest that the engine must not refuse.
     pub(super) fn comes(&mut self, request: &Request) {
         Moved::add(&mut self.moved.came, request.op);
     }
@@ -84,7 +85,8 @@ impl Tally {
     }
 }
 
-/// One read of the backing by the engine. Its times are values of `Simulation::clock`.
+/// One read of the backing by the engine. All times in this struct are values of
+/// `Simulation::clock`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fetch {
     pub(super) request: RequestId,
@@ -145,7 +147,10 @@ impl Simulation<'_> {
             let changed = disk.changed >= other.arrived.min(arrived);
             missed && other.missed && other.request != request.id && other.overlaps(&mine) && !changed
         });
-        ensure!(twice.is_none(), "{request:?} fetched what {twice:?} was fetching");
+        ensure!(
+            twice.is_none(),
+            "{request:?} reads data from the backing that {twice:?} was already reading"
+        );
         let open = disk.fetches.iter().filter(|fetch| !fetch.answered).map(|fetch| fetch.began);
         let oldest = open.min().unwrap_or(u64::MAX);
         disk.fetches.retain(|fetch| !fetch.answered || fetch.ended > oldest);
@@ -157,7 +162,7 @@ impl Simulation<'_> {
         let mut in_flight = 0;
         for (index, disk) in self.disks.iter().enumerate() {
             let Some(stats) = self.engine.stats(self.now, DiskId(index as u32)) else {
-                ensure!(!disk.present && !disk.leaving, "disk {index} is gone");
+                ensure!(!disk.present && !disk.leaving, "the engine has no statistics of disk {index}");
                 continue;
             };
             in_flight += stats.in_flight;
@@ -171,7 +176,10 @@ impl Simulation<'_> {
             let counted = (bytes, stats.reads, stats.writes);
             let expected = (tally.bytes, tally.reads, tally.writes);
             ensure!(counted == expected, "disk {index} counts {counted:?}, not {expected:?}");
-            ensure!(stats.read_hits <= hits && stats.read_hits <= stats.reads, "disk {index}: hits");
+            ensure!(
+                stats.read_hits <= hits && stats.read_hits <= stats.reads,
+                "disk {index} counts too many read hits"
+            );
             let from_memory: u64 = [Outcome::HitMemory, Outcome::HitPrefetched]
                 .map(|outcome| stats.outcomes[outcome as usize].count)
                 .into_iter()
@@ -180,12 +188,18 @@ impl Simulation<'_> {
                 self.options.faults || self.options.sabotage.is_some() || self.scenario.lives.is_some();
             ensure!(
                 may_mismatch || stats.checksum_mismatches == 0,
-                "disk {index}: a guest's memory was believed"
+                "disk {index}: a checksum of memory that a guest changed was believed"
             );
             let area = disk.memory.len() as u64 * UNIT_BYTES;
             let memory = (stats.memory_hits, stats.memory_bytes);
-            ensure!(memory == (from_memory, area), "disk {index}: {memory:?} in memory, not {area}");
-            ensure!(stats.memory_held_bytes <= area, "disk {index}: more in memory than it has");
+            ensure!(
+                memory == (from_memory, area),
+                "disk {index}: hits and size of the memory tier are {memory:?}, not {from_memory} and {area}"
+            );
+            ensure!(
+                stats.memory_held_bytes <= area,
+                "disk {index}: the memory tier holds more than its size"
+            );
             let ios = (stats.flash.ios, stats.flash.errors, stats.backing.ios, stats.backing.errors);
             let expected = (tally.flash_ios, tally.flash_errors, tally.backing_ios, tally.backing_errors);
             let (ios, expected) = match self.scenario.lives {
@@ -205,7 +219,7 @@ impl Simulation<'_> {
             let told = told + self.report.flushes_failed_early + self.report.changes_given_up;
             ensure!(
                 failed <= stats.backing.errors + told || by_flash,
-                "disk {index}: {failed} requests failed by themselves"
+                "disk {index}: {failed} requests failed without an error of a device"
             );
             let bytes = disk.segments.len() as u64 * self.scenario.segment_bytes;
             let blocks = disk.config.map_or(0, |config| bytes / u64::from(config.block_bytes));
@@ -225,7 +239,10 @@ impl Simulation<'_> {
             ensure!(is_between || none == disk.config.is_none(), "{stats:?}");
             ensure!(stats.evictions.operations <= stats.evictions.blocks, "disk {index}: {stats:?}");
         }
-        ensure!(in_flight == u64::from(self.engine.in_flight()), "requests in flight do not add up");
+        ensure!(
+            in_flight == u64::from(self.engine.in_flight()),
+            "the engine's number of requests in flight is not the sum of its disks"
+        );
         self.check_clones()?;
         self.check_budget()?;
         self.audit_histograms()
@@ -271,8 +288,12 @@ impl Simulation<'_> {
         ensure!(self.requests.is_empty(), "never answered: {:?}", self.requests);
         ensure!(self.asked.is_empty(), "never ended: {:?}", self.asked);
         ensure!(self.buffers.is_empty(), "never given back: {:?}", self.buffers);
-        ensure!(self.engine.in_flight() == 0, "{} in flight at the end", self.engine.in_flight());
-        ensure!(self.engine.poll_timeout().is_none(), "a timeout at rest");
+        ensure!(
+            self.engine.in_flight() == 0,
+            "{} requests are in flight at the end",
+            self.engine.in_flight()
+        );
+        ensure!(self.engine.poll_timeout().is_none(), "the engine has a timeout although it has no work");
         self.audit()?;
         for (_, stats) in self.all_stats() {
             self.report.evictions += stats.evictions.blocks;
@@ -289,7 +310,11 @@ impl Simulation<'_> {
     /// Checks that all segments are free after all disks are removed.
     pub(super) fn check_empty(&mut self) -> Result<(), Violation> {
         ensure!(self.asked.is_empty(), "never ended: {:?}", self.asked);
-        ensure!(self.free == self.all_segments(), "segments got lost: {:?} are free", self.free);
+        ensure!(
+            self.free == self.all_segments(),
+            "not all segments are free at the end, only {:?}",
+            self.free
+        );
         Ok(())
     }
 }

@@ -2,11 +2,12 @@
 //! changed and removed under load. The budget's account survives crashes, because the daemon keeps
 //! it in a file.
 //!
-//! The checker counts the bytes that flash receives. These bytes, without the writes that a budget
-//! may not refuse, must stay within the bound that `hob_engine::flash_budget` promises. The engine
-//! must count every byte.
+//! The checker counts the bytes that flash receives. The bytes of writes that a budget may refuse
+//! must stay within the bound that `hob_engine::flash_budget` promises. The engine must count every
+//! byte.
 //!
-//! Separate random numbers choose the histories with a budget, so other histories do not change.
+//! A separate random number generator chooses the histories with a budget, so that the budget does
+//! not change the random choices of other histories.
 
 use hob_engine::flash_budget::{Counts, DAY_NS, FlashBudget, Member, Settings};
 use hob_engine::units::{DiskId, Instant};
@@ -15,11 +16,12 @@ use super::{Sabotage, Simulation, trace};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with a budget.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with a budget.
 const SALT: u64 = 0x6275_6467;
 
-/// Bytes by which background work of each disk may exceed the bound: work that was admitted before
-/// the budget was set, but requests its I/O afterwards.
+/// Bytes by which background work of each disk may exceed the bound. The engine admits this work
+/// before the budget is set, and requests its I/O afterwards.
 const OVERSHOOT_BYTES: u64 = 256 << 10;
 
 /// The budget of a history.
@@ -32,8 +34,9 @@ pub(super) struct Budgets {
     /// Flash writes that the engine had counted for each disk when the simulation last read the
     /// counts; `None` for a disk that the engine does not have.
     known: Vec<Option<Counts>>,
-    /// Number of bytes of clean data that each disk wrote to flash since the last budget round. The
-    /// account does not know how much a disk wrote between the last budget round and its removal.
+    /// Number of bytes of clean data that each disk wrote to flash since the last budget round. If
+    /// the disk is removed before the next round, the budget's account is not charged for these
+    /// bytes.
     uncharged: Vec<u64>,
     /// Sum of the engine's counts of all disks since the budget was set.
     total: Counts,
@@ -46,8 +49,8 @@ pub(super) struct Budgets {
     /// Bytes of flash writes that the engine had requested when the budget was set, and that were
     /// not sent to flash yet.
     waiting: u64,
-    /// Bytes of two copies of the data of requests that were in progress when the budget was set.
-    /// Admission had no limit for these requests.
+    /// Twice the number of bytes of the requests that were in progress when the budget was set,
+    /// because flash may receive two copies of their data. The budget did not limit these requests.
     in_progress: u64,
     /// Maximum number of bytes of clean data that flash may have received, without the budget that
     /// was earned since `at`.
@@ -113,7 +116,7 @@ impl Simulation<'_> {
             Some(_) if draw == 0 => budgets.account = None,
             Some(_) if draw == 1 => {
                 let settings = budgets.settings();
-                let account = budgets.account.as_mut().expect("there is one");
+                let account = budgets.account.as_mut().expect("the budget has an account");
                 let before = account.settings();
                 account.set(settings);
                 budgets.bound += settings.bytes_per_day.saturating_sub(before.bytes_per_day) / 2
@@ -152,7 +155,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Reads the engine's counts, before an output of the engine may remove a disk.
+    /// Reads the engine's counts of flash writes. The simulation calls this function before each
+    /// output of the engine that may remove a disk.
     pub(super) fn count_flash_writes(&mut self) {
         let Some(budgets) = &mut self.budgets else { return };
         let mut has_new = false;
@@ -182,7 +186,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Charges the account before the engine process ends.
+    /// Charges the budget's account for all flash writes before the engine process ends.
     pub(super) fn settle_budget(&mut self) {
         self.count_flash_writes();
         let now = self.now;

@@ -1,8 +1,8 @@
 //! Simulated clones: a parent disk serves the data that was never written to a clone.
 //!
 //! Some objects of each backing are shared with the parent until a guest changes them. The engine
-//! must not promote data that the parent serves: flash may have only those sectors of a shared
-//! object that a guest has written. If the parent is unavailable, the backing serves the shared
+//! must not promote data that the parent serves. Of a shared object, flash may have only the
+//! sectors that a guest has written. If the parent is unavailable, the backing serves the shared
 //! data, and the engine may promote this data.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,8 @@ use crate::content::UNIT_BYTES;
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with clones.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with clones.
 const SALT: u64 = 0x636c_6f6e;
 
 /// Simulated clones of a history.
@@ -109,8 +110,8 @@ impl Clones {
 }
 
 impl Simulation<'_> {
-    /// Tells the engine which disk served a successful I/O. Returns false if only the parent served
-    /// the I/O.
+    /// Tells the engine that an I/O of a clone has ended, and which ranges of a successful read the
+    /// parent disk served. Returns false if the parent served the whole read.
     pub(super) fn end_of_clone(
         &mut self,
         io: &Io,
@@ -139,7 +140,7 @@ impl Simulation<'_> {
                     let may_be = clones.may_be_cached.contains(&(disk, sector));
                     ensure!(
                         may_be || !clones.is_parents(disk, sector),
-                        "disk {disk} sector {sector}: in flash, and another disk keeps it"
+                        "disk {disk} sector {sector}: on flash, and another disk keeps it"
                     );
                 }
             }

@@ -58,7 +58,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Sends a random command for a disk whose cache is volatile or was just removed.
+    /// Sends a random command for a disk that has a volatile cache or no cache.
     fn change_volatile(&mut self, disk: usize) {
         let change = match self.rng.below(18) {
             0 if self.rng.chance(400) => {
@@ -223,7 +223,7 @@ impl Simulation<'_> {
         self.make_ring(disk, config).map(Some)
     }
 
-    /// Frees segments that were intended for a disk's cache.
+    /// Returns segments to the pool that were allocated for a disk's cache and are not used.
     fn take_back(&mut self, disk: usize, segments: &[DataSegment]) {
         let owner = self.disks[disk].owner.as_mut().expect("persistent");
         for segment in segments {
@@ -397,7 +397,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Takes some free segments of the pool, rarely from fenced devices.
+    /// Takes some free segments of the pool. The segments are rarely on fenced devices.
     pub(super) fn take_free(&mut self) -> Vec<Segment> {
         let careless = self.rng.chance(50);
         let mut wanted = self.rng.below(6) as usize;

@@ -16,7 +16,8 @@ use super::{Sabotage, Simulation};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers that choose whether a history has crash logs.
+/// Number that is combined with the seed of a history, to choose whether the history has crash
+/// logs.
 const SALT: u64 = 0x6372_6173_686c;
 
 /// The crash log of one disk.
@@ -28,7 +29,7 @@ pub(super) struct CrashLog {
     /// Number of the first journal ring for which the engine got the log since the last power
     /// failure.
     first_ring: Option<u32>,
-    /// Recovery found records in the log that a power failure undoes.
+    /// True if a recovery used records that only the log has. A power failure loses these records.
     is_relied_on: bool,
 }
 
@@ -81,7 +82,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Continues a journal with its crash log.
+    /// Adds the records of a disk's crash log to the recovered journal.
     pub(super) fn continue_with_log(&mut self, disk: usize, plan: &mut Plan) {
         if self.options.sabotage == Some(Sabotage::IgnoredCrashLog) {
             return;
@@ -106,7 +107,7 @@ impl Simulation<'_> {
         let is_read = self.options.sabotage != Some(Sabotage::IgnoredCrashLog);
         ensure!(
             plan.is_logged || !is_expected || !is_read,
-            "disk {disk}: the crash log does not know ring {}",
+            "disk {disk}: the crash log does not belong to ring {}",
             plan.ring
         );
         Ok(())

@@ -2,10 +2,11 @@
 //! reads flash into it.
 //!
 //! If the guest writes before the checksums are computed, the checksums are wrong. The engine must
-//! then neither use the data nor drop the cached data as damaged. Guest writes after that have no
-//! effect on the engine. The engine must not read the guest memory after the reply, so the
-//! simulation overwrites it with noise. A read that the engine declines is sent again with a daemon
-//! buffer. For the model both together are one read.
+//! then neither use the data nor drop the cached data as damaged. Guest writes after the checksums
+//! are computed have no effect on the engine. The engine must not read the guest memory after the
+//! reply, so the simulation overwrites it with noise. If the engine declines a read into guest
+//! memory, the simulation sends the read again with a daemon buffer. The model counts the declined
+//! read and the repeated read as one read.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,7 +21,8 @@ use crate::media::Done;
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with reads into guest memory.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with reads into guest memory.
 const SALT: u64 = 0x6469_7265;
 
 /// State of the reads into guest memory, in a history with such reads.
@@ -33,7 +35,7 @@ pub(super) struct Direct {
 /// Guest writes to the request's memory since the request was submitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Scribbles {
-    /// The request's buffer is not guest memory.
+    /// The buffer of the request is in daemon memory, so the guest cannot write to it.
     #[default]
     NotIts,
     Nothing,
@@ -118,8 +120,8 @@ impl Simulation<'_> {
         trace!(self, "declined {id}");
         let in_flight = self.requests.get(&id);
         let request = in_flight.map(|it| it.request).filter(|it| it.memory == PayloadMemory::Guest);
-        let request =
-            request.ok_or_else(|| Violation(format!("{id} is declined and offered no guest's memory")))?;
+        let request = request
+            .ok_or_else(|| Violation(format!("{id} is declined, but its buffer is not guest memory")))?;
         let buffer = self.buffers.get_mut(&request.buffer.expect("reads have one")).expect("not released");
         ensure!(!buffer.replied, "{request:?} is declined twice, or after an answer");
         buffer.end();

@@ -1,7 +1,8 @@
 //! Simulates caches that fill more than guests read (docs/decisions/0059-fill-granularity.md). The
-//! setting is drawn for each configuration, and sometimes changes.
+//! amount of extra fills is drawn at random for each cache configuration, and sometimes changes.
 //!
-//! Separate random numbers choose the histories with extra fills, so other histories do not change.
+//! A separate random number generator chooses the histories with extra fills, so that extra fills
+//! do not change the random choices of other histories.
 
 use hob_engine::command::{CacheChange, Command};
 use hob_engine::granularity::Fill;
@@ -13,10 +14,11 @@ use crate::content::{Tag, UNIT_BYTES};
 use crate::media::Done;
 use crate::rng::SimRng;
 
-/// Seed of the separate random numbers of histories with extra fills.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with extra fills.
 const SALT: u64 = 0x6669_6c6c;
 
-/// Extra fills of a history.
+/// State of the extra fills in a history. An *extra fill* reads more than a guest requested.
 #[derive(Debug)]
 pub(super) struct Fills {
     rng: SimRng,
@@ -45,7 +47,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sometimes changes the setting of a disk's cache.
+    /// Sometimes changes how much more than the requested data a disk's cache fills.
     pub(super) fn maybe_change_fill(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let Some(fills) = &mut self.fills else { return Ok(()) };
@@ -60,15 +62,16 @@ impl Simulation<'_> {
         self.drain()
     }
 
-    /// Forgets contents of a backing that a crash may have changed.
+    /// Forgets the stored earlier content of a disk's backing, because a crash may have changed the
+    /// backing.
     pub(super) fn forget_extra_reads(&mut self, disk: usize) {
         if let Some(fills) = &mut self.fills {
             fills.before[disk].clear();
         }
     }
 
-    /// Sabotage: gives an extra fill the content from before the latest writes, as if it had not
-    /// been ordered with them.
+    /// Performs a sabotage: an extra fill receives the content from before the latest writes, as if
+    /// the engine had not ordered the fill with these writes.
     pub(super) fn make_extra_stale(&mut self, done: &mut Done) {
         let Target::Backing(disk) = done.io.target else { return };
         let is_extra = done.io.op == IoOp::Read && self.engine.promote_of(done.io.id) == Promote::Never;

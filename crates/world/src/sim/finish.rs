@@ -13,8 +13,9 @@ use crate::{Violation, ensure};
 /// Size of a read at the end of a history, bytes.
 const READ_BYTES: u64 = 64 << 10;
 
-/// Number of attempts to open a disk after which the disk counts as lost. In twice as many
-/// attempts, the simulated operator also discards a clean cache for which the pool has no room.
+/// Maximum number of attempts to open a disk. If all attempts fail, the disk counts as lost. In
+/// twice as many attempts, the simulated operator also discards a clean cache for which the pool
+/// has no room.
 const OPENINGS_MAX: u32 = super::recovery::ATTEMPTS_MAX / 2 + 1;
 
 impl Simulation<'_> {
@@ -46,13 +47,13 @@ impl Simulation<'_> {
         for disk in 0..self.disks.len() {
             if self.disks[disk].config.is_some() {
                 let ended = self.command_and_wait(disk, Command::Cache(CacheChange::Disable))?;
-                ensure!(ended.is_ok(), "disk {disk}: its cache cannot be taken away: {ended:?}");
+                ensure!(ended.is_ok(), "disk {disk}: its cache cannot be disabled: {ended:?}");
             }
             let removed = self.command_and_wait(disk, Command::RemoveDisk)?;
             ensure!(removed.is_ok(), "disk {disk} cannot be removed: {removed:?}");
             ensure!(
                 self.disks[disk].owner.is_none(),
-                "disk {disk}: its cache was taken away, and has an owner"
+                "disk {disk}: its cache was disabled, but still has an owner"
             );
         }
         self.check_rest()?;
@@ -132,7 +133,10 @@ impl Simulation<'_> {
             ensure!(self.may_lose(disk), "disk {disk}: drain ended with {result:?}, {lost} sectors lost");
             let discarded =
                 self.command_and_wait(disk, Command::Cache(CacheChange::DiscardDirty(Discard::Told)))?;
-            ensure!(discarded.is_ok() || self.any_bad(), "disk {disk}: nothing is discarded: {discarded:?}");
+            ensure!(
+                discarded.is_ok() || self.any_bad(),
+                "disk {disk}: the discard of dirty data failed: {discarded:?}"
+            );
             let again = self.command_and_wait(disk, drain)?;
             ensure!(again.is_ok(), "disk {disk}: drain after a discard ended with {again:?}");
         }

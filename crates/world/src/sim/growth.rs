@@ -3,10 +3,10 @@
 //! again.
 //!
 //! The new part of a backing has content that no guest wrote. So the checker can distinguish the
-//! new part from the last partial sector padded with zeroes.
+//! new part from the zeroes that pad the last partial sector.
 //!
-//! Separate random numbers choose the histories in which disks grow, so other histories do not
-//! change.
+//! A separate random number generator chooses the histories in which disks grow, so that growth
+//! does not change the random choices of other histories.
 
 use hob_engine::command::{CacheChange, Command, NewRing};
 
@@ -15,7 +15,8 @@ use crate::Violation;
 use crate::content::{Tag, UNIT_BYTES, tag};
 use crate::rng::SimRng;
 
-/// Seed of the separate random numbers of histories in which disks grow.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories in which disks grow.
 const SALT: u64 = 0x6772_6f77_7468;
 
 /// Maximum size of a growing disk, units of 512 bytes.

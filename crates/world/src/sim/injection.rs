@@ -131,8 +131,8 @@ pub enum Failure {
     PowerCut,
     /// All I/Os of the backing fail from the `nth` one on.
     Backing,
-    /// The failure is [`Failure::Backing`], and then the daemon reports that another host owns the
-    /// disk.
+    /// All I/Os of the backing fail from the `nth` one on, and then the daemon reports that another
+    /// host owns the disk.
     TakenOver,
 }
 
@@ -173,7 +173,7 @@ pub(super) struct Injection {
     failure: Failure,
     /// True if the operation has begun, so that its I/Os are counted.
     armed: bool,
-    /// Number of I/Os up to and including the one that fails.
+    /// Number of I/Os that are still to come, up to and including the one that fails.
     left: u32,
     struck: bool,
     /// True if the failure hit a flush of flash, so that the device may have lost unflushed data.
@@ -273,7 +273,8 @@ fn config(case: &Case) -> CacheConfig {
 }
 
 impl Simulation<'_> {
-    /// Counts a submitted write or flush of flash, and injects the failure if the count is reached.
+    /// Counts a submitted write or flush of flash, and injects the failure if this is the `nth`
+    /// one.
     pub(super) fn count_change(&mut self, device: usize, io: IoId, op: IoOp) {
         let counts = |injection: &&mut Injection| injection.armed && !injection.failure.is_of_backing();
         let Some(injection) = self.injection.as_mut().filter(counts) else { return };
@@ -294,11 +295,11 @@ impl Simulation<'_> {
             Failure::Device => self.refuse_changes(device),
             Failure::Everywhere => (0..self.flash.len()).for_each(|device| self.refuse_changes(device)),
             Failure::PowerCut => self.has_power = false,
-            Failure::Backing | Failure::TakenOver => unreachable!("these strike backings"),
+            Failure::Backing | Failure::TakenOver => unreachable!("this failure is one of the backing"),
         }
     }
 
-    /// Counts a submitted I/O of the backing, and injects the failure if the count is reached.
+    /// Counts a submitted I/O of the backing, and injects the failure if this is the `nth` one.
     pub(super) fn count_backing_io(&mut self) {
         let counts = |injection: &&mut Injection| injection.armed && injection.failure.is_of_backing();
         let Some(injection) = self.injection.as_mut().filter(counts) else { return };
@@ -326,7 +327,7 @@ impl Simulation<'_> {
     }
 
     fn arm(&mut self, armed: bool) {
-        let injection = self.injection.as_mut().expect("one is under way");
+        let injection = self.injection.as_mut().expect("an injection is in progress");
         injection.armed = armed && !injection.struck;
     }
 
@@ -357,7 +358,11 @@ impl Simulation<'_> {
     pub(super) fn enable_on_two(&mut self, case: &Case) -> Result<(), Violation> {
         let id = self.give_cache(case);
         self.wait_for(id)?;
-        ensure!(self.ended.get(&id) == Some(&Ok(())), "no cache to begin with: {:?}", self.ended);
+        ensure!(
+            self.ended.get(&id) == Some(&Ok(())),
+            "the cache cannot be created before the operation: {:?}",
+            self.ended
+        );
         Ok(())
     }
 
@@ -398,7 +403,7 @@ impl Simulation<'_> {
         self.ask(Op::Flush, 0, 0)?;
         if case.content == Content::Clean {
             let drained = self.command_and_wait(0, Command::Cache(CacheChange::Drain))?;
-            ensure!(drained == Ok(()), "not clean to begin with: {drained:?}");
+            ensure!(drained == Ok(()), "the cache cannot be drained before the operation: {drained:?}");
             return self.run_for(2 * SECOND);
         }
         self.write(48 * KIB, 4 * KIB)?;
@@ -464,7 +469,7 @@ impl Simulation<'_> {
                 CommandError::Stopped => case.operation == Operation::StopDrain,
                 _ => false,
             };
-            ensure!(just, "it ended with {error:?}");
+            ensure!(just, "the operation ended with {error:?}");
         }
         Ok(ended)
     }
@@ -481,7 +486,7 @@ impl Simulation<'_> {
             Operation::Disable => CacheChange::Disable,
             Operation::Clear => CacheChange::Clear(self.make_ring(0, &config)),
             Operation::Configure => {
-                let policy = PolicyKind::all().last().expect("there are some");
+                let policy = PolicyKind::all().last().expect("there are policies");
                 let config = CacheConfig { policy, block_bytes: 2 * BLOCK_BYTES, ..config };
                 CacheChange::Configure(config, self.make_ring(0, &config))
             }
@@ -580,7 +585,7 @@ impl Simulation<'_> {
             if self.ended.contains_key(&id) || !self.has_power {
                 return Ok(());
             }
-            ensure!(self.has_lost_a_journal(), "it never ends: {:?}", self.asked);
+            ensure!(self.has_lost_a_journal(), "the command never ends: {:?}", self.asked);
             self.see_to_journal()?;
         }
     }
@@ -597,7 +602,7 @@ impl Simulation<'_> {
 
     /// Replaces or removes a journal that cannot be written any more, as the daemon does.
     fn see_to_journal(&mut self) -> Result<(), Violation> {
-        let injection = self.injection.as_mut().expect("one is under way");
+        let injection = self.injection.as_mut().expect("an injection is in progress");
         if std::mem::take(&mut injection.lost_journals) == 0 {
             return Ok(());
         }
@@ -621,11 +626,11 @@ impl Simulation<'_> {
             None | Some(Err(CommandError::NoCache | CommandError::Removing)) => return Ok(()),
             // The engine stopped this drain because another drain is in progress.
             Some(Err(CommandError::Stopped)) => self.run_until(|world| !world.drains())?,
-            Some(result) => ensure!(result == Ok(()), "what is dirty cannot be drained: {result:?}"),
+            Some(result) => ensure!(result == Ok(()), "the cache cannot be drained: {result:?}"),
         }
         self.disks[0].owner.iter_mut().for_each(|owner| owner.journal_lost = true);
         let disabled = self.command_unless_cut(Command::Cache(CacheChange::Disable))?;
-        ensure!(disabled.is_none_or(|result| result.is_ok()), "it cannot be taken away: {disabled:?}");
+        ensure!(disabled.is_none_or(|result| result.is_ok()), "the cache cannot be disabled: {disabled:?}");
         Ok(())
     }
 
@@ -645,8 +650,8 @@ impl Simulation<'_> {
         Ok(ended)
     }
 
-    /// Cuts the power. If the injected failure is one of the backing, kills the process instead.
-    /// Then repairs all devices and opens the disk again.
+    /// Cuts the power. If the injected failure is a failure of the backing, kills the process
+    /// instead. Then repairs all devices and opens the disk again.
     pub(super) fn crash_and_open(&mut self) -> Result<(), Violation> {
         let is_of_backing =
             self.injection.as_ref().is_some_and(|injection| injection.failure.is_of_backing());
@@ -662,7 +667,7 @@ impl Simulation<'_> {
         self.open_disk(0)?;
         self.drain()?;
         self.run_until(|world| world.asked.is_empty())?;
-        ensure!(self.asked.is_empty(), "it cannot be opened: {:?}", self.asked);
+        ensure!(self.asked.is_empty(), "the disk cannot be opened: {:?}", self.asked);
         Ok(())
     }
 

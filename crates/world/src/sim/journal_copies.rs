@@ -17,7 +17,8 @@ use super::{Event, Options, Sabotage, Simulation, trace};
 use crate::media::{DeviceFailure, FlashFaults};
 use crate::rng::SimRng;
 
-/// Seed of the separate random numbers of histories in which journals lose copies.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories in which journals lose copies.
 const SALT: u64 = 0x636f_7069_6573;
 
 /// Pause between two attempts to replace a journal that lost a copy, nanoseconds.
@@ -28,15 +29,15 @@ const REPLACE_NS: u64 = 2_000_000_000;
 pub(super) struct Refusal {
     at: Instant,
     device: usize,
-    /// Number of page writes that the device will refuse. The engine abandons a copy of a journal
-    /// after three refused writes.
+    /// Number of the device's next journal page writes that fail. The engine abandons a copy of a
+    /// journal after three refused writes.
     pages: u32,
     /// Number of the device's next flushes that fail.
     flushes: u32,
 }
 
-/// If journals lose copies in this history, makes one device refuse journal pages from time to
-/// time, makes another device fail later, and removes all other faults of flash.
+/// Plans the faults of a history in which journals lose copies. One device refuses journal pages
+/// from time to time, another device fails later, and flash has no other faults.
 pub(super) fn draw(scenario: &mut Scenario, seed: u64, options: &Options) {
     let mut rng = SimRng::new(seed ^ SALT);
     let may = options.faults || options.copy_loss_permille == 1000;
@@ -85,8 +86,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Makes a device fail, and records which caches may lose data with it: those whose journal had
-    /// lost its other copy.
+    /// Makes a device fail. A cache may lose data with this device if its journal had already lost
+    /// the copy on another device. The function records these caches.
     pub(super) fn device_fails(&mut self, device: usize) {
         let (_, failure) = self.scenario.devices[device].failure.expect("scheduled");
         self.flash[device].suffer(failure, &mut self.rng);
@@ -111,9 +112,9 @@ impl Simulation<'_> {
         owners.filter(|_| is_refusal).for_each(|owner| owner.has_volatile_copies = true);
     }
 
-    /// Returns true if the disk has no dirty data. If a new journal ring was just completed, a
-    /// crash does not bring old dirty data back either. Then later dirty data has copies that
-    /// flushes make durable.
+    /// Returns true if the disk has no dirty data. If this is true when a new journal ring is
+    /// complete, a crash cannot bring old dirty data back, and flushes make the copies of later
+    /// dirty data durable.
     pub(super) fn is_destaged(&self, disk: usize) -> bool {
         let stats = self.engine.stats(self.now, DiskId(disk as u32));
         stats.is_some_and(|stats| stats.sectors_dirty == 0)

@@ -39,8 +39,8 @@ pub(super) fn misplace_overwrites(page: &mut [u8]) {
     page[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Makes every *set* record of an incomplete sector one of a complete sector, and changes the block
-/// number in each *part* record. Corrects the page's checksum.
+/// Changes every *set* record of an incomplete sector into a record of a complete sector, and
+/// changes the block number in each *part* record. Corrects the page's checksum.
 pub(super) fn forget_units(page: &mut [u8]) {
     let end = end_of_records(page);
     if end == RECORDS {

@@ -1,8 +1,8 @@
 //! Ends a simulated engine process ("life") and starts the next one.
 //!
 //! Devices, backings, the pool's segment table and the model survive a crash of the engine process.
-//! Requests, commands and the engine's state are lost. A life ends at a random time, also during
-//! recovery, commands, drains and destaging.
+//! Requests, commands and the engine's state are lost. A life ends at a random time, for example
+//! during recovery, a command, a drain or destaging.
 
 use hob_engine::Engine;
 use hob_engine::command::{CacheChange, Command};
@@ -21,7 +21,8 @@ use crate::rng::SimRng;
 /// Maximum time that a stopping daemon waits for its caches to close, nanoseconds.
 const STOP_NS_MAX: u64 = 120_000_000_000;
 
-/// Seed of the separate random numbers of flushes at the start of a life.
+/// Number that is combined with the virtual time, to seed separate random numbers for flushes at
+/// the start of a life.
 const START_SALT: u64 = 0x7374_6172_7473;
 
 /// A daemon buffer that the engine uses for its own I/O.
@@ -38,8 +39,8 @@ impl Simulation<'_> {
     pub(super) fn lend_buffers(&mut self) {
         let Some(lives) = &self.scenario.lives else { return };
         let lent = lives.lent.clone();
-        // With few sectors for edges, the engine is likely to evict some. Some histories have no
-        // such sectors.
+        // The engine keeps sectors that guests wrote in part in a separate buffer. If this buffer
+        // has few sectors, the engine is likely to evict some. Some histories have no such buffer.
         let edge_sectors = [0, 3, 16][lent.len() / 2 % 3];
         for bytes in lent {
             self.lend(bytes);
@@ -94,9 +95,9 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Sometimes kills the process when it has written a journal page and not flushed it, in histories
-    /// in which a power cut follows each kill. If there is less dirty data than at the page before,
-    /// the page probably records that destaged data is clean.
+    /// In histories in which a power cut follows each kill, sometimes kills the process after it
+    /// has written a journal page and before the page is flushed. If there is less dirty data than
+    /// when the preceding page was written, the page probably records that destaged data is clean.
     pub(super) fn maybe_kill_after_page(&mut self, io: &Io) {
         if !self.options.cuts_in_recovery || io.op != IoOp::WriteJournal {
             return;
@@ -265,7 +266,7 @@ impl Simulation<'_> {
         match &self.disks[index].owner {
             Some(owner) => {
                 let known = segments.iter().all(|segment| owner.data.values().any(|place| place == segment));
-                ensure!(known, "disk {index}: segments that the table does not know");
+                ensure!(known, "disk {index}: the pool's table does not have all its segments");
             }
             None => self.free.extend(segments),
         }
@@ -273,9 +274,9 @@ impl Simulation<'_> {
     }
 
     /// Models the end of a process whose memory has unflushed data of a backing. A daemon that
-    /// stops flushes this data. A kill loses a random part of this data, unless the engine reports
-    /// that it includes acknowledged writes. If the data includes acknowledged writes, it survives,
-    /// because the simulation has no daemon that would report the loss to guests.
+    /// stops flushes this data. A kill loses a random part of this data. But if the engine reports
+    /// that the data includes acknowledged writes, the data survives, because the simulation has no
+    /// daemon that would report the loss to guests.
     fn lose_memory(&mut self, index: usize, end: End) {
         let disk = &mut self.disks[index];
         let at_risk = self.engine.guests_at_risk(DiskId(index as u32)).is_some_and(|guests| guests > 0);
@@ -287,7 +288,7 @@ impl Simulation<'_> {
         disk.backing.shut_down();
     }
 
-    /// Adds a disk to the engine, with its earlier cache if that is persistent.
+    /// Adds a disk to the engine, with its earlier cache if this cache is persistent.
     pub(super) fn open_disk(&mut self, disk: usize) -> Result<(), Violation> {
         self.add_disk(disk);
         self.drop_void_rings(disk);

@@ -15,7 +15,8 @@ use crate::Violation;
 use crate::media::Done;
 use crate::rng::SimRng;
 
-/// Seed of the separate random numbers of histories in which backings lose data.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories in which backings lose data.
 const SALT: u64 = 0x6c6f_7373;
 
 const FLASH_SALT: u64 = 0x666c_7573;
@@ -25,8 +26,8 @@ const RETURN_SALT: u64 = 0x7265_7475;
 /// Pause between two attempts to replace a lost journal, nanoseconds.
 const REPLACE_NS: u64 = 2_000_000_000;
 
-/// Chooses devices whose failures are only temporary: they return at the next restart of the engine
-/// process.
+/// Chooses flash devices whose failures are only temporary: after the next restart of the engine
+/// process, these devices work again.
 pub(super) fn draw_returns(scenario: &mut Scenario, seed: u64) {
     let mut rng = SimRng::new(seed ^ RETURN_SALT);
     for plan in &mut scenario.devices {
@@ -90,8 +91,8 @@ impl Simulation<'_> {
     }
 
     /// Returns the number of scheduled restarts. The caller ignores these events when it looks for
-    /// the end of the history: guests may wait for a disk that is never opened again, and then
-    /// scheduled restarts are the only events left.
+    /// the end of the history. If guests wait for a disk that is never opened again, scheduled
+    /// restarts are the only events left.
     pub(super) fn restarts_due(&self) -> usize {
         usize::from(self.losses.as_ref().is_some_and(|losses| losses.is_due))
     }
@@ -153,7 +154,8 @@ impl Simulation<'_> {
         self.command(disk, Command::Cache(CacheChange::LossRecorded(number)));
     }
 
-    /// Handles the report that a discard waits until the daemon has recorded it for this journal ring.
+    /// Handles the engine's report that a discard of dirty data waits until the daemon has recorded
+    /// the discard for this journal ring.
     pub(super) fn discard_is_unrecorded(&mut self, disk: usize, ring: u32) {
         self.queue.push(self.now + self.scenario.flash_ns, Event::RecordDiscard(disk, ring));
     }
@@ -169,8 +171,8 @@ impl Simulation<'_> {
         self.command(disk, Command::Cache(CacheChange::DiscardRecorded(ring)));
     }
 
-    /// Reacts to a lost journal as the daemon does: gives the cache a new journal ring, or, if the
-    /// pool has no room for one, disables the cache. In both cases the cache is drained.
+    /// Reacts to a lost journal as the daemon does: gives the cache a new journal ring, or disables
+    /// the cache if the pool has no room for a ring. In both cases the cache is drained.
     pub(super) fn replace_ring(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         let is_there = state.config.is_some() && state.owner.is_some() && (state.present || state.leaving);

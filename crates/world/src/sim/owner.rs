@@ -1,8 +1,8 @@
 //! The pool's table of persistent caches: the owner and purpose of each segment. The table survives
 //! every crash.
 //!
-//! The simulation assumes that the table is always correct. Tests of the storage crate cover the
-//! table.
+//! The simulation assumes that the table is always correct. Tests of the storage crate cover errors
+//! of the table.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,8 @@ use hob_engine::units::DeviceId;
 
 use super::{Sabotage, Simulation};
 
-/// A persistent cache in the pool's table, in use or not.
+/// The entry of a persistent cache in the pool's table. The engine may or may not use the cache at
+/// present.
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) cache: [u8; 16],
@@ -24,8 +25,8 @@ pub(super) struct Owner {
     pub(super) rings: BTreeMap<u32, Vec<Vec<Segment>>>,
     /// Highest journal ring number of the cache so far.
     number: u32,
-    /// True if the engine has reported a complete journal ring of the cache. From then on, recovery
-    /// must find one.
+    /// True if the engine has reported a complete journal ring of the cache. From then on, a
+    /// recovery must find a complete journal ring.
     pub(super) exists: bool,
     /// True if the cache was removed before an earlier command for it ended.
     pub(super) gone: bool,
@@ -47,14 +48,14 @@ pub(super) struct Owner {
     /// Recovery must not use clean data of journal rings up to this number, because one of these
     /// rings was lost.
     lost_upto: u32,
-    /// Recovery must discard dirty data of journal rings up to this number, because a command
-    /// discarded it when one of these rings was lost.
+    /// Recovery must discard the dirty data of journal rings up to this number, because one of
+    /// these rings was lost and a command then discarded the dirty data.
     discarded_upto: u32,
-    /// Number of the newest journal ring when a ring lost a copy on a device that still has its
-    /// other data; `None` after a later ring is complete.
+    /// Number of the newest journal ring at the time when a ring lost one of its copies, although
+    /// the device of this copy still works. `None` after a later ring is complete.
     lacks_copy_upto: Option<u32>,
-    /// True if a flush of a device with copies failed, and no new journal has recorded since then
-    /// that no data is dirty.
+    /// True if a flush failed on a device that has copies of dirty data or journal, and no new
+    /// journal has recorded since then that no data is dirty.
     pub(super) has_volatile_copies: bool,
     /// Journal rings up to this number may have lost both copies, because another device failed
     /// before a ring without a copy was replaced.
@@ -127,7 +128,7 @@ impl Owner {
         self.lacks_copy_upto = Some(self.number);
     }
 
-    /// Records that a journal ring is complete, which replaces the earlier ones.
+    /// Records that a journal ring is complete. This ring replaces the earlier rings.
     pub(super) fn note_new_ring(&mut self, number: u32) {
         self.lacks_copy_upto.take_if(|upto| *upto < number);
     }
@@ -179,7 +180,8 @@ impl Owner {
         before > self.rings.values().flatten().map(Vec::len).sum()
     }
 
-    /// Removes the journal rings for whose number `which` returns true, and returns their segments.
+    /// Removes each journal ring for which `which` returns true, and returns the segments of the
+    /// removed rings. The argument of `which` is the ring's number.
     pub(super) fn drop_rings(&mut self, which: impl Fn(u32) -> bool) -> Vec<Segment> {
         let gone: Vec<u32> = self.rings.keys().copied().filter(|number| which(*number)).collect();
         gone.iter().filter_map(|number| self.rings.remove(number)).flatten().flatten().collect()
@@ -268,8 +270,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if flash may lose dirty data of this disk: the history has a bad device, or two
-    /// bad devices if dirty data and journal have always had two copies.
+    /// Returns true if flash may lose dirty data of this disk. This is so if the history has a bad
+    /// device. If dirty data and journal have always had two copies, the history must have two bad
+    /// devices.
     pub(super) fn may_lose(&self, disk: usize) -> bool {
         let bad = self.scenario.devices.iter().filter(|plan| plan.is_bad()).count();
         let doubled = self.disks[disk].owner.as_ref().is_some_and(|owner| owner.doubled);

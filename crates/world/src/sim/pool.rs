@@ -1,5 +1,5 @@
-//! Simulates the daemon's pool management: it assigns segments to caches and handles results of
-//! commands.
+//! Simulates the daemon's pool management, which assigns segments to caches and handles the results
+//! of commands.
 
 use std::collections::BTreeSet;
 
@@ -93,14 +93,20 @@ impl Simulation<'_> {
                 self.done(&asked, result)
             }
             Event::Fenced { device, errors } => {
-                ensure!(errors >= self.scenario.limits.flash_errors_max, "{device} fenced after {errors}");
+                ensure!(
+                    errors >= self.scenario.limits.flash_errors_max,
+                    "{device} was fenced after only {errors} errors"
+                );
                 ensure!(self.fenced.insert(device), "{device} fenced twice");
                 self.report.fences += 1;
                 Ok(())
             }
             Event::Lost { disk, segments } => {
                 let fenced = segments.iter().all(|segment| self.fenced.contains(&segment.device));
-                ensure!(fenced && !segments.is_empty(), "{segments:?} lost on devices in order");
+                ensure!(
+                    fenced && !segments.is_empty(),
+                    "the cache lost {segments:?}, although their devices work"
+                );
                 self.report.losses += 1;
                 self.released(disk.0 as usize, &segments)
             }
@@ -140,7 +146,7 @@ impl Simulation<'_> {
             }
             Event::JournalLost(disk) => {
                 let excused = self.may_lose(disk.0 as usize) || self.any_refuses();
-                ensure!(excused, "disk {disk}: journal lost with a sound device");
+                ensure!(excused, "disk {disk}: the journal was lost, although a device works");
                 self.report.journals_lost += 1;
                 if let Some(injection) = &mut self.injection {
                     injection.lost_journals += 1;
@@ -183,14 +189,14 @@ impl Simulation<'_> {
         self.released(index, &released)?;
         let disk = &mut self.disks[index];
         if matches!(asked.command, Command::RemoveDisk) && disk.owner.is_some() {
-            ensure!(released.is_empty(), "disk {index} is removed, and its cache gives {released:?} up");
+            ensure!(released.is_empty(), "the removal of disk {index} releases {released:?} of its cache");
             (disk.segments, disk.config) = (BTreeSet::new(), None);
         }
         let ended = matches!(asked.command, Command::Cache(CacheChange::Disable) | Command::RemoveDisk);
         ensure!(!ended || disk.segments.is_empty(), "disk {index} keeps {:?}", disk.segments);
         if let Command::Cache(CacheChange::Shrink(count, _)) = asked.command {
             let data = released.len() - self.ring_segments_released;
-            ensure!(data == count as usize, "shrunk by {data}, not {count}");
+            ensure!(data == count as usize, "the cache was shrunk by {data} segments, not by {count}");
         }
         self.new_ring_is_done(asked)
     }
@@ -249,7 +255,7 @@ impl Simulation<'_> {
                     false
                 }
                 Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
-                    let config = asked.config().expect("brings one");
+                    let config = asked.config().expect("the command has a configuration");
                     if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile() && !awaits_cache)
                     {
                         // The command replaced a cache that was never completed.
@@ -315,7 +321,7 @@ impl Simulation<'_> {
         let kept: usize = older.iter().flat_map(|other| &owner.rings[other]).map(Vec::len).sum();
         ensure!(
             asked.recovers() || kept == 0 || keeps_old,
-            "ring {number} is done, and {kept} segments of {older:?} kept"
+            "ring {number} is complete, but {kept} segments of older rings {older:?} are not released"
         );
         if !keeps_old {
             let gone = owner.drop_rings(|other| other < number);
@@ -324,7 +330,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a failed command: the segments that it would have given the cache become free.
+    /// Handles a failed command. The segments that the command was to add to the cache become free.
     fn failed(&mut self, asked: &Asked) -> Result<(), Violation> {
         if asked.recovers() {
             return self.recovery_failed(asked);
@@ -364,8 +370,8 @@ impl Simulation<'_> {
         self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some())
     }
 
-    /// Returns true if a persistent cache is being enabled, so that the recorded owner belongs to
-    /// that cache and not to an earlier one.
+    /// Returns true if a command that enables a persistent cache is in progress. The recorded owner
+    /// then belongs to this cache and not to an earlier one.
     fn awaits_cache(&self, index: usize) -> bool {
         let mut of_disk = self.asked.values().filter(|asked| asked.disk == index);
         of_disk.any(|asked| {
@@ -463,13 +469,13 @@ impl Simulation<'_> {
             let disk = &mut self.disks[index];
             let is_data = disk.segments.remove(segment);
             let is_ring = disk.owner.as_mut().is_some_and(|owner| owner.take_from_ring(segment));
-            ensure!(is_data || is_ring, "disk {index} gives up {segment:?}, which it has not");
+            ensure!(is_data || is_ring, "disk {index} releases {segment:?}, which its cache does not have");
             if let Some(owner) = &mut disk.owner {
                 owner.data.retain(|_, place| place != segment);
             }
             self.ring_segments_released += usize::from(is_ring);
             let busy = self.flash[usize::from(segment.device.0)].is_busy(segment.offset, len);
-            ensure!(!busy, "disk {index} gives {segment:?} up with I/O in flight");
+            ensure!(!busy, "disk {index} releases {segment:?} with I/O in flight");
             ensure!(self.free.insert(*segment), "{segment:?} is free already");
         }
         let awaits_cache = self.awaits_cache(index);

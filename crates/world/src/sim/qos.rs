@@ -1,6 +1,7 @@
-//! Simulates changes of QoS settings: shares, limits, reservations and throttles. Separate random
-//! numbers choose the histories that have them, so other histories do not change. `tests/qos.rs`
-//! measures the scheduler's guarantees. The simulation checks that no request is lost or blocked.
+//! Simulates changes of QoS settings: shares, limits, reservations and throttles. A separate random
+//! number generator chooses the histories with QoS changes, so that these changes do not affect the
+//! random choices of other histories. `tests/qos.rs` measures the scheduler's guarantees. The
+//! simulation checks that no request is lost or blocked.
 
 use hob_engine::command::Command;
 use hob_engine::qos::{Control, DiskQos, Entitlement, Late, Report, Resource, agree};
@@ -10,7 +11,8 @@ use super::Simulation;
 use crate::Violation;
 use crate::rng::SimRng;
 
-/// Seed of the separate random numbers of histories with QoS.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with QoS.
 const SALT: u64 = 0x716f_7321;
 
 /// QoS settings of a history.

@@ -1,8 +1,8 @@
 //! Simulates memory tiers: their memory areas, their commands, and the copies that the engine
 //! requests.
 //!
-//! Separate random numbers choose the histories with memory tiers, so other histories do not
-//! change.
+//! A separate random number generator chooses the histories with memory tiers, so that memory tiers
+//! do not change the random choices of other histories.
 
 use hob_engine::command::{Command, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig, Segment};
 use hob_engine::io::{BufferCopy, CopyEnd, Io, Op, Target};
@@ -14,7 +14,8 @@ use crate::content::{self, Tag, UNIT_BYTES};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with memory tiers.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with memory tiers.
 const SALT: u64 = 0x6d65_6d6f_7279;
 
 #[derive(Debug)]
@@ -28,8 +29,8 @@ impl Ram {
         rng.chance(permille).then_some(Ram { rng })
     }
 
-    /// Returns a random memory tier configuration. Most are small, so that the tier evicts. Some
-    /// configurations are invalid, and `None` means no memory tier.
+    /// Returns a random memory tier configuration. Most tiers are small, so that they evict pages.
+    /// Some configurations are invalid. `None` means no memory tier.
     fn config(&mut self) -> Option<MemoryConfig> {
         let rng = &mut self.rng;
         if rng.chance(150) {
@@ -120,7 +121,10 @@ impl Simulation<'_> {
         let between =
             !matches!(copy.from, CopyEnd::Memory { .. }) && matches!(copy.to, CopyEnd::Buffer { .. });
         let unit = if between { UNIT_BYTES } else { SECTOR_BYTES };
-        ensure!(copy.len > 0 && u64::from(copy.len).is_multiple_of(unit), "{copy:?} is not of whole sectors");
+        ensure!(
+            copy.len > 0 && u64::from(copy.len).is_multiple_of(unit),
+            "{copy:?} does not copy whole sectors"
+        );
         let units = (u64::from(copy.len) / UNIT_BYTES) as usize;
         let tags: Vec<Tag> = match copy.from {
             CopyEnd::Zeroes => {
@@ -187,15 +191,17 @@ impl Simulation<'_> {
                 } else {
                     let buffer = self.buffers.get_mut(&id);
                     let buffer =
-                        buffer.ok_or_else(|| Violation(format!("{copy:?} of a buffer given back")))?;
+                        buffer.ok_or_else(|| Violation(format!("{copy:?} uses a released buffer")))?;
                     ensure!(buffer.ios == 0 && !buffer.replied, "{copy:?} with {buffer:?}");
                     (&mut buffer.tags, start)
                 }
             }
-            CopyEnd::Zeroes => return Err(Violation(format!("{copy:?} has no place"))),
+            CopyEnd::Zeroes => {
+                return Err(Violation(format!("{copy:?} copies data to the source of zeroes")));
+            }
         };
         let there = tags.len();
         let part = tags.get_mut(start..start + units);
-        part.ok_or_else(|| Violation(format!("{copy:?} leaves the {there} units of {end:?}")))
+        part.ok_or_else(|| Violation(format!("{copy:?} extends beyond the {there} units of {end:?}")))
     }
 }

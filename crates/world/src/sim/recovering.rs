@@ -2,10 +2,10 @@
 //! engine which regions may have dirty data. If a write that could bypass the cache is waiting, the
 //! daemon invalidates the old journal rings.
 //!
-//! A real daemon can find in its own state that the cache has no dirty data. The simulated daemon
-//! asks the model. Otherwise the daemon learns the possibly dirty regions from the first reading of
-//! the journal ring. With unreliable devices or careful guests, requests wait until dirty data is
-//! recovered, because the disk's content is uncertain until then.
+//! If the cache has no dirty data, a real daemon may know this from its own records, and the
+//! simulated daemon asks the model. Otherwise the daemon learns the possibly dirty regions from the
+//! first reading of the journal ring. With unreliable devices or careful guests, requests wait
+//! until dirty data is recovered, because the disk's content is uncertain until then.
 
 use hob_engine::command::{CacheChange, Command, Expect};
 use hob_engine::journal::Ring;
@@ -38,8 +38,8 @@ pub(super) enum Step {
 }
 
 impl Simulation<'_> {
-    /// Lets guests use a disk before its cache is recovered, if this is safe in this history.
-    /// Returns false if the cache must be recovered first.
+    /// Lets guests use a disk before its cache is recovered, unless the disk's content is uncertain
+    /// until the recovery. Returns false if the cache must be recovered first.
     pub(super) fn expect_cache(&mut self, index: usize) -> bool {
         let is_bad = self.any_bad();
         let state = &self.disks[index];

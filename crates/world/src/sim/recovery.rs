@@ -1,7 +1,7 @@
 //! Recovers a persistent cache as the daemon does. The recovery reads the journal rings, starting
-//! with the highest number, and verifies the sectors of the journal tail. It compares the backing's
-//! identity with the recorded one, and some clean sectors with the backing. Then it enables the
-//! cache with a new journal ring.
+//! with the highest number, and verifies the sectors of the journal tail. The recovery then
+//! compares the backing's identity with the recorded identity, and some clean sectors with the
+//! backing. At the end it enables the cache with a new journal ring.
 //!
 //! The checkers expect that a journal ring on a working device is complete and that a closed
 //! journal is found closed. Clean sectors must equal the backing, and a changed backing must be
@@ -20,9 +20,9 @@ use crate::media::Flash;
 use crate::{Violation, ensure};
 
 /// Maximum number of failed recoveries of one cache. A recovery fails if the new journal ring
-/// cannot be allocated or written. If it cannot be written, the daemon releases it, and recovers
-/// the cache again from the older rings. After one more failure than this number, the disk stays
-/// offline until the next restart.
+/// cannot be allocated or written. If the new ring cannot be written, the daemon releases it and
+/// recovers the cache again from the older rings. After one more failure than this number, the disk
+/// stays offline until the next restart.
 pub(super) const ATTEMPTS_MAX: u32 = 8;
 
 /// Number of clean sectors that are compared with the backing: nearly all sectors of a small cache.
@@ -42,8 +42,8 @@ struct Found {
 }
 
 impl Simulation<'_> {
-    /// Recovers the disk's persistent cache, or lets its guests continue if it has none. `attempt`
-    /// counts the attempts for this cache.
+    /// Recovers the disk's persistent cache. If the disk has none, guests that waited for the
+    /// recovery continue. `attempt` is the number of this attempt to recover the cache.
     pub(super) fn recover(&mut self, index: usize, attempt: u32) -> Result<(), Violation> {
         let found = self.read_rings(index)?;
         let lags = self.disks[index].model.lags();
@@ -68,11 +68,11 @@ impl Simulation<'_> {
             }
             return self.change_behind_bare(index);
         };
-        let owner = self.disks[index].owner.as_mut().expect("found");
+        let owner = self.disks[index].owner.as_mut().expect("the cache has an owner");
         owner.doubled &= owner.rings[&number].len() == 2;
         if !self.keeps_old_rings() {
             // Rings with higher numbers were never complete.
-            let owner = self.disks[index].owner.as_mut().expect("found");
+            let owner = self.disks[index].owner.as_mut().expect("the cache has an owner");
             let gone = owner.drop_rings(|other| other > number);
             self.free.extend(gone);
         }
@@ -105,7 +105,7 @@ impl Simulation<'_> {
         let has_grown = state.units() > u64::from(self.scenario.disks[index].units);
         ensure!(
             summary.disk_bytes == size || has_grown && summary.disk_bytes < size || doubtful,
-            "disk {index}: recovered for {} bytes",
+            "disk {index}: its cache was recovered for a disk of {} bytes",
             summary.disk_bytes
         );
         self.report.recoveries_larger += u64::from(summary.disk_bytes < size);
@@ -130,7 +130,10 @@ impl Simulation<'_> {
         let noticed = summary.identity != identity || differing.is_some();
         // An empty cache has no data that could be older than the backing.
         let is_empty = summary.sectors_valid + summary.sectors_dirty == 0;
-        ensure!(noticed || !changed || is_empty, "disk {index}: its backing changed, and nobody noticed");
+        ensure!(
+            noticed || !changed || is_empty,
+            "disk {index}: its backing changed, and the recovery did not notice it"
+        );
         let clean = if summary.identity == identity { differing } else { None };
         let right = changed || !noticed || doubtful || silently;
         ensure!(right, "disk {index}: a recovered clean sector ({clean:?}) is not the backing's");
@@ -170,7 +173,7 @@ impl Simulation<'_> {
             return;
         }
         self.flash.iter_mut().for_each(Flash::flush);
-        let owner = self.disks[index].owner.as_mut().expect("found");
+        let owner = self.disks[index].owner.as_mut().expect("the cache has an owner");
         let gone = owner.drop_rings(|other| other < number);
         self.free.extend(gone);
     }
@@ -191,7 +194,7 @@ impl Simulation<'_> {
         segments: Vec<DataSegment>,
         number: u32,
     ) -> Result<(), Violation> {
-        let owner = self.disks[index].owner.as_mut().expect("found");
+        let owner = self.disks[index].owner.as_mut().expect("the cache has an owner");
         // The recovered ring may have another block size: its command may have completed the ring
         // without reporting success before the crash.
         owner.config.block_bytes = recovered.summary.block_bytes;
@@ -221,7 +224,7 @@ impl Simulation<'_> {
             return Ok(());
         };
         let state = &mut self.disks[index];
-        let owner = state.owner.as_mut().expect("found");
+        let owner = state.owner.as_mut().expect("the cache has an owner");
         owner.doubled &= ring.copies.len() == 2 && config.copies == owner.config.copies;
         if config.mode == Mode::WriteBack {
             // In other modes the model's setting does not change: data may still be dirty, and a
@@ -263,7 +266,8 @@ impl Simulation<'_> {
         self.recover(index, self.disks[index].attempts)
     }
 
-    /// Lets guests use a disk for whose recovery they waited.
+    /// Lets the guests of a disk send requests again after they waited for the recovery of the
+    /// disk's cache.
     pub(super) fn open_gate(&mut self, index: usize) {
         self.disks[index].attempts = 0;
         self.disks[index].recovering = None;
@@ -276,10 +280,10 @@ impl Simulation<'_> {
     }
 
     /// Tells the model which sectors may be lost, because their only copy is on an unreliable
-    /// device. Such a device may lose sectors of the journal tail although an earlier recovery read
-    /// them. The content of sectors without a checksum is then unknown (docs/decisions/0006), even
-    /// if another device has a copy, because recovery may choose the damaged one. The simulation
-    /// repairs garbage in these sectors.
+    /// device. An unreliable device may lose sectors of the journal tail although an earlier
+    /// recovery read them. The content of sectors without a checksum is then unknown
+    /// (docs/decisions/0006), even if another device has a copy, because recovery may choose the
+    /// damaged one. The simulation repairs garbage in these sectors.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         trace!(self, "disk {index} recovered: {:?}", recovered.summary);
         let model = &self.disks[index].model;
@@ -437,7 +441,7 @@ impl Simulation<'_> {
         let doubtful = doubtful || missing && !owner.doubled;
         // A journal ring that a command created after the close may be complete already.
         let closed = owner.closed && !owner.left_unclean && number <= owner.closed_at;
-        ensure!(plan.clean || !closed || doubtful, "disk {index}: closed, and found open");
+        ensure!(plan.clean || !closed || doubtful, "disk {index}: its journal was closed, and found open");
         let present: Vec<_> =
             segments.iter().map(|segment| (segment.ordinal, segment.place.device)).collect();
         let reads: Vec<(usize, u64)> = plan.reads().collect();
@@ -526,8 +530,9 @@ impl Simulation<'_> {
         disk.model.adopt(disk.backing.now(), disk.backing.durable())
     }
 
-    /// Sometimes changes the backing while no daemon serves it. A change of a part of the backing
-    /// changes its identity. A change of all data can be found in a sample of clean sectors.
+    /// Sometimes changes the backing while no daemon serves it. If only a part of the backing
+    /// changes, its identity changes too. If all data changes, a comparison of sampled clean
+    /// sectors finds the change.
     fn change_behind(&mut self, index: usize, recovered: &Recovered) {
         let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
         if !self.rng.chance(behind) {
@@ -542,7 +547,7 @@ impl Simulation<'_> {
         disk.changed_behind = disk.owner.as_ref().map(Owner::number);
     }
 
-    /// Changes a part of the backing, visibly in the backing's identity.
+    /// Changes a part of the backing, and also its identity.
     pub(super) fn write_some_behind(&mut self, index: usize) {
         self.disks[index].generation += 1;
         self.write_some_while_down(index);

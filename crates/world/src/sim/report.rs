@@ -21,11 +21,12 @@ pub struct Report {
     pub restarts: u64,
     /// Number of failed backing flushes that lost data.
     pub lossy_flushes: u64,
-    /// Number of times that acknowledged writes of guests may have been lost.
+    /// Number of times that the engine reported that acknowledged writes of guests may be lost.
     pub doubts: u64,
     /// Number of failed flushes that began before the last loss.
     pub flushes_failed_early: u64,
-    /// Number of changes that failed because a backing lost data again each time they were sent.
+    /// Number of changes that failed because the backing lost data each time that the engine sent
+    /// the change.
     pub changes_given_up: u64,
     /// Number of times that a cache lost segments because of a device failure.
     pub losses: u64,
@@ -68,17 +69,18 @@ pub struct Report {
     pub journal_copies_lost: u64,
     /// Number of attempts to replace a journal that had lost a copy.
     pub journal_copies_replaced: u64,
-    /// Number of journals that had lost a copy, and whose other copy failed before they were replaced.
+    /// Number of journals that lost both copies: the second copy failed before the journal was
+    /// replaced.
     pub journal_copies_lost_both: u64,
     /// Number of flash devices that were removed and returned.
     pub devices_returned: u64,
     /// Number of times that a backing changed while no daemon served it.
     pub changed_behind: u64,
-    /// Number of silent changes of backings: neither the backing's identity nor a sample needs to
-    /// show the change.
+    /// Number of silent changes of backings. The backing's identity does not show a silent change,
+    /// and a sample of clean sectors may not show it either.
     pub changed_silently: u64,
-    /// Number of recoveries with evidence that the backing is unchanged, in histories with silent
-    /// changes.
+    /// Number of recoveries in which the daemon had evidence that the backing is unchanged, in
+    /// histories with silent changes.
     pub recoveries_proved: u64,
     /// Number of recoveries that had clean data and no evidence that the backing is unchanged.
     pub recoveries_unverified: u64,
@@ -126,9 +128,9 @@ pub struct Report {
     pub read_ahead_bytes: u64,
     /// Number of bytes that extra fills read from backings.
     pub extra_read_bytes: u64,
-    /// Number of uses of blocks that extra fills cached.
+    /// Number of times that a guest used a block that an extra fill had cached.
     pub extra_blocks_used: u64,
-    /// Number of bytes that a flash write budget kept from flash.
+    /// Number of bytes that were not written to flash because of a flash write budget.
     pub flash_writes_refused_bytes: u64,
     /// Number of bytes destaged from flash to backings.
     pub destaged_bytes: u64,

@@ -30,9 +30,10 @@ pub enum Sabotage {
     ReorderedRecords,
     /// Recovery ignores the journal records which say that a checksum is unknown (*unproven*).
     IgnoredOverwrites,
-    /// Recovery takes incomplete sectors for complete ones, although flash has only some units of them.
+    /// Recovery treats incomplete sectors as complete, although flash has only some of their
+    /// 512-byte units.
     ForgottenUnits,
-    /// The daemon reads journals without flushing flash before.
+    /// The daemon does not flush flash before it reads journals.
     UnflushedRecovery,
     /// Recovery ignores the crash log.
     IgnoredCrashLog,
@@ -48,23 +49,24 @@ pub enum Sabotage {
     /// The daemon records that a backing is unchanged before all cached data was compared with the
     /// backing.
     EvidenceTooEarly,
-    /// The memory tier ignores some writes.
+    /// The memory tier does not receive the data of some writes, and keeps older data.
     LostRenewal,
-    /// After some writes of a part of a sector, the rest of the sector is not copied.
+    /// After a guest writes a part of a sector, the simulation sometimes does not copy the rest of
+    /// the sector to the buffer.
     LostEdge,
     /// The memory tier sometimes keeps an old copy of a sector that a guest wrote in part.
     OldRecentEdge,
     /// The buffer from which zeroes are written is sometimes not zeroed.
     LostZeroes,
-    /// Some dirty bitmaps that were lost in a crash restart empty.
+    /// Some dirty bitmaps that a crash lost restart with no granule marked.
     FreshBitmap,
-    /// The engine uses journal rings that were invalidated. A ring is invalidated if the backing
-    /// changes before its cache is recovered.
+    /// The engine uses journal rings that were invalidated. The daemon invalidates a ring if a
+    /// write bypasses the cache before the cache is recovered.
     KeptVoidRings,
     /// The daemon hides that a guest writes to memory into which the engine reads.
     SecretScribbles,
-    /// Extra fills read an older content of the backing, as if a write that arrives meanwhile did
-    /// not wait for them.
+    /// Extra fills read an older content of the backing, as if a write that arrives during an extra
+    /// fill did not wait for its end.
     StaleExtraFill,
     /// The daemon does not tell the engine the caches' parts of a flash write budget.
     IgnoredFlashBudget,

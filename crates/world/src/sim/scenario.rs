@@ -51,12 +51,12 @@ pub(super) struct Lives {
     pub(super) requests: u32,
     /// Sizes of the engine's own buffers, bytes.
     pub(super) lent: Vec<u32>,
-    /// Number of segments on each device that are kept free for journals.
+    /// Number of segments on each device that only journals may use.
     pub(super) ring_reserve: usize,
     /// Share of the disks whose backing a foreign writer changes while the disk is offline, per
     /// mille.
     pub(super) behind: u32,
-    /// True if guests wait until a recovered cache is in service.
+    /// True if guest requests wait until the recovered cache is in service.
     pub(super) careful: bool,
     /// True if guests use disks while their caches are being recovered.
     pub(super) early: bool,

@@ -1,10 +1,10 @@
-//! Simulates caches that return segments to the pool. The segments' dirty data is destaged first,
-//! and writes continue to go to flash. Meanwhile the backing may become unavailable or the engine
-//! process may end. An unavailable backing fails or hangs all I/O. A backing that fails all I/O may
-//! have shut down cleanly before, so that it lost no data.
+//! Simulates caches that return segments to the pool. The engine first destages the dirty data of
+//! these segments, while guest writes continue to go to flash. Meanwhile the backing may become
+//! unavailable or the engine process may end. An unavailable backing fails or hangs all I/O.
+//! Sometimes a backing shuts down cleanly before its I/O fails, and then it loses no data.
 //!
-//! Separate random numbers choose the histories in which caches return segments, so other histories
-//! do not change.
+//! A separate random number generator chooses the histories in which caches return segments, so
+//! that the feature does not change the random choices of other histories.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,14 @@ use crate::media::BackingFaults;
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories in which caches return segments.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories in which caches return segments.
 const SALT: u64 = 0x7368_7269_6e6b;
 
 const KIB: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
 
-/// An unavailable backing fails every I/O.
+/// Fault rates of an unavailable backing, which fails every I/O.
 const AWAY: BackingFaults = BackingFaults { read_error: 1000, write_error: 1000, flush_error: 1000 };
 
 #[derive(Debug)]
@@ -48,7 +49,8 @@ impl Shrinks {
 }
 
 impl Simulation<'_> {
-    /// Sometimes makes a cache return segments, cancels that, or makes a backing unavailable.
+    /// Sometimes makes a cache return segments, cancels the return of segments, or makes a backing
+    /// unavailable.
     pub(super) fn maybe_shrink(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let devices = self.flash.len() as u64;
@@ -215,16 +217,19 @@ impl Simulation<'_> {
         let taken = on_flash(self) - before;
         ensure!(taken == u64::from(writes) + 4, "{taken} of {} writes stayed on flash", writes + 4);
         let is_done = self.ended.contains_key(&vacate);
-        ensure!(delay > 0 || !is_done, "it ended without its backing");
+        ensure!(delay > 0 || !is_done, "the shrink ended while the backing was unavailable");
         self.backing_is_back(0);
         self.wait_for(vacate)?;
         let ended = self.ended.remove(&vacate);
-        ensure!(ended == Some(Ok(())), "it ended with {ended:?}");
+        ensure!(ended == Some(Ok(())), "the shrink ended with {ended:?}");
         let config = self.disks[0].owner.as_ref().expect("persistent").config;
         let Some(ring) = self.make_ring(0, &config) else { return Err(Violation("no ring".to_owned())) };
         let shrunk = self.command_and_wait(0, Command::Cache(CacheChange::Shrink(leave, Some(ring))))?;
-        ensure!(shrunk == Ok(()) || shrunk == Err(CommandError::Dirty), "not smaller: {shrunk:?}");
-        ensure!(shrunk == Ok(()), "dirty data came in where nothing was to be dirty");
+        ensure!(
+            shrunk == Ok(()) || shrunk == Err(CommandError::Dirty),
+            "the cache was not shrunk: {shrunk:?}"
+        );
+        ensure!(shrunk == Ok(()), "data became dirty in segments that the cache was to return");
         self.read_all(0)?;
         self.crash_and_open()?;
         self.read_all(0)?;

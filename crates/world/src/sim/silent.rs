@@ -4,8 +4,8 @@
 //! differs from the recorded number, the daemon makes the engine compare clean sectors with the
 //! backing.
 //!
-//! Separate random numbers choose the histories with silent changes, so other histories do not
-//! change.
+//! A separate random number generator chooses the histories with silent changes, so that these
+//! changes do not affect the random choices of other histories.
 
 use hob_engine::io::{Io, IoOp};
 use hob_engine::journal::Recovered;
@@ -16,7 +16,8 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with silent changes.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with silent changes.
 const SALT: u64 = 0x7369_6c65_6e74;
 
 /// Maximum number of clean sectors that are sampled in a recovered cache. Most silent changes of
@@ -82,9 +83,10 @@ impl Simulation<'_> {
 
     /// Sometimes changes a backing silently while no daemon serves it. The backing's identity does
     /// not show the change, and the sampled sectors may be unchanged. Sectors that are dirty in the
-    /// cache are not changed, because their data on the backing is outdated anyway. If flash could
-    /// not be flushed before the recovery, or if only the crash log records that sectors are clean, a
-    /// power cut can make more sectors dirty, so nothing is changed (docs/decisions/0065).
+    /// cache are not changed, because their data on the backing is outdated anyway. The function
+    /// changes nothing if a power cut could make more sectors dirty (docs/decisions/0065). This is
+    /// possible if flash could not be flushed before the recovery, or if only the crash log records
+    /// that sectors are clean.
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
         let power_fails = self.scenario.lives.as_ref().is_some_and(|lives| lives.power_fails);
@@ -143,7 +145,7 @@ impl Simulation<'_> {
     /// the backing is unchanged.
     pub(super) fn judge_evidence(&mut self, index: usize, number: u32, recovered: &mut Recovered) {
         let Some(silent) = &self.silent else { return };
-        let owner = self.disks[index].owner.as_mut().expect("found");
+        let owner = self.disks[index].owner.as_mut().expect("the cache has an owner");
         trace!(
             self,
             "disk {index}: evidence {:?}, opened {}, ring {number} of {}",
@@ -163,7 +165,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Makes the daemon sometimes check the backings of its disks.
+    /// Sometimes makes the daemon record the version numbers of its disks' backings as evidence.
     pub(super) fn maybe_record_evidence(&mut self) {
         for index in 0..self.disks.len() {
             let Some(silent) = &mut self.silent else { return };
@@ -227,11 +229,11 @@ impl Simulation<'_> {
         content::sums(&tags)
     }
 
-    /// Checks that no sector is left to compare after the whole disk has been read.
+    /// Checks that no cached sector is unverified after the whole disk has been read.
     pub(super) fn check_verified(&self, index: usize) -> Result<(), Violation> {
         let stats = self.engine.stats(self.now, DiskId(index as u32));
         let left = stats.map_or(0, |stats| stats.sectors_unverified);
-        ensure!(left == 0, "disk {index}: {left} sectors are unverified after all was read");
+        ensure!(left == 0, "disk {index}: {left} sectors are unverified after the whole disk was read");
         Ok(())
     }
 }

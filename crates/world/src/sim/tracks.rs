@@ -1,13 +1,14 @@
 //! Checks dirty bitmaps. For each bitmap of the engine, the simulation records the acknowledged
 //! changes since the bitmap began and the disk's content at the beginning.
 //!
-//! An acknowledged change must be in every bitmap that was recording at the time of the reply. A
-//! 512-byte unit that reads differently than when the bitmap began must be marked. A frozen bitmap
-//! does not change. The rules for bitmaps also hold across restarts of the engine. Like the daemon,
-//! the simulation keeps the bitmaps of a cleanly removed disk. After a crash or a foreign write to
-//! the backing, a bitmap restarts with all granules marked.
+//! An acknowledged change must be in every bitmap that was recording at the time of the reply. If
+//! the content of a 512-byte unit differs from its content when the bitmap began, the bitmap must
+//! mark the unit. A frozen bitmap does not change. The rules for bitmaps also hold across restarts
+//! of the engine. Like the daemon, the simulation keeps the bitmaps of a cleanly removed disk.
+//! After a crash or a foreign write to the backing, a bitmap restarts with all granules marked.
 //!
-//! Separate random numbers choose the histories with bitmaps, so other histories do not change.
+//! A separate random number generator chooses the histories with bitmaps, so that bitmaps do not
+//! change the random choices of other histories.
 
 use hob_engine::command::{Bitmap, BitmapChange, Command};
 use hob_engine::granules::Granules;
@@ -18,7 +19,8 @@ use crate::content::{Tag, UNIT_BYTES};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Seed of the separate random numbers of histories with bitmaps.
+/// Number that is combined with the seed of a history, to seed separate random numbers for
+/// histories with bitmaps.
 const SALT: u64 = 0x6469_7274_7921;
 
 /// Maximum number of dirty bitmaps per disk.
@@ -41,7 +43,7 @@ pub(super) struct Track {
     changed: Vec<bool>,
     /// Content of each 512-byte unit when the bitmap began; `None` if this content is unknown.
     before: Vec<Option<Tag>>,
-    /// Content of the bitmap if it is frozen, which must not change.
+    /// Content of the bitmap if it is frozen. This content must not change.
     frozen: Option<Granules>,
     /// Content of the bitmap when its disk was removed cleanly; `None` while the disk is present.
     kept: Option<Granules>,
@@ -100,7 +102,7 @@ impl Simulation<'_> {
         let Some(tracks) = &mut self.tracks else { return Ok(()) };
         let (name, granule) = (tracks.name(), tracks.rng.pick(&[4096, 8192, 64 << 10, 1 << 20]));
         let size = self.disks[disk].size * UNIT_BYTES;
-        let granules = Granules::new(size, granule).expect("it can be");
+        let granules = Granules::new(size, granule).expect("the granularity is valid");
         self.change_bitmaps(disk, BitmapChange::Add(Box::new(Bitmap::recording(name, granules))))
     }
 
@@ -121,7 +123,7 @@ impl Simulation<'_> {
             track.frozen.iter_mut().chain(&mut track.kept).for_each(|granules| granules.grow(size));
             let kept = track.kept.take();
             let granules = track.frozen.clone().or(kept).unwrap_or_else(|| {
-                let mut all = Granules::new(size, track.granule_bytes).expect("as before");
+                let mut all = Granules::new(size, track.granule_bytes).expect("the granularity is unchanged");
                 if !fresh {
                     all.insert_all();
                 }
@@ -137,8 +139,13 @@ impl Simulation<'_> {
     pub(super) fn bitmaps_are_left(&mut self, disk: usize, bitmaps: Vec<Bitmap>) -> Result<(), Violation> {
         for Bitmap { name, granules, is_recording } in bitmaps {
             let track = self.disks[disk].tracks.iter_mut().find(|track| track.name == name);
-            let track = track.ok_or_else(|| Violation(format!("disk {disk} leaves a bitmap {name}")))?;
-            ensure!(is_recording == track.frozen.is_none(), "disk {disk}: bitmap {name} was frozen or not");
+            let track = track.ok_or_else(|| {
+                Violation(format!("the engine returns an unknown bitmap {name} of disk {disk}"))
+            })?;
+            ensure!(
+                is_recording == track.frozen.is_none(),
+                "disk {disk}: engine and simulation differ about whether bitmap {name} is frozen"
+            );
             track.kept = Some(granules);
         }
         self.check_bitmaps(disk)
@@ -170,7 +177,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Handles the success of a bitmap command.
+    /// Handles the successful end of a command that changes bitmaps.
     pub(super) fn bitmaps_changed(&mut self, disk: usize, change: &BitmapChange) -> Result<(), Violation> {
         let state = &self.disks[disk];
         let before: Vec<Option<Tag>> =
@@ -244,7 +251,7 @@ impl Simulation<'_> {
 
     fn track_mut(&mut self, disk: usize, name: &str) -> &mut Track {
         let tracks = &mut self.disks[disk].tracks;
-        tracks.iter_mut().find(|track| track.name == name).expect("the world gave the command")
+        tracks.iter_mut().find(|track| track.name == name).expect("the simulation sent the command")
     }
 
     /// Returns the content of a bitmap, from the engine or from the kept bitmaps of a removed disk.

@@ -32,11 +32,12 @@ pub(super) struct InFlight {
     losses_before: u64,
 }
 
-/// Number of losses of the backing during one change that the engine repairs by sending the change
-/// again.
+/// Maximum number of times that the engine sends a change again because the backing lost data
+/// meanwhile.
 const LOSSES_MAX: u64 = 3;
 
-/// The model's token of a request in flight.
+/// Token that the disk model returned when the request began. The model needs the token at the end
+/// of the request.
 #[derive(Debug)]
 enum Token {
     Read(Reading),
@@ -59,7 +60,8 @@ pub(super) struct Buffer {
 }
 
 impl Simulation<'_> {
-    /// Sends some requests of a guest to the engine, within its queue depth.
+    /// Sends some requests of a guest to the engine, at most as many as the guest's queue depth
+    /// permits.
     pub(super) fn guest_turn(&mut self, index: usize) -> Result<(), Violation> {
         let guest = &mut self.scenario.guests[index];
         guest.is_due = false;
@@ -80,7 +82,11 @@ impl Simulation<'_> {
             self.session = 0;
             if full {
                 let back = self.engine.handle_request(self.now, request);
-                ensure!(back == Err(request), "{request:?} taken with {} in flight", self.engine.in_flight());
+                ensure!(
+                    back == Err(request),
+                    "the engine has no room and accepts {request:?} with {} requests in flight",
+                    self.engine.in_flight()
+                );
                 self.report.handed_back += 1;
                 self.give_back(request.buffer);
                 let guest = &mut self.scenario.guests[index];
@@ -193,7 +199,11 @@ impl Simulation<'_> {
         let in_flight = InFlight { request, guest, token, refusal, arrived, losses_before };
         self.requests.insert(request.id, in_flight);
         let taken = self.engine.handle_request(self.now, request);
-        ensure!(taken.is_ok(), "{request:?} handed back with {} in flight", self.engine.in_flight());
+        ensure!(
+            taken.is_ok(),
+            "the engine refuses {request:?} with {} requests in flight",
+            self.engine.in_flight()
+        );
         self.drain()
     }
 
@@ -228,7 +238,7 @@ impl Simulation<'_> {
     }
 
     fn submit(&mut self, mut io: Io) -> Result<(), Violation> {
-        ensure!(self.ios.insert(io.id), "{io:?} has the id of another in flight");
+        ensure!(self.ios.insert(io.id), "{io:?} has the id of another I/O in flight");
         let payload = self.payload(&io)?;
         trace!(self, "submitted {io:?} {:x?}", payload.iter().step_by(8).collect::<Vec<_>>());
         let (side, mean) = match io.target {
@@ -289,19 +299,19 @@ impl Simulation<'_> {
                     let clash = lent.ios.iter().find(|(_, units, other_reads)| {
                         units.start < end && start < units.end && (reads || *other_reads)
                     });
-                    ensure!(clash.is_none(), "{io:?} uses what {clash:?} is using of a lent buffer");
+                    ensure!(clash.is_none(), "{io:?} and {clash:?} use the same part of an engine buffer");
                     lent.ios.push((io.id, start..end, reads));
                     return Ok(if reads { vec![] } else { lent.tags[start..end].to_vec() });
                 }
                 let buffer = self.buffers.get_mut(&slice.id);
-                let buffer = buffer.ok_or_else(|| Violation(format!("{io:?} uses a buffer given back")))?;
+                let buffer = buffer.ok_or_else(|| Violation(format!("{io:?} uses a released buffer")))?;
                 buffer.ios += 1;
                 ensure!(end <= buffer.tags.len(), "{io:?} is outside its buffer");
-                ensure!(!(buffer.replied && io.op == IoOp::Read), "{io:?} after the reply");
+                ensure!(!(buffer.replied && io.op == IoOp::Read), "{io:?} uses its buffer after the reply");
                 let from_flash = io.op == IoOp::Read && matches!(io.target, Target::Flash(_));
                 ensure!(
                     buffer.scribbles == Scribbles::NotIts || from_flash || self.options.sabotage.is_some(),
-                    "{io:?} with a guest's own memory"
+                    "{io:?} must not use guest memory"
                 );
                 Ok(if io.op == IoOp::Read { vec![] } else { buffer.tags[start..end].to_vec() })
             }
@@ -311,7 +321,7 @@ impl Simulation<'_> {
                 let whole = io.len > 0 && io.len.is_multiple_of(4096) && io.len <= 64 << 10;
                 ensure!(
                     whole && pages.len() as u64 == io.len,
-                    "{io:?} writes {} bytes of pages",
+                    "{io:?} writes journal pages of {} bytes",
                     pages.len()
                 );
                 Ok(self.written.tags(pages))
@@ -336,7 +346,7 @@ impl Simulation<'_> {
             && self.qos.is_none()
         {
             let waits = self.asked.values().find(|asked| asked.changes_cache_of(disk));
-            ensure!(waits.is_none(), "{io:?} begins while {waits:?} waits for flash");
+            ensure!(waits.is_none(), "{io:?} begins while {waits:?} waits for flash I/O to end");
         }
         let len = self.scenario.segment_bytes;
         let mut at = io.offset;

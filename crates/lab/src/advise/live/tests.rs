@@ -1,4 +1,4 @@
-//! Advice from curves with a known best answer.
+//! Tests the advice for disks in service, with curves for which the best advice is known.
 
 use hob_engine::sizing::CurvePoint;
 
@@ -19,8 +19,8 @@ fn curve(block_bytes: u64, points: &[(u64, f64)]) -> LiveCurve {
     }
 }
 
-/// Returns a hot set of 64 MiB with 70 % of the reads, and colder data up to 80 %. Blocks of 64 KiB
-/// are half empty.
+/// Returns measurements of a disk. A hot set of 64 MiB has 70 % of the reads, and colder data has
+/// 10 % more. Blocks of 64 KiB are half empty.
 fn disk(cache: Option<LiveCache>) -> Live {
     Live {
         disk: "vm".into(),
@@ -105,7 +105,7 @@ fn a_cache_that_is_there_is_resized_or_left_alone() {
     );
 }
 
-/// A warm-up wrote much, and since then all reads hit.
+/// The flash writes of the warm-up do not count: since the warm-up, all reads are hits.
 #[test]
 fn wear_is_that_of_the_recent_requests() {
     let own = Some(LiveCache {
@@ -130,7 +130,7 @@ fn wear_is_that_of_the_recent_requests() {
     assert!(advice(&warm, None).wear.is_none());
 }
 
-/// A fixed size would end the sharing.
+/// The advice for a shared cache sets a minimum size, because a fixed size would end the sharing.
 #[test]
 fn a_shared_cache_gets_a_minimum_instead_of_a_size() {
     let own = |cache_bytes| {
@@ -179,8 +179,8 @@ fn unknown_values_are_reported() {
     }
 }
 
-/// A cache of 512 MiB should shrink to 64 MiB at the knee, but not before it is warm, and not if
-/// that costs hits.
+/// The advice is to shrink a cache of 512 MiB to 64 MiB, the knee. The advice does not say so while
+/// the cache is cold, or if the smaller cache would have fewer hits.
 #[test]
 fn a_young_cache_is_not_made_smaller() {
     let own =

@@ -1,4 +1,4 @@
-//! Lengths of bars, their labels, and when bars are horizontal.
+//! Tests the lengths of bars, their labels, and the cases in which bars are horizontal.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Positions of curves' points, names and markers.
+//! Tests the positions of points, names and markers in line charts.
 
 use super::*;
 use crate::picture::Unit;

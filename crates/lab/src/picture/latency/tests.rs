@@ -1,4 +1,4 @@
-//! The picture's arithmetic, and the required content of the file for any runs.
+//! Tests the computed positions in latency charts, and the required content of their SVG files.
 
 use super::*;
 use crate::picture::scale::count_text;

@@ -1,6 +1,6 @@
 //! A model of etcd with one server. The server queues requests and serves one at a time; each
-//! request takes a service time. If the sender has timed out before its request's turn comes, the
-//! server drops the request. A dropped request takes no service time.
+//! request takes a service time. If the sender has timed out before the server starts its request,
+//! the server drops the request. A dropped request takes no service time.
 //!
 //! Byte counts are for HTTP with JSON, including headers. The byte counts were measured with a
 //! daemon, etcd 3.4 and names of ten letters.
@@ -21,7 +21,8 @@ const LEASE_LATE_NS: u64 = 500_000_000;
 const HEADS_BYTES: f64 = 600.0;
 
 /// Size of a key in a read request, bytes. `ENTRY_BYTES` is the size of a record or lock in a
-/// response, `TAKE_BYTES` that of a transaction, and `NEWS_BYTES` that of a watch event.
+/// response, `TAKE_BYTES` is the size of a transaction, and `NEWS_BYTES` is the size of a watch
+/// event.
 const KEY_BYTES: f64 = 58.0;
 const ENTRY_BYTES: f64 = 310.0;
 const TAKE_BYTES: f64 = 500.0;
@@ -72,7 +73,8 @@ impl Asked {
     }
 }
 
-/// Returns the size of a response without its header, bytes. The header counts with the request.
+/// Returns the size of a response without its header, bytes. The size of the header is included in
+/// the size of the request.
 pub(super) fn answer_bytes(asked: &Asked, looks: &[OwnershipSnapshot]) -> f64 {
     let entries =
         looks.iter().map(|look| usize::from(look.title.is_some()) + usize::from(look.hold.is_some()));
@@ -95,14 +97,14 @@ pub(super) struct Work {
     pub(super) looks: Vec<OwnershipSnapshot>,
 }
 
-/// The server; see the module documentation.
+/// The server of the modelled etcd, with its queue of requests.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) store: Store,
     costs: EtcdCosts,
     waiting: VecDeque<(Asked, Instant)>,
     serving: Option<(Asked, Instant)>,
-    /// Remaining work to send watch events, nanoseconds.
+    /// Time that the server still needs to send queued watch events, nanoseconds.
     tells_ns: u64,
     /// Longest time from the arrival of a request to the end of its execution, nanoseconds.
     pub(super) longest_ns: u64,

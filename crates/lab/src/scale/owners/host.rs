@@ -30,7 +30,7 @@ enum Purpose {
     Take(String),
 }
 
-/// A modelled host; see the module documentation.
+/// A modelled cluster host with its state machines and its requests to etcd.
 pub(super) struct Host {
     me: Member,
     settle_ns: u64,
@@ -107,7 +107,7 @@ impl Play {
             match told {
                 Told::Joined(term) | Told::Renewed(term) => host.term = Some(term),
                 Told::Ended(_) => (host.term, host.lost_lease) = (None, true),
-                Told::NameTaken(_) => unreachable!("each has its own"),
+                Told::NameTaken(_) => unreachable!("each host has its own name"),
             }
         }
         let name = host.me.name.clone();
@@ -186,7 +186,9 @@ impl Play {
         for number in 0..self.hosts.len() {
             for disk in std::mem::take(&mut self.hosts[number].held) {
                 let verdict = self.hosts[number].decide(self.now, &disk, &OwnershipSnapshot::default());
-                let Some(Verdict::Take(taking)) = verdict else { unreachable!("{disk} is nobody's") };
+                let Some(Verdict::Take(taking)) = verdict else {
+                    unreachable!("disk {disk} has no owner yet")
+                };
                 let done = self.server.store.handle(self.now, Request::Txn(taking.txn), false, false);
                 assert!(matches!(done, Response::Txn(Some(_))), "{} is a member", self.hosts[number].me.name);
                 self.hosts[number].held.push(disk);
@@ -293,7 +295,7 @@ impl Play {
     }
 
     fn look_again(&mut self, number: usize, disk: String) {
-        let goes = self.hosts[number].trying.get_mut(&disk).expect("it is tried");
+        let goes = self.hosts[number].trying.get_mut(&disk).expect("the host tries to acquire the disk");
         *goes -= 1;
         match goes {
             0 => self.tried(number, &disk, Tried::Unknown),

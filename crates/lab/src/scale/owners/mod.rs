@@ -1,5 +1,5 @@
-//! Models a cluster of many hosts and one etcd in virtual time. The results are the idle load of
-//! etcd and the time for which disks are unavailable after hosts fail.
+//! Models a cluster of many hosts and one etcd in virtual time. The results are the load of etcd in
+//! an idle cluster, and the time for which disks are unavailable after hosts fail.
 //!
 //! Hosts run the state machines of [`hob_engine::cluster`] and pace their requests as the daemon
 //! does. The model of etcd is [`hob_world::cluster::store`] behind a server with a service time per
@@ -34,7 +34,7 @@ const JOINED_NS: u64 = 4 * SECOND_NS;
 /// Method by which hosts find released disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pacing {
-    /// Each host reads each disk that it waits for once per second.
+    /// Once per second, each host reads the etcd keys of each disk for which it waits.
     Looks,
     /// Hosts watch changes, and read many disks with one request.
     ClusterEvent,
@@ -91,20 +91,20 @@ pub struct Owners {
 /// Load of etcd, per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Number of lease requests.
+    /// Number of lease requests per second.
     pub renewals: f64,
-    /// Reads of one or more disks, per second.
+    /// Number of read requests per second. One request reads the keys of one or more disks.
     pub looks: f64,
-    /// Transactions per second.
+    /// Number of transactions per second.
     pub takes: f64,
-    /// Watch events per second, counted once for each host that receives them.
+    /// Number of watch events per second. An event counts once for each host that receives it.
     pub news: f64,
-    /// Bytes per second of all requests and events, in both directions.
+    /// Number of bytes per second of all requests, responses and events, in both directions.
     pub bytes: f64,
 }
 
 impl Traffic {
-    /// Returns the number of requests of all kinds.
+    /// Returns the number of requests of all kinds per second.
     pub fn questions(&self) -> f64 {
         self.renewals + self.looks + self.takes
     }
@@ -126,9 +126,9 @@ pub struct Outcome {
     pub takes_a_disk: f64,
     /// Number of hosts that lost their lease without being killed.
     pub leases_lost: usize,
-    /// Longest time that a request spent inside the etcd server, nanoseconds: from its arrival to
-    /// the end of its execution, with the wait in the server's queue. Requests that timed out in
-    /// the queue are not included.
+    /// Longest time that a request spent inside the etcd server, nanoseconds: the time in the
+    /// server's queue and the time of its execution. Requests that timed out in the queue are not
+    /// included.
     pub longest_ns: u64,
 }
 
@@ -157,7 +157,7 @@ enum Event {
     Answer { host: usize, number: u64, answer: Option<hob_world::cluster::store::Response>, looks: Looks },
     /// Watch events arrive at a host.
     Watched { host: usize, news: Rc<[(String, u64, ClusterEvent)]> },
-    /// The first owners acquire the disks.
+    /// The first owner of each disk acquires the disk.
     Settle,
     /// Hosts are killed.
     Kill,
@@ -182,7 +182,8 @@ struct Play {
     number: u64,
 }
 
-/// Runs a model. `check` is called at intervals and can end the run.
+/// Runs the model of a cluster. `check` is called at intervals, and the run ends if it returns an
+/// error.
 ///
 /// # Errors
 /// Returns the errors of `check`.
@@ -190,7 +191,7 @@ struct Play {
 /// # Panics
 /// Panics if `killed` is not less than `hosts`.
 pub fn play<E>(owners: &Owners, mut check: impl FnMut() -> Result<(), E>) -> Result<Outcome, E> {
-    assert!(owners.killed < owners.hosts, "somebody has to be left");
+    assert!(owners.killed < owners.hosts, "at least one host must survive");
     let mut play = Play::new(owners);
     let mut steps = 0_u64;
     while let Some((at, event)) = play.queue.pop() {

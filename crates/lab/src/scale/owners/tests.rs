@@ -1,4 +1,4 @@
-//! Small clusters with known results.
+//! Tests the model with small clusters whose results are known.
 
 use std::convert::Infallible;
 
@@ -61,7 +61,8 @@ fn hosts_that_hear_ask_next_to_nothing_however_many_disks_they_wait_for() {
     assert!(hears.takes_a_disk < 1.3, "{hears:?}");
 }
 
-/// The daemon's former behaviour: more requests than etcd can answer, so that renewals time out.
+/// In the first model, each host reads each disk every second, as an earlier version of the daemon
+/// did. These are more requests than etcd can answer, so lease renewals time out.
 #[test]
 fn an_etcd_that_is_asked_too_much_loses_leases_and_one_that_tells_does_not() {
     let slow = |pacing| {
