@@ -42,7 +42,7 @@ pub(super) fn run(args: &Drain, global: &Global) -> anyhow::Result<()> {
 }
 
 /// Drains an online disk with dirty data before an operation, such as the removal of its cache. The
-/// daemon handles later writes.
+/// daemon itself drains the data of writes that arrive later.
 pub(super) async fn drain_first(client: &Client, disk: &str, operation: DrainFor) -> anyhow::Result<()> {
     let shown = client.disk(disk).await.map_err(explain)?;
     let has_dirty = shown.cache.and_then(|cache| cache.dirty).is_some_and(|dirty| dirty.size.bytes() > 0);

@@ -36,7 +36,7 @@ impl Image {
             None => PathBuf::from(file),
         };
         let given = std::path::absolute(&path).with_context(|| format!("cannot find {}", path.display()))?;
-        // These names mean another file in each process.
+        // Each process sees other files under these names.
         let is_own = ["/dev/fd", "/dev/fdset", "/proc"].iter().any(|own| given.starts_with(own));
         ensure!(!is_own, "QEMU was given the image as an open file, so hob does not know its path");
         fs::metadata(&given).with_context(|| match Path::new(file).is_relative() {

@@ -91,7 +91,7 @@ pub(super) fn run(directory: &FilePath, global: &Global) -> anyhow::Result<()> {
     })?;
     if global.output == Format::Table {
         let mut notes: Vec<&String> = rows.iter().filter_map(|row| row.note.as_ref()).collect();
-        // A note may be about the VM.
+        // Several disks of a VM can have the same note.
         notes.dedup();
         notes.into_iter().for_each(|note| tell(&format!("note: {note}")));
     }

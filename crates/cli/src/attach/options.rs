@@ -81,7 +81,7 @@ fn find<'a>(options: &'a Value, node: &str) -> Option<&'a Value> {
 /// Returns an option of a node that hob cannot repeat when it opens the node again. Without the
 /// offset of a raw image in its file, for example, the node would have other data.
 pub(super) fn not_repeatable(node: &Node) -> Option<String> {
-    // If a name cannot express all options, QEMU shows JSON.
+    // QEMU shows JSON instead of a file name that cannot express all options.
     let options: Value = serde_json::from_str(node.file.strip_prefix("json:")?).ok()?;
     let mut names = options.as_object()?.keys().filter_map(|key| key.split('.').next());
     names.find(|name| !REPEATED.contains(name)).map(str::to_owned)

@@ -17,7 +17,7 @@ use crate::output::{print, table, with_notes};
 
 /// Sizes of the pool, as shares of the bytes that all disks access.
 const SIZES: [f64; 4] = [0.01, 0.05, 0.1, 0.2];
-/// Maximum number of disks in the table for people. The files have all.
+/// Maximum number of disks in the printed table. The written files have all disks.
 const DISKS_SHOWN_MAX: usize = 40;
 
 pub(super) fn run(args: &Figures, traces: &[PathBuf], threads: usize, global: &Global) -> anyhow::Result<()> {
