@@ -70,9 +70,9 @@ impl RecordRing {
 #[derive(Debug)]
 pub struct Recorder {
     ring: Arc<RecordRing>,
-    /// Local copy of the number of written records. The next field is the number of read records
-    /// when the recorder last looked.
+    /// Local copy of the number of written records.
     written: u64,
+    /// Number of read records when the recorder last checked.
     read: u64,
     dropped: u64,
 }

@@ -232,7 +232,7 @@ mod tests {
 
     use super::*;
 
-    /// Limit for the test. Every plan has fewer steps.
+    /// Limit for the test: no plan may have more steps.
     const STEPS_MAX: usize = 20;
 
     const START: State = State {

@@ -194,7 +194,7 @@ fn classes(latencies: &Latencies) -> String {
     let mut rows = Vec::new();
     for (name, run) in runs(latencies) {
         let ops = [Some(&run.all), run.reads.as_ref(), run.writes.as_ref()];
-        // Without a cache, all outcomes are the same.
+        // Without a cache, all requests have the same outcome.
         let outcomes = if name == "with" { run.classes.as_slice() } else { &[] };
         rows.extend(ops.into_iter().flatten().chain(outcomes).map(|class| row(name, class)));
     }

@@ -48,7 +48,7 @@ impl Daemon {
             .arg(stage.config())
             .env(power_cut::VARIABLE, power_cut::order(options))
             .env(crash_log::DIRECTORY_VARIABLE, stage.empty_memory()?)
-            // A power cut restarts the host.
+            // A power cut restarts the host, so each daemon gets another boot id.
             .env(crash_log::BOOT_VARIABLE, format!("{:032x}", STARTS.fetch_add(1, Ordering::Relaxed)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
