@@ -4,8 +4,7 @@
 //! layer that keeps unflushed writes in memory (`hob_storage::volatile`). The daemon is killed
 //! under load, by kill -9 from outside or by the layer in the middle of an I/O, and started again.
 //! Then the whole disk is read twice and compared with the client's model. After the last cut the
-//! daemon ends
-//! cleanly, and the backing must have the last writes.
+//! daemon ends cleanly, and the backing must have the last writes.
 //!
 //! Only scratch files are used, and no disk or pool of the user.
 

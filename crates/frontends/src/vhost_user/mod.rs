@@ -159,8 +159,8 @@ impl Device {
         let mut again = VecDeque::new();
         if let Some(inflight) = &mut inflight {
             again.extend(inflight.recover(queue.next_used()));
-            // Requests are answered in any order, so the client learns only the number of requests in
-            // flight.
+            // Requests are answered in any order, so `base` does not tell which chains were taken.
+            // The next index is the used index plus the number of requests in flight.
             queue.skip_to(queue.next_used().wrapping_add(again.len() as u16));
         }
         let index = usize::from(number);

@@ -148,8 +148,8 @@ fn an_idle_client_is_disconnected_soon_after_others_begin_to_wait() {
     }
 }
 
-/// Buffers that a disk does not return leave buffers for other disks, however many clients of this
-/// disk wait for buffers.
+/// Promise 4: buffers that a disk does not return leave buffers for other disks, however many
+/// clients of this disk wait for buffers.
 #[test]
 fn a_disk_without_room_keeps_no_other_waiting() {
     let mut rig = Rig::new();
