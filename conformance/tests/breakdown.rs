@@ -19,7 +19,8 @@ struct Load {
     rate: u64,
     /// Length of a write, bytes.
     write: u64,
-    /// Distance from one write to the next, in writes. It has no common factor with their number.
+    /// Distance from one write to the next, in writes. The distance and the number of writes have
+    /// no common factor.
     stride: u64,
     /// Number of the first and of the last writes whose rate is compared.
     part: u64,
@@ -94,7 +95,7 @@ fn written(load: &Load, preset: &str, more: &[(&str, &str)]) -> Run {
     part(load.part, writes - load.part);
     let last = part(writes - load.part, writes);
     let to_flash = hob.stats().reason("write", "to-flash");
-    // The backing takes a while to get all dirty data, which no test needs.
+    // Kills hob, because a normal stop would wait until the backing has all dirty data.
     hob.kill();
     Run { first, last, to_flash }
 }

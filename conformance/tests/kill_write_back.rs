@@ -300,7 +300,7 @@ impl Stage {
                 verified = Some(round);
             }
             if damage {
-                // So no dirty data is left whose other copy was damaged last time.
+                // After the drain, no dirty data is left whose other copy was damaged last time.
                 daemon.ctl(&["drain", "disk"]);
             }
             let address = self.scratch.nbd();

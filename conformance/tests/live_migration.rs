@@ -147,7 +147,7 @@ struct Stage {
     source: Side,
     target: Side,
     backing: Process,
-    // Of the backing.
+    // The scratch directory of the backing.
     shared: Scratch,
     front: Front,
     /// The VM's memory file, which both QEMUs have, at a place where vhost-user can share it.
@@ -188,7 +188,7 @@ impl Stage {
         side.hob.ctl(&enable);
     }
 
-    /// Returns the destination of the cache.
+    /// Returns the address of the destination's control API.
     fn to(&self) -> String {
         format!("{}:{CONTROL_PORT}", self.target.host.address())
     }
@@ -246,7 +246,7 @@ impl Stage {
         for bad in COMPLAINTS {
             assert!(!said.contains(bad), "{bad}:\n{said}");
         }
-        // Dirty data that a write-back cache has not destaged yet.
+        // Writes the dirty data of a write-back cache to the backing.
         self.target.hob.ctl(&["disk", "event", "vm1", "suspend"]);
         self.source.hob.stop();
         self.target.hob.stop();
@@ -268,7 +268,7 @@ fn slowest_us(console: &str, kind: &str) -> u64 {
 struct Cost {
     before: f64,
     after: f64,
-    /// Time when no data of the source was needed any more.
+    /// Hit ratio of the guest when the destination needed no more data of the source.
     later: f64,
     source: Value,
     target: Value,

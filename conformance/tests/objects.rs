@@ -132,8 +132,8 @@ fn a_kill_is_reported_by_one_failed_flush() {
     hob.stop();
 }
 
-/// A second hob is refused, and also an operator's command to take the disk from a running hob of
-/// this host.
+/// hob refuses a second hob that opens the disk, and a command that takes the disk from a running
+/// hob of this host.
 #[test]
 fn a_disk_of_objects_has_one_writer() {
     let (scratch, other) = (Scratch::new(), Scratch::new());
