@@ -5,8 +5,8 @@
 //! bytes to [`Connection::handle_received`] or [`Connection::handle_payload`].
 //! [`Connection::poll_request`] and [`Connection::poll_status`] return requests for the engine and
 //! status queries for the backing. The results go to [`Connection::handle_reply`] and
-//! [`Connection::handle_status`]. [`Connection::poll_send`] returns one list of bytes to send. It
-//! returns the next list after [`Connection::handle_sent`].
+//! [`Connection::handle_status`]. [`Connection::poll_send`] returns one list of bytes to send, and
+//! the next list after [`Connection::handle_sent`].
 //!
 //! # Limits
 //! A connection has at most [`COMMANDS_MAX`] commands in flight. The connection receives no command
