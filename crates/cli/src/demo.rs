@@ -180,7 +180,7 @@ impl Host {
     }
 }
 
-/// Delays of the simulated array as a backing's service time.
+/// The simulated array, which determines how long the backing takes for each I/O.
 struct Array(ArrayModel);
 
 impl ServiceTime for Array {

@@ -1,7 +1,8 @@
-//! `hob drain DISK`: writes dirty data to the backing, with progress. Removing a cache uses it too.
+//! `hob drain DISK`: writes dirty data to the backing, with progress. Commands that remove a cache
+//! or a disk use this module too.
 //!
-//! The daemon drains; this command watches. If interrupted, the command prints that the drain
-//! continues, and exits.
+//! The daemon drains the disk, and this command shows the progress. If interrupted, the command
+//! prints that the drain continues, and exits.
 
 use clap::Args;
 use hob_control::client::Client;

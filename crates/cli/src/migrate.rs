@@ -1,8 +1,8 @@
 //! `hob migrate DISK`: migrates a disk to another host with its cache; shows, changes and cancels
 //! migrations.
 //!
-//! The daemons migrate the disk; this command watches. If interrupted, the command prints that the
-//! migration continues, and exits.
+//! The daemons migrate the disk, and this command shows the progress. If interrupted, the command
+//! prints that the migration continues, and exits.
 
 use anyhow::bail;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};

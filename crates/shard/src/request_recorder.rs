@@ -20,8 +20,9 @@ const WORDS: usize = 3;
 
 #[derive(Debug)]
 struct RecordRing {
-    /// Words of the recorder's ring buffer. Only the recorder writes a word, before it advances
-    /// `written`, and writes it again only after `read` has advanced past the word's record.
+    /// Words of the records in the ring buffer. The recorder writes the words of a record before it
+    /// advances `written`. It writes these words again only after `read` has advanced past the
+    /// record.
     words: Box<[AtomicU64]>,
     written: AtomicU64,
     read: AtomicU64,

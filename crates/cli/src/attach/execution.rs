@@ -162,7 +162,8 @@ impl<'a> Work<'a> {
         )
     }
 
-    /// Connects to QEMU again if the connection was lost and QEMU still runs. The VM may be paused.
+    /// Connects to QEMU again if the connection was lost and QEMU still runs, because the VM may be
+    /// paused.
     async fn reconnect_after(&mut self, error: &anyhow::Error) {
         if is_ended(error) {
             self.monitor.reconnect().await;
@@ -276,7 +277,7 @@ impl<'a> Work<'a> {
                     }
                     Err(error) if restarts.may_try_again(&error) => {
                         self.tell_rest();
-                        // The daemon may have completed the step or not.
+                        // It is unknown whether the daemon has completed the step.
                         self.await_daemon().await?;
                         tokio::time::sleep(CONNECT_EVERY).await;
                         (state, is_fresh) = (self.look(goal).await?, true);
@@ -498,7 +499,7 @@ impl<'a> Work<'a> {
     }
 
     async fn continue_guest(&mut self) -> anyhow::Result<()> {
-        // If this command has paused the VM, no other disk had a step meanwhile.
+        // While this command had the VM paused, no other disk had a step.
         if self.paused_at.is_none() {
             self.secure_others().await?;
         }

@@ -98,7 +98,8 @@ pub(super) fn run(directory: &FilePath, global: &Global) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Describes an attached disk. `disks` are those of the daemon, if it answers.
+/// Describes an attached disk. `disks` has all disks of the daemon; `None` if the daemon does not
+/// answer.
 fn row(record: &Record, disks: Option<&[Disk]>, its: Use) -> Row {
     let found = disks.map(|disks| disks.iter().find(|disk| disk.name == record.disk));
     let state = match found {

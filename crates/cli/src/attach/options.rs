@@ -1,5 +1,5 @@
-//! Options of block nodes, as QEMU's command line gave them. QMP does not show all of them, and `blockdev-reopen` resets
-//! those that are not repeated.
+//! Options of block nodes on QEMU's command line. QMP does not show all options, and
+//! `blockdev-reopen` resets options that the command does not repeat.
 
 use serde_json::{Map, Value, json};
 

@@ -59,7 +59,7 @@ pub(super) enum Monitor {
         /// Number of commands that were sent.
         sent: u64,
     },
-    /// A domain of libvirt, which has the socket and forwards commands.
+    /// A domain of libvirt. libvirt is connected to the QMP socket, and forwards commands.
     Libvirt {
         /// The domain as the user named it.
         domain: String,

@@ -1,5 +1,6 @@
-//! Runs `virsh`: one process for a question to libvirt, and one for all commands to QEMU. The start of
-//! a process takes longer than a command, and some commands are sent while the VM is paused.
+//! Runs `virsh`: one process for each question to libvirt, and one process for all commands to
+//! QEMU. The start of a process takes longer than a command, and hob sends some commands while the
+//! VM is paused.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;

@@ -20,7 +20,7 @@ use super::setup::Stage;
 /// Number of daemons that were started, plus 1.
 static STARTS: AtomicU64 = AtomicU64::new(1);
 
-/// Maximum time for a daemon to serve its disk.
+/// Maximum time from the start of a daemon until it serves its disk.
 const READY_MAX: Duration = Duration::from_secs(30);
 
 /// Maximum time until a request is answered, and until the process ends when asked to.

@@ -42,7 +42,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Kind of data that a test write contains.
+/// Data of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Bytes that contain their position and version.
@@ -144,7 +144,7 @@ impl Model {
         }
     }
 
-    /// Starts a flush. Pass the result to [`Model::flushed`] when it is acknowledged.
+    /// Starts a flush. When the flush is acknowledged, pass the result to [`Model::flushed`].
     pub(super) fn flush(&self) -> u64 {
         self.answers
     }

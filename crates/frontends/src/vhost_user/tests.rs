@@ -17,7 +17,7 @@ use super::queue::Layout;
 use super::*;
 use crate::payload::PlainBuffers;
 
-/// The guest has two regions with a hole between them.
+/// The guest has two memory regions with a hole between them. The second region starts at `SECOND`.
 const MIB: u64 = 1 << 20;
 const SECOND: u64 = 4 * MIB;
 const QUEUE: u16 = 8;

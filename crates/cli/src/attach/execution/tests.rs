@@ -1,4 +1,4 @@
-//! Tests of the work on a disk, with a QEMU that answers from a function.
+//! Tests of the work on a disk, with a simulated QEMU whose replies come from a function.
 
 use super::super::fake_qemu::FakeQemu;
 use super::*;
@@ -37,7 +37,7 @@ fn with_work(
     qemu.asked()
 }
 
-/// Returns the answer of a running VM, whose device `vda` has these nodes below it.
+/// Returns the answer of a running VM, whose device `vda` has the nodes `chain` below it.
 fn answer(command: &str, chain: &[&str]) -> Value {
     let names: Vec<&str> = std::iter::once("vda").chain(chain.iter().copied()).collect();
     match command {
@@ -117,7 +117,7 @@ fn an_unchanged_vm_is_paused() {
     assert!(has(&asked, "stop") && !has(&asked, "object-del"), "{asked:?}");
 }
 
-/// hob would otherwise continue the VM while the other program relies on its pause.
+/// hob would otherwise continue the VM while the other program relies on the pause.
 #[test]
 fn a_vm_that_another_program_has_paused_is_left_to_it() {
     let direct: &'static [&'static str] = &DIRECT;
@@ -206,8 +206,8 @@ fn a_vm_stays_paused_while_another_disk_has_no_lock() {
     assert!(has(&asked, "cont"), "{asked:?}");
 }
 
-/// After the VM continues, such a job would copy old data over the guest's writes: source and
-/// target of the job are the same image.
+/// After the VM continues, a block job of hob would copy old data over the guest's writes, because
+/// source and target of the job are the same image.
 #[test]
 fn a_job_of_another_disk_is_cancelled_before_the_vm_continues() {
     let mut has_job = true;
