@@ -88,7 +88,7 @@ fn is_everywhere(hob: &Hob, state: &str, kind: &str, words: &str) {
 }
 
 /// Lets the server hang and fail, and checks all outputs. Returns how long health took to show a
-/// busy server that hangs, an idle server that hangs (half of the time), and a failed server. The
+/// busy server that hangs, an idle server that hangs (half of this time), and a failed server. The
 /// last value is the longest time until health showed that a server was back.
 #[track_caller]
 fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration; 4] {

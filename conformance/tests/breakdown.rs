@@ -42,7 +42,7 @@ impl Load {
 #[derive(Debug)]
 struct Rates {
     all: f64,
-    /// Without the slowest quarter of the writes: the host of the test may stall.
+    /// Rate without the slowest quarter of the writes, because the host of the test may stall.
     without_stalls: f64,
 }
 
@@ -127,7 +127,8 @@ fn the_split_cache_breaks_down_and_the_unified_cache_does_not() {
     check(&SEQUENTIAL, SEQUENTIAL.writes().div_ceil(10));
 }
 
-/// Destaging one small write makes room for the next one, so that only a few find the buffer full.
+/// The destaging of one small write makes room for the next write, so only a few writes find the
+/// write buffer full.
 #[test]
 fn small_random_writes_break_the_split_cache_down_and_not_the_unified_one() {
     check(&RANDOM, 1);

@@ -226,7 +226,7 @@ fn misaligned_requests_are_right_or_refused() {
     stage.end();
 }
 
-/// Promise 5: clients that stop in the middle of a message delay no other client and not the
+/// Promise 5: clients that stop in the middle of a message delay neither other clients nor the
 /// reaction to SIGTERM.
 #[test]
 fn a_client_that_stops_in_mid_request_delays_no_other_client() {

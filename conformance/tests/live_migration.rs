@@ -1,6 +1,6 @@
 //! A VM moves from one host to another while its guest writes and verifies, and its cache moves
-//! too. Two network namespaces, a daemon and a QEMU in each, one backing. `cargo test -p
-//! conformance --test live_migration -- --nocapture` prints the costs.
+//! too. The hosts are two network namespaces, each with a daemon and a QEMU, and share one backing.
+//! `cargo test -p conformance --test live_migration -- --nocapture` prints the costs.
 //!
 //! Needs root, for the network namespaces.
 
@@ -35,13 +35,13 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Maximum pause of the guest by the hand-over, milliseconds, if no other program uses the
 /// processors (`HOB_QUIET=1`).
 const PAUSE_MS_MAX: f64 = 100.0;
-/// Maximum pause of the guest by the hand-over, milliseconds, if other programs use the processors and
-/// the host may stall. It is shorter than every timeout of a guest.
+/// Maximum pause of the guest by the hand-over, milliseconds, if other programs use the processors
+/// and the host may stall. This maximum is shorter than every timeout of a guest.
 const BUSY_PAUSE_MS_MAX: f64 = 25_000.0;
 /// Minimum number of reads for a hit ratio. With fewer, chance changes the ratio by some percent.
 const READS_MIN: u64 = 1000;
 
-/// Returns the period over which the hit ratio is measured. It is longer for the figures of
+/// Returns the period over which the hit ratio is measured. The period is longer for the figures of
 /// docs/MIGRATION.md (`HOB_QUIET=1`).
 fn window() -> Duration {
     Duration::from_secs(if std::env::var_os("HOB_QUIET").is_some() { 10 } else { 4 })
