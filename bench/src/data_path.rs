@@ -152,7 +152,7 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// Creates a benchmark of all workloads. A quick one has one short round.
+    /// Creates a benchmark of all workloads. A quick benchmark has one short round.
     pub(super) fn bench(&self) -> Result<Bench> {
         let (rounds, seconds) = if self.quick { (1, 1) } else { (self.rounds.max(1), self.seconds.max(1)) };
         Ok(Bench {

@@ -43,8 +43,8 @@ pub(crate) enum Target {
         /// Path of the Ceph configuration file.
         conf: String,
     },
-    /// A vhost-user-blk socket. fio does not support it, so the module `vhost` sends the requests with
-    /// this driver.
+    /// A vhost-user-blk socket. fio does not support vhost-user-blk, so the module `vhost` sends
+    /// the requests with this driver.
     VhostUser(PathBuf, DriverKind),
 }
 

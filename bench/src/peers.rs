@@ -93,7 +93,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// Compiles and collects what the caches need. Notes what is left out.
+/// Compiles and collects what the caches need. Records which caches are left out.
 fn prepare(arguments: &Arguments, hob: PathBuf, scratch: &Path, results: &mut Results) -> Result<Peers> {
     let version = shell::output(std::process::Command::new(&hob).arg("--version"))?;
     let Arguments { policy, admission, fill, .. } = arguments;

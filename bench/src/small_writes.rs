@@ -86,7 +86,8 @@ const fn kind(name: &'static str, change: Change, at: At) -> Kind {
     Kind { name, change, at, flushes: false }
 }
 
-/// The first kind, and the first kind with flushes, are the bases of the ratios.
+/// The kinds of changes. The first kind, and the first kind with flushes, are the bases of the
+/// ratios.
 const KINDS: [Kind; 15] = [
     kind("write of 4 KiB", Change::Write(4 * KIB), At::Random),
     kind("write of 4 KiB, clean sector", Change::Write(4 * KIB), At::Clean),

@@ -52,8 +52,8 @@ impl Queue {
         }
     }
 
-    /// Sends the added requests, and waits until at least one request has ended. Calls `ended` with the slot
-    /// and the result of each that has; 0 is success.
+    /// Sends the added requests, and waits until at least one request has ended. Calls `ended` with
+    /// the slot and the result of each ended request; 0 is success.
     fn wait(&mut self, mut ended: impl FnMut(u16, i32)) -> Result<()> {
         match self {
             Queue::Own(driver) => {

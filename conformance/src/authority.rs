@@ -52,7 +52,7 @@ impl Authority {
     }
 
     /// Creates a certificate for the daemon of a host at `address`, for use as a server and, with
-    /// that common name, as a client. The files are in the directory `tls-NAME` below `dir`.
+    /// the common name `name`, as a client. The files are in the directory `tls-NAME` below `dir`.
     #[must_use]
     pub fn host(&self, dir: &Path, name: &str, address: &str) -> Files {
         let mut params = CertificateParams::new(vec![address.to_owned()]).expect("an address");
@@ -62,7 +62,8 @@ impl Authority {
         self.write(&dir.join(format!("tls-{name}")), "host", params)
     }
 
-    /// Creates a certificate for a client with that common name, in a directory of its own below `dir`.
+    /// Creates a certificate for a client with the common name `name`, in its own directory below
+    /// `dir`.
     #[must_use]
     pub fn client(&self, dir: &Path, name: &str) -> Files {
         self.write(&dir.join(format!("tls-{name}")), "client", client(name))

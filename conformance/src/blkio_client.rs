@@ -1,7 +1,8 @@
 //! A vhost-user-blk client with libblkio, through its crate `blkio`.
 //!
-//! libblkio has its own virtqueues, and shares memory region by region. It does not reconnect: after the
-//! end of a connection, connect a new client. Lengths and offsets are in bytes.
+//! libblkio has its own virtqueues, and shares memory region by region. libblkio does not
+//! reconnect: after the end of a connection, connect a new client. Lengths and offsets are in
+//! bytes.
 #![allow(unsafe_code)] // libblkio writes completions to uninitialized memory.
 
 use std::fs::File;

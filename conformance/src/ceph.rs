@@ -209,7 +209,7 @@ fn start_monitor(scratch: &Scratch, id: &str, osds: usize) -> Option<Process> {
     Tool::new("monmaptool")
         .args(["--create", "--clobber", "--fsid", id, "--addv", "a", &address, &monmap])
         .run();
-    // With an entry for each OSD, so that none must be created later.
+    // The map has an entry for each OSD, so that no OSD must be created later.
     Tool::new("osdmaptool")
         .args(["--conf", &conf, "--createsimple", &osds.to_string(), "--clobber", &osdmap])
         .run();

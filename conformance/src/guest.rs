@@ -59,7 +59,7 @@ const ROOT: &str = include_str!("guest/root.sh");
 /// fio's job in each round.
 const VERIFY: &str = include_str!("guest/verify.fio");
 
-/// Held by the only running test that has an emulated VM.
+/// Lock that a test with an emulated VM holds, so that only one such test runs at a time.
 static CORES: Mutex<()> = Mutex::new(());
 
 /// The kernel's command line. If the host stalls, the guest's kernel would take that for a lockup, and
@@ -91,7 +91,7 @@ pub enum Disk {
     Nbd(String),
     /// vhost-user-blk, with the guest's own queues; the path of the socket.
     VhostUser(String),
-    /// QEMU's own arguments.
+    /// The disk that these arguments of QEMU define.
     Args(Vec<String>),
 }
 
@@ -137,8 +137,8 @@ impl Disk {
     }
 }
 
-/// Waits until no other test of this test program has the result of this function. An emulated VM
-/// needs a core, and some tests measure its pauses, so only one of them runs at a time.
+/// Waits until no other test of this test program holds the lock that this function returns. An
+/// emulated VM needs a core, and some tests measure its pauses, so only one VM runs at a time.
 pub fn cores() -> MutexGuard<'static, ()> {
     CORES.lock().unwrap_or_else(PoisonError::into_inner)
 }

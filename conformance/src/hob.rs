@@ -21,7 +21,7 @@ use crate::stats::Stats;
 const READY_MAX: Duration = Duration::from_secs(120);
 /// Maximum time for a daemon to open its disks. Some tests have disks that cannot be opened.
 const OPENING_MAX: Duration = Duration::from_secs(20);
-/// Why a disk that is being opened is not served.
+/// Reason that a daemon gives for not serving a disk that it is still opening.
 const OPENING: &str = "the disk is being opened";
 /// Maximum time of a stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(120);

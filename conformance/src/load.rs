@@ -2,8 +2,8 @@
 //! its number and the count of its writes. The rest of the block is computed from these two
 //! numbers.
 //!
-//! Optimized for an emulated guest and a debug build: a block is copied from a table, and comparing takes
-//! one call.
+//! This code is fast in an emulated guest and in a debug build: a block is copied from a table, and
+//! comparing takes one call.
 
 use std::fs::File;
 use std::io::Write;
@@ -31,7 +31,7 @@ impl Default for Pattern {
 }
 
 impl Pattern {
-    /// Creates the pattern, which is the same everywhere.
+    /// Creates the pattern, which is the same in the guest and in the test.
     #[must_use]
     pub fn new() -> Self {
         Self(Noise::new(0x11FE).bytes(STARTS as usize + BLOCK_BYTES))

@@ -89,7 +89,8 @@ impl Process {
     }
 
     /// Sends `signal` to this process and no other. SIGSTOP takes effect with a delay, in which the
-    /// process may still do work. When this function returns, no thread of the process runs.
+    /// process may still do work. For SIGSTOP, this function returns when no thread of the process
+    /// runs.
     ///
     /// # Panics
     /// Panics if the process does not stop in time.

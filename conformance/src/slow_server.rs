@@ -89,7 +89,7 @@ impl Drop for SlowServer {
     }
 }
 
-/// Replies, by the time at which they are sent.
+/// Replies, ordered by the time at which they are sent.
 #[derive(Default)]
 struct Replies {
     queue: Mutex<Queue>,

@@ -24,17 +24,17 @@ pub const SLOTS: u16 = QUEUE / 3;
 /// Maximum data size of a request in bytes.
 pub const DATA_BYTES: u64 = 64 << 10;
 
-/// Addresses in the simulated guest memory: the descriptor table.
+/// Address of the descriptor table in the simulated guest memory.
 pub const DESCRIPTORS: u64 = 0;
-/// The available ring.
+/// Address of the available ring in the simulated guest memory.
 pub const AVAILABLE: u64 = 0x2000;
-/// The used ring.
+/// Address of the used ring in the simulated guest memory.
 pub const USED: u64 = 0x3000;
-/// Headers, 16 bytes for each slot.
+/// Address of the request headers in the simulated guest memory, 16 bytes for each slot.
 pub const HEADERS: u64 = 0x4000;
-/// Status bytes, 16 apart.
+/// Address of the status bytes in the simulated guest memory, 16 bytes apart.
 pub const STATUS: u64 = 0x6000;
-/// Data, [`DATA_BYTES`] for each slot.
+/// Address of the data in the simulated guest memory, [`DATA_BYTES`] for each slot.
 pub const DATA: u64 = 1 << 20;
 
 const FLUSH: u64 = 1 << 9;

@@ -1,6 +1,6 @@
-//! Two hosts of a cluster with a real etcd. A's dirty data has its second copy on B's flash, A is
-//! lost, and B adopts the disk (docs/decisions/0023). The backing is a separate NBD server without
-//! locks.
+//! Two hosts, A and B, of a cluster with a real etcd. A keeps replicas of its dirty data on B's
+//! flash. When A fails, B takes over the disk with the replica (docs/decisions/0023). The backing
+//! is a separate NBD server without locks.
 
 use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
@@ -42,15 +42,15 @@ struct Stage {
 }
 
 impl Stage {
-    /// A owns the disk and keeps second copies of its dirty data on B. A has acknowledged flushed
-    /// writes, and destages nothing by itself.
+    /// Creates a stage in which A owns the disk and keeps replicas of its dirty data on B. A has
+    /// acknowledged flushed writes, and destages nothing by itself.
     #[track_caller]
     fn new() -> Stage {
         let scratch = Scratch::new();
         let written = Written::new(11, DISK);
         let old = written.data().to_vec();
         std::fs::write(scratch.path("disk.img"), &old).unwrap();
-        // Slow enough to be interrupted.
+        // The backing is so slow that the test can interrupt a fail-over.
         let image = scratch.text("disk.img");
         let args = [&ONE_BY_ONE[..], &["--filter", "delay", "file", &image, "wdelay=20ms"]].concat();
         let store = Store::start(&scratch.path("backing.sock"), &args);
@@ -69,7 +69,7 @@ impl Stage {
         let mut guest = stage.a.connect("vm");
         stage.write(&mut guest, 200);
         wait_for("etcd to know of the second copy", || title(&stage.a)["copy"] == "b");
-        // The same for data that becomes dirty later.
+        // Data that becomes dirty later gets a replica too.
         stage.write(&mut guest, 100);
         let title = title(&stage.a);
         assert_eq!((&title["copy"], &title["dirty"]), (&"b".into(), &true.into()), "{title}");
@@ -99,8 +99,9 @@ impl Stage {
         assert!(self.image() == self.written.data(), "the backing has everything, and nothing old");
     }
 
-    /// Checks that etcd records the loss of the second copy before the guest continues without this
-    /// copy. B's copy is then outdated, so after A is killed, B waits until A's flash is back.
+    /// Checks that etcd records the loss of the replica before the guest continues without the
+    /// replica. B's replica is then outdated, so after A is killed, B waits until A's flash is
+    /// back.
     #[track_caller]
     fn only_a_has_it(&mut self) {
         let before = title(&self.a);
@@ -188,7 +189,7 @@ fn a_failover_that_is_killed_halfway_restarts() {
     stage.b.kill();
     let image = stage.image();
     assert!(image != stage.written.data() && image != stage.old, "it was in the middle");
-    // The first owner's flash is available but no longer valid.
+    // The flash of A is available again, but its data is outdated.
     stage.a.start();
     wait_for("a to know who has its data", || stage.a.reason("vm").contains("flash of b"));
     stage.b.start();
@@ -201,7 +202,7 @@ fn a_failover_that_is_killed_halfway_restarts() {
 fn a_copy_that_is_damaged_is_not_used_in_part() {
     let mut stage = Stage::new();
     stage.a.kill();
-    // One sector in total.
+    // Damages all copies of one sector in B's file.
     let at = *stage.written.places().first().unwrap();
     let sector = &stage.written.piece(at)[..4096];
     let bytes = std::fs::read(stage.lent()).unwrap();
@@ -215,18 +216,18 @@ fn a_copy_that_is_damaged_is_not_used_in_part() {
     let reason = stage.b.reason("vm");
     assert!(reason.contains("checksum") && reason.contains("--force"), "{reason}");
     assert!(stage.image() == stage.old && !stage.b.serves("vm"), "the backing is as it was");
-    // The first owner has all data.
+    // A has all data.
     stage.a.start();
     stage.a.wait_until_serving("vm");
     stage.read_all(&stage.a);
 }
 
-/// The resized cache gets a new journal, and B has no space for a copy of it. Later acknowledged
-/// writes are only in the new journal, so B's old copy must not be used.
+/// The resized cache gets a new journal, and B has no space for a copy of this journal. Later
+/// acknowledged writes are only in the new journal, so B's old replica must not be used.
 #[test]
 fn a_journal_without_a_copy_at_the_peer_ends_the_word_of_the_one_before() {
     let mut stage = Stage::new();
-    // Other disks can use the space that B has left.
+    // Other disks can use the space that is left on B.
     for (name, size) in [("x", "40M"), ("y", "1M"), ("z", "1M")] {
         std::fs::File::create(stage.scratch.path(name)).unwrap().set_len(2 * DISK).unwrap();
         stage.a.ctl(&["disk", "add", name, "--backing", &stage.scratch.text(name)]);
@@ -237,8 +238,8 @@ fn a_journal_without_a_copy_at_the_peer_ends_the_word_of_the_one_before() {
     stage.only_a_has_it();
 }
 
-/// A command sets one copy and changes other settings. The record of the second copy is removed before
-/// the cache continues without it.
+/// A command sets one copy and changes other settings. The record of the replica is removed before
+/// the cache continues without the replica.
 #[test]
 fn a_cache_that_is_to_do_without_its_peer_leaves_it_first() {
     let mut stage = Stage::new();
@@ -247,8 +248,9 @@ fn a_cache_that_is_to_do_without_its_peer_leaves_it_first() {
     assert_eq!(stage.a.json(&["peer", "list"])["borrowed"][0]["disks"], serde_json::json!([]));
 }
 
-/// B has failed. The ownership record of one disk must be changed; B also has a replica of another
-/// disk, of which etcd knows nothing.
+/// B has failed, so the ownership record of the disk `vm` must be changed before its guest
+/// continues. B also has a replica of a disk without an ownership record, which must not delay
+/// that.
 #[test]
 fn a_disk_without_owner_keeps_no_other_waiting() {
     let mut stage = Stage::new();

@@ -15,8 +15,8 @@ const SECTOR: u64 = 4096;
 const OFF_MAX: f64 = 0.02;
 const REQUESTS: u64 = 14_000;
 
-/// Half of the requests go to an eighth of the disk, and some go to a few sectors. Some requests
-/// cover several blocks.
+/// Sends requests. Half of them go to an eighth of the disk, and some go to a few sectors. Some
+/// requests cover several blocks.
 fn load(client: &mut Client) {
     let mut state = 4711_u64;
     let mut dice = |n: u64| {

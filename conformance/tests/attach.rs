@@ -35,15 +35,15 @@ const BUSY_PAUSE_MS_MAX: u64 = 2000;
 /// QEMU's options for the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Given {
-    /// `-blockdev`, raw.
+    /// A raw image in `-blockdev`.
     Nodes,
-    /// `-drive`, raw.
+    /// A raw image in `-drive`.
     Drive,
-    /// `-blockdev`, qcow2, with an I/O thread.
+    /// A qcow2 image in `-blockdev`, with an I/O thread.
     NodesQcow2,
-    /// `-drive`, qcow2.
+    /// A qcow2 image in `-drive`.
     DriveQcow2,
-    /// `-blockdev` with the nodes of Proxmox VE 9, raw.
+    /// A raw image in `-blockdev`, with the nodes of Proxmox VE 9.
     Proxmox,
 }
 

@@ -17,9 +17,9 @@ use serde_json::Value;
 /// Maximum time until a state is visible.
 const VISIBLE_MAX: Duration = Duration::from_secs(5);
 
-/// Maximum time if the host of the test stalls, and number of attempts to see the states in
-/// [`VISIBLE_MAX`].
+/// Maximum time until a state is visible if the host of the test stalls.
 const STALL_MAX: Duration = Duration::from_secs(60);
+/// Number of attempts to see all states within [`VISIBLE_MAX`].
 const ATTEMPTS: u32 = 4;
 
 /// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
@@ -87,8 +87,9 @@ fn is_everywhere(hob: &Hob, state: &str, kind: &str, words: &str) {
     }
 }
 
-/// Lets the server hang and fail, and checks all outputs. Returns the longest time until health
-/// showed a state, for a busy server that hangs, an idle one, a failed one, and for their returns.
+/// Lets the server hang and fail, and checks all outputs. Returns how long health took to show a
+/// busy server that hangs, an idle server that hangs (half of this time), and a failed server. The
+/// last value is the longest time until health showed that a server was back.
 #[track_caller]
 fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration; 4] {
     let mut client = hob.connect();
@@ -104,7 +105,7 @@ fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration
     is_everywhere(hob, "slow", "backing-slow", "answers slowly");
     let shown = json(hob, &["disk", "show", "disk"]);
     assert!(shown["backing_state"]["oldest_request_ms"].as_u64() > Some(2000), "{shown}");
-    // hob's own question to the idle server may wait too.
+    // hob's own request to the idle server may wait too.
     assert!(shown["backing_state"]["waiting_requests"].as_u64() >= Some(1), "{shown}");
     server.signal(Signal::CONT);
     assert_eq!(client.receive().unwrap().error, 0);

@@ -216,8 +216,8 @@ fn an_upgrade_keeps_dirty_bitmaps() {
     drop(stage.daemon.stop());
 }
 
-/// Changes of a backing by others while hob does not serve it, and a discard of dirty data by
-/// command, count as changes.
+/// A bitmap marks the whole disk as changed after another program has written to the backing while
+/// hob did not serve it, and after a reported revert to a snapshot.
 #[test]
 fn changes_that_hob_did_not_see_are_marked_in_bitmaps() {
     let stage = Stage::new();

@@ -115,7 +115,8 @@ fn libblkio_reads_and_changes_a_disk() {
 /// Reads into all regions with one request.
 #[track_caller]
 fn assert_all_receive(queue: &mut BlkioQueue, regions: &[Buffer], image: &[u8]) {
-    // Another part of the disk for each number of regions, so that earlier data is not taken for new.
+    // Each number of regions reads another part of the disk, so that earlier data is not taken for
+    // new.
     let offset = regions.len() * 128 * KIB as usize;
     let parts: Vec<iovec> = regions
         .iter()

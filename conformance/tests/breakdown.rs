@@ -19,7 +19,8 @@ struct Load {
     rate: u64,
     /// Length of a write, bytes.
     write: u64,
-    /// Distance from one write to the next, in writes. It has no common factor with their number.
+    /// Distance from one write to the next, in writes. The distance and the number of writes have
+    /// no common factor.
     stride: u64,
     /// Number of the first and of the last writes whose rate is compared.
     part: u64,
@@ -41,7 +42,7 @@ impl Load {
 #[derive(Debug)]
 struct Rates {
     all: f64,
-    /// Without the slowest quarter of the writes: the host of the test may stall.
+    /// Rate without the slowest quarter of the writes, because the host of the test may stall.
     without_stalls: f64,
 }
 
@@ -94,7 +95,7 @@ fn written(load: &Load, preset: &str, more: &[(&str, &str)]) -> Run {
     part(load.part, writes - load.part);
     let last = part(writes - load.part, writes);
     let to_flash = hob.stats().reason("write", "to-flash");
-    // The backing takes a while to get all dirty data, which no test needs.
+    // Kills hob, because a normal stop would wait until the backing has all dirty data.
     hob.kill();
     Run { first, last, to_flash }
 }
@@ -126,7 +127,8 @@ fn the_split_cache_breaks_down_and_the_unified_cache_does_not() {
     check(&SEQUENTIAL, SEQUENTIAL.writes().div_ceil(10));
 }
 
-/// Destaging one small write makes room for the next one, so that only a few find the buffer full.
+/// The destaging of one small write makes room for the next write, so only a few writes find the
+/// write buffer full.
 #[test]
 fn small_random_writes_break_the_split_cache_down_and_not_the_unified_one() {
     check(&RANDOM, 1);

@@ -143,8 +143,8 @@ impl Guest {
     }
 
     /// Ends a guest whose host was stopped and continued at `woken`. The host may have been stopped
-    /// between the check of its lease and the reply to a write that the next owner has `found`. It
-    /// may acknowledge no other write.
+    /// between the check of its lease and the reply to a write that the next owner has `found`. The
+    /// host may acknowledge no other write after `woken`.
     #[track_caller]
     fn end_after(self, woken: Instant, found: u64) {
         let late = self.acknowledged_after(woken);
@@ -220,7 +220,7 @@ fn one_host_serves_a_disk_and_the_other_takes_it_when_it_is_given_back() {
     wait_for("host-b to know who has it", || b.reason("vm1").contains("host-a has it"));
     assert!(Client::connect(&b.nbd(), "vm1").is_err(), "nobody is let in to a disk of another host");
     a.connect("vm1").write(0, &filled(7)).unwrap();
-    // What administrators see.
+    // The outputs of hob for administrators.
     let status = a.json(&["cluster", "status"]);
     assert_eq!((&status["state"], &status["host"]), (&"member".into(), &"host-a".into()), "{status}");
     assert!(status["left_ms"].as_u64().unwrap() <= LEASE.as_millis() as u64, "{status}");
@@ -271,7 +271,7 @@ fn hosts_with_a_hanging_write() -> (Etcd, Shared, TestHost, TestHost, Client) {
 }
 
 /// A stop does not wait for a write that the backing does not answer, and the backing may still
-/// execute it. So the disk is not given back, and the next owner waits as after a failure.
+/// execute this write. So the disk is not given back, and the next owner waits as after a failure.
 #[test]
 fn a_host_that_stops_without_its_backing_is_replaced_only_after_the_settle_time() {
     let (_etcd, mut shared, mut a, b, _guest) = hosts_with_a_hanging_write();
@@ -355,14 +355,14 @@ fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
         );
     }
     assert_eq!(number_in(&b.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
-    // The first host's flash is older.
+    // The flash of the first host has older data, which must not be served.
     b.ctl(&["disk", "remove", "vm1"]);
     a.wait_until_serving("vm1");
     assert_eq!(number_in(&a.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
 }
 
 /// The freezer stops every thread of the old owner at once, at any point of its writes. After the
-/// takeover, nothing that it still has may reach the backing.
+/// takeover, none of the old owner's writes may reach the backing.
 #[test]
 fn a_host_that_was_frozen_past_its_lease_writes_nothing_to_the_backing_when_it_thaws() {
     let (_etcd, mut shared, a, b) = two_hosts(1, THROUGH);
@@ -417,13 +417,13 @@ fn a_lost_hosts_dirty_data_delays_takeover_unless_it_is_forced() {
     assert!(!b.serves("vm1") && b.reason("vm1").contains("--force"), "{}", b.reason("vm1"));
     let disks = b.json(&["cluster", "disks"]);
     assert_eq!((&disks[0]["state"], &disks[0]["dirty"]), (&"vanished".into(), &true.into()), "{disks}");
-    // The host's own restart recovers it.
+    // A restart of the host recovers its dirty data.
     a.start();
     a.wait_until_serving("vm1");
     assert_eq!(number_in(&a.connect("vm1").read(9 * BLOCK, BLOCK as u32).unwrap()), 41);
     a.kill();
     wait_for("host-b to look", || b.reason("vm1").contains("flash of host-a"));
-    // The administrator gives the disk up by command.
+    // By command, the administrator takes the disk without its dirty data.
     wait_for("force", || b.try_ctl(&["cluster", "take", "vm1", "--force", "--yes"]).success());
     assert!(b.daemon().process.stderr().contains("LOST"), "it is said loudly");
     let mut client = b.connect("vm1");
@@ -559,8 +559,8 @@ fn mend(host: &Host, address: &str) {
     Tool::new("ip").args(["route", "replace", &format!("{address}/32"), "dev", "net0"]).inside(host).run();
 }
 
-/// Longer than a kernel's pause between retransmissions after a connection had no reply for the
-/// duration of a fail-over.
+/// A time that is longer than a kernel's pause between two retransmissions, after a connection had
+/// no reply for the duration of a fail-over.
 const SENT_AGAIN: Duration = Duration::from_secs(20);
 
 /// Needs root, for the network namespaces. When the host dies, a write is in flight to a backing
@@ -682,7 +682,7 @@ fn a_disk_migrates_within_its_cluster_and_not_out_of_it() {
     assert_eq!(disks[0]["state"], "held");
     let mut client = b.connect("vm1");
     assert_eq!(number_in(&client.read(9 * BLOCK, BLOCK as u32).unwrap()), 41);
-    // The disk is in write-back on that host, and etcd recorded that before.
+    // The disk is in write-back on that host, and etcd has recorded this before.
     wait_for("the cache to write back", || b.disk("vm1")["cache"]["mode"] == "write-back");
     assert_eq!(b.json(&["cluster", "disks"])[0]["dirty"], true);
     client.write(9 * BLOCK, &filled(42)).unwrap();
@@ -746,8 +746,8 @@ fn a_host_that_waits_for_many_disks_sends_few_requests() {
     let (before, start) = (etcd.reads(), Instant::now());
     std::thread::sleep(Duration::from_secs(10));
     let (asked, seconds) = (etcd.reads() - before, start.elapsed().as_secs() + 1);
-    // Two hosts read once for each renewal of their leases; one read per disk, 40 a second, would be
-    // 80 keys in a second.
+    // Each of the two hosts reads one key for each renewal of its lease. If the waiting host also
+    // read a key for each of the 40 disks once a second, the test would count more reads.
     assert!(asked < 15 * seconds, "{asked} reads in {seconds} s by two hosts, one waits for {DISKS} disks");
     let begin = Instant::now();
     first.stop();

@@ -231,7 +231,7 @@ fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     client.write(9 * BLOCK, &filled(42)).unwrap();
     client.flush().unwrap();
     assert_eq!(shared.block("vm1", 9), filled(41), "it writes back");
-    // The same if etcd fails near the end: the disk stays in write-through.
+    // If etcd fails near the end of the migration, the disk stays in write-through.
     wait_for("the migration to be over", || a.disk("vm1")["migration"].is_null());
     a.ctl(&["migrate", "vm1", "--to", b.address(), "--wait", "warm"]);
     wait_for("etcd to know", || !is_marked(&b, "vm1"));
@@ -250,7 +250,7 @@ fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     assert_eq!(shared.block("vm1", 9), filled(43), "it writes back");
 }
 
-/// All dirty data is on the backing: a third host gets the disk, and no data is given up.
+/// All dirty data is on the backing: a third host gets the disk, and no data is lost.
 #[test]
 fn a_host_lost_during_a_migration_loses_no_data() {
     let shared = Shared::new(&["vm1"]);
@@ -335,7 +335,7 @@ fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     let at = |disk: &str| [&a, &b, &c].iter().position(|side| side.serves(disk));
     assert_eq!(at("vm2"), Some(0));
     assert!(["vm1", "vm3", "vm4"].iter().all(|disk| at(disk).is_some_and(|at| at > 0)));
-    // The command is repeated when the guest has gone: only that disk is left.
+    // The command is repeated after the guest has disconnected: only this guest's disk is left.
     drop(guest);
     wait_for("the guest to be gone", || !uses());
     let done = a.json(&["cluster", "evacuate"]);
@@ -362,7 +362,7 @@ fn advice_moves_a_starved_disk_to_flash_that_is_to_spare() {
     wait_until("a move to be advised", Duration::from_secs(180), || {
         (0..SIZE / 2).step_by(65536).for_each(|at| drop(client.read(at, 65536).unwrap()));
         advice.replace(b.json(&["cluster", "advise"]));
-        // The first passes of the loop, which cannot hit, count less with each further one.
+        // The first passes of the loop cannot hit. Each further pass reduces their weight.
         advice.borrow()["moves"][0]["hit_percent_then"].as_f64().is_some_and(|hits| hits > 50.0)
     });
     let advice = advice.into_inner();

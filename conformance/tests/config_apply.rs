@@ -94,7 +94,7 @@ fn a_served_disk_follows_its_entry() {
     stage.image[MIB as usize..2 * MIB as usize].copy_from_slice(&data);
     assert!(stage.is_dirty());
 
-    // The client may keep its disk, and the socket is created.
+    // The client stays connected, so only the socket is created now, and the datastore stays.
     let socket = format!("vhost_user = \"{}\"", one.display());
     stage.configure(&format!("{socket}\ndatastore = \"array\""));
     let diff = stage.daemon.try_ctl(&["config", "diff"]);
@@ -138,7 +138,7 @@ fn a_served_disk_follows_its_entry() {
     assert!(status.is_some_and(|status| status != 0), "a write of a guest: {status:?}");
     drop((client, guest));
 
-    // And everything as before.
+    // All settings of the disk are removed again.
     stage.configure("");
     wait_for("the end of the clients", || stage.apply().success());
     stage.applied();

@@ -169,7 +169,7 @@ fn another_site_cannot_use_a_browsers_certificate() {
     let (status, head) = get(&[&preflight[..], &["-H", "Access-Control-Request-Method: DELETE"]].concat());
     assert_eq!(status, 403);
     assert!(!head.to_lowercase().contains("access-control-"), "{head}");
-    // A foreign name that resolves to this address.
+    // The request has the host name of another site, which resolves to this address.
     assert_eq!(get(&["-H", "Host: evil.example"]).0, 403);
     assert_eq!(get(&["-H", "Host: hob.example"]).0, 200);
     stage.daemon.stop();
@@ -208,7 +208,7 @@ fn a_renewed_certificate_is_served_without_a_restart() {
     let stage = Stage::new();
     let token = ["-H", "Authorization: Bearer a-reader-token-0123456789abcdef"];
     assert_eq!(stage.curl(&token, "/v1/version").0, 200);
-    // Signed by another authority, so that the served certificate can be identified.
+    // Another authority signs the renewed certificate, so that the test can identify it.
     let renewed = Authority::new("the next").server(stage.scratch.dir());
     let served = Tool::new("curl")
         .args(["-sS", "--cacert", &text(&renewed.ca)])

@@ -63,7 +63,8 @@ impl Stage {
         wait_for("the cache", || shown().contains("\"active\""));
     }
 
-    /// Kills the daemon with a write that was acknowledged after the last flush.
+    /// Lets a guest write after its last flush, and kills the daemon when the write is
+    /// acknowledged.
     fn kill_with_unflushed_write(&self, daemon: Daemon, content: u8) {
         self.wait_for_cache(&daemon);
         let mut guest = self.connect();
@@ -264,7 +265,7 @@ fn a_lost_mark_of_changes_in_memory_fails_the_next_flush() {
     let daemon = stage.start();
     stage.connect().flush().expect("nothing is lost");
     daemon.stop();
-    // Nor has one after the host has restarted, with its guests.
+    // After a restart of the host with its guests, a disk has no mark either.
     killed(2);
     let daemon = stage.start_in(2);
     stage.connect().flush().expect("the guest has restarted with the host");

@@ -208,7 +208,7 @@ fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     daemon.ctl(&["disk", "add", "vm0", "--backing", &stage.nbdkit_uri()]);
     daemon.ctl(&["disk", "add", "vm1", "--backing", &stage.scratch.text("disk1.img")]);
     let (mut dead, mut well) = (stage.connect(0), stage.connect(1));
-    // A server that stalls for longer than the bound costs a read an error.
+    // If the server stalls for longer than the limit, a read fails.
     wait_for("a read", || dead.read(0, 4096).is_ok());
     backing.kill();
     let start = Instant::now();
@@ -217,7 +217,7 @@ fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     assert_eq!((reply.cookie, reply.error), (cookie, EIO));
     assert!(start.elapsed() > Duration::from_millis(900), "gave up after {:?}", start.elapsed());
     assert!(start.elapsed() < Duration::from_secs(55), "gave up after {:?}", start.elapsed());
-    // A request that waits until the backing is back: another disk and the API do not wait with it.
+    // A request waits until the backing is back. Another disk and the API are served meanwhile.
     daemon.ctl(&["disk", "set", "vm0", "--backing-timeout", "forever"]);
     dead.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
     well.read(0, 4096).unwrap();
@@ -278,7 +278,7 @@ fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     assert!(!refused.success() && refused.all().contains("forever"), "{}", refused.all());
     daemon.ctl(&["disk", "add", "vm0", "--backing", &uri, "--backing-timeout", "2s"]);
     let mut guest = stage.connect(0);
-    // A server that stalls for longer than the limit costs a read an error.
+    // If the server stalls for longer than the limit, a read fails.
     wait_for("a read", || guest.read(0, 4096).is_ok());
     backing.kill();
     let start = Instant::now();

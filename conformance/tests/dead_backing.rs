@@ -93,7 +93,7 @@ fn hits_and_the_api_go_on_and_misses_wait() {
             calls.push(now.elapsed());
             std::thread::sleep(Duration::from_millis(50));
         }
-        // The host of the test may stall, but not at each of them.
+        // The host of the test may stall, but not during every hit and every call.
         assert!(hits.iter().any(|took| *took < Duration::from_secs(1)), "hits took {hits:?}");
         assert!(calls.iter().any(|took| *took < Duration::from_secs(2)), "the control API took {calls:?}");
         assert!(told.try_recv().is_err(), "a request was answered without a backing");

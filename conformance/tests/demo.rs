@@ -29,7 +29,8 @@ fn demo_ends_in_a_minute_with_a_table_and_a_picture() {
     command.arg("demo").current_dir(scratch.path("here")).env("TMPDIR", scratch.path("tmp"));
     let mut demo = Process::start("hob demo", &mut command).unwrap();
     let pid = demo.pid();
-    // A minute of its own, on a host that runs other tests at the same time.
+    // Alone, the demonstration takes less than a minute. This host runs other tests at the same
+    // time.
     let output = demo.finish(Duration::from_secs(240));
     assert!(output.success(), "{:?} after {:?}: {}", output.status, start.elapsed(), output.all());
     println!("{}", output.stdout);

@@ -49,7 +49,7 @@ fn the_limit_of_open_files_is_raised() {
     let daemon = start(&scratch, "64:2048");
     assert_eq!(soft_limit(daemon.process.pid()), 2048);
     daemon.ctl(&["disk", "add", "vm", "--backing", &image(&scratch.path("vm.img"))]);
-    // More clients than the soft limit, all of which are served.
+    // More clients than the soft limit connect, and all of them are served.
     let clients: Vec<Client> = (0..100).map(|_| scratch.connect("vm")).collect();
     for mut client in clients {
         client.read(0, 4096).expect("a read");
@@ -81,7 +81,7 @@ fn a_disk_beyond_the_limit_of_open_files_is_refused_and_the_others_are_served() 
     for disk in 0..added {
         reads(&scratch, &format!("vm{disk}"));
     }
-    // With a higher limit, it is added.
+    // With a higher limit, the disk is added.
     daemon.stop();
     let daemon = start(&scratch, "400:400");
     let name = format!("vm{added}");
@@ -146,9 +146,9 @@ fn clients_leave_descriptors_for_the_daemon_and_an_upgrade_that_lacks_them_is_re
     for client in &mut clients {
         client.read(0, 4096).expect("the daemon continues");
     }
-    // With fewer clients, it succeeds.
+    // With fewer clients, the upgrade succeeds.
     clients.truncate(40);
-    // hob refuses it as long as it has not closed the other clients' connections.
+    // hob refuses the upgrade as long as it has not closed the other clients' connections.
     let refusals = |log: &str| log.matches("no descriptors for an upgrade with all clients").count();
     let is_begun = |log: &str| log.contains("taking over");
     wait_for("the upgrade", || {

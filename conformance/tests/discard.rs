@@ -26,7 +26,7 @@ const SIZE: u64 = 16 * MIB;
 /// Without the promise, the commands would wait for ever.
 const END_MAX: Duration = Duration::from_secs(20);
 
-/// Time in which the control API answers during a command.
+/// Time in which the control API must have answered at least once during a command.
 const MEANWHILE: Duration = Duration::from_secs(5);
 
 /// Offset of the dirty data.
@@ -317,7 +317,8 @@ fn a_disk_on_a_frozen_filesystem_is_removed_within_ten_seconds() {
         ends(daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
         is_disconnected(guest);
         assert_eq!(room(daemon), *free, "its segments are free");
-        // The disk's memory is not used for other disks: this disk has other bytes.
+        // The memory of the hanging requests is not used for other disks. The next disk has other
+        // bytes.
         let _server = stage.nbdkit();
         stage.add(daemon, &stage.uri());
         let mut other = stage.connect();
@@ -344,7 +345,7 @@ fn a_disk_returns_after_discarding_dirty_data_on_a_frozen_filesystem() {
         assert_eq!(shown["state"], "offline", "{shown}");
         assert!(shown["reason"].as_str().is_some_and(|why| why.contains("hang")), "{shown}");
         assert_eq!(room(daemon), *free);
-        // hob does not retry it meanwhile.
+        // hob does not open the disk again while the filesystem is frozen.
         std::thread::sleep(Duration::from_secs(6));
         let again = daemon.json(&["disk", "show", "vm"]);
         assert_eq!(again["reason"], shown["reason"]);

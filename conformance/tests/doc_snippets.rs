@@ -194,7 +194,7 @@ impl Stage {
         if before != Before::Daemon {
             daemon.ctl(&["pool", "create", "flash", &flash[0], &flash[1], "--size", "256M"]);
         }
-        // The images of pages that add disks themselves.
+        // Creates the images of pages that add disks themselves.
         empty_file(&scratch.path("flash"), 256 * MIB);
         empty_file(&scratch.path("srv/storage-web"), 32 * MIB);
         let qcow2 = ["create", "-q", "-f", "qcow2", &scratch.text("srv/db.qcow2"), "32M"];

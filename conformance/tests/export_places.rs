@@ -200,7 +200,7 @@ fn places_of_an_export_survive_a_restart_and_end_with_the_export() {
     let mut stage = Stage { daemon: start(&scratch), scratch, image, _unmounts };
     let file = File::open(stage.path("backup.img")).unwrap();
     upgrade(&mut stage);
-    // The same descriptor, with the same permissions and promotion.
+    // The open descriptor continues to work, with the same permissions and promotion.
     let before = stage.passed_by();
     let mut bytes = vec![0; MIB as usize];
     file.read_exact_at(&mut bytes, 4 * MIB).unwrap();

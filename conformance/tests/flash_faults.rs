@@ -14,9 +14,11 @@ use conformance::{Hob, KIB, MIB, Scratch, Serve};
 const SIZE: u64 = 32 * MIB;
 const GUESTS: u64 = 2;
 const PART: u64 = SIZE / GUESTS;
-/// Minimum time and number of requests of the load, and its maximum time.
+/// Minimum time of the load.
 const LOAD: Duration = Duration::from_millis(2500);
+/// Minimum number of requests of the load.
 const REQUESTS_MIN: u64 = 200;
+/// Maximum time of the load.
 const LOAD_MAX: Duration = Duration::from_secs(90);
 
 /// Reads and writes in the guest's own part of the disk, and checks each byte.

@@ -77,8 +77,8 @@ impl Stage {
             let cold = dice.below(DISK / BLOCK) * BLOCK;
             guest.read(cold, BLOCK as u32).unwrap();
             if at % 64 == 0 {
-                // The second read waits for the first one's fill. With too many fills in flight, hob
-                // fills no more.
+                // The second read waits until flash has the data of the first one. With too many
+                // fills in flight, hob starts no more fills.
                 guest.read(cold, BLOCK as u32).unwrap();
             }
         }
@@ -114,7 +114,8 @@ fn flash_writes_stay_within_a_small_budget_while_hits_go_on() {
         stage.read_hot_and_cold(&mut guest, &mut dice);
     }
     stage.until_counted();
-    // Half a day's budget, and the loan for an empty pool.
+    // The limit is half a day's budget, and the size of the pool, which an empty cache may fill
+    // beyond the budget.
     let bound = MIB / 2 + stage.json(&["pool", "show", "flash"])["size"].as_u64().unwrap();
     let limited = stage.number("written");
     assert!(limited <= bound, "{} exceed {bound}", stage.writes());
@@ -156,7 +157,7 @@ fn the_account_survives_the_end_of_the_daemon() {
     assert!(stage.number("written_day") >= day, "{}", stage.writes());
     assert!(stage.number("loan").abs_diff(loan) < MIB, "{}", stage.writes());
     assert_eq!(stage.number("written"), 0);
-    // The file is at most a minute old.
+    // The saved account is at most a minute old.
     let stage = stage.restart(Daemon::kill);
     assert!(stage.number("written_day") >= day, "{}", stage.writes());
     assert!(stage.number("loan").abs_diff(loan) < MIB, "{}", stage.writes());

@@ -33,7 +33,7 @@ impl Stage {
         self.nbdkit_with(&[], &[])
     }
 
-    /// Starts a server that refuses all writes, so that hob cannot repeat those that were not
+    /// Starts a server that refuses all writes, so that hob cannot repeat the writes that were not
     /// flushed.
     fn refusing_nbdkit(&self) -> Process {
         let log = self.scratch.path("backing.log");
@@ -147,7 +147,7 @@ fn hob_ends_while_writes_wait_to_be_repeated() {
     daemon.stop();
 }
 
-/// A disk that is removed takes the report with it, so the operator is told.
+/// Guests of a removed disk cannot receive the report, so the operator receives it.
 #[test]
 fn removing_a_disk_tells_the_operator_of_an_undelivered_report() {
     let stage = Stage::new();

@@ -460,7 +460,7 @@ fn images_without_a_backing_file_are_served_with_the_reason() {
     assert!(stage.shown("alone")["parent_reason"].as_str().unwrap().contains("no parent"));
     assert_eq!(stage.scratch.connect("alone").read(0, 4096).unwrap(), stage.golden[..4096]);
     assert_eq!(stage.disks(), ["alone"]);
-    // For a moment, its backing may be slow.
+    // Right after its start, the disk's backing may be slow.
     let health = || stage.daemon().try_ctl(&["health"]).all();
     wait_for("health without the disk", || !health().contains("alone"));
     stage.daemon.take().expect("it runs").stop();
@@ -488,7 +488,7 @@ fn the_more_desktops_the_more_is_saved() {
             let expected = &stage.golden[..BOOT as usize];
             let mut client = stage.scratch.connect(desktop);
             assert_same(&read_range(&mut client, 0..BOOT), expected, 0, desktop);
-            // This waits for a fill. With too many fills in flight, hob fills no more.
+            // This read waits for a fill. With too many fills in flight, hob starts no more fills.
             client.read(BOOT - 65536, 65536).unwrap();
         }
         let read = stage.backing_bytes() - before;

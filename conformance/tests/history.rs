@@ -21,7 +21,7 @@ fn disk_equals_array(seed: u64, cache: &str, block: &str) {
     let mut client = hob.connect();
     let mut dice = Noise::new(seed);
     for step in 0..STEPS {
-        // Mostly small and near each other, so that requests overlap in blocks.
+        // Most requests are small and near each other, so that they overlap in blocks.
         let longest = if dice.below(20) == 0 { 2048 } else { 64 };
         let length = (1 + dice.below(longest)) * SECTOR;
         let place = if dice.below(3) == 0 { SIZE } else { MIB };

@@ -9,8 +9,9 @@ use std::process::{Command, Output, Stdio};
 
 use conformance::{Scratch, Tool};
 
-/// Stands for hob. Tests do not write the program themselves: a process that another thread starts at
-/// that moment may hold the file open for writing, and then it cannot run.
+/// A script that replaces hob. Tests do not write the program themselves: a process that another
+/// thread starts at that moment may hold the file open for writing, and then the program cannot
+/// run.
 const FAKE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hooks/fake-hob.sh");
 
 const CONFIG: &str = "PEERS='host-a:9443 host-b:9443 host-c:9443'\nSELF=host-b:9443\nBANDWIDTH=200M\n";

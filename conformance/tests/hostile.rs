@@ -147,7 +147,7 @@ fn a_wrong_request_magic_closes_the_connection() {
     stage.end();
 }
 
-/// Description, flags, command, offset, length, payload.
+/// A request: description, flags, command, offset, length, payload.
 type Request<'a> = (&'a str, u16, u16, u64, u32, &'a [u8]);
 
 /// Promise 5: invalid requests on one connection, each followed by a valid one.
@@ -189,8 +189,8 @@ fn oversized_requests_take_no_memory() {
             let mut client = stage.hob.connect();
             client.raw().write_all(&request(0, command, 1, 0, length)).unwrap();
             if command == CMD_WRITE {
-                // A part of the payload, and never the rest: an error or a closed connection is
-                // correct.
+                // The client sends a part of the payload and never the rest. The server may answer
+                // with an error or close the connection.
                 let _ = client.raw().write_all(&[9; 65536]);
                 drop(client);
             } else {
@@ -226,7 +226,7 @@ fn misaligned_requests_are_right_or_refused() {
     stage.end();
 }
 
-/// Promise 5: clients that stop in the middle of a message delay no other client and not the
+/// Promise 5: clients that stop in the middle of a message delay neither other clients nor the
 /// reaction to SIGTERM.
 #[test]
 fn a_client_that_stops_in_mid_request_delays_no_other_client() {

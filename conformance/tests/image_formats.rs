@@ -125,7 +125,8 @@ fn raw_disks_stay_raw_whatever_their_guests_write() {
     daemon.stop();
 }
 
-/// A guest may have written the header, or the operator gives an image: `hob serve` asks.
+/// A guest may have written the header, or the operator gives an image. `hob serve` cannot know
+/// this, and asks the operator for the format.
 #[test]
 fn serve_asks_for_the_format_of_a_file_that_looks_like_an_image() {
     let scratch = Scratch::new();
@@ -139,7 +140,8 @@ fn serve_asks_for_the_format_of_a_file_that_looks_like_an_image() {
     assert_eq!(refused.stderr.trim().lines().count(), 1, "{}", refused.all());
     assert!(refused.stderr.contains("--format=qcow2") && refused.stderr.contains(&disk), "{}", refused.all());
     assert!(std::fs::read(&disk).unwrap() == image, "nothing was written");
-    // The header of a raw disk, or an empty disk of 4 MiB.
+    // As raw, the file is a disk that begins with this header. As qcow2, the file is an empty disk
+    // of 4 MiB.
     let hob = Serve::disk(&disk).arg("--format", "raw").start(&scratch);
     assert!(hob.connect().read(0, 65536).unwrap() == image[..65536]);
     hob.stop();

@@ -21,7 +21,7 @@ const PAUSES: [u64; 16] = [0, 2, 4, 6, 8, 10, 13, 16, 20, 25, 30, 35, 40, 50, 60
 /// Maximum time of a stop.
 const STOP_MAX: Duration = Duration::from_secs(60);
 
-/// A configuration without pools and disks, which only the state file has.
+/// Writes a configuration without pools and disks, which only the state file has.
 fn configure(scratch: &Scratch) {
     noise_file(&scratch.path("disk.img"), DISK, 61);
     scratch.configure("");

@@ -55,7 +55,7 @@ enum Flying {
         stamp: u64,
         durable: bool,
     },
-    /// Number of writes that were answered before the flush was sent, and that it must make
+    /// Number of writes that were answered before the flush was sent, and that the flush must make
     /// durable.
     Flush {
         covers: u64,
@@ -72,7 +72,7 @@ struct Writer {
     sectors: Vec<Sector>,
     /// Number of answered writes without FUA.
     answered: u64,
-    /// The unflushed ones of these writes: number, first sector, sectors, stamp.
+    /// Unflushed writes without FUA: number, first sector, sectors, stamp.
     unflushed: VecDeque<(u64, u64, u64, u64)>,
     promised: u64,
 }
@@ -300,7 +300,7 @@ impl Stage {
                 verified = Some(round);
             }
             if damage {
-                // So no dirty data is left whose other copy was damaged last time.
+                // After the drain, no dirty data is left whose other copy was damaged last time.
                 daemon.ctl(&["drain", "disk"]);
             }
             let address = self.scratch.nbd();

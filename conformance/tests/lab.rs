@@ -138,7 +138,7 @@ fn trace_with(path: &Path, partial_writes: PartialWrites) {
     std::fs::write(path, lines).unwrap();
 }
 
-/// The same setting for both, because the daemon's default depends on the mode.
+/// Admission rule of the simulation and of the daemon. The daemon's default depends on the mode.
 const ADMISSION: &str = "always";
 
 /// Returns every policy of the daemon, from its error message for a policy that does not exist.
@@ -286,7 +286,7 @@ fn a_generated_trace_has_the_requested_parameters() {
         let rows = report["curves"][0]["rows"].as_array().unwrap();
         rows.iter().map(|row| row["read_hit_ratio"].as_f64().unwrap()).collect()
     };
-    // A curve of some eighty blocks is not presented as a good one.
+    // The lab reports that a curve of some eighty sampled blocks is inaccurate.
     let few = json(&["lab", "mrc", &trace, "--sample", "0.01", "-o", "json"]);
     for (report, warns) in [(&exact, false), (&sampled, false), (&few, true)] {
         let notes = report["notes"].as_array().unwrap();

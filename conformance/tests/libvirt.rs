@@ -44,7 +44,7 @@ fn domain(disk: &str) -> String {
 fn script(scratch: &Scratch, namespaces: &[&str], script: &str, args: &[&str]) -> Tool {
     symlink(binary(), scratch.path("hob")).unwrap();
     for program in ["libvirtd", "virsh"] {
-        // Names a missing program.
+        // Panics with the name of a program that is missing.
         drop(Tool::new(program));
     }
     let script = format!("{}/tests/libvirt/{script}", env!("CARGO_MANIFEST_DIR"));

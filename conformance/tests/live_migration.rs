@@ -1,6 +1,6 @@
 //! A VM moves from one host to another while its guest writes and verifies, and its cache moves
-//! too. Two network namespaces, a daemon and a QEMU in each, one backing. `cargo test -p
-//! conformance --test live_migration -- --nocapture` prints the costs.
+//! too. The hosts are two network namespaces, each with a daemon and a QEMU, and share one backing.
+//! `cargo test -p conformance --test live_migration -- --nocapture` prints the costs.
 //!
 //! Needs root, for the network namespaces.
 
@@ -35,13 +35,13 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Maximum pause of the guest by the hand-over, milliseconds, if no other program uses the
 /// processors (`HOB_QUIET=1`).
 const PAUSE_MS_MAX: f64 = 100.0;
-/// Maximum pause of the guest by the hand-over, milliseconds, if other programs use the processors and
-/// the host may stall. It is shorter than every timeout of a guest.
+/// Maximum pause of the guest by the hand-over, milliseconds, if other programs use the processors
+/// and the host may stall. This maximum is shorter than every timeout of a guest.
 const BUSY_PAUSE_MS_MAX: f64 = 25_000.0;
 /// Minimum number of reads for a hit ratio. With fewer, chance changes the ratio by some percent.
 const READS_MIN: u64 = 1000;
 
-/// Returns the period over which the hit ratio is measured. It is longer for the figures of
+/// Returns the period over which the hit ratio is measured. The period is longer for the figures of
 /// docs/MIGRATION.md (`HOB_QUIET=1`).
 fn window() -> Duration {
     Duration::from_secs(if std::env::var_os("HOB_QUIET").is_some() { 10 } else { 4 })
@@ -147,7 +147,7 @@ struct Stage {
     source: Side,
     target: Side,
     backing: Process,
-    // Of the backing.
+    // The scratch directory of the backing.
     shared: Scratch,
     front: Front,
     /// The VM's memory file, which both QEMUs have, at a place where vhost-user can share it.
@@ -188,7 +188,7 @@ impl Stage {
         side.hob.ctl(&enable);
     }
 
-    /// Returns the destination of the cache.
+    /// Returns the address of the destination's control API.
     fn to(&self) -> String {
         format!("{}:{CONTROL_PORT}", self.target.host.address())
     }
@@ -246,7 +246,7 @@ impl Stage {
         for bad in COMPLAINTS {
             assert!(!said.contains(bad), "{bad}:\n{said}");
         }
-        // Dirty data that a write-back cache has not destaged yet.
+        // Writes the dirty data of a write-back cache to the backing.
         self.target.hob.ctl(&["disk", "event", "vm1", "suspend"]);
         self.source.hob.stop();
         self.target.hob.stop();
@@ -268,7 +268,7 @@ fn slowest_us(console: &str, kind: &str) -> u64 {
 struct Cost {
     before: f64,
     after: f64,
-    /// Time when no data of the source was needed any more.
+    /// Hit ratio of the guest when the destination needed no more data of the source.
     later: f64,
     source: Value,
     target: Value,

@@ -59,7 +59,8 @@ impl Stage {
         Stage { scratch, format, a, b, written }
     }
 
-    /// Returns true if the backing has all written data. A daemon may serve it meanwhile.
+    /// Returns true if the backing has all written data. A daemon may have the backing open
+    /// meanwhile.
     #[track_caller]
     fn is_in_backing(&self) -> bool {
         if self.format == "raw" {

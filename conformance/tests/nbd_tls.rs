@@ -184,7 +184,7 @@ fn a_server_without_tls_refuses_it_and_one_with_optional_tls_accepts_both() {
     daemon.stop();
 }
 
-/// Starts a daemon with two disks and the configuration `more`, which has an address on that port.
+/// Starts a daemon with two disks and the configuration `more`, which makes it listen on `port`.
 fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
     let scratch = &stage.scratch;
     noise_file(&scratch.path("disk2.img"), 2 * SIZE, 63);

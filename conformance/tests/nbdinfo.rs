@@ -1,4 +1,5 @@
-//! What `nbdinfo` (libnbd) reports about an export: size, features, block sizes, names, allocation.
+//! The report of `nbdinfo` (libnbd) about an export: size, features, block sizes, names,
+//! allocation.
 
 use conformance::data::{Noise, empty_file, noise_file};
 use conformance::nbd_client::{Address, CMD_WRITE, EPERM};

@@ -88,8 +88,8 @@ fn fio_verifies_objects_and_a_killed_server_finds_its_disk_again() {
     hob.stop();
 }
 
-/// Unflushed writes are only in hob's memory. If hob is killed, each guest that reconnects learns
-/// of the loss by one failed flush, and only then.
+/// Unflushed writes are only in hob's memory. If a kill of hob loses writes, a guest that
+/// reconnects learns of the loss by one failed flush. If no write is lost, no flush fails.
 #[test]
 fn a_kill_is_reported_by_one_failed_flush() {
     let scratch = Scratch::new();
@@ -132,8 +132,8 @@ fn a_kill_is_reported_by_one_failed_flush() {
     hob.stop();
 }
 
-/// A second hob is refused, and also an operator's command to take the disk from a running hob of
-/// this host.
+/// hob refuses a second hob that opens the disk, and a command that takes the disk from a running
+/// hob of this host.
 #[test]
 fn a_disk_of_objects_has_one_writer() {
     let (scratch, other) = (Scratch::new(), Scratch::new());

@@ -256,7 +256,7 @@ fn a_moved_backing_is_not_added_while_its_disk_has_dirty_data() {
     stage.has(1);
 }
 
-/// The operator gives up what the lost device has, and nothing else.
+/// The operator discards only the dirty data of the lost device.
 #[test]
 fn an_outdated_second_copy_does_not_replace_the_backing() {
     let (stage, daemon, [a, b]) = Stage::with_two_devices();

@@ -1,4 +1,4 @@
-//! Two daemons on one host: A's dirty data has its second copy on B's flash. If either fails, no
+//! Two daemons on one host: A keeps replicas of its dirty data on B's flash. If either fails, no
 //! data is lost.
 
 use std::collections::HashSet;
@@ -45,7 +45,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// A has a disk with second copies on B, and destages nothing by itself.
+    /// Creates a stage in which A has a disk with replicas on B, and destages nothing by itself.
     #[track_caller]
     fn new() -> Stage {
         Stage::waiting(PATIENT)
@@ -82,7 +82,7 @@ impl Stage {
         self.b.json(&["peer", "list"])["lent"][0].clone()
     }
 
-    /// Returns true if the disk has second copies on an available peer.
+    /// Returns true if the disk has replicas on an available peer.
     fn is_doubled(&self) -> bool {
         let borrowed = self.borrowed();
         borrowed["state"] == "online" && borrowed["disks"][0] == "vm"
@@ -182,7 +182,7 @@ fn both_daemons_may_end_at_once() {
 }
 
 /// B fails: A's guest waits for the configured time and then continues, and A reports the failure.
-/// When B is back, dirty data has a second copy again.
+/// When B is back, dirty data has a replica again.
 #[test]
 fn a_lender_that_dies_is_given_up_and_taken_again() {
     let mut stage = Stage::waiting(BRIEF);
@@ -252,7 +252,8 @@ fn a_short_pause_is_waited_for() {
     stage.read_all(&mut guest);
 }
 
-/// B's operator ends the loan, and A continues. Then A returns a loan, and B's space is free again.
+/// B's operator ends the flash lease, and A continues. Then A ends a lease, and B's space is free
+/// again.
 #[test]
 fn loans_end_from_both_sides() {
     let mut stage = Stage::waiting(BRIEF);
@@ -262,15 +263,15 @@ fn loans_end_from_both_sides() {
     stage.b.ctl(&["peer", "end", &borrower]);
     stage.write(&mut guest, 50);
     stage.read_all(&mut guest);
-    // A gets no other loan, however often it asks, before the permission is given; then it gets one
-    // automatically.
+    // A asks for another flash lease repeatedly, and gets none before B's operator permits it. Then
+    // A gets one automatically.
     std::thread::sleep(Duration::from_secs(6));
     assert_eq!(stage.borrowed()["state"], "fenced");
     assert_eq!(stage.loan()["state"], "ended");
     stage.b.ctl(&["peer", "end", &borrower, "--forget"]);
     stage.wait_until_doubled();
     stage.write(&mut guest, 50);
-    // The loan is returned: first the cache stops using it.
+    // Before A ends the lease, its cache stops using the device.
     let device = stage.borrowed()["path"].as_str().unwrap().to_owned();
     stage.a.ctl(&["cache", "set", "vm", "--copies", "1"]);
     stage.a.ctl(&["pool", "remove-device", "fast", &device]);

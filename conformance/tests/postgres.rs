@@ -125,7 +125,7 @@ fn flash_is_removed(stack: &mut Stack) {
     stack.ctl(&format!("pool add-device pool {device}"));
 }
 
-/// The other device has the second copy of dirty data.
+/// The other device has the replica of dirty data.
 fn flash_fails(stack: &mut Stack) {
     let device = stack.scratch.text("flash1");
     OpenOptions::new().write(true).open(&device).unwrap().set_len(0).unwrap();

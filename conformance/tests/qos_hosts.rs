@@ -21,10 +21,11 @@ const LATENCY_MS: u64 = 60;
 const SIZE: u64 = 64 * MIB;
 /// Number of reads in flight of each disk: more than hosts admit.
 const DEPTH: usize = 24;
-/// Time until the hosts have agreed, and time of the measurement.
+/// Time until the hosts have agreed.
 const WARM: Duration = Duration::from_secs(15);
+/// Duration of the measurement.
 const COUNTED: Duration = Duration::from_secs(20);
-/// Maximum number of measurements. Without the agreement, all would be wrong.
+/// Maximum number of measurements. Without the cluster's agreement, every measurement would fail.
 const MEASUREMENTS_MAX: u32 = 4;
 
 struct Shared {
@@ -131,7 +132,7 @@ fn shares_and_reservations_hold_across_hosts() {
     // Without the cluster, the store would give this host as much as the other host, or more.
     let right = shared.host(&[("right", 1000), ("idle", 3000)]);
     let readers = [Readers::start(&left, "left"), Readers::start(&right, "right")];
-    // Two to one.
+    // The disks have 2000 and 1000 shares, so the rates are about two to one.
     let is_shared = |[more, less]: [f64; 2]| (1.5..2.7).contains(&(more / less));
     assert!(some_rates(&readers, is_shared), "shares of 2000 and 1000 brought other rates, see above");
     // By its shares the disk should get a fifth of the store's rate; the earlier agreement gave it

@@ -28,7 +28,7 @@ fn record(scratch: &Scratch, hob: &Hob, options: &[&str]) -> Process {
     hob.record(&scratch.path("trace"), &[&["-o", "json"], options].concat())
 }
 
-/// Starts a recording of the disk, and does not wait for it.
+/// Starts a recording of the disk, and does not wait until it has begun.
 #[track_caller]
 fn start(scratch: &Scratch, hob: &Hob, options: &[&str]) -> Process {
     hob.start_record(&scratch.path("trace"), &[&["-o", "json"], options].concat())
@@ -66,7 +66,7 @@ fn send(client: &mut Client) -> Vec<Request> {
             }
         }
     }
-    // Longer than hob's largest I/O.
+    // This request is longer than hob's largest I/O.
     client.trim(MIB, 12 << 20).unwrap();
     note('D', MIB, 12 << 20);
     client.write_zeroes(4096, 8192).unwrap();

@@ -13,8 +13,9 @@ fn point(link: &Path, device: &str) {
     symlink(device, link).expect("the name is free");
 }
 
-/// The kernel may give a number to the volume of another VM. Links show the same here, because a test
-/// cannot choose numbers.
+/// After a restart of the host, the kernel may give the number of a disk's device to the volume of
+/// another VM. A test cannot choose these numbers, so this test changes the target of a link
+/// instead.
 #[test]
 fn a_disk_is_not_served_from_another_device_than_before() {
     let scratch = Scratch::new();

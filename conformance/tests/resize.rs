@@ -127,7 +127,7 @@ fn data_after_a_disks_old_end_is_read_from_the_backing() {
         let behind = ["read -P 0x77", &end.to_string(), "4096"].join(" ");
         stage.qemu_io(&[&near, &behind, &behind]);
         daemon.ctl(&["cache", "disable", "vm"]);
-        // Zeroes again, for the next mode.
+        // Writes zeroes again, for the next mode.
         stage.qemu_io(&[&["write -P 0", &end.to_string(), "4096"].join(" ")]);
     }
     daemon.stop();

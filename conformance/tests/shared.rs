@@ -151,7 +151,7 @@ fn sizes_follow_the_load_and_no_byte_is_wrong() {
     guest.end();
     let guest = stage.load(2, 40);
     std::thread::sleep(Duration::from_secs(3));
-    // In the middle of the moves.
+    // A device is removed while capacity moves between the caches.
     stage.daemon.ctl(&["pool", "remove-device", "flash", &stage.scratch.text("b")]);
     stage.until_large(2, 20);
     stage.daemon.ctl(&["pool", "add-device", "flash", &stage.scratch.text("b"), "--size", "40M", "--force"]);

@@ -90,7 +90,7 @@ impl Stage {
     /// Compares the disk with its expected content. Requests wait for the backing from now on.
     #[track_caller]
     fn check(&self) {
-        // A change of the disk may be ending.
+        // hob refuses the setting until a change of the disk has ended.
         wait_for("the setting", || {
             self.hob.try_ctl(&["disk", "set", "disk", "--backing-timeout", "forever"]).success()
         });
@@ -142,7 +142,8 @@ impl Stage {
         wait_for("the loss of the backing", || self.shown()["backing_state"]["state"] == "reconnecting");
     }
 
-    /// Returns the newest drain in the list of tasks, also one before another change; or `Null`.
+    /// Returns the newest drain in the list of tasks, which may belong to another change; `Null` if
+    /// there is none.
     fn drain_task(&self) -> Value {
         let tasks: Value = self.hob.json(&["tasks"]);
         let mut newest_first = tasks.as_array().expect("a list").iter().rev();
@@ -179,7 +180,7 @@ impl Stage {
     fn restart_backing(&mut self) {
         self.backing = nbdkit(&self.scratch);
         wait_for("the connection to the backing", || self.shown()["backing_state"]["state"] == "connected");
-        // Refused while a change of the disk is in progress.
+        // hob refuses this command while a change of the disk is in progress.
         let _ = self.hob.try_ctl(&["disk", "set", "disk", "--backing-timeout", "forever"]);
     }
 

@@ -187,7 +187,7 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
     assert!(left.contains("SWAP OF THE HOST") && left.contains("35 MiB"), "{left}");
 
     daemon.ctl(&["swap", "off", "swap0"]);
-    // Another test may use its number now.
+    // Another test may use the number of the loop device now.
     wait_for("the loop device goes", || loops_below(stage.disk.path()).is_empty());
     fs::write(dir.join("all"), "").unwrap();
     wait_for_pager(&mut pager, dir, "all-good");
@@ -258,7 +258,7 @@ fn unsafe_swap_devices_are_refused() {
     drop(hob.stop());
     drop(unmount);
 
-    // Swap areas of `hob serve` are forgotten when it ends.
+    // `hob serve` would forget its swap areas when it ends, so it refuses them.
     let serve =
         Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "8M", "4K").start(&scratch);
     let said = serve.try_ctl(&["swap", "create", "--size", "1M"]);

@@ -79,7 +79,8 @@ fn an_encrypted_backing_is_read_and_written_and_reconnects() {
     server.kill();
     let server = stage.nbdkit();
     noise_file(&stage.scratch.path("in.img"), SIZE, 63);
-    // Writes of the killed server that were not flushed may be lost; a flush says so once.
+    // Writes of the killed server that were not flushed may be lost. hob reports this by one failed
+    // flush.
     let _ = Tool::new("nbdcopy").args(["--flush", &stage.scratch.text("in.img"), &hob.uri()]).output();
     stage.write(&hob, "in.img");
     assert_same_file(&stage.scratch.path("in.img"), &stage.scratch.path("disk.img"));

@@ -96,9 +96,9 @@ impl Stage {
     }
 }
 
-/// Like a package: copies the program beside the old program and renames it. Tests do not write programs
-/// themselves: a process that another thread starts at that moment may hold the file open for writing,
-/// and then it cannot run.
+/// Installs a program like a package: copies the program beside the old program and renames it.
+/// Tests do not write programs themselves: a process that another thread starts at that moment may
+/// hold the file open for writing, and then the program cannot run.
 fn install(from: &Path, to: &Path) {
     let new = to.with_extension("new");
     Tool::new("cp").arg(from).arg(&new).run();

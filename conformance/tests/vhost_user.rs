@@ -114,9 +114,9 @@ fn a_guest_boots_from_the_disk_and_fio_verifies_while_the_daemon_is_killed() {
     Tool::new("e2fsck").args(["-f", "-n", &scratch.text("disk.img")]).run();
 }
 
-/// A VM moves from one daemon to another while its guest writes and verifies. QEMU does this only
-/// if changes to guest memory are logged. The tests of the log check that each change is logged,
-/// because this guest might not notice a missing one.
+/// A VM moves from one daemon to another while its guest writes and verifies. QEMU migrates the VM
+/// only if changes to guest memory are logged. The tests of the log check that each change is
+/// logged, because this guest might not notice a missing one.
 #[test]
 fn a_guest_migrates_live_from_one_daemon_to_another() {
     let (here, there) = (Scratch::new(), Scratch::new());

@@ -119,7 +119,7 @@ fn a_guest_that_unmaps_its_read_buffer_affects_no_other_guest() {
     hob.stop();
 }
 
-/// As libblkio shares its memory: more than eight regions of any size, each in its own message.
+/// Shares memory like libblkio: more than eight regions of any size, each in its own message.
 #[test]
 fn memory_is_added_and_removed_region_by_region() {
     let scratch = Scratch::new();

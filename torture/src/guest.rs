@@ -21,8 +21,8 @@ const SECTOR: u64 = 8;
 const UNITS_MAX: u64 = 128;
 /// Number of past requests that a guest remembers as evidence for a violation.
 const HISTORY: usize = 4000;
-/// Maximum numbers of evidence lines: requests to the unit, other requests, and flushes and
-/// connections.
+/// Maximum numbers of evidence lines: for requests to the unit, for other requests, and for flushes
+/// and connections together.
 const EVIDENCE: [usize; 3] = [24, 4, 10];
 /// Maximum time without a connection, unless a fault explains a longer time.
 pub const CONNECT_MAX: Duration = Duration::from_secs(60);
@@ -71,7 +71,7 @@ pub struct Shared {
     /// Time until which a fault explains errors.
     trouble_until: Mutex<Instant>,
     /// Maximum number of failed flushes that the daemon may still send for earlier connections.
-    /// Each reports a loss of data to one connection that ended during a fault.
+    /// Each failed flush reports a loss of data to one connection that ended during a fault.
     owed: AtomicU32,
 }
 

@@ -219,8 +219,8 @@ impl Link for VhostUser {
 
     fn resume(&mut self) -> io::Result<bool> {
         self.driver.reconnect(&self.socket)?;
-        // The server has not seen the kicks of descriptor chains that were submitted while it was
-        // not running.
+        // The server was not running when some descriptor chains were submitted, so it has not seen
+        // their kicks.
         self.driver.kick_anyway();
         Ok(true)
     }

@@ -140,9 +140,8 @@ pub struct Model {
     /// withdrawals. The reply to a request that was in flight during a fault does not decide which
     /// version a unit has.
     faults: u64,
-    /// Value of `faults` after the last fault that freed the next flush of earlier promises
-    /// ([`Model::withdraw`]). A later flush need not
-    /// make a write durable that was in flight at the withdrawal.
+    /// Value of `faults` at the last withdrawal ([`Model::withdraw`]). A flush after the withdrawal
+    /// need not make a write durable that was in flight at the withdrawal.
     withdrawn: u64,
     /// True while a failed flush may still report a loss of data by the backing. The flag is
     /// cleared by the first successful flush that was sent after the last fault, or by the second
@@ -153,7 +152,7 @@ pub struct Model {
     /// while the flush was in flight.
     was_told: bool,
     /// Time by which the daemon has noticed the backing's last loss of data; `None` if there was no
-    /// loss. Until then its cache may return the lost data.
+    /// loss. Until then the daemon's cache may return the lost data.
     noticed_by: Option<Instant>,
 }
 

@@ -43,9 +43,11 @@ const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Size of a pool device and of a cache.
 const CACHE: &str = "8M";
 
-/// Duration of a request flood. `FLOOD_CLIENTS` clients send up to `FLOOD_REQUESTS` requests each.
+/// Duration of a request flood.
 const FLOOD: Duration = Duration::from_secs(8);
+/// Number of clients that send requests in a request flood.
 const FLOOD_CLIENTS: usize = 32;
+/// Maximum number of requests that each client sends in a request flood.
 const FLOOD_REQUESTS: usize = 1000;
 
 /// State that all rounds of a run share.
@@ -663,7 +665,7 @@ impl<'a> Round<'a> {
         if let Backing::Server(server) = &disk.backing {
             server.cut(Duration::ZERO);
         }
-        // The changes are so small that a sample of clean sectors does not include them.
+        // The changes are so small that hob's sample of clean sectors does not include them.
         for _ in 0..[1, 1, 2, 4][self.noise.below(4) as usize] {
             let guest = &disk.guests[self.noise.below(disk.guests.len() as u64) as usize];
             let mut model = guest.model();

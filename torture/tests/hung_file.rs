@@ -133,7 +133,8 @@ fn requests_of_a_hung_file_delay_no_other_disk() {
         assert_eq!(client.receive().unwrap().error, 0, "{what}, after the file system answered");
         client.take(&mut vec![0; if command == CMD_READ { length as usize } else { 0 }]).unwrap();
     }
-    // All at once. Each connection has its own part of the disk, except the flush.
+    // All requests are sent at once. Each connection has its own part of the disk, except that of
+    // the flush.
     let before = stage.hang();
     let mut clients: Vec<Client> =
         changes.iter().map(|_| stage.scratch.connect_when_served("hung")).collect();
@@ -193,7 +194,7 @@ fn commands_for_a_hung_file_delay_no_other_disk() {
 #[test]
 fn a_backing_that_hangs_is_refused_after_one_second() {
     let stage = Stage::new();
-    // A file that was given up is refused without a wait, so each attempt has its own.
+    // hob refuses an abandoned file without a wait, so each attempt uses another file.
     let name = |attempt: u32| format!("more{attempt}.img");
     (0..ATTEMPTS_MAX).for_each(|attempt| _ = stage.files.add(&name(attempt), Medium::new(SIZE, 1)));
     stage.hang();

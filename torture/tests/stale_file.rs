@@ -1,5 +1,6 @@
-//! hob on a file of a network filesystem that answers ESTALE. FUSE has no creation times, so hob cannot know whether it would
-//! open the same file again: the guest waits for an operator. These tests need root and /dev/fuse.
+//! hob on a file of a network filesystem that answers ESTALE. FUSE has no creation times, so hob
+//! cannot know whether it would open the same file again, and the guest waits for an operator.
+//! These tests need root and /dev/fuse.
 
 use conformance::nbd_client::{CMD_READ, CMD_WRITE, EIO};
 use conformance::scratch::wait_for;

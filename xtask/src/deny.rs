@@ -1,7 +1,7 @@
 //! Checks the licences and sources of the crates in hob with cargo-deny, by the rules of `deny.toml`.
 //!
-//! Its database of security advisories is a git repository, which a build host may not reach, so
-//! advisories are checked only on request.
+//! cargo-deny's database of security advisories is a git repository, which a build host may not
+//! reach, so advisories are checked only on request.
 
 use anyhow::Result;
 

@@ -102,8 +102,8 @@ fn processor_time(child: &Child) -> Duration {
 /// failed tests and their messages.
 ///
 /// Tests that failed only because a limit of time passed run once more afterwards, without the other
-/// executables: a busy machine can delay everything, and such a failure says nothing about hob. Any
-/// other failure is final.
+/// executables: a busy machine can delay everything, so such a failure does not prove a fault of
+/// hob. Any other failure is final.
 pub fn run(
     executables: &[Executable],
     at_once: usize,
@@ -117,7 +117,7 @@ pub fn run(
         while let Some(executable) = executables.get(next.fetch_add(1, Ordering::Relaxed)) {
             println!("    Starting {}", executable.name);
             let result = executable.run(arguments, environment);
-            // One block at a time.
+            // The lock prevents that the outputs of two executables mix.
             let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
             if let Ok(it) = &result {
                 print(executable, it);

@@ -86,8 +86,8 @@ pub(crate) fn build_all() -> Result<()> {
     shell::run_without_warnings(cargo_all("build").arg("--all-targets"))
 }
 
-/// Builds a program of the workspace, and returns its path. Warnings are errors. It is a debug build,
-/// which has more checks than a release build and is built sooner.
+/// Builds a program of the workspace, and returns its path. Warnings are errors. The program is a
+/// debug build, which has more checks than a release build and is built sooner.
 pub(crate) fn build_program(name: &str, features: &str) -> Result<PathBuf> {
     // With a test among the targets, cargo adds the features of libraries that only tests need, as in
     // `build_all`. Libraries are then built once.
@@ -102,7 +102,7 @@ pub(crate) fn build_program(name: &str, features: &str) -> Result<PathBuf> {
 pub(crate) fn build_hob() -> Result<()> {
     for (features, to) in [("", plain()?), (FEATURES, with_features()?)] {
         let from = build_program("hob", features)?;
-        // A running hob has the old file.
+        // A running hob still uses the old file, so the file is removed and not overwritten.
         let _ = fs::remove_file(&to);
         fs::copy(&from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
     }

@@ -265,9 +265,9 @@ fn rbd() -> Result<()> {
     shell::run_tests(command.env("HOB_BIN", suite::plain()?))
 }
 
-/// Builds the fuzz targets as `cargo fuzz build` does, without debug information, and runs each for a
-/// short time. To build cargo-fuzz would take a minute. The sanitizer needs an unstable compiler flag,
-/// which RUSTC_BOOTSTRAP enables in the stable compiler.
+/// Builds the fuzz targets as `cargo fuzz build` does, without debug information, and runs each for
+/// a short time. cargo-fuzz itself is not used, because its build takes a minute. The sanitizer
+/// needs an unstable compiler flag, which RUSTC_BOOTSTRAP enables in the stable compiler.
 fn fuzz() -> Result<()> {
     let dir = shell::root().join("fuzz");
     let targets = fuzz_targets(&dir)?;

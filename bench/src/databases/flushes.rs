@@ -65,7 +65,7 @@ pub(super) fn p99(disk: &mut Disk, scale: &Scale) -> Result<f64> {
     latencies.get(at).map(|it| it.as_nanos() as f64 / 1e3).context("no flush ended")
 }
 
-/// Returns a new file of that many bytes, so that later writes change no metadata.
+/// Returns a new file of `bytes` bytes, so that later writes change no metadata.
 fn written(path: &Path, bytes: u64) -> Result<File> {
     let _ = std::fs::remove_file(path);
     let mut options = OpenOptions::new();

@@ -1,9 +1,9 @@
 //! Plays traces through the caches of Linux: dm-cache with its policy smq, bcache and dm-writecache.
 //!
-//! The caches run in a guest of QEMU without KVM. Its clock counts instructions, so results do not
-//! depend on the speed of the host, and waiting takes no time. A guest has all caches in all sizes.
-//! Their disks hold no data. The guest boots Debian's cloud kernel with [`INIT`] as first process,
-//! which builds the caches and starts [`PLAYER`].
+//! The caches run in a guest of QEMU without KVM. The guest's clock counts instructions, so results
+//! do not depend on the speed of the host, and waiting takes no time. A guest has all caches in all
+//! sizes. Their disks hold no data. The guest boots Debian's cloud kernel with [`INIT`] as first
+//! process, which builds the caches and starts [`PLAYER`].
 
 mod archive;
 mod console;
@@ -35,11 +35,11 @@ const APPLETS: [&str; 11] =
 /// Modules of the kernel that the caches need, without the modules on which they depend.
 const MODULES: [&str; 7] =
     ["brd", "dm-zero", "dm-flakey", "dm-cache", "dm-cache-smq", "dm-writecache", "bcache"];
-/// The package with make-bcache is unpacked and not installed, because it would let the host use
-/// every device with a header of bcache.
+/// The package with make-bcache is unpacked and not installed, because an installation would let
+/// the host use every device with a header of bcache.
 const BCACHE_TOOLS: &str = "bcache-tools";
 
-/// Block size of dm-cache, bytes. It is the smallest possible one.
+/// Block size of dm-cache, bytes: the smallest that dm-cache supports.
 pub(super) const DM_CACHE_BLOCK_BYTES: u64 = 32 << 10;
 /// Smallest and largest bucket of bcache, bytes. The largest one is bcache's usual size.
 const BUCKET_BYTES: (u64, u64) = (8 << 10, 512 << 10);

@@ -1,10 +1,10 @@
 /*
- * Plays a trace through the Open CAS Framework (OCF) and prints what it did, as one line of JSON.
+ * Plays a trace through the Open CAS Framework (OCF), and prints the results as one line of JSON.
  *
  * Usage: ocf CACHE_BYTES always|nhit < REQUESTS. Each line of the requests is "R OFFSET LENGTH" or
- * "W OFFSET LENGTH", in bytes. One request is in flight at a time. The cache writes through, has
- * lines of 4 KiB, and the sequential cut-off and promotion thresholds of Open CAS. After the cache was
- * started, its device and the disk behind it keep no data: they only count.
+ * "W OFFSET LENGTH", in bytes. One request is in flight at a time. The cache writes through, and
+ * has lines of 4 KiB and the sequential cut-off and promotion thresholds of Open CAS. After the
+ * start of the cache, its device and its disk do not keep data: they only count requests.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -28,7 +28,7 @@ enum { TYPE = 1 };
 
 struct device {
 	uint64_t length;
-	/* Memory while the cache starts, for metadata; NULL for the disk behind it. */
+	/* The contents during the start of the cache, which reads its metadata; NULL for the disk. */
 	uint8_t *memory;
 	uint64_t read_bytes, written_bytes, reads;
 };
@@ -220,7 +220,7 @@ static const struct ocf_ctx_config context_config = {
 	},
 };
 
-/* The one thread runs the queues itself: when it waits, and when a queue gets work. */
+/* The only thread runs the queues when it waits, and when a queue gets work. */
 static void leave_queue(ocf_queue_t queue)
 {
 }
@@ -300,7 +300,10 @@ static ocf_cache_t start_cache(ocf_ctx_t context, bool is_nhit)
 	return cache;
 }
 
-/* Starts a cache whose lines have the wanted size together: the metadata takes a part of the device. */
+/*
+ * Starts a cache of `wanted_lines` lines. The metadata uses a part of the device, so several sizes
+ * of the device are tried.
+ */
 static ocf_cache_t start_cache_of(ocf_ctx_t context, uint64_t wanted_lines, bool is_nhit,
 				  struct ocf_cache_info *info)
 {
@@ -402,7 +405,7 @@ int main(int count_of_arguments, char **arguments)
 		ocf_io_set_cmpl(io, NULL, NULL, request_ended);
 		ocf_core_submit_io(io);
 		wait_for("execute a request");
-		/* Filling the cache may take longer than the request. */
+		/* The cache may still store the data after the request has ended. */
 		while (ocf_queue_pending_io(requests))
 			ocf_queue_run(requests);
 		reads += !request->is_write;
@@ -415,6 +418,6 @@ int main(int count_of_arguments, char **arguments)
 	       (uint64_t)info.size * LINE_BYTES, reads, hits, flash.written_bytes,
 	       (uint64_t)info.metadata_footprint, count ? seconds * 1e9 / count : 0.0);
 	fflush(stdout);
-	/* The cache is not stopped: nobody uses it again. */
+	/* The cache is not stopped, because it is not used again. */
 	_exit(0);
 }

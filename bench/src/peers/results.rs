@@ -14,8 +14,9 @@ pub(super) const HOB: &str = "hob";
 const CACHES: [&str; 6] =
     [HOB, OCF, OCF_NHIT, Kind::DmCache.name(), Kind::Bcache.name(), Kind::DmWritecache.name()];
 
-/// Maximum number of points by which hob may have fewer hits than OCF, and than dm-cache or bcache.
+/// Maximum number of points by which hob may have fewer hits than OCF.
 const BEHIND_OCF_MAX: f64 = 0.5;
+/// Maximum number of points by which hob may have fewer hits than dm-cache or bcache.
 const BEHIND_LINUX_MAX: f64 = 2.0;
 /// Minimum number of points by which hob has more hits, if it writes more than OCF's default.
 const HITS_AHEAD_MIN: f64 = 5.0;

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# Finds the disk, and goes on from the file system on it.
+# Waits for the disk, and continues with the init program of the disk's file system.
 bb=/bin/busybox
 $bb mkdir -p /proc /sys /dev /disk
 $bb mount -t proc proc /proc

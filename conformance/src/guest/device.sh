@@ -72,7 +72,7 @@ load() {
   done
   echo ended > /tmp/ended
 }
-# Waits until the load has made four rounds more, and says how long the first of them took.
+# Waits until the load has made four more rounds, and prints how long the first of them took.
 advances() {
   from=$($bb cat /tmp/count); t=$($bb cut -d. -f1 /proc/uptime); first=
   while :; do
@@ -119,7 +119,7 @@ blocks=$($bb df -k /mnt | $bb tail -n 1 | $bb awk '{print $2}')
 try $bb dd if=/dev/zero of=/mnt/large bs=1M count=100 conv=fsync
 try $bb rm /mnt/large
 advances 'growth'
-# A second kill: the larger device is found again.
+# After a kill, the daemon finds the larger device.
 kill -9 $pid; wait $pid
 start; ready
 advances 'kill -9 after growth'
@@ -139,7 +139,7 @@ check() {
 check 'at the end'
 try $bb umount /mnt
 try /sbin/e2fsck -fn /dev/hob/web
-# A program that has the device open is named. Removal writes the dirty data back.
+# The refusal names a program that has the device open. Removal writes the dirty data back.
 $bb sleep 600 < /dev/hob/web & sleeper=$!
 refused "process $sleeper (busybox) has it open" hob disk remove web --yes
 kill $sleeper; wait $sleeper
@@ -155,7 +155,8 @@ try $bb losetup -d /dev/loop0
 [ "$(errors)" = 0 ] || end "GUEST-FAILED: I/O errors in the kernel's log"
 echo "GUEST-STEP removed"
 
-# A device can be created and removed while the disk is served. A killed daemon's device is removed too.
+# A device can be created and removed while the disk is online, also if the daemon that created the
+# device was killed.
 try hob disk add web --backing /data/web.img
 [ -e /dev/hob/web ] && end "GUEST-FAILED: a device that nobody wanted"
 try hob disk set web --device on
@@ -168,7 +169,8 @@ try hob disk set web --device off
 [ "$(sectors)" = 0 ] || end "GUEST-FAILED: the device is left after a kill"
 try hob disk set web --device on
 [ "$(errors)" = 0 ] || end "GUEST-FAILED: I/O errors in the kernel's log"
-# Only --force takes a device from its users, which get errors. The console shows no more of them.
+# Only --force removes a device that is in use. Its users get errors, which the console must not
+# show.
 $bb dmesg -n 1
 $bb sleep 600 < /dev/hob/web & sleeper=$!
 refused 'has it open' hob disk remove web --yes

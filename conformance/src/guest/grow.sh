@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# Waits for the disk to get larger, and then uses what is new, and what was there before.
+# Waits until the disk grows. Then writes to the new part, and reads the new and the old part.
 bb=/bin/busybox
 $bb mkdir -p /proc /sys /dev /tmp
 $bb mount -t proc proc /proc

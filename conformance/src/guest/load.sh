@@ -1,5 +1,6 @@
 #!/bin/busybox sh
-# Runs the load until a line comes in on the console. The load then reads and checks the whole disk. The test ends the VM.
+# Runs the load until the console receives a line. The load then reads and checks the whole disk.
+# The test ends the VM.
 bb=/bin/busybox
 $bb mkdir -p /proc /sys /dev
 $bb mount -t proc proc /proc

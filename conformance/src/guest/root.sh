@@ -1,5 +1,6 @@
 #!/bin/sh
-# The first process of a guest whose root is the disk: rounds of fio, which verifies what it wrote. The jobs lie in /jobs.
+# The first process of a guest whose root is the disk. Each round runs fio, which verifies the data
+# that it wrote. The jobs are in /jobs.
 bb=/bin/busybox
 $bb mount -t tmpfs tmpfs /tmp
 end() {
@@ -11,7 +12,7 @@ end() {
 echo "GUEST-ROOT $($bb grep ' / ' /proc/mounts | $bb tail -n 1 | $bb cut -d ' ' -f 1,3)"
 round=0
 while [ $round -lt ROUNDS ]; do
-  # Each round begins in other files' places: what the one before wrote is removed, and trimmed.
+  # The files of the previous round are removed and trimmed, so that new files use their blocks.
   $bb rm -f /data/*
   $bb fstrim / || end "GUEST-FAILED: fstrim"
   /bin/fio --eta=never --output=/tmp/fio.log /jobs/verify.fio || { $bb cat /tmp/fio.log; end "GUEST-FAILED: fio in round $round"; }

@@ -20,11 +20,11 @@ part() {
 round=0
 while [ $round -lt ROUNDS ]; do
   for i in 0 1 2 3; do part $i & done
-  # What the disk holds elsewhere goes into the page cache, from where nobody takes it before the end.
+  # A read of another place on the disk fills the page cache. The data must not change later.
   $bb dd if=/dev/vda of=/dev/null bs=1M skip=$((128+round)) count=1 2>/dev/null
   wait
   echo "GUEST-ROUND $round"
-  # Another part's data next time, with a byte of its own.
+  # In the next round each part gets the data of another part. The data of part 3 changes first.
   $bb mv /tmp/new0 /tmp/spare; $bb mv /tmp/new1 /tmp/new0; $bb mv /tmp/new2 /tmp/new1; $bb mv /tmp/new3 /tmp/new2; $bb mv /tmp/spare /tmp/new3
   echo $round | $bb dd of=/tmp/new3 conv=notrunc 2>/dev/null
   round=$((round+1))

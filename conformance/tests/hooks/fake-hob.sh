@@ -1,7 +1,7 @@
 #!/bin/sh
-# Stands for hob in hooks.rs. Answers `disk show` from the file `states` (lines: host, disk, state, and
-# `leaving` for a disk that migrates), fails for the commands in the file `fails`, and appends all other
-# commands to the file `said`. Answers `disk list` from the file `disks` (lines: host, disk, backing).
+# Replaces hob in hooks.rs. Answers `disk show` from the file `states` (lines: host, disk, state,
+# and `leaving` for a disk that migrates), and `disk list` from the file `disks` (lines: host, disk,
+# backing). Appends all other commands to the file `said`, and fails for those in the file `fails`.
 who=${HOB_CONTROL:-here}
 if [ "$1 $2" = "disk show" ]; then
     awk -v who="$who" -v disk="$3" '$1 == who && $2 == disk { print "disk   " disk; print "state  " $3; if ($4) print "migration  " $4; found = 1 } END { exit !found }' "$BASE/states"

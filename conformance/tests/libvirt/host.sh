@@ -11,7 +11,7 @@ start_daemon() {
     await hob pool list
 }
 
-# The command does not wait long for a VM that is slow to answer.
+# The command waits only a short time for a slow VM, so callers repeat it.
 is_listed() { hob attach --list --records records | grep "$1"; }
 definition() { virsh -q dumpxml --inactive --security-info web; }
 has_hobs_disk() { definition | grep "<source protocol='nbd' name='web-virtio-disk0'"; }

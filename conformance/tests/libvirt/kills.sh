@@ -25,7 +25,8 @@ begin() {
     await has_paused
 }
 
-# The shell may already have waited for a command that has ended.
+# Prints the state of the command's process: Z after its end. The process has no file in /proc if
+# the shell has already waited for it.
 state_of_command() { sed 's/.*) \(.\).*/\1/' "/proc/$command/stat" 2>/dev/null || echo Z; }
 is_stopped() { [ "$(state_of_command)" = T ]; }
 has_paused() { is_stopped || [ "$(state_of_command)" = Z ]; }
@@ -79,7 +80,8 @@ undo_after_each_kill() {
     run "$1"
 }
 
-# Kills the daemon after each step of one command. Sometimes the command calls the daemon while it is away.
+# Kills the daemon after each step of one command. At every third step the command calls the daemon
+# while the daemon is not running.
 kill_daemon_after_each_step() {
     step=0
     begin each "$1"
@@ -101,7 +103,7 @@ kill_daemon_after_each_step() {
     [ "$step" -ge "$STEPS" ] || fail
 }
 
-# Seconds in which requests of the guest completed.
+# Prints the number of seconds in which requests of the guest completed.
 busy_seconds() { grep -a 'GUEST-LOAD second=' console | grep -acv ' reads=0 writes=0 ' || true; }
 is_busier() { [ "$(busy_seconds)" -gt $((before + 1)) ]; }
 guest_continues() {

@@ -24,7 +24,7 @@ SELF='10.0.0.$number:9443'
 export HOB_CA=$dir/ca.pem HOB_CERT=$dir/$name.pem HOB_KEY=$dir/$name.key
 MARKS=$dir/marks-$name
 X
-    # libvirt gives its hooks no variables.
+    # libvirt does not pass environment variables to its hooks.
     cat >/etc/libvirt/hooks/qemu <<X
 #!/bin/sh
 echo "\$*" >>$dir/hook-$name.log
@@ -83,7 +83,7 @@ destination_host() {
     touch ready-b
     await test -e migrated
     virsh -q domstate web | grep running
-    # The first write takes the disk over.
+    # The first write makes this host the disk's host.
     guest_writes 8 8M 1M
     await is_online
     web='nbd+unix:///web?socket=/run/hob/nbd.sock'
@@ -104,7 +104,7 @@ if [ $# -eq 2 ]; then
     unshare $spaces sh "$0" "$dir" "$hook" b 2 a &
     b=$!
     ip link add veth-a type veth peer name veth-b
-    # The processes may not have left this network yet.
+    # The processes may still be in this network namespace.
     here=$(readlink /proc/self/ns/net)
     for process in $a $b; do
         await sh -c "[ \"\$(readlink /proc/$process/ns/net)\" != '$here' ]"

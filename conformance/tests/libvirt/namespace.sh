@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# What the scripts of these tests share. They run as root in mount and PID namespaces of their own. Their first
-# argument is the directory of the test.
+# Functions that the scripts of these tests share. The scripts run as root in their own mount and
+# PID namespaces. Their first argument is the directory of the test.
 PATH=$PATH:/usr/sbin:/sbin
 export LC_ALL=C
 cd "$1"
@@ -15,7 +15,8 @@ await() {
     exit 1
 }
 
-# Gives libvirt and hob directories of the namespace's own, and configures QEMU's driver.
+# Creates directories for libvirt and hob that exist only in this namespace, and configures QEMU's
+# driver.
 own_directories() {
     mount --make-rprivate /
     for path in /run/hob /run/libvirt /etc/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt; do

@@ -198,8 +198,8 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     assert_same(&of_b[..8 * MIB as usize], &golden[..8 * MIB as usize], 0, "the second's image");
 }
 
-/// Empty objects hide the parent's objects, and the object map of a snapshot does not list them: it
-/// is not sufficient to rebuild the clone's own map.
+/// Empty objects of a clone hide the parent's objects. The object map of a snapshot does not list
+/// empty objects, so it is not sufficient to rebuild the clone's own map.
 #[test]
 fn objects_that_a_clone_hid_before_it_had_an_object_map_stay_hidden() {
     let mut stage = Stage::new(&["a"]);

@@ -137,7 +137,7 @@ impl Hits {
     }
 }
 
-/// Reads from the cluster, which wait for it and return correct data.
+/// Sends reads that need the cluster. They wait for the cluster and return correct data.
 fn read_cold(mut client: Client, image: &[u8], over: &AtomicBool) -> u64 {
     let (mut dice, mut count) = (Noise::new(6), 0);
     while !over.load(Ordering::Relaxed) {

@@ -106,7 +106,7 @@ fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     assert!(refused.all().contains("in use"), "{}", refused.all());
     assert_eq!(client.read(0, 65536).unwrap(), [1; 65536]);
     assert_eq!(state(&daemon).0, "online");
-    // Now with force. No client takes the lock, so the disk is online again automatically.
+    // The lock is broken, and no client takes it, so the disk is online again automatically.
     cluster.break_lock("disk");
     let fenced = fenced(&mut client);
     println!("fenced {fenced:?} after the lock was broken");
@@ -123,7 +123,7 @@ fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     let lost = |(state, reason): &(String, String)| state == "offline" && !reason.is_empty();
     wait_until("the disk to be offline", FENCED_MAX, || lost(&state(&daemon)));
     assert!(Client::connect(&scratch.nbd(), "vm").is_err(), "it is offered still");
-    // As long as the other client runs.
+    // The disk stays offline as long as the other client runs.
     std::thread::sleep(Duration::from_secs(6));
     assert!(lost(&state(&daemon)), "{:?}", state(&daemon));
     drop(writer);
@@ -163,8 +163,8 @@ fn a_killed_daemon_gets_its_image_back_with_dirty_data() {
     assert_same(&cluster.export("disk"), &expected, 0, "the image and what was written");
 }
 
-/// A snapshot has the content of the image at its creation. A snapshot is read-only, which hob says
-/// before it is served.
+/// A snapshot has the content of the image at its creation. A snapshot is read-only, and hob
+/// requires a read-only disk for it.
 #[test]
 fn snapshots_are_read_and_not_written() {
     let (cluster, scratch) = (Cluster::start(3), Scratch::new());

@@ -60,8 +60,9 @@ pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
     print(global.output, &advice, live_text)
 }
 
-/// Describes the flash write budget of the disk's pool, and whether the recommended cache fits.
-/// `per_day` is the number of bytes that this cache would write each day, if it is known.
+/// Describes the flash write budget of the disk's pool, and whether the recommended cache fits into
+/// the budget. `per_day` is the number of bytes that the recommended cache would write to flash
+/// each day, if it is known.
 fn about_budget(pool: &Pool, part: Option<&CacheFlashWrites>, per_day: Option<f64>) -> Option<String> {
     let writes = pool.flash_writes.as_ref()?;
     let written = writes.written_day.human();

@@ -45,11 +45,11 @@ use super::remote::{converse, explain};
 use super::settings::Settings;
 use super::{DryRunEnded, Global};
 
-/// Directory with the records of attached disks, without `--records`.
+/// Default directory of the records of attached disks; `--records` names another one.
 pub(super) const RECORDS: &str = "/var/lib/hob/attach";
-/// Smallest cache without `--size`.
+/// Minimum size of a cache if `--size` is absent, bytes.
 const CACHE_MIN_BYTES: u64 = 64 << 20;
-/// Size of the cache without `--size`: the image size divided by this.
+/// If `--size` is absent, the size of the cache is the image size divided by this number.
 const CACHE_PART: u64 = 10;
 
 /// The VM whose disks are attached or detached.
@@ -196,7 +196,8 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
             // The user named the disk twice.
             continue;
         }
-        // An interrupted attachment continues with its record.
+        // The record of an interrupted attachment already has the settings, so its cache keeps
+        // them.
         if let Some(record) = known.iter().find(|record| record.backend == device.backend) {
             wanted.push(record.clone());
             continue;
@@ -351,9 +352,9 @@ async fn connect_to_detach(
     Ok(monitor)
 }
 
-/// Refuses a VM with a block job of another program. If a killed command left the VM paused, the VM
-/// continues: it must not wait for the job, nor for steps of other disks than the interrupted one.
-/// `known` has the records of the VM's disks.
+/// Refuses a VM with a block job of another program. `known` has the records of the VM's disks. If
+/// a killed command left the VM paused, this function continues the VM first. The VM must not stay
+/// paused until the job ends, or while other disks have their steps.
 async fn check_jobs(
     vm: &Vm,
     monitor: &mut Monitor,
@@ -377,7 +378,7 @@ async fn check_jobs(
     Ok(())
 }
 
-/// Refuses a disk that would have the name of another disk of the same command in hob.
+/// Refuses a disk whose name in hob would be that of another disk of the same command.
 fn check_distinct(wanted: &[Record], record: &Record) -> anyhow::Result<()> {
     if let Some(other) = wanted.iter().find(|other| other.disk == record.disk) {
         bail!(

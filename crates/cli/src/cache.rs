@@ -156,7 +156,7 @@ pub(super) fn run(command: Cache, global: &Global) -> anyhow::Result<()> {
         Cache::DiscardDirty { disk, consent } => converse(global, async |client| {
             let dirty = consent.check(&client, &disk, &PlannedChange::DiscardDirty).await?;
             let shown = client.disk(&disk).await.map_err(explain)?;
-            // Data that has become dirty since needs the operator's consent.
+            // Data that became dirty after the check is discarded only with the operator's consent.
             if dirty == OnDirty::Drain && shown.cache.is_some() {
                 let note = format!("{disk} has no dirty data, so nothing was discarded");
                 return Ok(DiskChanged { disk: Some(shown), notes: vec![note] });

@@ -129,9 +129,9 @@ impl Confirmation {
         Ok(())
     }
 
-    /// Shows and checks what is lost if devices are overwritten. Without `--force` the daemon does not
-    /// overwrite them, and only a dry run needs the preview. Returns the parameter of the daemon's
-    /// request.
+    /// Shows and checks what is lost if devices are overwritten. Without `--force` the daemon does
+    /// not overwrite devices, so only a dry run needs the preview. The result tells the daemon
+    /// whether it may discard dirty data.
     pub(super) async fn check_overwritten(
         self,
         client: &Client,
@@ -145,7 +145,8 @@ impl Confirmation {
         Ok(OnDirty::Drain)
     }
 
-    /// Shows and checks the effects of a change. Returns the parameter of the daemon's request.
+    /// Shows and checks the effects of a change. The result tells the daemon whether to discard or
+    /// drain dirty data.
     pub(super) async fn check(
         self,
         client: &Client,

@@ -38,7 +38,8 @@ const SEGMENT_BYTES: u64 = 1 << 20;
 const REQUEST_BYTES: u32 = 8 << 10;
 const REQUESTS: usize = 4_000;
 const DEPTH: usize = 16;
-/// Duration of the warm pass, which is repeated until it is visible beside the slow passes.
+/// Minimum duration of the warm pass. The pass is repeated for this time, so that the chart shows
+/// it beside the slow passes.
 const WARM_FOR: Duration = Duration::from_secs(3);
 
 /// Show the effect of a cache on this host, within a minute
@@ -139,7 +140,7 @@ impl Host {
         let without = self.pass("without cache", &accesses)?;
         self.enable_cache()?;
         let cold = self.pass("cold cache", &accesses)?;
-        // Computes how often the list fits into the duration of the warm pass.
+        // Measures the list of requests once, to compute how often the warm pass must repeat it.
         let once = self.pass("warm cache, once", &accesses)?;
         let times = WARM_FOR.as_nanos() as u64 / once.run.elapsed_ns.max(1);
         let repeated = accesses.repeat((times as usize).clamp(1, 200));
@@ -179,7 +180,7 @@ impl Host {
     }
 }
 
-/// Delays of the simulated array as a backing's service time.
+/// The simulated array, which determines how long the backing takes for each I/O.
 struct Array(ArrayModel);
 
 impl ServiceTime for Array {

@@ -1,7 +1,8 @@
-//! `hob drain DISK`: writes dirty data to the backing, with progress. Removing a cache uses it too.
+//! `hob drain DISK`: writes dirty data to the backing, with progress. Commands that remove a cache
+//! or a disk use this module too.
 //!
-//! The daemon drains; this command watches. If interrupted, the command prints that the drain
-//! continues, and exits.
+//! The daemon drains the disk, and this command shows the progress. If interrupted, the command
+//! prints that the drain continues, and exits.
 
 use clap::Args;
 use hob_control::client::Client;
@@ -42,7 +43,7 @@ pub(super) fn run(args: &Drain, global: &Global) -> anyhow::Result<()> {
 }
 
 /// Drains an online disk with dirty data before an operation, such as the removal of its cache. The
-/// daemon handles later writes.
+/// daemon itself drains the data of writes that arrive later.
 pub(super) async fn drain_first(client: &Client, disk: &str, operation: DrainFor) -> anyhow::Result<()> {
     let shown = client.disk(disk).await.map_err(explain)?;
     let has_dirty = shown.cache.and_then(|cache| cache.dirty).is_some_and(|dirty| dirty.size.bytes() > 0);

@@ -1,4 +1,4 @@
-//! `hob explain DISK`: why its I/O is, or is not, served from flash.
+//! `hob explain DISK`: explains why flash serves, or does not serve, the I/O of a disk.
 
 use clap::Args;
 use hob_control::Explanation;

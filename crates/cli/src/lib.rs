@@ -1,8 +1,8 @@
 //! The command line: one file per command, registered in [`Command`].
 //!
 //! Commands that change or show a running daemon are clients of its control API; `serve`, `daemon`
-//! and `demo` are daemons themselves. Tables are for people and may change; `-o json` is for
-//! programs and does not.
+//! and `demo` are daemons themselves. Tables are for people and may change. The output of `-o json`
+//! is for programs and does not change.
 
 mod advise;
 mod attach;
@@ -296,7 +296,7 @@ fn with_causes(error: &anyhow::Error) -> String {
 #[error("nothing was changed")]
 struct DryRunEnded;
 
-/// Result of a query that found a problem: the exit code shows it, without a message.
+/// Result of a query that found a problem. The exit code shows the problem, without a message.
 #[derive(Debug, thiserror::Error)]
 #[error("something is wrong")]
 struct NotInOrder;

@@ -1,8 +1,8 @@
 //! `hob migrate DISK`: migrates a disk to another host with its cache; shows, changes and cancels
 //! migrations.
 //!
-//! The daemons migrate the disk; this command watches. If interrupted, the command prints that the
-//! migration continues, and exits.
+//! The daemons migrate the disk, and this command shows the progress. If interrupted, the command
+//! prints that the migration continues, and exits.
 
 use anyhow::bail;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -70,7 +70,7 @@ pub(crate) struct Migrate {
 /// Meaning of `--cache copy`.
 const COPIED: &str = "Copy the cache while the VM runs, hottest data first, and the rest after the hand-over";
 
-/// Returns a parser of what happens to the cache. `copied` is the meaning of `copy`.
+/// Returns the parser of `--cache`. `copied` is the meaning of its value `copy`.
 pub(super) fn carry(copied: &'static str) -> impl TypedValueParser<Value = CarryMode> {
     let meaning = |mode| match mode {
         CarryMode::Copy => copied,
@@ -132,7 +132,8 @@ pub(super) fn run(args: &Migrate, global: &Global) -> anyhow::Result<()> {
     print(global.output, &shown, describe)
 }
 
-/// Sends the command, if there is one. Returns how long to watch.
+/// Sends the change that the options ask for, if any. Returns the migration, and the state until
+/// which the command watches it.
 async fn begin(args: &Migrate, client: &Client) -> anyhow::Result<(Migration, Option<Until>)> {
     let disk = &args.disk;
     let is_kept = match (args.to.is_some(), args.finish) {

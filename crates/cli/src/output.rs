@@ -60,7 +60,7 @@ pub(super) struct LogWriter;
 
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // The log has one call for each line.
+        // The log calls this function once for each line.
         let line = String::from_utf8_lossy(bytes);
         let _ = io::stderr().write_all(without_error_numbers(&line).as_bytes());
         Ok(bytes.len())

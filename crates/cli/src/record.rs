@@ -22,8 +22,8 @@ use super::Global;
 use super::output::{duration, pairs, print, word};
 use super::remote::{converse, explain};
 
-/// Number of frames to wait for after a signal, so that the trace ends at the signal. The first of
-/// these frames may have been sent before the signal.
+/// Number of trace frames to receive after a signal, so that the trace ends at the signal. The
+/// daemon may have sent the first of these frames before the signal.
 const FRAMES_AFTER_SIGNAL: u32 = 2;
 
 /// Record the requests of a disk until Ctrl-C

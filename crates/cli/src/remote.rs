@@ -39,8 +39,8 @@ fn client(global: &Global) -> anyhow::Result<Client> {
     })
 }
 
-/// Runs a future. All commands use the same future type, because the runtime would be compiled once
-/// for each type.
+/// Runs a future. All commands use this one future type, so that the runtime's code is compiled
+/// only once.
 fn run(work: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;

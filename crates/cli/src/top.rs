@@ -1,7 +1,7 @@
 //! `hob top`: current load of disks, on a screen that is updated or in one table.
 //!
 //! Rates are differences of two responses of the daemon, so the first ones appear a moment after
-//! the start. While the daemon does not answer, the screen shows that and the last known values.
+//! the start. While the daemon does not answer, the screen says so and shows the last known values.
 
 mod model;
 mod screen;

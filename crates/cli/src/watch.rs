@@ -51,7 +51,7 @@ impl Watch {
         let _ = stderr.flush();
     }
 
-    /// Waits until the next poll. If the user stops waiting, prints what continues, and ends the
+    /// Waits until the next query. If the user presses Ctrl-C, prints what continues, and ends the
     /// command.
     pub(super) async fn wait(&mut self, goes_on: impl FnOnce() -> String) {
         tokio::select! {

@@ -82,7 +82,7 @@ pub struct ClusterDisk {
     pub host: String,
     /// Number of times that the disk changed its owner.
     pub generation: u64,
-    /// Whether that host's flash may have data that is not on the backing.
+    /// Whether the flash of `host` may have data that is not on the backing.
     pub dirty: bool,
     /// The host whose flash has a replica of all dirty data of the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -11,7 +11,7 @@ use crate::text::text_type;
 pub enum Endpoint {
     /// A Unix socket.
     Unix(PathBuf),
-    /// TCP.
+    /// A TCP port.
     Tcp {
         /// Host name or IP address, without brackets.
         host: String,

@@ -113,7 +113,7 @@ pub enum EtcdError {
 pub struct EtcdEntry {
     /// Name of the key.
     pub key: String,
-    /// Value.
+    /// Value of the key.
     pub value: Vec<u8>,
     /// Revision of etcd of the latest change of the key.
     pub revision: u64,

@@ -8,9 +8,9 @@ use crate::Size;
 /// `GET /v1/peers`: flash that this host lends to other hosts, and flash that it uses of theirs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Peers {
-    /// Flash leases of other hosts on this one.
+    /// Flash that this host lends to other hosts.
     pub lent: Vec<FlashLease>,
-    /// Flash of other hosts that this one uses.
+    /// Flash of other hosts that this host uses.
     pub borrowed: Vec<RemoteFlash>,
 }
 

@@ -177,14 +177,14 @@ pub struct FlashWritesUsage {
     pub written: Size,
     /// Part of `written` that a budget may not refuse: all writes except copies of clean data.
     pub unrefusable: Size,
-    /// Bytes that the budget kept from flash since the daemon started.
+    /// Bytes that caches did not write to flash since the daemon started, because of the budget.
     pub refused: Size,
     /// Unused budget that caches can still write.
     pub saved: Size,
     /// Bytes written beyond the budget. They reduce the budget of the following time.
     pub debt: Size,
-    /// Bytes with which free blocks were filled beyond the budget, and that later budget has not
-    /// repaid.
+    /// Bytes by which the filling of free blocks has exceeded the budget, and which later budget
+    /// has not offset yet.
     pub loan: Size,
 }
 
@@ -200,7 +200,7 @@ pub struct CacheFlashWrites {
     pub pressure_percent: u8,
     /// Bytes that the cache wrote to flash since the disk was added: data, both copies, and journal.
     pub written: Size,
-    /// Bytes that the budget kept from flash.
+    /// Bytes that the cache did not write to flash because of the budget.
     pub refused: Size,
 }
 

@@ -9,13 +9,13 @@ use crate::named::named;
 /// `GET /v1/health`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {
-    /// The verdict.
+    /// Whether the daemon has problems.
     pub status: HealthStatus,
     /// The problems; empty if the daemon is healthy.
     pub problems: Vec<HealthProblem>,
 }
 
-/// The verdict.
+/// Whether the daemon has problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HealthStatus {

@@ -1,8 +1,8 @@
 //! The control API of the hob daemon: types of requests and responses, and a client.
 //!
 //! The daemon sends these types and the command line reads them. The OpenAPI document is generated
-//! from them. Requests with unknown fields are refused, so a misspelt setting is an error. Sizes
-//! are [`Size`]. Latencies are in nanoseconds, as their names say.
+//! from these types. Requests with unknown fields are refused, so a misspelt setting is an error.
+//! Sizes are [`Size`]. Latencies are in nanoseconds, as their names say.
 
 mod backing;
 mod backing_timeout;

@@ -316,12 +316,12 @@ pub enum CallRefusal {
     },
     /// The call failed at the destination. A later call may succeed.
     Failed {
-        /// Why.
+        /// Why the call failed.
         why: String,
     },
     /// The destination will never accept the call.
     Never {
-        /// Why.
+        /// Why the destination will never accept the call.
         why: String,
     },
 }

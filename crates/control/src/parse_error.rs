@@ -20,7 +20,7 @@ const INTEGERS: [(&str, i128, i128); 10] = [
 /// Describes the expected value in a parser's message without the name of its Rust type. `table` is
 /// the format's word for named values: `a table` or `an object`.
 pub fn without_type_names(message: &str, table: &str) -> String {
-    // The text before may quote the user's text; the text after does not.
+    // The text before the last `EXPECTED` may quote the user's text; the text after it does not.
     let Some((found, expected)) = message.rsplit_once(EXPECTED) else { return message.to_owned() };
     // Numbers beyond 64 bits are reported with their Rust type.
     let found = [" as i128", " as u128"].into_iter().find_map(|of| found.strip_suffix(of)).unwrap_or(found);

@@ -186,7 +186,8 @@ pub struct Evictions {
     pub operations: u64,
     /// Total number of evicted blocks.
     pub blocks: u64,
-    /// Time of the last eviction, as nanoseconds after the counts were last 0.
+    /// Time of the last eviction, nanoseconds after the disk came online or its statistics were
+    /// last reset.
     pub last_operation_at_ns: u64,
     /// Number of blocks evicted by the last request that evicted any.
     pub last_blocks: u64,
@@ -293,7 +294,7 @@ vsphere! {
     mean_io_latency "meanIOLatency" f64
     /// Longest latency of a guest request, µs.
     max_io_latency "maxIOLatency" f64
-    /// Time of the last eviction, as µs after the counts were last 0.
+    /// Time of the last eviction, µs after the disk came online or its statistics were last reset.
     evict_last_op_time "Evict:lastOpTime" f64
     /// Number of blocks evicted by the last request that evicted any.
     evict_num_blocks_last_op "Evict:numBlocksLastOp" u64

@@ -23,8 +23,8 @@ pub trait Payload {
     fn bytes(&self, slice: BufferSlice) -> &[u8];
     /// Returns a part of a payload buffer for writing.
     fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8];
-    /// Returns a buffer with one reference that is guest memory, for this read only. Returns `None`
-    /// if a daemon buffer is better for this read.
+    /// Returns guest memory as a buffer with one reference, for this read only. Returns `None` if a
+    /// daemon buffer is better for this read.
     fn adopt(&mut self, _disk: DiskId, _offset: u64, _run: &GuestRun<'_>) -> Option<BufferId> {
         None
     }

@@ -36,8 +36,8 @@ use hob_storage::backing::{ChangeDetector, ChangeMark};
 pub use vhost_user::VhostUserCall;
 
 /// One of the connections that a listener may have at once; further clients wait in the kernel's
-/// queue. The permit is released when its last clone is dropped, because a shard may close its side
-/// of a connection before the TLS relay does.
+/// queue. The shard and the TLS relay of a connection each have a clone of the permit, and may
+/// close their sides at different times. The permit is released when its last clone is dropped.
 pub type ConnectionPermit = Arc<OwnedSemaphorePermit>;
 
 /// The peer of a shard's socket.
@@ -62,12 +62,13 @@ pub(crate) fn reply<T>(answer: Answer<T>, result: Result<T, ShardError>) {
 /// The answer to a call that names an unknown disk.
 pub(crate) const NO_SUCH_DISK: ShardError = ShardError::Command(CommandError::NoSuchDisk);
 
-/// A disk whose counts a caller wants; see [`hob_engine::Engine::disk_counts`].
+/// Asks for the counts of one disk; see [`hob_engine::Engine::disk_counts`].
 #[derive(Clone, Copy, Debug)]
 pub struct CountsAsked {
     /// The disk.
     pub id: DiskId,
-    /// Number of reads at the previous repartitioning of the pool, if there was one.
+    /// Number of the disk's reads when the pool was last divided among its caches; `None` before
+    /// the first division.
     pub known_reads: Option<u64>,
     /// Block size of the disk's cache, bytes.
     pub block_bytes: u64,
@@ -104,9 +105,9 @@ impl Counter {
 pub struct Gone {
     /// Segments that the disk's cache no longer uses.
     pub released: Vec<Segment>,
-    /// Time of the last change of the backing, after all writes of hob.
+    /// Size and modification time of the backing after all writes of hob.
     pub changed: Option<ChangeMark>,
-    /// Keeps the backing open and detects changes by other programs.
+    /// Detects changes of the backing by other programs, and keeps the backing open.
     pub witness: Option<ChangeDetector>,
     /// Memory of the disk's RAM tier.
     pub memory: Option<Area>,

@@ -20,8 +20,9 @@ const WORDS: usize = 3;
 
 #[derive(Debug)]
 struct RecordRing {
-    /// Words of the recorder's ring buffer. Only the recorder writes a word, before it advances
-    /// `written`, and writes it again only after `read` has advanced past the word's record.
+    /// Words of the records in the ring buffer. The recorder writes the words of a record before it
+    /// advances `written`. It writes these words again only after `read` has advanced past the
+    /// record.
     words: Box<[AtomicU64]>,
     written: AtomicU64,
     read: AtomicU64,
@@ -70,9 +71,9 @@ impl RecordRing {
 #[derive(Debug)]
 pub struct Recorder {
     ring: Arc<RecordRing>,
-    /// Local copy of the number of written records. The next field is the number of read records
-    /// when the recorder last looked.
+    /// Local copy of the number of written records.
     written: u64,
+    /// Number of read records when the recorder last checked.
     read: u64,
     dropped: u64,
 }

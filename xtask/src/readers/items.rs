@@ -8,7 +8,7 @@ use crate::tidy::source::{Kind, closing, code_only, identifiers, line_of, spans}
 /// Maximum length of an item's signature in characters. The rest is cut off.
 const LENGTH_MAX: usize = 120;
 
-/// Keywords of items with a body that is worth naming.
+/// Keywords of items that are named as the place of a sentence inside them.
 const KEYWORDS: [&str; 7] = ["fn", "struct", "enum", "trait", "impl", "mod", "union"];
 
 /// The items of one source.

@@ -115,8 +115,8 @@ fn print_dependencies(metadata: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Prints how often the code, including tests, has each old name: in the files of the vocabulary
-/// page, and everywhere with any meaning.
+/// Prints how often the code, including tests, has each old name: in the files that the vocabulary
+/// page names, and in all files, where the name may have another meaning.
 fn print_names(words: &[Word], sources: &[Text]) {
     let codes: Vec<(&str, String)> = sources.iter().map(|s| (&*s.path, code_only(&s.text))).collect();
     let used = |word: &Word, code: &str| identifiers(code).filter(|(_, name)| *name == word.old).count();

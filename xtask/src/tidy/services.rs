@@ -55,8 +55,8 @@ const FIELDS_OF_ENTRIES: [&str; 4] = ["disks", "exports", "observe", "pools"];
 /// Maximum number of `impl Services` blocks. New methods belong into a service.
 const CONNECTING_BLOCKS_MAX: usize = 1;
 
-/// Maximum number of methods of `Services`: it connects the services, and sets values before the
-/// start.
+/// Maximum number of methods of `Services`: this type only connects the services, and sets values
+/// before the start.
 const CONNECTING_METHODS_MAX: usize = 5;
 
 impl Rule {

@@ -123,7 +123,8 @@ fn rows<'a>(page: &'a str, heading: &str) -> impl Iterator<Item = Vec<&'a str>> 
     table.skip(2).map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
 }
 
-/// Returns the words of one row. Several old words have as many new words, or one in common.
+/// Returns the words of one row. A row with several old words has one new word for each of them, or
+/// one new word for all.
 fn words(old: &str, new: &str, scope: &dyn Fn() -> Scope) -> Vec<Word> {
     let old: Vec<String> = old.split(", ").map(bare).collect();
     let each: Vec<&str> = new.split(", ").collect();

@@ -24,8 +24,8 @@ pub(super) struct Pace {
 /// A trace as the player reads it.
 #[derive(Debug)]
 pub(super) struct Converted {
-    /// Three numbers of 32 bits for each request: the gap in µs since the request before, the first
-    /// block, and twice the number of blocks plus 1 for a write.
+    /// Three numbers of 32 bits for each request: the gap in µs since the previous request, the
+    /// first block, and twice the number of blocks plus 1 for a write.
     pub(super) bytes: Vec<u8>,
     /// Size of the disk, bytes.
     pub(super) disk_bytes: u64,

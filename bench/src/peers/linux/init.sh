@@ -17,7 +17,7 @@ while read -r module; do
         brd.ko) options="rd_nr=$(cat /ramdisks) rd_size=268435456" ;;
         *) options= ;;
     esac
-    # Unquoted, because there can be several options or none.
+    # $options is unquoted, because there can be several options or none.
     # shellcheck disable=SC2086
     insmod "/modules/$module" $options || trouble "$module: cannot load"
 done </modules/order
@@ -29,10 +29,10 @@ devices=
 # Creates a device-mapper device from a table on standard input.
 create() { dmsetup create --noudevsync --noudevrules "$1" || trouble "$1: cannot create"; }
 
-# A device that keeps its data. RAM disks only use memory for blocks that were written.
+# Creates a device that keeps its data. A RAM disk uses memory only for blocks that were written.
 create_ram() { echo "0 $2 linear /dev/ram$ram_used 0" | create "$1"; ram_used=$((ram_used + 1)); }
 
-# A device that forgets its data: all reads return zeros.
+# Creates a device that does not keep its data: all reads return zeros.
 create_zero() { echo "0 $2 zero" | create "$1"; }
 
 block_name() { echo "dm-$(dmsetup info -c --noheadings -o minor "$1")"; }
@@ -82,15 +82,15 @@ while read -r kind name sectors parameter; do
     "add_$kind" "$name" "$sectors" "$parameter"
 done </plan
 
-# What creating the caches wrote does not count.
+# Writes during the creation of the caches are not counted.
 for device in $devices; do
     name=${device%%:*}
     written "$name.fast" >"/tmp/before.$name"
 done
-# Unquoted, because each device is an argument.
+# $devices is unquoted, because each device is an argument.
 # shellcheck disable=SC2086
 player /trace $devices || trouble "the player failed"
-# Writes of metadata and copies in the background follow.
+# The caches still write metadata and copy blocks in the background.
 sleep 30
 for device in $devices; do
     name=${device%%:*}

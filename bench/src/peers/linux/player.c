@@ -4,13 +4,14 @@
  * Usage: player TRACE NAME:DEVICE:STAT...
  *
  * Each request goes to all devices, one after the other, with direct I/O. The next request starts
- * when the trace says so, or when all devices have completed this one, whichever is later. A read
- * is a hit if the backing device had no part in it. There are two ways to find out:
+ * at its time in the trace, or when all devices have completed this one, whichever is later. A read
+ * is a hit if it needed no data from the backing device. STAT selects one of two ways to detect
+ * hits:
  *
  * - STAT is the `stat` file of the backing device. A read is a hit if the file counts no new read.
- *   That is right for caches that read the backing device only for a request.
+ *   This is correct for caches that read the backing device only for a request.
  * - STAT is "-": the backing device writes MARK over the first byte of all data that it returns, and
- *   all other data is zero. A read is a hit if no block of it begins with MARK. That is needed for
+ *   all other data is zero. A read is a hit if no block of it begins with MARK. This is needed for
  *   dm-cache, which copies blocks in the background.
  */
 #define _GNU_SOURCE
@@ -32,7 +33,7 @@
 
 /* A request in the trace file, little-endian. */
 struct request {
-	uint32_t gap_us;	/* since the request before */
+	uint32_t gap_us;	/* time since the previous request */
 	uint32_t block;		/* first block */
 	uint32_t blocks_op;	/* twice the number of blocks, plus 1 for a write */
 };

@@ -25,7 +25,8 @@ use super::test_stop::{self, TestStop};
 use crate::drain::drain_first;
 use crate::remote::explain;
 
-/// Object in QEMU which marks that hob paused the VM. The object exists until the VM ends.
+/// Name of the QEMU object which records that hob paused the VM. The object outlives a killed
+/// command.
 pub(super) const MARK: &str = "hob-paused";
 
 /// Maximum time for a block job to start or end.
@@ -34,12 +35,12 @@ const JOB_MAX: Duration = Duration::from_secs(20);
 const DISCONNECT_MAX: Duration = Duration::from_secs(10);
 /// Maximum time for QEMU to connect to hob.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// Pause between two attempts.
+/// Pause between two attempts to connect to hob.
 const CONNECT_EVERY: Duration = Duration::from_millis(100);
-/// Interval between two checks.
+/// Interval between two checks of a block job.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// The work on one disk.
+/// The attachment or detachment of one disk.
 pub(super) struct Work<'a> {
     monitor: &'a mut Monitor,
     client: &'a Client,
@@ -54,11 +55,11 @@ pub(super) struct Work<'a> {
     stop: TestStop,
     /// True if the daemon did not answer while the command waited. The command does not wait again.
     has_no_daemon: bool,
-    /// The last step that was printed. Further attempts are not printed.
+    /// The last step that was printed. Further attempts of the same step are not printed.
     told: Option<Step>,
     /// Root node of the device when the state was last examined.
     root: Option<String>,
-    /// Messages that wait for the end of the pause.
+    /// Messages that are printed after the end of the pause of the VM.
     untold: Vec<String>,
 }
 
@@ -94,8 +95,8 @@ impl<'a> Work<'a> {
         Err(self.refusal(error).await)
     }
 
-    /// Returns the message of a command that does nothing because of `error`. An earlier command may
-    /// have been killed while the VM was paused, so the VM continues.
+    /// Returns the message of a command that does nothing because of `error`. Continues the VM if
+    /// an earlier command was killed while it had the VM paused.
     pub(super) async fn refusal(&mut self, error: anyhow::Error) -> anyhow::Error {
         self.reconnect_after(&error).await;
         match self.resume().await {
@@ -161,7 +162,8 @@ impl<'a> Work<'a> {
         )
     }
 
-    /// Connects to QEMU again if the connection was lost and QEMU still runs. The VM may be paused.
+    /// Connects to QEMU again if the connection was lost and QEMU still runs, because the VM may be
+    /// paused.
     async fn reconnect_after(&mut self, error: &anyhow::Error) {
         if is_ended(error) {
             self.monitor.reconnect().await;
@@ -179,7 +181,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Continues the VM if hob paused it, and removes the mark. Returns true if the VM was paused.
+    /// Continues the VM if hob paused it, and deletes the object [`MARK`] from QEMU. Returns true
+    /// if the VM was paused.
     ///
     /// # Errors
     /// Returns an error if the VM uses hob, and another program could open the image, because hob
@@ -213,8 +216,9 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Makes sure that the VM may continue, as far as its other disks are concerned. A command may have
-    /// been killed between their steps.
+    /// Makes the VM's other disks safe before the VM continues: a command may have been killed
+    /// between their steps. No block job of hob may copy another disk, and hob or QEMU must have
+    /// the lock of its image.
     async fn secure_others(&mut self) -> anyhow::Result<()> {
         let record = self.record;
         let mut records = self.records.all()?;
@@ -265,14 +269,15 @@ impl<'a> Work<'a> {
                         (state, is_fresh) = match step {
                             // While the job runs, it is unknown which node the VM uses.
                             Step::CancelJob => (self.look(goal).await?, true),
-                            // The VM is paused, so this avoids the time for examining the state.
+                            // The VM may be paused. The state is computed, because examining the VM
+                            // takes longer.
                             _ => (after(step, state), false),
                         };
                         self.stop_here();
                     }
                     Err(error) if restarts.may_try_again(&error) => {
                         self.tell_rest();
-                        // The daemon may have completed the step or not.
+                        // It is unknown whether the daemon has completed the step.
                         self.await_daemon().await?;
                         tokio::time::sleep(CONNECT_EVERY).await;
                         (state, is_fresh) = (self.look(goal).await?, true);
@@ -420,7 +425,8 @@ impl<'a> Work<'a> {
         self.ask("stop", json!({})).await
     }
 
-    /// Writes out the images' data, and checks the VM again.
+    /// Writes the data of the VM's image files to storage, and checks that no other program has
+    /// changed the VM.
     async fn before_pause(&mut self, from: Path) -> anyhow::Result<()> {
         // QEMU flushes all disks when it stops the VM. Writes their data now, and not during the
         // pause.
@@ -477,7 +483,8 @@ impl<'a> Work<'a> {
     /// hangs.
     async fn write_out(&self, files: Vec<PathBuf>) -> anyhow::Result<()> {
         let (done, mut is_done) = tokio::sync::oneshot::channel();
-        // The runtime would wait at the end of the command for a thread that the runtime had started.
+        // When the command ends, the runtime waits for all threads that it started. A thread
+        // outside the runtime does not delay the end.
         std::thread::spawn(move || {
             files.iter().for_each(|file| write_out(file));
             let _: Result<(), ()> = done.send(());
@@ -492,7 +499,7 @@ impl<'a> Work<'a> {
     }
 
     async fn continue_guest(&mut self) -> anyhow::Result<()> {
-        // If this command has paused the VM, no other disk had a step meanwhile.
+        // While this command had the VM paused, no other disk had a step.
         if self.paused_at.is_none() {
             self.secure_others().await?;
         }
@@ -521,8 +528,8 @@ impl<'a> Work<'a> {
         self.client.disk_add(&add).await.map(|_| ()).map_err(explain)
     }
 
-    /// Connects QEMU to hob. A restarting daemon answers on its control socket before its NBD
-    /// socket.
+    /// Connects QEMU to hob. Repeats failed attempts, because a restarting daemon listens on its
+    /// control socket before its NBD socket.
     async fn add_node(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + CONNECT_MAX;
         loop {
@@ -550,8 +557,8 @@ impl<'a> Work<'a> {
         loop {
             match self.client.disk_patch(&self.record.disk, &patch).await {
                 Ok(_) => return Ok(()),
-                // The daemon is restarting; the VM is paused meanwhile, and the result is still
-                // open.
+                // The daemon may be restarting. The VM is paused meanwhile, and the daemon may have
+                // set the lock or not.
                 Err(error) if begin.elapsed() < lock_time_max(&error) => {
                     self.tell_rest();
                     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -706,14 +713,15 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Returns true if QEMU may not open hob's socket. Trying again does not help.
+/// Returns true if QEMU has no permission to open hob's socket. Further attempts would fail too.
 fn is_denied(error: &anyhow::Error) -> bool {
     error.to_string().contains("Permission denied")
 }
 
 /// Writes the data of an image file to its disk. Errors are ignored: QEMU's own flush reports them.
 fn write_out(path: &std::path::Path) {
-    // QEMU's answers are not trusted, and opening other kinds of files can have effects.
+    // QEMU's answers are not trusted: opening a file that is neither regular nor a block device can
+    // have effects.
     let is_image =
         std::fs::metadata(path).is_ok_and(|file| file.is_file() || file.file_type().is_block_device());
     if is_image && let Ok(file) = std::fs::File::open(path) {

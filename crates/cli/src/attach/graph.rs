@@ -14,8 +14,8 @@ const DEPTH_MAX: usize = 16;
 /// A disk of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
-    /// Name of the device's block backend in the graph: that of `-drive`, or the path of the device
-    /// in QOM.
+    /// Name of the device's block backend in the graph: the name in `-drive`, or the path of the
+    /// device in QOM.
     pub(super) backend: String,
     /// A short name for users.
     pub(super) label: String,
@@ -111,7 +111,7 @@ impl Graph {
         self.child(backend, "root").is_some()
     }
 
-    /// Returns the node below another one.
+    /// Returns the child of a block node. `kind` is the role of the child, such as `file`.
     pub(super) fn child(&self, parent: &str, kind: &str) -> Option<String> {
         let edge = self.edges.iter().find(|(from, name, _)| from == parent && name == kind)?;
         Some(edge.2.clone())
@@ -166,7 +166,7 @@ async fn edges(monitor: &mut Monitor) -> anyhow::Result<Value> {
     })
 }
 
-/// Returns true if QEMU has a node of this name. As cheap as [`Graph::read_edges`].
+/// Returns true if QEMU has a node of this name. Sends one QMP command.
 pub(super) async fn has_node(monitor: &mut Monitor, node: &str) -> anyhow::Result<bool> {
     Ok(has_name(&edges(monitor).await?, node))
 }

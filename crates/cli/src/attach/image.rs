@@ -4,8 +4,8 @@
 //! Links in the name are not resolved. `/dev/vg/vm` still leads to the same volume if the kernel
 //! numbers its devices differently, and `/dev/dm-6` may not.
 //!
-//! QEMU's answers are not trusted: a guest may have taken QEMU over. hob opens the image as root, so
-//! QEMU's process must have it open for writing itself.
+//! QEMU's answers are not trusted: a guest may have taken QEMU over. hob opens the image as root,
+//! so hob requires that QEMU's process also has the image open for writing.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -36,7 +36,7 @@ impl Image {
             None => PathBuf::from(file),
         };
         let given = std::path::absolute(&path).with_context(|| format!("cannot find {}", path.display()))?;
-        // These names mean another file in each process.
+        // Each process sees other files under these names.
         let is_own = ["/dev/fd", "/dev/fdset", "/proc"].iter().any(|own| given.starts_with(own));
         ensure!(!is_own, "QEMU was given the image as an open file, so hob does not know its path");
         fs::metadata(&given).with_context(|| match Path::new(file).is_relative() {
@@ -95,7 +95,7 @@ impl Image {
     }
 }
 
-/// Returns true if both are the same file or the same block device.
+/// Returns true if both metadata describe the same file or the same block device.
 fn is_same(one: &Metadata, other: &Metadata) -> bool {
     match (one.file_type().is_block_device(), other.file_type().is_block_device()) {
         (true, true) => one.rdev() == other.rdev(),

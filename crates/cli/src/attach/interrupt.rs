@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub(super) enum OnSignal {
     /// The command undoes what it has done.
     Undo,
-    /// The command ends, and a repeated command continues. While QEMU has the mark of a pause, the
+    /// The command ends, and the user can repeat it to continue. If hob has paused the VM, the
     /// command first completes or undoes its steps.
     End,
 }
@@ -22,7 +22,7 @@ pub(super) enum OnSignal {
 #[derive(Debug, Default)]
 pub(super) struct Interrupt {
     is_requested: AtomicBool,
-    /// True while QEMU has the mark of a pause.
+    /// True while QEMU has the object which records that hob paused the VM.
     is_pausing: AtomicBool,
 }
 
@@ -31,7 +31,8 @@ impl Interrupt {
     pub(super) fn listen(reaction: OnSignal) -> anyhow::Result<Arc<Interrupt>> {
         let interrupt = Arc::new(Interrupt::default());
         for (kind, reaction) in [
-            // A drain ends by Ctrl-C itself, after it has said what continues.
+            // The drain of `hob detach` handles Ctrl-C itself: it prints that the drain continues,
+            // and ends.
             (SignalKind::interrupt(), OnSignal::Undo),
             (SignalKind::terminate(), reaction),
             (SignalKind::hangup(), reaction),

@@ -69,7 +69,7 @@ pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Resul
             new = new.replacen(&old, " type='network'", 1);
         }
     }
-    // Access methods of files.
+    // Removes the I/O modes that libvirt accepts only for files.
     for way in ["native", "threads", "io_uring"] {
         new = new.replacen(&format!(" io='{way}'"), "", 1);
     }
@@ -125,7 +125,7 @@ fn elements(xml: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the path of the image.
+/// Returns the path of the image in the `<source>` of a disk.
 fn source(element: &str) -> Option<String> {
     let start = element.find("<source ")?;
     let tag = &element[start..start + element[start..].find('>')?];

@@ -91,14 +91,15 @@ pub(super) fn run(directory: &FilePath, global: &Global) -> anyhow::Result<()> {
     })?;
     if global.output == Format::Table {
         let mut notes: Vec<&String> = rows.iter().filter_map(|row| row.note.as_ref()).collect();
-        // A note may be about the VM.
+        // Several disks of a VM can have the same note.
         notes.dedup();
         notes.into_iter().for_each(|note| tell(&format!("note: {note}")));
     }
     Ok(())
 }
 
-/// Describes an attached disk. `disks` are those of the daemon, if it answers.
+/// Describes an attached disk. `disks` has all disks of the daemon; `None` if the daemon does not
+/// answer.
 fn row(record: &Record, disks: Option<&[Disk]>, its: Use) -> Row {
     let found = disks.map(|disks| disks.iter().find(|disk| disk.name == record.disk));
     let state = match found {

@@ -1,5 +1,5 @@
-//! Options of block nodes, as QEMU's command line gave them. QMP does not show all of them, and `blockdev-reopen` resets
-//! those that are not repeated.
+//! Options of block nodes on QEMU's command line. QMP does not show all options, and
+//! `blockdev-reopen` resets options that the command does not repeat.
 
 use serde_json::{Map, Value, json};
 
@@ -81,7 +81,7 @@ fn find<'a>(options: &'a Value, node: &str) -> Option<&'a Value> {
 /// Returns an option of a node that hob cannot repeat when it opens the node again. Without the
 /// offset of a raw image in its file, for example, the node would have other data.
 pub(super) fn not_repeatable(node: &Node) -> Option<String> {
-    // If a name cannot express all options, QEMU shows JSON.
+    // QEMU shows JSON instead of a file name that cannot express all options.
     let options: Value = serde_json::from_str(node.file.strip_prefix("json:")?).ok()?;
     let mut names = options.as_object()?.keys().filter_map(|key| key.split('.').next());
     names.find(|name| !REPEATED.contains(name)).map(str::to_owned)

@@ -139,7 +139,7 @@ mod tests {
     /// each node.
     fn graph(edges: &[(&str, &str, &str)]) -> Graph {
         let mut names = vec!["vda", "image", "image-file", "hob-1", "overlay", "overlay-file", "other"];
-        // Only a VM that was started with hob's disk has this node.
+        // Only a VM that was started with hob's disk has the node `started`.
         names.extend(edges.iter().any(|(.., child)| *child == "started").then_some("started"));
         let id = |name: &str| names.iter().position(|found| *found == name).expect("a node");
         let node = |name: &&str| {

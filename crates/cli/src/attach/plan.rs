@@ -35,9 +35,9 @@ pub(super) enum HobDisk {
 /// Target of the VM's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Path {
-    /// To the image file.
+    /// The VM's requests go to the image file.
     Image,
-    /// To hob.
+    /// The VM's requests go to hob.
     Hob,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct State {
     pub(super) definition: Definition,
 }
 
-/// Defines the steps, with their words for the plan and for messages.
+/// Defines the steps, with their descriptions for the plan and for messages.
 macro_rules! steps {
     ($($Step:ident $words:literal)+) => {
         /// A step. Each is atomic for the VM, and repeating it is harmless.
@@ -157,7 +157,8 @@ pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
         (Goal::Detached, Path::Hob) => match state {
             State { disk: HobDisk::Unknown, .. } => return Err(NoDaemon),
             State { disk: HobDisk::Absent, .. } => Step::AddDisk,
-            // A command was killed between the steps of another disk. A drain takes long.
+            // A command was killed between the steps of another disk and left the VM paused. The VM
+            // continues before the drain, which can take long.
             State { disk: HobDisk::Cached, running: false, marked: true, .. } => Step::Continue,
             State { disk: HobDisk::Cached, .. } => Step::DisableCache,
             State { running: true, marked: false, .. } => Step::Mark,
@@ -166,9 +167,9 @@ pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
             State { spare: Spare::None | Spare::Part, .. } => Step::AddSpare,
             _ => Step::ToImage,
         },
-        // The VM continues before anything that it need not wait for, and before any request to the
-        // daemon, which may not answer. The definition names the image only after the image has all
-        // data: an unplugged disk may still have dirty data.
+        // The VM continues first: it must not wait for steps that are possible while it runs, or
+        // for a daemon that does not answer. The definition names the image only after the image
+        // has all data, because an unplugged disk may still have dirty data.
         (Goal::Detached, Path::Image) => match state {
             State { running: false, marked: true, .. } => Step::Continue,
             State { marked: true, .. } => Step::Unmark,
@@ -231,7 +232,7 @@ mod tests {
 
     use super::*;
 
-    /// More than any plan has.
+    /// Limit for the test: no plan may have more steps.
     const STEPS_MAX: usize = 20;
 
     const START: State = State {
@@ -256,7 +257,8 @@ mod tests {
         }
     }
 
-    /// Every state that commands reach which are killed anywhere, with the goal changed at will.
+    /// Returns all states that commands can leave if they are killed after any step, and if the
+    /// goal changes between commands.
     fn reachable() -> HashSet<State> {
         let mut states = HashSet::new();
         let plain = State { definition: Definition::None, ..START };
@@ -271,7 +273,7 @@ mod tests {
                     todo.extend(half_done(step, state));
                 }
             }
-            // An operator continues the VM by hand, or its daemon loses the disk.
+            // An operator continues the VM by hand.
             todo.push(State { running: true, ..state });
             // The disk is unplugged from the VM.
             todo.push(State { path: Path::Image, spare: Spare::None, ..state });
@@ -314,7 +316,8 @@ mod tests {
                 let Some(step) = next(goal, state).unwrap() else { continue };
                 let said = format!("{step:?} towards {goal:?} in {state:?}");
                 match step {
-                    // Two programs have the image open, and neither must write to it.
+                    // Both QEMU and hob have the image open, so neither may write to it during this
+                    // step.
                     Step::ToHob | Step::ToImage => {
                         assert!(!state.running, "{said}");
                         assert_eq!(state.disk, HobDisk::Unlocked, "{said}");
@@ -324,7 +327,7 @@ mod tests {
                     Step::Lock => assert_eq!((state.path, state.spare), (Path::Hob, Spare::None), "{said}"),
                     // hob's lock would prevent QEMU from opening the image.
                     Step::AddSpare => assert_eq!(state.disk, HobDisk::Unlocked, "{said}"),
-                    // No program may lock the image while another one could write to it.
+                    // While the VM runs on hob, hob must hold the lock of the image.
                     Step::Continue if state.path == Path::Hob => {
                         assert!(matches!(state.disk, HobDisk::Locked | HobDisk::Cached), "{said}");
                     }
@@ -372,7 +375,7 @@ mod tests {
         assert_eq!(next(Goal::Detached, paused), Ok(Some(Step::DisableCache)));
     }
 
-    /// The guest waits only for steps that must not happen while it runs.
+    /// While the guest is paused, only steps that would be unsafe in a running VM are carried out.
     #[test]
     fn the_pause_has_no_other_steps() {
         let attached = State {

@@ -215,7 +215,7 @@ fn is_raw(name: &str) -> bool {
 /// Returns an error if Proxmox VE refuses the change, for example during a backup.
 pub(super) async fn replace(vmid: u32, key: &str, from: &str, to: &str) -> anyhow::Result<()> {
     let mut command = Command::new("perl");
-    // Ctrl-C is for hob, which then undoes its steps.
+    // Ctrl-C must not end perl: hob handles the signal and undoes its steps.
     command.args(["-e", SCRIPT, &vmid.to_string(), key, from, to]).process_group(0);
     let output = in_thread(move || command.output()).await?.context("cannot run perl")?;
     if !output.status.success() {
@@ -306,7 +306,7 @@ hob: files
         assert_eq!(other.definition(&volumes), Definition::None);
     }
 
-    /// plugin.t has the same names.
+    /// `packaging/proxmox/test/plugin.t` tests the same names.
     #[test]
     fn different_volumes_have_different_disks() {
         let name = |volume: &str| {

@@ -59,7 +59,7 @@ pub(super) enum Monitor {
         /// Number of commands that were sent.
         sent: u64,
     },
-    /// A domain of libvirt, which has the socket and forwards commands.
+    /// A domain of libvirt. libvirt is connected to the QMP socket, and forwards commands.
     Libvirt {
         /// The domain as the user named it.
         domain: String,
@@ -205,8 +205,8 @@ impl Monitor {
         match self {
             Monitor::None => bail!("the VM does not run"),
             Monitor::Socket { stream, begun, sent, .. } => {
-                // After a command of a client that ended meanwhile, QEMU sends the late reply to the
-                // next client. The process id tells them apart.
+                // QEMU can send a late reply to the next client, if the client that sent the
+                // command has disconnected. The process id in `id` distinguishes the replies.
                 *sent += 1;
                 let id = json!(format!("hob-{}-{sent}", std::process::id()));
                 let mut question = question.clone();
@@ -225,8 +225,9 @@ impl Monitor {
                 if let Some(open) = shell {
                     match open.ask(&question.to_string()).await {
                         Ok(answer) => return Ok(answer),
-                        // libvirt may have restarted. If QEMU has carried out this command, QEMU refuses
-                        // it now. Each step then checks whether its change was made.
+                        // libvirt may have restarted, so the command is sent again. If QEMU has
+                        // carried it out before, QEMU refuses it now. Each step then checks whether
+                        // its change was made.
                         Err(_) => *shell = None,
                     }
                 }

@@ -37,10 +37,10 @@ pub(super) struct Record {
     pub(super) target: String,
     /// hob's disk.
     pub(super) disk: String,
-    /// The guest's device: its short name, and the name of its block backend.
+    /// Short name of the guest's device. `backend` is the name of its block backend.
     pub(super) label: String,
     pub(super) backend: String,
-    /// The image file and its format.
+    /// The image file. `format` is its image format.
     pub(super) file: PathBuf,
     pub(super) format: String,
     pub(super) method: Method,
@@ -48,8 +48,8 @@ pub(super) struct Record {
     pub(super) cache: CacheEnable,
     /// Arguments of `blockdev-add` for the node that is connected to hob.
     pub(super) node: Value,
-    /// Arguments of `blockdev-add` for the image's nodes, which the VM does not use meanwhile,
-    /// lowest first.
+    /// Arguments of `blockdev-add` for the image's nodes, lowest first. The VM does not use these
+    /// nodes while its requests go to hob.
     pub(super) spare: Vec<Value>,
     /// Arguments of `blockdev-reopen` without `file`, for the node whose `file` changes; only for
     /// [`Method::Reopen`].

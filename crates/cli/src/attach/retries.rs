@@ -11,7 +11,7 @@ use crate::remote::Explained;
 
 /// Maximum time for a daemon that does not answer to restart.
 pub(super) const DAEMON_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of restarts of the daemon during one pursuit of a goal.
+/// Maximum number of restarts of the daemon that a command tolerates on its way to one goal.
 pub(super) const RESTARTS_MAX: u32 = 5;
 /// Maximum number of times that the plan is carried out to its end.
 const PASSES_MAX: usize = 4;
@@ -57,8 +57,8 @@ impl Restarts {
     }
 }
 
-/// The states at which the plan began so far. If a state recurs, the plan would repeat its steps
-/// forever, so the command ends.
+/// The states in which the plan was started. A recurring state means that the plan would repeat its
+/// steps forever, so the command fails.
 #[derive(Default)]
 pub(super) struct Passes(Vec<State>);
 

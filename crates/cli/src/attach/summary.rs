@@ -1,5 +1,5 @@
-//! What an attachment means for a disk: its image, the size and mode of its cache, and the data that
-//! can be lost. The losses are those of docs/WRITE_BACK.md, for an image file or block device.
+//! The first lines of a plan: the image of the disk, the size and mode of its cache, and the data
+//! that can be lost. The losses are those of docs/WRITE_BACK.md, for an image file or block device.
 
 use hob_control::{Admission, CacheSettings, Disk, Pool, Size};
 use hob_engine::command::{Copies, Mode};

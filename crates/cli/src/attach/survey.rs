@@ -213,7 +213,7 @@ impl Vm {
         let socket = wanted.socket.to_str().context("the socket has a name that is not UTF-8")?;
         let definition = xml.and_then(|xml| image_element(xml, &file, &disk));
         if let Some(element) = &definition {
-            // Otherwise the last step of the plan would fail.
+            // Checks the XML element now, because otherwise the last step of the plan would fail.
             libvirt::with_hob(element, &disk, socket)?;
         }
         Ok(Record {
@@ -364,7 +364,8 @@ pub(super) async fn room(record: &Record) -> anyhow::Result<Option<u64>> {
     }
     let length = std::fs::metadata(&record.file)?.len();
     let full = measure(&record.file, &record.format).await?;
-    // Snapshots inside the image keep the present data.
+    // Snapshots inside the image keep the present data, so the full size is added to the present
+    // length.
     Ok(Some((length + full).next_multiple_of(1 << 20)))
 }
 

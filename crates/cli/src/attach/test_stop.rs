@@ -10,7 +10,7 @@ const STOP_AFTER: &str = "HOB_ATTACH_STOP_AFTER";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TestStop {
     Never,
-    /// Once, after this number of steps.
+    /// The command stops once, after this number of steps.
     After(u32),
     Each,
 }

@@ -11,7 +11,7 @@ pub(super) async fn in_thread<T: Send + 'static>(
 ) -> anyhow::Result<T> {
     let (done, result) = oneshot::channel();
     std::thread::spawn(move || {
-        // If the command does not wait any more, it does not need the result.
+        // A command that has stopped waiting ignores the result.
         let _ = done.send(work());
     });
     result.await.context("a thread of hob ended too early")

@@ -1,5 +1,6 @@
-//! Runs `virsh`: one process for a question to libvirt, and one for all commands to QEMU. The start of
-//! a process takes longer than a command, and some commands are sent while the VM is paused.
+//! Runs `virsh`: one process for each question to libvirt, and one process for all commands to
+//! QEMU. The start of a process takes longer than a command, and hob sends some commands while the
+//! VM is paused.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -23,8 +24,8 @@ const RESTART_EVERY: Duration = Duration::from_millis(500);
 /// Maximum length of the output for one command, bytes.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
 
-/// Returns the command `virsh`, with output that is not translated. Ctrl-C is for hob, which then undoes
-/// its steps with `virsh`.
+/// Returns the command `virsh`, with output that is not translated. Ctrl-C must not end `virsh`,
+/// because hob uses it to undo the steps.
 pub(super) fn command() -> Command {
     let mut command = Command::new("virsh");
     command.env("LC_ALL", "C").arg("-q").process_group(0);
@@ -48,8 +49,8 @@ pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Calls a function that uses `virsh`, again and again while libvirt's daemon restarts. A repeated call
-/// must be harmless.
+/// Calls a function that uses `virsh`, and repeats the call while libvirt's daemon restarts. A
+/// repeated call must be harmless.
 pub(super) async fn when_reachable<T>(mut call: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let start = Instant::now();
     loop {
@@ -153,9 +154,10 @@ impl Shell {
         near.set_nonblocking(true)?;
         let far = OwnedFd::from(far);
         command.stdin(far.try_clone()?).stdout(far.try_clone()?).stderr(far);
-        // Ctrl-C is for hob, which must still continue the VM.
+        // Ctrl-C must not end virsh, which hob needs to continue the VM.
         let child = command.env("TERM", "dumb").process_group(0).spawn()?;
-        // If the process ends, the socket must have no other user.
+        // Closes this process's copies of the far end of the socket, so that the end of virsh ends
+        // the stream.
         drop(command);
         let stream = UnixStream::from_std(near)?;
         let mut shell = Shell { child, stream, domain: domain.to_owned(), sent: 0 };
@@ -234,7 +236,7 @@ mod tests {
 
     use super::*;
 
-    /// Prints its input and QEMU's replies, as virsh 9.0 does.
+    /// A shell script that prints its input and QEMU's replies, as virsh 9.0 does.
     const FAKE: &str = r#"printf 'virsh # '
         while read -r line; do
             printf '%s\n' "$line"

@@ -111,8 +111,8 @@ async fn find(client: &Client, disk: &str) -> anyhow::Result<ClusterMove> {
     })
 }
 
-/// Returns the progress of a move. If the order is gone, the move has ended, and the present owner
-/// of the disk shows the result.
+/// Returns the progress of a move. If etcd has no order for the move any more, the move has ended.
+/// The result then depends on which host owns the disk.
 pub(super) async fn look(client: &Client, before: &ClusterMove) -> anyhow::Result<ClusterMove> {
     let moves = client.cluster_moves().await.map_err(explain)?;
     if let Some(found) = moves.into_iter().find(|one| one.disk == before.disk && one.id == before.id) {

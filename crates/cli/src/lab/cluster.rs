@@ -17,16 +17,17 @@ use crate::output::{print, table};
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Time that a member of etcd 3.4 with four cores takes for a request over its JSON gateway, in
-/// microseconds: a quarter of the measured processor time (docs/LAB.md). The next constants are in
-/// nanoseconds: the additional times of a change, of each key that a request reads, and of a
-/// notification.
+/// microseconds: a quarter of the measured processor time (docs/LAB.md).
 const QUESTION_US: u64 = 190;
+/// Additional time that etcd takes for a change, nanoseconds.
 const CHANGE_NS: u64 = 110_000;
+/// Additional time that etcd takes for each key that a request reads, nanoseconds.
 const KEY_NS: u64 = 11_000;
+/// Additional time that etcd takes for a notification, nanoseconds.
 const NEWS_NS: u64 = 33_000;
-/// Assumed time in nanoseconds until a majority of etcd's members has stored a change. The next
-/// constant is the network latency between a host and etcd, in one direction.
+/// Assumed time until a majority of etcd's members has stored a change, nanoseconds.
 const COMMIT_NS: u64 = 5_000_000;
+/// Network latency between a host and etcd in one direction, nanoseconds.
 const WAY_NS: u64 = 300_000;
 
 /// Seconds until the load on etcd is steady when hosts poll.

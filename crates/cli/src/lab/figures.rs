@@ -62,7 +62,8 @@ enum Subject {
 }
 
 impl Subject {
-    /// A name of a figure is never a trace; a file of this name has another path, such as `./dss`.
+    /// Parses the name of a figure or the path of a trace. A word that names a figure is never a
+    /// trace: a trace file of this name needs another path, such as `./dss`.
     fn parse(text: OsString) -> Result<Subject, String> {
         if let Some(figure) = FIGURES.iter().find(|figure| figure.name == text) {
             return Ok(Subject::Figure(figure.name));

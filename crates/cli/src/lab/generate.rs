@@ -15,8 +15,8 @@ use super::out::{Columns, Out, To};
 use crate::Global;
 use crate::output::{print, table, tell};
 
-/// Time between requests of clients that wait for each reply, in nanoseconds. Only a replay knows
-/// the real times.
+/// Assumed time between two requests of clients that wait for each reply, nanoseconds. The real
+/// time depends on the replies, which only a replay has.
 const TURN_NS: u64 = 1_000_000;
 /// Number of records between two checks for Ctrl-C.
 const RECORDS_A_LOOK: u64 = 8192;

@@ -194,7 +194,7 @@ fn classes(latencies: &Latencies) -> String {
     let mut rows = Vec::new();
     for (name, run) in runs(latencies) {
         let ops = [Some(&run.all), run.reads.as_ref(), run.writes.as_ref()];
-        // Without a cache, all outcomes are the same.
+        // Without a cache, all requests have the same outcome.
         let outcomes = if name == "with" { run.classes.as_slice() } else { &[] };
         rows.extend(ops.into_iter().flatten().chain(outcomes).map(|class| row(name, class)));
     }
@@ -234,8 +234,8 @@ fn csv(latencies: &Latencies) -> String {
     output::csv("cache,start_s,first_request,requests,mean_ns,p99_ns,read_hit_ratio", lines)
 }
 
-/// Draws the mean and the 99th percentile of both runs over time, or over the trace if requests
-/// arrived one at a time.
+/// Draws the mean and the 99th percentile of both runs over time. If requests arrived one at a
+/// time, the position in the trace replaces the time.
 fn draw(report: &Report) -> String {
     let latencies = &report.latencies;
     let x = match latencies.span_s {

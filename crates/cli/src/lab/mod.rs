@@ -160,8 +160,8 @@ fn read_all(
     }
 }
 
-/// Reads at most `requests_max` requests of a trace, for a model. Also returns remarks of the
-/// reader, without lists of entries.
+/// Reads at most `requests_max` requests of a trace, for a model. Also returns the remarks of the
+/// reader, without the lists of malformed entries.
 fn read_material(
     source: &Source,
     requests_max: u32,

@@ -150,7 +150,7 @@ struct CurveReport {
     read_hit_ratio_max: f64,
     /// Results for some fractions of the footprint.
     rows: Vec<Row>,
-    /// Results from one block up to the last size at which the hit ratio changes.
+    /// Results for sizes from one block up to the last size at which the hit ratio changes.
     #[serde(skip)]
     points: Vec<Row>,
 }

@@ -15,9 +15,10 @@ use super::{interruption, write_if};
 use crate::Global;
 use crate::output::{print, table};
 
-/// Number of I/Os that the store serves at once per host. With the time of each, the next constant,
-/// this gives 1 250 I/Os per second.
+/// Number of I/Os that the store serves at once per host. With [`SERVICE_NS`], this gives 1 250
+/// I/Os per second and host.
 const SERVERS_A_HOST: usize = 8;
+/// Time that the store takes for one I/O, nanoseconds.
 const SERVICE_NS: u64 = 6_400_000;
 
 /// Latency above which hosts throttle, nanoseconds.

@@ -80,9 +80,8 @@ impl Division {
         !self.ways.share.is_empty()
     }
 
-    /// Returns the comparison of the divisions of pools of these sizes, by default with the
-    /// default policy and admission. All traces have the options of the
-    /// first trace.
+    /// Returns a comparison of ways to divide pools of these sizes, with the default policy and
+    /// admission. The traces `more` are read with the options of the first trace.
     pub(super) fn comparison<'a>(
         &self,
         first: &Source,
@@ -186,15 +185,15 @@ pub(super) struct Comparison<'a> {
     pub(super) shares: Vec<Share>,
     /// Number of parallel simulations; one for each processor if `None`.
     pub(super) threads: Option<usize>,
-    /// Share of the reads to serve from flash, if a pool size is to be recommended. With 0, nine
-    /// tenths of the highest share that was measured.
+    /// Target for the recommended pool size: share of the reads that flash serves. `None` for no
+    /// recommendation; 0 for nine tenths of the highest measured share.
     pub(super) target_hit: Option<f64>,
     pub(super) csv: Option<&'a Path>,
 }
 
-/// Unit of the division, unless an option has another one.
+/// Unit of the division, unless an option sets another unit.
 const SEGMENT_BYTES: u64 = 1 << 20;
-/// Size of a cache block, unless an option has another one.
+/// Size of a cache block, unless an option sets another size.
 pub(super) const BLOCK_BYTES: u64 = 4096;
 
 /// The recommended pool.

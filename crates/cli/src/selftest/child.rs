@@ -20,7 +20,7 @@ use super::setup::Stage;
 /// Number of daemons that were started, plus 1.
 static STARTS: AtomicU64 = AtomicU64::new(1);
 
-/// Maximum time for a daemon to serve its disk.
+/// Maximum time from the start of a daemon until it serves its disk.
 const READY_MAX: Duration = Duration::from_secs(30);
 
 /// Maximum time until a request is answered, and until the process ends when asked to.
@@ -48,7 +48,7 @@ impl Daemon {
             .arg(stage.config())
             .env(power_cut::VARIABLE, power_cut::order(options))
             .env(crash_log::DIRECTORY_VARIABLE, stage.empty_memory()?)
-            // A power cut restarts the host.
+            // A power cut restarts the host, so each daemon gets another boot id.
             .env(crash_log::BOOT_VARIABLE, format!("{:032x}", STARTS.fetch_add(1, Ordering::Relaxed)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

@@ -1,10 +1,10 @@
 //! `hob selftest`: checks that this host and this binary lose no flushed data at a power failure.
 //!
-//! The command runs a separate daemon. It serves a scratch disk through a cache, over a layer that
-//! keeps unflushed writes in memory (`hob_storage::volatile`). The daemon is killed under load, by
-//! kill -9 from outside or by the layer in the middle of an I/O, and started again. Then the whole
-//! disk is read twice and compared with the client's model. After the last cut the daemon ends
-//! cleanly, and the backing must have the last writes.
+//! The command runs a separate daemon. This daemon serves a scratch disk through a cache, over a
+//! layer that keeps unflushed writes in memory (`hob_storage::volatile`). The daemon is killed
+//! under load, by kill -9 from outside or by the layer in the middle of an I/O, and started again.
+//! Then the whole disk is read twice and compared with the client's model. After the last cut the
+//! daemon ends cleanly, and the backing must have the last writes.
 //!
 //! Only scratch files are used, and no disk or pool of the user.
 
@@ -42,10 +42,11 @@ const LAST_REQUESTS: u64 = 2_000;
 /// Maximum time of the last drain, which has little data and a file as its backing.
 const DRAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Duration of the load before a kill from outside in milliseconds: minimum, and maximum above it.
+/// Duration of the load before a kill from outside, milliseconds: the minimum, and the limit of the
+/// random time that is added.
 const LOAD_MS: (u64, u64) = (10, 250);
 
-/// The layer cuts the power after at most 2 to the power of this many steps.
+/// Binary logarithm of the maximum number of I/O steps after which the layer cuts the power.
 const STEPS_LOG2_MAX: u64 = 15;
 
 /// Cut the power of a daemon under load repeatedly, and check that no flushed data is lost
@@ -170,7 +171,8 @@ pub(super) fn run(args: &Selftest, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, show)
 }
 
-/// Returns the text before an error.
+/// Returns the text that precedes the error of a failed test: the place of the files, and the
+/// command that repeats the test.
 fn failure(args: &Selftest, setup: &Setup, seed: u64, kept: &Path) -> String {
     let Selftest { power_cut, size, ring, .. } = args;
     let name = setup.name;
@@ -320,7 +322,8 @@ impl<'a> Trial<'a> {
         Global { control: Some(Endpoint::Unix(self.stage.control_socket())), ..Global::default() }
     }
 
-    /// Tests two clean ends, after which no acknowledged write may be missing, flushed or not.
+    /// Ends the daemon cleanly two times. After a clean end, no acknowledged write may be missing,
+    /// flushed or not.
     /// After the first end, the next daemon must have all data and drains it. After the second end,
     /// the backing must have all data.
     fn peace(&mut self) -> anyhow::Result<()> {

@@ -1,4 +1,5 @@
-//! The versions that a disk may have: for every unit of 512 bytes, which of its writes.
+//! A model of a disk: the versions of each unit of 512 bytes that a read may return. Each write to
+//! a unit creates a version.
 //!
 //! The versions of a unit are numbered in the order of their requests; writes to one unit never
 //! overlap in time. Before a cut, a read must return the version that was acknowledged last. After
@@ -17,7 +18,7 @@ use std::fmt;
 /// Number of bytes that a disk writes atomically.
 pub(super) const UNIT_BYTES: usize = 512;
 
-/// A version of one unit. Its lowest bit tells whether it is all zeroes.
+/// A version of one unit. The lowest bit tells whether the version is all zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Version(u32);
 
@@ -41,7 +42,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Kind of data that a test write contains.
+/// Data of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Bytes that contain their position and version.
@@ -122,7 +123,7 @@ impl Model {
         Write { first, versions: versions.collect() }
     }
 
-    /// Returns the data of a write of stamps.
+    /// Returns the data of a write of [`Content::Stamps`].
     pub(super) fn bytes(&self, write: &Write) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(write.versions.len() * UNIT_BYTES);
         for (unit, version) in (write.first..).zip(&write.versions) {
@@ -131,7 +132,7 @@ impl Model {
         bytes
     }
 
-    /// Records the reply to a write; `durable` if the write must be durable from then on.
+    /// Records the reply to a write. `durable` is true if the write must be durable from then on.
     pub(super) fn answered(&mut self, write: Write, durable: bool) {
         for (unit, version) in (write.first..).zip(&write.versions) {
             self.units[unit as usize].current = Some(*version);
@@ -143,7 +144,7 @@ impl Model {
         }
     }
 
-    /// Starts a flush. Pass the result to [`Model::flushed`] when it is acknowledged.
+    /// Starts a flush. When the flush is acknowledged, pass the result to [`Model::flushed`].
     pub(super) fn flush(&self) -> u64 {
         self.answers
     }

@@ -18,7 +18,7 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Takes over the terminal. Needs a runtime.
+    /// Takes over the terminal. The caller must be in a Tokio runtime.
     pub(super) fn enter() -> anyhow::Result<Guard> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
         let signals = [
@@ -28,8 +28,8 @@ impl Guard {
         ];
         let terminal = ratatui::try_init().context("cannot use this terminal")?;
         let (sender, events) = unbounded_channel();
-        // Reading keys blocks. The thread ends with the process, or after the first key without a
-        // reader.
+        // Reading a key blocks, so a thread does it. The thread ends with the process, or at the
+        // first key after the screen was closed.
         let read = move || {
             loop {
                 let event = event::read();

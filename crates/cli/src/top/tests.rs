@@ -34,7 +34,7 @@ fn load(disk: &str, seconds: u64, rate: u64) -> DiskLoad {
     }
 }
 
-/// Returns the model after that many responses about disks with these rates.
+/// Returns the model after `looks` responses about disks with these rates.
 fn model(looks: u64, disks: &[(&str, u64)]) -> Model {
     let mut model = Model::new(column("iops").unwrap());
     for second in 1..=looks {

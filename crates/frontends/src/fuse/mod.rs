@@ -4,15 +4,15 @@
 //! The caller passes each message read from /dev/fuse to [`Session::handle_message`]. If no buffer
 //! is free, the caller passes the same message again later. [`Session::poll_request`] returns
 //! requests for the engine, and [`Session::handle_reply`] takes the engine's replies.
-//! [`Session::poll_answer`] returns answers to write to /dev/fuse. The caller calls
-//! [`Session::handle_written`] after each.
+//! [`Session::poll_answer`] returns answers to write to /dev/fuse. After writing an answer, the
+//! caller calls [`Session::handle_written`].
 //!
 //! # Refused operations
 //! The file has the disk's size. Operations that would change the file's size fail with EPERM.
 //! Writes beyond the end of the file fail with ENOSPC. When the disk grows ([`Session::grow`]), the
 //! kernel is notified to drop its cached size. The file is opened with direct I/O, so that the page
-//! cache contains no data of the file. So programs that read the file see changes that are made
-//! through other front ends. The session answers a write when the engine has acknowledged the
+//! cache contains no data of the file. Programs that read the file therefore see changes that are
+//! made through other front ends. The session answers a write when the engine has acknowledged the
 //! write. Owner and permission bits can be changed, but are lost when the file is unmounted.
 //!
 //! # Limits
@@ -21,8 +21,8 @@
 //! answered with EINVAL, an unknown one with ENOSYS.
 //!
 //! # Buffers
-//! The shard loop drops the engine's reference to a buffer. The session drops its own reference to
-//! the buffer of a read when the answer is written.
+//! The shard loop drops the engine's reference to a buffer when the engine releases the buffer. The
+//! session drops its own reference to the buffer of a read when the answer is written.
 
 mod wire;
 
@@ -61,20 +61,20 @@ pub enum Taken {
 struct InFlight {
     unique: u64,
     op: Op,
-    /// Offset of the part of the request that the engine has, bytes.
+    /// Offset of the piece of the request that the engine executes now, bytes.
     offset: u64,
     len: u64,
     /// Offset of the whole request, bytes.
     begin: u64,
     end: u64,
-    /// The engine's reference to the buffer, until the request is polled.
+    /// The engine's reference to the buffer, until `poll_request` returns the request.
     buffer: Option<BufferId>,
     /// The session's reference to the buffer of a read.
     reply_buffer: Option<BufferId>,
     buffer_bytes: usize,
 }
 
-/// A whole FUSE command. A trace records it once, even if it has several pieces.
+/// A whole FUSE command. A trace records the command once, even if the command has several pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
     /// The operation that the command requests.
@@ -436,8 +436,8 @@ impl Session {
         }
     }
 
-    /// Ends the session. Pass the engine's replies to requests in flight to this object even
-    /// afterwards.
+    /// Ends the session. The engine's replies to requests in flight must still be passed to this
+    /// object.
     pub fn end(&mut self, payload: &mut impl Payload) {
         self.dead = true;
         for (_, slice) in std::mem::take(&mut self.answers) {

@@ -42,7 +42,7 @@ impl Rig {
         (i32::from_ne_bytes(bytes[4..8].try_into().unwrap()), bytes[16..].to_vec())
     }
 
-    /// Replies as the shard loop does, and drops the engine's reference.
+    /// Replies as the shard loop does, and drops the engine's reference to the buffer.
     fn reply(&mut self, request: &Request, result: Result<(), IoError>) {
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: Outcome::Hit };
         self.session.handle_reply(&reply, &mut self.memory);

@@ -21,9 +21,11 @@ pub const MESSAGE_BYTES_MAX: usize = WRITE_HEAD_BYTES + TRANSFER_BYTES_MAX as us
 /// Inode number of the file, which is also the root of its file system.
 const ROOT: u64 = 1;
 
-/// Major version of the FUSE protocol, oldest supported minor version, and announced minor version.
+/// Major version of the FUSE protocol.
 const MAJOR: u32 = 7;
+/// Oldest minor version that hob supports.
 const MINOR_MIN: u32 = 23;
+/// Minor version that hob announces.
 const MINOR: u32 = 38;
 
 /// Maximum number of background requests in flight. The kernel sends asynchronous direct I/O in the
@@ -47,8 +49,8 @@ mod flag {
 /// writes.
 const OPEN_FLAGS: u32 = 1 | 1 << 5 | 1 << 6;
 
-/// Time that the kernel may cache file attributes, seconds. Only the kernel's own requests change
-/// them.
+/// Time that the kernel may cache file attributes, seconds. A long time is safe, because only the
+/// kernel's own requests change the attributes.
 const ATTRIBUTES_SECONDS: u64 = 60;
 
 mod opcode {
@@ -212,7 +214,7 @@ impl Arguments<'_> {
     }
 }
 
-/// Decodes a message's header. Returns `None` if it is invalid. Then no answer is possible.
+/// Decodes a message's header. Returns `None` if the header is invalid: no answer is possible then.
 #[inline]
 pub(super) fn decode_header(message: &[u8]) -> Option<Header> {
     let head = Arguments(message.get(..HEADER_BYTES)?);
@@ -262,7 +264,7 @@ pub(super) fn decode(header: Header, message: &[u8]) -> Result<Call, Errno> {
         opcode::GETATTR => Ok(Call::GetAttributes),
         opcode::SETATTR => {
             let valid = a.u32(0)?;
-            // The structure's last field.
+            // Check that the structure's last field is present.
             a.u32(84)?;
             let field = |bit, at| (valid & bit != 0).then(|| a.u32(at)).transpose();
             Ok(Call::SetAttributes(Change {
@@ -420,7 +422,7 @@ impl Answer {
         notice.body(24)
     }
 
-    /// Creates an answer with the file system's size. No space is free.
+    /// Creates an answer with the file system's size, in which no space is free.
     pub(super) fn statfs(unique: u64, size: u64) -> Answer {
         let mut answer = Answer::new(unique, 0);
         answer.put_u64(0, size.div_ceil(4096));

@@ -5,8 +5,8 @@
 //! bytes to [`Connection::handle_received`] or [`Connection::handle_payload`].
 //! [`Connection::poll_request`] and [`Connection::poll_status`] return requests for the engine and
 //! status queries for the backing. The results go to [`Connection::handle_reply`] and
-//! [`Connection::handle_status`]. [`Connection::poll_send`] returns one list of bytes to send. The
-//! next follows after [`Connection::handle_sent`].
+//! [`Connection::handle_status`]. [`Connection::poll_send`] returns one list of bytes to send, and
+//! the next list after [`Connection::handle_sent`].
 //!
 //! # Limits
 //! A connection has at most [`COMMANDS_MAX`] commands in flight. The connection receives no command
@@ -46,7 +46,7 @@ pub const COMMANDS_MAX: usize = 2048;
 const OUTBOX_PIECES_MAX: usize = 4096;
 
 /// Maximum total size of the replies that wait for the socket, without payload, bytes. Replies to
-/// commands already in flight may exceed it.
+/// commands already in flight may exceed this size.
 const OUTBOX_HEAD_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of status queries in progress. The reply to a status query can have hundreds of
@@ -395,8 +395,8 @@ impl Connection {
         }
     }
 
-    /// Ends the connection with a reason for the log. Pass the engine's replies to requests in
-    /// flight to this object even afterwards.
+    /// Ends the connection with a reason for the log. The engine's replies to requests in flight
+    /// must still be passed to this object.
     pub fn abort(&mut self, why: &str, payload: &mut impl Payload) {
         if self.input == Input::Dead {
             return;
@@ -462,7 +462,7 @@ impl Connection {
     }
 
     fn is_outbox_full(&self) -> bool {
-        // All replies without payload form one piece.
+        // Adjacent replies without payload form one piece, so the total size has a limit too.
         self.outbox.pieces.len() >= OUTBOX_PIECES_MAX || self.outbox.head.len() >= OUTBOX_HEAD_BYTES_MAX
     }
 

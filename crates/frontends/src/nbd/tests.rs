@@ -38,7 +38,7 @@ impl Rig {
         assert_eq!(self.receive(&header.encode()), REQUEST_BYTES);
     }
 
-    /// Replies as the shard loop does, and drops the engine's reference.
+    /// Replies as the shard loop does, and drops the engine's reference to the buffer.
     fn answer(&mut self, request: &Request, result: Result<(), IoError>) {
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: Outcome::Hit };
         self.connection.handle_reply(&reply, &mut self.memory);
@@ -192,8 +192,8 @@ fn a_refused_write_is_read_past() {
     assert_eq!(rig.sent()[4..8], 28u32.to_be_bytes(), "ENOSPC for a write past the end");
 }
 
-/// A client does not read answers while it sends. libnbd ends the connection if an answer arrives
-/// before its payload was sent.
+/// Some clients read no reply while they send. libnbd ends the connection if the reply to a write
+/// arrives before libnbd has sent the payload.
 #[test]
 fn a_write_is_refused_behind_its_payload() {
     let mut rig = Rig::new(true);
@@ -247,7 +247,7 @@ fn it_stops_listening_while_small_answers_wait() {
         assert_eq!(used / REQUEST_BYTES * 16, OUTBOX_HEAD_BYTES_MAX, "answers of 16 bytes, one piece");
         assert_eq!(rig.connection.poll_receive(), Receive::Pause);
         if left_unread == 1 {
-            // The list is in the socket, which accepts no more.
+            // `poll_send` returned the list once, and the socket has not accepted it yet.
             bytes = rig.connection.poll_send().expect("answers").len();
         }
     }

@@ -15,7 +15,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Returns the budget of one turn. `is_device_bound`: requests wait for a device.
+    /// Returns the budget of one turn. `is_device_bound` is true if requests wait for a device.
     pub fn of_turn(is_device_bound: bool) -> Budget {
         Budget { left: if is_device_bound { SMALL_BUDGET } else { BUDGET } }
     }

@@ -1,6 +1,6 @@
 //! Protects the daemon when the file of guest memory is truncated while the daemon accesses it.
 //!
-//! A memfd can be sealed against truncation. A hugetlbfs file or a plain tmpfs file cannot. The
+//! A memfd can be sealed against truncation, but a hugetlbfs file or a plain tmpfs file cannot. The
 //! guest's process may shorten such a file, or huge pages may run out. The next access would then
 //! raise SIGBUS and end a daemon that serves other guests too. The signal handler in this module
 //! replaces the whole mapping with empty memory, and the access continues. Reads then return

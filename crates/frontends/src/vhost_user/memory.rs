@@ -31,7 +31,7 @@ use super::guard::Guard;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58F6;
 
-/// Maximum size of one region in bytes. 57-bit addresses are far above any guest's memory.
+/// Maximum size of one region in bytes. No guest has more memory.
 const REGION_BYTES_MAX: u64 = 1 << 47;
 
 /// Why shared guest memory cannot be mapped.

@@ -13,11 +13,10 @@
 //! go to [`Device::handle_reply`], and declined reads to [`Device::handle_declined`]. Call
 //! [`Device::ask_again`] when there may be buffers for declined reads. Call [`Device::poll_signal`]
 //! until it returns nothing: each call returns a queue whose driver wants a notification. Before
-//! sleeping, call
-//! [`Device::set_wants_kicks`], and then [`Device::has_work`] once more. After sleeping, disable
-//! kicks again. A queue for which [`Device::is_quiet`] returns true needs no polling until its
-//! driver kicks. [`Device::stop`] a queue, then call [`Device::poll_stopped`] until it returns a
-//! value.
+//! sleeping, call [`Device::set_wants_kicks`], and then [`Device::has_work`] once more. After
+//! sleeping, disable kicks again. A queue for which [`Device::is_quiet`] returns true needs no
+//! polling until its driver kicks. [`Device::stop`] a queue, then call [`Device::poll_stopped`]
+//! until it returns a value.
 //!
 //! # Payload
 //! The data of a write is copied out of guest memory before the engine sees the write. The data of
@@ -159,8 +158,8 @@ impl Device {
         let mut again = VecDeque::new();
         if let Some(inflight) = &mut inflight {
             again.extend(inflight.recover(queue.next_used()));
-            // Requests are answered in any order, so the client learns only the number of requests in
-            // flight.
+            // Requests are answered in any order, so `base` does not tell which chains were taken.
+            // The next index is the used index plus the number of requests in flight.
             queue.skip_to(queue.next_used().wrapping_add(again.len() as u16));
         }
         let index = usize::from(number);

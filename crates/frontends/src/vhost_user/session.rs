@@ -146,7 +146,7 @@ impl<S: Shard> Session<S> {
 
     fn stop_all(&mut self) {
         for index in 0..self.rings.len() {
-            // After the shard has ended, it serves no queue.
+            // An error means that the shard has ended, and it serves no queue then.
             let _ = self.stop(index);
         }
     }
@@ -162,7 +162,7 @@ impl<S: Shard> Session<S> {
 
     /// Starts a queue if all its parameters are known.
     fn start(&mut self, index: usize) -> Result<()> {
-        // Without the feature PROTOCOL, no message enables queues.
+        // Without the feature PROTOCOL, no message enables queues, so all queues are enabled.
         let always = !self.acked.contains(Features::PROTOCOL);
         let ring = &mut self.rings[index];
         let (Some(map), Some(kick)) = (&self.map, &ring.kick) else { return Ok(()) };

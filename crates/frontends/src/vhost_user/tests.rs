@@ -17,7 +17,7 @@ use super::queue::Layout;
 use super::*;
 use crate::payload::PlainBuffers;
 
-/// The guest has two regions with a hole between them.
+/// The guest has two memory regions with a hole between them. The second region starts at `SECOND`.
 const MIB: u64 = 1 << 20;
 const SECOND: u64 = 4 * MIB;
 const QUEUE: u16 = 8;
@@ -108,7 +108,7 @@ impl Rig {
         self.device.take(0, &mut Budget::default(), &mut self.payload)
     }
 
-    /// Replies as the shard loop does, and drops the engine's reference.
+    /// Replies as the shard loop does, and drops the engine's reference to the buffer.
     fn answer(&mut self, request: &Request, result: Result<(), IoError>) {
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: Outcome::Hit };
         self.device.handle_reply(&reply, &mut self.payload);
@@ -263,7 +263,7 @@ fn requests_that_wait_for_a_device_are_taken_four_at_a_time() {
 #[test]
 fn a_driver_that_offers_without_end_is_left_when_the_budget_is_used_up() {
     let mut rig = Rig::new();
-    // Answered immediately: it has no header.
+    // A chain without a header is answered immediately.
     rig.chain(DESCRIPTORS, 0, &[(STATUS, 1, WRITE)]);
     let (map, over) = (Arc::clone(&rig.map), Arc::new(AtomicBool::new(false)));
     let driver = std::thread::spawn({
@@ -418,7 +418,7 @@ fn drivers_are_notified_when_they_request_it() {
         }
         assert!(ask(&mut rig), "{event_idx}");
         assert_eq!(ask(&mut rig), !event_idx);
-        // The device's side: with an index, or a flag.
+        // The device enables and disables kicks: with an event index, or with a flag.
         rig.device.set_wants_kicks(0, true);
         let at = if event_idx { USED + 4 + 8 * u64::from(QUEUE) } else { USED };
         assert_eq!(rig.get::<2>(at), if event_idx { [4, 0] } else { [0, 0] });

@@ -106,9 +106,9 @@ impl ShardHandle {
         self.transfer(id, |answer| TransferCall::Extents(blocks, answer)).await
     }
 
-    /// Makes all acknowledged writes of a disk durable, like a guest's flush, and flushes the backing
-    /// even if the cache has all of these writes. Statistics of guests do not count it, and the disk's
-    /// limits do not apply.
+    /// Makes all acknowledged writes of a disk durable, like a guest's flush, and flushes the
+    /// backing even if the cache has all of these writes. Statistics of guests do not count this
+    /// flush, and the disk's limits do not apply to it.
     pub async fn flush(&self, id: DiskId) -> Result<(), ShardError> {
         self.transfer(id, |answer| TransferCall::Flush(Op::DaemonFlush, answer)).await
     }

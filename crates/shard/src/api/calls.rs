@@ -174,7 +174,8 @@ calls! {
     order expire_requests: ExpireRequests { id: DiskId };
 
     /// Closes a disk's connections, refuses new requests and stops using its backing. Requests that
-    /// the backing does not complete within a second are abandoned. The disk is removed next.
+    /// the backing does not complete within a second are abandoned. The caller removes the disk
+    /// next.
     order abandon: Abandon { id: DiskId };
 
     /// Abandons the backing of a disk that is being removed, because the backing does not answer.

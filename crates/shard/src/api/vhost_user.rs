@@ -42,7 +42,7 @@ pub enum VhostUserCall {
         /// The new eventfd; `None` if the driver polls.
         call: Option<OwnedFd>,
     },
-    /// Stop to serve a virtqueue.
+    /// Stop serving a virtqueue.
     Stop {
         /// Number of the client.
         client: u16,

@@ -45,7 +45,7 @@ impl Shard {
             return;
         }
         self.abandon_disk(now, id);
-        // The last flush is left out. The engine handles this like a failed flush.
+        // The removal skips the last flush, which the engine handles like a failed flush.
         self.engine.handle_loss(now, id);
     }
 

@@ -56,7 +56,8 @@ struct CacheTransfer {
     again_bytes: u64,
 }
 
-/// Requests of the daemon to one disk that are answered together.
+/// A call of the daemon that needs several requests to one disk. The shard answers the call after
+/// the last of these requests.
 struct Job {
     answer: Answer<()>,
     disk: DiskId,
@@ -262,8 +263,8 @@ fn next_id(last: &mut u32) -> RequestId {
     RequestId(u64::from(OWN) << 32 | u64::from(*last))
 }
 
-/// Returns the byte range of a pull and a buffer for it. Returns `None` if no buffer is free, or if
-/// the range is beyond the disk's end. Besides the buffer, as much memory must stay free for
+/// Returns the byte range of a pull and a buffer for it. Returns `None` if the range is beyond the
+/// disk's end, or if the arena has no room for two such buffers: the second one stays free for
 /// guests.
 fn permit(ring: &mut Ring, disk: DiskId, pull: Pull, size_bytes: u64) -> Option<(u64, u64, BufferId)> {
     let offset = pull.first * SECTOR_BYTES;

@@ -33,8 +33,8 @@ const RECEIVE_BYTES: usize = 64 << 10;
 /// buffers, in nanoseconds.
 const HOARDING_NS_MAX: u64 = 5_000_000_000;
 
-/// Time that clients wait for buffers before the shard looks for such clients, in nanoseconds. So a
-/// client that has been idle for long delays others only for this time.
+/// Time that clients wait for buffers before the shard looks for idle clients with buffers, in
+/// nanoseconds. A client that has been idle for long therefore delays others only for this time.
 const WAITING_NS_MAX: u64 = 500_000_000;
 
 /// Time that a client in the middle of sending a request has to complete it while the shard
@@ -105,7 +105,7 @@ impl Client {
     }
 }
 
-/// Connections of one disk that wait because the disk's share is used up.
+/// Connections of one disk that wait because the disk's share of requests or buffers is used up.
 #[derive(Default)]
 struct HeldUp {
     /// Connections whose requests the engine refused.
@@ -121,8 +121,8 @@ struct HeldUp {
 pub(super) struct Clients {
     clients: Vec<Option<Client>>,
     free: Vec<u16>,
-    /// Sessions of disconnected clients with their disks, to be reported to the engine. Their requests
-    /// may be in flight.
+    /// Sessions of disconnected clients with their disks, to be reported to the engine. Requests of
+    /// these sessions may be in flight.
     pub(super) left: Vec<(DiskId, SessionId)>,
     /// Ended sessions with their disks, to be reported to the engine.
     pub(super) ended: Vec<(DiskId, SessionId)>,
@@ -352,8 +352,8 @@ impl Clients {
         self.room = true;
     }
 
-    /// Lists the connections of disks whose share has room again. The cost depends on the number of
-    /// these disks, not on the number of their connections.
+    /// Puts the connections of disks whose share has room again on the list of connections with
+    /// work. The cost depends on the number of these disks, not on the number of their connections.
     fn retry_held_up(&mut self, ring: &Ring, engine: &Engine) {
         if !std::mem::take(&mut self.room) || self.held_up.is_empty() {
             return;
@@ -615,7 +615,7 @@ impl Clients {
         }
     }
 
-    /// Disconnects clients that alone keep the shard from quiescing.
+    /// Disconnects clients that are in the middle of a request or reply 3 s after quiescing began.
     fn end_restless(&mut self, now: Instant, ring: &mut Ring) {
         let Some(since) = self.resting_since.filter(|since| now - *since >= RESTLESS_NS_MAX) else { return };
         self.resting_since = Some(since + RESTLESS_NS_MAX);

@@ -83,8 +83,8 @@ impl Commands {
         let _ = self.events.send(event);
     }
 
-    /// Completes a removal after the backing has closed. `changed` is the time of the backing's
-    /// last change, if only known now.
+    /// Completes a removal after the backing has closed. `changed` has the backing's size and
+    /// modification time, if they are only known now.
     pub(super) fn backing_closed(&mut self, disk: DiskId, changed: Option<ChangeMark>) {
         if let Some(Some((answer, mut gone))) = self.closing.remove(&disk) {
             gone.changed = gone.changed.or(changed);

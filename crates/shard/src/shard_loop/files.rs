@@ -192,7 +192,8 @@ impl Files {
         self.room = true;
     }
 
-    /// Lists the connections of disks whose share has room again.
+    /// Puts the connections of disks whose share has room again on the list of connections with
+    /// work.
     fn retry_held_up(&mut self, ring: &Ring, engine: &Engine) {
         if !std::mem::take(&mut self.room) {
             return;
@@ -279,7 +280,7 @@ impl Files {
                     ring.readable(Token::new(MESSAGE, number, 0), file.fd);
                 }
             }
-            // The reply to an earlier request lists this connection again.
+            // The reply to an earlier request puts this connection on the list again.
             Progress::Full => {}
             Progress::Gone => self.end(number, ring),
         }

@@ -213,7 +213,8 @@ impl Shard {
     fn turn(&mut self, now: Instant, is_first: bool) -> bool {
         let mut progress = false;
         self.flash.set_now(now);
-        // Completions may be replies to reads of shared data.
+        // This call comes before the completions: a completion may be the reply to a read from a
+        // parent's disk, and such a reply is ignored after a pause.
         self.notice_pause(now);
         // This check comes first. If this thread was stopped for a while, the lease may have
         // expired. No completion may release waiting writes before this check.
@@ -408,8 +409,8 @@ impl Shard {
         progress
     }
 
-    /// Records whether a kill of this process would lose changes of a disk. Must precede the reply
-    /// to a change.
+    /// Records whether a kill of this process would lose changes of a disk. The caller replies to a
+    /// change only after this function.
     fn mark_unflushed(&mut self, disk: DiskId) {
         if let Some(mark) = self.marks.get_mut(&disk) {
             set_mark(&self.engine, disk, mark);
@@ -542,9 +543,8 @@ impl Shard {
     }
 
     /// Sleeps until an event. If the previous sleep was short, the shard may first poll for
-    /// `spin_max`, or wait until several events have arrived. The previous sleep is the last one
-    /// with I/O of the engine in flight if some is in flight now, and otherwise the last one
-    /// without.
+    /// `spin_max`, or wait until several events have arrived. Sleeps during I/O of the engine and
+    /// other sleeps are remembered separately: the previous sleep is the last one of the same kind.
     fn sleep(&mut self) {
         let backings = self.backings.iter().flatten().filter_map(Backing::poll_timeout);
         let timers = [

@@ -77,8 +77,8 @@ pub(super) struct Parents {
     /// The parents whose files must be checked, each with the number of the latest check.
     unchecked: BTreeMap<DiskId, u64>,
     last_check: u64,
-    /// How often the connection of each clone's and parent's backing had changed when the parent was
-    /// linked, or when a check was last required.
+    /// Number of connection changes of the backing of each clone and parent, as it was when the
+    /// parent was linked, or when a check was last required.
     connections: BTreeMap<DiskId, u64>,
     /// Latest time at which the shard ran.
     ran_at: Instant,

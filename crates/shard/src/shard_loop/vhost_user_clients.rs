@@ -37,9 +37,9 @@ struct QueueEvents {
     /// descriptor of the same queue.
     serial: u16,
     polled: bool,
-    /// `signalling`: a notification is in flight. `signal_again`: new replies were added after that
-    /// notification was started.
+    /// True while a notification is in flight.
     signalling: bool,
+    /// True if new replies were added after the notification in flight was started.
     signal_again: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the work on a disk, with a QEMU that answers from a function.
+//! Tests of the work on a disk, with a simulated QEMU whose replies come from a function.
 
 use super::super::fake_qemu::FakeQemu;
 use super::*;
@@ -15,7 +15,8 @@ fn record(method: &str) -> Record {
     serde_json::from_value(record).unwrap()
 }
 
-/// Runs `test` with the work on a disk of a VM that answers with `answer`. The daemon does not answer.
+/// Calls `test` with the [`Work`] on one disk of a VM. `answer` returns QEMU's replies; no daemon
+/// runs.
 fn with_work(
     record: &Record,
     answer: impl FnMut(&str) -> Value + Send + 'static,
@@ -36,7 +37,7 @@ fn with_work(
     qemu.asked()
 }
 
-/// Returns the answer of a running VM, whose device `vda` has these nodes below it.
+/// Returns the answer of a running VM, whose device `vda` has the nodes `chain` below it.
 fn answer(command: &str, chain: &[&str]) -> Value {
     let names: Vec<&str> = std::iter::once("vda").chain(chain.iter().copied()).collect();
     match command {
@@ -116,7 +117,7 @@ fn an_unchanged_vm_is_paused() {
     assert!(has(&asked, "stop") && !has(&asked, "object-del"), "{asked:?}");
 }
 
-/// hob would take the pause for its own, and continue the VM during the other program's work.
+/// hob would otherwise continue the VM while the other program relies on the pause.
 #[test]
 fn a_vm_that_another_program_has_paused_is_left_to_it() {
     let direct: &'static [&'static str] = &DIRECT;
@@ -162,8 +163,8 @@ fn a_job_or_snapshot_that_begins_before_the_pause_is_noticed() {
     }
 }
 
-/// These methods replace or reopen the root node. After a snapshot, this is the overlay with the
-/// guest's latest writes.
+/// The methods `mirror` and `device` replace or reopen the root node. After a snapshot, the root
+/// node is the overlay, which has the guest's latest writes.
 #[test]
 fn an_overlay_is_not_replaced() {
     for method in ["mirror", "device"] {
@@ -185,7 +186,7 @@ fn other_record(method: &str) -> Record {
     Record { disk: "web-other".to_owned(), label: "other".to_owned(), ..record(method) }
 }
 
-/// The command was killed between the steps of another disk, whose image has no lock now.
+/// An earlier command was killed between the steps of another disk, whose image has no lock now.
 #[test]
 fn a_vm_stays_paused_while_another_disk_has_no_lock() {
     let attached = |command: &str| paused_answer(command, &["image", "hob-1"]);
@@ -205,7 +206,8 @@ fn a_vm_stays_paused_while_another_disk_has_no_lock() {
     assert!(has(&asked, "cont"), "{asked:?}");
 }
 
-/// The job would copy old data over the guest's writes: both of its nodes have the same image.
+/// After the VM continues, a block job of hob would copy old data over the guest's writes, because
+/// source and target of the job are the same image.
 #[test]
 fn a_job_of_another_disk_is_cancelled_before_the_vm_continues() {
     let mut has_job = true;
@@ -239,7 +241,7 @@ fn a_refused_command_continues_a_vm_that_a_killed_command_left_paused() {
     assert!(has(&asked, "cont"), "{asked:?}");
 }
 
-/// After a migration, the VM runs on another host.
+/// After a migration, the VM runs on another host, and its copy here must not continue.
 #[test]
 fn only_a_paused_vm_continues() {
     for (status, is_continued) in [("paused", true), ("postmigrate", false), ("io-error", false)] {

@@ -17,7 +17,7 @@ use crate::output::{print, table, with_notes};
 
 /// Sizes of the pool, as shares of the bytes that all disks access.
 const SIZES: [f64; 4] = [0.01, 0.05, 0.1, 0.2];
-/// Maximum number of disks in the table for people. The files have all.
+/// Maximum number of disks in the printed table. The written files have all disks.
 const DISKS_SHOWN_MAX: usize = 40;
 
 pub(super) fn run(args: &Figures, traces: &[PathBuf], threads: usize, global: &Global) -> anyhow::Result<()> {
@@ -53,8 +53,8 @@ fn write_page(
     Ok(report)
 }
 
-/// Returns the ways to simulate: the best fixed parts always, because the others are compared with
-/// them.
+/// Returns the ways of division to simulate. They always include the best fixed parts, because the
+/// other ways are compared with these.
 fn with_optimum(shares: &[Share]) -> Vec<Share> {
     let optimum = if shares.is_empty() { None } else { Some(Share::Optimum) };
     shares.iter().copied().chain(optimum).collect()
@@ -104,7 +104,7 @@ fn totals(rows: &[Row]) -> String {
     table(columns, rows.iter().map(row))
 }
 
-/// Returns the table with a row for each pool and disk, and a column for each way.
+/// Returns the table with a row for each pool and disk, and a column for each way of division.
 fn each_disk(rows: &[Row]) -> String {
     let heading = |row: &Row| match row.division.parse::<Share>() {
         Ok(share) => format!("{} %", share.name().to_uppercase()),

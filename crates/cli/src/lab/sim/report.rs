@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::super::percent;
 use crate::output::{self, table};
 
-/// Name that selects the bound for all policies.
+/// Name that selects Belady's bound instead of a policy.
 pub(super) const OPTIMUM: &str = "optimum";
 
 /// A row of the result.
@@ -40,9 +40,9 @@ pub(super) struct Row {
     pub(super) flash_write_bytes: u64,
     /// Flash write budget, bytes a day.
     pub(super) flash_budget_bytes_per_day: Option<u64>,
-    /// Bytes that the budget kept from flash.
+    /// Bytes that were not written to flash because of the budget.
     pub(super) budget_refused_bytes: u64,
-    /// Bytes read from the backing beside those that guests read.
+    /// Bytes read from the backing in addition to those that guests requested.
     pub(super) extra_read_bytes: u64,
     pub(super) backing_ios: u64,
     pub(super) evictions: u64,

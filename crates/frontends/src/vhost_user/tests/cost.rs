@@ -13,7 +13,7 @@ fn a_queue_that_was_not_served_begins_where_it_was_to_begin() {
     assert_eq!(rig.device.poll_stopped(2), Some(0), "a queue that never was");
 }
 
-/// The cost of one turn is limited by descriptors, however few bytes they name.
+/// One turn takes a limited number of descriptors, however few bytes they name.
 #[test]
 fn a_machine_with_long_chains_leaves_the_turn_to_others() {
     let mut rig = Rig::new();

@@ -21,7 +21,8 @@ const NOW: Instant = Instant(1);
 /// Size of the arena in bytes: less than three large writes.
 const ARENA_BYTES: usize = 4 << 20;
 
-/// Length of a large write in bytes. It is longer than a small buffer, and two large writes do not fit.
+/// Length of a large write in bytes. The write is longer than a small buffer, and the arena has no
+/// room for two of them.
 const LARGE_BYTES: u32 = 2 << 20;
 
 struct Rig {
@@ -122,8 +123,8 @@ fn buffers_of_a_removed_client_go_to_waiting_clients() {
     });
 }
 
-/// Idle time counts also before others wait, so clients of a disk wait only briefly for the buffers of
-/// a client that has not moved for long.
+/// The idle time of a client also counts while no other client waits for buffers. Clients therefore
+/// wait only briefly for the buffers of a client that has been idle for long.
 #[test]
 fn an_idle_client_is_disconnected_soon_after_others_begin_to_wait() {
     let is_closed =
@@ -147,8 +148,8 @@ fn an_idle_client_is_disconnected_soon_after_others_begin_to_wait() {
     }
 }
 
-/// Promise 4: buffers that a disk does not return leave buffers for other disks, however many of
-/// its clients wait for buffers.
+/// Promise 4: buffers that a disk does not return leave buffers for other disks, however many
+/// clients of this disk wait for buffers.
 #[test]
 fn a_disk_without_room_keeps_no_other_waiting() {
     let mut rig = Rig::new();
