@@ -164,7 +164,7 @@ my sub is_compared {
 
 sub parse_volname {
     my ($class, $volname) = @_;
-    # Of directories, with the VM's number and an extension; of LVM, ZFS and others, without.
+    # Names of volumes in directories have the VM's number and an extension. Names in LVM, ZFS and others have neither.
     if ($volname =~ m!^(?:(\d+)/)?(vm-(\d+)-[^/\s]+?)(?:\.raw)?$!) {
         my ($vmid, $name) = ($1 // $3, $2);
         die "'$volname' is not a raw volume\n" if $name =~ m/\.(qcow2|vmdk|subvol)$/;

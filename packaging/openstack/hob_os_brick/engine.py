@@ -20,7 +20,7 @@ from hob_os_brick import settings
 
 LOG = logging.getLogger(__name__)
 
-# Names of hob's disks begin with this.
+# Prefix of the names of hob's disks.
 PREFIX = "brick-"
 # Maximum length of a disk's name in hob.
 NAME_CHARS_MAX = 64

@@ -17,7 +17,7 @@ my $plugin = 'PVE::Storage::Custom::HobPlugin';
 my $scfg = $PVE::Storage::config->{ids}->{cached};
 my $volume = 'vm-100-disk-0';
 
-# Returns the commands and calls since the last time, without looks at hob's disks.
+# Returns the commands and calls since the last time, except commands that list hob's disks.
 sub noted {
     my @commands = grep { !m/^hob disk list/ } @PVE::Tools::commands;
     my @calls = @PVE::Storage::Plugin::calls;
