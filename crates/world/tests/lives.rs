@@ -305,6 +305,16 @@ fn seeds_of_corrected_errors_with_all_options_pass() {
     }
 }
 
+/// In these histories, a device failed a flush and lost a part of a sector, of which another device had
+/// a copy. After a restart, hob overwrote both copies in place, the power failed, and recovery chose the
+/// damaged copy.
+#[test]
+fn a_copy_on_a_device_with_a_failed_flush_is_not_used_after_a_restart() {
+    for seed in [2_100_015_509, 2_100_021_750] {
+        run(seed, &Options { requests: 200, ..flaky() }).unwrap();
+    }
+}
+
 /// Promises 1 and 2 when disks grow, with crashes before, during and after the growth of their
 /// caches: docs/decisions/0017.
 #[test]

@@ -13,7 +13,7 @@ use super::records::{Commit, Journal};
 use super::{Engine, Owner, Phase};
 use crate::command::{Copies, Event};
 use crate::io::{IoError, IoOp, Target};
-use crate::journal::{SurvivingMemory, Writer};
+use crate::journal::{FAILED_DEVICES_MAX, SurvivingMemory, Writer};
 use crate::range_locks::Range;
 use crate::units::{DeviceId, DiskId, FrameNo, Instant};
 
@@ -269,6 +269,7 @@ impl Engine {
         };
         if !depends {
             journal.spared.remove(&device);
+            journal.writer.set_failed_devices(&journal.spared);
         } else {
             journal.written.insert(device);
         }
@@ -296,6 +297,7 @@ impl Engine {
                 let journal = self.journal_mut(id).expect("checked above");
                 // The next commit flushes the device again.
                 journal.spared.insert(device);
+                journal.writer.set_failed_devices(&journal.spared);
                 journal.written.insert(device);
             } else {
                 self.journal_mut(id).expect("checked above").distrusted = true;
@@ -321,6 +323,9 @@ impl Engine {
     fn spare_device(&mut self, id: DiskId, device: DeviceId) -> bool {
         let disk = self.disks[id.0 as usize].as_mut().expect("disks outlive their I/O");
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
+        if journal.spared.len() == FAILED_DEVICES_MAX {
+            return false;
+        }
         let is_excluded = |at: DeviceId| at == device || journal.spared.contains(&at);
         let on_it: Vec<_> =
             cache.segments.iter().filter(|segment| is_excluded(segment.place.device)).copied().collect();

@@ -167,6 +167,7 @@ impl Journal {
         }
         let uses = |device: &DeviceId| cache.segments.iter().any(|segment| segment.place.device == *device);
         self.spared = old.spared.iter().copied().filter(uses).collect();
+        self.writer.set_failed_devices(&self.spared);
         self.written.extend(&self.spared);
         self.mends = old.mends && !self.spared.is_empty();
     }

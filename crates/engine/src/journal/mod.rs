@@ -35,6 +35,9 @@ pub const CHANGES_MAX: usize = 54;
 /// Maximum number of zones of a disk.
 pub const ZONES: usize = 4096;
 
+/// Maximum number of devices with a failed flush that a page can name.
+pub(crate) const FAILED_DEVICES_MAX: usize = 8;
+
 /// Recovers from a journal ring of arbitrary bytes, 4096 per page, for fuzzers. The bytes after the
 /// last whole page are records of a crash log. With `sealed`, each page gets the correct magic,
 /// checksum and position first. Returns the summary of a successful recovery.

@@ -10,6 +10,7 @@
 //! | the copies are equal | the content of both |
 //! | one copy cannot be read | the content of the other copy |
 //! | the copies differ, and one matches the last commit | the content of this copy |
+//! | the copies differ, and the last flush of one copy's device failed | the content of the other copy |
 //! | the copies differ, and one copy's device has more wrong dirty sectors | the content of the other copy |
 //! | the copies differ, and one copy has an earlier committed checksum | the content of the other copy |
 //! | the copies differ, and one copy's device has more wrong clean sectors | the content of the other copy |
@@ -20,7 +21,7 @@
 //! acknowledged as durable, but one of the two may be damaged. Clean sectors count less, because a
 //! power cut can leave wrong checksums of them on a device without defects.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::index::Index;
 use crate::units::DeviceId;
@@ -57,6 +58,8 @@ pub(super) struct Proof<'a> {
     sectors_in_segment: u64,
     /// The device of each segment.
     devices: &'a [DeviceId],
+    /// Devices whose last flush failed.
+    failed: &'a BTreeSet<DeviceId>,
     /// For each device, the comparison of its dirty sectors, and that of its clean sectors.
     compared: BTreeMap<DeviceId, [Compared; 2]>,
 }
@@ -67,13 +70,19 @@ impl<'a> Proof<'a> {
         sums: &'a [Option<u32>],
         sectors_in_segment: u64,
         devices: &'a [DeviceId],
+        failed: &'a BTreeSet<DeviceId>,
     ) -> Proof<'a> {
         assert_eq!(sectors.len(), sums.len(), "a checksum for each sector to be proved");
-        Proof { sectors, sums, sectors_in_segment, devices, compared: BTreeMap::new() }
+        Proof { sectors, sums, sectors_in_segment, devices, failed, compared: BTreeMap::new() }
     }
 
     fn device(&self, sector: u64) -> DeviceId {
         self.devices[(sector / self.sectors_in_segment) as usize]
+    }
+
+    /// Returns true if the last flush of a sector's device failed.
+    pub(super) fn is_on_failed(&self, sector: u64) -> bool {
+        self.failed.contains(&self.device(sector))
     }
 
     /// Returns the checksum of a sector; `None` if it was not read or is unreadable.
@@ -116,6 +125,7 @@ impl<'a> Proof<'a> {
         let ([dirty_one, clean_one], [dirty_two, clean_two]) = (of(first), of(second));
         let is_last = (two == last).cmp(&(one == last));
         let prefers_second = is_last
+            .then_with(|| self.is_on_failed(first).cmp(&self.is_on_failed(second)))
             .then_with(|| dirty_one.cmp(&dirty_two))
             .then_with(|| is_superseded(one).cmp(&is_superseded(two)))
             .then_with(|| clean_one.cmp(&clean_two));
@@ -146,6 +156,7 @@ mod tests {
     use crate::units::{BlockNo, FrameNo};
 
     const DEVICES: [DeviceId; 2] = [DeviceId(0), DeviceId(1)];
+    const NONE: BTreeSet<DeviceId> = BTreeSet::new();
 
     /// Two segments of four sectors; three of the first and one of the second have a checksum.
     fn index() -> Index {
@@ -162,7 +173,7 @@ mod tests {
     fn chosen(known: [u32; 4], one: Option<u32>, two: Option<u32>) -> Option<u32> {
         let [a, b, c, d] = known.map(Some);
         let sums = [a, b, c, one, d, two];
-        let mut proof = Proof::new(vec![0, 1, 2, 3, 4, 7], &sums, 4, &DEVICES);
+        let mut proof = Proof::new(vec![0, 1, 2, 3, 4, 7], &sums, 4, &DEVICES, &NONE);
         proof.judge(&index());
         proof.choose(3, 7, 33, |sum| sum == 5)
     }
@@ -182,6 +193,15 @@ mod tests {
         assert_eq!((second(1, 2), second(1, 33)), (Some(1), Some(33)));
     }
 
+    #[test]
+    fn the_copy_on_a_device_without_a_failed_flush_is_chosen() {
+        let chosen = |failed: u16, two| {
+            let (sums, failed) = ([1, two].map(Some), BTreeSet::from([DeviceId(failed)]));
+            Proof::new(vec![3, 7], &sums, 4, &DEVICES, &failed).choose(3, 7, 33, |_| false)
+        };
+        assert_eq!((chosen(0, 2), chosen(1, 2), chosen(1, 33)), (Some(2), Some(1), Some(33)));
+    }
+
     /// A power cut can leave clean data that flash does not have, but not dirty data.
     #[test]
     fn clean_sectors_count_less_than_dirty_ones() {
@@ -194,7 +214,7 @@ mod tests {
         assert_eq!(probes(&index, &[3, 7], 4), [0, 1, 4, 5]);
         let chosen = |clean, dirty| {
             let sums = [clean, clean, 1, dirty, 10, 2].map(Some);
-            let mut proof = Proof::new(vec![0, 1, 3, 4, 5, 7], &sums, 4, &DEVICES);
+            let mut proof = Proof::new(vec![0, 1, 3, 4, 5, 7], &sums, 4, &DEVICES, &NONE);
             proof.judge(&index);
             proof.choose(3, 7, 33, |sum| sum == 5)
         };
@@ -211,7 +231,7 @@ mod tests {
         }
         let index = restoring.finish(12);
         let (sums, devices) = ([1, 9, 2, 10].map(Some), [0, 0, 1].map(DeviceId));
-        let mut proof = Proof::new(vec![0, 4, 7, 8], &sums, 4, &devices);
+        let mut proof = Proof::new(vec![0, 4, 7, 8], &sums, 4, &devices, &NONE);
         proof.judge(&index);
         assert_eq!(proof.choose(0, 8, 33, |_| false), Some(10));
     }
@@ -229,7 +249,7 @@ mod tests {
             unproven.into_iter().for_each(|sector| restoring.set_unproven(sector));
             let index = restoring.finish(16);
             let sums = [9, 10, 1, 9, 9, 10, 10, 10, 10, 2].map(Some);
-            let mut proof = Proof::new(vec![0, 1, 7, 8, 9, 10, 11, 12, 13, 15], &sums, 8, &DEVICES);
+            let mut proof = Proof::new(vec![0, 1, 7, 8, 9, 10, 11, 12, 13, 15], &sums, 8, &DEVICES, &NONE);
             proof.judge(&index);
             proof.choose(7, 15, 33, |_| false)
         };

@@ -96,6 +96,8 @@ pub struct Replay {
     /// Records of the journal tail, with frame numbers as in memory.
     tail: Vec<Record>,
     zones: Zones,
+    /// Devices whose last flush failed, from the newest page.
+    failed_devices: BTreeSet<DeviceId>,
     scratch: Box<FrameState>,
     /// Cache sectors whose checksums must be verified, in ascending order.
     doubtful: Vec<u64>,
@@ -149,6 +151,7 @@ impl Replay {
             dumped_min,
             tail: Vec::new(),
             zones: [0; ZONES / 8],
+            failed_devices: BTreeSet::new(),
             scratch: Box::new(FrameState::new()),
             doubtful: Vec::new(),
             parted: Vec::new(),
@@ -216,6 +219,7 @@ impl Replay {
             return Err(ReplayError::Senseless);
         }
         self.zones = page.header.zones;
+        self.failed_devices = page.header.failed_devices();
         if all_known { Ok(()) } else { Err(ReplayError::Senseless) }
     }
 
@@ -277,7 +281,8 @@ impl Replay {
         assert!(self.next > self.plan.end, "all pages were read");
         let devices = std::mem::take(&mut self.devices);
         let doubtful = std::mem::take(&mut self.doubtful);
-        let mut proof = Proof::new(doubtful, sums, self.sectors_in_segment(), &devices);
+        let failed_devices = std::mem::take(&mut self.failed_devices);
+        let mut proof = Proof::new(doubtful, sums, self.sectors_in_segment(), &devices, &failed_devices);
         let sectors_undone = self.apply_tail(|sector| proof.sum(sector));
         proof.judge(self.restoring.index());
         // A clean sector that has a different checksum on flash is dropped now, and would otherwise
@@ -293,6 +298,9 @@ impl Replay {
         let sectors_missing = self.reconcile(&proof);
         // The second call handles sectors whose checksum has just become known.
         self.prefer_what_is_there(&proof);
+        if !failed_devices.is_empty() {
+            self.leave_failed_devices(&proof);
+        }
         let index = self.restoring.finish(self.frames);
         let summary = Summary {
             ring: self.plan.ring,

@@ -19,6 +19,16 @@ enum Dumped {
 /// Recovers from a durable dump with these copies, and a journal tail that sets the checksums `set`
 /// of the first and the second copy. Flash has the content `on_flash`.
 fn recover(copies: [Dumped; 2], set: [Option<u32>; 2], on_flash: [Option<u32>; 2]) -> Recovered {
+    recover_after(&[], copies, set, on_flash)
+}
+
+/// Like [`recover`], but the last flush of these devices failed.
+fn recover_after(
+    failed: &[u16],
+    copies: [Dumped; 2],
+    set: [Option<u32>; 2],
+    on_flash: [Option<u32>; 2],
+) -> Recovered {
     let mut restoring = Restoring::new(8, 0);
     for ((frame, second), copy) in COPIES.into_iter().zip(copies) {
         let at = u64::from(frame.0);
@@ -52,6 +62,7 @@ fn recover(copies: [Dumped; 2], set: [Option<u32>; 2], on_flash: [Option<u32>; 2
             |sum| Change::Set { frame, block: BLOCK, sector: 0, sum, dirty: true, second, units: u8::MAX };
         sum.map(record).into_iter().for_each(|record| writer.push(record));
     }
+    writer.set_failed_devices(&failed.iter().copied().map(DeviceId).collect());
     seal(&mut writer);
     let ring = vec![ring];
     let Ring::Whole(plan) = survey(&ring) else { panic!("it is whole") };
@@ -136,4 +147,27 @@ fn two_unreadable_copies_without_a_checksum_are_counted() {
     assert_eq!(recovered.summary.sectors_parted, 1);
     assert!(dirty(&recovered).contains(&Some(Some(11))));
     assert_eq!(agreed(unproven, [Some(11), Some(11)]).summary.sectors_parted, 0);
+}
+
+/// A device whose last flush failed may lose data later that it returns now, so only the copy on the
+/// other device stays.
+#[test]
+fn the_copy_on_a_device_with_a_failed_flush_is_dropped() {
+    use Dumped::{Dirty, Unproven};
+    let after = |failed: &[u16], copies, on_flash: [u32; 2]| {
+        let recovered = recover_after(failed, copies, [None, None], on_flash.map(Some));
+        let found: Vec<DirtySector> = recovered.dirty().collect();
+        let [found] = found[..] else { panic!("one sector is dirty: {found:?}") };
+        places(found)
+    };
+    let dirty = [Dirty(11), Dirty(11)];
+    assert_eq!(after(&[], dirty, [11, 11]), (0, Some(1), 11));
+    assert_eq!(after(&[1], dirty, [11, 11]), (0, None, 11));
+    assert_eq!(after(&[0], dirty, [11, 11]), (1, None, 11));
+    assert_eq!(after(&[0, 1], dirty, [11, 11]), (0, Some(1), 11), "no other device has a copy");
+    assert_eq!(after(&[7], dirty, [11, 11]), (0, Some(1), 11));
+    let unproven = [Unproven(5), Unproven(5)];
+    assert_eq!(after(&[0], unproven, [21, 22]), (1, None, 22));
+    assert_eq!(after(&[1], unproven, [21, 22]), (0, None, 21));
+    assert_eq!(after(&[1], unproven, [21, 5]), (1, None, 5), "the data of the last commit");
 }
