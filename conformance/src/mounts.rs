@@ -1,6 +1,7 @@
 //! Mounts and loop devices that are removed when the test ends, even if the test fails. A mount
 //! that remained would block every process that accesses it.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -43,6 +44,22 @@ pub fn unmount(at: &Path) {
     });
 }
 
+/// A lock of this host's free loop devices. Test processes hold it while they choose a free device,
+/// or while a device that they still need is free.
+#[derive(Debug)]
+pub struct FreeLoops {
+    _locked: File,
+}
+
+impl FreeLoops {
+    #[track_caller]
+    fn lock() -> Self {
+        let control = File::open("/dev/loop-control").expect("the kernel has loop devices");
+        rustix::fs::flock(&control, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
+        Self { _locked: control }
+    }
+}
+
 /// A loop device on a file.
 #[derive(Debug)]
 pub struct Loop {
@@ -56,19 +73,23 @@ impl Loop {
     pub fn on(file: &Path, direct: bool) -> Self {
         let direct = if direct { "--direct-io=on" } else { "--direct-io=off" };
         let tool = Tool::new("losetup").args(["--find", "--show", direct]).arg(file);
+        let _free = FreeLoops::lock();
         Self { device: tool.limit(MOUNT_MAX).run().trim().to_owned() }
     }
 
     /// Detaches the device from its file. If a program has the device open, the device works until
-    /// the program closes it.
+    /// the program closes it. No other test process takes the device before it is attached again.
+    #[must_use]
     #[track_caller]
-    pub fn detach(&self) {
+    pub fn detach(&self) -> FreeLoops {
+        let free = FreeLoops::lock();
         Tool::new("losetup").args(["--detach", &self.device]).limit(MOUNT_MAX).run();
+        free
     }
 
-    /// Attaches a detached device to `file` again.
+    /// Attaches a device that [`detach`](Loop::detach) has detached to `file` again.
     #[track_caller]
-    pub fn attach(&self, file: &Path, direct: bool) {
+    pub fn attach(&self, file: &Path, direct: bool, _free: FreeLoops) {
         let direct = if direct { "--direct-io=on" } else { "--direct-io=off" };
         Tool::new("losetup").args([direct, &self.device]).arg(file).limit(MOUNT_MAX).run();
     }

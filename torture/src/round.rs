@@ -485,12 +485,12 @@ impl<'a> Round<'a> {
         let Backing::Volatile(Some(device), ..) = &self.disks[disk].backing else {
             unreachable!("the plan gives this fault to loop devices")
         };
-        device.detach();
+        let free = device.detach();
         self.kill_daemon();
         let goes_on = self.start_daemon();
         std::thread::sleep(away);
         if let Backing::Volatile(Some(device), _, files) = &self.disks[disk].backing {
-            device.attach(&files.path("disk"), true);
+            device.attach(&files.path("disk"), true, free);
         }
         goes_on
     }
