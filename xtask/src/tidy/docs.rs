@@ -4,13 +4,15 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use super::{Text, none, sources, texts};
+use super::{GENERATED, Text, none, sources, texts};
 use crate::shell;
 
 /// Guarantees of docs/ARCHITECTURE.md that a test must cite.
 const PROMISES: [u32; 6] = [1, 2, 3, 4, 5, 6];
 /// Maximum number of lines between a comment `Promise N` and its test.
 const NEAR: usize = 25;
+/// Maximum length of a line of prose.
+const COLUMNS_MAX: usize = 100;
 
 fn page(path: &str) -> String {
     let found = texts().into_iter().find(|t| t.path == path);
@@ -40,6 +42,49 @@ fn generated_pages_are_fresh() {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
     );
+}
+
+/// Returns the numbers of a page's lines that could end before column 100 and do not. Tables, headings,
+/// images, quotes and lists of links cannot.
+fn long_lines(text: &str) -> Vec<usize> {
+    let mut fenced = false;
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        fenced ^= line.trim_start().starts_with("```");
+        let is_whole = ["|", "#", "!", ">", "<", "- ["].iter().any(|mark| line.trim_start().starts_with(mark));
+        let mut in_span = false;
+        let may_break = |(column, c): (usize, char)| {
+            in_span ^= c == '`';
+            (c == ' ' && !in_span).then_some(column)
+        };
+        let breaks: Vec<usize> = line.chars().enumerate().filter_map(may_break).collect();
+        if !fenced && !is_whole && line.chars().count() > COLUMNS_MAX && breaks.iter().any(|at| *at > 60) {
+            found.push(number + 1);
+        }
+    }
+    found
+}
+
+#[test]
+fn lines_of_pages_end_at_100_columns() {
+    let is_page = |text: &Text| text.path.ends_with(".md") && !text.text.starts_with(GENERATED);
+    let is_ours = |text: &Text| !text.path.ends_with("THIRD-PARTY.md");
+    let long: Vec<String> = texts()
+        .iter()
+        .filter(|text| is_page(text) && is_ours(text))
+        .flat_map(|text| long_lines(&text.text).into_iter().map(|line| format!("{}:{line}", text.path)))
+        .collect();
+    none("lines of pages end at 100 columns", &long);
+}
+
+#[test]
+fn only_lines_that_can_be_shorter_are_long() {
+    let words = "word ".repeat(21);
+    let span = format!("see `{words}`");
+    for allowed in [format!("| {words}|"), format!("```\n{words}\n```"), span, "x".repeat(120)] {
+        assert_eq!(long_lines(&allowed), [0; 0], "{allowed}");
+    }
+    assert_eq!(long_lines(&format!("short\n{words}")), [2]);
 }
 
 /// Returns the numbers of the guarantees that comments near tests cite.
