@@ -51,7 +51,8 @@ fn long_lines(text: &str) -> Vec<usize> {
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
         fenced ^= line.trim_start().starts_with("```");
-        let is_whole = ["|", "#", "!", ">", "<", "- ["].iter().any(|mark| line.trim_start().starts_with(mark));
+        let is_whole =
+            ["|", "#", "!", ">", "<", "- ["].iter().any(|mark| line.trim_start().starts_with(mark));
         let mut in_span = false;
         let may_break = |(column, c): (usize, char)| {
             in_span ^= c == '`';
